@@ -1,0 +1,1 @@
+"""Every knob once: type, bounds, default, meaning."""

@@ -1,0 +1,147 @@
+"""The Structs of `settings` as a tree of tables and knobs, which reading and showing walk.
+
+A knob's name is dotted (`utxo.index.policy`); in TOML it stands as `[utxo.index] policy`, in the environment as
+`UTXOD_UTXO__INDEX__POLICY`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple, get_args
+
+import msgspec
+from msgspec import inspect, structs
+
+from config.settings import MASK, Config, Secret
+from config.units import Notation
+
+
+class Knob(NamedTuple):
+    """One value of the configuration; `kind` is its type without metadata and without None."""
+
+    name: str
+    annotation: Any
+    kind: inspect.Type
+    description: str
+    example: object
+    notation: Notation | None
+
+    @property
+    def label(self) -> str:
+        """Return where this knob stands in the file."""
+        table, _, key = self.name.rpartition(".")
+        return label(table, key)
+
+    @property
+    def variable(self) -> str:
+        """Return the environment variable that sets this knob."""
+        return "UTXOD_" + self.name.replace(".", "__").upper()
+
+    @property
+    def secret(self) -> bool:
+        """Return whether the value must not be shown."""
+        return isinstance(self.kind, inspect.CustomType) and self.kind.cls is Secret
+
+    @property
+    def choices(self) -> str:
+        """Return the texts that this knob takes, in the order of `settings`; empty when there is no such list."""
+        is_literal = isinstance(self.kind, inspect.LiteralType)
+        return ", ".join(map(json.dumps, get_args(get_args(self.annotation)[0]))) if is_literal else ""
+
+    @property
+    def expects(self) -> str:
+        """Return which values are right, as the object of "expected"."""
+        shape = self.notation.expects if self.notation else f"one of {self.choices}" if self.choices else ""
+        return (shape or _shape(self.kind)) + _bounds(self.kind, self.notation)
+
+    def read(self, raw: object) -> object:
+        """Return the value that a TOML value stands for.
+
+        Raises:
+            ValueError: it stands for none; the text says what is right, and repeats the value unless it is a secret.
+        """
+        try:
+            parsed = self.notation.parse(raw) if self.notation else raw
+            return msgspec.convert(parsed, self.annotation, dec_hook=special)
+        except (ValueError, msgspec.ValidationError):
+            given = "" if self.secret else f"{_shortened(raw)}: "
+            raise ValueError(f"{given}expected {self.expects}") from None
+
+
+class Table(NamedTuple):
+    """One table of the file; the root has no name. Knobs come before tables, as TOML wants it."""
+
+    name: str
+    doc: str
+    entries: dict[str, Knob | Table]
+
+    def knobs(self) -> Iterator[Knob]:
+        """Yield every knob of this table and of the tables in it."""
+        for entry in self.entries.values():
+            yield from [entry] if isinstance(entry, Knob) else entry.knobs()
+
+
+def label(table: str, key: str) -> str:
+    """Return where a key stands in the file: `[utxo.index] policy`; a key that has to be quoted is."""
+    shown = key if re.fullmatch("[A-Za-z0-9_-]+", key) else json.dumps(key)
+    return f"[{table}] {shown}" if table else shown
+
+
+def special(kind: type, raw: object) -> object:
+    """Make what msgspec has no own idea of: a Path or a Secret. The mask is no secret, it was copied from `show`."""
+    if isinstance(raw, kind):
+        return raw
+    if not isinstance(raw, str) or raw == "" or (kind is Secret and raw == MASK):
+        raise ValueError(raw)
+    return kind(raw)
+
+
+def _table(struct: type[msgspec.Struct], name: str = "") -> Table:
+    entries: dict[str, Knob | Table] = {}
+    for field in structs.fields(struct):
+        path = f"{name}.{field.name}" if name else field.name
+        is_table = isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)
+        entries[field.name] = _table(field.type, path) if is_table else _knob(path, field.type)
+    return Table(name, struct.__doc__ or "", entries)
+
+
+def _knob(name: str, annotation: object) -> Knob:
+    meta = inspect.type_info(annotation)
+    assert isinstance(meta, inspect.Metadata), f"{name} has no description"
+    schema, extra, kind = meta.extra_json_schema or {}, meta.extra or {}, meta.type
+    if isinstance(kind, inspect.UnionType):
+        kind = next(option for option in kind.types if not isinstance(option, inspect.NoneType))
+    return Knob(name, annotation, kind, schema["description"], schema.get("examples", [None])[0], extra.get("notation"))
+
+
+def _shape(kind: inspect.Type) -> str:
+    match kind:
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.IntType():
+            return "a whole number"
+        case inspect.VarTupleType(item_type=item):
+            return f"a list, each item {_shape(item)}{_bounds(item)}"
+        case inspect.CustomType(cls=cls) if cls is Secret:
+            return f'a text that is not empty and not the mask "{MASK}"'
+        case _:
+            return "a text that is not empty"
+
+
+def _bounds(kind: inspect.Type, notation: Notation | None = None) -> str:
+    if not isinstance(kind, inspect.IntType | inspect.FloatType):
+        return ""
+    show = notation.show if notation else str
+    words = [("more than", kind.gt), ("at least", kind.ge), ("at most", kind.le)]
+    return "".join(f", {word} {show(bound)}" for word, bound in words if bound is not None)
+
+
+def _shortened(raw: object) -> str:
+    text = json.dumps(raw, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+ROOT = _table(Config)
+KNOBS = {knob.name: knob for knob in ROOT.knobs()}

@@ -1,0 +1,159 @@
+"""From a TOML file and the environment to a Config, or to one error that names everything that is wrong."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import inspect
+
+from config.checks import problems as problems_of
+from config.knobs import KNOBS, ROOT, Knob, Table, label, special
+from config.settings import Config, first_directory
+
+DEFAULT_FILE = Path("/etc/utxod/utxod.toml")
+_PREFIX = "UTXOD_"
+_NOT_KNOBS = {"UTXOD_CONFIG", "UTXOD_CHAIN_DATA", "UTXOD_REQUIRE_CHAIN_DATA"}  # the last two belong to tests
+_WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+class ConfigError(Exception):
+    """The configuration is wrong; the text has one line for each problem."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        """Keep the lines as `problems` too."""
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class _Said(NamedTuple):
+    place: str
+    raw: object
+
+
+def load(path: Path | None, environ: Mapping[str, str]) -> Config:
+    """Return the configuration of the file and the environment, which wins.
+
+    The file is `path`, else $UTXOD_CONFIG, else `DEFAULT_FILE` if there is one. A value of the file that the
+    environment replaces is not judged; combinations are judged only when every value is right by itself.
+
+    Raises:
+        ConfigError: with all problems.
+    """
+    problems: list[str] = []
+    said = _from_file(path, environ, problems) | _from_environment(environ, problems)
+    values: dict[str, object] = {}
+    for name, (place, raw) in said.items():
+        try:
+            values[name] = KNOBS[name].read(raw)
+        except ValueError as error:
+            problems.append(f"{place}: {error}")
+    if problems:
+        raise ConfigError(problems)
+    config = _assemble(values, environ)
+    for names, what in problems_of(config):
+        place = next((said[name].place for name in names if name in said), KNOBS[names[0]].label)
+        problems.append(f"{place}: {what}")
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def _assemble(values: Mapping[str, object], environ: Mapping[str, str]) -> Config:
+    state = first_directory(environ, "STATE_DIRECTORY")
+    tree: dict[str, Any] = {"data_dir": state} if state else {}
+    for name, value in values.items():
+        *tables, key = name.split(".")
+        inner = tree
+        for table in tables:
+            inner = inner.setdefault(table, {})
+        inner[key] = value
+    return msgspec.convert(tree, Config, dec_hook=special)
+
+
+def _from_file(path: Path | None, environ: Mapping[str, str], problems: list[str]) -> dict[str, _Said]:
+    named = environ.get("UTXOD_CONFIG")
+    file = path or (Path(named) if named else DEFAULT_FILE)
+    said: dict[str, _Said] = {}
+    try:
+        _walk(_parse(file), ROOT, file, said, problems)
+    except FileNotFoundError:
+        if path or named:
+            problems.append(f"{file}: there is no such file" + ("" if path else ", but UTXOD_CONFIG names it"))
+    except OSError as error:
+        problems.append(f"{file}: cannot be read: {error.strerror}")
+    except ValueError as error:
+        problems.append(f"{file}: {error}")
+    return said
+
+
+def _parse(file: Path) -> dict[str, Any]:
+    raw = file.read_bytes()
+    try:
+        return tomllib.loads(raw.decode())
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"not UTF-8 (at line {line})") from None
+    except tomllib.TOMLDecodeError as error:
+        last_line = len(raw.splitlines())
+        raise ValueError(str(error).replace("at end of document", f"at line {last_line}, the end")) from None
+
+
+def _walk(data: dict[str, Any], table: Table, file: Path, said: dict[str, _Said], problems: list[str]) -> None:
+    for key, value in data.items():
+        entry = table.entries.get(key)
+        place = f"{file}: {label(table.name, key)}"
+        if isinstance(entry, Knob):
+            said[entry.name] = _Said(place, value)
+        elif entry is None:
+            problems.append(f"{place}: unknown name, {_nearest(key, table)}")
+        elif isinstance(value, dict):
+            _walk(value, entry, file, said, problems)
+        else:
+            problems.append(f"{place}: expected a table, written [{entry.name}]")
+
+
+def _nearest(key: str, table: Table) -> str:
+    """Suggest the tables where this very name belongs, else a similar name of this table, else all that it knows."""
+    if homes := [knob.label for knob in KNOBS.values() if f".{knob.name}".endswith(f".{key}")]:
+        return f"did you mean {' or '.join(homes)}?"
+    if near := get_close_matches(key, table.entries, 1):
+        return f"did you mean {near[0]}?"
+    return "known here: " + ", ".join(table.entries)
+
+
+def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[str, _Said]:
+    variables = {knob.variable: knob for knob in KNOBS.values()}
+    said: dict[str, _Said] = {}
+    for variable in sorted(environ):
+        if knob := variables.get(variable):
+            said[knob.name] = _Said(variable, _as_toml(environ[variable], knob.kind))
+        elif variable.startswith(_PREFIX) and variable not in _NOT_KNOBS:
+            # Compared without the prefix, which would make everything look alike.
+            suffixes = [name.removeprefix(_PREFIX) for name in variables]
+            near = get_close_matches(variable.removeprefix(_PREFIX), suffixes, 1, cutoff=0.5)
+            hint = f"did you mean {_PREFIX}{near[0]}?" if near else "`utxod config show` has all names"
+            problems.append(f"{variable}: unknown name, {hint}")
+    return said
+
+
+def _as_toml(text: str, kind: inspect.Type) -> object:
+    """Return what TOML would have said; where that is nothing of this kind, the text itself, for the error."""
+    source = text.strip()
+    match kind:
+        case inspect.BoolType():
+            return _WORDS.get(source.lower(), text)
+        case inspect.VarTupleType() if not source.startswith("["):
+            source = f"[{source}]"
+        case inspect.IntType() | inspect.VarTupleType():
+            pass
+        case _:
+            return text
+    try:
+        return tomllib.loads(f"value = {source}")["value"]
+    except ValueError:
+        return text

@@ -1,0 +1,290 @@
+"""Every knob once: type, bounds, default and what it does for the operator. One Struct is one TOML table.
+
+Names are the contract's, so they carry no units: a `Seconds` is a float of seconds, however it was written (`5m`),
+and a `Bytes` is an int of bytes (`64MiB`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from config.units import BLOB_STORE, DURATION, ENDPOINT, SIZE
+
+MIB = 1 << 20
+GIB = 1 << 30
+TIB = 1 << 40
+MASK = "***"
+
+
+class Secret(str):
+    """A text that neither `repr` nor `render` shows, so no log line of a Config gives it away."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """Return the mask."""
+        return repr(MASK)
+
+
+Seconds = Annotated[float, Meta(extra={"notation": DURATION})]
+Bytes = Annotated[int, Meta(extra={"notation": SIZE})]
+Text = Annotated[str, Meta(min_length=1)]
+Uid = Annotated[int, Meta(ge=0)]
+# The upper bound keeps height + blocks inside the 32 bits that heights have on disk.
+Blocks = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+Count = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+
+
+class Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all tables have in common."""
+
+
+class Chain(Table, frozen=True, kw_only=True):
+    """Which chain is kept."""
+
+    family: Annotated[
+        Literal["cardano", "bitcoin", "raw"],
+        Meta(description="Whose rules for addresses apply; raw takes them as plain bytes."),
+    ] = "cardano"
+    network: Annotated[Text, Meta(description="Network, which decides how addresses are written.")] = "mainnet"
+
+
+class Socket(Table, frozen=True, kw_only=True):
+    """Where feeders and subscribers connect."""
+
+    path: Annotated[
+        Path | None,
+        Meta(
+            description="Unix socket; by default $RUNTIME_DIRECTORY/utxod.sock, else utxod.sock in the data folder.",
+            examples=["/run/utxod/utxod.sock"],
+        ),
+    ] = None
+    max_frame_bytes: Annotated[
+        Bytes, Meta(ge=1024, le=4 * GIB - 1, description="Longest message that is accepted.")
+    ] = 256 * MIB
+    admin_uids: Annotated[
+        tuple[Uid, ...],
+        Meta(description="Users who may send operator messages, besides root and the user of the daemon."),
+    ] = ()
+
+
+class Http(Table, frozen=True, kw_only=True):
+    """Where questions are answered."""
+
+    listen: Annotated[
+        str,
+        Meta(
+            description="Address of the read-only HTTP interface; an IPv6 host stands in brackets.",
+            extra={"notation": ENDPOINT},
+        ),
+    ] = "127.0.0.1:8410"
+    workers: Annotated[int, Meta(ge=0, le=1024, description="Processes that answer; 0 turns HTTP off.")] = 1
+    token: Annotated[
+        Secret | None,
+        Meta(
+            description="Secret that requests have to show; without one, everybody may ask.",
+            examples=["a long random text"],
+        ),
+    ] = None
+
+
+class Index(Table, frozen=True, kw_only=True):
+    """By what the unspent outputs are found; each index costs space and time for every output."""
+
+    address_hash: Annotated[bool, Meta(description="Find outputs by their whole address.")] = True
+    payment_credential: Annotated[bool, Meta(description="Find outputs by payment credential (Cardano).")] = True
+    stake_credential: Annotated[bool, Meta(description="Find outputs by stake credential (Cardano).")] = False
+    policy: Annotated[bool, Meta(description="Find outputs by the policy of their assets.")] = False
+
+
+class Delta(Table, frozen=True, kw_only=True):
+    """What the record that takes a block back contains."""
+
+    self_contained: Annotated[
+        bool,
+        Meta(
+            description="Copy spent outputs into the undo record, so that they leave the table after prune_depth; "
+            "otherwise they stay there for the longer of prune_depth and rollback_window."
+        ),
+    ] = False
+
+
+class Utxo(Table, frozen=True, kw_only=True):
+    """The set of unspent outputs."""
+
+    enabled: Annotated[bool, Meta(description="Keep the set of unspent outputs.")] = True
+    store: Annotated[
+        Literal["classic", "mmr"],
+        Meta(description="Kind of store; mmr also proves outputs (Merkle mountain range), at the cost of write speed."),
+    ] = "classic"
+    prune_depth: Annotated[Blocks, Meta(description="Blocks for which spent outputs are kept.")] = 2160
+    rollback_window: Annotated[
+        Blocks, Meta(description="Blocks that a rollback can take back; a deeper one is refused.")
+    ] = 4320
+    prune_batch_size: Annotated[Count, Meta(description="Rows deleted at most before a waiting block passes.")] = 500
+    index: Index = Index()
+    delta: Delta = Delta()
+
+
+class Batch(Table, frozen=True, kw_only=True):
+    """How many waiting blocks share one commit; at the tip every block has its own, at once."""
+
+    max_bytes: Annotated[Bytes, Meta(ge=1, description="Commit when blocks of this size are in hand.")] = 64 * MIB
+    max_delay_ms: Annotated[
+        int, Meta(ge=0, le=3_600_000, description="Commit after so many milliseconds, even if more blocks wait.")
+    ] = 500
+
+
+class Transactions(Table, frozen=True, kw_only=True):
+    """The life of transactions, from submission until they are buried."""
+
+    enabled: Annotated[bool, Meta(description="Keep a record of every transaction.")] = True
+    batch_size: Annotated[
+        Count, Meta(description="Outputs per page of a record; a larger transaction takes several commits.")
+    ] = 20_000
+    block_height_retention: Annotated[
+        Blocks, Meta(description="Blocks for which a fully spent transaction is kept.")
+    ] = 288
+    coinbase_maturity: Annotated[Blocks, Meta(description="Blocks until coinbase outputs may be spent.")] = 100
+    max_inline_bytes: Annotated[
+        Bytes, Meta(ge=0, le=GIB, description="Raw transactions longer than this become blobs.")
+    ] = MIB
+    externalize_all: Annotated[bool, Meta(description="Keep every raw transaction as a blob, however short.")] = False
+    blob_store: Annotated[
+        str,
+        Meta(
+            description="Where blobs are kept; a relative folder is meant inside the data folder.",
+            extra={"notation": BLOB_STORE},
+        ),
+    ] = "file:blobs"
+
+
+class Pruner(Table, frozen=True, kw_only=True):
+    """The removal of what no reorganisation can reach any more."""
+
+    enabled: Annotated[bool, Meta(description="Remove old rows; without it the store only grows.")] = True
+    trigger: Annotated[
+        Literal["auto", "persisted", "applied"],
+        Meta(description="What starts a cycle; auto is every applied block until somebody sends BlockPersisted."),
+    ] = "auto"
+    chunk_size: Annotated[Count, Meta(description="Transactions deleted at most by one commit.")] = 1000
+    unmined_retention: Annotated[
+        Blocks,
+        Meta(
+            description="Blocks after which parents of an unmined transaction are preserved; "
+            "less than transactions.block_height_retention."
+        ),
+    ] = 144
+    parent_preservation_blocks: Annotated[
+        Blocks, Meta(description="Blocks for which they are preserved; more than transactions.block_height_retention.")
+    ] = 1440
+    defensive: Annotated[bool, Meta(description="Delete a transaction only when all that spend it are buried.")] = False
+    progress_log_interval: Annotated[Seconds, Meta(gt=0, description="How often a long cycle logs how far it is.")] = (
+        30.0
+    )
+    job_timeout: Annotated[Seconds, Meta(gt=0, description="Time after which a cycle leaves the rest to the next.")] = (
+        600.0
+    )
+    max_job_history: Annotated[Count, Meta(description="Cycles that the journal remembers.")] = 1000
+
+
+class Recovery(Table, frozen=True, kw_only=True):
+    """Bringing pending transactions to finality when their notification was lost."""
+
+    enabled: Annotated[bool, Meta(description="Look after transactions that stay pending.")] = True
+    store: Annotated[
+        Literal["sqlite", "postgresql"],
+        Meta(description="Where pending transactions are kept; several instances share them only in postgresql."),
+    ] = "sqlite"
+    dsn: Annotated[
+        Secret | None,
+        Meta(
+            description="PostgreSQL database; never shown, because it may hold a password.",
+            examples=["postgresql://utxod@localhost/utxod"],
+        ),
+    ] = None
+    ttl: Annotated[Seconds, Meta(gt=0, description="Age at which a pending transaction is looked into.")] = 30.0
+    scan_interval: Annotated[Seconds, Meta(gt=0, description="Pause between two searches for them.")] = 5.0
+    batch_size: Annotated[Count, Meta(description="Transactions that are claimed at once.")] = 100
+    worker_count: Annotated[int, Meta(ge=1, le=1024, description="Transactions that are looked into at a time.")] = 4
+    lease_duration: Annotated[Seconds, Meta(ge=1, description="Time after which a silent claim may be taken over.")] = (
+        30.0
+    )
+    not_found_grace_period: Annotated[
+        Seconds, Meta(ge=0, description="Age at which an unknown transaction is given up; 0 is never.")
+    ] = 1800.0
+    confirmations: Annotated[Count, Meta(description="Blocks that make a mined transaction final.")] = 6
+    advisory_lock_id: Annotated[
+        int,
+        Meta(
+            ge=-(1 << 63), le=(1 << 63) - 1, description="Lock of the leader in PostgreSQL; the same for all instances."
+        ),
+    ] = int.from_bytes(b"utxodrec")
+    instance_id: Annotated[
+        Text | None,
+        Meta(
+            description="Own name of this instance in claims; by default host name and process id.",
+            examples=["utxod-1"],
+        ),
+    ] = None
+
+
+class Storage(Table, frozen=True, kw_only=True):
+    """The LMDB environment in the data folder."""
+
+    map_size: Annotated[
+        Bytes, Meta(ge=MIB, le=1 << 47, description="Size of the map at first; it grows by itself.")
+    ] = GIB
+    max_map_size: Annotated[
+        Bytes, Meta(ge=MIB, le=1 << 47, description="Where growing ends; then the store is full.")
+    ] = TIB
+
+
+class Log(Table, frozen=True, kw_only=True):
+    """What is said on standard error."""
+
+    format: Annotated[
+        Literal["auto", "json", "text"],
+        Meta(description="One JSON object a line, or readable colours; auto is JSON unless on a terminal."),
+    ] = "auto"
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="The least important lines that are written.")
+    ] = "info"
+
+
+class Config(Table, frozen=True, kw_only=True):
+    """Everything that may differ between two machines."""
+
+    data_dir: Annotated[
+        Path,
+        Meta(
+            description="Folder of everything that the daemon knows, relative to the working directory; "
+            "by default $STATE_DIRECTORY, else utxod-data."
+        ),
+    ] = Path("utxod-data")
+    chain: Chain = Chain()
+    socket: Socket = Socket()
+    http: Http = Http()
+    utxo: Utxo = Utxo()
+    batch: Batch = Batch()
+    transactions: Transactions = Transactions()
+    pruner: Pruner = Pruner()
+    recovery: Recovery = Recovery()
+    storage: Storage = Storage()
+    log: Log = Log()
+
+
+def socket_path(config: Config, environ: Mapping[str, str]) -> Path:
+    """Return where the local socket is; systemd may name several runtime directories, the first one counts."""
+    runtime = first_directory(environ, "RUNTIME_DIRECTORY")
+    return config.socket.path or (runtime or config.data_dir) / "utxod.sock"
+
+
+def first_directory(environ: Mapping[str, str], name: str) -> Path | None:
+    """Return the first of the colon-separated directories that systemd passes in `name`, None without any."""
+    first = environ.get(name, "").split(":")[0]
+    return Path(first) if first else None

@@ -1,0 +1,80 @@
+"""The configuration as TOML with every knob explained: what is in force, and the file that an operator edits."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from config.knobs import ROOT, Knob, Table
+from config.settings import MASK, Config
+
+_HEADER = """\
+Configuration of utxod. Every value can also be given as environment variable UTXOD_SECTION__NAME
+(UTXOD_DATA_DIR, UTXOD_UTXO__INDEX__POLICY), which wins. Durations are written 30s, 5m, 1h, 500ms, a plain number
+is seconds; sizes 64MiB, a plain number is bytes."""
+
+
+def render(config: Config) -> str:
+    """Return all values in force as TOML that `load` reads back as an equal Config.
+
+    Only a secret does not come back: it is shown as a mask, which `load` refuses, so that nobody guards a door with it.
+    """
+    return _text(config, _HEADER, commented=False)
+
+
+def template() -> str:
+    """Return the default configuration with every value commented out, for an operator to edit."""
+    return _text(Config(), f"{_HEADER} What is commented out is the default.", commented=True)
+
+
+def _text(config: Config, header: str, commented: bool) -> str:
+    lines = [*_comment(header), *_table(ROOT, config, commented)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(table: Table, values: Struct, commented: bool) -> Iterator[str]:
+    if table.name:
+        yield from ("", f"[{table.name}]", *_comment(table.doc))
+    for key, entry in table.entries.items():
+        value = getattr(values, key)
+        if isinstance(entry, Table):
+            yield from _table(entry, value, commented)
+        else:
+            yield from ("", *_knob(key, entry, value, commented))
+
+
+def _knob(key: str, knob: Knob, value: object, commented: bool) -> Iterator[str]:
+    unset = value is None
+    yield from _comment(" ".join([knob.description, *_limits(knob)]))
+    if unset:
+        yield "# Not set; for example:"
+    shown = _toml(knob.example if unset else MASK if knob.secret else value, knob)
+    yield f"{'# ' if commented or unset else ''}{key} = {shown}"
+
+
+def _limits(knob: Knob) -> Iterator[str]:
+    if knob.choices:
+        yield f"One of {knob.choices}."
+    least = getattr(knob.kind, "ge", None) or 0
+    if least > 0:
+        yield f"At least {knob.notation.show(least) if knob.notation else least}."
+
+
+def _toml(value: object, knob: Knob) -> str:
+    if isinstance(value, bool | tuple):
+        return json.dumps(value)
+    if isinstance(value, int | float):
+        return _quoted(knob.notation.show(value)) if knob.notation else str(value)
+    return _quoted(str(value))
+
+
+def _quoted(text: str) -> str:
+    # JSON's strings are TOML's, but for the one control character that JSON leaves as it is.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, 110, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)

@@ -1,0 +1,162 @@
+"""The wiring, on one page: what runs, who hears what, and how everything ends.
+
+Leaving is a wave from source to sink: the door shuts, connections stop reading, the inbox is read empty, the last
+commit is made, its answers go out, and then the store closes.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from contextlib import ExitStack
+
+import anyio
+import structlog
+from anyio import CapacityLimiter, to_thread
+
+from config.settings import Config, socket_path
+from daemon import PROTOCOL, VERSION
+from daemon.bus import Bell, Bus, Inbox
+from daemon.connection import Connection, Hall
+from daemon.door import admins, admit, open_door
+from daemon.notify import Notifier
+from daemon.store import open_disk, open_utxo, windows
+from handlers.chain import Chain
+from handlers.delivery import refuse
+from handlers.events import (
+    BlockApplied,
+    BlockCommitted,
+    BlockPersisted,
+    ChainName,
+    GenesisOutputs,
+    NodeState,
+    Rollback,
+    RolledBack,
+    Welcome,
+)
+from handlers.refusal import Refused
+from handlers.utxo import Committed, Limits, Turns, follow_chain
+
+log = structlog.get_logger("daemon")
+
+_GRACE_S = 60.0  # for what was received before we were asked to leave
+
+
+def run(config: Config) -> None:
+    """Run the daemon until it is asked to leave."""
+    anyio.run(serve, config, backend_options={"use_uvloop": True})
+
+
+async def serve(config: Config) -> None:
+    """Open the store, the handlers and the door, and close them in the opposite order."""
+    notifier, bus = Notifier(os.environ), Bus()
+    room = 2 * config.batch.max_bytes  # one batch is applied while the next is read
+    with ExitStack() as stores:
+        turns = _open_turns(config, stores)
+        kinds = (BlockApplied, Rollback, BlockPersisted, GenesisOutputs, NodeState) if turns else ()
+        inbox = bus.inbox(*kinds, capacity=room, most=config.batch.max_bytes)
+        hall = Hall(bus, inbox, _welcome(config), admins(config.socket.admin_uids), config.socket.max_frame_bytes)
+        _quieten_collector()
+        async with anyio.create_task_group() as house:
+            if turns:
+                hall.view = turns.chain.view
+                writer = CapacityLimiter(1)
+                house.start_soon(_follow, config, inbox, turns, hall, writer)
+            else:
+                house.start_soon(decline, inbox)
+            inside: set[Connection] = set()
+            async with anyio.create_task_group() as doors:
+                path = socket_path(config, os.environ)
+                doors.start_soon(admit, await open_door(path, os.environ), hall, house, inside)
+                doors.start_soon(_report, notifier, bus.bell(BlockCommitted, RolledBack), hall)
+                if turns and notifier.watchdog_s:
+                    doors.start_soon(_watch, notifier, notifier.watchdog_s / 2, turns, writer)
+                log.info("listening", socket=str(path), **_place(hall))
+                notifier.say("READY=1")
+                await _asked_to_leave()
+                doors.cancel_scope.cancel()
+            notifier.say("STOPPING=1")
+            house.cancel_scope.deadline = anyio.current_time() + _GRACE_S
+            for connection in inside:
+                connection.stop_reading()
+            bus.close()
+            inbox.close()
+        log.info("stopped", **_place(hall))
+
+
+def _open_turns(config: Config, stores: ExitStack) -> Turns | None:
+    if not config.utxo.enabled:
+        return None
+    disk = stores.enter_context(open_disk(config))
+    return Turns(Chain(open_utxo(disk, config), windows(config), config.utxo.prune_batch_size), config.pruner.enabled)
+
+
+async def _follow(config: Config, inbox: Inbox, turns: Turns, hall: Hall, writer: CapacityLimiter) -> None:
+    limits = Limits(config.batch.max_bytes, config.batch.max_delay_ms / 1000)
+
+    def publish(committed: Committed) -> None:
+        hall.view = committed.view
+        hall.bus.publish(committed.facts)
+
+    await follow_chain(inbox, turns, limits, publish, writer)
+
+
+async def decline(inbox: Inbox) -> None:
+    """Answer for the consumers that are not enabled."""
+    disabled = Refused("unavailable", "the UTXO store is not enabled in this daemon (utxo.enabled)")
+    while batch := await inbox.take():
+        inbox.done(batch)
+        for delivery in batch:
+            refused = delivery.refused or disabled
+            for answer in refuse(delivery, delivery.seq(), refused):
+                answer.send()
+
+
+def _welcome(config: Config) -> Welcome:
+    chain = ChainName(config.chain.family, config.chain.network)
+    return Welcome(
+        protocol=PROTOCOL,
+        version=VERSION,
+        chain=chain,
+        tip=None,
+        points=[],
+        rollback_floor=None,
+        persisted_height=None,
+    )
+
+
+def _place(hall: Hall) -> dict[str, object]:
+    tip = hall.view.tip
+    return {"height": tip and tip.height, "slot": tip and tip.slot, "unspent": hall.view.unspent}
+
+
+def _quieten_collector() -> None:
+    """Keep the garbage collector off the hot path: what lives now lives on, and turns collect now and then."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+async def _asked_to_leave() -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for number in signals:
+            log.info("stopping", signal=signal.Signals(number).name)
+            return
+
+
+async def _report(notifier: Notifier, moved: Bell, hall: Hall) -> None:
+    """Keep systemd's status line in step with the tip."""
+    while True:
+        if hall.view.tip is not None:
+            notifier.say(f"STATUS=height {hall.view.tip.height}, {hall.view.unspent} unspent outputs")
+        await moved.heard()
+        await anyio.sleep(1)
+
+
+async def _watch(notifier: Notifier, every_s: float, turns: Turns, writer: CapacityLimiter) -> None:
+    """Say that we live, after a turn at the disk: a live loop over a stuck disk is not life."""
+    while True:
+        await to_thread.run_sync(turns.chain.touch, limiter=writer)
+        notifier.say("WATCHDOG=1")
+        await anyio.sleep(every_s)

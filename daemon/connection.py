@@ -1,0 +1,231 @@
+"""One client of the socket: its messages go to their consumers, its answers come back in order."""
+
+from __future__ import annotations
+
+import anyio
+import structlog
+from anyio.abc import ByteStream
+
+from daemon.bus import Bus, Inbox, weight
+from daemon.framing import Reader
+from handlers import wire
+from handlers.chain import View
+from handlers.delivery import Delivery
+from handlers.events import Ack, Error, Fact, Hello, OperatorMessage, Outbound, Subscribe, Welcome
+from handlers.refusal import Refused
+
+log = structlog.get_logger("socket")
+
+OPERATOR = frozenset(kind.__name__ for kind in OperatorMessage.__args__)
+FEEDING = frozenset({"BlockApplied", "Rollback", "GenesisOutputs"})
+_OWN = frozenset({"Hello", "Subscribe"})  # answered here, whatever the writer is doing
+_OWN_MAX_BYTES = 1 << 16
+_UNREAD_MAX_BYTES = 4 << 20
+_FAREWELL_S = 2.0
+
+
+class Hall:
+    """What all connections share."""
+
+    def __init__(self, bus: Bus, inbox: Inbox, welcome: Welcome, admins: frozenset[int], max_bytes: int) -> None:
+        self.bus = bus
+        self.inbox = inbox  # for what has no consumer: it keeps answers in order
+        self.welcome = welcome
+        self.admins = admins
+        self.max_bytes = max_bytes
+        self.feeder: Connection | None = None
+        self.view = View()
+
+    def greet(self, seq: int | None) -> Welcome:
+        """Return what a client needs to know now."""
+        view, same = self.view, self.welcome
+        return Welcome(
+            protocol=same.protocol,
+            version=same.version,
+            chain=same.chain,
+            tip=view.tip,
+            points=view.points,
+            rollback_floor=view.floor,
+            persisted_height=view.persisted_height,
+            seq=seq,
+        )
+
+
+class Connection:
+    """One client, from its first byte to its last."""
+
+    def __init__(self, hall: Hall, stream: ByteStream, uid: int) -> None:
+        self._hall = hall
+        self._stream = stream
+        self._uid = uid
+        self._reader = Reader(stream, hall.inbox, hall.max_bytes)
+        self._unsent: list[bytes] = []
+        self._unsent_bytes = 0
+        self._wake = anyio.Event()
+        self._quiet = anyio.Event()
+        self._ending = False
+        self._pending = 0  # messages on their way through the consumers
+        self._reading = anyio.CancelScope()
+        self._sending = anyio.CancelScope()
+        self.network_height: int | None = None
+
+    async def serve(self) -> None:
+        """Serve the client until one side ends it; answers to what was received still go out."""
+        try:
+            async with self._stream, anyio.create_task_group() as both:
+                both.start_soon(self._send)
+                try:
+                    with self._reading:
+                        await self._receive()
+                finally:
+                    self._reader.release()
+                while self._pending and not self._ending:  # its answers are not all true yet
+                    self._quiet = anyio.Event()
+                    await self._quiet.wait()
+                self._end()
+        except* (anyio.BrokenResourceError, anyio.ClosedResourceError, ConnectionError):
+            pass  # the client has gone; what it sent is carried out all the same
+        finally:
+            self._hall.bus.forget(self._tell)
+            self._ending = True
+            self._leave()
+
+    def stop_reading(self) -> None:
+        """Take nothing more in: the daemon is leaving."""
+        self._reading.cancel()
+
+    # --- messages in ---------------------------------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        while not self._ending:
+            try:
+                raw = await self._reader.message()
+                if raw is None:
+                    return
+                self._route(raw)
+            except Refused as refused:
+                await self._refuse(b"", refused)
+                if refused.broken and self._reader.encoding == "frames":
+                    return
+            except TimeoutError:
+                unfinished = "a message was begun and not finished in time"
+                await self._refuse(b"", Refused("malformed", unfinished, broken=True))
+                return
+
+    async def _refuse(self, raw: bytes, refused: Refused) -> None:
+        await self._hall.inbox.reserve(weight(len(raw)))
+        self._deliver(raw, self._hall.inbox, refused)
+
+    def _route(self, raw: bytes) -> None:
+        encoding = self._reader.encoding
+        assert encoding is not None
+        inbox, refused = self._hall.inbox, None
+        try:
+            kind = wire.peek(raw, encoding)
+            if kind in _OWN:
+                self._hall.inbox.release(weight(len(raw)))
+                self._answer_myself(raw, kind)
+                return
+            inbox = self._hall.bus.consumer(kind) or inbox
+            self._check(kind)
+        except Refused as error:
+            refused = error
+        self._deliver(raw, inbox, refused)
+
+    def _check(self, kind: str) -> None:
+        """Refuse what this client may not send."""
+        if kind in OPERATOR and self._uid not in self._hall.admins:
+            raise Refused("not_permitted", f"{kind} is for operators; uid {self._uid} is none (socket.admin_uids)")
+        if kind in FEEDING:
+            feeder = self._hall.feeder
+            if feeder is not None and feeder is not self:
+                raise Refused("feeder_busy", "another connection is feeding the chain", retryable=True)
+            self._hall.feeder = self
+        if kind in wire.MESSAGES and self._hall.bus.consumer(kind) is None:
+            raise Refused("unavailable", f"{kind} has no consumer: its store is not enabled in this daemon")
+
+    def _deliver(self, raw: bytes, inbox: Inbox, refused: Refused | None) -> None:
+        self._pending += 1
+        inbox.put(Delivery(raw, self._reader.encoding or "frames", self, refused))
+
+    def _answer_myself(self, raw: bytes, kind: str) -> None:
+        assert self._reader.encoding is not None
+        try:
+            if len(raw) > _OWN_MAX_BYTES:
+                raise Refused("too_large", f"a {kind} of {len(raw)} bytes is longer than {_OWN_MAX_BYTES}")
+            match wire.decode(raw, self._reader.encoding):
+                case Hello() as hello:
+                    if hello.network_tip is not None:
+                        self.network_height = hello.network_tip.height
+                    self._queue(self._hall.greet(hello.seq))
+                case Subscribe() as wish:
+                    self._hall.bus.forget(self._tell)
+                    for event in dict.fromkeys(wish.events):
+                        self._hall.bus.listen(event, self._tell)
+                    if wish.seq is not None:
+                        self._queue(Ack(seq=wish.seq, status="accepted", tip=self._hall.view.tip))
+        except Refused as refused:
+            self.answer(refused.answer(wire.sequence(raw, self._reader.encoding)), last=self._fatal(refused))
+
+    def _fatal(self, refused: Refused) -> bool:
+        return refused.broken and self._reader.encoding == "frames"
+
+    # --- answers out ---------------------------------------------------------------------------------------------
+
+    def answer(self, answer: Ack | Error, *, last: bool = False) -> None:
+        """Queue an answer; after the `last` one the connection ends."""
+        self._queue(answer)
+        if last:
+            self._end()
+
+    def settled(self) -> None:
+        """Hear that one message went through."""
+        self._pending -= 1
+        if not self._pending:
+            self._quiet.set()
+            self._leave()
+
+    def _leave(self) -> None:
+        """Stop being the feeder, once gone and with nothing left on the way."""
+        if self._ending and not self._pending and self._hall.feeder is self:
+            self._hall.feeder = None
+
+    def _tell(self, fact: Fact) -> None:
+        self._queue(fact)
+
+    def _queue(self, answer: Outbound) -> None:
+        if self._ending:
+            return
+        message = wire.encode(answer, self._reader.encoding or "frames")
+        self._unsent.append(message)
+        self._unsent_bytes += len(message)
+        if self._unsent_bytes > _UNREAD_MAX_BYTES:
+            self._cut_off()
+        self._wake.set()
+
+    def _cut_off(self) -> None:
+        """Drop what a client does not read; it may still hear why."""
+        refused = Refused("too_slow", f"{self._unsent_bytes} bytes were not read", retryable=True)
+        log.warning("client_too_slow", uid=self._uid, unread_bytes=self._unsent_bytes)
+        self._unsent = [wire.encode(refused.answer(None), self._reader.encoding or "frames")]
+        self._end()
+
+    def _end(self) -> None:
+        """Send what is queued, within a moment, and close."""
+        if not self._ending:
+            self._ending = True
+            self._quiet.set()
+            self._sending.deadline = anyio.current_time() + _FAREWELL_S
+            self._reading.cancel()
+            self._wake.set()
+
+    async def _send(self) -> None:
+        with self._sending:
+            while True:
+                while self._unsent:
+                    messages, self._unsent, self._unsent_bytes = self._unsent, [], 0
+                    await self._stream.send(b"".join(messages))
+                if self._ending:
+                    return
+                self._wake = anyio.Event()
+                await self._wake.wait()

@@ -1,0 +1,63 @@
+"""Opening the store as the configuration says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import structlog
+
+from config.settings import Config
+from storage.disk import Disk
+from storage.errors import StoreError
+from storage.indexes import CARDANO_ONLY, TABLES
+from storage.prune import Windows
+from storage.utxo import TABLES as UTXO_TABLES
+from storage.utxo import UtxoStore
+
+log = structlog.get_logger("store")
+
+
+def folder(config: Config) -> Path:
+    """Return where the LMDB environment lives."""
+    return config.data_dir / "lmdb"
+
+
+def open_disk(config: Config, *, readonly: bool = False) -> Disk:
+    """Open the environment; a writable one is held by this process alone."""
+    return Disk(
+        folder(config),
+        UTXO_TABLES,
+        map_size=config.storage.map_size,
+        max_map_size=config.storage.max_map_size,
+        readonly=readonly,
+        on_grow=lambda size: log.info("map_grown", map_size=size),
+    )
+
+
+def open_utxo(disk: Disk, config: Config) -> UtxoStore:
+    """Open the UTXO store for writing.
+
+    Raises:
+        StoreError: the configuration asks for a store that this version does not have.
+    """
+    if config.utxo.store != "classic":
+        raise StoreError(f'utxo.store = "{config.utxo.store}" is not in this version; only "classic" is')
+    store = UtxoStore(disk)
+    store.open(chain_name(config), wanted_indexes(config))
+    return store
+
+
+def chain_name(config: Config) -> str:
+    """Return the chain that a store belongs to."""
+    return f"{config.chain.family}/{config.chain.network}"
+
+
+def wanted_indexes(config: Config) -> list[str]:
+    """Return the indexes to keep; credentials and policies are Cardano's."""
+    chosen = [name for name in TABLES if getattr(config.utxo.index, name)]
+    return [name for name in chosen if config.chain.family == "cardano" or name not in CARDANO_ONLY]
+
+
+def windows(config: Config) -> Windows:
+    """Return how far back the store reaches."""
+    return Windows(config.utxo.prune_depth, config.utxo.rollback_window, config.utxo.delta.self_contained)

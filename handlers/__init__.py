@@ -1,0 +1,1 @@
+"""What we do when something happened: the facts, the pure rules, and the single consumers."""

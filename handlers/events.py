@@ -1,0 +1,316 @@
+"""The facts: what comes in over the socket, what goes out after a commit, and the answers.
+
+The types are the wire contract (protocol, section 1), so their field names are too. Inbound facts are complete: no
+handler has to ask back. They are decoded by the thousand per block, hence `gc=False` for what holds no cycle.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+Hash32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Hash28 = Annotated[bytes, Meta(min_length=28, max_length=28)]
+U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
+Count = Annotated[int, Meta(ge=0)]  # values and quantities: 0 … 2^64-1, the upper bound is the encodings' own
+OutPoint = tuple[Hash32, U32]
+Asset = tuple[Hash28, Annotated[bytes, Meta(max_length=32)], Count]
+
+
+class Point(Struct, frozen=True, gc=False):
+    """A block's place in the chain."""
+
+    height: Count
+    slot: Count
+    hash: Hash32
+
+
+class Output(Struct, frozen=True, gc=False):
+    """What a transaction creates; `address` is the raw address (Cardano) or the locking script (Bitcoin)."""
+
+    address: bytes
+    value: Count
+    assets: list[Asset] = []
+    datum_hash: bytes | None = None
+    inline_datum: bytes | None = None
+    script_ref: bytes | None = None
+    script_ref_hash: bytes | None = None
+    spendable: bool = True
+
+
+class Tx(Struct, frozen=True, gc=False):
+    """One transaction of a block. `valid=False` is a phase-2 failure: collateral in, collateral return out."""
+
+    txid: Hash32
+    inputs: list[OutPoint] = []
+    outputs: list[Output] = []
+    valid: bool = True
+    collateral: list[OutPoint] = []
+    references: list[OutPoint] = []
+    collateral_return: Output | None = None
+    coinbase: bool = False
+    fee: int | None = None
+    size: int | None = None
+    subtree_index: int | None = None
+    raw: bytes | None = None
+
+
+class Event(Struct, frozen=True, tag_field="type", tag=str):
+    """A message on the wire: its class name is its `type`."""
+
+
+class Message(Event, frozen=True, kw_only=True):
+    """A message in; `seq` is the client's own number, echoed in the answer that it asks for."""
+
+    seq: int | None = None
+
+
+class NetworkTip(Struct, frozen=True):
+    """How far the network is, as the client sees it."""
+
+    height: Count
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """Who connects, and how far the network is. Answered by `Welcome`."""
+
+    client: str = ""
+    network_tip: NetworkTip | None = None
+
+
+class Subscribe(Message, frozen=True, kw_only=True):
+    """Turn this connection into a stream of outbound facts."""
+
+    events: list[Literal["BlockCommitted", "RolledBack", "Pruned", "TxStatusChanged"]]
+
+
+class BlockApplied(Message, frozen=True, kw_only=True):
+    """A block joined the chain."""
+
+    height: Count
+    hash: Hash32
+    slot: Count | None = None
+    prev_hash: Hash32 | None = None
+    time: int | None = None
+    epoch: int | None = None
+    era: str | None = None
+    block_id: int | None = None
+    txs: list[Tx] = []
+
+    @property
+    def point(self) -> Point:
+        """Return the block's place; a chain without slots counts heights."""
+        return Point(self.height, self.height if self.slot is None else self.slot, self.hash)
+
+
+class RollbackPoint(Struct, frozen=True):
+    """Where to go back to: by `hash`, or without one by the last block whose slot is at most `slot`."""
+
+    slot: Count | None = None
+    hash: Hash32 | None = None
+    height: Count | None = None
+
+
+class Rollback(Message, frozen=True, kw_only=True):
+    """The chain went back to a point; the point itself stays."""
+
+    to: RollbackPoint | Literal["origin"]
+
+
+class BlockPersisted(Message, frozen=True, kw_only=True):
+    """Everything up to this height is safely kept elsewhere."""
+
+    height: Count
+    hash: Hash32 | None = None
+
+
+class GenesisOutput(Struct, frozen=True):
+    """One output that exists before the first block."""
+
+    txid: Hash32
+    index: U32
+    output: Output
+
+
+class GenesisOutputs(Message, frozen=True, kw_only=True):
+    """What exists before the first block; never rolled back."""
+
+    outputs: list[GenesisOutput]
+
+
+class NodeState(Message, frozen=True, kw_only=True):
+    """What the node says it is doing; while it reorganises or catches up nothing is pruned."""
+
+    state: Literal["running", "catching_up", "reorganising", "stopped"]
+    height: Count
+
+
+# --- the life of transactions ------------------------------------------------------------------------------------
+
+
+class TxSubmitted(Message, frozen=True, kw_only=True):
+    """A transaction was accepted by the node and waits for a block."""
+
+    tx: Tx
+    locked: bool = False
+
+
+class TxUnlocked(Message, frozen=True, kw_only=True):
+    """Outputs of these transactions may be spent."""
+
+    txids: list[Hash32]
+
+
+class TxLocked(Message, frozen=True, kw_only=True):
+    """Outputs of these transactions may not be spent for now (operator)."""
+
+    txids: list[Hash32]
+
+
+class TxMined(Message, frozen=True, kw_only=True):
+    """These transactions are in a block, or with `unset` no longer."""
+
+    txids: list[Hash32]
+    block_id: Count
+    height: Count
+    subtree_index: int | None = None
+    longest: bool = True
+    unset: bool = False
+
+
+class OutputsFrozen(Message, frozen=True, kw_only=True):
+    """Outputs that nobody may spend (operator)."""
+
+    outpoints: list[OutPoint]
+
+
+class OutputsUnfrozen(Message, frozen=True, kw_only=True):
+    """Outputs that may be spent again (operator)."""
+
+    outpoints: list[OutPoint]
+
+
+class OutputReassigned(Message, frozen=True, kw_only=True):
+    """A frozen output given to another address (operator)."""
+
+    outpoint: OutPoint
+    address: bytes
+
+
+class TxConflicting(Message, frozen=True, kw_only=True):
+    """Transactions that conflict with others, or with `value=False` no longer (operator)."""
+
+    txids: list[Hash32]
+    value: bool = True
+
+
+class WinnersDecided(Message, frozen=True, kw_only=True):
+    """Of the conflicting transactions these have won (operator)."""
+
+    txids: list[Hash32]
+
+
+class TxPreserved(Message, frozen=True, kw_only=True):
+    """Transactions that are not pruned before a height (operator)."""
+
+    txids: list[Hash32]
+    until: Count
+
+
+ChainMessage = BlockApplied | Rollback | BlockPersisted | GenesisOutputs | NodeState
+OperatorMessage = (
+    TxLocked | OutputsFrozen | OutputsUnfrozen | OutputReassigned | TxConflicting | WinnersDecided | TxPreserved
+)
+TxMessage = TxSubmitted | TxUnlocked | TxMined | OperatorMessage
+Inbound = Hello | Subscribe | ChainMessage | TxMessage
+
+
+# --- published after the commit that they speak of ---------------------------------------------------------------
+
+
+class BlockCommitted(Event, frozen=True, kw_only=True):
+    """A block is durable on disk."""
+
+    height: int
+    slot: int
+    hash: Hash32
+    txs: int
+    created: int
+    spent: int
+    missing_inputs: int
+
+
+class RolledBack(Event, frozen=True, kw_only=True, rename={"from_": "from"}):
+    """The tip went back from one point to another."""
+
+    from_: Point
+    to: Point | Literal["origin"]
+    blocks: int
+
+
+class Pruned(Event, frozen=True, kw_only=True):
+    """Rows that no reorganisation can reach are gone."""
+
+    spent_outputs: int
+    transactions: int
+    undo_records: int
+    floor: Point | None
+
+
+class TxStatusChanged(Event, frozen=True, kw_only=True):
+    """A transaction's life took a turn."""
+
+    txid: Hash32
+    status: str
+    height: int | None = None
+
+
+Fact = BlockCommitted | RolledBack | Pruned | TxStatusChanged
+
+
+# --- answers -----------------------------------------------------------------------------------------------------
+
+
+class ChainName(Struct, frozen=True):
+    """Which chain a daemon keeps."""
+
+    family: str
+    network: str
+
+
+class Welcome(Event, frozen=True, kw_only=True):
+    """What a client needs to know before it feeds: where we are and how far back it may start."""
+
+    protocol: int
+    version: str
+    chain: ChainName
+    tip: Point | None
+    points: list[Point]
+    rollback_floor: Point | None
+    persisted_height: int | None
+    seq: int | None = None
+
+
+AckStatus = Literal["applied", "duplicate", "rolled_back", "noop", "accepted"]
+
+
+class Ack(Event, frozen=True, kw_only=True):
+    """The effect of message `seq` is durable on disk."""
+
+    seq: int
+    status: AckStatus
+    tip: Point | None
+
+
+class Error(Event, frozen=True, kw_only=True):
+    """A message changed nothing, and why."""
+
+    seq: int | None
+    code: str
+    message: str
+    retryable: bool = False
+    detail: dict[str, object] = {}
+
+
+Outbound = Fact | Welcome | Ack | Error

@@ -1,0 +1,222 @@
+"""The two encodings of the wire types: frames of MessagePack, and JSON Lines with byte strings as hex.
+
+Both speak of errors alike: a code of the protocol and a message that names the place (`$.txs[3].inputs[0]`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from struct import Struct as Packed
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct, inspect
+
+from handlers.events import Inbound, Outbound
+from handlers.refusal import Refused
+
+Encoding = Literal["json", "frames"]
+LENGTH = Packed(">I")
+
+_U64 = 0xFFFF_FFFF_FFFF_FFFF
+_frames: msgspec.msgpack.Decoder[Inbound] = msgspec.msgpack.Decoder(Inbound)
+_encode_frame = msgspec.msgpack.Encoder().encode
+_encode_json = msgspec.json.Encoder().encode
+
+
+class _Envelope(Struct):
+    type: object = None
+    seq: object = None
+
+
+_json_envelope = msgspec.json.Decoder(_Envelope)
+_frame_envelope = msgspec.msgpack.Decoder(_Envelope)
+_FRAME_TYPE = re.compile(rb"(?:[\x80-\x8f]|\xde..|\xdf....)\xa4type(?:[\xa0-\xbf]|\xd9.)([A-Za-z]+)", re.DOTALL)
+_JSON_TYPE = re.compile(rb'\s*\{\s*"type"\s*:\s*"([A-Za-z]+)"')
+
+
+def peek(raw: bytes | bytearray, encoding: Encoding) -> str:
+    """Return the message's type as cheaply as possible: at once when it is the first field, as most encoders put it.
+
+    Raises:
+        Refused: it is no message at all.
+    """
+    match = (_FRAME_TYPE if encoding == "frames" else _JSON_TYPE).match(raw)
+    if match is not None:
+        return match[1].decode()
+    return _kind(_envelope(raw, encoding))
+
+
+def sequence(raw: bytes | bytearray, encoding: Encoding) -> int | None:
+    """Return the message's `seq` if it can be read at all."""
+    try:
+        seq = _envelope(raw, encoding).seq
+    except Refused:
+        return None
+    return seq if type(seq) is int else None
+
+
+def decode(raw: bytes | bytearray, encoding: Encoding) -> Inbound:
+    """Return the message.
+
+    Raises:
+        Refused: `malformed` with the place, or `unknown_type`.
+    """
+    try:
+        if encoding == "frames":
+            return _frames.decode(raw)
+        message: Inbound = msgspec.convert(_unhex(msgspec.json.decode(raw)), Inbound, builtin_types=(bytes,))
+        return message
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        if "$.type" in str(error):
+            kind = _kind(_envelope(raw, encoding))
+            raise Refused("unknown_type", f"{kind!r} is no message of this protocol") from error
+        raise Refused("malformed", str(error), broken=_broken(error)) from error
+
+
+def encode(answer: Outbound | Inbound, encoding: Encoding) -> bytes:
+    """Return the message with its framing: a length in front, or a newline behind."""
+    if encoding == "frames":
+        body = _encode_frame(answer)
+        return LENGTH.pack(len(body)) + body
+    return _encode_json(_hex(msgspec.to_builtins(answer, builtin_types=(bytes,)))) + b"\n"
+
+
+def _envelope(raw: bytes | bytearray, encoding: Encoding) -> _Envelope:
+    try:
+        return (_frame_envelope if encoding == "frames" else _json_envelope).decode(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise Refused("malformed", str(error), broken=_broken(error)) from error
+
+
+def _broken(error: Exception) -> bool:
+    """Return whether the bytes are no value at all; a value of another type is a mistake, not noise."""
+    return not isinstance(error, msgspec.ValidationError)
+
+
+def _kind(envelope: _Envelope) -> str:
+    if not isinstance(envelope.type, str):
+        raise Refused("malformed", "a message needs a `type`, a string - at `$.type`")
+    return envelope.type
+
+
+def _hex(value: Any) -> Any:
+    """Return plain values with every byte string as hex."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        return {key: _hex(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_hex(item) for item in value]
+    return value
+
+
+# --- hex to bytes, where the wire types say bytes ----------------------------------------------------------------
+
+_Reader = Callable[[Any], Any]
+
+
+class _NotHex(Exception):
+    """A string is not hex, or a number is too large; the place is put together on the way out."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.place = ""
+
+
+def _unhex(message: Any) -> Any:
+    """Return a decoded JSON message with its hex strings as bytes; the type check sees what has another shape."""
+    kind = message.get("type") if isinstance(message, dict) else None
+    reader = _READERS.get(kind) if isinstance(kind, str) else None
+    if reader is None:
+        return message
+    try:
+        return reader(message)
+    except _NotHex as error:
+        raise Refused("malformed", f"{error.what} - at `${error.place}`") from error
+
+
+def _read_bytes(value: Any) -> Any:
+    if not isinstance(value, str):
+        if isinstance(value, list | dict | bool | int | float):
+            raise _NotHex("Expected a hex string")
+        return value
+    try:
+        raw = bytes.fromhex(value)
+    except ValueError:
+        raise _NotHex("Expected a hex string") from None
+    if len(raw) * 2 != len(value):
+        raise _NotHex("Expected a hex string")
+    return raw
+
+
+def _read_int(value: Any) -> Any:
+    if isinstance(value, int) and not -_U64 <= value <= _U64:
+        raise _NotHex("Expected a number up to 2^64-1")
+    return value
+
+
+def _reader(kind: inspect.Type) -> _Reader | None:
+    """Return what turns a JSON value of this type into ours, or None when nothing in it needs turning."""
+    match kind:
+        case inspect.BytesType():
+            return _read_bytes
+        case inspect.IntType():
+            return _read_int
+        case inspect.ListType(item_type=item):
+            return _each([_reader(item)], repeated=True)
+        case inspect.TupleType(item_types=items):
+            return _each([_reader(item) for item in items], repeated=False)
+        case inspect.StructType(fields=fields):
+            return _fields({field.encode_name: found for field in fields if (found := _reader(field.type))})
+        case inspect.UnionType(types=types):
+            readers = [found for item in types if (found := _reader(item))]
+            return readers[0] if readers else None
+        case _:
+            return None
+
+
+def _each(readers: list[_Reader | None], *, repeated: bool) -> _Reader:
+    def read(value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        row, n = [], 0
+        try:
+            for n, item in enumerate(value):
+                reader = readers[0] if repeated else readers[n] if n < len(readers) else None
+                row.append(item if reader is None or item is None else reader(item))
+        except _NotHex as error:
+            error.place = f"[{n}]{error.place}"
+            raise
+        return row
+
+    return read
+
+
+def _fields(readers: dict[str, _Reader]) -> _Reader:
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        read, name = dict(value), ""
+        try:
+            for name, reader in readers.items():
+                if value.get(name) is not None:
+                    read[name] = reader(value[name])
+        except _NotHex as error:
+            error.place = f".{name}{error.place}"
+            raise
+        return read
+
+    return read
+
+
+def _readers() -> dict[str, _Reader]:
+    union = inspect.type_info(Inbound)
+    assert isinstance(union, inspect.UnionType)
+    kinds = [kind for kind in union.types if isinstance(kind, inspect.StructType)]
+    return {str(kind.tag): reader for kind in kinds if (reader := _reader(kind))}
+
+
+_READERS = _readers()
+MESSAGES = frozenset(str(kind.__struct_config__.tag) for kind in Inbound.__args__)

@@ -1,0 +1,159 @@
+"""The LMDB environment: opened once, one writer, a map that grows by itself, and a full disk that is an answer.
+
+LMDB ties a write transaction to its thread, and py-lmdb retakes the GIL for every element that it moves: so `write`
+runs one plain function from begin to commit, on a thread that no other busy Python thread stands beside.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+import lmdb
+
+from storage.errors import Damaged, StoreBusy, StoreError, StoreFull
+
+Txn: TypeAlias = "lmdb.Transaction[bytes]"
+Db: TypeAlias = "lmdb._Database"
+_T = TypeVar("_T")
+
+MIB = 1 << 20
+GIB = 1 << 30
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class Disk:
+    """One LMDB environment in `folder`, with its tables open.
+
+    `tables` are names; one that ends in `*` keeps sorted duplicates of a fixed size. One process holds a writable disk.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        tables: Sequence[str],
+        *,
+        map_size: int = GIB,
+        max_map_size: int = 1024 * GIB,
+        readonly: bool = False,
+        on_grow: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.folder = folder
+        self._max_map_size = max_map_size
+        self._on_grow = on_grow
+        self._lock = None if readonly else _hold(folder)
+        try:
+            self.env = _open(folder, map_size, len(tables), readonly)
+            self.tables: dict[str, Db] = {}
+            for table in tables:
+                name = table.rstrip("*")
+                fixed = table.endswith("*")
+                self.tables[name] = self.env.open_db(name.encode(), create=not readonly, dupsort=fixed, dupfixed=fixed)
+        except lmdb.NotFoundError as error:
+            self.close()
+            raise StoreError(f"{folder}: a table is missing: {error}; was this store ever run?") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the environment and let another process have it."""
+        if hasattr(self, "env"):
+            self.env.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Disk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def read(self) -> Iterator[Txn]:
+        """Read one consistent state, beside the writer. Short: an old reader keeps freed pages alive."""
+        try:
+            txn = self.env.begin()
+        except lmdb.MapResizedError:  # the writer, another process, has grown the map
+            self.env.set_mapsize(0)
+            txn = self.env.begin()
+        with txn:
+            yield txn
+
+    def write(self, work: Callable[[Txn], _T]) -> _T:
+        """Run `work` in one write transaction and commit it durably, or change nothing.
+
+        `work` may run again, from the beginning, when the map was too small for it.
+
+        Raises:
+            StoreFull: the disk, or the largest map allowed, has no room.
+        """
+        self._grow_ahead()
+        while True:
+            try:
+                with self.env.begin(write=True) as txn:
+                    return work(txn)
+            except lmdb.MapFullError as error:
+                self._grow(error)
+            except lmdb.Error as error:
+                if error.code in _FULL:
+                    raise StoreFull(f"{self.folder}: {error.reason or error}: nothing was changed") from error
+                if isinstance(error, (lmdb.CorruptedError, lmdb.PageNotFoundError)):
+                    raise Damaged(f"{self.folder}: {error}") from error
+                raise
+
+    def map_size(self) -> int:
+        """Return how far the file may grow before the map does."""
+        return self.env.info()["map_size"]
+
+    def used(self) -> int:
+        """Return how far the file has grown, free pages included."""
+        return (self.env.info()["last_pgno"] + 1) * self.env.stat()["psize"]
+
+    def _grow_ahead(self) -> None:
+        """Grow while nothing has to be done twice for it."""
+        size = self.map_size()
+        if self.used() > size * 3 // 4 and size < self._max_map_size:
+            self._grow(None)
+
+    def _grow(self, cause: lmdb.MapFullError | None) -> None:
+        size = self.map_size()
+        if size >= self._max_map_size:
+            raise StoreFull(f"{self.folder}: the map has reached storage.max_map_size ({size} bytes)") from cause
+        larger = min(size + min(size, 64 * GIB), self._max_map_size)
+        self.env.set_mapsize(larger)
+        self._on_grow(larger)
+
+
+def _open(folder: Path, map_size: int, tables: int, readonly: bool) -> lmdb.Environment:
+    if readonly and not (folder / "data.mdb").exists():
+        raise StoreError(f"{folder}: there is no store here")
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return lmdb.open(
+            str(folder), map_size=map_size, max_dbs=tables + 4, readonly=readonly, max_readers=1024, mode=0o640
+        )
+    except (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError) as error:
+        raise Damaged(f"{folder}: this is not a store, or it is damaged: {error}") from error
+
+
+def _hold(folder: Path) -> int:
+    """Take the store for this process: LMDB alone would let a second writer in and serialise it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "owner"
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(lock)
+        raise StoreBusy(f"{folder}: another process has this store open for writing (pid {owner})") from None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock

@@ -1,0 +1,133 @@
+"""The values in the tables: MessagePack arrays, positional, growing only at the end.
+
+A live output's row is its body. A spent one has a mark in front, so that a spend rewrites the row without decoding it:
+
+    0x01 | spender's position 8 | input index u32 | body
+
+A body is an array of at most 15 fields and begins with 0x9N, which tells the two apart.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from storage.errors import Damaged
+
+SPENT = 0x01
+MARK = b"\x01"
+MARKED = 13  # bytes in front of a spent body
+
+_T = TypeVar("_T")
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Body(Struct, array_like=True, frozen=True, gc=False):
+    """An output as it is stored; a plain one (address and value) stops after two fields."""
+
+    address: bytes
+    value: int
+    assets: list[tuple[bytes, bytes, int]] = []
+    datum_hash: bytes | None = None
+    inline_datum: bytes | None = None
+    script_ref: bytes | None = None
+    script_ref_hash: bytes | None = None
+    is_collateral_return: bool = False
+
+
+class BlockRow(Struct, array_like=True, frozen=True):
+    """What outputs share with the others of their block."""
+
+    height: int
+    slot: int
+    hash: bytes
+    time: int | None = None
+    epoch: int | None = None
+
+
+class TxFlag:
+    """Bits in a transaction's flag byte."""
+
+    INVALID = 1
+    COLLATERAL_RETURN = 2
+    COINBASE = 4
+
+
+class Undo(Struct, array_like=True, frozen=True):
+    """How to take one block back.
+
+    `spent` are locators in the order of spending, with those of the block's own outputs. `bodies` stand beside them
+    when undo is self-contained; else the bodies are read from the spent rows. `replaced` are the earlier homes of
+    transaction ids that this block used again.
+    """
+
+    hash: bytes
+    created: list[int]  # stored outputs of each transaction
+    spent: bytes
+    flags: int = 0  # BlockFlag
+    tx_flags: bytes = b""  # TxFlag of each transaction, empty when all are 0
+    replaced: list[tuple[bytes, bytes]] = []
+    bodies: list[bytes] | None = None
+
+
+class BlockFlag:
+    """Bits in an undo record's flags."""
+
+    HAS_INVALID = 1
+
+
+class State(Struct, array_like=True, frozen=True):
+    """Where the store is. One row, rewritten by every commit.
+
+    Ordinals below `floor` can't be rolled back to: their successors' undo is gone. `spent_cursor` and `undo_cursor` are
+    where pruning goes on: an ordinal, and how many of its entries are done.
+    """
+
+    tip: int = 0
+    unspent: int = 0
+    floor: int = 0
+    spent_cursor: tuple[int, int] = (1, 0)
+    undo_cursor: tuple[int, int] = (1, 0)
+    persisted: int | None = None
+
+
+def pack(row: Struct | tuple[object, ...]) -> bytes:
+    """Return a row's bytes."""
+    return _encode(row)
+
+
+def unpack(kind: type[_T], raw: bytes, what: str) -> _T:
+    """Return the row in `raw`.
+
+    Raises:
+        Damaged: the bytes are no such row; `what` says which row it was.
+    """
+    try:
+        return msgspec.msgpack.decode(raw, type=kind)
+    except msgspec.DecodeError as error:
+        raise Damaged(f"{what} cannot be read: {error}") from error
+
+
+def body_of(row: bytes) -> bytes:
+    """Return the body, live or spent."""
+    return row[MARKED:] if row[0] == SPENT else row
+
+
+def spender_of(row: bytes) -> bytes | None:
+    """Return the spender's position and input index, twelve bytes, or None for a live output."""
+    return row[1:MARKED] if row[0] == SPENT else None
+
+
+def address_of(body: bytes) -> bytes:
+    """Return the address without decoding the rest: it is the first field, so its length is near the front."""
+    match body[1]:
+        case 0xC4:
+            return body[3 : 3 + body[2]]
+        case 0xC5:
+            return body[4 : 4 + int.from_bytes(body[2:4], "big")]
+        case 0xC6:
+            return body[6 : 6 + int.from_bytes(body[2:6], "big")]
+        case _:
+            raise Damaged(f"an output's row has no address: {body[:16].hex()}…")

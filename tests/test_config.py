@@ -1,0 +1,521 @@
+"""The configuration: contract, precedence, precise errors, and a way back from what is shown."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from msgspec import inspect
+
+from config import load as loading
+from config.checks import problems
+from config.knobs import KNOBS, Knob, special
+from config.load import ConfigError, load
+from config.settings import Config, Http, Recovery, Secret, socket_path
+from config.show import render, template
+from config.units import format_duration, format_size, parse_duration, parse_endpoint, parse_size
+
+MIB = 1024 * 1024
+
+# Section 4 of the protocol, and `storage`, which is ours.
+DEFAULTS: dict[str, Any] = {
+    "data_dir": Path("utxod-data"),
+    "chain": {"family": "cardano", "network": "mainnet"},
+    "socket": {"path": None, "max_frame_bytes": 256 * MIB, "admin_uids": ()},
+    "http": {"listen": "127.0.0.1:8410", "workers": 1, "token": None},
+    "utxo": {
+        "enabled": True,
+        "store": "classic",
+        "prune_depth": 2160,
+        "rollback_window": 4320,
+        "prune_batch_size": 500,
+        "index": {"address_hash": True, "payment_credential": True, "stake_credential": False, "policy": False},
+        "delta": {"self_contained": False},
+    },
+    "batch": {"max_bytes": 64 * MIB, "max_delay_ms": 500},
+    "transactions": {
+        "enabled": True,
+        "batch_size": 20000,
+        "block_height_retention": 288,
+        "coinbase_maturity": 100,
+        "max_inline_bytes": MIB,
+        "externalize_all": False,
+        "blob_store": "file:blobs",
+    },
+    "pruner": {
+        "enabled": True,
+        "trigger": "auto",
+        "chunk_size": 1000,
+        "unmined_retention": 144,
+        "parent_preservation_blocks": 1440,
+        "defensive": False,
+        "progress_log_interval": 30.0,
+        "job_timeout": 600.0,
+        "max_job_history": 1000,
+    },
+    "recovery": {
+        "enabled": True,
+        "store": "sqlite",
+        "dsn": None,
+        "ttl": 30.0,
+        "scan_interval": 5.0,
+        "batch_size": 100,
+        "worker_count": 4,
+        "lease_duration": 30.0,
+        "not_found_grace_period": 1800.0,
+        "confirmations": 6,
+        "advisory_lock_id": 0x7574786F64726563,
+        "instance_id": None,
+    },
+    "storage": {"map_size": 1024 * MIB, "max_map_size": 1024 * 1024 * MIB},
+    "log": {"format": "auto", "level": "info"},
+}
+
+Write = Callable[[str], Path]
+
+
+@pytest.fixture(autouse=True)
+def no_file_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(loading, "DEFAULT_FILE", tmp_path / "etc.toml")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write utxod.toml into the working directory and return the name by which errors call it."""
+
+    def write_text(text: str) -> Path:
+        (tmp_path / "utxod.toml").write_text(text)
+        return Path("utxod.toml")
+
+    return write_text
+
+
+def errors(path: Path | None, environ: dict[str, str] | None = None) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(path, environ or {})
+    assert str(caught.value) == "\n".join(caught.value.problems)
+    return list(caught.value.problems)
+
+
+def as_dicts(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return {name: as_dicts(inner) for name, inner in msgspec.structs.asdict(value).items()}
+    return value
+
+
+# --- defaults, file, environment ---------------------------------------------------------------------------------
+
+
+def test_defaults_are_the_contract() -> None:
+    assert as_dicts(Config()) == DEFAULTS
+    assert load(None, {}) == Config()
+
+
+def test_every_knob_says_what_it_does() -> None:
+    for knob in KNOBS.values():
+        assert re.fullmatch(r"[A-Z$].{15,}\.", knob.description), knob.name
+        assert knob.expects
+
+
+def test_file_sets_what_it_names_and_nothing_else(write: Write) -> None:
+    config = load(
+        write('data_dir = "here"\n[utxo]\nprune_depth = 0\nindex.policy = true\n[batch]\nmax_bytes = 5\n'), {}
+    )
+    expected = as_dicts(Config())
+    expected["data_dir"] = Path("here")
+    expected["utxo"]["prune_depth"] = 0
+    expected["utxo"]["index"]["policy"] = True
+    expected["batch"]["max_bytes"] = 5
+    assert as_dicts(config) == expected
+
+
+def test_section_without_enabled_stays_enabled(write: Write) -> None:
+    recovery = load(write('[recovery]\nttl = "45s"\n'), {}).recovery
+    assert (recovery.enabled, recovery.ttl) == (True, 45.0)
+
+
+def test_argument_beats_variable_beats_default_file(tmp_path: Path) -> None:
+    def network(path: Path | None, environ: dict[str, str]) -> str:
+        return load(path, environ).chain.network
+
+    for name in ("etc", "variable", "argument"):
+        (tmp_path / f"{name}.toml").write_text(f'[chain]\nnetwork = "{name}"')
+    variable = {"UTXOD_CONFIG": "variable.toml"}
+    assert network(None, {}) == "etc"
+    assert network(None, {"UTXOD_CONFIG": ""}) == "etc"
+    assert network(None, variable) == "variable"
+    assert network(Path("argument.toml"), variable) == "argument"
+    assert network(Path("argument.toml"), {**variable, "UTXOD_CHAIN__NETWORK": "value"}) == "value"
+
+
+def test_environment_wins_over_a_wrong_value_in_the_file(write: Write) -> None:
+    assert load(write("[http]\nworkers = -1\n"), {"UTXOD_HTTP__WORKERS": "3"}).http.workers == 3
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "expected"),
+    [
+        ("UTXOD_DATA_DIR", "/srv/x", Path("/srv/x")),
+        ("UTXOD_SOCKET__PATH", "run/u.sock", Path("run/u.sock")),
+        ("UTXOD_UTXO__INDEX__ADDRESS_HASH", "No", False),
+        ("UTXOD_UTXO__INDEX__ADDRESS_HASH", "0", False),
+        ("UTXOD_UTXO__INDEX__ADDRESS_HASH", "false", False),
+        ("UTXOD_UTXO__INDEX__POLICY", "TRUE", True),
+        ("UTXOD_UTXO__INDEX__POLICY", "1", True),
+        ("UTXOD_UTXO__INDEX__POLICY", "yes", True),
+        ("UTXOD_UTXO__PRUNE_DEPTH", " 7 ", 7),
+        ("UTXOD_RECOVERY__ADVISORY_LOCK_ID", "-5", -5),
+        ("UTXOD_SOCKET__ADMIN_UIDS", "1000, 1001", (1000, 1001)),
+        ("UTXOD_SOCKET__ADMIN_UIDS", "[1000,1001]", (1000, 1001)),
+        ("UTXOD_SOCKET__ADMIN_UIDS", "", ()),
+        ("UTXOD_RECOVERY__TTL", "1.5h", 5400.0),
+        ("UTXOD_RECOVERY__TTL", "90", 90.0),
+        ("UTXOD_BATCH__MAX_BYTES", "2 MiB", 2 * MIB),
+        ("UTXOD_BATCH__MAX_BYTES", "4096", 4096),
+        ("UTXOD_HTTP__LISTEN", "unix:/run/http.sock", "unix:/run/http.sock"),
+        ("UTXOD_HTTP__LISTEN", "[::1]:0", "[::1]:0"),
+        ("UTXOD_TRANSACTIONS__BLOB_STORE", "s3://bucket/blobs", "s3://bucket/blobs"),
+        ("UTXOD_CHAIN__FAMILY", "raw", "raw"),
+    ],
+)
+def test_environment_is_read_by_type(variable: str, text: str, expected: object) -> None:
+    config: Any = load(None, {variable: text})
+    for name in variable.removeprefix("UTXOD_").lower().split("__"):
+        config = getattr(config, name)
+    assert config == expected
+    assert type(config) is type(expected)
+
+
+def test_names_that_are_no_knobs_are_left_alone() -> None:
+    environ = {"UTXOD_CHAIN_DATA": "/x", "UTXOD_REQUIRE_CHAIN_DATA": "1", "PATH": "/bin", "UTXO_X": "1"}
+    assert load(None, environ) == Config()
+
+
+def test_systemd_directories_are_defaults(write: Write) -> None:
+    environ = {"STATE_DIRECTORY": "/var/lib/utxod:/var/lib/other", "RUNTIME_DIRECTORY": "/run/utxod:/run/other"}
+    config = load(None, environ)
+    assert config.data_dir == Path("/var/lib/utxod")
+    assert socket_path(config, environ) == Path("/run/utxod/utxod.sock")
+    assert socket_path(config, {}) == Path("/var/lib/utxod/utxod.sock")
+    named = load(write('data_dir = "mine"\n[socket]\npath = "s"\n'), environ)
+    assert (named.data_dir, socket_path(named, environ)) == (Path("mine"), Path("s"))
+
+
+# --- errors ------------------------------------------------------------------------------------------------------
+
+WHOLE = "expected a whole number, at least 0, at most 1000000000"
+DURATION = "expected a duration such as 30s, 5m, 1h, 500ms"
+SIZE = "expected a size such as 64MiB, 1GiB, 4096"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[utxo]\nprune_dept = 1", "[utxo] prune_dept: unknown name, did you mean prune_depth?"),
+        ("[utxo.index]\npolicies = true", "[utxo.index] policies: unknown name, did you mean policy?"),
+        ("[prunner]", "prunner: unknown name, did you mean pruner?"),
+        ("prune_depth = 1", "prune_depth: unknown name, did you mean [utxo] prune_depth?"),
+        ("[http]\nstore = 1", "[http] store: unknown name, did you mean [utxo] store or [recovery] store?"),
+        ("[batch]\nzzz = 1", "[batch] zzz: unknown name, known here: max_bytes, max_delay_ms"),
+        ('"utxo.prune_depth" = 1', '"utxo.prune_depth": unknown name, did you mean [utxo] prune_depth?'),
+        ('"a\\nb" = 1\ndata_dir = "x"', '"a\\nb": unknown name, known here: ' + ", ".join(DEFAULTS)),
+        ("utxo = 3", "utxo: expected a table, written [utxo]"),
+        ("[[utxo.index]]", "[utxo] index: expected a table, written [utxo.index]"),
+        ("[utxo.prune_depth]", "[utxo] prune_depth: {}: " + WHOLE),
+        ('[utxo]\nprune_depth = "many"', '[utxo] prune_depth: "many": ' + WHOLE),
+        ('[utxo]\nprune_depth = "5"', '[utxo] prune_depth: "5": ' + WHOLE),
+        ("[utxo]\nprune_depth = true", "[utxo] prune_depth: true: " + WHOLE),
+        ("[utxo]\nprune_depth = -1", "[utxo] prune_depth: -1: " + WHOLE),
+        (f"[utxo]\nprune_depth = {10**100}", f"[utxo] prune_depth: {'1' + '0' * 76}...: {WHOLE}"),
+        ("[utxo]\nprune_depth = 1.5", "[utxo] prune_depth: 1.5: " + WHOLE),
+        ("[utxo]\nenabled = 1", "[utxo] enabled: 1: expected true or false"),
+        ('[utxo]\nstore = "mrr"', '[utxo] store: "mrr": expected one of "classic", "mmr"'),
+        ('[chain]\nnetwork = ""', '[chain] network: "": expected a text that is not empty'),
+        ('data_dir = ""', 'data_dir: "": expected a text that is not empty'),
+        ("data_dir = 1979-05-27", 'data_dir: "1979-05-27": expected a text that is not empty'),
+        ('[pruner]\njob_timeout = "30 sekunden"', f'[pruner] job_timeout: "30 sekunden": {DURATION}, more than 0s'),
+        ("[pruner]\njob_timeout = 0", f"[pruner] job_timeout: 0: {DURATION}, more than 0s"),
+        ("[pruner]\njob_timeout = inf", f"[pruner] job_timeout: Infinity: {DURATION}, more than 0s"),
+        ("[pruner]\njob_timeout = true", f"[pruner] job_timeout: true: {DURATION}, more than 0s"),
+        (
+            '[recovery]\nlease_duration = "900ms"',
+            f'[recovery] lease_duration: "900ms": {DURATION}, at least 1s',
+        ),
+        ('[batch]\nmax_bytes = "64MB"', f'[batch] max_bytes: "64MB": {SIZE}, at least 1B'),
+        ("[batch]\nmax_bytes = 0", f"[batch] max_bytes: 0: {SIZE}, at least 1B"),
+        (
+            "[socket]\nadmin_uids = [-1]",
+            "[socket] admin_uids: [-1]: expected a list, each item a whole number, at least 0",
+        ),
+        ('[http]\nlisten = "8410"', '[http] listen: "8410": expected host:port or unix:/path'),
+        ('[http]\nlisten = "h:65536"', '[http] listen: "h:65536": expected host:port or unix:/path'),
+        ('[http]\nlisten = "unix:"', '[http] listen: "unix:": expected host:port or unix:/path'),
+        ("[http]\nlisten = 8410", "[http] listen: 8410: expected host:port or unix:/path"),
+        (
+            '[transactions]\nblob_store = "blobs"',
+            '[transactions] blob_store: "blobs": expected file:folder or s3://bucket/prefix',
+        ),
+    ],
+)
+def test_error_in_the_file_names_its_place(write: Write, text: str, expected: str) -> None:
+    assert errors(write(text)) == [f"utxod.toml: {expected}"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "expected"),
+    [
+        ("UTXOD_UTXO__PRUNE_DEPT", "1", "unknown name, did you mean UTXOD_UTXO__PRUNE_DEPTH?"),
+        ("UTXOD_HTTP_LISTEN", "1", "unknown name, did you mean UTXOD_HTTP__LISTEN?"),
+        ("UTXOD_STORAGE", "1", "unknown name, did you mean UTXOD_STORAGE__MAP_SIZE?"),
+        ("UTXOD_UTXO__ENABLED", "on", '"on": expected true or false'),
+        ("UTXOD_UTXO__PRUNE_DEPTH", "two", f'"two": {WHOLE}'),
+        ("UTXOD_UTXO__PRUNE_DEPTH", "", f'"": {WHOLE}'),
+        ("UTXOD_SOCKET__ADMIN_UIDS", "1,x", '"1,x": expected a list, each item a whole number, at least 0'),
+        (
+            "UTXOD_SOCKET__ADMIN_UIDS",
+            "9" * 5000,
+            f'"{"9" * 76}...: expected a list, each item a whole number, at least 0',
+        ),
+        ("UTXOD_RECOVERY__TTL", "soon", f'"soon": {DURATION}, more than 0s'),
+        ("UTXOD_STORAGE__MAP_SIZE", "1KiB", f'"1KiB": {SIZE}, at least 1MiB, at most 128TiB'),
+        ("UTXOD_SOCKET__PATH", "", '"": expected a text that is not empty'),
+    ],
+)
+def test_error_in_the_environment_names_its_variable(variable: str, text: str, expected: str) -> None:
+    assert errors(None, {variable: text}) == [f"{variable}: {expected}"]
+
+
+def test_all_problems_are_told_at_once(write: Write) -> None:
+    path = write('[utxo]\nprune_dept = 1\nrollback_window = -1\n[log]\nlevel = "loud"\n')
+    places = [line.split(": ")[0:2] for line in errors(path, {"UTXOD_HTTP__WORKERS": "x", "UTXOD_X": "1"})]
+    assert sorted(places) == [
+        ["UTXOD_HTTP__WORKERS", '"x"'],
+        ["UTXOD_X", "unknown name, `utxod config show` has all names"],
+        ["utxod.toml", "[log] level"],
+        ["utxod.toml", "[utxo] prune_dept"],
+        ["utxod.toml", "[utxo] rollback_window"],
+    ]
+
+
+def test_missing_file_is_an_error_only_when_named() -> None:
+    assert errors(Path("no.toml")) == ["no.toml: there is no such file"]
+    assert errors(None, {"UTXOD_CONFIG": "no.toml"}) == ["no.toml: there is no such file, but UTXOD_CONFIG names it"]
+
+
+def test_unreadable_file(tmp_path: Path) -> None:
+    (tmp_path / "etc.toml").mkdir()
+    assert errors(None) == [f"{tmp_path}/etc.toml: cannot be read: Is a directory"]
+    (tmp_path / "latin.toml").write_bytes(b"# a\n[chain]\nnetwork = '\xfc'\n")
+    assert errors(Path("latin.toml")) == ["latin.toml: not UTF-8 (at line 3)"]
+
+
+def test_toml_syntax_error_names_the_line_and_the_environment_is_still_judged(write: Write) -> None:
+    found = errors(write("[utxo]\nprune_depth = \n"), {"UTXOD_HTTP__WORKERS": "x"})
+    assert found[0] == "utxod.toml: Invalid value (at line 2, column 15)"
+    assert len(found) == 2
+    assert errors(write("[utxo]\nstore = 'mmr")) == ['utxod.toml: Expected "\'" (at line 2, the end)']
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            '[storage]\nmax_map_size = "512MiB"',
+            "[storage] max_map_size: map_size 1GiB is more than max_map_size, 512MiB",
+        ),
+        ('[recovery]\nstore = "postgresql"', '[recovery] store: store = "postgresql" needs dsn, the database'),
+        ('[recovery]\ndsn = "pw@host"', "[recovery] dsn: expected postgresql://user@host/database"),
+        (
+            '[socket]\npath = "/s"\n[http]\nlisten = "unix:/s"',
+            "[http] listen: http.listen and socket.path are both /s",
+        ),
+        (
+            f'[socket]\npath = "/{"s" * 107}"',
+            f"[socket] path: a Unix socket's path has at most 107 bytes: /{'s' * 107}",
+        ),
+        (
+            f'[http]\nlisten = "unix:/{"s" * 107}"',
+            f"[http] listen: a Unix socket's path has at most 107 bytes: /{'s' * 107}",
+        ),
+    ],
+)
+def test_values_that_do_not_go_together(write: Write, text: str, expected: str) -> None:
+    assert errors(write(text)) == [f"utxod.toml: {expected}"]
+
+
+def test_values_at_the_edge_go_together(write: Write) -> None:
+    load(write(f'[storage]\nmap_size = "2TiB"\nmax_map_size = "2TiB"\n[socket]\npath = "/{"s" * 106}"'), {})
+    load(write('[recovery]\nenabled = false\nstore = "postgresql"'), {})
+    load(write('[socket]\npath = "/s"\n[http]\nworkers = 0\nlisten = "unix:/s"'), {})
+
+
+def test_problem_is_placed_where_the_value_was_set() -> None:
+    assert errors(None, {"UTXOD_RECOVERY__STORE": "postgresql"})[0].startswith("UTXOD_RECOVERY__STORE: ")
+
+
+# --- secrets -----------------------------------------------------------------------------------------------------
+
+
+def test_secrets_are_never_shown(write: Write) -> None:
+    environ = {"UTXOD_HTTP__TOKEN": "hush", "UTXOD_RECOVERY__DSN": "postgresql://u:hush@h/d"}
+    config = load(None, environ)
+    assert config.http.token == "hush"
+    shown = render(config)
+    assert shown.count('"***"') == 2
+    assert "hush" not in shown + repr(config) + repr(Secret("hush"))
+    assert "hush" not in str(errors(write('[http]\ntoken = ["hush"]\n[recovery]\ndsn = 7')))
+    assert "hush" not in str(errors(None, {"UTXOD_RECOVERY__DSN": "hush"}))
+
+
+def test_mask_is_not_taken_for_a_secret(write: Write) -> None:
+    path = write(render(Config(http=Http(token=Secret("hush")))))
+    expected = 'utxod.toml: [http] token: expected a text that is not empty and not the mask "***"'
+    assert errors(path) == [expected]
+    assert load(path, {"UTXOD_HTTP__TOKEN": "hush"}).http.token == "hush"
+
+
+# --- showing -----------------------------------------------------------------------------------------------------
+
+
+def values_of(knob: Knob) -> st.SearchStrategy[Any]:
+    special_cases = {
+        "http.listen": st.sampled_from(["[::]:1", "h:0", "unix:a b"]),
+        "transactions.blob_store": st.sampled_from(["file:/x", "s3://b"]),
+    }
+    match knob.kind:
+        case _ if knob.secret:
+            return st.none()
+        case _ if knob.name in special_cases:
+            return special_cases[knob.name]
+        case inspect.BoolType():
+            return st.booleans()
+        case inspect.LiteralType(values=choices):
+            return st.sampled_from(choices)
+        case inspect.IntType(ge=low, le=high):
+            return st.integers(low, high)
+        case inspect.FloatType(ge=low, gt=above):
+            return st.floats(
+                above if low is None else low, exclude_min=low is None, allow_nan=False, allow_infinity=False
+            )
+        case inspect.VarTupleType():
+            return st.lists(st.integers(0, 2**32)).map(tuple)
+        case inspect.CustomType():
+            return st.text(min_size=1, max_size=20).map(Path)
+        case _:
+            return st.text(min_size=1)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> Config:
+    """Any configuration without secrets whose values are right one by one."""
+    tree: dict[str, Any] = {}
+    for name in draw(st.sets(st.sampled_from(sorted(KNOBS)))):
+        *tables, key = name.split(".")
+        inner = tree
+        for table in tables:
+            inner = inner.setdefault(table, {})
+        inner[key] = draw(values_of(KNOBS[name]))
+    return msgspec.convert(tree, Config, dec_hook=special)
+
+
+@given(configs())
+@example(Config(data_dir=Path('a"\\\x7f\n\t é/😀'), recovery=Recovery(ttl=0.1, instance_id="#")))
+def test_what_is_shown_reads_back(tmp_path_factory: pytest.TempPathFactory, config: Config) -> None:
+    path = tmp_path_factory.getbasetemp() / "shown.toml"
+    path.write_bytes(render(config).encode())
+    if found := problems(config):
+        assert len(errors(path)) == len(found)
+    else:
+        assert load(path, {}) == config
+
+
+def test_what_is_shown_reads_back_through_the_environment() -> None:
+    shown = tomllib.loads(render(Config()))
+    for name, knob in KNOBS.items():
+        value: Any = shown
+        for key in name.split("."):
+            value = value.get(key) if value else None
+        if value is not None:
+            assert load(None, {knob.variable: str(value)}) == Config(), name
+
+
+def test_shipped_file_is_in_step_with_the_code() -> None:
+    shipped = Path(__file__).parent.parent / "systemd" / "utxod.toml"
+    assert shipped.read_text() == template(), "write config.show.template() into systemd/utxod.toml"
+
+
+def test_shipped_file_sets_nothing_and_offers_everything(write: Write) -> None:
+    assert load(write(template()), {}) == Config()
+    offered = re.sub(r"^# (?=[a-z_]+ = )", "", template(), flags=re.MULTILINE)
+    config = load(write(offered), {})
+    examples = {name: knob.example for name, knob in KNOBS.items() if knob.example}
+    assert examples.keys() == {"socket.path", "http.token", "recovery.dsn", "recovery.instance_id"}
+    replaced = as_dicts(config)
+    for name, text in examples.items():
+        table, key = name.split(".")
+        assert str(replaced[table][key]) == text
+        replaced[table][key] = None
+    assert replaced == DEFAULTS
+
+
+# --- units -------------------------------------------------------------------------------------------------------
+
+
+@given(st.floats(min_value=0, allow_nan=False, allow_infinity=False) | st.integers(0, 10**9).map(lambda ms: ms / 1000))
+def test_duration_round_trip(seconds: float) -> None:
+    assert parse_duration(format_duration(seconds)) == seconds
+    assert parse_duration(seconds) == seconds
+
+
+@given(st.integers(min_value=0) | st.integers(0, 2**10).map(lambda kib: kib << 10))
+def test_size_round_trip(size: int) -> None:
+    assert parse_size(format_size(size)) == size
+    assert parse_size(size) == size
+
+
+def test_units_are_exact_and_shown_in_the_largest_that_fits() -> None:
+    assert [parse_duration(text) for text in ("500ms", "0.1s", "1.1m", "1h", "2d", "30 s")] == [
+        *(0.5, 0.1, 66.0, 3600.0, 172800.0, 30.0)
+    ]
+    assert [format_duration(s) for s in (0, 0.0015, 0.5, 90, 600.0, 5400, 172800)] == [
+        *("0s", "0.0015s", "500ms", "90s", "10m", "90m", "2d")
+    ]
+    assert [parse_size(text) for text in ("1.5KiB", "64MiB", "0", "7B")] == [1536, 64 * MIB, 0, 7]
+    assert [format_size(size) for size in (0, 1023, 1536, 64 * MIB)] == ["0B", "1023B", "1536B", "64MiB"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "s", "-1s", "1 hour", "1h30m", "1,5s", "1e3", "inf", "٣s", "9" * 400 + "d", None, float("nan"), True]
+)
+def test_what_is_no_duration(text: object) -> None:
+    with pytest.raises(ValueError, match="expected a duration such as 30s, 5m, 1h, 500ms"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1", "64MB", "64mib", "1.5B", "0.3KiB", 0.5, False, None])
+def test_what_is_no_size(text: object) -> None:
+    with pytest.raises(ValueError, match="expected a size such as 64MiB"):
+        parse_size(text)
+
+
+def test_endpoints() -> None:
+    assert parse_endpoint("localhost:80") == ("localhost", 80)
+    assert parse_endpoint("[::1]:80") == ("::1", 80)
+    assert parse_endpoint("unix:/run/x") == Path("/run/x")
+    for text in ("localhost", ":80", "::1:80", "h:", "h:x", "http://h:80", "unix:", "h:99999"):
+        with pytest.raises(ValueError, match="expected host:port or unix:/path"):
+            parse_endpoint(text)
+
+
+def test_a_config_made_by_hand_is_judged_too() -> None:
+    assert [problem.names for problem in problems(Config(recovery=Recovery(store="postgresql")))] == [
+        ("recovery.store",)
+    ]
