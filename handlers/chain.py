@@ -197,7 +197,7 @@ class Chain:
 
     def prune(self) -> Gone:
         """Take one bounded step of pruning in a commit of its own; return what went."""
-        if not self.may_prune or not prunable(self.state, self.windows):
+        if not self.due_for_pruning():
             return Gone()
 
         def work(txn: Txn) -> tuple[State, Gone]:
@@ -207,6 +207,10 @@ class Chain:
         state, gone = self._write(work)
         self._settle(state, gone)
         return gone
+
+    def due_for_pruning(self) -> bool:
+        """Return whether there may be something to prune, and it is allowed."""
+        return self.may_prune and prunable(self.state, self.windows)
 
     def _write(self, work: Callable[[Txn], tuple[State, Gone]]) -> tuple[State, Gone]:
         try:

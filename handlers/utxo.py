@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable
+from itertools import groupby
 from time import monotonic
 from typing import Protocol
 
@@ -26,6 +27,7 @@ from handlers.events import (
     Fact,
     GenesisOutputs,
     NodeState,
+    Pruned,
     Rollback,
     RolledBack,
 )
@@ -75,6 +77,7 @@ class Turns:
     def __init__(self, chain: Chain, pruning: bool = True) -> None:
         self.chain = chain
         self._pruning = pruning
+        self._node_settled = True
         chain.may_prune = pruning
         self._waiting: list[tuple[Delivery, int | None, list[Answer]]] = []  # true after the next commit
         self._ready: list[Answer] = []
@@ -115,7 +118,7 @@ class Turns:
             case GenesisOutputs():
                 return "accepted" if chain.seed(event) else "duplicate"
             case NodeState():
-                chain.may_prune = self._pruning and event.state in {"running", "stopped"}
+                self._node_settled = event.state in {"running", "stopped"}
                 return "accepted"
             case _:
                 raise Refused("unavailable", f"{type(event).__name__}: this daemon keeps no transaction store")
@@ -136,6 +139,7 @@ class Turns:
     def finish(self) -> Committed:
         """Commit, and return what is true now."""
         started = monotonic()
+        self.chain.may_prune = self._pruning and self._node_settled
         self.commit()
         self._commits += 1
         if self._commits % _GC_EVERY == 0:
@@ -147,8 +151,9 @@ class Turns:
         started = monotonic()
         try:
             self.chain.prune()
-        except StoreFull as full:  # deleting needs new pages too: wait for room, like everyone
+        except StoreFull as full:  # deleting needs new pages too: try again with the next block
             log.warning("store_full", during="prune", error=str(full))
+            self.chain.may_prune = False
         return self._committed(started)
 
     def _committed(self, started: float) -> Committed:
@@ -181,44 +186,52 @@ async def follow_chain(
                 started, size = monotonic(), 0
             batch = batch or inbox.waiting()
         _tell(await to_thread.run_sync(turns.finish, limiter=writer), turns, publish)
-        while not len(inbox):
-            committed = await to_thread.run_sync(turns.prune, limiter=writer)
-            _tell(committed, turns, publish)
-            if not committed.facts:
-                break
+        while turns.chain.due_for_pruning() and not len(inbox):
+            _tell(await to_thread.run_sync(turns.prune, limiter=writer), turns, publish)
 
 
 def _tell(committed: Committed, turns: Turns, publish: Callable[[Committed], None]) -> None:
     """Say what is true now: to the log, the senders, and whoever listens."""
-    blocks = [fact for fact in committed.facts if isinstance(fact, BlockCommitted)]
-    if blocks:
-        tip = blocks[-1]
-        log.info(
-            "block_committed" if len(blocks) == 1 else "blocks_committed",
-            height=tip.height,
-            slot=tip.slot,
-            hash=tip.hash.hex(),
-            blocks=len(blocks),
-            txs=sum(block.txs for block in blocks),
-            created=sum(block.created for block in blocks),
-            spent=sum(block.spent for block in blocks),
-            unspent=committed.view.unspent,
-            commit_ms=round(committed.took_s * 1000, 1),
-        )
+    for kind, facts in groupby(committed.facts, type):
+        if kind is BlockCommitted:
+            _log_blocks([fact for fact in facts if isinstance(fact, BlockCommitted)], committed)
+        for fact in facts:
+            if isinstance(fact, RolledBack):
+                _log_rollback(fact)
+            elif isinstance(fact, Pruned):
+                log.debug("pruned", outputs=fact.spent_outputs, txs=fact.transactions, undo_records=fact.undo_records)
     for point, missing in turns.chain.take_missing():
         first = f"{missing[0][0].hex()}#{missing[0][1]}"
         log.warning("missing_inputs", height=point.height, slot=point.slot, count=len(missing), first=first)
-    for fact in committed.facts:
-        if isinstance(fact, RolledBack):
-            to = None if fact.to == "origin" else fact.to
-            log.info(
-                "rolled_back",
-                height=to and to.height,
-                slot=to and to.slot,
-                blocks=fact.blocks,
-                from_height=fact.from_.height,
-                from_hash=fact.from_.hash.hex(),
-            )
     for answer in committed.answers:
         answer.send()
     publish(committed)
+
+
+def _log_blocks(blocks: list[BlockCommitted], committed: Committed) -> None:
+    """Write one line for what one commit made durable."""
+    tip = blocks[-1]
+    log.info(
+        "blocks_committed",
+        height=tip.height,
+        slot=tip.slot,
+        hash=tip.hash.hex(),
+        blocks=len(blocks),
+        txs=sum(block.txs for block in blocks),
+        created=sum(block.created for block in blocks),
+        spent=sum(block.spent for block in blocks),
+        unspent=committed.view.unspent,
+        commit_ms=round(committed.took_s * 1000, 1),
+    )
+
+
+def _log_rollback(fact: RolledBack) -> None:
+    to = None if fact.to == "origin" else fact.to
+    log.info(
+        "rolled_back",
+        height=to and to.height,
+        slot=to and to.slot,
+        blocks=fact.blocks,
+        from_height=fact.from_.height,
+        from_hash=fact.from_.hash.hex(),
+    )

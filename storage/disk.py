@@ -31,6 +31,7 @@ class Disk:
     """One LMDB environment in `folder`, with its tables open.
 
     `tables` are names; one that ends in `*` keeps sorted duplicates of a fixed size. One process holds a writable disk.
+    `durable=False` is for copies that are thrown away.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Disk:
         map_size: int = GIB,
         max_map_size: int = 1024 * GIB,
         readonly: bool = False,
+        durable: bool = True,
         on_grow: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.folder = folder
@@ -48,7 +50,7 @@ class Disk:
         self._on_grow = on_grow
         self._lock = None if readonly else _hold(folder)
         try:
-            self.env = _open(folder, map_size, len(tables), readonly)
+            self.env = _open(folder, map_size, len(tables), readonly, durable)
             self.tables: dict[str, Db] = {}
             for table in tables:
                 name = table.rstrip("*")
@@ -131,13 +133,19 @@ class Disk:
         self._on_grow(larger)
 
 
-def _open(folder: Path, map_size: int, tables: int, readonly: bool) -> lmdb.Environment:
+def _open(folder: Path, map_size: int, tables: int, readonly: bool, durable: bool) -> lmdb.Environment:
     if readonly and not (folder / "data.mdb").exists():
         raise StoreError(f"{folder}: there is no store here")
     folder.mkdir(parents=True, exist_ok=True)
     try:
         return lmdb.open(
-            str(folder), map_size=map_size, max_dbs=tables + 4, readonly=readonly, max_readers=1024, mode=0o640
+            str(folder),
+            map_size=map_size,
+            max_dbs=tables + 4,
+            readonly=readonly,
+            sync=durable,
+            max_readers=1024,
+            mode=0o640,
         )
     except (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError) as error:
         raise Damaged(f"{folder}: this is not a store, or it is damaged: {error}") from error

@@ -1,0 +1,1 @@
+"""Measuring: workloads, and the real path beside its peers."""

@@ -1,0 +1,255 @@
+"""A feeder's end of the socket: a window of unacknowledged messages, and a way back in after any interruption.
+
+The daemon carries messages out in order, so its tip tells how far it came: after a reconnection what it has is skipped
+and the rest of the window is sent again. An error that may pass (a full disk, a busy socket) is waited out; any other
+stops the feed, and nothing was changed by it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import AsyncIterable, Callable, Iterator
+from pathlib import Path
+
+import anyio
+import msgspec
+from anyio.abc import ByteStream
+from anyio.streams.buffered import BufferedByteReceiveStream
+from msgspec import Struct
+
+from handlers.events import Ack, BlockApplied, Error, Hello, Inbound, NetworkTip, Rollback, Welcome
+from handlers.wire import LENGTH, encode
+
+_ANSWERS: msgspec.msgpack.Decoder[Ack | Error | Welcome] = msgspec.msgpack.Decoder(Ack | Error | Welcome)
+_GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, anyio.IncompleteRead)
+_PATIENCE_S = (0.2, 0.5, 1, 2, 5, 10, 15, 30)
+
+
+class FeedError(Exception):
+    """The feed can't go on; the daemon's state is what it last acknowledged."""
+
+
+class _Away(Exception):
+    """The daemon can't be reached, or asks us to come again later."""
+
+
+class Sent(Struct, frozen=True):
+    """A message on its way, with the hash that the tip has after it, where that is known."""
+
+    seq: int
+    raw: bytes
+    tip: bytes | None
+    height: int | None
+
+
+class Link:
+    """One feed, over as many connections as it takes.
+
+    `told` hears one line for each thing that an operator should know; `acknowledged` hears of every answer.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        network_height: int | None = None,
+        window_bytes: int = 64 << 20,
+        patience_s: float = math.inf,
+        told: Callable[[str], None] = lambda _: None,
+        acknowledged: Callable[[Sent, str], None] = lambda *_: None,
+    ) -> None:
+        self.network_height = network_height
+        self._path = path
+        self._window_bytes = window_bytes
+        self._patience_s = patience_s
+        self._told = told
+        self._acknowledged = acknowledged
+        self._window: deque[Sent] = deque()
+        self._bytes = 0
+        self._seq = 0
+        self._unsent = 0  # how many at the window's end were never sent on this connection
+        self._moved = anyio.Event()
+        self._finished = False
+
+    async def arrive(self) -> Welcome:
+        """Ask where the daemon is, on a connection of its own; wait for one that is away.
+
+        Raises:
+            FeedError: it stayed away for too long.
+        """
+        began, tries = anyio.current_time(), 0
+        while True:
+            try:
+                async with await self._connect() as stream:
+                    return await self._greet(stream, BufferedByteReceiveStream(stream))
+            except (_Away, *_GONE) as error:
+                await self._pause(str(error) or "the daemon closed the connection", began, tries)
+                tries += 1
+
+    async def feed(self, messages: AsyncIterable[Inbound]) -> None:
+        """Send every message and wait until all are acknowledged.
+
+        Raises:
+            FeedError: the daemon refused one, or stayed away for too long.
+        """
+        try:
+            async with anyio.create_task_group() as both:
+                both.start_soon(self._deliver)
+                async for message in messages:
+                    await self._push(message)
+                self._finished = True
+                self._wake()
+        except BaseExceptionGroup as group:
+            raise _verdict(group) from group
+
+    # --- the window ----------------------------------------------------------------------------------------------
+
+    async def _push(self, message: Inbound) -> None:
+        self._seq += 1
+        raw = encode(msgspec.structs.replace(message, seq=self._seq), "frames")
+        while self._window and self._bytes + len(raw) > self._window_bytes:
+            await self._wait()
+        self._window.append(Sent(self._seq, raw, *_leads_to(message)))
+        self._bytes += len(raw)
+        self._unsent += 1
+        self._wake()
+
+    def _pop(self) -> Sent:
+        sent = self._window.popleft()
+        self._bytes -= len(sent.raw)
+        self._wake()
+        return sent
+
+    def _wake(self) -> None:
+        self._moved.set()
+
+    async def _wait(self) -> None:
+        if self._moved.is_set():
+            self._moved = anyio.Event()
+        await self._moved.wait()
+
+    # --- connections ---------------------------------------------------------------------------------------------
+
+    async def _deliver(self) -> None:
+        """Keep a connection until everything is acknowledged."""
+        tries, away_since = 0, 0.0
+        while not (self._finished and not self._window):
+            before = self._seq - len(self._window)
+            try:
+                await self._session()
+            except _Away as error:
+                moved = self._seq - len(self._window) > before
+                tries, away_since = (0, anyio.current_time()) if moved or not tries else (tries, away_since)
+                await self._pause(str(error), away_since, tries)
+                tries += 1
+
+    async def _pause(self, what: str, since: float, tries: int) -> None:
+        if anyio.current_time() - since > self._patience_s:
+            raise FeedError(what)
+        pause = _PATIENCE_S[min(tries, len(_PATIENCE_S) - 1)]
+        self._told(f"{what}; trying again in {pause:g} s")
+        await anyio.sleep(pause)
+
+    async def _session(self) -> None:
+        """Feed over one connection until it ends, or all is acknowledged."""
+        try:
+            async with await self._connect() as stream:
+                answers = BufferedByteReceiveStream(stream)
+                self._resume(await self._greet(stream, answers))
+                async with anyio.create_task_group() as both:
+                    both.start_soon(self._write, stream)
+                    await self._read(answers)
+                    both.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            raise _verdict(group) from group
+        except _GONE as error:
+            raise _Away("the daemon closed the connection") from error
+
+    async def _connect(self) -> ByteStream:
+        try:
+            return await anyio.connect_unix(self._path)
+        except OSError as error:
+            raise _Away(f"no daemon listens on {self._path} ({error.strerror or error})") from error
+
+    async def _greet(self, stream: ByteStream, answers: BufferedByteReceiveStream) -> Welcome:
+        tip = None if self.network_height is None else NetworkTip(self.network_height)
+        await stream.send(encode(Hello(client="utxod-feed/1", network_tip=tip), "frames"))
+        answer = await _receive(answers)
+        if not isinstance(answer, Welcome):
+            raise FeedError(f"the daemon answered Hello with {answer}")
+        return answer
+
+    def _resume(self, welcome: Welcome) -> None:
+        """Skip what the daemon has of the window; all of the rest is to be sent again."""
+        here = None if welcome.tip is None else welcome.tip.hash
+        known = [n for n, sent in enumerate(self._window) if here is not None and sent.tip == here]
+        for _ in range(known[-1] + 1 if known else 0):
+            self._acknowledged(self._pop(), "known")
+        self._unsent = len(self._window)
+
+    async def _write(self, stream: ByteStream) -> None:
+        while True:
+            while self._unsent:
+                waiting = list(self._window)[len(self._window) - self._unsent :]
+                self._unsent = 0
+                await stream.send(b"".join(sent.raw for sent in waiting))
+            await self._wait()
+
+    async def _read(self, answers: BufferedByteReceiveStream) -> None:
+        while not (self._finished and not self._window):
+            if not self._window:
+                await self._wait()
+                continue
+            answer = await _receive(answers)
+            match answer:
+                case Ack(seq=seq, status=status) if seq == self._window[0].seq:
+                    self._acknowledged(self._pop(), status)
+                case Error(code=code, message=message, retryable=True):
+                    raise _Away(f"the daemon says {code}: {message}")
+                case Error(code=code, message=message):
+                    raise FeedError(f"the daemon refused {self._name(answer)}: {code}: {message}")
+                case _:
+                    raise FeedError(f"the daemon answered out of order: {answer}")
+
+    def _name(self, error: Error) -> str:
+        sent = next((sent for sent in self._window if sent.seq == error.seq), None)
+        return "a message" if sent is None or sent.height is None else f"the message of height {sent.height}"
+
+
+async def _receive(answers: BufferedByteReceiveStream) -> Ack | Error | Welcome:
+    (length,) = LENGTH.unpack(await answers.receive_exactly(LENGTH.size))
+    try:
+        return _ANSWERS.decode(await answers.receive_exactly(length))
+    except msgspec.DecodeError as error:
+        raise FeedError(f"the daemon's answer can't be read: {error}") from error
+
+
+def _leads_to(message: Inbound) -> tuple[bytes | None, int | None]:
+    """Return the hash and height of the tip after a message, where it says so."""
+    match message:
+        case BlockApplied(hash=tip, height=height):
+            return tip, height
+        case Rollback(to=to) if not isinstance(to, str):
+            return to.hash, to.height
+        case _:
+            return None, None
+
+
+def _verdict(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the one error that several tasks' errors amount to: the gravest."""
+    leaves = list(_leaves(group))
+    for kind in (FeedError, _Away):
+        if found := [leaf for leaf in leaves if isinstance(leaf, kind)]:
+            return found[0]
+    if all(isinstance(leaf, _GONE) for leaf in leaves):
+        return _Away("the daemon closed the connection")
+    return leaves[0] if len(leaves) == 1 else group
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

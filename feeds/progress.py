@@ -1,0 +1,85 @@
+"""How a feed shows where it is: a bar with rate, height and time left on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from time import monotonic
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from feeds.link import Sent
+
+_LINE_EVERY_S = 10.0
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        """Return messages a second."""
+        rate = task.fields["messages"] / max(task.elapsed or 0.0, 0.001)
+        return Text(f"{rate:,.0f}/s")
+
+
+class FeedProgress:
+    """Counts acknowledged messages; `place` says how far the source is, of `total`."""
+
+    def __init__(self, name: str, place: Callable[[], float], total: float | None) -> None:
+        self._place = place
+        self._console = Console(file=sys.stderr)
+        self._began = self._said = monotonic()
+        self.counts: dict[str, int] = {}
+        self.height: int | None = None
+        self._bar: Progress | None = None
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("height {task.fields[height]}"),
+                _Rate(),
+                TimeRemainingColumn(),
+                console=self._console,
+            )
+            self._task = self._bar.add_task(name, total=total, height="–", messages=0)
+
+    def __enter__(self) -> FeedProgress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        self._say(self.summary())
+
+    def tell(self, line: str) -> None:
+        """Say one thing that the operator should know."""
+        self._say(line)
+
+    def acknowledged(self, sent: Sent, status: str) -> None:
+        """Hear of one answer."""
+        self.counts[status] = self.counts.get(status, 0) + 1
+        self.height = sent.height if sent.height is not None else self.height
+        if self._bar is not None:
+            done = sum(self.counts.values())
+            self._bar.update(self._task, completed=self._place(), height=self.height, messages=done)
+        elif monotonic() - self._said > _LINE_EVERY_S:
+            self._said = monotonic()
+            self._say(self.summary())
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def summary(self) -> str:
+        """Return one line: what was acknowledged, and how fast."""
+        elapsed = max(monotonic() - self._began, 0.001)
+        done = sum(self.counts.values())
+        if not done:
+            return "nothing to send: the daemon has all of it"
+        counts = ", ".join(f"{count} {status}" for status, count in sorted(self.counts.items()))
+        at = "" if self.height is None else f", height {self.height}"
+        return f"{done} messages in {elapsed:.1f} s ({done / elapsed:,.0f}/s): {counts}{at}"
