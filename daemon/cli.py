@@ -106,6 +106,24 @@ def run(context: click.Context) -> None:
             raise _Exit(f"{socket_path(config, os.environ)}: {error.strerror or error}", FAILED) from error
 
 
+class _Bench(click.Group):
+    """Imports the measurements only when they are asked for: they need packages that the daemon does not."""
+
+    def list_commands(self, _: click.Context) -> list[str]:
+        """Return the names of the measurements."""
+        return ["apply"]
+
+    def get_command(self, _: click.Context, cmd_name: str) -> click.Command | None:
+        """Return one."""
+        if cmd_name != "apply":
+            return None
+        try:
+            from bench.apply import apply
+        except ImportError as error:
+            raise _Exit(f"{error.name} is not installed: it is of the dependency group `bench`", FAILED) from error
+        return apply
+
+
 def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the one failure that ended the daemon, if it is one."""
     error: BaseException = group
@@ -198,6 +216,11 @@ def reindex(context: click.Context) -> None:
         click.echo(build(context.obj.config))
 
 
+@main.group(cls=_Bench)
+def bench() -> None:
+    """Measure, beside peers in the same run (needs the packages of the bench group)."""
+
+
 @main.group("config")
 def config_group() -> None:
     """Show or check the configuration."""
@@ -218,3 +241,7 @@ def check(context: click.Context) -> None:
     """Say everything that is wrong with the configuration; exit 2 if something is."""
     _ = context.obj.config
     click.echo("the configuration is sound")
+
+
+if __name__ == "__main__":
+    main()
