@@ -44,10 +44,10 @@ def status(config: Config, *, as_json: bool) -> str:
     table = Table(show_header=False, box=None)
     for name, value in facts.items():
         table.add_row(name, _readable(value))
-    console = Console(file=StringIO(), width=120)
+    console = Console(file=StringIO(), width=200)
     console.print(table)
     assert isinstance(console.file, StringIO)
-    return console.file.getvalue().rstrip()
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
 
 
 def _facts(store: UtxoStore, txn: Txn, config: Config) -> dict[str, Any]:

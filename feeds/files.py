@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 from anyio import AsyncFile
 
-from feeds.link import FeedError
+from feeds.errors import FeedError
 from handlers import wire
 from handlers.events import BlockApplied, Inbound, Rollback, RollbackPoint, Welcome
 from handlers.refusal import Refused

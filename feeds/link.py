@@ -15,19 +15,17 @@ from pathlib import Path
 import anyio
 import msgspec
 from anyio.abc import ByteStream
+from anyio.lowlevel import checkpoint
 from anyio.streams.buffered import BufferedByteReceiveStream
 from msgspec import Struct
 
+from feeds.errors import FeedError
 from handlers.events import Ack, BlockApplied, Error, Hello, Inbound, NetworkTip, Rollback, Welcome
 from handlers.wire import LENGTH, encode
 
 _ANSWERS: msgspec.msgpack.Decoder[Ack | Error | Welcome] = msgspec.msgpack.Decoder(Ack | Error | Welcome)
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, anyio.IncompleteRead)
 _PATIENCE_S = (0.2, 0.5, 1, 2, 5, 10, 15, 30)
-
-
-class FeedError(Exception):
-    """The feed can't go on; the daemon's state is what it last acknowledged."""
 
 
 class _Away(Exception):
@@ -114,6 +112,7 @@ class Link:
         self._bytes += len(raw)
         self._unsent += 1
         self._wake()
+        await checkpoint()  # a source that never waits must not keep the socket waiting
 
     def _pop(self) -> Sent:
         sent = self._window.popleft()

@@ -11,8 +11,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from feeds.link import Sent
-
 _LINE_EVERY_S = 10.0
 
 
@@ -31,6 +29,7 @@ class FeedProgress:
         self._console = Console(file=sys.stderr)
         self._began = self._said = monotonic()
         self.counts: dict[str, int] = {}
+        self.transactions = 0  # where they are counted
         self.height: int | None = None
         self._bar: Progress | None = None
         if self._console.is_terminal:
@@ -60,10 +59,10 @@ class FeedProgress:
         """Say one thing that the operator should know."""
         self._say(line)
 
-    def acknowledged(self, sent: Sent, status: str) -> None:
-        """Hear of one answer."""
+    def count(self, status: str, height: int | None) -> None:
+        """Hear that one message came through."""
         self.counts[status] = self.counts.get(status, 0) + 1
-        self.height = sent.height if sent.height is not None else self.height
+        self.height = height if height is not None else self.height
         if self._bar is not None:
             done = sum(self.counts.values())
             self._bar.update(self._task, completed=self._place(), height=self.height, messages=done)
@@ -82,4 +81,5 @@ class FeedProgress:
             return "nothing to send: the daemon has all of it"
         counts = ", ".join(f"{count} {status}" for status, count in sorted(self.counts.items()))
         at = "" if self.height is None else f", height {self.height}"
-        return f"{done} messages in {elapsed:.1f} s ({done / elapsed:,.0f}/s): {counts}{at}"
+        txs = f", {self.transactions} transactions ({self.transactions / elapsed:,.0f}/s)" if self.transactions else ""
+        return f"{done} messages in {elapsed:.1f} s ({done / elapsed:,.0f}/s): {counts}{txs}{at}"

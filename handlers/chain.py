@@ -32,7 +32,7 @@ from storage.disk import Txn
 from storage.errors import StoreFull
 from storage.prune import Gone, Windows, prunable, prune, raise_floor, sweep
 from storage.rows import BlockRow, State
-from storage.utxo import UtxoStore
+from storage.utxo import TxidsTaken, UtxoStore
 
 _ROLLBACK_ROWS = 250_000  # rows held in memory before a long rollback writes them into its open transaction
 
@@ -100,13 +100,10 @@ class Chain:
         if not self._follows(block):
             return False
         batch, ordinal = self.batch.change, self.state.tip + 1
-        txids = ledger.named(block)
         with self.store.disk.read() as txn:
-            homes = self.store.homes(txn, txids.difference(batch.txids.after))
-            rows = self.store.rows(txn, self._wanted(txn, block, homes))
-        known = ledger.Known(batch.txids.after, batch.outputs.after, homes, rows)
-        connected = ledger.connect(block, ordinal, known, embed_bodies=self.windows.self_contained)
-        batch.absorb(connected.change)
+            homes = self.store.homes(txn, ledger.named(block).difference(batch.txids.after))
+            rows = self.store.rows(txn, ledger.places(block, homes))
+        connected = ledger.connect(block, ordinal, batch, homes, rows, embed_bodies=self.windows.self_contained)
         self._count(block, connected, network_height)
         self.state = msgspec.structs.replace(self.state, tip=ordinal)
         self.tip = block.point
@@ -128,19 +125,6 @@ class Chain:
             return keys.number(waiting)
         with self.store.disk.read() as txn:
             return self.store.ordinal_of(txn, block_hash)
-
-    def _wanted(self, txn: Txn, block: BlockApplied, homes: dict[bytes, bytes]) -> set[bytes]:
-        """Return the locators of stored outputs that the block names."""
-        wanted = {
-            home + keys.u32(index)
-            for tx in block.txs
-            for txid, index in ledger.consumed(tx)
-            if (home := homes.get(txid)) is not None
-        }
-        for tx in block.txs:  # a transaction id used again replaces all outputs of the earlier one
-            if (home := homes.get(tx.txid)) is not None:
-                wanted.update(place for place, _ in self.store.scan(txn, self.store.output, home))
-        return wanted
 
     def _count(self, block: BlockApplied, connected: ledger.Connected, network_height: int | None) -> None:
         point = block.point
@@ -171,29 +155,39 @@ class Chain:
             stored = self.store.state(txn)
         if not batch.facts and stored == self.state:
             return
-        change = ledger.elide(batch.change) if batch.deep and batch.facts else batch.change
-        elided = change is not batch.change
-        budget = self.prune_batch_size * max(len(batch.facts), 1) if self.may_prune else 0
-
-        def work(txn: Txn) -> tuple[State, Gone]:
-            state = self.store.write(txn, change, msgspec.structs.replace(self.state, unspent=stored.unspent))
-            if elided:
-                state = self._forget(txn, change, state)
-                self.store.put_state(txn, state)
-            gone = prune(self.store, txn, self.windows, budget) if budget else Gone()
-            return self.store.state(txn), gone
-
-        state, gone = self._write(work)
+        try:
+            state, gone = self._write(self._work(batch))
+        except TxidsTaken as taken:  # as rare as it sounds: so the batch learns of it here, not by a look-up for each
+            with self.store.disk.read() as txn:
+                for txid, home in taken.homes.items():
+                    ledger.take_over(batch.change, txid, home, dict(self.store.scan(txn, self.store.output, home)))
+            state, gone = self._write(self._work(batch))
         self.facts += batch.facts
         self.missing += batch.missing
         self._settle(state, gone)
 
+    def _work(self, batch: Batch) -> Callable[[Txn], tuple[State, Gone]]:
+        """Return what writes a batch into an open transaction."""
+        elided = batch.deep and bool(batch.facts)
+        change = ledger.elide(batch.change) if elided else batch.change
+        budget = self.prune_batch_size * max(len(batch.facts), 1) if self.may_prune else 0
+
+        def work(txn: Txn) -> tuple[State, Gone]:
+            state = self.store.write(txn, change, self.state)
+            if elided:
+                self.store.put_state(txn, self._forget(txn, change, state))
+            gone = prune(self.store, txn, self.windows, budget) if budget else Gone()
+            return self.store.state(txn), gone
+
+        return work
+
     def _forget(self, txn: Txn, change: ChangeSet, state: State) -> State:
         """Let go of what elided blocks leave behind: empty transactions, and the way back."""
+        state = raise_floor(self.store, txn, state, state.tip)
         spent = {place[:8] for place, row in change.outputs.after.items() if row is None}
         undone = {own for own in {place[:4] for place in spent} if txn.get(own, db=self.store.delta) is not None}
-        sweep(self.store, txn, state.tip, {place for place in spent if place[:4] not in undone})
-        return raise_floor(self.store, txn, state, state.tip)
+        sweep(self.store, txn, state.floor, {place for place in spent if place[:4] not in undone})
+        return state
 
     def prune(self) -> Gone:
         """Take one bounded step of pruning in a commit of its own; return what went."""

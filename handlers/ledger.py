@@ -10,64 +10,84 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from handlers.events import BlockApplied, GenesisOutput, OutPoint, Output, Point, Tx
 from storage import keys
 from storage.change import ChangeSet
-from storage.rows import MARK, SPENT, BlockFlag, BlockRow, Body, TxFlag, Undo, pack
+from storage.rows import MARK, SPENT, BlockFlag, BlockRow, Body, TxFlag, Undo, pack, unpack
 
-REPLACED = keys.LAST_U32  # the input index of an output that a transaction with the same id replaced
+_REPLACED = keys.u32(keys.LAST_U32)  # the input index of an output that a transaction with the same id replaced
+_FLAGS = tuple(bytes((flags,)) for flags in range(8))
 
 
 class Connected(Struct, frozen=True):
-    """What a block does, and what is told of it."""
+    """What is told of a block that was applied."""
 
-    change: ChangeSet
     created: int
     spent: int
     missing: list[OutPoint]
 
 
-class Known(Struct, frozen=True):
-    """The outputs that a block may name: what waits in the batch first, then what is stored.
-
-    `homes` are positions by transaction id, `rows` are rows by locator. A None row in the batch is gone.
-    """
-
-    batch_homes: Mapping[bytes, bytes | None] = {}
-    batch_rows: Mapping[bytes, bytes | None] = {}
-    homes: Mapping[bytes, bytes] = {}
-    rows: Mapping[bytes, bytes] = {}
-
-
-def consumed(tx: Tx) -> list[OutPoint]:
-    """Return what a transaction spends, as listed: the same outpoint may stand there twice and is spent once."""
-    return tx.inputs if tx.valid else tx.collateral
-
-
 def named(block: BlockApplied) -> set[bytes]:
-    """Return the ids of all transactions whose homes `connect` wants to know: those spent from, and the block's own."""
+    """Return the ids of the transactions that a block spends from, outside itself."""
     txids = {txid for tx in block.txs for txid, _ in (tx.inputs if tx.valid else tx.collateral)}
-    txids.update(tx.txid for tx in block.txs)
-    return txids
+    return txids.difference([tx.txid for tx in block.txs])
 
 
-def connect(block: BlockApplied, ordinal: int, known: Known, *, embed_bodies: bool) -> Connected:
-    """Return what `block`, as the `ordinal`-th, does to the set, given every output that it may name."""
-    run = _Run(ordinal, known, embed_bodies)
-    for number, tx in enumerate(block.txs):
-        run.take(number, tx)
+def places(block: BlockApplied, homes: Mapping[bytes, bytes]) -> set[bytes]:
+    """Return the locators of the outputs that a block spends, of transactions whose homes are given."""
+    return {
+        home + keys.u32(index)
+        for tx in block.txs
+        for txid, index in (tx.inputs if tx.valid else tx.collateral)
+        if (home := homes.get(txid)) is not None
+    }
+
+
+def connect(
+    block: BlockApplied,
+    ordinal: int,
+    batch: ChangeSet,
+    homes: Mapping[bytes, bytes],
+    rows: Mapping[bytes, bytes],
+    *,
+    embed_bodies: bool,
+) -> Connected:
+    """Add what `block`, as the `ordinal`-th, does to the set to what the `batch` before it does.
+
+    `homes` and `rows` are what the store has of the transactions and outputs that the block spends from (`named`,
+    `places`). Onto an empty batch this is the block's own change, and the changes of several blocks compose to the
+    batch. A transaction id that the batch has used already replaces the earlier outputs; one that is stored is found
+    when the batch is written (`take_over`).
+    """
+    run = _Run(ordinal, batch, homes, rows, embed_bodies)
+    for number, tx in zip(keys.numbers(len(block.txs)), block.txs, strict=False):
+        position = run.own + number
+        if tx.valid and not tx.coinbase:
+            run.spend(position, tx.inputs)
+            run.appear(position, tx.txid, 0, run.create(position, tx.outputs))
+        else:
+            run.special(position, tx)
     return run.close(block)
 
 
 class _Run:
-    """One block on its way through the rule, transaction by transaction."""
+    """One block on its way through the rule. `spend` and `create` are the hot path: no object for each output."""
 
-    def __init__(self, ordinal: int, known: Known, embed_bodies: bool) -> None:
+    def __init__(
+        self,
+        ordinal: int,
+        batch: ChangeSet,
+        homes: Mapping[bytes, bytes],
+        rows: Mapping[bytes, bytes],
+        embed_bodies: bool,
+    ) -> None:
         self.own = keys.u32(ordinal)
-        self.known = known
-        self.change = ChangeSet()
+        self.change = batch
+        self.stored_homes, self.stored_rows = homes, rows
+        self.rows, self.before = batch.outputs.after, batch.outputs.before
+        self.homes, self.txs = batch.txids.after, batch.txs.after
         self.spent: list[bytes] = []
         self.bodies: list[bytes] | None = [] if embed_bodies else None
         self.created: list[int] = []
@@ -75,85 +95,81 @@ class _Run:
         self.missing: list[OutPoint] = []
         self.replaced: list[tuple[bytes, bytes]] = []
 
-    def take(self, number: int, tx: Tx) -> None:
-        position = self.own + keys.u32(number)
-        flags = 0 if tx.valid else TxFlag.INVALID
-        if tx.coinbase:
-            flags |= TxFlag.COINBASE
-        self._spend(position, tx.inputs if tx.valid else tx.collateral)
-        txid, homes = tx.txid, self.change.txids.after
-        if txid in homes or txid in self.known.homes or txid in self.known.batch_homes:
-            self._replace(position, txid)
-        homes[txid] = position
-        if tx.valid:
-            self.created.append(self._create(position, tx.outputs))
-        elif tx.collateral_return is not None:
-            flags |= TxFlag.COLLATERAL_RETURN
-            place = position + keys.u32(len(tx.outputs))
-            self.change.outputs.after[place] = body(tx.collateral_return, collateral_return=True)
-            self.created.append(1)
-        else:
-            self.created.append(0)
-        self.flags.append(flags)
-        self.change.txs.after[position] = txid + bytes((flags,))
+    def spend(self, position: bytes, outpoints: list[OutPoint]) -> None:
+        """Mark what a transaction spends; what is not live is missing, what it lists twice is spent once."""
+        rows, homes, stored_homes, small = self.rows, self.homes, self.stored_homes, keys.SMALL
+        mark = MARK + position
+        for number, outpoint in zip(keys.numbers(len(outpoints)), outpoints, strict=False):
+            txid, index = outpoint
+            home = homes.get(txid) or stored_homes.get(txid)
+            if home is None:
+                self.missing.append(outpoint)
+                continue
+            place = home + (small[index] if index < len(small) else keys.u32(index))
+            row = rows.get(place)
+            if row is None:
+                row = self.stored_rows.get(place)
+                if row is None or row[0] == SPENT:
+                    self.missing.append(outpoint)
+                    continue
+                self.before[place] = row
+            elif row[0] == SPENT:
+                if row[1:9] != position:
+                    self.missing.append(outpoint)
+                continue
+            rows[place] = mark + number + row
+            self.spent.append(place)
+            if self.bodies is not None:
+                self.bodies.append(row)
 
-    def _create(self, position: bytes, outputs: Iterable[Output]) -> int:
-        rows, before, u32 = self.change.outputs.after, len(self.change.outputs.after), keys.u32
-        for index, output in enumerate(outputs):
+    def create(self, position: bytes, outputs: list[Output]) -> int:
+        """Add what a transaction creates; return how many outputs are kept."""
+        rows, before = self.rows, len(self.rows)
+        for index, output in zip(keys.numbers(len(outputs)), outputs, strict=False):
             if output.spendable:
-                rows[position + u32(index)] = body(output)
+                rows[position + index] = body(output)
         return len(rows) - before
 
-    def _spend(self, position: bytes, outpoints: list[OutPoint]) -> None:
-        known, homes = self.known, self.change.txids.after
-        for number, outpoint in enumerate(outpoints):
-            txid, index = outpoint
-            home = homes.get(txid) or known.batch_homes.get(txid) or known.homes.get(txid)
-            if home is None or not self._take_out(home + keys.u32(index), position, number):
-                self.missing.append(outpoint)
+    def appear(self, position: bytes, txid: bytes, flags: int, created: int) -> None:
+        """Add the transaction itself."""
+        if txid in self.homes:
+            self._replace(position, txid)
+        self.homes[txid] = position
+        self.txs[position] = txid + _FLAGS[flags]
+        self.flags.append(flags)
+        self.created.append(created)
 
-    def _take_out(self, place: bytes, position: bytes, number: int) -> bool:
-        """Mark an output as spent; return whether it was live, or is this transaction's already."""
-        outputs = self.change.outputs
-        row = outputs.after.get(place)
-        if row is None:
-            batch = self.known.batch_rows
-            row = batch[place] if place in batch else self.known.rows.get(place)
-            if row is None:
-                return False
-            if row[0] != SPENT:
-                outputs.before[place] = row
-        if row[0] == SPENT:
-            return row[1:9] == position
-        outputs.after[place] = MARK + position + keys.u32(number) + row
-        self.spent.append(place)
-        if self.bodies is not None:
-            self.bodies.append(row)
-        return True
+    def special(self, position: bytes, tx: Tx) -> None:
+        """Take a coinbase, or a transaction that failed phase 2: its collateral goes, its collateral return comes."""
+        flags = TxFlag.COINBASE if tx.coinbase else 0
+        if tx.valid:
+            self.spend(position, tx.inputs)
+            self.appear(position, tx.txid, flags, self.create(position, tx.outputs))
+            return
+        self.spend(position, tx.collateral)
+        flags, created = flags | TxFlag.INVALID, 0
+        if tx.collateral_return is not None:
+            flags, created = flags | TxFlag.COLLATERAL_RETURN, 1
+            place = position + keys.u32(len(tx.outputs))
+            self.rows[place] = body(tx.collateral_return, collateral_return=True)
+        self.appear(position, tx.txid, flags, created)
 
     def _replace(self, position: bytes, txid: bytes) -> None:
-        """Take the earlier outputs of a repeated transaction id out of the set; undo brings them back."""
-        own, known = self.change.txids.after, self.known
-        home = own.get(txid) or known.batch_homes.get(txid) or known.homes.get(txid)
-        if home is None:
-            return
-        for rows in (self.change.outputs.after, known.batch_rows, known.rows):
-            for place in [place for place in rows if place.startswith(home)]:
-                row = self._row(place)
-                if row is not None and row[0] != SPENT:
-                    self._take_out(place, position, REPLACED)
-        if txid not in own:
-            self.change.txids.before[txid] = home
+        """Take the outputs of an earlier transaction of the same id, in this batch, out of the set."""
+        home = self.homes[txid]
+        assert home is not None
+        earlier = [(place, row) for place, row in self.rows.items() if place.startswith(home)]
+        for place, row in earlier:
+            if row is not None and row[0] != SPENT:
+                self.rows[place] = MARK + position + _REPLACED + row
+                self.spent.append(place)
+                if self.bodies is not None:
+                    self.bodies.append(row)
         if home[:4] != self.own:
             self.replaced.append((txid, home))
 
-    def _row(self, place: bytes) -> bytes | None:
-        own, batch = self.change.outputs.after, self.known.batch_rows
-        if place in own:
-            return own[place]
-        return batch[place] if place in batch else self.known.rows.get(place)
-
     def close(self, block: BlockApplied) -> Connected:
+        """Add the block's own rows."""
         point, change = block.point, self.change
         change.blocks.after[self.own] = pack(BlockRow(point.height, point.slot, point.hash, block.time, block.epoch))
         change.hashes.after[point.hash] = self.own
@@ -167,7 +183,32 @@ class _Run:
             bodies=self.bodies,
         )
         change.undos.after[self.own] = pack(undo)
-        return Connected(change, sum(self.created), len(self.spent), self.missing)
+        return Connected(sum(self.created), len(self.spent), self.missing)
+
+
+def take_over(change: ChangeSet, txid: bytes, home: bytes, stored: Mapping[bytes, bytes]) -> None:
+    """Let a batch's transaction replace a stored one of the same id: what is live of it leaves the set.
+
+    `stored` are the rows of the earlier transaction, at `home`. Undo brings them back.
+    """
+    position = next(place for place, row in change.txs.after.items() if row is not None and row[:32] == txid)
+    outputs, own = change.outputs, position[:4]
+    live = {place: row for place, row in stored.items() if place not in outputs.after and row[0] != SPENT}
+    for place, row in live.items():
+        outputs.before[place] = row
+        outputs.after[place] = MARK + position + _REPLACED + row
+    change.txids.before[txid] = home
+    raw = change.undos.after[own]
+    assert raw is not None
+    undo = unpack(Undo, raw, "an undo record")
+    change.undos.after[own] = pack(
+        structs.replace(
+            undo,
+            spent=undo.spent + b"".join(live),
+            replaced=[*undo.replaced, (txid, home)],
+            bodies=None if undo.bodies is None else [*undo.bodies, *live.values()],
+        )
+    )
 
 
 def body(output: Output, *, collateral_return: bool = False) -> bytes:
@@ -235,6 +276,7 @@ def elide(change: ChangeSet) -> ChangeSet:
     homes = {place[:8] for place, row in kept.outputs.after.items() if row is not None}
     kept.txs.after = {place: row for place, row in change.txs.after.items() if place in homes}
     kept.txids.after = {txid: home for txid, home in change.txids.after.items() if home in homes}
+    kept.txids.before = {txid: home for txid, home in change.txids.before.items() if txid in kept.txids.after}
     tip = max(change.blocks.after)
     alive = {home[:4] for home in homes} | {tip}
     kept.blocks.after = {own: row for own, row in change.blocks.after.items() if own in alive}

@@ -192,13 +192,14 @@ async def follow_chain(
 
 def _tell(committed: Committed, turns: Turns, publish: Callable[[Committed], None]) -> None:
     """Say what is true now: to the log, the senders, and whoever listens."""
-    for kind, facts in groupby(committed.facts, type):
-        if kind is BlockCommitted:
-            _log_blocks([fact for fact in facts if isinstance(fact, BlockCommitted)], committed)
-        for fact in facts:
-            if isinstance(fact, RolledBack):
+    for _, alike in groupby(committed.facts, type):
+        facts = list(alike)
+        match facts[-1]:
+            case BlockCommitted():
+                _log_blocks([fact for fact in facts if isinstance(fact, BlockCommitted)], committed)
+            case RolledBack() as fact:
                 _log_rollback(fact)
-            elif isinstance(fact, Pruned):
+            case Pruned() as fact:
                 log.debug("pruned", outputs=fact.spent_outputs, txs=fact.transactions, undo_records=fact.undo_records)
     for point, missing in turns.chain.take_missing():
         first = f"{missing[0][0].hex()}#{missing[0][1]}"

@@ -7,18 +7,24 @@ locator    position | output u32   an output
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from struct import Struct
 
 LAST_U32 = 0xFFFF_FFFF
 GENESIS = 0  # the ordinal of what existed before the first block
 
 _U32 = Struct(">I")
-_SMALL = tuple(_U32.pack(n) for n in range(1 << 14))  # nearly every number in a block: looked up, not packed
+SMALL = tuple(_U32.pack(n) for n in range(1 << 14))  # nearly every number in a block: looked up, not packed
 
 
 def u32(number: int) -> bytes:
     """Return `number` as four bytes."""
-    return _SMALL[number] if number < len(_SMALL) else _U32.pack(number)
+    return SMALL[number] if number < len(SMALL) else _U32.pack(number)
+
+
+def numbers(count: int) -> Iterable[bytes]:
+    """Return at least the first `count` numbers as four bytes each, to zip with what they count."""
+    return SMALL if count <= len(SMALL) else map(_U32.pack, range(count))
 
 
 def number(raw: bytes) -> int:

@@ -35,6 +35,14 @@ TABLES = (
 _FORMAT, _CHAIN, _INDEXES, _GENESIS, _STATE = b"format", b"chain", b"indexes", b"genesis", b"state"
 
 
+class TxidsTaken(Exception):
+    """Transactions of a change have the ids of stored ones, at `homes`."""
+
+    def __init__(self, homes: dict[bytes, bytes]) -> None:
+        super().__init__(f"{len(homes)} transaction ids are stored already")
+        self.homes = homes
+
+
 class UtxoStore:
     """The tables of the UTXO set on one disk."""
 
@@ -234,10 +242,14 @@ class UtxoStore:
     # --- writing -------------------------------------------------------------------------------------------------
 
     def write(self, txn: Txn, change: ChangeSet, state: State) -> State:
-        """Put a change into an open transaction, indexes and counters with it; return the new state."""
+        """Put a change into an open transaction, indexes and counters with it; return the new state.
+
+        Raises:
+            TxidsTaken: ids that the change takes for new are stored already; abort, and tell the change.
+        """
         _write(txn, self.output, change.outputs)
         _write(txn, self.tx, change.txs)
-        _write(txn, self.txid, change.txids)
+        _write_txids(txn, self.txid, change.txids)
         _write(txn, self.block, change.blocks)
         _write(txn, self.block_hash, change.hashes)
         _write(txn, self.delta, change.undos)
@@ -273,15 +285,31 @@ class UtxoStore:
 
 def _turns(outputs: Diff) -> tuple[list[tuple[bytes, bytes]], list[tuple[bytes, bytes]]]:
     """Return which outputs become live, and which stop being so, with their bodies."""
-    born, gone, before = [], [], outputs.before
-    for place, row in outputs.after.items():
-        was = before.get(place)
-        if row is not None and row[0] != SPENT:
-            if was is None or was[0] == SPENT:
-                born.append((place, row))
-        elif was is not None and was[0] != SPENT:
-            gone.append((place, was))
+    before, after = outputs.before, outputs.after
+    born = [
+        (place, row)
+        for place, row in after.items()
+        if row is not None and row[0] != SPENT and ((was := before.get(place)) is None or was[0] == SPENT)
+    ]
+    gone = [
+        (place, was)
+        for place, was in before.items()
+        if was[0] != SPENT and ((row := after[place]) is None or row[0] == SPENT)
+    ]
     return born, gone
+
+
+def _write_txids(txn: Txn, db: Db, diff: Diff) -> None:
+    """Put the ids of transactions. New ones go in together, and must not be there."""
+    before, after = diff.before, diff.after
+    born = sorted([txid for txid, home in after.items() if home is not None and txid not in before])
+    rows = cast("Mapping[bytes, bytes]", after)
+    cursor = txn.cursor(db)
+    count, added = cursor.putmulti(zip(born, map(rows.__getitem__, born), strict=True), overwrite=False)
+    if added != count:
+        raise TxidsTaken({txid: home for txid, home in cursor.getmulti(born) if home != after[txid]})
+    if len(born) < len(after):
+        _write(txn, db, Diff(before, {txid: after[txid] for txid in before}))
 
 
 def _write(txn: Txn, db: Db, diff: Diff) -> None:

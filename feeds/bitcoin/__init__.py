@@ -1,0 +1,9 @@
+"""Bitcoin-family blocks, turned into events; pure decoding, no socket.
+
+`source.read_chain` follows the best chain of a node's blk*.dat or of files of hex, `source.Chain` tells more about it,
+`block.decode_block` reads one block, `networks` says which networks there are. What is wrong is a `SourceError`.
+
+Byte order: events carry txids and block hashes in *display* order, the bytes of the usual hex, so that every hex
+that an operator sees is the one that an explorer shows. Blocks on disk and on the wire of a node have them reversed;
+the turn happens here, once, and nobody behind this package meets the other order.
+"""

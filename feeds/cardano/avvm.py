@@ -1,0 +1,61 @@
+"""The vouchers' end: at the first block of Allegra every live output at a Byron redeem address went to the reserves.
+
+No transaction says so, and the set knows only transactions. So the source says it with one: the first block of Allegra
+(or of a later era, on a chain that never had it) gets a synthetic first transaction that spends those outputs and
+creates nothing. It comes first because no transaction of that block finds them any more. Undo needs nothing of its
+own: the spends are the block's. Its id is a hash over the block's hash, the same however often it is read.
+
+To know what is live the source follows the outputs at redeem addresses, from genesis or from transactions, through
+Byron and Shelley. Where it begins in the middle without having read what was before, an output that was spent earlier
+may be named too: a missing input, which the set counts and skips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+
+from msgspec.structs import replace
+
+from feeds.cardano.addresses import is_redeem
+from feeds.cardano.eras import ALLEGRA, NAMES
+from handlers.events import BlockApplied, GenesisOutput, OutPoint, Tx
+
+BEFORE_ALLEGRA = frozenset(NAMES[:ALLEGRA])
+
+
+class Vouchers:
+    """The live outputs at redeem addresses, until they return to the reserves."""
+
+    def __init__(self, genesis: Iterable[GenesisOutput] = ()) -> None:
+        self._live: dict[OutPoint, None] | None = {
+            (each.txid, each.index): None for each in genesis if is_redeem(each.output.address)
+        }
+        self._began = False
+
+    def follow(self, block: BlockApplied) -> BlockApplied:
+        """Take the next block of the chain into account; return it, at the boundary with what ends there.
+
+        A chain that is first seen after the boundary has it behind, unless this is its very first block.
+        """
+        if self._live is None:
+            return block
+        if block.era in BEFORE_ALLEGRA:
+            self._began = True
+            _move(self._live, block)
+            return block
+        live, self._live = self._live, None
+        if not live or not (self._began or block.prev_hash is None):
+            return block
+        txid = blake2b(b"redeem outputs return to the reserves" + block.hash, digest_size=32).digest()
+        return replace(block, txs=[Tx(txid, list(live)), *block.txs])
+
+
+def _move(live: dict[OutPoint, None], block: BlockApplied) -> None:
+    for tx in block.txs:
+        if live:
+            for outpoint in tx.inputs:
+                live.pop(outpoint, None)
+        for index, output in enumerate(tx.outputs):
+            if is_redeem(output.address):
+                live[tx.txid, index] = None

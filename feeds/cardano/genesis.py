@@ -1,0 +1,131 @@
+"""What exists before the first block, and how slots count, from the JSON genesis files of a network."""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from feeds.cardano.addresses import from_base58, redeem_address
+from feeds.cardano.eras import Network
+from feeds.cardano.errors import GenesisError
+from handlers.events import GenesisOutput, GenesisOutputs, Output
+
+MAX_LOVELACE = 2**64 - 1
+
+
+class _ProtocolConsts(Struct, frozen=True, rename="camel"):
+    k: int | None = None
+    protocol_magic: int | None = None
+
+
+class _BlockVersionData(Struct, frozen=True, rename="camel"):
+    slot_duration: str | None = None
+
+
+class _Document(Struct, frozen=True, rename="camel"):
+    """A genesis file of Byron or Shelley; the fields tell which. Byron writes amounts as text."""
+
+    non_avvm_balances: dict[str, str | int] | None = None
+    avvm_distr: dict[str, str | int] | None = None
+    start_time: int | None = None
+    protocol_consts: _ProtocolConsts = _ProtocolConsts()
+    protocol_magic: int | None = None
+    block_version_data: _BlockVersionData = _BlockVersionData()
+    initial_funds: dict[str, int] | None = None
+    system_start: str | None = None
+    slot_length: float | None = None
+    epoch_length: int | None = None
+
+
+class Genesis(Struct, frozen=True):
+    """The genesis files of one network, read."""
+
+    outputs: GenesisOutputs
+    network: Network
+
+
+def read_genesis(files: Sequence[Path], name: str = "custom", byron_epochs: int = 0) -> Genesis:
+    """Return what the Byron and the Shelley genesis file of one network say together; one of them may be missing.
+
+    An entry becomes output 0 of a transaction whose id is the hash of the address; entries without value are kept,
+    a node has them too. No genesis file says when Byron ended: `byron_epochs` does.
+
+    Raises:
+        GenesisError: a file cannot be read, is not JSON of that form, or has an address or amount that is none.
+    """
+    outputs: list[GenesisOutput] = []
+    network = Network(name, start=0, byron_epochs=byron_epochs)
+    for file in files:
+        document = _read(file)
+        try:
+            outputs += _outputs(document)
+            network = _counting(document, network)
+        except ValueError as error:
+            raise GenesisError(f"{file}: {error}") from None
+    return Genesis(GenesisOutputs(outputs=outputs), network)
+
+
+def _read(file: Path) -> _Document:
+    try:
+        document = msgspec.json.decode(file.read_bytes(), type=_Document)
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
+        raise GenesisError(f"{file}: {error}") from None
+    if all(part is None for part in (document.non_avvm_balances, document.avvm_distr, document.initial_funds)):
+        raise GenesisError(f"{file}: neither a Byron nor a Shelley genesis")
+    return document
+
+
+def _outputs(document: _Document) -> list[GenesisOutput]:
+    magic = document.protocol_consts.protocol_magic or document.protocol_magic
+    found: list[GenesisOutput] = []
+    for text, amount in (document.non_avvm_balances or {}).items():
+        found.append(_output(from_base58(text), text, amount))
+    for text, amount in (document.avvm_distr or {}).items():
+        if magic is None:
+            raise ValueError("vouchers (avvmDistr) but no protocolMagic")
+        found.append(_output(redeem_address(_voucher_key(text), magic), text, amount))
+    for text, amount in (document.initial_funds or {}).items():
+        found.append(_output(bytes.fromhex(text), text, amount))
+    return found
+
+
+def _output(address: bytes, text: str, amount: str | int) -> GenesisOutput:
+    value = int(amount)
+    if not 0 <= value <= MAX_LOVELACE:
+        raise ValueError(f"{text} has {value} lovelace")
+    return GenesisOutput(blake2b(address, digest_size=32).digest(), 0, Output(address, value))
+
+
+def _voucher_key(text: str) -> bytes:
+    key = urlsafe_b64decode(text)
+    if len(key) != 32:
+        raise ValueError(f"the voucher {text} has {len(key)} bytes, not 32")
+    return key
+
+
+def _counting(document: _Document, network: Network) -> Network:
+    """Return the network with what this document says of its slots."""
+    known: dict[str, float] = {}
+    if document.start_time is not None:
+        known["start"] = document.start_time
+    elif document.system_start is not None:
+        start = datetime.fromisoformat(document.system_start)
+        known["start"] = int((start if start.tzinfo else start.replace(tzinfo=UTC)).timestamp())
+    if document.protocol_consts.k is not None:
+        known["byron_epoch_slots"] = 10 * document.protocol_consts.k
+    if document.block_version_data.slot_duration is not None:
+        known["byron_slot_s"] = int(document.block_version_data.slot_duration) / 1000
+    if document.epoch_length is not None:
+        known["epoch_slots"] = document.epoch_length
+    if document.slot_length is not None:
+        known["slot_s"] = document.slot_length
+    for what in ("byron_epoch_slots", "byron_slot_s", "epoch_slots", "slot_s"):
+        if known.get(what, 1) <= 0:
+            raise ValueError(f"{what} is {known[what]:g}")
+    return msgspec.structs.replace(network, **known)

@@ -1,0 +1,55 @@
+"""From a chain that we can read to the messages that bring the daemon onto it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+
+from anyio import to_thread
+
+from feeds.errors import FeedError
+from handlers.events import BlockApplied, GenesisOutputs, Inbound, Point, Rollback, RollbackPoint, Welcome
+
+Read = Callable[[Sequence[Point]], Iterator[BlockApplied]]
+"""Returns the blocks after the first of some points that is on the chain; after none, from the beginning."""
+
+
+async def leading(
+    welcome: Welcome, read: Read, genesis: GenesisOutputs | None = None, *, may_wait: bool = False
+) -> AsyncIterator[Inbound]:
+    """Yield what a daemon lacks of the chain: genesis outputs, a rollback to the last point that both have, blocks.
+
+    `may_wait` says that the source sleeps for new blocks: it is then asked on a thread of its own.
+
+    Raises:
+        FeedError: the daemon is on a chain that shares no retained point with this one.
+    """
+    blocks = read(welcome.points)
+    first = await _next(blocks, may_wait)
+    if first is None:
+        return
+    if welcome.tip is None:
+        if genesis is not None:
+            yield genesis
+    elif first.prev_hash != welcome.tip.hash:
+        yield _back_to_common(welcome, first)
+    block: BlockApplied | None = first
+    while block is not None:
+        yield block
+        block = await _next(blocks, may_wait)
+
+
+def _back_to_common(welcome: Welcome, first: BlockApplied) -> Rollback:
+    common = next((point for point in welcome.points if point.hash == first.prev_hash), None)
+    if common is None:
+        lowest = welcome.points[-1]
+        raise FeedError(
+            f"the daemon is on another chain: none of its {len(welcome.points)} points between height {lowest.height} "
+            f"and {welcome.points[0].height} is on this one"
+        )
+    return Rollback(to=RollbackPoint(slot=common.slot, hash=common.hash, height=common.height))
+
+
+async def _next(blocks: Iterator[BlockApplied], may_wait: bool) -> BlockApplied | None:
+    if may_wait:
+        return await to_thread.run_sync(next, blocks, None, abandon_on_cancel=True)
+    return next(blocks, None)

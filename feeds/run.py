@@ -1,0 +1,110 @@
+"""What every feed does alike: send to the daemon, count, or write to a file; a bar, and one clear line at the end."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import AsyncIterable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import click
+from msgspec import Struct
+
+from feeds.errors import FeedError
+from feeds.link import Link
+from feeds.progress import FeedProgress
+from handlers import wire
+from handlers.events import BlockApplied, ChainName, Inbound, Welcome
+
+Messages = Callable[[Welcome], AsyncIterable[Inbound]]
+NOWHERE = Welcome(
+    protocol=1,
+    version="",
+    chain=ChainName("", ""),
+    tip=None,
+    points=[],
+    rollback_floor=None,
+    persisted_height=None,
+)
+
+
+class Job(Struct, frozen=True):
+    """How a feed runs; the options that all feeds share."""
+
+    socket: Path
+    network_tip: int | None
+    window: int
+    wait: float
+    dry_run: bool
+    output: Path | None
+
+
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that all feeds share."""
+    for option in (
+        click.option("--output", type=click.Path(path_type=Path), help="Write events to this file instead."),
+        click.option("--dry-run", is_flag=True, help="Decode and count; send nothing."),
+        click.option("--wait", default=60.0, show_default=True, help="Seconds to wait for a daemon; 0: for ever."),
+        click.option("--window", default=64, show_default=True, type=click.IntRange(min=1), help="MiB sent ahead."),
+        click.option("--network-tip", type=click.IntRange(min=0), help="Height of the network's tip, if known."),
+    ):
+        command = option(command)
+    return command
+
+
+def run(job: Job, name: str, messages: Messages, place: Callable[[], float], total: float | None) -> None:
+    """Feed until the source ends; a failure is one clear line."""
+    gc.set_threshold(100_000, 50, 100)  # blocks are trees without cycles
+    progress = FeedProgress(name, place, total)
+    with speaking(), progress:
+        try:
+            anyio.run(_main, job, messages, progress, backend_options={"use_uvloop": True})
+        except KeyboardInterrupt:
+            raise click.Abort from None
+
+
+@contextmanager
+def speaking() -> Iterator[None]:
+    """Turn what ends a feed into one clear line."""
+    try:
+        yield
+    except FeedError as error:
+        raise click.ClickException(str(error)) from error
+    except OSError as error:
+        raise click.ClickException(f"{error.filename}: {error.strerror}") from error
+
+
+async def _main(job: Job, messages: Messages, progress: FeedProgress) -> None:
+    if job.dry_run or job.output is not None:
+        await _keep(job.output, messages(NOWHERE), progress)
+        return
+    link = Link(
+        job.socket,
+        network_height=job.network_tip,
+        window_bytes=job.window << 20,
+        patience_s=job.wait or float("inf"),
+        told=progress.tell,
+        acknowledged=lambda sent, status: progress.count(status, sent.height),
+    )
+    await link.feed(messages(await link.arrive()))
+
+
+async def _keep(path: Path | None, messages: AsyncIterable[Inbound], progress: FeedProgress) -> None:
+    """Write messages to a file, or only count them."""
+    if path is None:
+        async for message in messages:
+            _count(message, progress, "decoded")
+        return
+    with sys.stdout.buffer if str(path) == "-" else path.open("wb") as file:
+        async for message in messages:
+            file.write(wire.encode(message, "json"))
+            _count(message, progress, "written")
+
+
+def _count(message: Inbound, progress: FeedProgress, status: str) -> None:
+    progress.count(status, message.height if isinstance(message, BlockApplied) else None)
+    if isinstance(message, BlockApplied):
+        progress.transactions += len(message.txs)

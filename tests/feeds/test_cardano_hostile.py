@@ -1,0 +1,127 @@
+"""Whatever the bytes are: a block that the daemon understands, or one `BlockError`, in bounded time."""
+
+from pathlib import Path
+from time import perf_counter
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from real_data import ROOT
+from test_cardano_chunks import CHAIN
+from test_cardano_made_blocks import KEY_ADDRESS, body, shelley_block
+
+from feeds.cardano.block import MAX_BLOCK_BYTES, decode_block
+from feeds.cardano.chunks import blocks_in
+from feeds.cardano.eras import MAINNET, NAMES
+from feeds.cardano.errors import BlockError
+from handlers.events import BlockApplied
+
+MADE = [*CHAIN, shelley_block([(body(f1=[{0: KEY_ADDRESS, 1: [5, {b"\x0a" * 28: {b"a": 1}}]}]), {}, {1: "x"})] * 3)]
+
+
+def real_blocks() -> list[bytes]:
+    """Two small real blocks with transactions of every era."""
+    found = []
+    for era in NAMES[1:]:
+        blocks = sorted((path.read_bytes() for path in ROOT.glob(f"cardano/single/{era}-*.cbor")), key=len)
+        found += [block for block in blocks if decode_block(block, MAINNET)[0].txs][:2]
+    return found
+
+
+SEEDS = MADE + real_blocks()
+_encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.Decoder(BlockApplied).decode
+
+
+def survive(raw: bytes) -> BlockApplied | None:
+    """Decode; what comes out is also what comes out of the wire."""
+    begin = perf_counter()
+    try:
+        block, end = decode_block(raw, MAINNET)
+    except BlockError as error:
+        assert "\n" not in str(error)
+        assert error.offset >= 0
+        return None
+    finally:
+        assert perf_counter() - begin < 2
+    assert 0 < end <= len(raw)
+    assert _decode(_encode(block)) == block
+    return block
+
+
+@given(st.binary(max_size=400))
+def test_random_bytes(raw: bytes) -> None:
+    survive(raw)
+
+
+@given(st.integers(0, 7), st.binary(max_size=400))
+def test_random_bytes_behind_a_known_era(era: int, raw: bytes) -> None:
+    survive(b"\x82" + bytes([era]) + raw)
+
+
+edits = st.lists(
+    st.tuples(st.floats(0, 1), st.sampled_from(["set", "insert", "delete"]), st.binary(min_size=1, max_size=9)),
+    min_size=1,
+    max_size=6,
+)
+
+
+def edited(raw: bytes, changes: list[tuple[float, str, bytes]]) -> bytes:
+    for place, what, piece in changes:
+        at = int(place * len(raw))
+        behind = at if what == "insert" else at + len(piece)
+        raw = raw[:at] + (b"" if what == "delete" else piece) + raw[behind:]
+    return raw
+
+
+@settings(max_examples=1500, deadline=None)
+@given(st.sampled_from(SEEDS), edits)
+@example(MADE[0], [(0.0, "set", b"\x9b" + b"\xff" * 8)])
+def test_edited_blocks(raw: bytes, changes: list[tuple[float, str, bytes]]) -> None:
+    survive(edited(raw, changes))
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.sampled_from(SEEDS), st.floats(0, 1, exclude_max=True))
+def test_truncated_blocks(raw: bytes, share: float) -> None:
+    assert survive(raw[: int(share * len(raw))]) is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(MADE), max_size=4), edits, st.integers(50, 5000))
+def test_edited_files(
+    tmp_path_factory: pytest.TempPathFactory, blocks: list[bytes], changes: list[tuple[float, str, bytes]], window: int
+) -> None:
+    file: Path = tmp_path_factory.getbasetemp() / "00000.chunk"
+    content = edited(b"".join(blocks), changes)
+    file.write_bytes(content)
+    end = 0
+    try:
+        for _, end in blocks_in(file, MAINNET, 0, window):
+            assert end <= len(content)
+    except BlockError as error:
+        assert error.file == file
+        assert end <= error.offset <= len(content)
+        assert str(error).startswith(f"{file}, byte {error.offset}: ")
+    else:
+        assert end == len(content)
+
+
+@pytest.mark.parametrize("era", range(8))
+@pytest.mark.parametrize(
+    "filling",
+    [b"\x9f", b"\x81", b"\xbf", b"\xa1\x00", b"\xd8\x18", b"\x5f", b"\x80", b"\xa0", b"\x00", b"\x82\x00", b"\xff"],
+    ids=bytes.hex,
+)
+def test_a_megabyte_of_one_thing(era: int, filling: bytes) -> None:
+    size = MAX_BLOCK_BYTES // 4
+    assert survive(b"\x82" + bytes([era]) + filling * (size // len(filling))) is None
+
+
+def test_deep_data_that_is_sound() -> None:
+    """Witnesses and metadata are stepped over at any depth that fits."""
+    deep = CHAIN[-1][:-3]
+    assert CHAIN[-1].endswith(b"\x81\xa0\xa0\x80")
+    for depth in (10, 1000, 60_000):
+        nested = b"\x9f" * depth + b"\xff" * depth
+        assert survive(deep + b"\xa1\x04" + nested + b"\xa0\x80") is not None

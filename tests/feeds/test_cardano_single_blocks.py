@@ -1,0 +1,89 @@
+"""Single real blocks of all eras: every transaction, field by field, is what another decoder read."""
+
+import json
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+import pytest
+from real_data import ROOT, lines, need
+from test_cardano_runs import PlainSet, name
+
+from feeds.cardano.block import decode_block
+from feeds.cardano.eras import MAINNET, NAMES
+from feeds.cardano.shelley import script_hash
+from handlers.events import Asset, OutPoint, Output, Tx
+
+FILES = sorted(path.name for path in ROOT.glob("cardano/single/*.cbor")) or ["*.cbor"]
+
+
+@cache
+def expected() -> dict[str, dict[str, Any]]:
+    blocks = json.loads("".join(lines(need("expected/cardano-single-blocks.json.xz"))))
+    return {block["file"]: block for block in blocks}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_block(file: str) -> None:
+    raw = need(f"cardano/single/{file}").read_bytes()
+    said = expected()[file]
+    block, end = decode_block(raw, MAINNET)
+    assert end == len(raw) == said["size"]
+    assert (block.height, block.slot, block.era) == (said["height"], said["slot"], NAMES[said["era"]])
+    assert (block.hash.hex(), block.prev_hash and block.prev_hash.hex()) == (said["hash"], said["prev_hash"])
+    assert [index for index, tx in enumerate(block.txs) if not tx.valid] == (said["invalid"] or [])
+    assert [told(tx) for tx in block.txs] == [kept(tx) for tx in said["txs"]]
+    assert all((tx.size or 0) > row["size_body"] for tx, row in zip(block.txs, said["txs"], strict=True))
+    assert_set_after(block.txs, said["after"])
+
+
+def assert_set_after(txs: Iterable[Tx], after: dict[str, Any]) -> None:
+    coins = PlainSet()
+    assert sorted(name(point) for tx in txs for point in coins.apply(tx)) == sorted(after["unknown"])
+    assert (len(coins.coins), coins.value) == (after["utxo_count"], after["utxo_sum"])
+    assert coins.digests() == {key: after[key] for key in ("digest", "digest_addr")}
+
+
+def told(tx: Tx) -> dict[str, Any]:
+    """Return what the expected file says of a transaction; what it leaves out is empty."""
+    return {
+        "txid": tx.txid.hex(),
+        "valid": tx.valid,
+        "inputs": names(tx.inputs),
+        "outputs": [output(each) for each in tx.outputs],
+        "fee": tx.fee,
+        "collateral": names(tx.collateral),
+        "collateral_return": tx.collateral_return and output(tx.collateral_return),
+        "reference_inputs": names(tx.references),
+    }
+
+
+def kept(row: dict[str, Any]) -> dict[str, Any]:
+    nothing: dict[str, Any] = {"fee": None, "collateral": [], "collateral_return": None, "reference_inputs": []}
+    left_out = {"bech32", "size_body", "certs", "mint", "withdrawals", "total_collateral"}
+    row = nothing | {key: value for key, value in row.items() if key not in left_out}
+    row["outputs"] = [{key: value for key, value in each.items() if key not in left_out} for each in row["outputs"]]
+    return row
+
+
+def names(points: list[OutPoint]) -> list[str]:
+    return [name(point) for point in points]
+
+
+def output(output: Output) -> dict[str, Any]:
+    said: dict[str, Any] = {"address": output.address.hex(), "value": output.value}
+    if output.assets:
+        said["assets"] = {asset_name(asset): asset[2] for asset in output.assets}
+        assert len(said["assets"]) == len(output.assets)
+    if output.datum_hash is not None:
+        said["datum_hash"] = output.datum_hash.hex()
+    if output.inline_datum is not None:
+        said["inline_datum_bytes"] = len(output.inline_datum)
+    if output.script_ref is not None:
+        said["script_ref_bytes"] = len(output.script_ref)
+        assert output.script_ref_hash == script_hash(output.script_ref)
+    return said
+
+
+def asset_name(asset: Asset) -> str:
+    return f"{asset[0].hex()}.{asset[1].hex()}"
