@@ -67,6 +67,7 @@ class Chain:
         self.windows = windows
         self.prune_batch_size = prune_batch_size
         self.may_prune = True
+        self._nothing_at: State | None = None  # where pruning found nothing more to do
         self.facts: list[Fact] = []  # durable, not yet taken by `take_facts`
         self.missing: list[tuple[Point, list[OutPoint]]] = []
         self._reload()
@@ -111,10 +112,12 @@ class Chain:
 
     def _follows(self, block: BlockApplied) -> bool:
         tip = self.tip
-        if tip is None or ledger.follows(block, tip):
+        if tip is None:
             return True
         if self._ordinal_of(block.hash) is not None:
             return False
+        if ledger.follows(block, tip):
+            return True
         code = "fork" if block.height <= tip.height else "gap"
         advice = "roll back first" if code == "fork" else "blocks are missing between them"
         here = f"the tip {tip.height} {tip.hash.hex()}"
@@ -155,16 +158,25 @@ class Chain:
             stored = self.store.state(txn)
         if not batch.facts and stored == self.state:
             return
+        if batch.deep and batch.facts:  # what is elided may leave no row by which the store would tell
+            with self.store.disk.read() as txn:
+                repeated = self.store.homes(txn, ledger.coinbases(batch.change))
+            self._take_over(batch.change, repeated)
         try:
             state, gone = self._write(self._work(batch))
         except TxidsTaken as taken:  # as rare as it sounds: so the batch learns of it here, not by a look-up for each
-            with self.store.disk.read() as txn:
-                for txid, home in taken.homes.items():
-                    ledger.take_over(batch.change, txid, home, dict(self.store.scan(txn, self.store.output, home)))
+            self._take_over(batch.change, taken.homes)
             state, gone = self._write(self._work(batch))
         self.facts += batch.facts
         self.missing += batch.missing
         self._settle(state, gone)
+
+    def _take_over(self, change: ChangeSet, homes: dict[bytes, bytes]) -> None:
+        """Let the batch's transactions replace stored ones of the same ids."""
+        with self.store.disk.read() as txn:
+            for txid, home in homes.items():
+                if txid not in change.txids.before:
+                    ledger.take_over(change, txid, home, dict(self.store.scan(txn, self.store.output, home)))
 
     def _work(self, batch: Batch) -> Callable[[Txn], tuple[State, Gone]]:
         """Return what writes a batch into an open transaction."""
@@ -199,12 +211,14 @@ class Chain:
             return self.store.state(txn), gone
 
         state, gone = self._write(work)
+        if state == self.state:  # undo records of another configuration may hold it up
+            self._nothing_at = state
         self._settle(state, gone)
         return gone
 
     def due_for_pruning(self) -> bool:
         """Return whether there may be something to prune, and it is allowed."""
-        return self.may_prune and prunable(self.state, self.windows)
+        return self.may_prune and self.state != self._nothing_at and prunable(self.state, self.windows)
 
     def _write(self, work: Callable[[Txn], tuple[State, Gone]]) -> tuple[State, Gone]:
         try:
@@ -295,7 +309,10 @@ class Chain:
         if below:
             raise self._beyond(txn, floor)
         placed = to.slot is not None or to.height is not None
-        nearest = self._point(txn, self._last_upto(txn, to)) if placed else None
+        earlier = RollbackPoint(  # a retained block at its very place is on another fork
+            slot=None if to.slot is None else to.slot - 1, height=None if to.height is None else to.height - 1
+        )
+        nearest = self._point(txn, self._last_upto(txn, earlier)) if placed else None
         message = f"block {to.hash.hex()} was never applied, or is no longer retained"
         raise Refused("unknown_point", message, tip=self.tip, nearest=nearest)
 

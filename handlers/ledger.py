@@ -186,6 +186,15 @@ class _Run:
         return Connected(sum(self.created), len(self.spent), self.missing)
 
 
+def coinbases(change: ChangeSet) -> set[bytes]:
+    """Return the ids of a batch's coinbases: nothing else can have the id of an earlier transaction in a sound chain.
+
+    Another one would spend the same outputs a second time.
+    """
+    rows = change.txs.after.values()
+    return {row[:32] for row in rows if row is not None and row[32] & TxFlag.COINBASE}
+
+
 def take_over(change: ChangeSet, txid: bytes, home: bytes, stored: Mapping[bytes, bytes]) -> None:
     """Let a batch's transaction replace a stored one of the same id: what is live of it leaves the set.
 
@@ -242,15 +251,17 @@ def seed(outputs: Iterable[GenesisOutput]) -> ChangeSet:
     Raises:
         ValueError: an outpoint is listed twice; it names the place.
     """
-    change, own = ChangeSet(), keys.u32(keys.GENESIS)
+    change, own, listed = ChangeSet(), keys.u32(keys.GENESIS), set[OutPoint]()
     homes, rows = change.txids.after, change.outputs.after
     for n, genesis in enumerate(outputs):
+        if (genesis.txid, genesis.index) in listed:
+            raise ValueError(f"$.outputs[{n}]: {genesis.txid.hex()}#{genesis.index} is listed twice")
+        listed.add((genesis.txid, genesis.index))
+        if not genesis.output.spendable:
+            continue
         home = homes.setdefault(genesis.txid, own + keys.u32(len(homes)))
         assert home is not None
-        place = home + keys.u32(genesis.index)
-        if place in rows:
-            raise ValueError(f"$.outputs[{n}]: {genesis.txid.hex()}#{genesis.index} is listed twice")
-        rows[place] = body(genesis.output)
+        rows[home + keys.u32(genesis.index)] = body(genesis.output)
         change.txs.after[home] = genesis.txid + bytes(1)
     change.blocks.after[own] = pack(BlockRow(0, 0, bytes(32)))
     return change

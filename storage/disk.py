@@ -104,8 +104,9 @@ class Disk:
             except lmdb.MapFullError as error:
                 self._grow(error)
             except lmdb.Error as error:
-                if error.code in _FULL:
-                    raise StoreFull(f"{self.folder}: {error.reason or error}: nothing was changed") from error
+                if error.code in _FULL or (error.code == errno.EIO and self._is_full()):
+                    reason = os.strerror(errno.ENOSPC) if error.code == errno.EIO else error.reason
+                    raise StoreFull(f"{self.folder}: {reason}: nothing was changed") from error
                 if isinstance(error, (lmdb.CorruptedError, lmdb.PageNotFoundError)):
                     raise Damaged(f"{self.folder}: {error}") from error
                 raise
@@ -117,6 +118,20 @@ class Disk:
     def used(self) -> int:
         """Return how far the file has grown, free pages included."""
         return (self.env.info()["last_pgno"] + 1) * self.env.stat()["psize"]
+
+    def _is_full(self) -> bool:
+        """Return whether the file has no room to grow: LMDB calls a write of which the disk took only a part EIO."""
+        path = self.folder / "data.mdb"
+        end = path.stat().st_size
+        try:
+            with path.open("r+b", buffering=0) as file:
+                try:
+                    file.seek(end)
+                    return (file.write(bytes(MIB)) or 0) < MIB
+                finally:
+                    file.truncate(end)
+        except OSError as error:
+            return error.errno in _FULL
 
     def _grow_ahead(self) -> None:
         """Grow while nothing has to be done twice for it."""

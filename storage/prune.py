@@ -1,8 +1,8 @@
 """Forgetting what no reorganisation can reach, a bounded number of rows at a time, by walking the undo records.
 
-First the outputs that a block spent go (`spent_cursor`), later the block's undo record, and with it the transactions
-that have no output left (`undo_cursor`). Then the floor is that block: it can be rolled back to, not below. The cost is
-O(changes), never a scan of the set; the cursors are in the state row, so a restart goes on where it stopped.
+First the outputs that a block spent go (`spent_cursor`), then the block's undo record, and with it the transactions
+that have no output left (`undo_cursor`). The floor is the last block whose way back is gone: a rollback may reach it.
+The cost is O(changes), never a scan of the set; the cursors are in the state row, so a restart goes on there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from storage import keys
 from storage.disk import Txn
 from storage.errors import Damaged
-from storage.rows import SPENT, State, Undo
+from storage.rows import MARKED, SPENT, State, Undo
 from storage.utxo import UtxoStore
 
 
@@ -59,9 +59,8 @@ class Gone(NamedTuple):
 def prune(store: UtxoStore, txn: Txn, windows: Windows, budget: int) -> Gone:
     """Remove at most `budget` spent outputs, and as many entries of old undo records; return what went."""
     state = store.state(txn)
-    spent_limit = max(state.tip - windows.keep_spent, state.floor + 1)
-    undo_limit = max(state.tip - windows.keep_undo, state.floor + 1)
-    state, outputs = _prune_spent(store, txn, state, spent_limit, budget)
+    spent_limit, undo_limit = _limits(state, windows)
+    state, outputs = _prune_spent(store, txn, state, spent_limit, undo_limit, budget)
     state, transactions, records = _prune_undo(store, txn, state, min(undo_limit, state.spent_cursor[0]), budget)
     store.put_state(txn, state)
     return Gone(outputs, transactions, records)
@@ -69,29 +68,49 @@ def prune(store: UtxoStore, txn: Txn, windows: Windows, budget: int) -> Gone:
 
 def prunable(state: State, windows: Windows) -> bool:
     """Return whether a step may find something, without looking."""
-    return state.undo_cursor[0] < max(state.tip - windows.keep_undo, state.floor + 1) or (
-        state.spent_cursor[0] < max(state.tip - windows.keep_spent, state.floor + 1)
-    )
+    spent_limit, undo_limit = _limits(state, windows)
+    return state.spent_cursor[0] < spent_limit or state.undo_cursor[0] < undo_limit
 
 
-def _prune_spent(store: UtxoStore, txn: Txn, state: State, limit: int, budget: int) -> tuple[State, int]:
-    """Remove spent outputs of the blocks below `limit`."""
+def _limits(state: State, windows: Windows) -> tuple[int, int]:
+    """Return the first ordinals whose spent outputs, and whose undo record, are still kept."""
+    unreachable = state.floor + 1
+    return max(state.tip - windows.keep_spent, unreachable), max(state.tip - windows.keep_undo, unreachable)
+
+
+def _prune_spent(
+    store: UtxoStore, txn: Txn, state: State, limit: int, undo_limit: int, budget: int
+) -> tuple[State, int]:
+    """Remove spent outputs of the blocks below `limit`.
+
+    Where the undo record has their bodies, the mark of the spend stays for as long as the record does: the transaction
+    must not look empty while an output of it may come back. Where it has not, the block can't be taken back any more.
+    """
     ordinal, done = state.spent_cursor
     deleted = 0
     while ordinal < limit and deleted < budget:
         undo, ordinal, done = _record(store, txn, ordinal, done, limit)
-        if undo is None:
+        if undo is None or (undo.bodies is None and ordinal >= undo_limit):
             break
-        by = keys.u32(ordinal)
+        if undo.bodies is None:
+            state = raise_floor(store, txn, state, ordinal)
         places, done, finished = _slice(undo.spent, done, budget - deleted)
-        for place, row in store.rows(txn, places).items():
-            if row[0] != SPENT or row[1:5] != by:
-                raise Damaged(f"output {keys.show(place)} should have been spent by block {ordinal}")
-            txn.delete(place, db=store.output)
-            deleted += 1
+        deleted += _drop_bodies(store, txn, ordinal, places, leave_marks=undo.bodies is not None)
         if finished:
             ordinal, done = ordinal + 1, 0
     return msgspec.structs.replace(state, spent_cursor=(ordinal, done)), deleted
+
+
+def _drop_bodies(store: UtxoStore, txn: Txn, ordinal: int, places: list[bytes], *, leave_marks: bool) -> int:
+    rows, by = store.rows(txn, places), keys.u32(ordinal)
+    for place, row in rows.items():
+        if row[0] != SPENT or row[1:5] != by:
+            raise Damaged(f"output {keys.show(place)} should have been spent by block {ordinal}")
+        if leave_marks:
+            txn.put(place, row[:MARKED], db=store.output)
+        else:
+            txn.delete(place, db=store.output)
+    return len(rows)
 
 
 def _prune_undo(store: UtxoStore, txn: Txn, state: State, limit: int, budget: int) -> tuple[State, int, int]:
@@ -105,11 +124,16 @@ def _prune_undo(store: UtxoStore, txn: Txn, state: State, limit: int, budget: in
         places, done, finished = _slice(undo.spent, done, budget - looked)
         looked += len(places) + finished
         own = keys.u32(ordinal)
+        state = raise_floor(store, txn, state, ordinal)
+        if undo.bodies is not None:
+            for place in places:
+                txn.delete(place, db=store.output)
         transactions += sweep(store, txn, state.floor, {place[:8] for place in places if place[:4] != own})
         if finished:
             transactions += _sweep_block(store, txn, ordinal)
             txn.delete(own, db=store.delta)
-            state = raise_floor(store, txn, state, ordinal)
+            if ordinal < state.floor:  # which passed this block while it was not empty
+                _remove_empty_block(store, txn, ordinal)
             ordinal, done, records = ordinal + 1, 0, records + 1
     return msgspec.structs.replace(state, undo_cursor=(ordinal, done)), transactions, records
 

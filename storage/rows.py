@@ -4,7 +4,8 @@ A live output's row is its body. A spent one has a mark in front, so that a spen
 
     0x01 | spender's position 8 | input index u32 | body
 
-A body is an array of at most 15 fields and begins with 0x9N, which tells the two apart.
+A body is an array of at most 15 fields and begins with 0x9N, which tells the two apart. When a spent output is pruned
+while a self-contained undo record may still bring it back, the mark stays alone.
 """
 
 from __future__ import annotations

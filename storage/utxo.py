@@ -211,7 +211,8 @@ class UtxoStore:
             change.txs.after[place] = raw
             change.txids.after[raw[:32]] = place
         for txid, home in undo.replaced:
-            change.txids.before[txid] = home
+            if txn.get(home, db=self.tx) is not None:  # else all of it was spent, and is pruned
+                change.txids.before[txid] = home
         stored = self.scan(txn, self.output, key)
         change.outputs.after.update((place, undone.outputs.after.get(place, row)) for place, row in stored)
         self._unspend(txn, ordinal, undo, undone, change.outputs)
