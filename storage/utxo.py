@@ -238,7 +238,7 @@ class UtxoStore:
         """Return the body of a row that block `by` spent, or None when it says otherwise."""
         if row is None or row[0] != SPENT or row[1:5] != by:
             return None
-        return row[MARKED:]
+        return row[MARKED:] or None
 
     # --- writing -------------------------------------------------------------------------------------------------
 

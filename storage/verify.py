@@ -92,7 +92,7 @@ def _outputs(store: UtxoStore, txn: Txn, state: State) -> Iterator[str]:
     """Outputs: readable, of a transaction that has a row, spent by one that has a row; the live ones are counted."""
     unspent, home = 0, b""
     for place, row in store.scan(txn, store.output):
-        if len(row) != MARKED:
+        if row[0] != SPENT or len(row) > MARKED:
             unpack(Body, body_of(row), f"output {keys.show(place)}")
         elif keys.number(row[1:]) >= state.spent_cursor[0] + (state.spent_cursor[1] > 0):
             yield f"output {keys.show(place)} has lost its body too early"
