@@ -175,7 +175,12 @@ class UtxoStore:
     def undo_at(self, txn: Txn, ordinal: int) -> Undo | None:
         """Return the undo record of a block, or None once it is pruned."""
         raw = txn.get(keys.u32(ordinal), db=self.delta)
-        return None if raw is None else unpack(Undo, raw, f"the undo record of block {ordinal}")
+        if raw is None:
+            return None
+        undo = unpack(Undo, raw, f"the undo record of block {ordinal}")
+        if len(undo.spent) % 12 or (undo.bodies is not None and len(undo.bodies) * 12 != len(undo.spent)):
+            raise Damaged(f"the undo record of block {ordinal} contradicts itself")
+        return undo
 
     def scan(self, txn: Txn, db: Db, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Yield the rows of a table whose keys begin with `prefix`, in key order."""
