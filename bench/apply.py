@@ -54,16 +54,14 @@ def catch_up(load: Workload, folder: Path, network_height: int | None) -> dict[s
         client.greet(network_height)
         client.feed(load.warm)
         before, warm = written_mb(folder), len(daemon.commits_ms())
-        half = len(load.timed) // 2
-        took = client.feed(load.timed[:half])
-        peak_half = daemon.peak_mb
-        took += client.feed(load.timed[half:])
+        peaks: list[float] = []
+        took = client.feed(load.timed, at_half=lambda: peaks.append(daemon.peak_mb))
         written = written_mb(folder) - before
         commits = daemon.commits_ms()[warm:]
         result = _figures(load, took, commits) | {
             "written_mb": round(written),
             "peak_memory_mb": round(daemon.peak_mb),
-            "peak_memory_first_half_mb": round(peak_half),
+            "peak_memory_first_half_mb": round(peaks[0]),
             "store_mb": round((folder / "lmdb" / "data.mdb").stat().st_blocks * 512 / 1e6),
         }
         if network_height is None:

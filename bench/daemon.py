@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -48,15 +48,17 @@ class Client:
         assert isinstance(answer, Welcome)
         return answer
 
-    def feed(self, frames: Sequence[bytes]) -> float:
+    def feed(self, frames: Sequence[bytes], at_half: Callable[[], object] = lambda: None) -> float:
         """Send all without pause; return the seconds until the last is acknowledged."""
         began = time.perf_counter()
         sender = threading.Thread(target=self._send, args=(frames,))
         sender.start()
-        for _ in frames:
+        for number in range(len(frames)):
             answer = self._receive()
             if not isinstance(answer, Ack):
                 raise RuntimeError(f"refused: {answer}")
+            if number == len(frames) // 2:
+                at_half()
         sender.join()
         return time.perf_counter() - began
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import anyio
 import structlog
@@ -37,6 +37,7 @@ from handlers.events import (
 )
 from handlers.refusal import Refused
 from handlers.utxo import Committed, Limits, Turns, follow_chain
+from storage.errors import StoreFull
 
 log = structlog.get_logger("daemon")
 
@@ -51,17 +52,16 @@ def run(config: Config) -> None:
 async def serve(config: Config) -> None:
     """Open the store, the handlers and the door, and close them in the opposite order."""
     notifier, bus = Notifier(os.environ), Bus()
-    room = 2 * config.batch.max_bytes  # one batch is applied while the next is read
     with ExitStack() as stores:
         turns = _open_turns(config, stores)
         kinds = (BlockApplied, Rollback, BlockPersisted, GenesisOutputs, NodeState) if turns else ()
-        inbox = bus.inbox(*kinds, capacity=room, most=config.batch.max_bytes)
+        inbox = bus.inbox(*kinds, capacity=config.batch.max_bytes, most=config.batch.max_bytes)
         hall = Hall(bus, inbox, _welcome(config), admins(config.socket.admin_uids), config.socket.max_frame_bytes)
         _quieten_collector()
         async with anyio.create_task_group() as house:
+            writer = CapacityLimiter(1)
             if turns:
                 hall.view = turns.chain.view
-                writer = CapacityLimiter(1)
                 house.start_soon(_follow, config, inbox, turns, hall, writer)
             else:
                 house.start_soon(decline, inbox)
@@ -70,7 +70,7 @@ async def serve(config: Config) -> None:
                 path = socket_path(config, os.environ)
                 doors.start_soon(admit, await open_door(path, os.environ), hall, house, inside)
                 doors.start_soon(_report, notifier, bus.bell(BlockCommitted, RolledBack), hall)
-                if turns and notifier.watchdog_s:
+                if notifier.watchdog_s:
                     doors.start_soon(_watch, notifier, notifier.watchdog_s / 2, turns, writer)
                 log.info("listening", socket=str(path), **_place(hall))
                 notifier.say("READY=1")
@@ -154,9 +154,11 @@ async def _report(notifier: Notifier, moved: Bell, hall: Hall) -> None:
         await anyio.sleep(1)
 
 
-async def _watch(notifier: Notifier, every_s: float, turns: Turns, writer: CapacityLimiter) -> None:
-    """Say that we live, after a turn at the disk: a live loop over a stuck disk is not life."""
+async def _watch(notifier: Notifier, every_s: float, turns: Turns | None, writer: CapacityLimiter) -> None:
+    """Say that we live, after a turn at the disk: a live loop over a stuck disk is not life. A full one answers."""
     while True:
-        await to_thread.run_sync(turns.chain.touch, limiter=writer)
+        if turns:
+            with suppress(StoreFull):
+                await to_thread.run_sync(turns.chain.touch, limiter=writer)
         notifier.say("WATCHDOG=1")
         await anyio.sleep(every_s)

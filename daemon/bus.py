@@ -100,7 +100,7 @@ class Inbox:
         return batch
 
     def done(self, deliveries: Iterable[Delivery]) -> None:
-        """Make room: these messages are applied."""
+        """Make room: these messages are carried out and answered."""
         for delivery in deliveries:
             self.release(weight(len(delivery.raw)))
             delivery.sender.settled()

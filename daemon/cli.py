@@ -99,11 +99,11 @@ def run(context: click.Context) -> None:
     configure(config.log)
     with stores_speak():
         try:
-            run_daemon(config)
-        except BaseExceptionGroup as group:
-            raise _only(group) from group
+            with _one_failure():
+                run_daemon(config)
         except OSError as error:
-            raise _Exit(f"{socket_path(config, os.environ)}: {error.strerror or error}", FAILED) from error
+            place = error.filename or socket_path(config, os.environ)
+            raise _Exit(f"{place}: {error.strerror or error}", FAILED) from error
 
 
 class _Bench(click.Group):
@@ -124,12 +124,16 @@ class _Bench(click.Group):
         return apply
 
 
-def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the one failure that ended the daemon, if it is one."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
+@contextmanager
+def _one_failure() -> Iterator[None]:
+    """Unwrap the failure that ended the daemon, if it is one alone."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        raise error from group
 
 
 @main.group()

@@ -7,7 +7,7 @@ import structlog
 from anyio.abc import ByteStream
 
 from daemon.bus import Bus, Inbox, weight
-from daemon.framing import Reader
+from daemon.framing import Reader, Unfinished
 from handlers import wire
 from handlers.chain import View
 from handlers.delivery import Delivery
@@ -33,6 +33,7 @@ class Hall:
         self.welcome = welcome
         self.admins = admins
         self.max_bytes = max_bytes
+        self.unfinished = Unfinished(inbox.capacity)
         self.feeder: Connection | None = None
         self.view = View()
 
@@ -58,7 +59,7 @@ class Connection:
         self._hall = hall
         self._stream = stream
         self._uid = uid
-        self._reader = Reader(stream, hall.inbox, hall.max_bytes)
+        self._reader = Reader(stream, hall.inbox, hall.unfinished, hall.max_bytes)
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
         self._wake = anyio.Event()
@@ -78,7 +79,7 @@ class Connection:
                     with self._reading:
                         await self._receive()
                 finally:
-                    self._reader.release()
+                    self._hall.unfinished.let_go(self._reader)
                 while self._pending and not self._ending:  # its answers are not all true yet
                     self._quiet = anyio.Event()
                     await self._quiet.wait()
@@ -102,47 +103,50 @@ class Connection:
                 raw = await self._reader.message()
                 if raw is None:
                     return
-                self._route(raw)
-            except Refused as refused:
-                await self._refuse(b"", refused)
-                if refused.broken and self._reader.encoding == "frames":
-                    return
-            except TimeoutError:
-                unfinished = "a message was begun and not finished in time"
-                await self._refuse(b"", Refused("malformed", unfinished, broken=True))
+                refused = self._route(raw)
+            except Refused as error:
+                refused = error
+                await self._refuse(refused)
+            except TimeoutError as late:
+                await self._refuse(Refused("malformed", str(late), broken=True))
+                return
+            if refused is not None and self._fatal(refused):
                 return
 
-    async def _refuse(self, raw: bytes, refused: Refused) -> None:
-        await self._hall.inbox.reserve(weight(len(raw)))
-        self._deliver(raw, self._hall.inbox, refused)
+    async def _refuse(self, refused: Refused) -> None:
+        """Answer in its turn for what is no message."""
+        await self._hall.inbox.reserve(weight(0))
+        self._deliver(b"", self._hall.inbox, refused)
 
-    def _route(self, raw: bytes) -> None:
+    def _route(self, raw: bytes) -> Refused | None:
+        """Hand a message to its consumer; return what was found against it: it keeps its place all the same."""
         encoding = self._reader.encoding
         assert encoding is not None
         inbox, refused = self._hall.inbox, None
         try:
             kind = wire.peek(raw, encoding)
             if kind in _OWN:
-                self._hall.inbox.release(weight(len(raw)))
                 self._answer_myself(raw, kind)
-                return
+                inbox.release(weight(len(raw)))
+                return None
             inbox = self._hall.bus.consumer(kind) or inbox
             self._check(kind)
         except Refused as error:
             refused = error
         self._deliver(raw, inbox, refused)
+        return refused
 
     def _check(self, kind: str) -> None:
         """Refuse what this client may not send."""
         if kind in OPERATOR and self._uid not in self._hall.admins:
             raise Refused("not_permitted", f"{kind} is for operators; uid {self._uid} is none (socket.admin_uids)")
+        if kind in wire.MESSAGES and self._hall.bus.consumer(kind) is None:
+            raise Refused("unavailable", f"{kind} has no consumer: its store is not enabled in this daemon")
         if kind in FEEDING:
             feeder = self._hall.feeder
             if feeder is not None and feeder is not self:
                 raise Refused("feeder_busy", "another connection is feeding the chain", retryable=True)
             self._hall.feeder = self
-        if kind in wire.MESSAGES and self._hall.bus.consumer(kind) is None:
-            raise Refused("unavailable", f"{kind} has no consumer: its store is not enabled in this daemon")
 
     def _deliver(self, raw: bytes, inbox: Inbox, refused: Refused | None) -> None:
         self._pending += 1
@@ -150,22 +154,19 @@ class Connection:
 
     def _answer_myself(self, raw: bytes, kind: str) -> None:
         assert self._reader.encoding is not None
-        try:
-            if len(raw) > _OWN_MAX_BYTES:
-                raise Refused("too_large", f"a {kind} of {len(raw)} bytes is longer than {_OWN_MAX_BYTES}")
-            match wire.decode(raw, self._reader.encoding):
-                case Hello() as hello:
-                    if hello.network_tip is not None:
-                        self.network_height = hello.network_tip.height
-                    self._queue(self._hall.greet(hello.seq))
-                case Subscribe() as wish:
-                    self._hall.bus.forget(self._tell)
-                    for event in dict.fromkeys(wish.events):
-                        self._hall.bus.listen(event, self._tell)
-                    if wish.seq is not None:
-                        self._queue(Ack(seq=wish.seq, status="accepted", tip=self._hall.view.tip))
-        except Refused as refused:
-            self.answer(refused.answer(wire.sequence(raw, self._reader.encoding)), last=self._fatal(refused))
+        if len(raw) > _OWN_MAX_BYTES:
+            raise Refused("too_large", f"a {kind} of {len(raw)} bytes is longer than {_OWN_MAX_BYTES}")
+        match wire.decode(raw, self._reader.encoding):
+            case Hello() as hello:
+                if hello.network_tip is not None:
+                    self.network_height = hello.network_tip.height
+                self._queue(self._hall.greet(hello.seq))
+            case Subscribe() as wish:
+                self._hall.bus.forget(self._tell)
+                for event in dict.fromkeys(wish.events):
+                    self._hall.bus.listen(event, self._tell)
+                if wish.seq is not None:
+                    self._queue(Ack(seq=wish.seq, status="accepted", tip=self._hall.view.tip))
 
     def _fatal(self, refused: Refused) -> bool:
         return refused.broken and self._reader.encoding == "frames"

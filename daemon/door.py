@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import socket
@@ -30,7 +31,25 @@ async def open_door(path: Path, environ: Mapping[str, str]) -> SocketListener:
     if passed is not None:
         return await SocketListener.from_socket(passed)
     path.parent.mkdir(parents=True, exist_ok=True)
+    _refuse_if_taken(path)
     return await anyio.create_unix_listener(path, mode=_MODE)
+
+
+def _refuse_if_taken(path: Path) -> None:
+    """Leave the socket of a process that listens alone; one that was left behind may be replaced.
+
+    Raises:
+        OSError: somebody listens there.
+    """
+    with socket.socket(socket.AF_UNIX) as knock:
+        knock.setblocking(False)
+        try:
+            knock.connect(str(path))
+        except BlockingIOError:  # somebody does, and is busy
+            pass
+        except OSError:
+            return
+    raise OSError(errno.EADDRINUSE, "another process listens there")
 
 
 async def admit(listener: SocketListener, hall: Hall, house: TaskGroup, inside: set[Connection]) -> None:

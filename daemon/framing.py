@@ -1,7 +1,8 @@
 """Bytes to messages: frames with a length in front, or lines.
 
-Room is reserved in the inbox before bytes are kept, and whoever began a message must go on sending it: so neither huge
-lengths nor a thousand dawdling clients hold memory or each other.
+A message takes room in the inbox when it is whole. Until then its bytes count with those of all other unfinished ones;
+when that is too much, one that dawdles is given up, or else the longest. So neither huge lengths nor a thousand dawdling
+clients hold memory or each other.
 """
 
 from __future__ import annotations
@@ -14,44 +15,98 @@ from handlers.refusal import Refused
 from handlers.wire import LENGTH, Encoding
 
 _CHUNK = 1 << 18
-_FREE = 1 << 16  # a line this short needs no room before it is whole
+_FREE = 1 << 16  # so much of a message is not counted before it is whole
 _PATIENCE_S = 30.0
 _SLOWEST = 1 << 20  # bytes a second, once patience has run out
+
+
+class Unfinished:
+    """The long messages that are being read, or wait for room in the inbox, and what they hold together.
+
+    One alone may be longer than `capacity`.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._held: dict[Reader, int] = {}
+        self._freed = anyio.Event()
+
+    async def hold(self, reader: Reader, size: int) -> None:
+        """Count what a reader holds; while it is too much in all, somebody gives up, maybe this reader."""
+        if size <= _FREE:
+            return
+        self._held[reader] = size
+        while reader in self._held and len(self._held) > 1 and sum(self._held.values()) > self._capacity:
+            chosen = self._least_deserving()
+            if chosen is reader and any(other.whole for other in self._held):  # those go on into the inbox
+                self._freed = anyio.Event()
+                await self._freed.wait()
+                reader.excuse()
+            else:
+                self.let_go(chosen)
+                chosen.give_up()
+
+    def _least_deserving(self) -> Reader:
+        unfinished = [reader for reader in self._held if not reader.whole]
+        slowest = min(unfinished, key=Reader.pace)
+        return slowest if slowest.pace() < _SLOWEST else max(unfinished, key=self._held.__getitem__)
+
+    def let_go(self, reader: Reader) -> None:
+        """Count what a reader holds no more."""
+        if self._held.pop(reader, None) is not None:
+            self._freed.set()
 
 
 class Reader:
     """Reads one connection's messages. The first byte chooses the encoding."""
 
     def __init__(
-        self, stream: ByteReceiveStream, inbox: Inbox, max_bytes: int, patience_s: float = _PATIENCE_S
+        self,
+        stream: ByteReceiveStream,
+        inbox: Inbox,
+        unfinished: Unfinished,
+        max_bytes: int,
+        patience_s: float = _PATIENCE_S,
     ) -> None:
         self._stream = stream
         self._inbox = inbox
+        self._unfinished = unfinished
         self._max_bytes = max_bytes
         self._patience_s = patience_s
         self._buffer = bytearray()
         self._began = 0.0  # when the message that is being read did
-        self._room = 0  # reserved for it
+        self._reading = anyio.CancelScope()
+        self._given_up = False
+        self.whole = False  # the message is, and waits for room
         self.encoding: Encoding | None = None
 
     async def message(self) -> bytes | None:
-        """Return the next message, with room reserved for it; None when the client has closed.
+        """Return the next message, with room reserved for it in the inbox; None when the client has closed.
 
         Raises:
             Refused: it is too long. Lines go on after it; frames can't.
-            TimeoutError: the client began a message and did not finish it.
+            TimeoutError: the client began a message and did not finish it in time; it says so.
         """
-        self._began = anyio.current_time()
+        self.excuse()
         if self.encoding is None:
             if not self._buffer and not await self._more(0):
                 return None
             self.encoding = "json" if self._buffer[:1] == b"{" else "frames"
         return await (self._line() if self.encoding == "json" else self._frame())
 
-    def release(self) -> None:
-        """Give back what was reserved for an unfinished message."""
-        self._inbox.release(self._room)
-        self._room = 0
+    def pace(self) -> float:
+        """Return how fast the message comes, in bytes a second."""
+        return len(self._buffer) / (anyio.current_time() - self._began + _FREE / _SLOWEST)
+
+    def excuse(self) -> None:
+        """Begin to count the time anew: to wait for room is not the client's fault."""
+        self._began = anyio.current_time()
+
+    def give_up(self) -> None:
+        """Drop the message that is being read: others need the room."""
+        self._buffer.clear()
+        self._given_up = True
+        self._reading.cancel()
 
     async def _frame(self) -> bytes | None:
         while len(self._buffer) < LENGTH.size:
@@ -60,60 +115,57 @@ class Reader:
         (length,) = LENGTH.unpack_from(self._buffer)
         if length > self._max_bytes:
             raise Refused("malformed", f"a frame of {length} bytes is longer than {self._max_bytes}", broken=True)
-        await self._grow(length)
         end = LENGTH.size + length
         while len(self._buffer) < end:
             if not await self._more(length):
                 return None
-        return self._cut(LENGTH.size, end, end)
+        return await self._cut(LENGTH.size, end, end)
 
     async def _line(self) -> bytes | None:
         seen = 0
-        while (end := self._buffer.find(b"\n", seen)) < 0:
-            seen = len(self._buffer)
-            if seen > self._max_bytes:
-                await self._skip_line()
-                raise Refused("too_large", f"a line is longer than {self._max_bytes} bytes")
-            if seen > _FREE:
-                await self._grow(seen)
+        while (end := self._buffer.find(b"\n", seen)) < 0 and (seen := len(self._buffer)) <= self._max_bytes:
             if not await self._more(seen):
                 return None
-        await self._grow(end)
-        return self._cut(0, end, end + 1)
+        if not 0 <= end <= self._max_bytes:
+            await self._skip_line()
+            raise Refused("too_large", f"a line is longer than {self._max_bytes} bytes")
+        return await self._cut(0, end, end + 1)
 
     async def _skip_line(self) -> None:
         while (end := self._buffer.find(b"\n")) < 0:
             self._buffer.clear()
-            self.release()
+            self._unfinished.let_go(self)
             if not await self._more(0):
                 return
         del self._buffer[: end + 1]
+        self._unfinished.let_go(self)
 
-    def _cut(self, start: int, end: int, following: int) -> bytes:
+    async def _cut(self, start: int, end: int, following: int) -> bytes:
+        """Take a message out of the buffer, as soon as there is room for it."""
+        self.whole = True
+        try:
+            await self._inbox.reserve(weight(end - start))
+        finally:
+            self.whole = False
+            self._unfinished.let_go(self)
         message = bytes(memoryview(self._buffer)[start:end])
         del self._buffer[:following]
-        surplus, self._room = self._room - weight(len(message)), 0
-        if surplus > 0:
-            self._inbox.release(surplus)
         return message
-
-    async def _grow(self, size: int) -> None:
-        """Reserve room for a message of `size` bytes in all. To wait for it is not the client's fault."""
-        missing = weight(size) - self._room
-        if missing > 0:
-            await self._inbox.reserve(missing)
-            self._room += missing
-            self._began = anyio.current_time()
 
     async def _more(self, size: int) -> bool:
         """Read on; False when the client has closed. Between messages there is no hurry."""
-        try:
-            if self._buffer:
-                with anyio.fail_after(self._began + self._patience_s + size / _SLOWEST - anyio.current_time()):
-                    self._buffer += await self._stream.receive(_CHUNK)
-            else:
-                self._buffer += await self._stream.receive(_CHUNK)
-                self._began = anyio.current_time()
-        except anyio.EndOfStream:
-            return False
-        return True
+        hurry = self._began + self._patience_s + size / _SLOWEST if self._buffer else float("inf")
+        with anyio.CancelScope(deadline=hurry) as self._reading:
+            try:
+                more = await self._stream.receive(_CHUNK)
+            except anyio.EndOfStream:
+                return False
+            if not self._buffer:
+                self.excuse()
+            self._buffer += more
+            await self._unfinished.hold(self, len(self._buffer))
+            if not self._given_up:
+                return True
+        if self._given_up:
+            raise TimeoutError("an unfinished message was given up: there is no room for all of them")
+        raise TimeoutError("a message was begun and not finished in time")
