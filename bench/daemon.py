@@ -27,6 +27,8 @@ family = "bitcoin"
 network = "regtest"
 [socket]
 path = "{folder}/utxod.sock"
+[http]
+workers = 0
 [log]
 format = "json"
 """

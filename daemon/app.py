@@ -10,6 +10,8 @@ import gc
 import os
 import signal
 from contextlib import ExitStack, suppress
+from pathlib import Path
+from time import monotonic
 
 import anyio
 import structlog
@@ -20,6 +22,7 @@ from daemon import PROTOCOL, VERSION
 from daemon.bus import Bell, Bus, Inbox
 from daemon.connection import Connection, Hall
 from daemon.door import admins, admit, open_door
+from daemon.http.master import keep_serving
 from daemon.notify import Notifier
 from daemon.store import open_disk, open_utxo, windows
 from handlers.chain import Chain
@@ -44,12 +47,12 @@ log = structlog.get_logger("daemon")
 _GRACE_S = 60.0  # for what was received before we were asked to leave
 
 
-def run(config: Config) -> None:
-    """Run the daemon until it is asked to leave."""
-    anyio.run(serve, config, backend_options={"use_uvloop": True})
+def run(config: Config, config_file: Path | None) -> None:
+    """Run the daemon until it is asked to leave; workers read the same configuration anew."""
+    anyio.run(serve, config, config_file, backend_options={"use_uvloop": True})
 
 
-async def serve(config: Config) -> None:
+async def serve(config: Config, config_file: Path | None) -> None:
     """Open the store, the handlers and the door, and close them in the opposite order."""
     notifier, bus = Notifier(os.environ), Bus()
     with ExitStack() as stores:
@@ -72,6 +75,8 @@ async def serve(config: Config) -> None:
                 doors.start_soon(_report, notifier, bus.bell(BlockCommitted, RolledBack), hall)
                 if notifier.watchdog_s:
                     doors.start_soon(_watch, notifier, notifier.watchdog_s / 2, turns, writer)
+                if config.http.workers:
+                    doors.start_soon(keep_serving, config, config_file, config.http.workers)
                 log.info("listening", socket=str(path), **_place(hall))
                 notifier.say("READY=1")
                 await _asked_to_leave()
@@ -97,6 +102,8 @@ async def _follow(config: Config, inbox: Inbox, turns: Turns, hall: Hall, writer
 
     def publish(committed: Committed) -> None:
         hall.view = committed.view
+        if any(isinstance(fact, BlockCommitted) for fact in committed.facts):
+            hall.moved_at = monotonic()
         hall.bus.publish(committed.facts)
 
     await follow_chain(inbox, turns, limits, publish, writer)

@@ -29,7 +29,7 @@ class Context:
     """What every command may need; the configuration is read when it is asked for."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
+        self.path = path
         self._config: Config | None = None
 
     @property
@@ -37,7 +37,7 @@ class Context:
         """Return the configuration, or end with what is wrong with it."""
         if self._config is None:
             try:
-                self._config = load(self._path, os.environ)
+                self._config = load(self.path, os.environ)
             except ConfigError as error:
                 raise _Exit(str(error), WRONG_USE) from error
         return self._config
@@ -100,7 +100,7 @@ def run(context: click.Context) -> None:
     with stores_speak():
         try:
             with _one_failure():
-                run_daemon(config)
+                run_daemon(config, context.obj.path)
         except OSError as error:
             place = error.filename or socket_path(config, os.environ)
             raise _Exit(f"{place}: {error.strerror or error}", FAILED) from error
@@ -218,6 +218,26 @@ def reindex(context: click.Context) -> None:
     configure(context.obj.config.log)
     with stores_speak():
         click.echo(build(context.obj.config))
+
+
+@main.command()
+@config_option
+@click.option("--workers", type=click.IntRange(1, 1024), help="Processes; else http.workers.")
+@click.option("--descriptor", type=int, hidden=True)
+@click.pass_context
+def serve(context: click.Context, workers: int | None, descriptor: int | None) -> None:
+    """Answer questions over HTTP, beside a running daemon or without one."""
+    config = context.obj.config
+    with stores_speak():
+        if descriptor is not None:
+            from daemon.http.worker import work
+
+            work(config, descriptor)
+            return
+        from daemon.http.master import serve_alone
+
+        configure(config.log)
+        serve_alone(config, context.obj.path, workers or max(config.http.workers, 1))
 
 
 @main.group(cls=_Bench)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import monotonic
+
 import anyio
 import structlog
 from anyio.abc import ByteStream
@@ -35,6 +37,8 @@ class Hall:
         self.max_bytes = max_bytes
         self.unfinished = Unfinished(inbox.capacity)
         self.feeder: Connection | None = None
+        self.network_height: int | None = None  # as the last feeder said
+        self.moved_at: float | None = None  # when a block was last committed
         self.view = View()
 
     def greet(self, seq: int | None) -> Welcome:
@@ -48,6 +52,8 @@ class Hall:
             points=view.points,
             rollback_floor=view.floor,
             persisted_height=view.persisted_height,
+            network_tip_height=self.network_height,
+            seconds_since_last_block=None if self.moved_at is None else round(monotonic() - self.moved_at, 3),
             seq=seq,
         )
 
@@ -147,6 +153,7 @@ class Connection:
             if feeder is not None and feeder is not self:
                 raise Refused("feeder_busy", "another connection is feeding the chain", retryable=True)
             self._hall.feeder = self
+            self._hall.network_height = self.network_height or self._hall.network_height
 
     def _deliver(self, raw: bytes, inbox: Inbox, refused: Refused | None) -> None:
         self._pending += 1
@@ -159,7 +166,7 @@ class Connection:
         match wire.decode(raw, self._reader.encoding):
             case Hello() as hello:
                 if hello.network_tip is not None:
-                    self.network_height = hello.network_tip.height
+                    self._network_is_at(hello.network_tip.height)
                 self._queue(self._hall.greet(hello.seq))
             case Subscribe() as wish:
                 self._hall.bus.forget(self._tell)
@@ -167,6 +174,11 @@ class Connection:
                     self._hall.bus.listen(event, self._tell)
                 if wish.seq is not None:
                     self._queue(Ack(seq=wish.seq, status="accepted", tip=self._hall.view.tip))
+
+    def _network_is_at(self, height: int) -> None:
+        self.network_height = height
+        if self._hall.feeder in {None, self}:
+            self._hall.network_height = height
 
     def _fatal(self, refused: Refused) -> bool:
         return refused.broken and self._reader.encoding == "frames"

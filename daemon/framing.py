@@ -1,8 +1,8 @@
 """Bytes to messages: frames with a length in front, or lines.
 
 A message takes room in the inbox when it is whole. Until then its bytes count with those of all other unfinished ones;
-when that is too much, one that dawdles is given up, or else the longest. So neither huge lengths nor a thousand dawdling
-clients hold memory or each other.
+when that is too much, one that dawdles is given up, or else the longest. So neither huge lengths nor a thousand
+dawdling clients hold memory or each other.
 """
 
 from __future__ import annotations

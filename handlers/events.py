@@ -289,6 +289,8 @@ class Welcome(Event, frozen=True, kw_only=True):
     points: list[Point]
     rollback_floor: Point | None
     persisted_height: int | None
+    network_tip_height: int | None = None
+    seconds_since_last_block: float | None = None
     seq: int | None = None
 
 

@@ -49,7 +49,7 @@ class Inbox(Protocol):
         """Return the messages that are there, without waiting."""
 
     def done(self, deliveries: Iterable[Delivery]) -> None:
-        """Make room: these messages are applied."""
+        """Make room: these messages are carried out and answered."""
 
     def __len__(self) -> int:
         """How many messages wait."""
@@ -96,10 +96,14 @@ class Turns:
         try:
             event = delivery.event()
             seq = event.seq
-            if isinstance(event, Rollback | GenesisOutputs):  # these commit by themselves, after what is before them
+            alone = isinstance(event, Rollback | GenesisOutputs)
+            if alone:  # these commit by themselves, after what is before them
                 self.commit()
             status = self._carry_out(event, delivery)
             answers = acknowledge(delivery, seq, status, self.chain.tip)
+            if alone:  # true already, whatever becomes of what follows
+                self._ready += answers
+                return
         except Refused as refused:
             answers = refuse(delivery, delivery.seq() if seq is None else seq, refused)
         except StoreFull as full:
@@ -173,19 +177,19 @@ async def follow_chain(
     `publish` hears of every commit; `writer` lets one turn in at a time. Pruning goes on while nobody waits.
     """
     while batch := await inbox.take():
-        started, size = monotonic(), 0
+        started, size, applied = monotonic(), 0, list[Delivery]()
         while batch:
             left = await to_thread.run_sync(turns.take, batch, started + limits.max_delay_s, limiter=writer)
-            applied = batch[: len(batch) - len(left)]
-            size += sum(len(delivery.raw) for delivery in applied)
-            inbox.done(applied)
-            late = size >= limits.max_bytes or monotonic() - started >= limits.max_delay_s
-            batch = left
-            if late:
+            reached = batch[: len(batch) - len(left)]
+            applied += reached
+            size += sum(len(delivery.raw) for delivery in reached)
+            if size >= limits.max_bytes or monotonic() - started >= limits.max_delay_s:
                 _tell(await to_thread.run_sync(turns.finish, limiter=writer), turns, publish)
-                started, size = monotonic(), 0
-            batch = batch or inbox.waiting()
+                inbox.done(applied)
+                started, size, applied = monotonic(), 0, []
+            batch = left or inbox.waiting()
         _tell(await to_thread.run_sync(turns.finish, limiter=writer), turns, publish)
+        inbox.done(applied)
         while turns.chain.due_for_pruning() and not len(inbox):
             _tell(await to_thread.run_sync(turns.prune, limiter=writer), turns, publish)
 

@@ -19,7 +19,7 @@ from handlers.refusal import Refused
 Encoding = Literal["json", "frames"]
 LENGTH = Packed(">I")
 
-_U64 = 0xFFFF_FFFF_FFFF_FFFF
+_I64_MIN, _U64_MAX = -(1 << 63), (1 << 64) - 1  # what MessagePack, and so a row on disk, can hold
 _frames: msgspec.msgpack.Decoder[Inbound] = msgspec.msgpack.Decoder(Inbound)
 _encode_frame = msgspec.msgpack.Encoder().encode
 _encode_json = msgspec.json.Encoder().encode
@@ -67,12 +67,14 @@ def decode(raw: bytes | bytearray, encoding: Encoding) -> Inbound:
         if encoding == "frames":
             return _frames.decode(raw)
         message: Inbound = msgspec.convert(_unhex(msgspec.json.decode(raw)), Inbound, builtin_types=(bytes,))
-        return message
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         if "$.type" in str(error):
             kind = _kind(_envelope(raw, encoding))
             raise Refused("unknown_type", f"{kind!r} is no message of this protocol") from error
         raise Refused("malformed", str(error), broken=_broken(error)) from error
+    if type(message).__name__ != peek(raw, encoding):  # what was let in is what is carried out
+        raise Refused("malformed", "a message has one `type` - at `$.type`")
+    return message
 
 
 def encode(answer: Outbound | Inbound, encoding: Encoding) -> bytes:
@@ -80,7 +82,12 @@ def encode(answer: Outbound | Inbound, encoding: Encoding) -> bytes:
     if encoding == "frames":
         body = _encode_frame(answer)
         return LENGTH.pack(len(body)) + body
-    return _encode_json(_hex(msgspec.to_builtins(answer, builtin_types=(bytes,)))) + b"\n"
+    return _encode_json(plain(answer)) + b"\n"
+
+
+def plain(message: Outbound | Inbound) -> Any:
+    """Return a message as plain values, every byte string as hex."""
+    return _hex(msgspec.to_builtins(message, builtin_types=(bytes,)))
 
 
 def _envelope(raw: bytes | bytearray, encoding: Encoding) -> _Envelope:
@@ -152,8 +159,8 @@ def _read_bytes(value: Any) -> Any:
 
 
 def _read_int(value: Any) -> Any:
-    if isinstance(value, int) and not -_U64 <= value <= _U64:
-        raise _NotHex("Expected a number up to 2^64-1")
+    if isinstance(value, int) and not _I64_MIN <= value <= _U64_MAX:
+        raise _NotHex("Expected a number from -2^63 to 2^64-1")
     return value
 
 

@@ -1,0 +1,91 @@
+"""What a worker hears from the daemon: facts as they become true, and how far the network is."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from pathlib import Path
+
+import anyio
+import msgspec
+import structlog
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from handlers import wire
+from handlers.events import (
+    Ack,
+    BlockCommitted,
+    Error,
+    Fact,
+    Hello,
+    Pruned,
+    RolledBack,
+    Subscribe,
+    TxStatusChanged,
+    Welcome,
+)
+
+log = structlog.get_logger("http")
+
+_HEARD: msgspec.msgpack.Decoder[Fact | Welcome | Ack | Error] = msgspec.msgpack.Decoder(
+    BlockCommitted | RolledBack | Pruned | TxStatusChanged | Welcome | Ack | Error
+)
+_KEPT = 200
+_RETRY_S = 2.0
+_ASK_EVERY_S = 5.0
+
+
+class Ear:
+    """Listens to the daemon's socket; without a daemon it knows nothing, and says so."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.connected = False
+        self.network_height: int | None = None
+        self.last_block_at: float | None = None  # monotonic
+        self.recent: deque[tuple[float, Fact]] = deque(maxlen=_KEPT)  # with the unix time at which it was heard
+
+    def seconds_since_last_block(self) -> float | None:
+        """Return how long ago a block was committed, as far as we heard."""
+        return None if self.last_block_at is None else round(time.monotonic() - self.last_block_at, 3)
+
+    async def listen(self) -> None:
+        """Listen for ever, over as many connections as it takes."""
+        while True:
+            try:
+                async with await anyio.connect_unix(self._path) as stream:
+                    await stream.send(wire.encode(Hello(client="utxod-http/1"), "frames"))
+                    wish = Subscribe(events=["BlockCommitted", "RolledBack", "Pruned", "TxStatusChanged"])
+                    await stream.send(wire.encode(wish, "frames"))
+                    async with anyio.create_task_group() as both:
+                        both.start_soon(self._ask, stream)
+                        await self._hear(BufferedByteReceiveStream(stream))
+            except (OSError, anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead, BaseExceptionGroup):
+                if self.connected:
+                    log.warning("daemon_away", socket=str(self._path))
+            self.connected = False
+            await anyio.sleep(_RETRY_S)
+
+    async def _ask(self, stream: anyio.abc.ByteSendStream) -> None:
+        while True:
+            await anyio.sleep(_ASK_EVERY_S)
+            await stream.send(wire.encode(Hello(client="utxod-http/1"), "frames"))
+
+    async def _hear(self, stream: BufferedByteReceiveStream) -> None:
+        while True:
+            (length,) = wire.LENGTH.unpack(await stream.receive_exactly(wire.LENGTH.size))
+            self.take(_HEARD.decode(await stream.receive_exactly(length)))
+
+    def take(self, heard: Fact | Welcome | Ack | Error) -> None:
+        """Remember what was said."""
+        match heard:
+            case Welcome():
+                self.connected = True
+                self.network_height = heard.network_tip_height
+                if heard.seconds_since_last_block is not None:
+                    self.last_block_at = time.monotonic() - heard.seconds_since_last_block
+            case BlockCommitted():
+                self.last_block_at = time.monotonic()
+                self.recent.append((time.time(), heard))
+            case RolledBack() | Pruned() | TxStatusChanged():
+                self.recent.append((time.time(), heard))

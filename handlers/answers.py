@@ -1,0 +1,131 @@
+"""What a question is answered with: the shapes of the HTTP contract, field by field."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from handlers.events import Point
+
+Hex = Annotated[str, Meta(pattern="^([0-9a-f]{2})*$")]
+Hash = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class Amount(Struct, frozen=True, gc=False):
+    """How much of one unit; the base unit has no policy. Quantities are strings: they pass 2^53."""
+
+    unit: str
+    policy_id: Hex | None
+    asset_name: Hex | None
+    quantity: Annotated[str, Meta(pattern="^[0-9]+$")]
+
+
+class Utxo(Struct, frozen=True, kw_only=True, gc=False):
+    """One output; the last six fields only when it is spent."""
+
+    tx_hash: Hash
+    output_index: int
+    owner_addr: str
+    owner_stake_addr: str | None
+    owner_payment_credential: Hex | None
+    owner_stake_credential: Hex | None
+    lovelace_amount: int
+    amounts: list[Amount]
+    data_hash: Hex | None
+    inline_datum: Hex | None
+    script_ref: Hex | None
+    reference_script_hash: Hex | None
+    is_collateral_return: bool
+    slot: int
+    block: Annotated[int, Meta(description="the height")]
+    block_hash: Hash
+    epoch: int | None
+    block_time: int | None
+    spent_tx_hash: Hash | UnsetType = UNSET
+    spent_at_slot: int | UnsetType = UNSET
+    spent_at_block: int | UnsetType = UNSET
+    spent_at_block_hash: Hash | UnsetType = UNSET
+    spent_block_time: int | UnsetType | None = UNSET
+    spent_epoch: int | UnsetType | None = UNSET
+
+
+class Balance(Struct, frozen=True, kw_only=True):
+    """What an address or credential holds, exactly."""
+
+    lovelace_amount: int
+    amounts: list[Amount]
+    utxo_count: int
+
+
+class TipAnswer(Struct, frozen=True):
+    """A block's place in the chain."""
+
+    height: int
+    slot: int
+    hash: Hash
+
+
+class Failure(Struct, frozen=True):
+    """Why there is no answer: a code for programs, a message that says what to do."""
+
+    error: Annotated[str, Meta(pattern="^[a-z_]+$")]
+    message: str
+    hint: str | None = None
+
+
+class UtxoStatus(Struct, frozen=True, kw_only=True):
+    """The UTXO store."""
+
+    enabled: bool
+    store: str
+    blocks_applied: int
+    unspent: int
+    rollback_floor: TipAnswer | None
+    prune_depth: int
+    rollback_window: int
+    prune_backlog_blocks: int
+    indexes: list[str]
+    rows: dict[str, int]
+
+
+class StorageStatus(Struct, frozen=True, kw_only=True):
+    """The LMDB environment."""
+
+    bytes_used: int
+    map_size: int
+
+
+class ChainStatus(Struct, frozen=True, kw_only=True):
+    """Which chain, and how far it is."""
+
+    family: str
+    network: str
+    network_tip_height: int | None
+    lag_blocks: int | None
+    persisted_height: int | None
+    seconds_since_last_block: float | None
+
+
+class Status(Struct, frozen=True, kw_only=True):
+    """Everything that an operator asks first."""
+
+    version: str
+    protocol: int
+    tip: TipAnswer | None
+    chain: ChainStatus
+    utxo: UtxoStatus
+    storage: StorageStatus
+
+
+class Health(Struct, frozen=True, kw_only=True):
+    """Whether questions can be answered, and how old the answers are."""
+
+    status: str
+    seconds_since_last_block: float | None
+    lag_blocks: int | None
+
+
+def to_tip(point: Point) -> TipAnswer:
+    """Return a point as it is answered."""
+    return TipAnswer(point.height, point.slot, point.hash.hex())
