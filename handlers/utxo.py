@@ -10,7 +10,7 @@ import gc
 from collections.abc import Callable, Iterable
 from itertools import groupby
 from time import monotonic
-from typing import Protocol
+from typing import Literal, Protocol
 
 import structlog
 from anyio import CapacityLimiter, to_thread
@@ -36,7 +36,9 @@ from storage.errors import StoreFull
 
 log = structlog.get_logger("utxo")
 
-_GC_EVERY = 64  # commits: cycles are rare here, so the collector stays off while blocks are applied
+_TIDY_EVERY = 64  # commits: cycles are rare here, so the collector stays off while blocks are applied
+Work = Literal["apply", "commit", "rollback", "prune"]
+_WORK: dict[AckStatus, Work] = {"applied": "apply", "rolled_back": "rollback"}
 
 
 class Inbox(Protocol):
@@ -69,6 +71,7 @@ class Committed(Struct, frozen=True):
     facts: list[Fact]
     view: View
     took_s: float
+    timings: list[tuple[Work, float]] = []  # what the writer's thread did since the last one, in seconds
 
 
 class Turns:
@@ -81,6 +84,7 @@ class Turns:
         chain.may_prune = pruning
         self._waiting: list[tuple[Delivery, int | None, list[Answer]]] = []  # true after the next commit
         self._ready: list[Answer] = []
+        self._timings: list[tuple[Work, float]] = []
         self._commits = 0
 
     def take(self, deliveries: list[Delivery], until: float) -> list[Delivery]:
@@ -92,14 +96,17 @@ class Turns:
         return []
 
     def _one(self, delivery: Delivery) -> None:
-        seq = None
+        seq, began = None, monotonic()
         try:
             event = delivery.event()
             seq = event.seq
             alone = isinstance(event, Rollback | GenesisOutputs)
             if alone:  # these commit by themselves, after what is before them
                 self.commit()
+                began = monotonic()
             status = self._carry_out(event, delivery)
+            if status in _WORK:
+                self._timings.append((_WORK[status], monotonic() - began))
             answers = acknowledge(delivery, seq, status, self.chain.tip)
             if alone:  # true already, whatever becomes of what follows
                 self._ready += answers
@@ -129,6 +136,7 @@ class Turns:
 
     def commit(self) -> None:
         """Make true what waits. A full disk refuses all of it: nothing was stored."""
+        began, before = monotonic(), self.chain.view
         try:
             self.chain.commit()
         except StoreFull as full:
@@ -136,6 +144,8 @@ class Turns:
                 refused = any(not isinstance(answer.message, Ack) for answer in answers)
                 self._ready += answers if refused else refuse(delivery, seq, _no_room(full))
         else:
+            if self.chain.view is not before:  # there was something to store
+                self._timings.append(("commit", monotonic() - began))
             for _, _, answers in self._waiting:
                 self._ready += answers
         self._waiting.clear()
@@ -146,15 +156,17 @@ class Turns:
         self.chain.may_prune = self._pruning and self._node_settled
         self.commit()
         self._commits += 1
-        if self._commits % _GC_EVERY == 0:
+        if self._commits % _TIDY_EVERY == 0:
             gc.collect()
+            self.chain.store.disk.forget_dead_readers()
         return self._committed(started)
 
     def prune(self) -> Committed:
         """Take one bounded step of pruning."""
         started = monotonic()
         try:
-            self.chain.prune()
+            if self.chain.prune():
+                self._timings.append(("prune", monotonic() - started))
         except StoreFull as full:  # deleting needs new pages too: try again with the next block
             log.warning("store_full", during="prune", error=str(full))
             self.chain.may_prune = False
@@ -162,7 +174,8 @@ class Turns:
 
     def _committed(self, started: float) -> Committed:
         answers, self._ready = self._ready, []
-        return Committed(answers, self.chain.take_facts(), self.chain.view, monotonic() - started)
+        timings, self._timings = self._timings, []
+        return Committed(answers, self.chain.take_facts(), self.chain.view, monotonic() - started, timings)
 
 
 def _no_room(full: StoreFull) -> Refused:

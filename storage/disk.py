@@ -111,6 +111,10 @@ class Disk:
                     raise Damaged(f"{self.folder}: {error}") from error
                 raise
 
+    def forget_dead_readers(self) -> int:
+        """Free what readers hold that were killed: their snapshot would keep freed pages from being used again."""
+        return self.env.reader_check()
+
     def map_size(self) -> int:
         """Return how far the file may grow before the map does."""
         return self.env.info()["map_size"]

@@ -40,6 +40,10 @@ class Windows(NamedTuple):
         """Return the lowest ordinal that can be rolled back to."""
         return min(state.tip, max(state.floor, state.tip - self.rollback_window))
 
+    def backlog(self, state: State) -> int:
+        """Return how many blocks' undo records are due to go."""
+        return max(state.tip - self.keep_undo - state.undo_cursor[0], 0)
+
 
 class Gone(NamedTuple):
     """How much one step removed."""

@@ -1,0 +1,346 @@
+"""Chains for tests: names become addresses, transactions and blocks that follow each other, on a real store.
+
+Everything is made from names, so a test that says `tx("pay", ...)` twice means the same transaction, and the outpoint
+of its first output is `at("pay")`. A block names its parent: `block(parent, tx, tx)`; two children of one parent are a
+fork.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from random import Random
+from typing import Any, TypedDict, Unpack
+
+import msgspec
+import pytest
+from model import Model
+
+from handlers.chain import Chain
+from handlers.events import BlockApplied, GenesisOutput, GenesisOutputs, OutPoint, Output, Rollback, RollbackPoint, Tx
+from handlers.refusal import Refused
+from storage import keys
+from storage.disk import GIB, Disk
+from storage.indexes import TABLES as INDEXES
+from storage.prune import Windows
+from storage.rows import SPENT, Body, body_of, unpack
+from storage.utxo import TABLES, UtxoStore
+
+# --- names ---------------------------------------------------------------------------------------------------------
+
+
+def digest(name: str, size: int = 32) -> bytes:
+    return blake2b(name.encode(), digest_size=size).digest()
+
+
+def txid(name: str) -> bytes:
+    return digest(f"tx {name}")
+
+
+def at(name: str, index: int = 0) -> OutPoint:
+    """Return the outpoint of a named transaction's output."""
+    return txid(name), index
+
+
+def credential(name: str) -> bytes:
+    return digest(f"credential {name}", 28)
+
+
+# --- addresses -----------------------------------------------------------------------------------------------------
+
+
+def address(kind: int, payment: str, stake: str = "") -> bytes:
+    """Return a Cardano mainnet address: kinds 0 to 3 have a stake credential, 6 and 7 have none."""
+    return bytes((kind << 4 | 1,)) + credential(payment) + (credential(stake) if kind < 4 else b"")
+
+
+def wallet(name: str) -> bytes:
+    """Return an enterprise address: a payment key alone."""
+    return address(6, name)
+
+
+def byron(name: str) -> bytes:
+    """Return bytes shaped like a Byron address; nothing below the socket looks into them."""
+    return bytes.fromhex("82d818582183581c") + digest(f"root {name}", 28) + bytes.fromhex("a0001a") + digest(name, 4)
+
+
+def script(name: str) -> bytes:
+    """Return a pay-to-public-key-hash locking script."""
+    return bytes.fromhex("76a914") + digest(f"script {name}", 20) + bytes.fromhex("88ac")
+
+
+ADDRESSES = [
+    wallet("ann"),
+    wallet("bob"),
+    address(7, "script"),
+    address(0, "ann", "pool"),
+    address(2, "bob", "pool"),
+    address(0, "cid", "ann"),
+    byron("dan"),
+    script("eve"),
+]
+
+# --- transactions and blocks ---------------------------------------------------------------------------------------
+
+
+def output(to: bytes | str, value: int = 1, **parts: Any) -> Output:
+    return Output(wallet(to) if isinstance(to, str) else to, value, **parts)
+
+
+def tx(name: str, *outputs: Output, spends: Sequence[OutPoint] = (), **parts: Any) -> Tx:
+    return Tx(txid(name), list(spends), list(outputs), **parts)
+
+
+def failed(name: str, *outputs: Output, collateral: Sequence[OutPoint], back: Output | None = None, **parts: Any) -> Tx:
+    """Return a phase-2-invalid transaction: it spends its collateral and creates `back` alone."""
+    return tx(name, *outputs, valid=False, collateral=list(collateral), collateral_return=back, **parts)
+
+
+def block(parent: BlockApplied | None, *txs: Tx, slot: int | None = None, salt: str = "", **parts: Any) -> BlockApplied:
+    """Return the block after `parent`, twenty slots later unless told. Its hash is made from all of that."""
+    height = parent.height + 1 if parent else 1
+    slot = (parent.point.slot if parent else 0) + 20 if slot is None else slot
+    before = parent.hash if parent else bytes(32)
+    fields: dict[str, Any] = {"height": height, "slot": slot, "prev_hash": before, "txs": list(txs)} | parts
+    content = {name: part for name, part in fields.items() if name != "seq"}
+    made = blake2b(salt.encode() + msgspec.msgpack.encode(content), digest_size=32).digest()
+    return BlockApplied(**({"hash": made} | fields))
+
+
+def boundary(parent: BlockApplied) -> BlockApplied:
+    """Return an epoch boundary block: it repeats its parent's height and has no transactions."""
+    return block(parent, height=parent.height, slot=parent.point.slot + 1, salt="boundary")
+
+
+def genesis(**funds: int) -> GenesisOutputs:
+    """Return genesis outputs: to each wallet its value."""
+    return GenesisOutputs(
+        outputs=[GenesisOutput(txid(f"genesis {name}"), 0, output(name, value)) for name, value in funds.items()]
+    )
+
+
+def back_to(place: BlockApplied | int | str) -> Rollback:
+    """Return the way back to a block (by hash), to a slot, or to the origin."""
+    if isinstance(place, str):
+        return Rollback(to="origin")
+    return Rollback(to=RollbackPoint(slot=place) if isinstance(place, int) else RollbackPoint(hash=place.hash))
+
+
+# --- chains that nobody thought of ---------------------------------------------------------------------------------
+
+
+class Branches:
+    """How often something happened, so that a random test can say what it met."""
+
+    def __init__(self) -> None:
+        self.met: dict[str, int] = {}
+
+    def meet(self, what: str, happened: object = True) -> None:
+        if happened:
+            self.met[what] = self.met.get(what, 0) + 1
+
+
+def random_output(rng: Random, branches: Branches) -> Output:
+    """Return any output: plain mostly, some with everything, some that nobody can spend."""
+    to, value = rng.choice(ADDRESSES), rng.randrange(1 << rng.choice((4, 33, 64)))
+    kind = rng.random()
+    if kind < 0.06:
+        branches.meet("an unspendable output")
+        return Output(b"\x6a" + bytes(rng.randrange(3)), 0, spendable=False)
+    if kind < 0.25:
+        branches.meet("an output with assets")
+        assets = [
+            (credential(f"policy {rng.randrange(3)}"), bytes(rng.randrange(3)), rng.randrange(1, 9))
+            for _ in range(rng.randrange(1, 4))
+        ]
+        return Output(to, value, assets, inline_datum=bytes(rng.randrange(40)) if rng.random() < 0.3 else None)
+    if kind < 0.32:
+        return Output(to, value, [], digest("datum"), None, bytes(rng.randrange(300)), credential("reference"))
+    return Output(to, value)
+
+
+def random_block(
+    rng: Random,
+    parent: BlockApplied | None,
+    live: Sequence[OutPoint],
+    used: Sequence[bytes],
+    branches: Branches,
+    *,
+    repeats: bool = True,
+) -> BlockApplied:
+    """Return any block after `parent`, where `live` can be spent and `used` are the ids of earlier transactions.
+
+    Its transactions spend what is live and what the block itself created, spend twice, spend what is not there, fail,
+    and, where it `repeats`, take the id of another.
+    """
+    if parent is not None and rng.random() < 0.05:
+        branches.meet("a boundary block")
+        return boundary(parent)
+    here, own, txs = list(live), set[OutPoint](), list[Tx]()
+
+    def take(most: int) -> list[OutPoint]:
+        taken = [here.pop(rng.randrange(len(here))) for _ in range(rng.randrange(most + 1)) if here]
+        branches.meet("an in-block spend", own.intersection(taken))
+        if taken and rng.random() < 0.1:
+            branches.meet("an input listed twice")
+            taken.insert(rng.randrange(len(taken) + 1), rng.choice(taken))
+        if rng.random() < 0.06:
+            branches.meet("a missing input")
+            missing = rng.randrange(3)
+            taken.append((rng.choice(used) if used and missing else rng.randbytes(32), rng.randrange(7, 9)))
+        return taken
+
+    for _ in range(rng.randrange(5)):
+        again = [tx.txid for tx in txs] + list(used)
+        name = rng.randbytes(32)
+        if again and repeats and rng.random() < 0.06:
+            name = rng.choice(again)
+            branches.meet("a txid again in its own block" if name in {tx.txid for tx in txs} else "a txid again")
+        outputs = [random_output(rng, branches) for _ in range(rng.randrange(4))]
+        if rng.random() < 0.15:
+            branches.meet("a failed transaction")
+            made = random_output(rng, branches) if rng.random() < 0.6 else None
+            made = msgspec.structs.replace(made, spendable=True) if made else None
+            branches.meet("a collateral return", made)
+            some = rng.sample(here, min(len(here), 2))
+            spend = Tx(name, some, outputs, False, take(2), [], made, coinbase=name in again)
+            born = [(name, len(outputs))] if made else []
+        else:
+            some, first = rng.sample(here, min(len(here), 1)), not txs or name in again  # only a coinbase can repeat
+            spend = Tx(name, take(3), outputs, True, some, some, random_output(rng, branches), coinbase=first)
+            born = [(name, index) for index, each in enumerate(outputs) if each.spendable]
+        txs.append(spend)
+        here = [point for point in here if point[0] != name] + born
+        own.update(born)
+    slot = None if parent is None else parent.point.slot + rng.choice((0, 1, 20, 1000))
+    return block(parent, *txs, slot=slot, salt=str(rng.random()), time=rng.choice((None, 1_757_500_000)))
+
+
+def random_chain(
+    rng: Random, length: int, *, after: Sequence[BlockApplied] = (), repeats: bool = True
+) -> list[BlockApplied]:
+    """Return `length` blocks that follow each other, and the last one of a chain told so far."""
+    model, chain = Model(), list(after)
+    for each in chain:
+        model.apply(each)
+    for _ in range(length):
+        parent, live = chain[-1] if chain else None, list(model.now.coins)
+        chain.append(random_block(rng, parent, live, model.used(), Branches(), repeats=repeats))
+        model.apply(chain[-1])
+    return chain[len(after) :]
+
+
+def random_genesis(rng: Random) -> GenesisOutputs:
+    return GenesisOutputs(
+        outputs=[
+            GenesisOutput(
+                txid(f"genesis {n // 2}"),
+                n % 2,
+                Output(rng.choice(ADDRESSES), rng.randrange(1 << 33), spendable=rng.random() < 0.9),
+            )
+            for n in range(rng.randrange(1, 6))
+        ]
+    )
+
+
+# --- a store under them --------------------------------------------------------------------------------------------
+
+
+class Options(TypedDict, total=False):
+    """What a test may want otherwise."""
+
+    indexes: Sequence[str]
+    prune_depth: int
+    rollback_window: int
+    self_contained: bool
+    prune_batch_size: int
+    may_prune: bool
+    map_size: int
+    max_map_size: int
+    durable: bool
+    chain: str
+
+
+@contextmanager
+def open_chain(folder: Path, **options: Unpack[Options]) -> Iterator[Chain]:
+    """Open the store in `folder` with every index, windows of ten blocks, and pruning off unless told."""
+    with Disk(
+        folder,
+        TABLES,
+        map_size=options.get("map_size", GIB),
+        max_map_size=options.get("max_map_size", 2 * GIB),
+        durable=options.get("durable", False),
+    ) as disk:
+        store = UtxoStore(disk)
+        store.open(options.get("chain", "cardano/mainnet"), options.get("indexes", tuple(INDEXES)))
+        windows = Windows(
+            options.get("prune_depth", 10), options.get("rollback_window", 10), options.get("self_contained", False)
+        )
+        chain = Chain(store, windows, options.get("prune_batch_size", 1000))
+        chain.may_prune = options.get("may_prune", False)
+        yield chain
+
+
+def feed(chain: Chain, *blocks: BlockApplied, network_height: int | None = None) -> None:
+    """Apply blocks and commit them once."""
+    for each in blocks:
+        assert chain.apply(each, network_height)
+    chain.commit()
+
+
+def prune_all(chain: Chain) -> None:
+    """Prune until nothing is left to be pruned."""
+    allowed, chain.may_prune = chain.may_prune, True
+    while chain.due_for_pruning():
+        before = chain.state
+        chain.prune()
+        assert chain.state != before or not chain.due_for_pruning(), "a step that gets nowhere is not due again"
+    chain.may_prune = allowed
+
+
+def refused(code: str, act: Callable[[], object]) -> Refused:
+    """Return why an act was refused, which must be for `code`."""
+    with pytest.raises(Refused) as why:
+        act()
+    assert why.value.code == code, why.value.message
+    return why.value
+
+
+# --- looking at it -------------------------------------------------------------------------------------------------
+
+
+def dump(store: UtxoStore) -> dict[str, dict[bytes, bytes]]:
+    """Return every table's bytes; an index has the places under a key one after the other."""
+    with store.disk.read() as txn:
+        tables: dict[str, dict[bytes, bytes]] = {}
+        for name, db in store.disk.tables.items():
+            rows = tables[name] = {}
+            for key, value in txn.cursor(db):
+                rows[key] = rows.get(key, b"") + value
+    return tables
+
+
+def outputs(store: UtxoStore) -> dict[OutPoint, bytes]:
+    """Return every output's row, live or spent."""
+    with store.disk.read() as txn:
+        rows = list(store.scan(txn, store.output))
+        return {(store.txid_at(txn, place), keys.number(place[8:])): row for place, row in rows}
+
+
+def live(store: UtxoStore) -> dict[OutPoint, tuple[bytes, int]]:
+    """Return the unspent outputs, as their rows tell."""
+    bodies = {point: read_body(row) for point, row in outputs(store).items() if row[0] != SPENT}
+    return {point: (each.address, each.value) for point, each in bodies.items()}
+
+
+def read_body(row: bytes) -> Body:
+    return unpack(Body, body_of(row), "an output")
+
+
+def found(store: UtxoStore, index: str, key: bytes) -> list[OutPoint]:
+    """Return what an index finds under a key, in its order."""
+    with store.disk.read() as txn:
+        places = store.under(txn, store.disk.tables[INDEXES[index][0]], key)
+        return [(store.txid_at(txn, place), keys.number(place[8:])) for place in places]

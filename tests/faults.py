@@ -1,0 +1,105 @@
+"""A store whose n-th write fails: a stand-in for the environment that counts what is written through it.
+
+Reads go to the real thing, and so do writes until the fault; then the transaction is aborted, as LMDB would.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import lmdb
+
+from storage.disk import Disk
+
+WRITES = {"put", "putmulti", "delete", "pop", "drop"}
+
+
+def full() -> lmdb.Error:
+    """Return what LMDB says when the disk is full."""
+    return lmdb_error(errno.ENOSPC, "No space left on device")
+
+
+def broken() -> lmdb.Error:
+    """Return what LMDB says when the disk does not work."""
+    return lmdb_error(errno.EBADF, "Bad file descriptor")
+
+
+def lmdb_error(code: int, reason: str) -> lmdb.Error:
+    error = lmdb.Error(f"mdb_put: {reason}")
+    vars(error).update(what="mdb_put", code=code, reason=reason)  # only the library itself sets them
+    return error
+
+
+class Fault:
+    """Counts the writes; the one numbered `at` fails. Without a number, none."""
+
+    def __init__(self, at: int | None = None, error: lmdb.Error | None = None) -> None:
+        self.at, self.error = at, error or full()
+        self.seen = 0
+
+    def write(self) -> None:
+        self.seen += 1
+        if self.seen == self.at:
+            raise self.error
+
+
+class _Watched:
+    """A cursor, with its writes counted."""
+
+    def __init__(self, real: Any, fault: Fault) -> None:
+        self._real, self._fault = real, fault
+
+    def __getattr__(self, name: str) -> Any:
+        if name in WRITES:
+            self._fault.write()
+        return getattr(self._real, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._real)
+
+
+class _Transaction(_Watched):
+    """A write transaction. Its commit is a write too: it can fail like any other."""
+
+    def cursor(self, *args: Any, **options: Any) -> _Watched:
+        return _Watched(self._real.cursor(*args, **options), self._fault)
+
+    def __enter__(self) -> _Transaction:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._real.abort()
+            return
+        try:
+            self._fault.write()
+        except lmdb.Error:
+            self._real.abort()
+            raise
+        self._real.commit()
+
+
+class _Environment:
+    def __init__(self, real: lmdb.Environment, fault: Fault) -> None:
+        self._real, self._fault = real, fault
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def begin(self, *, write: bool = False) -> Any:
+        txn = self._real.begin(write=write)
+        return _Transaction(txn, self._fault) if write else txn
+
+
+@contextmanager
+def failing(disk: Disk, fault: Fault) -> Iterator[Fault]:
+    """Let the fault happen to what is written to `disk` meanwhile."""
+    real = disk.env
+    disk.env = cast("lmdb.Environment", _Environment(real, fault))
+    try:
+        yield fault
+    finally:
+        disk.env = real

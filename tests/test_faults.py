@@ -1,0 +1,403 @@
+"""A fault at every write, a map that is too small, a disk that is full: the tables are as before or as after.
+
+Never between; and the work goes on when the cause is gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import lmdb
+import pytest
+from chains import (
+    Options,
+    at,
+    back_to,
+    block,
+    dump,
+    feed,
+    genesis,
+    live,
+    open_chain,
+    output,
+    prune_all,
+    random_chain,
+    tx,
+)
+from faults import Fault, broken, failing, full, lmdb_error
+from messages import Listener, message, take
+
+import handlers.chain
+import storage.disk
+from handlers.chain import Chain
+from handlers.events import BlockApplied
+from handlers.utxo import Turns
+from storage.errors import Damaged, StoreFull
+from storage.indexes import TABLES as INDEXES
+from storage.utxo import UtxoStore
+
+MIB = 1 << 20
+BLOCKS = random_chain(Random(5), 9)
+STORY, NEWS = BLOCKS[:6], BLOCKS[6:]
+COINBASE = tx("coinbase", output("ann"), coinbase=True)
+REPEATED = [*STORY, first := block(STORY[-1], COINBASE, salt="first"), block(first)]
+
+
+class Deed(NamedTuple):
+    """Something that writes: what goes before, and the act itself, which can be repeated after a failure."""
+
+    before: Callable[[Chain], object]
+    act: Callable[[Chain], object]
+    options: Options = Options()
+
+
+def told(*blocks: BlockApplied, forget: bool = False) -> Callable[[Chain], object]:
+    def tell(chain: Chain) -> None:
+        for each in blocks:
+            feed(chain, each)
+        if forget:
+            prune_all(chain)
+
+    return tell
+
+
+DEEDS = {
+    "a block": Deed(told(*STORY), lambda chain: feed(chain, NEWS[0])),
+    "a batch": Deed(told(*STORY), lambda chain: feed(chain, *NEWS)),
+    "a batch with embedded bodies": Deed(told(*STORY), lambda chain: feed(chain, *NEWS), {"self_contained": True}),
+    "a batch that prunes": Deed(
+        told(*STORY), lambda chain: feed(chain, *NEWS), {"prune_depth": 1, "rollback_window": 1, "may_prune": True}
+    ),
+    "a batch far below the tip": Deed(told(*STORY), lambda chain: feed(chain, *NEWS, network_height=9999)),
+    "a transaction id again": Deed(
+        told(*REPEATED), lambda chain: feed(chain, block(REPEATED[-1], COINBASE, salt="again"))
+    ),
+    "a rollback": Deed(told(*BLOCKS), lambda chain: chain.rollback(back_to(BLOCKS[1]))),
+    "a rollback over pruned bodies": Deed(
+        told(*BLOCKS, forget=True),
+        lambda chain: chain.rollback(back_to(BLOCKS[1])),
+        {"self_contained": True, "prune_depth": 1},
+    ),
+    "a step of pruning": Deed(
+        told(*BLOCKS), lambda chain: chain.prune(), {"prune_depth": 0, "rollback_window": 0, "prune_batch_size": 5}
+    ),
+    "a genesis": Deed(lambda _: None, lambda chain: chain.seed(genesis(ann=1, bob=2))),
+}
+
+
+@pytest.fixture(params=DEEDS)
+def deed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Deed:
+    monkeypatch.setattr(handlers.chain, "_ROLLBACK_ROWS", 4)
+    return DEEDS[request.param]
+
+
+def prepared(deed: Deed, chain: Chain) -> None:
+    allowed, chain.may_prune = chain.may_prune, False
+    deed.before(chain)
+    chain.may_prune = allowed or deed.act is DEEDS["a step of pruning"].act
+
+
+def after(deed: Deed, folder: Path) -> dict[str, dict[bytes, bytes]]:
+    """Return the tables that the deed should leave."""
+    with open_chain(folder, **deed.options) as chain:
+        prepared(deed, chain)
+        deed.act(chain)
+        return dump(chain.store)
+
+
+def restarted(chain: Chain, store: UtxoStore | None = None) -> Chain:
+    """Return the chain as a new process would see it."""
+    again = Chain(store or chain.store, chain.windows, chain.prune_batch_size)
+    again.may_prune = chain.may_prune
+    return again
+
+
+@pytest.mark.parametrize("kind", [full, broken])
+def test_a_fault_at_any_write_changes_nothing(deed: Deed, kind: Callable[[], lmdb.Error], tmp_path: Path) -> None:
+    """On a full disk the same chain goes on; any other failure ends the process, and the next one does."""
+    expected, error = after(deed, tmp_path / "direct"), StoreFull if kind is full else lmdb.Error
+    with open_chain(tmp_path / "faulty", **deed.options) as chain:
+        prepared(deed, chain)
+        before, view, facts = dump(chain.store), chain.view, len(chain.facts)
+        assert before != expected
+        number = 1
+        while True:
+            with failing(chain.store.disk, Fault(number, kind())) as fault:
+                try:
+                    deed.act(chain)
+                except error:
+                    pass
+                else:
+                    break
+            assert fault.seen == number
+            assert dump(chain.store) == before, f"after a fault at write {number}"
+            if kind is broken:
+                chain, facts = restarted(chain), 0
+            assert (chain.view, chain.tip) == (view, view.tip)
+            assert len(chain.facts) == facts, "nothing is told of what did not happen"
+            number += 1
+        assert number > 3, "there was something to fail"
+        assert dump(chain.store) == expected
+
+
+def test_a_map_that_is_full_at_any_write_grows(deed: Deed, tmp_path: Path) -> None:
+    """The work is done again from the beginning, in a larger map, and nothing of the first try is left."""
+    expected = after(deed, tmp_path / "direct")
+    with open_chain(tmp_path / "prepared", **deed.options) as chain:
+        prepared(deed, chain)
+    number, grown = 1, True
+    while grown:
+        folder = tmp_path / str(number)
+        shutil.copytree(tmp_path / "prepared", folder)
+        with open_chain(folder, **deed.options) as chain:
+            chain.may_prune = chain.may_prune or deed.act is DEEDS["a step of pruning"].act
+            size = chain.store.disk.map_size()
+            with failing(chain.store.disk, Fault(number, lmdb.MapFullError("mdb_put"))) as fault:
+                deed.act(chain)
+            grown = fault.seen > number
+            assert (chain.store.disk.map_size() == 2 * size) == grown
+            assert dump(chain.store) == expected
+            assert chain.view.map_size == chain.store.disk.map_size()
+        shutil.rmtree(folder)
+        number += 1
+    assert number > 3
+
+
+@pytest.mark.parametrize("kind", [full, broken])
+def test_a_fault_while_a_store_is_made_or_an_index_dropped(kind: Callable[[], lmdb.Error], tmp_path: Path) -> None:
+    """A store is made wholly or not at all, and an index is either kept or gone."""
+    names = tuple(INDEXES)
+    with open_chain(tmp_path, indexes=()) as chain:  # the tables are there now; make the store anew in them
+        disk, store = chain.store.disk, UtxoStore(chain.store.disk)
+        for db in disk.tables.values():
+            disk.write(lambda txn, db=db: txn.drop(db, delete=False))  # type: ignore[misc]
+        empty = dump(store)
+        faults(kind, chain, lambda: store.open("cardano/mainnet", names), empty)
+        told(*STORY)(restarted(chain, store))
+        kept = dump(store)
+        assert kept["utxo_addr"]
+        faults(kind, chain, lambda: UtxoStore(disk).open("cardano/mainnet", ()), kept)
+        left = dump(store)
+        assert not left["utxo_addr"]
+        assert left["utxo_output"] == kept["utxo_output"]
+
+
+def faults(
+    kind: Callable[[], lmdb.Error], chain: Chain, act: Callable[[], object], before: dict[str, dict[bytes, bytes]]
+) -> None:
+    """Let an act fail at each of its writes, and then succeed."""
+    for number in range(1, 100):
+        with failing(chain.store.disk, Fault(number, kind())) as fault:
+            try:
+                act()
+            except (StoreFull, lmdb.Error):
+                assert dump(chain.store) == before, f"after a fault at write {number}"
+                continue
+        assert fault.seen < number
+        assert number > 3
+        return
+    pytest.fail("it never succeeded")
+
+
+def test_a_full_disk_is_an_answer_to_everything_that_waited(tmp_path: Path) -> None:
+    """Nothing of the batch was stored, so that nothing of it is acknowledged; sent again, it is applied."""
+    one, two = block(None, tx("O", output("ann")), seq=1), block(None, salt="stranger", seq=3)
+    next_one = block(one, seq=2)
+    with open_chain(tmp_path) as chain:
+        turns, sender = Turns(chain, pruning=False), Listener()
+        before = dump(chain.store)
+        with failing(chain.store.disk, Fault(4)):
+            take(turns, *[message(each, sender) for each in (one, next_one, two)])
+        assert sender.said() == [(1, "store_full"), (2, "store_full"), (3, "fork")]
+        assert all(answer.retryable == (answer.code == "store_full") for answer in sender.heard)  # type: ignore[union-attr]
+        assert (dump(chain.store), chain.tip, chain.take_facts()) == (before, None, [])
+        sender.heard.clear()
+        take(turns, *[message(each, sender) for each in (one, next_one)])
+        assert sender.said() == [(1, "applied"), (2, "applied")]
+        assert live(chain.store) == {at("O"): (output("ann").address, 1)}
+
+
+def test_a_full_disk_refuses_a_rollback_and_what_waits_before_it(tmp_path: Path) -> None:
+    first = block(None, tx("O", output("ann")))
+    second = block(first, seq=1)
+    with open_chain(tmp_path) as chain:
+        feed(chain, first)
+        turns, sender = Turns(chain, pruning=False), Listener()
+        before = dump(chain.store)
+        with failing(chain.store.disk, Fault(1)):
+            take(turns, message(second, sender))
+        assert sender.said() == [(1, "store_full")]
+        sender.heard.clear()
+        to_origin = type(back_to("origin"))(to="origin", seq=2)
+        with failing(chain.store.disk, Fault(1)):
+            take(turns, message(to_origin, sender))
+        assert sender.said() == [(2, "store_full")]
+        assert dump(chain.store) == before
+        take(turns, message(second, sender), message(to_origin, sender))
+        assert sender.said()[1:] == [(1, "applied"), (2, "rolled_back")]
+
+
+def test_a_full_disk_stops_pruning_until_the_next_block(tmp_path: Path) -> None:
+    """Deleting needs new pages as well. It is no failure: what can be forgotten stays a little longer."""
+    with open_chain(tmp_path, prune_depth=0, rollback_window=0) as chain:
+        feed(chain, *BLOCKS)
+        turns = Turns(chain)
+        turns.finish()
+        before = dump(chain.store)
+        assert chain.due_for_pruning()
+        with failing(chain.store.disk, Fault(1)):
+            assert turns.prune().facts == []
+        assert not chain.due_for_pruning()
+        assert dump(chain.store) == before
+        take(turns, message(block(BLOCKS[-1]), Listener()))
+        assert chain.may_prune
+        assert dump(chain.store) != before
+
+
+def test_a_write_error_with_room_on_the_disk_is_not_taken_for_a_full_one(tmp_path: Path) -> None:
+    """LMDB says the same of a disk that took half a write and of one that is broken: the file is asked which."""
+    with open_chain(tmp_path) as chain:
+        feed(chain, *STORY)
+        size = (tmp_path / "data.mdb").stat().st_size
+        fault = Fault(1, lmdb_error(errno.EIO, "Input/output error"))
+        with failing(chain.store.disk, fault), pytest.raises(lmdb.Error, match="Input/output error"):
+            feed(chain, NEWS[0])
+        assert (tmp_path / "data.mdb").stat().st_size == size
+        chain.commit()
+        assert chain.tip == NEWS[0].point
+
+
+def test_a_damaged_page_is_named_as_damage(tmp_path: Path) -> None:
+    with open_chain(tmp_path) as chain:
+        for kind in (lmdb.CorruptedError, lmdb.PageNotFoundError):
+            error = kind("mdb_put")
+            vars(error).update(code=-30796, reason="MDB_CORRUPTED")
+            with failing(chain.store.disk, Fault(1, error)), pytest.raises(Damaged):
+                chain.seed(genesis(ann=1))
+
+
+# --- the map -------------------------------------------------------------------------------------------------------
+
+
+def long_story(length: int) -> Sequence[BlockApplied]:
+    """Return blocks of 400 outputs each, which spend half of those before."""
+    blocks: list[BlockApplied] = []
+    for n in range(length):
+        paid = [output(f"{n} {k}", k) for k in range(400)]
+        spent = [at(f"t{n - 1}", k) for k in range(0, 400, 2)] if n else []
+        blocks.append(block(blocks[-1] if blocks else None, tx(f"t{n}", *paid, spends=spent)))
+    return blocks
+
+
+LONG = long_story(40)
+
+
+def test_a_tiny_map_grows_through_a_long_story(tmp_path: Path) -> None:
+    with open_chain(tmp_path / "tiny", map_size=MIB) as tiny, open_chain(tmp_path / "big") as big:
+        feed(tiny, *LONG[:20])
+        for each in LONG[20:]:
+            feed(tiny, each)
+        feed(big, *LONG[:20])
+        for each in LONG[20:]:
+            feed(big, each)
+        assert dump(tiny.store) == dump(big.store)
+        assert tiny.store.disk.map_size() > 4 * MIB
+        assert tiny.view.map_size == tiny.store.disk.map_size()
+        tiny.rollback(back_to(LONG[30]))
+        big.rollback(back_to(LONG[30]))
+        assert dump(tiny.store) == dump(big.store)
+
+
+def test_a_map_grows_ahead_of_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small commits never run into the end of the map: they would have to be done twice."""
+    causes = []
+    grow = storage.disk.Disk._grow
+
+    def watched(disk: storage.disk.Disk, cause: lmdb.MapFullError | None) -> None:
+        causes.append(cause)
+        grow(disk, cause)
+
+    monkeypatch.setattr(storage.disk.Disk, "_grow", watched)
+    with open_chain(tmp_path, map_size=MIB) as chain:
+        for each in LONG:
+            feed(chain, each)
+        assert len(causes) >= 2
+        assert set(causes) == {None}
+
+
+def test_the_largest_map_is_a_full_disk(tmp_path: Path) -> None:
+    with open_chain(tmp_path, map_size=MIB, max_map_size=2 * MIB) as chain:
+        height = 0
+        with pytest.raises(StoreFull, match="max_map_size"):
+            for each in LONG:
+                feed(chain, each)
+                height = each.height
+        before = dump(chain.store)
+        assert 3 < height < 30
+        assert (chain.tip, chain.view.tip) == (LONG[height - 1].point, LONG[height - 1].point)
+        with pytest.raises(StoreFull):
+            feed(chain, *LONG[height:])
+        assert dump(chain.store) == before
+    with open_chain(tmp_path, map_size=MIB, max_map_size=64 * MIB) as chain:
+        assert dump(chain.store) == before
+        feed(chain, *LONG[height:])
+        with open_chain(tmp_path / "big") as big:
+            feed(big, *LONG[:height])
+            feed(big, *LONG[height:])
+            assert dump(chain.store) == dump(big.store)
+
+
+# --- a real disk that takes no more --------------------------------------------------------------------------------
+
+FILLING = """
+import resource, sys
+from pathlib import Path
+import lmdb
+from chains import dump, feed, open_chain
+from storage.errors import StoreFull
+from test_faults import LONG
+
+with open_chain(Path(sys.argv[1]), durable=True) as chain:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+    before, left = dump(chain.store), list(LONG)
+    try:
+        while left:
+            feed(chain, left[0])
+            before = dump(chain.store)
+            left.pop(0)
+        sys.exit("the disk was never full")
+    except StoreFull as full:
+        cause = full.__cause__
+        assert isinstance(cause, lmdb.Error)
+        print(cause.code)
+    assert dump(chain.store) == before
+    assert chain.tip == chain.view.tip
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    feed(chain, *left)
+"""
+
+
+@pytest.mark.parametrize("limit", [900_000, 1 << 20])
+def test_a_file_that_may_not_grow_is_a_full_disk(limit: int, tmp_path: Path) -> None:
+    """LMDB gives the system's reason when nothing of a write was taken, and EIO when a part of it was."""
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(storage.disk.__file__).parents[1])])
+    child = subprocess.run(
+        [sys.executable, "-W", "error", "-c", FILLING, str(tmp_path), str(limit)],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert child.returncode == 0, child.stderr
+    assert int(child.stdout) in {errno.EFBIG, errno.EIO}
+    with open_chain(tmp_path) as chain, open_chain(tmp_path / "direct") as direct:
+        feed(direct, *LONG)
+        assert dump(chain.store) == dump(direct.store)

@@ -1,0 +1,672 @@
+"""Any story of blocks, reorganisations, restarts and pruning leaves the store as a stack of plain dicts says.
+
+And two ways to the same place leave the same bytes: there directly, or back and forth; with every undo record, or far
+below the network's tip without any.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from random import Random
+from typing import Unpack
+
+import msgspec
+import pytest
+from chains import (
+    Branches,
+    Options,
+    at,
+    back_to,
+    block,
+    digest,
+    dump,
+    feed,
+    found,
+    live,
+    open_chain,
+    output,
+    outputs,
+    prune_all,
+    random_block,
+    random_chain,
+    random_genesis,
+    read_body,
+    refused,
+    tx,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from model import Coin, Model, Moment
+
+import handlers.chain
+from handlers.chain import Chain
+from handlers.events import (
+    BlockApplied,
+    BlockCommitted,
+    BlockPersisted,
+    OutPoint,
+    Pruned,
+    Rollback,
+    RollbackPoint,
+    RolledBack,
+)
+from storage.indexes import TABLES as INDEXES
+from storage.indexes import address_hash
+from storage.keys import number, position, u32
+from storage.rows import SPENT, BlockRow, Body, unpack
+from storage.utxo import UtxoStore
+
+SEEDS = st.integers(0, 2**32 - 1)
+WINDOWS = st.integers(0, 6)
+EVERY_INDEX = tuple(INDEXES)
+SMALL_MAP = 1 << 16
+MET = Branches()
+
+Index = dict[bytes, list[OutPoint]]
+
+
+class Story(RuleBasedStateMachine):
+    """One store and one model, told the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="utxod-story-"))
+        self.open = ExitStack()
+        self.patch = pytest.MonkeyPatch()
+
+    @initialize(
+        seed=SEEDS,
+        prune_depth=WINDOWS,
+        rollback_window=WINDOWS,
+        self_contained=st.booleans(),
+        prune_batch_size=st.sampled_from((1, 2, 5, 1000, 1000)),
+        may_prune=st.booleans(),
+        indexes=st.sampled_from((EVERY_INDEX, EVERY_INDEX, EVERY_INDEX[:2], ())),
+        map_size=st.sampled_from((SMALL_MAP, 1 << 30)),
+        seeded=st.booleans(),
+        rollback_rows=st.sampled_from((3, 250_000)),
+    )
+    def begin(
+        self,
+        seed: int,
+        prune_depth: int,
+        rollback_window: int,
+        self_contained: bool,
+        prune_batch_size: int,
+        may_prune: bool,
+        indexes: tuple[str, ...],
+        map_size: int,
+        seeded: bool,
+        rollback_rows: int,
+    ) -> None:
+        self.patch.setattr(handlers.chain, "_ROLLBACK_ROWS", rollback_rows)
+        self.options = Options(
+            prune_depth=prune_depth,
+            rollback_window=rollback_window,
+            self_contained=self_contained,
+            prune_batch_size=prune_batch_size,
+            may_prune=may_prune,
+            indexes=indexes,
+            map_size=map_size,
+        )
+        self.exact = prune_batch_size == 1000  # a step prunes all there is
+        self.model = Model(prune_depth, rollback_window)
+        self.forgotten = 0  # the lowest floor that there can be: below it the way back is certainly gone
+        self.chain = self.open.enter_context(open_chain(self.folder, **self.options))
+        MET.meet("self-contained undo" if self_contained else "compact undo")
+        MET.meet("steps that do not prune everything", not self.exact)
+        if seeded:
+            genesis = random_genesis(Random(seed))
+            self.model.seed(genesis)
+            assert self.chain.seed(genesis)
+            assert not self.chain.seed(genesis)
+            MET.meet("a genesis")
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "chain") and sys.exc_info()[0] is None:
+                self.forget_all()
+        finally:
+            self.open.close()
+            self.patch.undo()
+            shutil.rmtree(self.folder)
+
+    # --- what can happen --------------------------------------------------------------------------------------------
+
+    @rule(seed=SEEDS, blocks=st.integers(1, 4), ahead=st.sampled_from((None, 0, 1000)))
+    def grow(self, seed: int, blocks: int, ahead: int | None, *, each: bool = False) -> None:
+        """Apply blocks, which wait for the next commit unless there is one for each."""
+        rng = Random(seed)
+        for _ in range(blocks):
+            parent, now = self.model.now.block, self.model.now
+            new = random_block(rng, parent, list(now.coins), self.model.used(), MET)
+            height = None if ahead is None else new.height + ahead
+            assert self.chain.apply(new, height)
+            self.model.apply(new, height)
+            if each:
+                self.commit()
+
+    @rule(seed=SEEDS, blocks=st.integers(1, 8))
+    def grow_at_the_tip(self, seed: int, blocks: int) -> None:
+        self.grow(seed, blocks, 0, each=True)
+
+    @rule(seed=SEEDS, blocks=st.integers(1, 8))
+    def grow_in_a_batch(self, seed: int, blocks: int) -> None:
+        self.commit()
+        self.grow(seed, blocks, None)
+        self.commit()
+
+    @rule(seed=SEEDS, blocks=st.integers(1, 8), each=st.booleans())
+    def grow_far_below(self, seed: int, blocks: int, each: bool) -> None:
+        self.commit()
+        self.grow(seed, blocks, 1000, each=each)
+        self.commit()
+
+    @rule()
+    def commit(self) -> None:
+        model, elided = self.model, self.model.deep
+        waiting = model.moments[model.committed + 1 :]
+        view = self.chain.view
+        self.chain.commit()
+        model.commit(prunes=self.chain.may_prune and self.chain.view is not view)  # no commit, no pruning
+        MET.meet("several blocks in a commit", len(waiting) > 1)
+        if elided and waiting:
+            self.forgotten = model.committed
+            MET.meet("blocks far below the network's tip")
+        missing = {moment.point: list(moment.missing) for moment in waiting if moment.missing and not moment.repeats}
+        odd = [moment.point for moment in waiting if moment.repeats]
+        assert {point: each for point, each in self.chain.take_missing() if point not in odd} == missing
+        self.heard([committed(moment) for moment in waiting])
+
+    def heard(self, expected: Sequence[BlockCommitted | RolledBack]) -> None:
+        """Of a block that uses a transaction id again, what it spent and missed is counted without the earlier one."""
+        repeating = {moment.point and moment.point.hash for moment in self.model.moments if moment.repeats}
+        facts = self.chain.take_facts()
+        told = [fact for fact in facts if not isinstance(fact, Pruned)]
+        for n, fact in enumerate(told):
+            if isinstance(fact, BlockCommitted) and fact.hash in repeating and n < len(expected):
+                counts = {"spent": fact.spent, "missing_inputs": fact.missing_inputs}
+                assert msgspec.structs.replace(expected[n], **counts) == fact
+            else:
+                assert [fact] == expected[n : n + 1]
+        assert len(told) == len(expected)
+        for pruned in facts:
+            if isinstance(pruned, Pruned):
+                MET.meet("spent outputs were pruned", pruned.spent_outputs)
+                MET.meet("transactions were pruned", pruned.transactions)
+                MET.meet("undo records were pruned", pruned.undo_records)
+
+    @rule()
+    def prune(self) -> None:
+        self.commit()
+        gone = self.chain.prune()
+        if self.chain.may_prune:
+            self.model.prune()
+        else:
+            assert not gone
+        self.heard([])
+
+    @rule(may=st.booleans())
+    def permit_pruning(self, may: bool) -> None:
+        self.chain.may_prune = self.options["may_prune"] = may
+
+    @rule(height=st.integers(0, 9))
+    def persist(self, height: int) -> None:
+        self.commit()
+        news = self.model.persisted is None or height > self.model.persisted
+        assert self.chain.persisted(BlockPersisted(height=height)) == news
+        if news:
+            self.model.persisted = height
+        self.commit()
+
+    @rule()
+    def restart(self) -> None:
+        """Start again. What waited was not acknowledged: it is lost, and nothing else."""
+        MET.meet("a restart")
+        MET.meet("a restart in a batch", self.model.committed < len(self.model.moments) - 1)
+        self.model.crash()
+        self.open.close()
+        self.chain = self.open.enter_context(open_chain(self.folder, **self.options))
+
+    @rule(prune_depth=WINDOWS, rollback_window=WINDOWS, self_contained=st.booleans())
+    def change_windows(self, prune_depth: int, rollback_window: int, self_contained: bool) -> None:
+        """Restart with another configuration."""
+        self.commit()
+        MET.meet("another undo mode", self.options["self_contained"] != self_contained)
+        self.options |= {"prune_depth": prune_depth, "rollback_window": rollback_window}
+        self.options["self_contained"] = self_contained
+        self.model.prune_depth, self.model.rollback_window = prune_depth, rollback_window
+        self.restart()
+        MET.meet("other windows")
+
+    @precondition(lambda self: self.options["indexes"])
+    @rule()
+    def drop_an_index(self) -> None:
+        self.commit()
+        self.options["indexes"] = self.options["indexes"][:-1]
+        self.restart()
+        MET.meet("an index switched off")
+
+    @rule(
+        share=st.integers(0, 4),
+        by=st.sampled_from(("hash", "slot", "height", "origin")),
+        seed=SEEDS,
+        blocks=st.integers(0, 5),
+    )
+    def reorganise(self, share: int, by: str, seed: int, blocks: int) -> None:
+        """Go back to a retained block, which may be the tip, and on from there."""
+        self.go_back(share / 4, by)
+        self.grow(seed, blocks, None, each=True)
+
+    def go_back(self, share: float, by: str) -> None:
+        self.commit()
+        model, moments = self.model, self.model.moments
+        floor = self.floor()
+        target = floor + round(share * (model.committed - floor))
+        point = moments[target].point
+        match by:
+            case "slot" if point:
+                to = back_to(point.slot)
+                target = model.last_upto(point.slot)
+            case "height" if point:
+                to = Rollback(to=RollbackPoint(height=point.height))
+                target = max(n for n, each in enumerate(moments) if each.block and each.block.height <= point.height)
+            case "hash" if point:
+                to = Rollback(to=RollbackPoint(hash=point.hash))
+            case _ if floor == 0:
+                target, to, by = 0, back_to("origin"), "origin"
+            case _:
+                return
+        before, blocks = model.stored.point, model.committed - target
+        assert self.chain.rollback(to) == (blocks > 0)
+        model.rollback(target)
+        if blocks:
+            assert before is not None
+            self.heard([RolledBack(from_=before, to=model.stored.point or "origin", blocks=blocks)])
+            MET.meet(f"a reorganisation by {by}")
+            MET.meet("a reorganisation down to the floor", target == floor)
+        else:
+            MET.meet("a rollback to the tip")
+
+    # --- what is refused, and changes nothing -----------------------------------------------------------------------
+
+    @rule(share=st.integers(0, 4), renumbered=st.booleans())
+    def deliver_again(self, share: int, renumbered: bool) -> None:
+        """A retained block is a duplicate, also while it waits, and whatever it says that it follows."""
+        model, tip = self.model, self.chain.tip
+        ordinal = round(share / 4 * (len(model.moments) - 2)) + 1
+        if tip is None or (ordinal <= model.committed and ordinal < self.floor()):
+            return
+        old = model.moments[ordinal].block
+        assert old is not None
+        if renumbered:
+            old = msgspec.structs.replace(old, height=tip.height + 1, prev_hash=None)
+        waits = self.chain.batch.change.hashes.after.copy()
+        assert not self.chain.apply(old, None)
+        assert self.chain.batch.change.hashes.after == waits
+        assert self.chain.tip == tip
+        MET.meet("a duplicate that waits" if ordinal > model.committed else "a duplicate")
+
+    @rule(
+        what=st.sampled_from(("fork", "gap", "gap by height", "unknown_point", "origin", "slot", "hash")),
+        deeper=st.integers(1, 3),
+    )
+    def refuse(self, what: str, deeper: int) -> None:
+        self.commit()
+        before, view = dump(self.chain.store), self.chain.view
+        tip, floor = self.model.now.block, self.floor()
+        if tip is None:
+            return
+        match what:
+            case "fork" | "gap" | "gap by height":
+                self.refuse_a_stranger(tip, what, deeper)
+            case "unknown_point":
+                refused(what, lambda: self.chain.rollback(Rollback(to=RollbackPoint(hash=digest("nowhere")))))
+                MET.meet(f"a refusal: {what}")
+            case _ if floor:
+                self.refuse_the_deep(max(floor - deeper, 0), floor, what)
+        self.chain.commit()
+        assert dump(self.chain.store) == before
+        assert (self.chain.view, self.chain.tip) == (view, view.tip)
+
+    def refuse_a_stranger(self, tip: BlockApplied, what: str, above: int) -> None:
+        """A block that does not follow: above the tip blocks are missing, else it is on another fork."""
+        height = tip.height + above if what == "gap" else tip.height + above + 1 if what == "gap by height" else 1
+        parent = None if what == "gap by height" else digest("nobody")
+        stranger = block(tip, prev_hash=parent, height=height, salt="stranger")
+        why = refused(what.split()[0], lambda: self.chain.apply(stranger, None))
+        assert why.detail["tip"] == self.chain.tip
+        MET.meet(f"a refusal: {what}")
+
+    def refuse_the_deep(self, target: int, floor: int, by: str) -> None:
+        """Nothing below the floor can be gone back to, however it is named."""
+        model = self.model
+        point, lowest = model.moments[target].point, model.moments[floor].point
+        assert lowest is not None
+        if point is None or by == "origin":
+            to = back_to("origin")
+        elif by == "slot" and model.last_upto(point.slot) < floor:
+            to = back_to(point.slot)
+        elif by == "hash" and point.slot < lowest.slot:
+            to = Rollback(to=RollbackPoint(hash=point.hash, slot=point.slot))
+        else:
+            return
+        assert refused("beyond_rollback_floor", lambda: self.chain.rollback(to)).detail["floor"] == lowest
+        MET.meet(f"a refusal: beyond the floor by {by}")
+
+    # --- what must hold ---------------------------------------------------------------------------------------------
+
+    def floor(self) -> int:
+        """Return the ordinal that the store calls its floor."""
+        points = [moment.point for moment in self.model.moments[: self.model.committed + 1]]
+        return points.index(self.chain.view.floor)
+
+    @invariant()
+    def equals_the_model(self) -> None:
+        model, chain, view = self.model, self.chain, self.chain.view
+        assert bodies(chain.store) == {point: body(coin) for point, coin in model.stored.coins.items()}
+        for index in EVERY_INDEX:
+            expected = model.found(index) if index in self.options["indexes"] else {}
+            assert whole_index(chain.store, index, expected) == expected, index
+        assert chain.tip == model.now.point
+        assert (view.tip, view.blocks) == (model.stored.point, model.committed)
+        assert view.unspent == len(model.stored.coins)
+        assert view.persisted_height == model.persisted
+        self.floor_is_right()
+
+    def floor_is_right(self) -> None:
+        """What is promised can be reached, and what can be is offered to whoever looks for an intersection."""
+        model, floor = self.model, self.floor()
+        if self.exact:
+            assert floor == model.lowest()
+        assert max(self.forgotten, model.committed - model.rollback_window) <= floor <= model.lowest()
+        points = [moment.point for moment in model.moments]
+        offered = [points.index(point) for point in self.chain.view.points]
+        assert offered == sorted(offered, reverse=True)
+        assert set(offered) <= set(range(max(floor, 1), model.committed + 1))
+        assert set(offered) >= {model.committed, max(floor, 1)} - {0} or model.committed == 0
+
+    @invariant()
+    def hangs_together(self) -> None:
+        whole(self.chain.store)
+
+    def forget_all(self) -> None:
+        """Once everything may be forgotten, the live outputs are all there is."""
+        self.commit()
+        self.open.close()
+        self.options |= {"prune_depth": 0, "rollback_window": 0}
+        self.chain = self.open.enter_context(open_chain(self.folder, **self.options))
+        model = self.model
+        floor = block(model.now.block)
+        feed(self.chain, floor, block(floor))
+        prune_all(self.chain)
+        tables, kept = dump(self.chain.store), {u32(model.committed + 1), u32(model.committed + 2)}
+        places = {position(*coin.place[:2]): point[0] for point, coin in model.now.coins.items()}
+        assert {key[:8] for key in tables["utxo_output"]} == set(places)
+        assert len(tables["utxo_output"]) == len(model.now.coins)
+        assert {key: row[:32] for key, row in tables["utxo_tx"].items()} == places
+        assert tables["utxo_txid"] == {txid: place for place, txid in places.items()}
+        assert set(tables["utxo_block"]) == {place[:4] for place in places} | kept
+        assert set(tables["utxo_block_hash"].values()) == kept
+        assert set(tables["utxo_block_delta"]) == {max(kept)}
+
+
+def committed(moment: Moment) -> BlockCommitted:
+    """Return the fact that a block's commit should be told by."""
+    assert moment.point is not None and moment.block is not None
+    return BlockCommitted(
+        height=moment.point.height,
+        slot=moment.point.slot,
+        hash=moment.point.hash,
+        txs=len(moment.block.txs),
+        created=moment.created,
+        spent=moment.spent,
+        missing_inputs=len(moment.missing),
+    )
+
+
+def body(coin: Coin) -> Body:
+    out = coin.output
+    return Body(
+        out.address,
+        out.value,
+        out.assets,
+        out.datum_hash,
+        out.inline_datum,
+        out.script_ref,
+        out.script_ref_hash,
+        coin.collateral_return,
+    )
+
+
+def bodies(store: UtxoStore) -> dict[OutPoint, Body]:
+    return {point: read_body(row) for point, row in outputs(store).items() if row[0] != SPENT}
+
+
+def whole_index(store: UtxoStore, index: str, expected: Index) -> Index:
+    """Return what an index finds, under the keys that are expected and any others."""
+    table = dump(store)[INDEXES[index][0]]
+    names = {address_hash(key) if index == "address_hash" else key: key for key in expected}
+    return {names.get(key, key): found(store, index, key) for key in table}
+
+
+def whole(store: UtxoStore) -> None:
+    """Nothing in the tables leads to what is not there."""
+    tables = dump(store)
+    txs, blocks = tables["utxo_tx"], tables["utxo_block"]
+    for place in tables["utxo_output"]:
+        assert place[:8] in txs, "an output without its transaction"
+    for txid, place in tables["utxo_txid"].items():
+        assert txs[place][:32] == txid, "an id that leads to another transaction"
+    with store.disk.read() as txn:
+        state = store.state(txn)
+    for place, row in txs.items():
+        home = tables["utxo_txid"].get(row[:32], b"")
+        assert home >= place or number(place) < state.floor, "a transaction that its id does not find"
+        assert place[:4] in blocks, "a transaction without its block"
+    for name, own in tables["utxo_block_hash"].items():
+        assert unpack(BlockRow, blocks[own], "a block").hash == name
+    for own in list(blocks) + list(tables["utxo_block_delta"]):
+        assert number(own) <= state.tip
+    retained = range(max(state.floor, 1), state.tip + 1)
+    assert {number(own) for own in tables["utxo_block_hash"].values()} == set(retained)
+    assert {u32(ordinal) for ordinal in retained[state.floor > 0 :]} <= set(tables["utxo_block_delta"])
+
+
+STORIES = settings(max_examples=300, stateful_step_count=30)
+
+
+def test_any_story_equals_the_model() -> None:
+    """The machine runs, and met everything that it is there for; else it tested nothing."""
+    run_state_machine_as_test(Story, settings=STORIES)
+    assert set(MET.met) >= EXPECTED, sorted(EXPECTED - set(MET.met))
+
+
+EXPECTED = {
+    "a boundary block",
+    "a collateral return",
+    "a duplicate",
+    "a duplicate that waits",
+    "a failed transaction",
+    "a genesis",
+    "a missing input",
+    "a refusal: beyond the floor by hash",
+    "a refusal: beyond the floor by origin",
+    "a refusal: beyond the floor by slot",
+    "a refusal: fork",
+    "a refusal: gap",
+    "a refusal: gap by height",
+    "a refusal: unknown_point",
+    "a reorganisation by hash",
+    "a reorganisation by height",
+    "a reorganisation by origin",
+    "a reorganisation by slot",
+    "a reorganisation down to the floor",
+    "a restart",
+    "a restart in a batch",
+    "a rollback to the tip",
+    "a txid again",
+    "a txid again in its own block",
+    "an in-block spend",
+    "an index switched off",
+    "an input listed twice",
+    "an output with assets",
+    "an unspendable output",
+    "blocks far below the network's tip",
+    "another undo mode",
+    "compact undo",
+    "other windows",
+    "self-contained undo",
+    "several blocks in a commit",
+    "spent outputs were pruned",
+    "steps that do not prune everything",
+    "transactions were pruned",
+    "undo records were pruned",
+}
+
+
+# --- two ways to the same bytes ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def fresh(**options: Unpack[Options]) -> Iterator[Chain]:
+    with tempfile.TemporaryDirectory(prefix="utxod-") as folder, open_chain(Path(folder), **options) as chain:
+        yield chain
+
+
+def cut(rng: Random, blocks: Sequence[BlockApplied], most: int = 4) -> Iterator[Sequence[BlockApplied]]:
+    """Yield the blocks in parts of any size."""
+    while blocks:
+        size = rng.randint(1, most)
+        yield blocks[:size]
+        blocks = blocks[size:]
+
+
+@settings(max_examples=200)
+@given(SEEDS, WINDOWS, WINDOWS, st.booleans(), st.booleans())
+def test_back_and_forth_leaves_the_same_bytes(
+    seed: int, prune_depth: int, rollback_window: int, self_contained: bool, forget: bool
+) -> None:
+    """A reorganisation that ends where it began has not happened, before pruning and after it."""
+    rng = Random(seed)
+    options = Options(prune_depth=prune_depth, rollback_window=rollback_window, self_contained=self_contained)
+    length = rng.randint(1, 11)
+    astray = rng.randint(0, min(rollback_window, 3))
+    back = rng.randint(0, min(rollback_window - astray, length))
+    chain = random_chain(rng, 12)
+    fork = random_chain(rng, astray, after=chain[:length])
+    with fresh(**options) as direct, fresh(**options) as wandering:
+        for each in chain:
+            feed(direct, each)
+        for each in [*chain[:length], *fork]:
+            feed(wandering, each)
+        assert wandering.rollback(back_to(chain[length - back - 1] if back < length else "origin")) == bool(
+            astray + back
+        )
+        for each in chain[length - back :]:
+            feed(wandering, each)
+        if forget:
+            prune_all(direct)
+            prune_all(wandering)
+        assert dump(wandering.store) == dump(direct.store)
+        assert wandering.view == direct.view
+
+
+@settings(max_examples=200)
+@given(SEEDS, st.booleans())
+def test_a_rollback_leaves_what_was_there_before(seed: int, self_contained: bool) -> None:
+    """Every table is what it was at each block on the way, down to the origin, in one step or in many."""
+    rng = Random(seed)
+    with fresh(rollback_window=20, self_contained=self_contained) as chain:
+        if rng.random() < 0.5:
+            chain.seed(random_genesis(rng))
+        blocks, before = random_chain(rng, 10), [dump(chain.store)]
+        for each in blocks:
+            feed(chain, each)
+            before.append(dump(chain.store))
+        left = len(blocks)
+        while left:
+            left -= rng.randint(1, left)
+            chain.rollback(back_to(blocks[left - 1] if left else "origin"))
+            assert dump(chain.store) == before[left]
+
+
+@settings(max_examples=200)
+@given(SEEDS, st.booleans())
+def test_batches_leave_the_same_bytes_as_single_blocks(seed: int, self_contained: bool) -> None:
+    """What one commit writes for many blocks is what many commits write."""
+    rng = Random(seed)
+    blocks = random_chain(rng, 12, repeats=False)
+    with fresh(self_contained=self_contained) as single, fresh(self_contained=self_contained) as batched:
+        for each in blocks:
+            feed(single, each)
+        for part in cut(rng, blocks, 12):
+            feed(batched, *part)
+        assert dump(batched.store) == dump(single.store)
+
+
+@settings(max_examples=200)
+@given(SEEDS, WINDOWS, WINDOWS, st.booleans())
+def test_a_sync_far_below_the_tip_ends_with_the_same_bytes(
+    seed: int, prune_depth: int, rollback_window: int, self_contained: bool
+) -> None:
+    """Blocks elided on the way leave, once both stores have forgotten, exactly what blocks with undo leave.
+
+    The cursors and the floor are equal too: both have pruned up to the same block.
+    """
+    rng = Random(seed)
+    options = Options(prune_depth=prune_depth, rollback_window=rollback_window, self_contained=self_contained)
+    some = random_chain(rng, rng.randrange(4), repeats=False)
+    far = random_chain(rng, 10, after=some)
+    near = random_chain(rng, max(prune_depth, rollback_window) + 2, after=some + far, repeats=False)
+    with fresh(**options) as direct, fresh(**options) as elided:
+        for part in cut(rng, some + far + near):
+            feed(direct, *part)
+        for part in cut(rng, some):
+            feed(elided, *part)
+        for part in cut(rng, far):
+            feed(elided, *part, network_height=10_000)
+        assert elided.view.floor == elided.tip
+        for part in cut(rng, near):
+            feed(elided, *part)
+        prune_all(direct)
+        prune_all(elided)
+        assert dump(elided.store) == dump(direct.store)
+        assert elided.view == direct.view
+
+
+def test_a_batch_partly_near_the_tip_keeps_its_undo(tmp_path: Path) -> None:
+    """One block within the windows is enough: the whole batch can be taken back."""
+    first = block(None)
+    second, third = block(first), block(block(first))
+    with open_chain(tmp_path, prune_depth=1, rollback_window=2) as chain:
+        assert chain.apply(first, 10)
+        assert chain.apply(second, 10)
+        assert chain.apply(third, 5)
+        chain.commit()
+        assert chain.rollback(back_to(first))
+        assert chain.view.floor is None
+
+
+def test_an_elided_coinbase_still_replaces_an_earlier_one(tmp_path: Path) -> None:
+    """Its own outputs are spent within the batch, so that no row is left to tell; the earlier ones are gone too."""
+    first = block(None, tx("coinbase", output("ann"), coinbase=True))
+    again = block(first, tx("coinbase", output("ann"), coinbase=True), tx("spend", spends=[at("coinbase")]))
+    with open_chain(tmp_path) as chain:
+        feed(chain, first)
+        feed(chain, again, network_height=10_000)
+        assert live(chain.store) == {}
+        assert chain.view.unspent == 0
