@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from time import monotonic
-
 import anyio
 import structlog
 from anyio.abc import ByteStream
 
 from daemon.bus import Bus, Inbox, weight
 from daemon.framing import Reader, Unfinished
+from daemon.metrics import Numbers
 from handlers import wire
 from handlers.chain import View
 from handlers.delivery import Delivery
@@ -36,14 +35,14 @@ class Hall:
         self.admins = admins
         self.max_bytes = max_bytes
         self.unfinished = Unfinished(inbox.capacity)
+        self.numbers = Numbers()
         self.feeder: Connection | None = None
         self.network_height: int | None = None  # as the last feeder said
-        self.moved_at: float | None = None  # when a block was last committed
         self.view = View()
 
     def greet(self, seq: int | None) -> Welcome:
         """Return what a client needs to know now."""
-        view, same = self.view, self.welcome
+        view, same, since = self.view, self.welcome, self.numbers.seconds_since_last_block()
         return Welcome(
             protocol=same.protocol,
             version=same.version,
@@ -53,7 +52,7 @@ class Hall:
             rollback_floor=view.floor,
             persisted_height=view.persisted_height,
             network_tip_height=self.network_height,
-            seconds_since_last_block=None if self.moved_at is None else round(monotonic() - self.moved_at, 3),
+            seconds_since_last_block=None if since is None else round(since, 3),
             seq=seq,
         )
 
@@ -109,6 +108,7 @@ class Connection:
                 raw = await self._reader.message()
                 if raw is None:
                     return
+                self._hall.numbers.bytes_in += len(raw)
                 refused = self._route(raw)
             except Refused as error:
                 refused = error
@@ -131,6 +131,7 @@ class Connection:
         inbox, refused = self._hall.inbox, None
         try:
             kind = wire.peek(raw, encoding)
+            self._hall.numbers.heard(kind)
             if kind in _OWN:
                 self._answer_myself(raw, kind)
                 inbox.release(weight(len(raw)))
@@ -153,6 +154,7 @@ class Connection:
             if feeder is not None and feeder is not self:
                 raise Refused("feeder_busy", "another connection is feeding the chain", retryable=True)
             self._hall.feeder = self
+            self._reader.feeding = True
             self._hall.network_height = self.network_height or self._hall.network_height
 
     def _deliver(self, raw: bytes, inbox: Inbox, refused: Refused | None) -> None:
@@ -187,6 +189,8 @@ class Connection:
 
     def answer(self, answer: Ack | Error, *, last: bool = False) -> None:
         """Queue an answer; after the `last` one the connection ends."""
+        if isinstance(answer, Error):
+            self._hall.numbers.refused(answer.code)
         self._queue(answer)
         if last:
             self._end()
@@ -219,6 +223,7 @@ class Connection:
     def _cut_off(self) -> None:
         """Drop what a client does not read; it may still hear why."""
         refused = Refused("too_slow", f"{self._unsent_bytes} bytes were not read", retryable=True)
+        self._hall.numbers.refused(refused.code)
         log.warning("client_too_slow", uid=self._uid, unread_bytes=self._unsent_bytes)
         self._unsent = [wire.encode(refused.answer(None), self._reader.encoding or "frames")]
         self._end()

@@ -23,7 +23,7 @@ _SLOWEST = 1 << 20  # bytes a second, once patience has run out
 class Unfinished:
     """The long messages that are being read, or wait for room in the inbox, and what they hold together.
 
-    One alone may be longer than `capacity`.
+    One alone may be longer than `capacity`. The feeder's is not counted: there is one feeder.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -33,7 +33,7 @@ class Unfinished:
 
     async def hold(self, reader: Reader, size: int) -> None:
         """Count what a reader holds; while it is too much in all, somebody gives up, maybe this reader."""
-        if size <= _FREE:
+        if size <= _FREE or reader.feeding:
             return
         self._held[reader] = size
         while reader in self._held and len(self._held) > 1 and sum(self._held.values()) > self._capacity:
@@ -48,8 +48,8 @@ class Unfinished:
 
     def _least_deserving(self) -> Reader:
         unfinished = [reader for reader in self._held if not reader.whole]
-        slowest = min(unfinished, key=Reader.pace)
-        return slowest if slowest.pace() < _SLOWEST else max(unfinished, key=self._held.__getitem__)
+        slowest = max(unfinished, key=Reader.late_s)
+        return slowest if slowest.late_s() > 0 else max(unfinished, key=self._held.__getitem__)
 
     def let_go(self, reader: Reader) -> None:
         """Count what a reader holds no more."""
@@ -78,6 +78,7 @@ class Reader:
         self._reading = anyio.CancelScope()
         self._given_up = False
         self.whole = False  # the message is, and waits for room
+        self.feeding = False
         self.encoding: Encoding | None = None
 
     async def message(self) -> bytes | None:
@@ -94,9 +95,9 @@ class Reader:
             self.encoding = "json" if self._buffer[:1] == b"{" else "frames"
         return await (self._line() if self.encoding == "json" else self._frame())
 
-    def pace(self) -> float:
-        """Return how fast the message comes, in bytes a second."""
-        return len(self._buffer) / (anyio.current_time() - self._began + _FREE / _SLOWEST)
+    def late_s(self) -> float:
+        """Return how much longer than it should the message takes to come."""
+        return anyio.current_time() - self._began - len(self._buffer) / _SLOWEST
 
     def excuse(self) -> None:
         """Begin to count the time anew: to wait for room is not the client's fault."""

@@ -1,0 +1,398 @@
+"""Real daemon processes, and a plain client for both encodings.
+
+Nothing here uses our own encoders: messages are plain dicts with bytes in them, answers are plain dicts with hex.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any, Literal
+
+import msgspec
+
+ROOT = Path(__file__).resolve().parent.parent
+PATIENCE_S = 30.0
+Encoding = Literal["json", "frames"]
+Message = dict[str, Any]
+
+# --- processes -----------------------------------------------------------------------------------------------------
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return our environment without what would configure a daemon, and with `more`."""
+    ours = ("UTXOD_", "NOTIFY_", "WATCHDOG_", "LISTEN_", "RUNTIME_DIRECTORY", "STATE_DIRECTORY")
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return plain | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "160"} | more
+
+
+def utxod(*arguments: str | Path, stdin: bytes = b"", **environ: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a command to its end."""
+    command = [sys.executable, "-m", "daemon.cli", *map(str, arguments)]
+    return subprocess.run(
+        command, input=stdin, capture_output=True, timeout=PATIENCE_S, env=environment(**environ), check=False
+    )
+
+
+def write_config(folder: Path, tables: Mapping[str, Any]) -> Path:
+    """Write `utxod.toml` for a daemon that lives in `folder`."""
+    whole: dict[str, Any] = {"data_dir": str(folder / "data")}
+    whole |= {"storage": {"map_size": "64MiB"}, "http": {"workers": 0}}
+    for name, value in tables.items():
+        whole[name] = whole.get(name, {}) | value if isinstance(value, dict) else value
+    whole["socket"] = {"path": str(folder / "utxod.sock")} | whole.get("socket", {})
+    path = folder / "utxod.toml"
+    path.write_text("\n".join(_toml("", whole)) + "\n")
+    return path
+
+
+def _toml(name: str, table: Mapping[str, Any]) -> Iterator[str]:
+    if name:
+        yield f"[{name}]"
+    for key, value in table.items():
+        if not isinstance(value, dict):
+            yield f"{key} = {json.dumps(value)}"
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _toml(f"{name}.{key}" if name else key, value)
+
+
+class Daemon:
+    """One daemon process after the other, on one configuration."""
+
+    def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
+        self.folder = folder
+        self.config = folder / "utxod.toml"
+        self.socket = folder / "utxod.sock"
+        self.environ = dict(environ)
+        self._log = folder / "utxod.log"
+        self._log.touch()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __repr__(self) -> str:
+        """Return where it lives."""
+        return f"Daemon({self.folder})"
+
+    def configure(self, **tables: Any) -> None:
+        """Write another configuration, for the next start."""
+        write_config(self.folder, tables)
+
+    def spawn(self) -> subprocess.Popen[bytes]:
+        """Start a process and do not wait for it."""
+        command = [sys.executable, "-m", "daemon.cli", "run", "--config", str(self.config)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment(**self.environ)
+            )
+        return self._process
+
+    def start(self) -> None:
+        """Start a process and wait until it lets clients in."""
+        process, until = self.spawn(), monotonic() + PATIENCE_S
+        while True:
+            with socket.socket(socket.AF_UNIX) as knock:
+                try:
+                    knock.connect(str(self.socket))
+                    return
+                except OSError:
+                    pass
+            assert process.poll() is None, f"the daemon ended with {process.returncode}: {self.tail()}"
+            assert monotonic() < until, f"the daemon does not listen: {self.tail()}"
+            sleep(0.004)
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """Return the process that was started last."""
+        assert self._process is not None
+        return self._process
+
+    def alive(self) -> bool:
+        """Return whether the process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def wait(self, timeout: float = PATIENCE_S) -> int:
+        """Wait for the end and return the exit code."""
+        return self.process.wait(timeout)
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        self.process.kill()
+        self.wait()
+
+    def term(self) -> int:
+        """Ask it to leave; return its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def restart(self) -> None:
+        """Leave in order and come back."""
+        assert self.term() == 0, self.tail()
+        self.start()
+
+    def log_text(self) -> str:
+        """Return all that was said on standard error, by every process."""
+        return self._log.read_text(errors="replace")
+
+    def tail(self) -> str:
+        """Return the last words."""
+        return self.log_text()[-4000:]
+
+    def log_lines(self) -> list[dict[str, Any]]:
+        """Return every whole log line so far; each has to be a JSON object with its event."""
+        text = self.log_text()
+        lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        assert all(isinstance(line, dict) and line["event"] for line in lines)
+        return lines
+
+    def events(self) -> list[str]:
+        """Return the names of the log lines."""
+        return [line["event"] for line in self.log_lines()]
+
+    def memory(self) -> int:
+        """Return the bytes of memory that are the process's own: not the map's, not the programme's."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+        raise AssertionError("the kernel does not say RssAnon")
+
+    def client(self, encoding: Encoding = "json") -> Client:
+        """Connect."""
+        return Client(self.socket, encoding)
+
+    def run(self, *arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        """Run another command with this daemon's configuration."""
+        command, *others = arguments
+        return utxod(command, "--config", self.config, *others, stdin=stdin)
+
+    def export(self) -> list[str]:
+        """Return the live set as `utxod export` writes it."""
+        done = self.run("export")
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout.decode().splitlines()
+
+    def status(self) -> dict[str, Any]:
+        """Return what `utxod status --json` says."""
+        done = self.run("status", "--json")
+        assert done.returncode == 0, done.stderr.decode()
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    def assert_sound(self) -> None:
+        """Let `utxod verify` walk the store."""
+        done = self.run("verify")
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"sound\n", b"")
+
+
+@contextmanager
+def home(folder: Path, environ: Mapping[str, str] | None = None, **tables: Any) -> Iterator[Daemon]:
+    """Give a daemon that is configured and not started; end whatever was started."""
+    write_config(folder, tables)
+    daemon = Daemon(folder, environ or {})
+    try:
+        yield daemon
+    finally:
+        ended = daemon.alive()
+        if ended:
+            daemon.kill()
+    if daemon._process is not None and not ended:
+        assert daemon.process.returncode >= 0 or daemon.process.returncode == -signal.SIGKILL, daemon.tail()
+    assert "Traceback" not in daemon.log_text(), daemon.tail()
+
+
+@contextmanager
+def running(folder: Path, environ: Mapping[str, str] | None = None, **tables: Any) -> Iterator[Daemon]:
+    """Give a daemon that lets clients in. `tables` are the configuration's: `utxo={"prune_depth": 3}`."""
+    with home(folder, environ, **tables) as daemon:
+        daemon.start()
+        yield daemon
+
+
+# --- clients -------------------------------------------------------------------------------------------------------
+
+_LENGTH = struct.Struct(">I")
+
+
+def as_hex(value: Any) -> Any:
+    """Return plain values with every byte string as hex."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        return {name: as_hex(item) for name, item in value.items()}
+    return [as_hex(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def encoded(message: Message, encoding: Encoding) -> bytes:
+    """Return a message as it goes over the wire."""
+    if encoding == "json":
+        return json.dumps(as_hex(message), separators=(",", ":")).encode() + b"\n"
+    body = msgspec.msgpack.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Client:
+    """One connection. Answers come as plain dicts with hex, whatever the encoding; None is the end."""
+
+    def __init__(self, path: Path, encoding: Encoding = "json") -> None:
+        self.encoding: Encoding = encoding
+        self.socket = socket.socket(socket.AF_UNIX)
+        try:
+            self.socket.connect(str(path))
+        except BaseException:
+            self.socket.close()
+            raise
+        self.socket.settimeout(PATIENCE_S)
+        self._buffer = bytearray()
+
+    def __enter__(self) -> Client:
+        """Stay connected."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Hang up."""
+        self.close()
+
+    def close(self) -> None:
+        """Hang up."""
+        self.socket.close()
+
+    def send(self, *messages: Message) -> None:
+        """Send, and do not wait for answers."""
+        self.raw(b"".join(encoded(message, self.encoding) for message in messages))
+
+    def raw(self, data: bytes) -> None:
+        """Send bytes."""
+        self.socket.sendall(data)
+
+    def unread(self) -> int:
+        """Return how many of our bytes the other side has not taken yet."""
+        import fcntl
+        import termios
+
+        return int(struct.unpack("i", fcntl.ioctl(self.socket, termios.TIOCOUTQ, b"\0\0\0\0"))[0])
+
+    def taken(self) -> None:
+        """Wait until the other side has read all that was sent."""
+        until = monotonic() + PATIENCE_S
+        while self.unread():
+            assert monotonic() < until
+            sleep(0.001)
+
+    def receive(self, timeout: float = PATIENCE_S) -> Message | None:
+        """Return the next answer; None when the other side has closed.
+
+        Raises:
+            TimeoutError: none came.
+        """
+        until = monotonic() + timeout
+        while (answer := self._cut()) is None:
+            self.socket.settimeout(max(until - monotonic(), 0.0001))
+            try:
+                more = self.socket.recv(1 << 20)
+            except ConnectionError:
+                return None
+            finally:
+                self.socket.settimeout(PATIENCE_S)
+            if not more:
+                assert not self._buffer, f"the connection ended inside of {bytes(self._buffer[:200])!r}"
+                return None
+            self._buffer += more
+        return answer
+
+    def rest(self) -> list[Message]:
+        """Return all answers until the other side closes."""
+        return list(iter(self.receive, None))
+
+    def silent(self, for_s: float = 0.1) -> bool:
+        """Return whether no answer comes for a while."""
+        try:
+            self.receive(for_s)
+        except TimeoutError:
+            return True
+        return False
+
+    def _cut(self) -> Message | None:
+        buffer = self._buffer
+        if self.encoding == "json":
+            end = buffer.find(b"\n")
+            body = bytes(buffer[:end])
+            following = end + 1
+        else:
+            end = following = _LENGTH.size + _LENGTH.unpack_from(buffer)[0] if len(buffer) >= _LENGTH.size else -1
+            body = bytes(buffer[_LENGTH.size : end])
+        if end < 0 or len(buffer) < following:
+            return None
+        del buffer[:following]
+        answer = json.loads(body) if self.encoding == "json" else as_hex(msgspec.msgpack.decode(body))
+        assert isinstance(answer, dict)
+        return answer
+
+    def ask(self, message: Message) -> Message:
+        """Send one message and return its answer; it gets a `seq` unless it has one."""
+        self.send({"seq": 1} | message)
+        answer = self.receive()
+        assert answer is not None, f"the connection was closed instead of answering {message}"
+        return answer
+
+    def hello(self, **fields: Any) -> Message:
+        """Ask where the daemon is."""
+        welcome = self.ask({"type": "Hello", "client": "tests/1"} | fields)
+        assert welcome["type"] == "Welcome", welcome
+        return welcome
+
+    def feed(self, messages: Iterable[Message], first_seq: int = 1) -> list[Message]:
+        """Send messages ahead of their answers and return those, one for each, in order.
+
+        Fewer come back when the connection ends before.
+        """
+        out = bytearray()
+        count = 0
+        for count, message in enumerate(messages, 1):
+            out += encoded({"seq": first_seq + count - 1} | message, self.encoding)
+        answers: list[Message] = []
+        view, sent, until = memoryview(out), 0, monotonic() + PATIENCE_S
+        while len(answers) < count:
+            if (answer := self._cut()) is not None:
+                answers.append(answer)
+                continue
+            wanted = [self.socket] if sent < len(view) else []
+            readable, writable, _ = select.select([self.socket], wanted, [], max(until - monotonic(), 0))
+            assert readable or writable, f"{len(answers)} answers of {count} came"
+            with suppress(BlockingIOError):
+                if writable:
+                    sent += self.socket.send(view[sent : sent + (1 << 18)], socket.MSG_DONTWAIT)
+                if readable:
+                    more = self.socket.recv(1 << 20)
+                    self._buffer += more
+                    if not more:
+                        break
+        return answers
+
+
+def statuses(answers: Sequence[Message]) -> list[str]:
+    """Return what became of messages: the statuses of acknowledgements, the codes of errors."""
+    return [answer.get("status") or answer["code"] for answer in answers]
+
+
+def error(answer: Message | None, code: str, seq: int | None = 1) -> Message:
+    """Check that an answer is an error with everything that the contract gives to it; return its detail."""
+    assert answer is not None
+    assert set(answer) == {"type", "seq", "code", "message", "retryable", "detail"}
+    assert (answer["type"], answer["code"], answer["seq"]) == ("Error", code, seq)
+    assert answer["message"]
+    assert answer["retryable"] is (code in {"feeder_busy", "store_full", "too_slow"})
+    detail: Message = answer["detail"]
+    return detail
+
+
+def ack(answer: Message | None, status: str, tip: Message | None, seq: int = 1) -> None:
+    assert answer == {"type": "Ack", "seq": seq, "status": status, "tip": tip}

@@ -1,0 +1,93 @@
+"""Messages to the single consumer without a socket: an inbox that is a list, and a sender that remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from time import monotonic
+
+import anyio
+from anyio import CapacityLimiter
+
+from handlers.chain import Chain
+from handlers.delivery import Delivery
+from handlers.events import Ack, Error, Inbound
+from handlers.utxo import Committed, Limits, Turns, follow_chain
+from handlers.wire import LENGTH, encode
+
+
+class Listener:
+    """A sender: what it was answered, in order."""
+
+    def __init__(self, network_height: int | None = None) -> None:
+        self.network_height = network_height
+        self.heard: list[Ack | Error] = []
+
+    def answer(self, answer: Ack | Error, *, last: bool = False) -> None:
+        self.heard.append(answer)
+
+    def settled(self) -> None:
+        pass
+
+    def said(self) -> list[tuple[int | None, str]]:
+        """Return the number and the status, or the code, of each answer."""
+        return [(each.seq, each.status if isinstance(each, Ack) else each.code) for each in self.heard]
+
+
+def message(event: Inbound, sender: Listener) -> Delivery:
+    return Delivery(encode(event, "frames")[LENGTH.size :], "frames", sender)
+
+
+def json_line(text: str, sender: Listener) -> Delivery:
+    return Delivery(text.encode(), "json", sender)
+
+
+def take(turns: Turns, *deliveries: Delivery) -> Committed:
+    """Take messages and make them true; their senders hear."""
+    assert turns.take(list(deliveries), monotonic() + 60) == []
+    committed = turns.finish()
+    for answer in committed.answers:
+        answer.send()
+    return committed
+
+
+class Line:
+    """An inbox: batches come one by one, then it is closed. `meanwhile` comes when the first batch has been done."""
+
+    def __init__(self, *batches: list[Delivery], meanwhile: Iterable[Delivery] = ()) -> None:
+        self.batches = list(batches)
+        self.later = list(meanwhile)
+        self.finished: list[Delivery] = []
+
+    async def take(self) -> list[Delivery]:
+        return self.batches.pop(0) if self.batches else []
+
+    def waiting(self) -> list[Delivery]:
+        return []
+
+    def done(self, deliveries: Iterable[Delivery]) -> None:
+        self.finished += deliveries
+
+    def arrive(self) -> None:
+        """Let what comes later be here."""
+        if self.later:
+            self.batches.append(self.later)
+            self.later = []
+
+    def __len__(self) -> int:
+        return sum(map(len, self.batches))
+
+
+def follow(chain: Chain, line: Line, *, pruning: bool = False, on_commit: Iterable[str] = ()) -> list[Committed]:
+    """Let the consumer read the line to its end; return what was published."""
+    published: list[Committed] = []
+
+    def publish(committed: Committed) -> None:
+        published.append(committed)
+        if "arrive" in on_commit and len(published) > 1:
+            line.arrive()
+
+    async def main() -> None:
+        await follow_chain(line, Turns(chain, pruning), Limits(1 << 20, 60.0), publish, CapacityLimiter(1))
+
+    anyio.run(main)
+    return published

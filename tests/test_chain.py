@@ -1,0 +1,351 @@
+"""What the chain answers where no story goes: refusals by name, what it offers to a feeder, and turns without news."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from chains import (
+    at,
+    back_to,
+    block,
+    dump,
+    feed,
+    genesis,
+    live,
+    open_chain,
+    output,
+    outputs,
+    prune_all,
+    refused,
+    script,
+    tx,
+    txid,
+)
+from messages import Line, Listener, follow, json_line, message, take
+
+from handlers.chain import recent
+from handlers.events import BlockPersisted, GenesisOutput, GenesisOutputs, NodeState, Output, Rollback, RollbackPoint
+from handlers.utxo import Turns
+from storage.errors import Damaged
+from storage.keys import locator, position, u32
+from storage.rows import pack
+
+BLOCKS = [block(None, tx("t1", output("ann")))]
+while len(BLOCKS) < 40:
+    BLOCKS.append(block(BLOCKS[-1]))
+
+
+# --- genesis ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_genesis_is_seeded_once(tmp_path: Path) -> None:
+    with open_chain(tmp_path) as chain:
+        assert chain.seed(genesis(ann=1))
+        before = dump(chain.store)
+        assert not chain.seed(genesis(ann=1))
+        refused("fork", lambda: chain.seed(genesis(ann=2)))
+        feed(chain, BLOCKS[0])
+        assert not chain.seed(genesis(ann=1)), "the very same is a duplicate at any time"
+        chain.rollback(back_to("origin"))
+        assert dump(chain.store) == before
+
+
+def test_a_genesis_needs_an_empty_store(tmp_path: Path) -> None:
+    with open_chain(tmp_path) as chain:
+        assert chain.apply(BLOCKS[0], None)
+        why = refused("fork", lambda: chain.seed(genesis(ann=1)))
+        assert why.detail["tip"] == BLOCKS[0].point
+        assert chain.view.tip == BLOCKS[0].point, "what waited before it is committed"
+        chain.rollback(back_to("origin"))
+        assert chain.seed(genesis(ann=1)), "empty again"
+
+
+def test_a_genesis_output_listed_twice_is_malformed(tmp_path: Path) -> None:
+    one = GenesisOutput(txid("one"), 3, output("ann"))
+    for last in (one, GenesisOutput(txid("one"), 3, Output(b"\x6a", 0, spendable=False))):
+        event = GenesisOutputs(outputs=[one, GenesisOutput(txid("two"), 3, output("ann")), last])
+        with open_chain(tmp_path) as chain:
+            before = dump(chain.store)
+            assert "$.outputs[2]" in refused("malformed", lambda: chain.seed(event)).message  # noqa: B023
+            assert dump(chain.store) == before
+
+
+def test_unspendable_genesis_outputs_are_not_stored(tmp_path: Path) -> None:
+    event = GenesisOutputs(
+        outputs=[
+            GenesisOutput(txid("burnt"), 0, Output(b"\x6a", 0, spendable=False)),
+            GenesisOutput(txid("kept"), 0, output("ann", 5)),
+        ]
+    )
+    with open_chain(tmp_path) as chain:
+        assert chain.seed(event)
+        assert list(live(chain.store)) == [at("kept")]
+        assert dump(chain.store)["utxo_txid"] == {txid("kept"): position(0, 0)}
+        assert chain.view.unspent == 1
+
+
+# --- blocks ----------------------------------------------------------------------------------------------------------
+
+
+def test_any_block_begins_an_empty_store(tmp_path: Path) -> None:
+    with open_chain(tmp_path) as chain:
+        feed(chain, block(None, height=700_000, slot=90_000_000, prev_hash=b"\x01" * 32))
+        assert chain.view.blocks == 1
+        assert chain.view.tip is not None
+        assert chain.view.tip.height == 700_000
+
+
+def test_without_a_previous_hash_the_height_decides(tmp_path: Path) -> None:
+    with open_chain(tmp_path) as chain:
+        feed(chain, BLOCKS[0])
+        assert chain.apply(msgspec.structs.replace(BLOCKS[1], prev_hash=None), None)
+        same = msgspec.structs.replace(BLOCKS[2], prev_hash=None, height=BLOCKS[1].height)
+        refused("fork", lambda: chain.apply(same, None))
+
+
+def test_with_a_previous_hash_the_height_does_not(tmp_path: Path) -> None:
+    """Boundary blocks repeat a height, and the chain goes on from there."""
+    with open_chain(tmp_path) as chain:
+        feed(chain, BLOCKS[0], block(BLOCKS[0], height=BLOCKS[0].height))
+        assert (chain.view.blocks, chain.view.tip and chain.view.tip.height) == (2, 1)
+
+
+def test_a_transaction_that_spends_an_earlier_one_of_its_own_id(tmp_path: Path) -> None:
+    """It spends before it creates, so the earlier output is spent, and its own is live."""
+    again = tx("same", output("bob", 2), spends=[at("same")], coinbase=True)
+    first = block(None, tx("same", output("ann", 1), coinbase=True))
+    with open_chain(tmp_path) as chain:
+        feed(chain, first, block(first, again))
+        assert live(chain.store) == {at("same"): (output("bob").address, 2)}
+
+
+def test_a_large_transaction_keeps_its_order(tmp_path: Path) -> None:
+    """Also beyond the numbers that are looked up and not packed."""
+    count = (1 << 14) + 3
+    funds = block(None, tx("funds", *[Output(script("eve"), n) for n in range(count)]))
+    spend = tx("spend", spends=[at("funds", n) for n in (0, count - 1, (1 << 14) - 1, 1 << 14)])
+    with open_chain(tmp_path, indexes=["address_hash"]) as chain:
+        feed(chain, funds)
+        assert [value for _, value in live(chain.store).values()] == list(range(count))
+        feed(chain, block(funds, spend))
+        assert chain.view.unspent == count - 4
+        assert len(live(chain.store)) == count - 4
+        chain.rollback(back_to(funds))
+        assert [value for _, value in live(chain.store).values()] == list(range(count))
+
+
+# --- points ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_point_needs_something_to_go_by(tmp_path: Path) -> None:
+    with open_chain(tmp_path) as chain:
+        feed(chain, BLOCKS[0])
+        assert "$.to" in refused("malformed", lambda: chain.rollback(Rollback(to=RollbackPoint()))).message
+
+
+def test_an_unknown_hash_is_refused_with_what_is_near(tmp_path: Path) -> None:
+    """By slot or by height; without either nothing can be said."""
+    with open_chain(tmp_path) as chain:
+        feed(chain, *BLOCKS[:5])
+
+        def nearest(**place: int) -> object:
+            to = Rollback(to=RollbackPoint(hash=bytes(32), **place))
+            why = refused("unknown_point", lambda: chain.rollback(to))
+            assert why.detail["tip"] == BLOCKS[4].point
+            return why.detail["nearest"]
+
+        assert nearest() is None
+        assert nearest(slot=BLOCKS[3].point.slot - 1) == BLOCKS[2].point
+        assert nearest(slot=BLOCKS[3].point.slot) == BLOCKS[2].point, "ours at this slot is on another fork"
+        assert nearest(height=3) == BLOCKS[1].point
+        assert nearest(slot=0) is None
+        assert nearest(slot=10**9) == BLOCKS[4].point
+
+
+def test_a_forgotten_hash_is_unknown_unless_its_place_is_told(tmp_path: Path) -> None:
+    with open_chain(tmp_path, prune_depth=2, rollback_window=2) as chain:
+        feed(chain, *BLOCKS[:10])
+        prune_all(chain)
+        old = BLOCKS[3]
+        refused("unknown_point", lambda: chain.rollback(back_to(old)))
+        for place in (RollbackPoint(hash=old.hash, slot=old.slot), RollbackPoint(hash=old.hash, height=old.height)):
+            why = refused("beyond_rollback_floor", lambda: chain.rollback(Rollback(to=place)))  # noqa: B023
+            assert why.detail["floor"] == BLOCKS[7].point
+
+
+@pytest.mark.parametrize(
+    ("tip", "floor", "offered"),
+    [
+        (0, 0, []),
+        (1, 0, [1]),
+        (2, 0, [2, 1]),
+        (10, 0, [10, 9, 8, 6, 2, 1]),
+        (10, 4, [10, 9, 8, 6, 4]),
+        (10, 10, [10]),
+        (100, 37, [100, 99, 98, 96, 92, 84, 68, 37]),
+    ],
+)
+def test_points_thin_out_down_to_the_floor(tip: int, floor: int, offered: list[int]) -> None:
+    assert recent(tip, floor) == offered
+
+
+def test_the_view_offers_points_newest_first(tmp_path: Path) -> None:
+    with open_chain(tmp_path, rollback_window=30) as chain:
+        feed(chain, *BLOCKS)
+        assert chain.view.points == [BLOCKS[n - 1].point for n in (40, 39, 38, 36, 32, 24, 10)]
+        assert chain.view.floor == BLOCKS[9].point
+
+
+# --- turns -----------------------------------------------------------------------------------------------------------
+
+
+def test_persisted_heights_only_rise(tmp_path: Path) -> None:
+    sender = Listener()
+    with open_chain(tmp_path) as chain:
+        for height in (5, 3, 5, 6):
+            take(Turns(chain), message(BlockPersisted(height=height, seq=height), sender))
+        assert sender.said() == [(5, "accepted"), (3, "duplicate"), (5, "duplicate"), (6, "accepted")]
+        assert chain.view.persisted_height == 6
+    with open_chain(tmp_path) as chain:
+        assert chain.view.persisted_height == 6
+
+
+def test_nothing_is_written_without_news(tmp_path: Path) -> None:
+    with open_chain(tmp_path) as chain:
+        feed(chain, BLOCKS[0])
+        last = chain.store.disk.env.info()["last_txnid"]
+        chain.commit()
+        assert chain.store.disk.env.info()["last_txnid"] == last
+        before = dump(chain.store)
+        chain.touch()
+        assert chain.store.disk.env.info()["last_txnid"] == last + 1, "a turn at the disk is one"
+        assert dump(chain.store) == before
+
+
+def test_nothing_is_pruned_while_the_node_is_not_settled(tmp_path: Path) -> None:
+    sender = Listener()
+    with open_chain(tmp_path, prune_depth=0, rollback_window=0) as chain:
+        turns = Turns(chain)
+        for state in ("catching_up", "reorganising"):
+            take(turns, message(NodeState(state=state, height=1), sender))
+            take(turns, *[message(each, sender) for each in BLOCKS[:10]])
+            assert not chain.due_for_pruning()
+        assert len(dump(chain.store)["utxo_block_delta"]) == 10
+        take(turns, message(NodeState(state="running", height=10), sender))
+        assert chain.due_for_pruning()
+        take(Turns(chain, pruning=False), message(NodeState(state="running", height=10), sender))
+        assert not chain.due_for_pruning(), "the configuration says no"
+
+
+def test_answers_come_in_the_order_of_the_messages(tmp_path: Path) -> None:
+    """What is refused keeps its place among what is done, across the commits that a rollback makes."""
+    sender = Listener()
+    numbered = [msgspec.structs.replace(each, seq=n) for n, each in enumerate(BLOCKS[:4])]
+    with open_chain(tmp_path) as chain:
+        committed = take(
+            Turns(chain),
+            message(numbered[0], sender),
+            message(numbered[2], sender),
+            json_line('{"type": "Nonsense", "seq": 7}', sender),
+            json_line("{", sender),
+            message(numbered[1], sender),
+            message(numbered[1], sender),
+            message(Rollback(to=RollbackPoint(hash=BLOCKS[0].hash), seq=8), sender),
+            message(BLOCKS[1], sender),
+            message(Rollback(to="origin", seq=9), sender),
+        )
+        assert sender.said() == [
+            (0, "applied"),
+            (2, "gap"),
+            (7, "unknown_type"),
+            (None, "malformed"),
+            (1, "applied"),
+            (1, "duplicate"),
+            (8, "rolled_back"),
+            (9, "rolled_back"),
+        ]
+        kinds = [type(fact).__name__ for fact in committed.facts]
+        assert kinds == ["BlockCommitted", "BlockCommitted", "RolledBack", "BlockCommitted", "RolledBack"]
+        assert committed.view.tip is None
+
+
+def test_a_turn_ends_in_time(tmp_path: Path) -> None:
+    """At least one message is carried out; the others wait for the next turn."""
+    sender = Listener()
+    with open_chain(tmp_path) as chain:
+        turns = Turns(chain)
+        deliveries = [message(each, sender) for each in BLOCKS[:3]]
+        assert turns.take(deliveries, until=0.0) == deliveries[1:]
+        assert turns.finish().view.blocks == 1
+
+
+def test_the_network_height_of_the_sender_decides_how_deep_a_block_lies(tmp_path: Path) -> None:
+    with open_chain(tmp_path, prune_depth=3, rollback_window=2) as chain:
+        follow(chain, Line([message(BLOCKS[0], Listener(4))]))
+        assert len(dump(chain.store)["utxo_block_delta"]) == 1, "three blocks below is within the windows"
+        follow(chain, Line([message(BLOCKS[1], Listener(6))]))
+        assert len(dump(chain.store)["utxo_block_delta"]) == 1, "four blocks below is not"
+        assert chain.view.floor == BLOCKS[1].point
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_contradicts_itself_is_damage(tmp_path: Path) -> None:
+    """Each write checks the store on its way, and stops before it makes things worse."""
+    first = block(None, tx("O", output("ann"), output("bob")))
+    second = block(first, tx("spend", spends=[at("O")]))
+    with open_chain(tmp_path) as chain:
+        store = chain.store
+        feed(chain, first)
+        place, index = locator(1, 0, 0), store.disk.tables["utxo_addr"]
+        key = next(key for key, value in dump(store)["utxo_addr"].items() if value == place)
+        store.disk.write(lambda txn: txn.delete(key, place, index))
+        with pytest.raises(Damaged, match="1/0/0 is not in the index"):
+            feed(chain, second)
+        store.disk.write(lambda txn: txn.put(key, place, db=index))
+        chain.commit()
+        store.disk.write(lambda txn: txn.delete(second.hash, db=store.block_hash))
+        before = dump(store)
+        with pytest.raises(Damaged, match=f"row {second.hash.hex()} is not there"):
+            chain.rollback(Rollback(to=RollbackPoint(slot=first.slot)))
+        assert dump(store) == before
+
+
+def test_pruning_stops_at_a_row_that_was_not_spent_as_told(tmp_path: Path) -> None:
+    first = block(None, tx("O", output("ann")))
+    second = block(first, tx("spend", spends=[at("O")]))
+    with open_chain(tmp_path, prune_depth=0, rollback_window=0) as chain:
+        feed(chain, first, second, block(second))
+        row = outputs(chain.store)[at("O")]
+        chain.store.disk.write(lambda txn: txn.put(locator(1, 0, 0), row[13:], db=chain.store.output))
+        before = dump(chain.store)
+        with pytest.raises(Damaged, match="1/0/0 should have been spent by block 2"):
+            prune_all(chain)
+        assert dump(chain.store) == before
+
+
+def test_a_missing_undo_record_or_block_is_damage(tmp_path: Path) -> None:
+    with open_chain(tmp_path) as chain:
+        store = chain.store
+        feed(chain, *BLOCKS[:3])
+        store.disk.write(lambda txn: txn.delete(u32(2), db=store.delta))
+        before = dump(store)
+        with pytest.raises(Damaged, match="block 2 has no undo record"):
+            chain.rollback(back_to("origin"))
+        assert dump(store) == before
+        store.disk.write(lambda txn: txn.delete(u32(1), db=store.block))
+        with store.disk.read() as txn, pytest.raises(Damaged, match="block 1 has no row"):
+            store.block_at(txn, 1)
+        with store.disk.read() as txn, pytest.raises(Damaged, match="transaction 7/0 has no row"):
+            store.txid_at(txn, position(7, 0))
+
+
+def test_a_row_of_another_shape_is_damage(tmp_path: Path) -> None:
+    with open_chain(tmp_path) as chain:
+        store = chain.store
+        store.disk.write(lambda txn: txn.put(b"state", pack((b"no", b"numbers")), db=store.meta))
+        with store.disk.read() as txn, pytest.raises(Damaged, match="the state cannot be read"):
+            store.state(txn)

@@ -1,0 +1,282 @@
+"""The wire contract: who may send what, one feeder at a time, and facts for subscribers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic
+
+import pytest
+from daemons import PATIENCE_S, Client, Daemon, Encoding, Message, ack, error, running, statuses
+from stories import back_to, block, chain, digest, expected, point
+
+from storage.disk import Disk
+from storage.utxo import TABLES, UtxoStore
+
+ONE = b"\x01" * 32
+OPERATOR: dict[str, Message] = {
+    "TxLocked": {"txids": [ONE]},
+    "OutputsFrozen": {"outpoints": [[ONE, 0]]},
+    "OutputsUnfrozen": {"outpoints": [[ONE, 0]]},
+    "OutputReassigned": {"outpoint": [ONE, 0], "address": b"\x61"},
+    "TxConflicting": {"txids": [ONE]},
+    "WinnersDecided": {"txids": [ONE]},
+    "TxPreserved": {"txids": [ONE], "until": 9},
+}
+TRANSACTIONS: dict[str, Message] = {
+    "TxSubmitted": {"tx": {"txid": ONE}},
+    "TxUnlocked": {"txids": [ONE]},
+    "TxMined": {"txids": [ONE], "block_id": 1, "height": 1},
+}
+CHAIN = [
+    block(None),
+    back_to("origin"),
+    {"type": "BlockPersisted", "height": 1},
+    {"type": "GenesisOutputs", "outputs": []},
+    {"type": "NodeState", "state": "running", "height": 1},
+]
+PERSISTED: Message = {"type": "BlockPersisted", "height": 1}
+
+
+@pytest.fixture(params=["json", "frames"])
+def encoding(request: pytest.FixtureRequest) -> Encoding:
+    chosen: Encoding = request.param
+    return chosen
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    with running(tmp_path) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def client(daemon: Daemon, encoding: Encoding) -> Iterator[Client]:
+    with daemon.client(encoding) as client:
+        yield client
+
+
+# --- who may send what -----------------------------------------------------------------------------------------------
+
+
+def test_transaction_messages_have_no_store_yet(client: Client) -> None:
+    for kind, fields in (TRANSACTIONS | OPERATOR).items():
+        answer = client.ask({"type": kind} | fields)
+        error(answer, "unavailable")
+        assert kind in answer["message"]
+
+
+def test_nothing_is_kept_when_the_store_is_not_enabled(tmp_path: Path, encoding: Encoding) -> None:
+    with running(tmp_path, utxo={"enabled": False}) as daemon, daemon.client(encoding) as client:
+        assert client.hello()["tip"] is None
+        for message in CHAIN:
+            error(client.ask(message), "unavailable")
+        with daemon.client(encoding) as other:  # nobody is feeding
+            assert statuses(other.feed(CHAIN)) == ["unavailable"] * len(CHAIN)
+        assert daemon.term() == 0
+        assert not (daemon.folder / "data" / "lmdb").exists()
+
+
+@contextmanager
+def as_user(uid: int) -> Iterator[None]:
+    """Connect as somebody else; the group stays, so that the socket may be opened."""
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_operator_messages_are_for_operators(encoding: Encoding) -> None:
+    with TemporaryDirectory() as name, running(Path(name), socket={"admin_uids": [65533]}) as daemon:
+        Path(name).chmod(0o750)
+        with as_user(65534):
+            stranger = daemon.client(encoding)
+        with stranger:
+            for kind, fields in OPERATOR.items():
+                answer = stranger.ask({"type": kind} | fields)
+                error(answer, "not_permitted")
+                assert kind in answer["message"] and "65534" in answer["message"]
+            for kind, fields in TRANSACTIONS.items():
+                error(stranger.ask({"type": kind} | fields), "unavailable")
+            ack(stranger.ask(block(None)), "applied", point(block(None)))
+        with as_user(65533):
+            operator = daemon.client(encoding)
+        with operator:
+            for kind, fields in OPERATOR.items():
+                error(operator.ask({"type": kind} | fields), "unavailable")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"type":"BlockPersisted","seq":1,"height":1,"type":"TxLocked","txids":[]}',
+        b'{"type":"Hello","seq":1,"type":"TxLocked","txids":[]}',
+        b'{"type":"BlockPersisted","seq":1,"height":1,"t\\u0079pe":"TxLocked","txids":[]}',
+        b'{"seq":1,"type":"Hello","type":"TxLocked","txids":[]}',
+    ],
+)
+def test_a_type_said_twice_opens_no_door(line: bytes) -> None:
+    with TemporaryDirectory() as name, running(Path(name)) as daemon:
+        Path(name).chmod(0o750)
+        with as_user(65534):
+            stranger = daemon.client("json")
+        with stranger:
+            stranger.raw(line + b"\n")
+            answer = stranger.receive()
+            assert answer is not None and answer["code"] in {"malformed", "not_permitted"}, answer
+
+
+# --- one feeder ----------------------------------------------------------------------------------------------------
+
+
+def test_only_one_connection_feeds(daemon: Daemon, encoding: Encoding) -> None:
+    blocks = chain(3)
+    with daemon.client(encoding) as other:
+        with daemon.client(encoding) as feeder:
+            ack(feeder.ask(blocks[0]), "applied", point(blocks[0]))
+            for message in (blocks[1], back_to("origin"), {"type": "GenesisOutputs", "outputs": []}):
+                error(other.ask(message), "feeder_busy")
+            ack(other.ask(PERSISTED), "accepted", point(blocks[0]))
+            ack(other.ask({"type": "NodeState", "state": "running", "height": 1}), "accepted", point(blocks[0]))
+            assert other.hello()["tip"] == point(blocks[0])
+            ack(feeder.ask(blocks[1]), "applied", point(blocks[1]))
+        until = monotonic() + PATIENCE_S
+        while (answer := other.ask(blocks[2])).get("code") == "feeder_busy":
+            assert monotonic() < until
+        ack(answer, "applied", point(blocks[2]))
+
+
+def test_a_type_said_twice_does_not_feed(daemon: Daemon) -> None:
+    with daemon.client() as feeder, daemon.client() as other:
+        ack(feeder.ask(block(None)), "applied", point(block(None)))
+        other.raw(b'{"type":"BlockPersisted","seq":1,"height":1,"type":"Rollback","to":"origin"}\n')
+        answer = other.receive()
+        assert answer is not None and answer["code"] in {"malformed", "feeder_busy"}, answer
+        assert feeder.hello()["tip"] == point(block(None))
+
+
+def test_the_next_feeder_waits_until_the_last_one_is_done(daemon: Daemon, encoding: Encoding) -> None:
+    blocks = chain(300, outputs=20)
+    with daemon.client(encoding) as other:
+        with daemon.client(encoding) as feeder:
+            feeder.send(*blocks)  # and gone, without a look at the answers
+        until, busy = monotonic() + PATIENCE_S, 0
+        while (answer := other.ask(blocks[0])).get("code") == "feeder_busy":
+            busy += 1
+            assert monotonic() < until
+        assert busy
+        ack(answer, "duplicate", point(blocks[-1]))
+
+
+# --- facts ---------------------------------------------------------------------------------------------------------
+
+
+def test_subscribe_to_each_fact(tmp_path: Path, encoding: Encoding) -> None:
+    blocks = chain(5, outputs=2)
+    tables: Message = {"utxo": {"rollback_window": 2, "prune_depth": 1}}
+    with running(tmp_path, **tables) as daemon, daemon.client(encoding) as feeder:
+        kinds = ["BlockCommitted", "RolledBack", "Pruned", "TxStatusChanged"]
+        listeners = {kind: daemon.client(encoding) for kind in kinds}
+        for kind, listener in listeners.items():
+            ack(listener.ask({"type": "Subscribe", "seq": 3, "events": [kind]}), "accepted", None, 3)
+        for sent in blocks:
+            feeder.ask(sent)
+        feeder.ask(back_to(blocks[3]))
+        committed = [listeners["BlockCommitted"].receive() for _ in blocks]
+        assert committed == [
+            {"type": "BlockCommitted", "txs": 1, "created": 2, "spent": int(n > 0), "missing_inputs": 0} | point(sent)
+            for n, sent in enumerate(blocks)
+        ]
+        assert listeners["RolledBack"].receive() == {
+            "type": "RolledBack",
+            "from": point(blocks[4]),
+            "to": point(blocks[3]),
+            "blocks": 1,
+        }
+        pruned = [listeners["Pruned"].receive() for _ in range(2)]
+        rows = {"type": "Pruned", "spent_outputs": 1, "transactions": 0, "undo_records": 1}
+        assert pruned == [  # block 1 spends nothing; its undo goes with block 4, block 2's with block 5
+            {"type": "Pruned", "spent_outputs": 0, "transactions": 0, "undo_records": 1, "floor": point(blocks[1])},
+            rows | {"floor": point(blocks[2])},
+        ]
+        for listener in listeners.values():
+            assert listener.silent(0.05)
+            listener.close()
+
+
+def test_rolled_back_to_the_origin(client: Client) -> None:
+    one = chain(1)[0]
+    ack(client.ask({"type": "Subscribe", "events": ["RolledBack"]}), "accepted", None)
+    client.send(one, back_to("origin"))
+    assert client.receive() == {"type": "RolledBack", "from": point(one), "to": "origin", "blocks": 1}
+
+
+def test_subscribe_again_replaces_the_wish(daemon: Daemon, client: Client) -> None:
+    blocks = chain(3)
+    with daemon.client() as feeder:
+        client.send({"type": "Subscribe", "events": ["BlockCommitted", "BlockCommitted"]})
+        assert client.silent(0.05)  # no number, no acknowledgement
+        feeder.ask(blocks[0])
+        fact = client.receive()
+        assert fact is not None and fact["height"] == 1
+        ack(client.ask({"type": "Subscribe", "events": []}), "accepted", point(blocks[0]))
+        feeder.ask(blocks[1])
+        assert client.silent(0.05)
+        answer = client.ask({"type": "Subscribe", "events": ["BlockCommitted", "BlockForgotten"]})
+        error(answer, "malformed")
+        assert "`$.events[1]`" in answer["message"]
+        feeder.ask(blocks[2])
+        assert client.silent(0.05)
+
+
+def test_a_fact_is_sent_after_the_commit_that_it_speaks_of(daemon: Daemon, encoding: Encoding) -> None:
+    blocks = chain(60, outputs=3)
+    forks = [chain(1, blocks[19], branch="x")[0], chain(1, blocks[39], branch="y")[0]]
+    story = [*blocks[:20], forks[0], back_to(blocks[19]), *blocks[20:40], forks[1], back_to(blocks[39]), *blocks[40:]]
+    folder = daemon.folder / "data" / "lmdb"
+    with Disk(folder, TABLES, readonly=True) as disk, daemon.client() as listener, daemon.client(encoding) as feeder:
+        store = UtxoStore(disk)
+        listener.ask({"type": "Subscribe", "events": ["BlockCommitted", "RolledBack"]})
+        feeder.send(*({"seq": n} | message for n, message in enumerate(story)))
+        for told in story:
+            fact = listener.receive()
+            assert fact is not None
+            with disk.read() as txn:
+                at_least = store.state(txn).tip
+                found = store.ordinal_of(txn, bytes.fromhex(fact["hash"])) if "hash" in fact else None
+            if told["type"] == "BlockApplied" and told not in forks:
+                assert found is not None and found <= at_least
+        assert daemon.status()["tip"] == point(blocks[-1])
+        assert daemon.export() == expected(blocks)
+
+
+def test_a_subscriber_that_does_not_read_is_cut_off(daemon: Daemon, encoding: Encoding) -> None:
+    """Nobody waits for it: others hear every fact, and the feeder is acknowledged."""
+    blocks = [{"type": "BlockApplied", "height": n, "hash": digest(n)} for n in range(1, 60_001)]
+    wish: Message = {"type": "Subscribe", "events": ["BlockCommitted"]}
+    with daemon.client(encoding) as deaf, daemon.client(encoding) as good, daemon.client("frames") as feeder:
+        assert deaf.ask(wish) and good.ask(wish)
+        heard, until, cut = 0, monotonic() + PATIENCE_S, False
+        for start in range(0, len(blocks), 2000):
+            part = blocks[start : start + 2000]
+            assert statuses(feeder.feed(part)) == ["applied"] * len(part)
+            for sent in part:
+                fact = good.receive()
+                assert fact is not None and fact["height"] == sent["height"]
+                heard += 1
+            if cut := "client_too_slow" in daemon.log_text():
+                break
+        assert cut and monotonic() < until
+        last = deaf.rest()[-1]
+        error(last, "too_slow", None)
+        assert "BlockCommitted" not in daemon.log_text()
+        more = blocks[heard]
+        ack(feeder.ask(more), "applied", point(more | {"slot": more["height"]}))
+        fact = good.receive()
+        assert fact is not None and fact["height"] == more["height"]

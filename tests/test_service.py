@@ -1,0 +1,278 @@
+"""The daemon as a process: its socket, its words with systemd, how it comes and goes, and a full disk."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic, sleep
+
+import lmdb
+import pytest
+from daemons import PATIENCE_S, Client, Daemon, Encoding, Message, ack, environment, error, home, running, statuses
+from stories import back_to, block, chain, expected, output, point, tx
+
+
+@pytest.fixture(params=["json", "frames"])
+def encoding(request: pytest.FixtureRequest) -> Encoding:
+    chosen: Encoding = request.param
+    return chosen
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    with running(tmp_path) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def client(daemon: Daemon, encoding: Encoding) -> Iterator[Client]:
+    with daemon.client(encoding) as client:
+        yield client
+
+
+# --- the socket ----------------------------------------------------------------------------------------------------
+
+
+def test_the_socket_is_for_user_and_group(daemon: Daemon) -> None:
+    mode = daemon.socket.stat().st_mode
+    assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) == 0o660
+
+
+def test_the_socket_lives_in_the_data_folder_unless_told(tmp_path: Path) -> None:
+    config = tmp_path / "utxod.toml"
+    config.write_text(f'data_dir = "{tmp_path / "data"}"\n')
+    for variables, place in [({}, tmp_path / "data"), ({"RUNTIME_DIRECTORY": str(tmp_path / "run")}, tmp_path / "run")]:
+        daemon = Daemon(tmp_path, variables)
+        daemon.socket = place / "utxod.sock"
+        daemon.start()
+        try:
+            with daemon.client() as client:
+                assert client.hello()
+        finally:
+            daemon.kill()
+
+
+def test_systemd_may_pass_the_socket(tmp_path: Path, encoding: Encoding) -> None:
+    with home(tmp_path) as daemon, socket.socket(socket.AF_UNIX) as listener:
+        passed = tmp_path / "passed.sock"
+        listener.bind(str(passed))
+        listener.listen()
+        script = (
+            "import os, sys; os.dup2(int(sys.argv[1]), 3); "
+            "os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='1'); os.execv(sys.argv[2], sys.argv[2:])"
+        )
+        daemon_command = [sys.executable, "-m", "daemon.cli", "run", "--config", str(daemon.config)]
+        with Client(passed, encoding) as early, (tmp_path / "log").open("wb") as log:  # before the daemon is there
+            early.send({"type": "Hello", "seq": 1})
+            process = subprocess.Popen(
+                [sys.executable, "-c", script, str(listener.fileno()), *daemon_command],
+                pass_fds=[listener.fileno()],
+                env=environment(),
+                stdout=log,
+                stderr=log,
+            )
+            try:
+                welcome = early.receive()
+                assert welcome is not None and welcome["type"] == "Welcome"
+                assert not daemon.socket.exists()
+                process.terminate()
+                assert process.wait(PATIENCE_S) == 0
+            finally:
+                process.kill()
+                process.wait()
+        assert passed.exists()  # it is systemd's
+
+
+def words(notified: socket.socket, until: str) -> list[str]:
+    """Return what the daemon says to systemd, up to a line that begins so."""
+    heard: list[str] = []
+    while not heard or not heard[-1].startswith(until):
+        heard += notified.recv(4096).decode().splitlines()
+    return heard
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_words_with_systemd(tmp_path: Path, enabled: bool) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+        notified.bind(str(tmp_path / "notify"))
+        notified.settimeout(PATIENCE_S)
+        told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
+        with running(tmp_path, told, utxo={"enabled": enabled}) as daemon:
+            assert "READY=1" in words(notified, "READY=1")
+            began = monotonic()
+            for _ in range(5):
+                words(notified, "WATCHDOG=1")
+            assert 0.2 < monotonic() - began < 5
+            if enabled:
+                with daemon.client() as client:
+                    client.ask(block(None, tx("a", output("ann"), output("bob"))))
+                assert words(notified, "STATUS=")[-1] == "STATUS=height 1, 2 unspent outputs"
+            assert daemon.term() == 0
+            assert words(notified, "STOPPING=1")
+
+
+def test_systemd_may_listen_on_an_abstract_socket(tmp_path: Path) -> None:
+    name = f"utxod-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+        notified.bind("\0" + name)
+        notified.settimeout(PATIENCE_S)
+        with running(tmp_path, {"NOTIFY_SOCKET": "@" + name}):
+            assert words(notified, "READY=1") == ["READY=1"]
+
+
+def test_nobody_listens_for_words(tmp_path: Path) -> None:
+    with running(tmp_path, {"NOTIFY_SOCKET": str(tmp_path / "nobody")}) as daemon, daemon.client() as client:
+        assert client.hello()
+
+
+# --- coming and going ----------------------------------------------------------------------------------------------
+
+
+def test_a_second_daemon_is_refused(daemon: Daemon, client: Client) -> None:
+    second = daemon.run("run")
+    assert second.returncode == 1
+    assert f"another process has this store open for writing (pid {daemon.process.pid})" in second.stderr.decode()
+    assert "Traceback" not in second.stderr.decode()
+    ack(client.ask(block(None)), "applied", point(block(None)))
+    with daemon.client() as other:
+        assert other.hello()
+
+
+def test_a_daemon_does_not_take_the_socket_of_another(daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with home(tmp_path_factory.mktemp("second"), socket={"path": str(daemon.socket)}) as second:
+        assert second.spawn().wait(PATIENCE_S) == 1
+        assert str(daemon.socket) in second.tail() and "Traceback" not in second.tail()
+    with daemon.client() as client:
+        ack(client.ask(block(None)), "applied", point(block(None)))
+
+
+def test_the_socket_of_a_killed_daemon_is_used_again(daemon: Daemon) -> None:
+    daemon.kill()
+    assert daemon.socket.exists()
+    daemon.start()
+    with daemon.client() as client:
+        assert client.hello()
+
+
+@pytest.mark.parametrize("place", ["data/lmdb", "utxod.toml/utxod.sock"])
+def test_a_socket_that_cannot_be_made_is_one_clear_line(tmp_path: Path, place: str) -> None:
+    with home(tmp_path, socket={"path": str(tmp_path / place)}) as daemon:
+        done = daemon.run("run")
+        assert done.returncode == 1
+        text = done.stderr.decode()
+        assert "Traceback" not in text
+        assert [line for line in text.splitlines() if line.startswith(f"Error: {tmp_path / place.split('/')[0]}")], text
+
+
+def test_sigterm_drains(tmp_path: Path, encoding: Encoding) -> None:
+    """What was received before is applied and acknowledged; nothing is half done."""
+    blocks = chain(400, outputs=10)
+    with running(tmp_path, batch={"max_delay_ms": 10}) as daemon, daemon.client(encoding) as client:
+        client.send(*({"seq": n} | sent for n, sent in enumerate(blocks)))
+        client.taken()
+        daemon.process.terminate()
+        answers = client.rest()
+        assert daemon.wait() == 0
+        assert statuses(answers) == ["applied"] * 400
+        assert daemon.events()[-1] == "stopped"
+        daemon.start()
+        with daemon.client(encoding) as again:
+            assert again.hello()["tip"] == point(blocks[-1])
+        assert daemon.export() == expected(blocks)
+
+
+def test_sigterm_does_not_wait_for_idle_or_deaf_clients(daemon: Daemon) -> None:
+    with daemon.client("json") as idle, daemon.client("frames") as half, daemon.client("json") as deaf:
+        idle.hello()
+        half.raw(b"\0\0\1\0only a part")
+        deaf.raw(b'{"type":"Hello"}\n' * 3000)  # and never reads
+        sleep(0.1)
+        began = monotonic()
+        assert daemon.term() == 0
+        assert monotonic() - began < 5
+        assert idle.receive() is None and half.receive() is None
+
+
+def test_a_store_of_another_format(tmp_path: Path) -> None:
+    with running(tmp_path) as daemon:
+        daemon.term()
+        with lmdb.open(str(tmp_path / "data" / "lmdb"), max_dbs=20) as env, env.begin(write=True) as txn:
+            txn.put(b"format", (99).to_bytes(4, "big"), db=env.open_db(b"utxo_meta", txn))
+        for command in ("run", "status", "verify", "export", "prune", "reindex"):
+            done = daemon.run(command)
+            assert done.returncode == 3, (command, done.stderr)
+            assert b"written in format 99" in done.stderr and b"Traceback" not in done.stderr
+
+
+def test_a_store_of_another_chain(tmp_path: Path) -> None:
+    with running(tmp_path) as daemon:
+        daemon.term()
+        daemon.configure(chain={"network": "preview"})
+        done = daemon.run("run")
+        assert done.returncode == 3
+        assert b"keeps cardano/mainnet, the configuration says cardano/preview" in done.stderr
+
+
+def test_a_file_that_is_no_store(tmp_path: Path) -> None:
+    with home(tmp_path) as daemon:
+        folder = tmp_path / "data" / "lmdb"
+        folder.mkdir(parents=True)
+        (folder / "data.mdb").write_bytes(b"nonsense" * 4096)
+        done = daemon.run("run")
+        assert done.returncode == 3
+        assert b"this is not a store" in done.stderr and b"Traceback" not in done.stderr
+
+
+def test_a_store_that_this_version_does_not_have(tmp_path: Path) -> None:
+    with home(tmp_path, utxo={"store": "mmr"}) as daemon:
+        done = daemon.run("run")
+        assert (done.returncode, done.stderr.count(b"\n")) == (1, 1)
+        assert b"mmr" in done.stderr
+
+
+def test_a_wrong_configuration(tmp_path: Path) -> None:
+    with home(tmp_path, utxo={"prune_dept": 3, "rollback_window": -1}) as daemon:
+        done = daemon.run("run")
+        assert done.returncode == 2
+        text = done.stderr.decode()
+        assert "prune_dept" in text and "did you mean" in text and "rollback_window" in text
+
+
+# --- a full disk ---------------------------------------------------------------------------------------------------
+
+
+def test_store_full_is_an_answer(tmp_path: Path, encoding: Encoding) -> None:
+    """Everything that shared the commit is refused, may be tried again, and the state is as before."""
+    tables: Message = {"storage": {"map_size": "1MiB", "max_map_size": "1MiB"}}
+    told = {"NOTIFY_SOCKET": str(tmp_path / "nobody"), "WATCHDOG_USEC": "20000"}
+    with running(tmp_path, told, **tables) as daemon, daemon.client(encoding) as client:
+        applied: list[Message] = []
+        refused = block(None)
+        for size in (300, 30, 3, 1):  # until not even the smallest fits
+            while True:
+                parent = applied[-1] if applied else None
+                refused = block(parent, tx(len(applied), *(output(n, 1) for n in range(size))))
+                answer = client.ask(refused)
+                if answer["type"] == "Error":
+                    break
+                applied.append(refused)
+            error(answer, "store_full")
+        assert applied
+        assert client.hello()["tip"] == point(applied[-1])
+        error(client.ask(refused), "store_full")  # it tries again each time
+        sleep(0.3)  # the watchdog looks at the disk meanwhile
+        assert daemon.alive(), daemon.tail()
+        ack(client.ask(back_to(applied[-1])), "noop", point(applied[-1]))
+        assert daemon.export() == expected(applied)
+        daemon.term()
+        daemon.configure(storage={"map_size": "1MiB", "max_map_size": "64MiB"})
+        daemon.start()
+        with daemon.client(encoding) as again:
+            ack(again.ask(refused), "applied", point(refused))
+        assert "map_grown" in daemon.events()
+        daemon.assert_sound()
