@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from feeds import run as runner
+from feeds.bitcoin.commands import from_bitcoin_rpc
 from feeds.chain import leading
 from feeds.files import MessageFile, following
 from feeds.run import Job, options
@@ -71,6 +72,9 @@ def from_bitcoin_blocks(
         runner.run(job, str(source), lambda welcome: leading(welcome, reader.read), lambda: reader.height, last)
 
 
+feed.add_command(from_bitcoin_rpc)
+
+
 @feed.command("cardano-chunks")
 @click.argument("source", type=click.Path(exists=True, path_type=Path))
 @click.option("--network", default="mainnet", show_default=True, help="How slots count: epochs and times.")
@@ -119,6 +123,41 @@ def from_cardano_chunks(
     height = None if last is None else last.height
     total = height if to is None or height is None else min(to, height)
     runner.run(_known_tip(job, height), str(source), messages, lambda: reader.height, total)
+
+
+@feed.command("ogmios")
+@click.argument("url")
+@click.option("--network", default="mainnet", show_default=True, help="How slots count: epochs and times.")
+@click.option(
+    "--genesis",
+    "genesis_files",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Byron or Shelley genesis file, for the outputs before the first block; may be given twice.",
+)
+@click.option("--to", type=click.IntRange(min=0), help="Stop after this height, instead of never.")
+@options
+@click.pass_obj
+def from_ogmios(
+    socket: Path, /, url: str, network: str, genesis_files: tuple[Path, ...], to: int | None, **shared: Any
+) -> None:
+    """Follow the chain of the Ogmios server at URL (ws://… or wss://…): blocks and rollbacks, as they happen.
+
+    Finds the newest point that daemon and server share, and again whenever a connection was lost; --wait is for both.
+    """
+    from feeds.cardano.eras import NETWORKS
+    from feeds.cardano.genesis import read_genesis
+    from feeds.cardano.ogmios import OgmiosChain
+    from feeds.cardano.ogmios_session import shown
+
+    job = Job(socket, **shared)
+    with runner.speaking():
+        genesis = read_genesis(genesis_files).outputs if genesis_files else None
+    chosen = _pick(network, NETWORKS)
+    patience_s = job.wait or float("inf")
+    chain = OgmiosChain(url, chosen, genesis=genesis, to_height=to, patience_s=patience_s, known_tip=job.network_tip)
+    total = (lambda: chain.tip_height) if to is None else to
+    runner.run(job, shown(url), chain.messages, lambda: chain.height, total, chain.hear)
 
 
 class _Heights:

@@ -20,7 +20,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from msgspec import Struct
 
 from feeds.errors import FeedError
-from handlers.events import Ack, BlockApplied, Error, Hello, Inbound, NetworkTip, Rollback, Welcome
+from handlers.events import Ack, BlockApplied, Error, Hello, Inbound, NetworkTip, Rollback, TxSubmitted, Welcome
 from handlers.wire import LENGTH, encode
 
 _ANSWERS: msgspec.msgpack.Decoder[Ack | Error | Welcome] = msgspec.msgpack.Decoder(Ack | Error | Welcome)
@@ -33,18 +33,23 @@ class _Away(Exception):
 
 
 class Sent(Struct, frozen=True):
-    """A message on its way, with the hash that the tip has after it, where that is known."""
+    """A message on its way, with the hash that the tip has after it, where that is known.
+
+    Without an `optional` one the rest still makes sense: the daemon may refuse it.
+    """
 
     seq: int
     raw: bytes
     tip: bytes | None
     height: int | None
+    optional: bool = False
 
 
 class Link:
     """One feed, over as many connections as it takes.
 
-    `told` hears one line for each thing that an operator should know; `acknowledged` hears of every answer.
+    `told` hears one line for each thing that an operator should know; `acknowledged` hears of every answer. With
+    `refused` a transaction that the daemon does not take is told there, and the feed goes on.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class Link:
         patience_s: float = math.inf,
         told: Callable[[str], None] = lambda _: None,
         acknowledged: Callable[[Sent, str], None] = lambda *_: None,
+        refused: Callable[[Error], None] | None = None,
     ) -> None:
         self.network_height = network_height
         self._path = path
@@ -63,12 +69,14 @@ class Link:
         self._patience_s = patience_s
         self._told = told
         self._acknowledged = acknowledged
+        self._refused = refused
         self._window: deque[Sent] = deque()
         self._bytes = 0
         self._seq = 0
         self._unsent = 0  # how many at the window's end were never sent on this connection
         self._moved = anyio.Event()
         self._finished = False
+        self._renewing = False
 
     async def arrive(self) -> Welcome:
         """Ask where the daemon is, on a connection of its own; wait for one that is away.
@@ -88,18 +96,29 @@ class Link:
     async def feed(self, messages: AsyncIterable[Inbound]) -> None:
         """Send every message and wait until all are acknowledged.
 
+        A Hello among them says how far the network is by now: it is not waited for, and need not come through.
+
         Raises:
             FeedError: the daemon refused one, or stayed away for too long.
         """
+        failure: FeedError | None = None
         try:
             async with anyio.create_task_group() as both:
                 both.start_soon(self._deliver)
-                async for message in messages:
-                    await self._push(message)
+                try:
+                    async for message in messages:
+                        if isinstance(message, Hello):
+                            self._renew(message)
+                        else:
+                            await self._push(message)
+                except FeedError as error:  # what the source gave before is carried out all the same
+                    failure = error
                 self._finished = True
                 self._wake()
         except BaseExceptionGroup as group:
             raise _verdict(group) from group
+        if failure is not None:
+            raise failure
 
     # --- the window ----------------------------------------------------------------------------------------------
 
@@ -108,11 +127,18 @@ class Link:
         raw = encode(msgspec.structs.replace(message, seq=self._seq), "frames")
         while self._window and self._bytes + len(raw) > self._window_bytes:
             await self._wait()
-        self._window.append(Sent(self._seq, raw, *_leads_to(message)))
+        optional = self._refused is not None and isinstance(message, TxSubmitted)
+        self._window.append(Sent(self._seq, raw, *_leads_to(message), optional))
         self._bytes += len(raw)
         self._unsent += 1
         self._wake()
         await checkpoint()  # a source that never waits must not keep the socket waiting
+
+    def _renew(self, hello: Hello) -> None:
+        if hello.network_tip is not None:
+            self.network_height = hello.network_tip.height
+            self._renewing = True
+            self._wake()
 
     def _pop(self) -> Sent:
         sent = self._window.popleft()
@@ -172,12 +198,16 @@ class Link:
             raise _Away(f"no daemon listens on {self._path} ({error.strerror or error})") from error
 
     async def _greet(self, stream: ByteStream, answers: BufferedByteReceiveStream) -> Welcome:
-        tip = None if self.network_height is None else NetworkTip(self.network_height)
-        await stream.send(encode(Hello(client="utxod-feed/1", network_tip=tip), "frames"))
+        await stream.send(self._hello())
         answer = await _receive(answers)
         if not isinstance(answer, Welcome):
             raise FeedError(f"the daemon answered Hello with {answer}")
         return answer
+
+    def _hello(self) -> bytes:
+        self._renewing = False
+        tip = None if self.network_height is None else NetworkTip(self.network_height)
+        return encode(Hello(client="utxod-feed/1", network_tip=tip), "frames")
 
     def _resume(self, welcome: Welcome) -> None:
         """Skip what the daemon has of the window; all of the rest is to be sent again."""
@@ -189,10 +219,11 @@ class Link:
 
     async def _write(self, stream: ByteStream) -> None:
         while True:
-            while self._unsent:
+            while self._unsent or self._renewing:
+                hello = [self._hello()] if self._renewing else []
                 waiting = list(self._window)[len(self._window) - self._unsent :]
                 self._unsent = 0
-                await stream.send(b"".join(sent.raw for sent in waiting))
+                await stream.send(b"".join(hello + [sent.raw for sent in waiting]))
             await self._wait()
 
     async def _read(self, answers: BufferedByteReceiveStream) -> None:
@@ -204,8 +235,14 @@ class Link:
             match answer:
                 case Ack(seq=seq, status=status) if seq == self._window[0].seq:
                     self._acknowledged(self._pop(), status)
+                case Welcome():
+                    pass  # to a Hello that renewed the network's height
                 case Error(code=code, message=message, retryable=True):
                     raise _Away(f"the daemon says {code}: {message}")
+                case Error(seq=seq, code=code) if seq == self._window[0].seq and self._window[0].optional:
+                    self._acknowledged(self._pop(), code)
+                    if self._refused is not None:
+                        self._refused(answer)
                 case Error(code=code, message=message):
                     raise FeedError(f"the daemon refused {self._name(answer)}: {code}: {message}")
                 case _:

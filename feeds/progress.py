@@ -22,10 +22,11 @@ class _Rate(ProgressColumn):
 
 
 class FeedProgress:
-    """Counts acknowledged messages; `place` says how far the source is, of `total`."""
+    """Counts acknowledged messages; `place` says how far the source is, of `total`, which may move."""
 
-    def __init__(self, name: str, place: Callable[[], float], total: float | None) -> None:
+    def __init__(self, name: str, place: Callable[[], float], total: float | Callable[[], float | None] | None) -> None:
         self._place = place
+        self._total = total if callable(total) else lambda: total
         self._console = Console(file=sys.stderr)
         self._began = self._said = monotonic()
         self.counts: dict[str, int] = {}
@@ -41,7 +42,7 @@ class FeedProgress:
                 TimeRemainingColumn(),
                 console=self._console,
             )
-            self._task = self._bar.add_task(name, total=total, height="–", messages=0)
+            self._task = self._bar.add_task(name, total=self._total(), height="–", messages=0)
 
     def __enter__(self) -> FeedProgress:
         if self._bar is not None:
@@ -53,7 +54,8 @@ class FeedProgress:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
-        self._say(self.summary())
+        if error is None or self.counts:
+            self._say(self.summary())
 
     def tell(self, line: str) -> None:
         """Say one thing that the operator should know."""
@@ -65,7 +67,9 @@ class FeedProgress:
         self.height = height if height is not None else self.height
         if self._bar is not None:
             done = sum(self.counts.values())
-            self._bar.update(self._task, completed=self._place(), height=self.height, messages=done)
+            self._bar.update(
+                self._task, completed=self._place(), total=self._total(), height=self.height, messages=done
+            )
         elif monotonic() - self._said > _LINE_EVERY_S:
             self._said = monotonic()
             self._say(self.summary())

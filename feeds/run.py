@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import AsyncIterable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from feeds.errors import FeedError
 from feeds.link import Link
 from feeds.progress import FeedProgress
 from handlers import wire
-from handlers.events import BlockApplied, ChainName, Inbound, Welcome
+from handlers.events import BlockApplied, ChainName, Error, Hello, Inbound, Welcome
 
 Messages = Callable[[Welcome], AsyncIterable[Inbound]]
 NOWHERE = Welcome(
@@ -55,13 +55,26 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def run(job: Job, name: str, messages: Messages, place: Callable[[], float], total: float | None) -> None:
-    """Feed until the source ends; a failure is one clear line."""
+def run(
+    job: Job,
+    name: str,
+    messages: Messages,
+    place: Callable[[], float],
+    total: float | Callable[[], float | None] | None,
+    meet: Callable[[Callable[[str], None]], None] = lambda _: None,
+    refused: Callable[[Error], None] | None = None,
+) -> None:
+    """Feed until the source ends; a failure is one clear line.
+
+    `meet` is handed what tells the operator one line, for a source that has something to say on its way. With
+    `refused` the daemon may refuse transactions: each error is told there, and the feed goes on.
+    """
     gc.set_threshold(100_000, 50, 100)  # blocks are trees without cycles
     progress = FeedProgress(name, place, total)
+    meet(progress.tell)
     with speaking(), progress:
         try:
-            anyio.run(_main, job, messages, progress, backend_options={"use_uvloop": True})
+            anyio.run(_main, job, messages, progress, refused, backend_options={"use_uvloop": True})
         except KeyboardInterrupt:
             raise click.Abort from None
 
@@ -77,9 +90,10 @@ def speaking() -> Iterator[None]:
         raise click.ClickException(f"{error.filename}: {error.strerror}") from error
 
 
-async def _main(job: Job, messages: Messages, progress: FeedProgress) -> None:
+async def _main(job: Job, messages: Messages, progress: FeedProgress, refused: Callable[[Error], None] | None) -> None:
     if job.dry_run or job.output is not None:
-        await _keep(job.output, messages(NOWHERE), progress)
+        async with _let_go(messages(NOWHERE)) as source:
+            await _keep(job.output, source, progress)
         return
     link = Link(
         job.socket,
@@ -88,8 +102,20 @@ async def _main(job: Job, messages: Messages, progress: FeedProgress) -> None:
         patience_s=job.wait or float("inf"),
         told=progress.tell,
         acknowledged=lambda sent, status: progress.count(status, sent.height),
+        refused=refused,
     )
-    await link.feed(messages(await link.arrive()))
+    async with _let_go(messages(await link.arrive())) as source:
+        await link.feed(source)
+
+
+@asynccontextmanager
+async def _let_go(messages: AsyncIterable[Inbound]) -> AsyncIterator[AsyncIterable[Inbound]]:
+    """Let a source close what it holds open, however the feed ends."""
+    try:
+        yield messages
+    finally:
+        if isinstance(messages, AsyncGenerator):
+            await messages.aclose()
 
 
 async def _keep(path: Path | None, messages: AsyncIterable[Inbound], progress: FeedProgress) -> None:
@@ -100,11 +126,14 @@ async def _keep(path: Path | None, messages: AsyncIterable[Inbound], progress: F
         return
     with sys.stdout.buffer if str(path) == "-" else path.open("wb") as file:
         async for message in messages:
-            file.write(wire.encode(message, "json"))
+            if not isinstance(message, Hello):
+                file.write(wire.encode(message, "json"))
             _count(message, progress, "written")
 
 
 def _count(message: Inbound, progress: FeedProgress, status: str) -> None:
+    if isinstance(message, Hello):  # for a daemon's ear only
+        return
     progress.count(status, message.height if isinstance(message, BlockApplied) else None)
     if isinstance(message, BlockApplied):
         progress.transactions += len(message.txs)

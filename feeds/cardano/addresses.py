@@ -41,13 +41,13 @@ def redeem_address(key: bytes, magic: int) -> bytes:
     return b"\x82\xd8\x18" + _string(payload) + _head(0, zlib.crc32(payload))
 
 
-def from_base58(text: str) -> bytes:
-    """Return the address that is written so.
+def from_base58(text: str, longest: int = MAX_TEXT) -> bytes:
+    """Return the address that is written so, checksum and all.
 
     Raises:
         ValueError: it is not base58, or not an address whose checksum is right.
     """
-    if len(text) > MAX_TEXT:
+    if len(text) > longest:
         raise ValueError(f"{len(text)} characters are no Byron address")
     number = 0
     for digit in text:

@@ -1,0 +1,183 @@
+"""One block as an Ogmios server tells it becomes one `BlockApplied`; pure decoding.
+
+NOTE: some of what a chunk file has is not in the message. The ledger's sets come sorted, so inputs (since Shelley) and
+assets may be in another order than in the body; a server that does not include the CBOR of transactions does not say
+their size, and one that does not include that of scripts not how a native script was encoded; a script reference comes
+in its shortest encoding; and the node writes an address of a bad pointer, or with bytes behind it, in its own way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from feeds.cardano.block import FAR_AWAY
+from feeds.cardano.eras import ALONZO, NAMES, Network
+from feeds.cardano.ogmios_addresses import from_text
+from feeds.cardano.ogmios_json import Block, Boundary, MessageError, Praos, unhex
+from feeds.cardano.ogmios_json import Output as SaidOutput
+from feeds.cardano.ogmios_json import Reference as SaidReference
+from feeds.cardano.ogmios_json import Transaction as SaidTransaction
+from feeds.cardano.ogmios_scripts import read_script
+from handlers.events import Asset, BlockApplied, OutPoint, Output, Tx
+
+T = TypeVar("T")
+U = TypeVar("U")
+_MAX_AMOUNT = 2**64 - 1
+_MAX_INDEX = 2**32 - 1
+_GENESIS = "genesis"
+_WITHOUT_FAILURES = frozenset(NAMES[:ALONZO])  # eras in which no transaction can fail and still be in a block
+_FOUR_PARTS = "84"  # [body, witnesses, whether it is valid, metadata]
+_WHOLE = ("82", "83", _FOUR_PARTS)
+
+
+def decode_block(block: Block, network: Network, before_slot: int | None = None) -> BlockApplied:
+    """Return what a block says. `before_slot` is that of the block before; None: there is none.
+
+    It tells the slot of a boundary block: that opens the next epoch, and has the slot of the first block after it.
+
+    Raises:
+        MessageError: something in it is not what it should be; the error names the place in the block.
+    """
+    if isinstance(block, Praos):
+        slot, epoch, time = block.slot, network.epoch(block.slot), network.time(block.slot)
+    else:
+        if not isinstance(block, Boundary):
+            slot = block.slot
+        else:
+            slot = 0 if before_slot is None else _next_epoch(before_slot, network)
+        epoch = slot // network.byron_epoch_slots
+        time = int(network.start + slot * network.byron_slot_s)
+    if block.height > FAR_AWAY or slot > FAR_AWAY:
+        raise MessageError(f"no chain has a block of height {block.height} and slot {slot}", ".height")
+    said = () if isinstance(block, Boundary) else block.transactions
+    return BlockApplied(
+        height=block.height,
+        hash=unhex(block.id, ".id", 32),
+        slot=slot,
+        prev_hash=None if block.ancestor == _GENESIS else unhex(block.ancestor, ".ancestor", 32),
+        time=time,
+        epoch=epoch,
+        era=block.era,
+        txs=_each(lambda tx: _transaction(tx, block.era), said, ".transactions"),
+    )
+
+
+def _next_epoch(slot: int, network: Network) -> int:
+    """Return the first slot of the epoch after that of a slot."""
+    return (slot // network.byron_epoch_slots + 1) * network.byron_epoch_slots
+
+
+def _transaction(said: SaidTransaction, era: str) -> Tx:
+    valid = said.spends == "inputs"
+    if not valid and era in _WITHOUT_FAILURES:
+        raise MessageError(f"a transaction of {era} cannot spend its collateral", ".spends")
+    if said.sub_transactions:
+        raise MessageError("transactions inside of transactions are not understood", ".subTransactions")
+    back = said.collateral_return
+    return Tx(
+        txid=unhex(said.id, ".id", 32),
+        inputs=_outpoints(said.inputs, ".inputs"),
+        outputs=_each(_output, said.outputs, ".outputs"),
+        valid=valid,
+        collateral=_outpoints(said.collaterals, ".collaterals"),
+        references=_outpoints(said.references, ".references"),
+        collateral_return=None if back is None else _at(".collateralReturn", _output, back),
+        fee=None if said.fee is None else _amount(said.fee.ada.lovelace, ".fee.ada.lovelace"),
+        size=None if said.cbor is None else _size(said.cbor),
+    )
+
+
+def _size(cbor: str) -> int | None:
+    """Return the ledger's size: since Alonzo the byte that says whether the transaction is valid does not count.
+
+    NOTE: a server may say `cbor` of Byron's twice; what is there last, and is read, has the witnesses too.
+    """
+    if cbor[:2] not in _WHOLE:
+        raise MessageError("not a transaction", ".cbor")
+    return len(cbor) // 2 - (cbor[:2] == _FOUR_PARTS)
+
+
+def _outpoints(said: Sequence[SaidReference], place: str) -> list[OutPoint]:
+    """Return outpoints, each once."""
+    found = _each(_outpoint, said, place)
+    if len(found) > 1 and len(set(found)) != len(found):
+        return list(dict.fromkeys(found))
+    return found
+
+
+def _outpoint(said: SaidReference) -> OutPoint:
+    if said.index > _MAX_INDEX:
+        raise MessageError(f"{said.index} is too large here", ".index")
+    return unhex(said.transaction.id, ".transaction.id", 32), said.index
+
+
+def _output(said: SaidOutput) -> Output:
+    try:
+        address = from_text(said.address)
+    except ValueError as error:
+        raise MessageError(str(error), ".address") from None
+    value, assets = _value(said.value)
+    if said.datum is None and said.script is None:
+        if said.datum_hash is None:
+            return Output(address, value, assets)
+        return Output(address, value, assets, unhex(said.datum_hash, ".datumHash", 32))
+    if said.datum_hash is not None and said.datum is not None:
+        raise MessageError("an output with a datum and the hash of one", ".datum")
+    script, script_hash = (None, None) if said.script is None else _at(".script", read_script, said.script)
+    return Output(
+        address,
+        value,
+        assets,
+        datum_hash=None if said.datum_hash is None else unhex(said.datum_hash, ".datumHash", 32),
+        inline_datum=None if said.datum is None else unhex(said.datum, ".datum"),
+        script_ref=script,
+        script_ref_hash=script_hash,
+    )
+
+
+def _value(said: dict[str, dict[str, int]]) -> tuple[int, list[Asset]]:
+    """Return coin and assets; a quantity of zero is no asset."""
+    ada = said.get("ada")
+    if ada is None or list(ada) != ["lovelace"]:
+        raise MessageError("a value without `ada`, in `lovelace` alone", ".value")
+    assets: list[Asset] = []
+    if len(said) > 1:
+        for policy, names in said.items():
+            if policy != "ada":
+                _add_assets(policy, names, assets)
+    return _amount(ada["lovelace"], ".value.ada.lovelace"), assets
+
+
+def _add_assets(policy: str, names: dict[str, int], assets: list[Asset]) -> None:
+    raw = unhex(policy, ".value[...]", 28)
+    for name, quantity in names.items():
+        key = unhex(name, f".value.{policy}[...]")
+        if len(key) > 32:
+            raise MessageError("an asset name has more than 32 bytes", f".value.{policy}[...]")
+        if _amount(quantity, f".value.{policy}.{name}"):
+            assets.append((raw, key, quantity))
+
+
+def _amount(number: int, place: str) -> int:
+    if not 0 <= number <= _MAX_AMOUNT:
+        raise MessageError(f"{number} is no amount", place)
+    return number
+
+
+def _each(read: Callable[[T], U], said: Sequence[T], place: str) -> list[U]:
+    """Return what all are read as; an error names the one that it is about."""
+    made: list[U] = []
+    try:
+        for each in said:
+            made.append(read(each))  # noqa: PERF401 - how many there are says where an error is
+    except MessageError as error:
+        raise error.inside(f"{place}[{len(made)}]") from None
+    return made
+
+
+def _at(place: str, read: Callable[[T], U], said: T) -> U:
+    try:
+        return read(said)
+    except MessageError as error:
+        raise error.inside(place) from None

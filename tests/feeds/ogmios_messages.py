@@ -1,0 +1,255 @@
+"""What an Ogmios server says of real blocks: an encoder of our own, from the published form of its messages.
+
+It knows the truth as the decoder of chunk files gives it and shares nothing with the decoder of messages: addresses,
+values, clauses and sets are written here again, the way the server does (sets and maps sorted, empty lists left out).
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from io import BytesIO
+from typing import Any
+
+from cbor2 import CBORDecoder, loads
+from msgspec.structs import replace
+
+from handlers.events import BlockApplied, OutPoint, Output, Tx
+
+Json = dict[str, Any]
+LANGUAGES = ("native", "plutus:v1", "plutus:v2", "plutus:v3")
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """A server's version, and what it was told to include."""
+
+    version: int = 6
+    transaction_cbor: bool = False
+    script_cbor: bool = True
+
+
+V6 = Dialect()
+V7 = Dialect(7, script_cbor=False)
+
+# --- addresses -----------------------------------------------------------------------------------------------------
+
+CHARSET = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
+BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+
+
+@lru_cache(1 << 16)
+def address_text(raw: bytes) -> str:
+    if raw[0] >> 4 == 8:
+        return base58(raw)
+    return bech32("addr" if raw[0] & 15 == 1 else "addr_test", raw)
+
+
+def base58(raw: bytes) -> str:
+    number, text = int.from_bytes(raw, "big"), ""
+    while number:
+        number, digit = divmod(number, 58)
+        text = BASE58[digit] + text
+    return text
+
+
+def bech32(prefix: str, raw: bytes) -> str:
+    bits = "".join(f"{byte:08b}" for byte in raw)
+    bits += "0" * (-len(bits) % 5)
+    return bech32_of(prefix, [int(bits[n : n + 5], 2) for n in range(0, len(bits), 5)])
+
+
+def bech32_of(prefix: str, values: list[int]) -> str:
+    """Return values of five bits with their checksum behind."""
+    expanded = [ord(each) >> 5 for each in prefix] + [0] + [ord(each) & 31 for each in prefix]
+    check = 1
+    for value in [*expanded, *values, 0, 0, 0, 0, 0, 0]:
+        top = check >> 25
+        check = (check & 0x1FFFFFF) << 5 ^ value
+        for bit, generator in enumerate((0x3B6A57B2, 0x26508E6D, 0x1EA119FA, 0x3D4233DD, 0x2A1462B3)):
+            check ^= generator if top >> bit & 1 else 0
+    checked = values + [(check ^ 1) >> 5 * (5 - n) & 31 for n in range(6)]
+    return prefix + "1" + "".join(CHARSET[value] for value in checked)
+
+
+# --- blocks --------------------------------------------------------------------------------------------------------
+
+
+def block_json(block: BlockApplied, dialect: Dialect = V6, raw: bytes = b"", boundary: bool = False) -> Json:
+    """Return a block as the server tells it; its raw bytes are needed for those of its transactions."""
+    said: Json = {"type": "praos", "era": block.era, "id": block.hash.hex()}
+    said["ancestor"] = "genesis" if block.prev_hash is None else block.prev_hash.hex()
+    said["height"] = block.height
+    if boundary:
+        return said | {"type": "ebb"}
+    said |= {"slot": block.slot, "size": {"bytes": 1234}, "protocol": {"version": {"major": 8, "minor": 0}}}
+    said["issuer"] = {
+        "verificationKey": "ab" * 32,
+        "vrfVerificationKey": "cd" * 32,
+        "leaderValue": {"output": "ef" * 64},
+    }
+    if block.era == "byron":
+        said |= {"type": "bft", "operationalCertificates": [], "delegate": {"verificationKey": "12" * 64}}
+    cbors = transactions_cbor(raw) if dialect.transaction_cbor else [None] * len(block.txs)
+    assert len(cbors) == len(block.txs)
+    said["transactions"] = [
+        transaction_json(tx, str(block.era), dialect, cbor) for tx, cbor in zip(block.txs, cbors, strict=True)
+    ]
+    return said
+
+
+def transaction_json(tx: Tx, era: str, dialect: Dialect, cbor: bytes | None) -> Json:
+    byron = era == "byron"
+    said: Json = {"id": tx.txid.hex(), "spends": "inputs" if tx.valid else "collaterals"}
+    said["inputs"] = [reference(point) for point in (tx.inputs if byron else sorted(tx.inputs))]
+    if tx.references:
+        said["references"] = [reference(point) for point in sorted(tx.references)]
+    if tx.outputs or dialect.version < 7:
+        said["outputs"] = [output_json(output, dialect) for output in tx.outputs]
+    if tx.collateral:
+        said["collaterals"] = [reference(point) for point in sorted(tx.collateral)]
+    if tx.collateral_return is not None:
+        said["collateralReturn"] = output_json(tx.collateral_return, dialect)
+        said["totalCollateral"] = {"ada": {"lovelace": 5_000_000}}
+    if not byron:
+        said["fee"] = {"ada": {"lovelace": tx.fee}}
+        said["validityInterval"] = {"invalidAfter": 123456789}
+        said["metadata"] = {"hash": "ab" * 32, "labels": {"674": {"json": {"msg": ["outputs", {"spends": 2**70}]}}}}
+        said["mint"] = {"ab" * 28: {"cafe": -5}}
+    said["signatories"] = [{"key": "aa" * 32, "signature": "bb" * 64}]
+    if cbor is not None:
+        said["cbor"] = cbor.hex()
+    return said
+
+
+def reference(point: OutPoint) -> Json:
+    return {"transaction": {"id": point[0].hex()}, "index": point[1]}
+
+
+def output_json(output: Output, dialect: Dialect) -> Json:
+    said: Json = {"address": address_text(output.address), "value": {"ada": {"lovelace": output.value}}}
+    for policy, name, quantity in sorted(output.assets):
+        said["value"].setdefault(policy.hex(), {})[name.hex()] = quantity
+    if output.datum_hash is not None:
+        said["datumHash"] = output.datum_hash.hex()
+    if output.inline_datum is not None:
+        said["datum"] = output.inline_datum.hex()
+    if output.script_ref is not None:
+        said["script"] = script_json(output.script_ref, dialect)
+    return said
+
+
+def script_json(script_ref: bytes, dialect: Dialect) -> Json:
+    language, script = loads(script_ref)
+    if language:
+        return {"language": LANGUAGES[language], "cbor": script.hex()}
+    said = {"language": "native", "json": clause(script)}
+    return said | {"cbor": script_ref[2:].hex()} if dialect.script_cbor else said
+
+
+def clause(script: list[Any]) -> Json:
+    kind, *rest = script
+    if kind == 0:
+        return {"clause": "signature", "from": rest[0].hex()}
+    if kind in (1, 2):
+        return {"clause": ("all", "any")[kind - 1], "from": [clause(each) for each in rest[0]]}
+    if kind == 3:
+        return {"clause": "some", "atLeast": rest[0], "from": [clause(each) for each in rest[1]]}
+    return {"clause": ("after", "before")[kind - 4], "slot": rest[0]}
+
+
+def transactions_cbor(raw: bytes) -> list[bytes]:
+    """Return the transactions of a block, each put together as one: what a block file keeps apart."""
+    era, block = loads(raw)[0], Parts(raw)
+    block.enter(2)
+    next(block)
+    block.enter()
+    next(block)  # the header
+    if era < 2:
+        block.enter()
+        return [] if era == 0 else list(block.items())
+    bodies, witnesses = list(block.items()), list(block.items())
+    metadata = dict(block.entries())
+    invalid = set(loads(next(block))) if era >= 5 else set()
+    made = []
+    for n, (body, witness) in enumerate(zip(bodies, witnesses, strict=True)):
+        valid = b"" if era < 5 else b"\xf4" if n in invalid else b"\xf5"
+        made.append((b"\x84" if valid else b"\x83") + body + witness + valid + metadata.get(n, b"\xf6"))
+    return made
+
+
+class Parts:
+    """Items of CBOR one after the other, each in its own bytes."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+        self._file = BytesIO(raw)
+        self._decoder = CBORDecoder(self._file)
+
+    def enter(self, count: int | None = None) -> int | None:
+        """Step into an array or map; return how many items it has, None when a break ends it."""
+        first = self._file.read(1)[0]
+        size = first & 31
+        assert first >> 5 in (4, 5)
+        found = None if size == 31 else size if size < 24 else int.from_bytes(self._file.read(1 << (size - 24)), "big")
+        assert count is None or found == count
+        return found
+
+    def __next__(self) -> bytes:
+        begin = self._file.tell()
+        self._decoder.decode()
+        return self._raw[begin : self._file.tell()]
+
+    def _more(self) -> bool:
+        if self._raw[self._file.tell()] != 0xFF:
+            return True
+        self._file.read(1)
+        return False
+
+    def items(self) -> Iterator[bytes]:
+        count = self.enter()
+        while self._more() if count is None else count > 0:
+            yield next(self)
+            count = None if count is None else count - 1
+
+    def entries(self) -> Iterator[tuple[int, bytes]]:
+        count = self.enter()
+        while self._more() if count is None else count > 0:
+            yield loads(next(self)), next(self)
+            count = None if count is None else count - 1
+
+
+# --- what can be known of a block from what is said of it ------------------------------------------------------------
+
+
+def carried(block: BlockApplied, dialect: Dialect = V6) -> BlockApplied:
+    """Return a block as far as a message can carry it: what is missing, and nothing else, is taken away.
+
+    Sets come sorted: inputs since Shelley, and assets. Without the CBOR of transactions nobody knows their sizes.
+    """
+    byron = block.era == "byron"
+    return replace(block, txs=[_carried_tx(tx, byron, dialect) for tx in block.txs])
+
+
+def _carried_tx(tx: Tx, byron: bool, dialect: Dialect) -> Tx:
+    return replace(
+        tx,
+        inputs=tx.inputs if byron else sorted(tx.inputs),
+        collateral=sorted(tx.collateral),
+        references=sorted(tx.references),
+        outputs=[_carried_output(output) for output in tx.outputs],
+        collateral_return=tx.collateral_return and _carried_output(tx.collateral_return),
+        size=tx.size if dialect.transaction_cbor else None,
+    )
+
+
+def _carried_output(output: Output) -> Output:
+    return replace(output, assets=sorted(output.assets))
+
+
+def forked(block: Json, ancestor: str, *, without: int = 0) -> Json:
+    """Return another block at the height of this one, after another one, without its last few transactions."""
+    txs: Sequence[Json] = block["transactions"]
+    made = dict(block, ancestor=ancestor, transactions=txs[: max(len(txs) - without, 0)])
+    return made | {"id": blake2b(json.dumps(made).encode(), digest_size=32).hexdigest()}

@@ -1,0 +1,276 @@
+"""Blocks as an Ogmios server tells them become what the decoder of chunk files makes of the same blocks."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from ogmios_messages import V6, V7, Dialect, Json, address_text, block_json, carried, clause
+from real_data import need
+from test_cardano_avvm import BLOCKS as MADE_BLOCKS
+from test_cardano_avvm import CHAIN as MADE_CHAIN
+from test_cardano_single_blocks import FILES
+
+from feeds.cardano.block import decode_block as decode_cbor
+from feeds.cardano.chunks import blocks_in
+from feeds.cardano.eras import MAINNET, PREVIEW, Network
+from feeds.cardano.nesting import thoroughly
+from feeds.cardano.ogmios_addresses import from_text
+from feeds.cardano.ogmios_blocks import decode_block
+from feeds.cardano.ogmios_json import NEXT, Forward, read
+from handlers.events import BlockApplied, Output, Tx
+
+WHOLE = Dialect(transaction_cbor=True)
+KEY_ADDRESS = "addr1vx2fxv2umyhttkxyxp8x0dlpdt3k6cwng5pxj3jhsydzers66hrl8"
+SCRIPT_HASH = "7f287c9b596851bd9394fc84625c2876073de7b19512390e54d64b50"
+NATIVE = [1, [[0, bytes.fromhex("3c07030e36bfffe67e2e2ec09e5293d384637cd2f004356ef320f3fe")], [4, 100], [5, 150]]]
+NATIVE_CBOR = "8201838200581c3c07030e36bfffe67e2e2ec09e5293d384637cd2f004356ef320f3fe8204186482051896"
+
+
+def answer(block: Any, **more: Any) -> bytes:
+    """Return an answer to the first request that tells a block."""
+    result = {"direction": "forward", "block": block, "tip": "origin"} | more
+    return json.dumps({"jsonrpc": "2.0", "method": "nextBlock", "result": result, "id": 1}).encode()
+
+
+def decoded(block: Json, network: Network = MAINNET, before: int | None = None) -> BlockApplied:
+    said = read(NEXT, answer(block), 1)
+    assert isinstance(said, Forward)
+    return thoroughly(lambda each: decode_block(each, network, before), said.block)
+
+
+def made(*txs: Json, **more: Any) -> Json:
+    head = {"type": "praos", "era": "conway", "id": "ab" * 32, "ancestor": "cd" * 32, "height": 7, "slot": 5_000_000}
+    return head | {"transactions": list(txs)} | more
+
+
+def made_tx(*outputs: Json, **more: Any) -> Json:
+    whole: Json = {"id": "ee" * 32, "spends": "inputs", "inputs": [], "outputs": list(outputs), "signatories": []}
+    return whole | more
+
+
+def made_output(value: Json | None = None, **more: Any) -> Json:
+    return {"address": KEY_ADDRESS, "value": value or {"ada": {"lovelace": 2}}} | more
+
+
+def only_tx(tx: Json) -> Tx:
+    (only,) = decoded(made(tx)).txs
+    return only
+
+
+def only_output(output: Json) -> Output:
+    (only,) = only_tx(made_tx(output)).outputs
+    return only
+
+
+# --- real blocks -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_block(file: str) -> None:
+    """Field by field, in both versions, whatever the server includes; but for what a message does not carry."""
+    raw = need(f"cardano/single/{file}").read_bytes()
+    truth, _ = decode_cbor(raw, MAINNET)
+    for dialect in (V6, V7, WHOLE, Dialect(7, transaction_cbor=True)):
+        assert decoded(block_json(truth, dialect, raw)) == carried(truth, dialect)
+
+
+def test_what_a_message_carries_is_nearly_all() -> None:
+    """Only order is lost, and a size that nobody is told: the same outputs are spent and made."""
+    for file in FILES:
+        raw = need(f"cardano/single/{file}").read_bytes()
+        truth, _ = decode_cbor(raw, MAINNET)
+        for tx, original in zip(carried(truth, WHOLE).txs, truth.txs, strict=True):
+            assert {*tx.inputs} == {*original.inputs} and {*tx.collateral} == {*original.collateral}
+            assert (tx.fee, tx.size, tx.valid) == (original.fee, original.size, original.valid)
+            for output, other in zip(tx.outputs, original.outputs, strict=True):
+                assert (output.address, output.value, {*output.assets}) == (other.address, other.value, {*other.assets})
+                assert output.script_ref == other.script_ref and output.inline_datum == other.inline_datum
+
+
+def stretch(epoch: int) -> Iterator[BlockApplied]:
+    """Yield the blocks of an epoch of preview."""
+    for block, _ in blocks_in(need(f"cardano/preview-genesis-run/epoch{epoch:02}.chunks.xz"), PREVIEW):
+        yield block
+
+
+@pytest.mark.parametrize("epoch", [0, 7, 9, 13])
+def test_stretch_of_preview(epoch: int) -> None:
+    met = 0
+    for block in stretch(epoch):
+        assert decoded(block_json(block), PREVIEW) == carried(block)
+        met += len(block.txs)
+    assert met
+
+
+@pytest.mark.parametrize("dialect", [V6, V7, WHOLE])
+def test_made_blocks_of_old_eras(dialect: Dialect) -> None:
+    for raw, block in zip(MADE_CHAIN, MADE_BLOCKS, strict=True):
+        assert decoded(block_json(block, dialect, raw)) == carried(block, dialect)
+
+
+def test_an_address_with_a_bad_pointer_stays_as_it_is() -> None:
+    raw = need("cardano/single/alonzo-3273458-2351623a.cbor").read_bytes()
+    addresses = {output.address for tx in decode_cbor(raw, MAINNET)[0].txs for output in tx.outputs}
+    for address in addresses | {bytes.fromhex("41" + "12" * 28 + "ff" * 30 + "7f"), bytes.fromhex("01" + "12" * 80)}:
+        assert from_text(address_text(address)) == address
+
+
+# --- heads -----------------------------------------------------------------------------------------------------------
+
+
+def boundary(height: int, ancestor: str) -> Json:
+    return {"type": "ebb", "era": "byron", "id": "eb" * 32, "ancestor": ancestor, "height": height}
+
+
+def test_the_first_boundary_block() -> None:
+    """It has no slot, and for an ancestor the hash of the genesis."""
+    block = decoded(boundary(0, "5f" * 32))
+    assert (block.height, block.slot, block.epoch, block.era, block.txs) == (0, 0, 0, "byron", [])
+    assert (block.prev_hash, block.time) == (bytes.fromhex("5f" * 32), MAINNET.start)
+
+
+@pytest.mark.parametrize(("before", "slot"), [(0, 21_600), (21_599, 21_600), (21_600, 43_200), (43_100, 43_200)])
+def test_a_boundary_block_has_the_first_slot_of_the_next_epoch(before: int, slot: int) -> None:
+    block = decoded(boundary(21_586, "cd" * 32), before=before)
+    assert (block.height, block.slot, block.epoch) == (21_586, slot, slot // 21_600)
+    assert block.time == MAINNET.start + 20 * slot
+
+
+def test_time_and_epoch_come_from_the_network() -> None:
+    shelley = made(era="shelley", slot=4_492_800 + 432_001)
+    assert (decoded(shelley).epoch, decoded(shelley).time) == (209, 1_506_203_091 + 4_492_800 * 20 + 432_001)
+    byron = made(type="bft", era="byron", slot=21_601)
+    assert (decoded(byron).epoch, decoded(byron).time) == (1, 1_506_203_091 + 21_601 * 20)
+    preview = decoded(made(slot=86_400), PREVIEW)
+    assert (preview.epoch, preview.time, preview.prev_hash) == (1, 1_666_656_000 + 86_400, bytes.fromhex("cd" * 32))
+
+
+def test_the_first_block_of_a_chain_without_byron() -> None:
+    assert decoded(made(ancestor="genesis")).prev_hash is None
+
+
+def test_transactions_may_be_absent() -> None:
+    block = made()
+    del block["transactions"]
+    assert decoded(block).txs == []
+
+
+# --- transactions ----------------------------------------------------------------------------------------------------
+
+
+def test_utxo_095_values() -> None:
+    """Lovelace, an asset with an empty name and one with a name, all of one policy."""
+    output = only_output(made_output({"ada": {"lovelace": 2}, "12" * 28: {"": 5, "ab": 1}}))
+    policy = bytes.fromhex("12" * 28)
+    assert (output.value, output.assets) == (2, [(policy, b"", 5), (policy, b"\xab", 1)])
+
+
+def test_amounts_are_exact() -> None:
+    numbers = [2**53 + 1, 9_223_371_992_031_396_353, 2**63, 2**64 - 1]
+    for number in numbers:
+        output = only_output(made_output({"ada": {"lovelace": number}, "12" * 28: {"cafe": number}}))
+        assert (output.value, output.assets[0][2]) == (number, number)
+    assert only_tx(made_tx(fee={"ada": {"lovelace": 2**64 - 1}})).fee == 2**64 - 1
+
+
+def test_a_quantity_of_zero_is_no_asset() -> None:
+    output = only_output(made_output({"ada": {"lovelace": 0}, "12" * 28: {"": 0, "ab": 1}, "13" * 28: {}}))
+    assert (output.value, output.assets) == (0, [(bytes.fromhex("12" * 28), b"\xab", 1)])
+
+
+def test_a_failed_transaction_spends_its_collateral() -> None:
+    """Version 7 leaves out empty lists: a transaction without outputs returns its collateral at index 0."""
+    point = {"transaction": {"id": "aa" * 32}, "index": 3}
+    tx = made_tx(spends="collaterals", inputs=[point], collaterals=[point, point], collateralReturn=made_output())
+    del tx["outputs"]
+    failed = only_tx(tx)
+    assert (failed.valid, failed.outputs, failed.collateral) == (False, [], [(b"\xaa" * 32, 3)])
+    assert failed.collateral_return is not None and failed.collateral_return.value == 2
+
+
+def test_an_input_listed_twice_counts_once() -> None:
+    points = [{"transaction": {"id": each * 32}, "index": 1} for each in ("bb", "aa", "bb")]
+    tx = only_tx(made_tx(inputs=points, references=points))
+    assert tx.inputs == tx.references == [(b"\xbb" * 32, 1), (b"\xaa" * 32, 1)]
+
+
+@pytest.mark.parametrize(
+    ("cbor", "size"), [("84a0a0f5f6", 4), ("83a0a0f6", 4), ("82a0a0", 3)], ids=["alonzo", "shelley", "byron"]
+)
+def test_size_is_the_ledgers(cbor: str, size: int) -> None:
+    assert only_tx(made_tx(cbor=cbor)).size == size
+
+
+def test_without_the_cbor_nobody_knows_the_size() -> None:
+    assert only_tx(made_tx()).size is None
+
+
+def test_byron_says_its_cbor_twice() -> None:
+    """First without the witnesses, then with them; the second is the one that counts."""
+    text = answer(made(made_tx(cbor="83a0a0f6"))).replace(
+        b'"cbor": "83a0a0f6"', b'"cbor": "83a0a0f6", "cbor": "82a0a0"'
+    )
+    said = read(NEXT, text, 1)
+    assert isinstance(said, Forward)
+    assert decode_block(said.block, MAINNET).txs[0].size == 3
+
+
+def test_datums() -> None:
+    by_hash = only_output(made_output(datumHash="dd" * 32))
+    assert (by_hash.datum_hash, by_hash.inline_datum) == (b"\xdd" * 32, None)
+    inline = only_output(made_output(datum="d87980"))
+    assert (inline.datum_hash, inline.inline_datum) == (None, b"\xd8\x79\x80")
+    assert only_output(made_output(datum=None, datumHash=None, script=None)).inline_datum is None
+
+
+@pytest.mark.parametrize("language", [1, 2, 3])
+def test_scripts_of_the_machine(language: int) -> None:
+    code = "4d01000033222220051200120011"
+    output = only_output(made_output(script={"language": f"plutus:v{language}", "cbor": code}))
+    assert output.script_ref is not None and output.script_ref_hash is not None
+    assert output.script_ref.hex() == f"820{language}4e{code}"
+    if language == 1:
+        assert output.script_ref_hash.hex() == "67f33146617a5e61936081db3b2117cbf59bd2123748f58ac9678656"
+
+
+def test_native_scripts() -> None:
+    """With or without their CBOR, body and hash are those of the ledger."""
+    script = {"language": "native", "json": clause(NATIVE)}
+    for said in (script, script | {"cbor": NATIVE_CBOR}):
+        output = only_output(made_output(script=said))
+        assert output.script_ref is not None and output.script_ref_hash is not None
+        assert (output.script_ref.hex(), output.script_ref_hash.hex()) == ("8200" + NATIVE_CBOR, SCRIPT_HASH)
+
+
+def test_every_clause() -> None:
+    key = [0, bytes(28)]
+    script: list[Any] = [3, 300, [key, [1, []], [2, [key] * 24], [3, -1, [[4, 0], [5, 2**64 - 1]]]]]
+    output = only_output(made_output(script={"language": "native", "json": clause(script)}))
+    key_hex = "8200581c" + "00" * 28
+    inner = ["820180", "82029818" + key_hex * 24, "830320" + "82" + "820400" + "82051b" + "ff" * 8]
+    assert output.script_ref is not None
+    assert output.script_ref.hex() == "8200" + "8303" + "19012c" + "84" + key_hex + "".join(inner)
+
+
+def test_an_odd_native_script_keeps_its_bytes_where_the_server_gives_them() -> None:
+    odd = "82019fff"
+    output = only_output(made_output(script={"language": "native", "json": clause([1, []]), "cbor": odd}))
+    assert output.script_ref == bytes.fromhex("8200" + odd)
+
+
+@pytest.mark.parametrize("depth", [10, 3000])
+def test_nesting_has_no_end(depth: int) -> None:
+    """Whoever pays for a transaction may nest its metadata and scripts as deeply as its bytes allow."""
+    native = '{"clause":"all","from":[' * depth + '{"clause":"after","slot":1}' + "]}" * depth
+    text = answer(made(made_tx(made_output(script={"language": "native", "json": "SCRIPT"}), metadata="METADATA")))
+    text = text.replace(b'"SCRIPT"', native.encode()).replace(b'"METADATA"', b"[" * 5 * depth + b"]" * 5 * depth)
+    said = read(NEXT, text, 1)
+    assert isinstance(said, Forward)
+    (output,) = thoroughly(lambda each: decode_block(each, MAINNET), said.block).txs[0].outputs
+    assert output.script_ref == b"\x82\x00" + b"\x82\x01\x81" * depth + b"\x82\x04\x01"
+
+
+def test_what_has_no_bearing_on_outputs_is_skipped() -> None:
+    block = made(made_tx(mint={"ab": -1}, votes=[{}], cbor=None, fee=None), issuer={"a": [1]}, nonce=None, newcomer="?")
+    assert decoded(block).txs[0].txid == b"\xee" * 32

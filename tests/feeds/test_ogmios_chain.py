@@ -1,0 +1,345 @@
+"""A server's chain, followed: where it begins, rollbacks, lost connections, where it ends."""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Any
+
+import anyio
+import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace
+from ogmios_server import Chain, Entry, Troubles, chain_of, serving
+from test_ogmios_blocks import boundary, made, made_output, made_tx
+
+from feeds.cardano.eras import MAINNET
+from feeds.cardano.ogmios import OgmiosChain, Place, Trail
+from feeds.errors import FeedError
+from feeds.run import NOWHERE
+from handlers.events import (
+    BlockApplied,
+    GenesisOutput,
+    GenesisOutputs,
+    Hello,
+    Inbound,
+    Output,
+    Point,
+    Rollback,
+    RollbackPoint,
+    Welcome,
+)
+
+GENESIS = GenesisOutputs(outputs=[GenesisOutput(b"\x01" * 32, 0, Output(b"\x61" + bytes(28), 5))])
+
+
+def blocks(count: int, after: Entry | None = None, branch: str = "", **more: Any) -> Chain:
+    """Return blocks of a transaction each."""
+    chain: Chain = []
+    for _ in range(count):
+        before = chain[-1] if chain else after
+        height = 1 if before is None else before.height + 1
+        name = blake2b(f"{branch}{height}".encode(), digest_size=32).hexdigest()
+        ancestor = "genesis" if before is None else before.id
+        block = made(made_tx(made_output(), id=name[::-1]), id=name, ancestor=ancestor, height=height, slot=20 * height)
+        chain += chain_of([block | more], after=before)
+    return chain
+
+
+def point(entry: Entry) -> Point:
+    return Point(entry.height, entry.slot, bytes.fromhex(entry.id))
+
+
+def welcome(chain: Sequence[Entry], floor: bool = False) -> Welcome:
+    """Return what a daemon says that has a chain; with a floor, it can't go back to before the first of them."""
+    points = [point(entry) for entry in reversed(chain)]
+    return replace(NOWHERE, tip=points[0], points=points, rollback_floor=points[-1] if floor else None)
+
+
+def follow(
+    url: str,
+    at: Welcome = NOWHERE,
+    *,
+    most: int = 1 << 30,
+    heard: list[str] | None = None,
+    hellos: bool = False,
+    slowly: Callable[[], None] = lambda: None,
+    **options: Any,
+) -> list[Inbound]:
+    """Return the messages that a chain gives, up to its end or so many."""
+    chain = OgmiosChain(url, MAINNET, **options)
+    if heard is not None:
+        chain.hear(heard.append)
+
+    async def main() -> list[Inbound]:
+        got: list[Inbound] = []
+        with anyio.fail_after(20):
+            async with aclosing(chain.messages(at)) as messages:
+                async for message in messages:
+                    slowly()
+                    if hellos or not isinstance(message, Hello):
+                        got.append(message)
+                    if len(got) >= most:
+                        break
+        return got
+
+    return anyio.run(main, backend_options={"use_uvloop": True})
+
+
+def fails(url: str, at: Welcome = NOWHERE, **options: Any) -> str:
+    with pytest.raises(FeedError) as error:
+        follow(url, at, **options)
+    return str(error.value)
+
+
+def heights(messages: Sequence[Inbound]) -> list[int | str | None]:
+    """Return the height of each block, `-height` of each rollback."""
+    said: list[int | str | None] = []
+    for message in messages:
+        if isinstance(message, BlockApplied):
+            said.append(message.height)
+        elif isinstance(message, Rollback):
+            said.append("-origin" if isinstance(message.to, str) else f"-{message.to.height}")
+    return said
+
+
+def back_to(entry: Entry, height: bool = True) -> Rollback:
+    to = RollbackPoint(slot=entry.slot, hash=bytes.fromhex(entry.id), height=entry.height if height else None)
+    return Rollback(to=to)
+
+
+def tips_after(messages: Sequence[Inbound], chain: Sequence[Entry] = ()) -> list[bytes]:
+    """Carry messages out as a daemon does that has a chain; return the hashes of what it has in the end."""
+    have = [bytes.fromhex(entry.id) for entry in chain]
+    for message in messages:
+        if isinstance(message, BlockApplied):
+            assert not have or message.prev_hash == have[-1]
+            have.append(message.hash)
+        elif isinstance(message, Rollback):
+            if isinstance(message.to, str):
+                have.clear()
+            else:
+                assert message.to.hash in have[:-1], "a rollback to where we are, or to nowhere"
+                del have[have.index(message.to.hash) + 1 :]
+    return have
+
+
+# --- where it begins -------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_daemon_gets_genesis_and_every_block() -> None:
+    chain = blocks(250)
+    with serving(chain) as server:
+        messages = follow(server.url, to_height=250, genesis=GENESIS)
+        assert server.asked == [["origin"]]
+    assert messages[0] == GENESIS
+    assert heights(messages[1:]) == list(range(1, 251))
+    assert tips_after(messages[1:]) == [bytes.fromhex(entry.id) for entry in chain]
+
+
+def test_nothing_is_sent_when_the_intersection_is_the_tip() -> None:
+    chain = blocks(30)
+    with serving(chain) as server:
+        messages = follow(server.url, welcome(chain[:20]), to_height=30, genesis=GENESIS)
+        assert server.asked[0][0] == chain[19].point()
+    assert heights(messages) == list(range(21, 31))
+
+
+def test_an_older_intersection_is_the_rollback_to_it() -> None:
+    chain = blocks(30)
+    other = chain[:15] + blocks(5, chain[14], "other")
+    with serving(chain) as server:
+        messages = follow(server.url, welcome(other), to_height=17)
+    assert messages[0] == back_to(chain[14])
+    assert heights(messages[1:]) == [16, 17]
+
+
+def test_a_server_that_does_not_repeat_the_intersection() -> None:
+    chain = blocks(30)
+    other = chain[:15] + blocks(5, chain[14], "other")
+    with serving(chain) as server:
+        server.no_first_backward = True
+        assert heights(follow(server.url, welcome(other), to_height=17)) == ["-15", 16, 17]
+        assert heights(follow(server.url, welcome(chain[:15]), to_height=17)) == [16, 17]
+        assert heights(follow(server.url, to_height=2)) == [1, 2]
+
+
+def test_a_daemon_that_can_go_back_to_the_origin_does() -> None:
+    chain = blocks(5)
+    with serving(chain) as server:
+        messages = follow(server.url, welcome(blocks(3, branch="other")), to_height=2, genesis=GENESIS)
+        assert server.asked[0][-1] == "origin"
+    assert messages[0] == Rollback(to="origin")
+    assert heights(messages[1:]) == [1, 2]
+
+
+def test_without_a_point_in_common_it_says_so() -> None:
+    with serving(blocks(5)) as server:
+        what = fails(server.url, welcome(blocks(3, branch="other"), floor=True))
+        assert "origin" not in server.asked[0]
+    assert "none of the daemon's 3 points up to height 3 is on the server's chain" in what
+    assert "No intersection found. (code 1000)" in what
+    assert "\n" not in what
+
+
+def test_points_are_all_of_the_last_and_fewer_before() -> None:
+    chain = blocks(3000)
+    trail = Trail(welcome(chain, floor=True))
+    slots = [each.slot for each in trail.points() if not isinstance(each, str)]
+    assert slots[:32] == [20 * height for height in range(3000, 2968, -1)]
+    assert slots[-1] == 20
+    assert len(slots) < 80
+    back = [3000 - slot // 20 for slot in slots]
+    assert all(after <= 1 + before * 1.125 for before, after in pairwise(back))
+
+
+def test_points_before_one_that_was_not_known_stay() -> None:
+    """The daemon tells a few of its points; the chain may go back to one between them."""
+    chain = blocks(40)
+    trail = Trail(welcome([chain[3], chain[19], chain[35]], floor=True))
+    between = Place(chain[24].slot, bytes.fromhex(chain[24].id))
+    assert trail.back_to(between) == between
+    assert [to_builtins(each) for each in trail.points()] == [chain[n].point() for n in (24, 19, 3)]
+    assert trail.back_to(Place(chain[3].slot, bytes.fromhex(chain[3].id))) == trail.here
+    assert trail.here is not None and trail.here.height == 4
+
+
+def test_the_origin_is_forgotten_with_the_first_blocks() -> None:
+    trail = Trail(NOWHERE)
+    assert trail.points() == ["origin"]
+    for height in range(5000):
+        trail.grow(Place(height, bytes(32), height))
+    assert "origin" not in trail.points()
+
+
+# --- what happens to it ----------------------------------------------------------------------------------------------
+
+
+def test_utxo_092_backward_then_forward() -> None:
+    """The rollback goes to the daemon, then the block."""
+    chain = blocks(10)
+    other = chain[:6] + blocks(6, chain[5], "other")
+    with serving(chain) as server:
+        server.on_answer = lambda n: server.switch(other) if n == 11 else None
+        messages = follow(server.url, to_height=12)
+    assert heights(messages) == [*range(1, 11), "-6", *range(7, 13)]
+    assert messages[10] == back_to(chain[5])
+    assert tips_after(messages) == [bytes.fromhex(entry.id) for entry in other]
+
+
+def test_utxo_097_the_origin_is_before_the_first_block() -> None:
+    """As a point to go back to, as the point that was found, and as the tip of a node without blocks."""
+    first, second = blocks(3), blocks(4, branch="other")
+    with serving([]) as server:
+        threading.Timer(0.1, lambda: server.switch(first)).start()
+        server.on_answer = lambda n: server.switch(second) if n == 4 else None
+        messages = follow(server.url, to_height=4, genesis=GENESIS)
+    assert messages[0] == GENESIS
+    assert Rollback(to="origin") in messages
+    assert heights(messages) == [1, 2, 3, "-origin", 1, 2, 3, 4]
+
+
+def test_going_back_further_than_the_points_that_we_know() -> None:
+    """Only the daemon can tell whether it has that block."""
+    chain = blocks(10)
+    other = chain[:4] + blocks(9, chain[3], "other")
+    with serving(chain) as server:
+        server.on_answer = lambda n: server.switch(other) if n == 3 else None
+        messages = follow(server.url, welcome(chain[6:8], floor=True), to_height=12)
+    assert heights(messages) == [9, 10, "-None", *range(5, 13)]
+    assert messages[2] == back_to(chain[3], height=False)
+
+
+def test_a_block_that_does_not_follow() -> None:
+    chain = blocks(9)
+    with serving(chain) as server:
+        server.instead[5] = {"result": {"direction": "forward", "block": chain[7].block, "tip": "origin"}}
+        what = fails(server.url)
+    assert f"block 8 {chain[7].id} does not follow block 3 {chain[2].id}" in what
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_forks_and_lost_connections_at_random(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feeds.cardano.ogmios._PAUSES_S", (0.01,))
+    chain = blocks(400)
+    with serving(chain) as server:
+        troubles = Troubles(server, seed, odds=0.03, deepest=30)
+        messages = follow(server.url, to_height=400)
+        assert tips_after(messages) == [bytes.fromhex(entry.id) for entry in chain]
+        assert 1 < server.connections <= 1 + troubles.happened.count("drop")
+    assert {"drop", "back"} <= set(troubles.happened)
+    assert any(isinstance(message, Rollback) for message in messages)
+
+
+def test_forks_while_nobody_is_connected() -> None:
+    """What was sent before is not on the chain any more when the connection is there again."""
+    chain = blocks(40)
+    other = chain[:10] + blocks(40, chain[9], "other")
+    heard: list[str] = []
+    with serving(chain) as server:
+        taken = 0
+
+        def trouble() -> None:
+            nonlocal taken
+            taken += 1
+            if taken == 25:
+                server.switch(other)
+                server.drop()
+
+        messages = follow(server.url, to_height=50, heard=heard, slowly=trouble)
+    assert tips_after(messages) == [bytes.fromhex(entry.id) for entry in other]
+    assert back_to(chain[9]) in messages
+    assert any("the server closed the connection; trying again in 0.2 s" in line for line in heard)
+
+
+# --- how far and how fast --------------------------------------------------------------------------------------------
+
+
+def test_it_stops_at_a_height() -> None:
+    chain = blocks(30)
+    with serving(chain) as server:
+        assert heights(follow(server.url, to_height=7)) == list(range(1, 8))
+        assert heights(follow(server.url, welcome(chain[:7]), to_height=7)) == []
+        assert heights(follow(server.url, welcome(chain[:9]), to_height=7)) == []
+        assert heights(follow(server.url, welcome(chain[5:9]), to_height=30)) == list(range(10, 31))
+
+
+def byron(count: int, slot: int, height: int, before: Entry) -> Chain:
+    """Return blocks of Byron, the first one a boundary."""
+    first = chain_of([boundary(height, before.id)], [slot], before)
+    names = [blake2b(f"byron{slot}/{n}".encode(), digest_size=32).hexdigest() for n in range(count)]
+    ancestors = [first[0].id, *names]
+    mains = [
+        made(type="bft", era="byron", id=name, ancestor=ancestors[n], height=height + 1 + n, slot=slot + n)
+        for n, name in enumerate(names)
+    ]
+    return first + chain_of(mains, after=first[0])
+
+
+def byron_chain() -> Chain:
+    start = chain_of([boundary(0, "5f" * 32) | {"id": "e0" * 32}], [0])
+    main = chain_of([made(type="bft", era="byron", id="a1" * 32, ancestor="e0" * 32, height=1, slot=3)], after=start[0])
+    return start + main + byron(3, 21_600, 1, main[0])
+
+
+def test_boundary_blocks_have_slots_and_points() -> None:
+    chain = byron_chain()
+    with serving(chain) as server:
+        messages = follow(server.url, to_height=4)
+        slots = [each.slot for each in messages if isinstance(each, BlockApplied)]
+        assert slots == [0, 3, 21_600, 21_600, 21_601, 21_602]
+        for known in range(1, len(chain)):
+            server.asked.clear()
+            more = follow(server.url, welcome(chain[:known]), to_height=4)
+            assert tips_after(more, chain[:known]) == tips_after(messages)
+            assert server.asked[0][0] == chain[known - 1].point()
+
+
+def test_in_byron_two_blocks_may_have_the_height_to_stop_at() -> None:
+    chain = byron_chain()
+    with serving(chain) as server:
+        assert heights(follow(server.url, to_height=1)) == [0, 1, 1]
+        assert heights(follow(server.url, to_height=0)) == [0]
+        server.switch(chain[:2])
+        assert heights(follow(server.url, to_height=1)) == [0, 1], "nothing more may come"

@@ -1,0 +1,191 @@
+"""How far requests go ahead, how the daemon hears of the network, and what a server does wrong."""
+
+import ssl
+import subprocess
+from pathlib import Path
+from shutil import which
+from time import monotonic, sleep
+
+import pytest
+from ogmios_messages import Json
+from ogmios_server import chain_of, serving
+from test_ogmios_blocks import made_output, made_tx
+from test_ogmios_chain import blocks, fails, follow, heights
+
+from feeds.cardano import ogmios_session
+from feeds.cardano.ogmios_session import shown
+from handlers.events import Hello
+
+
+def test_requests_go_ahead_and_not_too_far() -> None:
+    with serving(blocks(600)) as server:
+        follow(server.url, to_height=600)
+        assert 40 <= server.most_ahead <= 100
+
+
+def test_large_blocks_are_not_asked_for_by_the_hundred() -> None:
+    chain = blocks(60, nonce="x" * 2_000_000)
+    with serving(chain) as server:
+        ahead: list[int] = []
+        server.on_answer = lambda n: ahead.append(server.ahead)
+        follow(server.url, to_height=60)
+    assert max(ahead[40:]) <= 10
+
+
+def test_a_slow_daemon_is_waited_for() -> None:
+    """No more is asked for than was asked for: what waits is bounded."""
+    with serving(blocks(600)) as server:
+        most: list[int] = []
+        taken = 0
+
+        def slowly() -> None:
+            nonlocal taken
+            taken += 1
+            if taken == 50:
+                sleep(0.2)
+                most.append(server.answered)
+
+        follow(server.url, to_height=600, slowly=slowly)
+    assert most[0] <= 50 + 110
+
+
+def test_the_network_s_height_comes_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = blocks(50)
+    with serving(chain) as server:
+        server.tip_ahead = 1000
+        (first, *others) = follow(server.url, to_height=50, hellos=True)
+        assert isinstance(first, Hello) and first.network_tip is not None and first.network_tip.height == 1050
+        assert not any(isinstance(each, Hello) for each in others), "not for every block"
+        server.on_answer = lambda n: setattr(server, "tip_ahead", 1000 + n)
+        renewed = [each for each in follow(server.url, to_height=50, hellos=True) if isinstance(each, Hello)]
+        assert len(renewed) == 1, "nor for every change"
+        monkeypatch.setattr("feeds.cardano.ogmios._RENEW_S", 0.0)
+        renewed = [each for each in follow(server.url, to_height=50, hellos=True) if isinstance(each, Hello)]
+        assert len(renewed) > 40
+        (first, *_) = follow(server.url, to_height=50, hellos=True, known_tip=5000)
+        assert isinstance(first, Hello) and first.network_tip is not None and first.network_tip.height == 5000
+
+
+# --- troubles --------------------------------------------------------------------------------------------------------
+
+
+def fault(code: int, message: str) -> Json:
+    return {"jsonrpc": "2.0", "error": {"code": code, "message": message, "data": [1]}, "id": "id?"}
+
+
+def test_an_error_of_the_server_is_one_line() -> None:
+    with serving(blocks(9)) as server:
+        server.instead[3] = fault(-32603, "Internal error.")
+        assert fails(server.url) == f"{server.url}: nextBlock: Internal error. (code -32603)"
+
+
+def test_what_is_not_understood_names_the_block() -> None:
+    chain = blocks(9)
+    bad = dict(chain[4].block, transactions=[made_tx(spends="something")])
+    with serving(chain[:4] + chain_of([bad], after=chain[3])) as server:
+        what = fails(server.url)
+    place = "$.result.block.transactions[0].spends"
+    assert what == f"{server.url}: block 5 {chain[4].id}: Invalid enum value 'something' - at `{place}`"
+
+
+def test_what_is_not_understood_inside_names_the_block_too() -> None:
+    chain = blocks(9)
+    bad = dict(chain[4].block, transactions=[made_tx(made_output(datum="d8798"))])
+    with serving(chain[:4] + chain_of([bad], after=chain[3])) as server:
+        what = fails(server.url)
+    place = "$.result.block.transactions[0].outputs[0].datum"
+    assert what == f"{server.url}: block 5 {chain[4].id}: not hex - at `{place}`"
+
+
+@pytest.mark.parametrize("bad", [b"", b"{", b"[1]", b"null", b'{"result":{"direction":"forward","block":5}}'])
+def test_what_is_no_answer(bad: bytes) -> None:
+    with serving(blocks(9)) as server:
+        server.instead[3] = bad
+        assert fails(server.url).startswith(f"{server.url}: an answer: ")
+
+
+def test_a_point_that_is_none() -> None:
+    with serving(blocks(9)) as server:
+        point = {"slot": 5, "id": "xyz"}
+        server.instead[3] = {"result": {"direction": "backward", "point": point, "tip": "origin"}}
+        assert fails(server.url) == f"{server.url}: not hex - at `$.result.point.id`"
+
+
+def test_an_answer_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ogmios_session, "_LONGEST", 5000)
+    with serving(blocks(3) + blocks(3, blocks(3)[-1], nonce="x" * 6000)) as server:
+        assert fails(server.url) == f"{server.url}: an answer is longer than 5000 bytes"
+
+
+def test_a_server_that_stays_away() -> None:
+    heard: list[str] = []
+    with serving(blocks(3)) as server:
+        url = server.url
+    assert fails(url, patience_s=0.5, heard=heard) == f"{url}: Connection refused"
+    assert heard[0].startswith("without --genesis")
+    assert heard[1:] == [f"{url}: Connection refused; trying again in {pause} s" for pause in ("0.2", "0.5")]
+
+
+def test_patience_begins_anew_with_every_answer() -> None:
+    """A server that breaks every connection is away for no longer than until the next one."""
+    with serving(blocks(40)) as server:
+        server.on_answer = lambda n: server.drop() if n % 4 == 0 and n < 20 else None
+        began = monotonic()
+        assert heights(follow(server.url, to_height=40, patience_s=0.4)) == list(range(1, 41))
+        assert monotonic() - began > 0.8
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1337", "ws://", "", "ws://[::1", "ws://h:port"])
+def test_what_is_no_address(url: str) -> None:
+    assert "not the address of a WebSocket, like ws://127.0.0.1:1337" in fails(url, patience_s=0.1)
+
+
+def test_a_password_is_not_shown() -> None:
+    assert shown("wss://me:secret@ogmios.example:443/a?b=c") == "wss://ogmios.example:443/a?b=c"
+    assert "secret" not in fails("ws://me:secret@127.0.0.1:1/", patience_s=0.1)
+
+
+@pytest.mark.parametrize(("status", "again"), [(404, False), (401, False), (503, True)])
+def test_a_server_of_another_kind(status: int, again: bool) -> None:
+    heard: list[str] = []
+    with serving(blocks(3)) as server:
+        server.http_status = status
+        what = fails(server.url, patience_s=0.1, heard=heard)
+    assert what == f"{server.url}: the server answers with HTTP status {status}"
+    assert any("trying again" in line for line in heard) == again
+
+
+# --- wss -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return a certificate for 127.0.0.1, that nobody else trusts, and its key."""
+    if which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    folder = tmp_path_factory.mktemp("tls")
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
+    files = ["-keyout", str(key), "-out", str(certificate), "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command.split(), *files], check=True, capture_output=True)
+    return certificate, key
+
+
+def test_over_tls(certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*certificate)
+    with serving(blocks(20), tls) as server:
+        assert server.url.startswith("wss://")
+        what = fails(server.url)
+        assert what.startswith(f"{server.url}: the server's certificate: ") and "self" in what
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
+        assert heights(follow(server.url, to_height=20)) == list(range(1, 21))
+
+
+def test_the_server_knows_when_we_leave() -> None:
+    with serving(blocks(200)) as server:
+        follow(server.url, most=5)
+        until = monotonic() + 5
+        while server.clients and monotonic() < until:
+            sleep(0.01)
+        assert not server.clients
