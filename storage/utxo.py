@@ -90,7 +90,7 @@ class UtxoStore:
         """
         with self.disk.read() as txn:
             written = txn.get(_FORMAT, db=self.meta)
-            kept = txn.get(_CHAIN, b"", db=self.meta).decode()
+            kept = txn.get(_CHAIN, b"", db=self.meta).decode(errors="replace")
         if written is None:
             raise WrongFormat(f"{self.disk.folder}: this store says no format; it was never run")
         if (version := int.from_bytes(written, "big")) != FORMAT:
@@ -106,7 +106,7 @@ class UtxoStore:
 
     def kept_indexes(self, txn: Txn) -> list[str]:
         """Return the names of the indexes that are complete."""
-        return [name for name in txn.get(_INDEXES, b"", db=self.meta).decode().split(",") if name]
+        return [name for name in txn.get(_INDEXES, b"", db=self.meta).decode(errors="replace").split(",") if name]
 
     def chain(self, txn: Txn) -> str:
         """Return the family and network that this store keeps."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import lmdb
 import msgspec
 
 from storage import indexes, keys
@@ -17,6 +20,7 @@ from storage.rows import MARKED, SPENT, BlockRow, Body, State, body_of, spender_
 from storage.utxo import TABLES, UtxoStore
 
 _MOST = 100  # findings that are reported
+_UNREADABLE = (lmdb.Error, struct.error, IndexError, ValueError)  # what a row of the wrong length leads to
 
 
 def verify(store: UtxoStore, windows: Windows, *, quick: bool = False) -> list[str]:
@@ -45,11 +49,19 @@ def _collect(findings: list[str], found: Iterator[str]) -> None:
 
 
 def _walk(store: UtxoStore, txn: Txn, state: State) -> Iterator[str]:
-    yield from _blocks(store, txn, state)
-    yield from _transactions(store, txn)
-    yield from _outputs(store, txn, state)
-    yield from _indexes(store, txn)
-    yield from _undos(store, txn, state)
+    spent: Counter[int] = Counter()  # outputs that each block spent, as their rows say
+    walks = {
+        "blocks": _blocks(store, txn, state),
+        "transactions": _transactions(store, txn),
+        "outputs": _outputs(store, txn, state, spent),
+        "indexes": _indexes(store, txn),
+        "undo records": _undos(store, txn, state, spent),
+    }
+    for what, findings in walks.items():
+        try:
+            yield from findings
+        except _UNREADABLE as error:
+            yield f"the {what} can't be read to the end: {type(error).__name__}: {error}"
 
 
 def _blocks(store: UtxoStore, txn: Txn, state: State) -> Iterator[str]:
@@ -88,7 +100,7 @@ def _transactions(store: UtxoStore, txn: Txn) -> Iterator[str]:
             yield f"id {txid.hex()} leads to transaction {keys.show(place)}, which is another or gone"
 
 
-def _outputs(store: UtxoStore, txn: Txn, state: State) -> Iterator[str]:
+def _outputs(store: UtxoStore, txn: Txn, state: State, spent: Counter[int]) -> Iterator[str]:
     """Outputs: readable, of a transaction that has a row, spent by one that has a row; the live ones are counted."""
     unspent, home = 0, b""
     for place, row in store.scan(txn, store.output):
@@ -103,7 +115,9 @@ def _outputs(store: UtxoStore, txn: Txn, state: State) -> Iterator[str]:
         spender = spender_of(row)
         if spender is None:
             unspent += 1
-        elif txn.get(spender[:8], db=store.tx) is None:
+            continue
+        spent[keys.number(spender)] += 1
+        if txn.get(spender[:8], db=store.tx) is None:
             yield f"output {keys.show(place)} was spent by transaction {keys.show(spender[:8])}, which has no row"
         elif spender[:8] < home or keys.number(spender) > state.tip:
             yield f"output {keys.show(place)} was spent by transaction {keys.show(spender[:8])}, before it was created"
@@ -134,7 +148,7 @@ def _indexes(store: UtxoStore, txn: Txn) -> Iterator[str]:
             yield f"index {name} has {entries} entries, there should be {expected}"
 
 
-def _undos(store: UtxoStore, txn: Txn, state: State) -> Iterator[str]:
+def _undos(store: UtxoStore, txn: Txn, state: State, spent: Counter[int]) -> Iterator[str]:
     """Undo records: one for each block that may be taken back, agreeing with its rows."""
     for ordinal in range(state.floor + 1, state.tip + 1):
         undo = store.undo_at(txn, ordinal)
@@ -144,6 +158,9 @@ def _undos(store: UtxoStore, txn: Txn, state: State) -> Iterator[str]:
             yield f"the undo record of block {ordinal} is of another block, {undo.hash.hex()}"
         elif len(undo.created) != sum(1 for _ in store.scan(txn, store.tx, keys.u32(ordinal))):
             yield f"the undo record of block {ordinal} counts other transactions than its rows"
+        elif len(undo.spent) < 12 * spent[ordinal]:  # fewer rows than that show when the block is taken back
+            listed = len(undo.spent) // 12
+            yield f"the undo record of block {ordinal} has {listed} spent outputs, their rows say {spent[ordinal]}"
     for key, _ in store.scan(txn, store.delta):
         if keys.number(key) > state.tip:
             yield f"there is an undo record of block {keys.number(key)}, above the tip {state.tip}"

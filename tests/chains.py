@@ -62,8 +62,10 @@ def wallet(name: str) -> bytes:
 
 
 def byron(name: str) -> bytes:
-    """Return bytes shaped like a Byron address; nothing below the socket looks into them."""
-    return bytes.fromhex("82d818582183581c") + digest(f"root {name}", 28) + bytes.fromhex("a0001a") + digest(name, 4)
+    """Return bytes shaped like a long Byron address; nothing below the socket looks into them."""
+    root, path = digest(f"root {name}", 28), digest(f"path {name}", 28)
+    parts = [bytes.fromhex("82d818584283581c"), root, bytes.fromhex("a101581e581c"), path, bytes.fromhex("001a")]
+    return b"".join(parts) + digest(name, 4)
 
 
 def script(name: str) -> bytes:
@@ -78,6 +80,8 @@ ADDRESSES = [
     address(0, "ann", "pool"),
     address(2, "bob", "pool"),
     address(0, "cid", "ann"),
+    address(3, "script", "bob") + b"trailing bytes",
+    address(4, "ann") + bytes(40),  # a pointer, written at length
     byron("dan"),
     script("eve"),
 ]

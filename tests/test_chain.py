@@ -12,6 +12,7 @@ from chains import (
     block,
     dump,
     feed,
+    found,
     genesis,
     live,
     open_chain,
@@ -29,6 +30,7 @@ from handlers.chain import recent
 from handlers.events import BlockPersisted, GenesisOutput, GenesisOutputs, NodeState, Output, Rollback, RollbackPoint
 from handlers.utxo import Turns
 from storage.errors import Damaged
+from storage.indexes import address_hash
 from storage.keys import locator, position, u32
 from storage.rows import pack
 
@@ -121,6 +123,19 @@ def test_a_transaction_that_spends_an_earlier_one_of_its_own_id(tmp_path: Path) 
         assert live(chain.store) == {at("same"): (output("bob").address, 2)}
 
 
+@pytest.mark.parametrize("length", [1, 255, 256, 0xFFFF, 0x10000])
+def test_an_address_of_any_length_is_found(length: int, tmp_path: Path) -> None:
+    """A locking script may be as long as its block."""
+    where = bytes(n % 251 for n in range(length))
+    first = block(None, tx("O", Output(where, 1), Output(where[:-1] + b"\xff", 2)))
+    with open_chain(tmp_path, indexes=["address_hash"]) as chain:
+        feed(chain, first)
+        assert found(chain.store, "address_hash", address_hash(where)) == [at("O")]
+        feed(chain, block(first, tx("spend", spends=[at("O")])))
+        assert found(chain.store, "address_hash", address_hash(where)) == []
+        assert chain.view.unspent == 1
+
+
 def test_a_large_transaction_keeps_its_order(tmp_path: Path) -> None:
     """Also beyond the numbers that are looked up and not packed."""
     count = (1 << 14) + 3
@@ -196,6 +211,47 @@ def test_the_view_offers_points_newest_first(tmp_path: Path) -> None:
         feed(chain, *BLOCKS)
         assert chain.view.points == [BLOCKS[n - 1].point for n in (40, 39, 38, 36, 32, 24, 10)]
         assert chain.view.floor == BLOCKS[9].point
+
+
+# --- what is forgotten -----------------------------------------------------------------------------------------------
+
+SPENDING = [block(None, tx("0", output("ann"), output("ann")))]  # each block spends all of the one before it
+for n in range(1, 14):
+    spent = [at(str(n - 1), 0), at(str(n - 1), 1)]
+    SPENDING.append(block(SPENDING[-1], tx(str(n), output("ann"), output("ann"), spends=spent)))
+
+
+def test_the_floor_rises_with_the_first_body_that_is_gone(tmp_path: Path) -> None:
+    """Undo records go after the bodies that they need. What the bodies decide is what can be promised.
+
+    A reorganisation makes the window reach lower than it did, down to where a body is missing, and not one block lower.
+    """
+    with open_chain(tmp_path, prune_depth=4, rollback_window=4, prune_batch_size=3) as chain:
+        feed(chain, *SPENDING)
+        chain.may_prune = True
+        for _ in range(3):
+            chain.prune()
+        assert chain.state.undo_cursor < chain.state.spent_cursor
+        floor = chain.state.spent_cursor[0] - 1 + (chain.state.spent_cursor[1] > 0)
+        while chain.view.blocks > floor:
+            assert chain.rollback(Rollback(to=RollbackPoint(hash=chain.view.points[-1].hash)))
+        assert chain.view.tip == chain.view.floor == SPENDING[floor - 1].point
+        assert live(chain.store) == {at(str(floor - 1), n): (output("ann").address, 1) for n in (0, 1)}
+        refused("beyond_rollback_floor", lambda: chain.rollback(back_to(SPENDING[floor - 2].point.slot)))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_another_undo_mode_keeps_the_way_back(first: bool, tmp_path: Path) -> None:
+    """Older records are read as what they are: those without bodies keep their rows for as long as they need them."""
+    with open_chain(tmp_path, prune_depth=2, rollback_window=8, self_contained=first) as chain:
+        feed(chain, *SPENDING[:10])
+        prune_all(chain)
+    with open_chain(tmp_path, prune_depth=2, rollback_window=8, self_contained=not first) as chain:
+        feed(chain, *SPENDING[10:])
+        prune_all(chain)
+        assert chain.view.floor == SPENDING[5].point
+        chain.rollback(back_to(SPENDING[5]))
+        assert live(chain.store) == {at("5", n): (output("ann").address, 1) for n in (0, 1)}
 
 
 # --- turns -----------------------------------------------------------------------------------------------------------
@@ -324,6 +380,20 @@ def test_pruning_stops_at_a_row_that_was_not_spent_as_told(tmp_path: Path) -> No
         before = dump(chain.store)
         with pytest.raises(Damaged, match="1/0/0 should have been spent by block 2"):
             prune_all(chain)
+        assert dump(chain.store) == before
+
+
+def test_a_row_that_another_block_spent_is_not_taken_for_ours(tmp_path: Path) -> None:
+    first = block(None, tx("O", output("ann")))
+    second = block(first, tx("spend", spends=[at("O")]))
+    with open_chain(tmp_path) as chain:
+        feed(chain, first, second)
+        row = outputs(chain.store)[at("O")]
+        other = row[:1] + u32(7) + row[5:]
+        chain.store.disk.write(lambda txn: txn.put(locator(1, 0, 0), other, db=chain.store.output))
+        before = dump(chain.store)
+        with pytest.raises(Damaged, match="its body is no longer there"):
+            chain.rollback(back_to(first))
         assert dump(chain.store) == before
 
 

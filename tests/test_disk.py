@@ -137,6 +137,7 @@ with open_chain(Path(sys.argv[1])):
 
 
 def test_a_second_writer_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "owner").write_text("123456789012345\n")  # of an earlier one, and longer
     with child(HOLDING, tmp_path) as process:
         with pytest.raises(StoreBusy, match=rf"pid {process.pid}\)"), open_chain(tmp_path):
             pass

@@ -486,7 +486,7 @@ def whole(store: UtxoStore) -> None:
     assert {u32(ordinal) for ordinal in retained[state.floor > 0 :]} <= set(tables["utxo_block_delta"])
 
 
-STORIES = settings(max_examples=300, stateful_step_count=30)
+STORIES = settings(max_examples=300, stateful_step_count=30, report_multiple_bugs=False)
 
 
 def test_any_story_equals_the_model() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
@@ -55,7 +56,7 @@ def serve_alone(config: Config, config_file: Path | None, workers: int) -> None:
 
 
 async def keep_serving(config: Config, config_file: Path | None, workers: int) -> None:
-    """Keep so many workers alive, until cancelled; an address that is taken is waited for, meanwhile the chain goes on."""
+    """Keep so many workers alive, until cancelled. An address that is taken is waited for: the chain does not wait."""
     with await _listen_at_last(config) as listening:
         log.info("serving", listen=config.http.listen, workers=workers)
         async with anyio.create_task_group() as house:
@@ -103,4 +104,4 @@ async def _wait(process: Process) -> int:
 def command(config_file: Path | None, descriptor: int) -> Sequence[str]:
     """Return what starts a worker on an inherited socket."""
     config = [] if config_file is None else ["--config", str(config_file)]
-    return [sys.executable, "-m", "daemon.cli", "serve", *config, "--descriptor", str(descriptor)]
+    return [sys.executable, "-m", "daemon.cli", "serve", *config, "--inherit", str(descriptor), str(os.getpid())]

@@ -14,30 +14,30 @@ from starlette.types import ASGIApp
 from config.settings import Config, socket_path
 from daemon.http.app import Site, build, build_disabled
 from daemon.http.ear import Ear
+from daemon.http.prometheus import Measured, Scrape
 from daemon.logs import configure
-from daemon.store import chain_name, open_disk, windows
+from daemon.metrics import Served, folder, worker_sheet
+from daemon.store import open_query, windows
 from handlers.addresses import codec
-from handlers.query import Query
-from storage.utxo import UtxoStore
 
 _PR_SET_PDEATHSIG = 1
 
 
-def work(config: Config, descriptor: int) -> None:
+def work(config: Config, descriptor: int, parent: int) -> None:
     """Serve on an inherited socket, until asked to leave or left alone."""
     configure(config.log)
-    _leave_with_parent()
+    _leave_with(parent)
     if not config.utxo.enabled:
         _run(build_disabled(config.http.token), descriptor)
         return
-    with open_disk(config, readonly=True) as disk:
-        store = UtxoStore(disk)
-        store.check_format(chain_name(config))
+    sheets = folder(config)
+    with open_query(config) as query, worker_sheet(sheets) as sheet:
+        own = sheet.shown(Served) or Served()  # a dead worker's counts go on
+        scrape = Scrape(query, windows(config), sheets, parent, own)
         text = codec(config.chain.family, config.chain.network)
-        query = Query(store, text, config.chain.family)
         ear = Ear(socket_path(config, os.environ))
-        site = Site(query, text, windows(config), ear, lambda: b"")
-        _run(build(site, config.http.token), descriptor)
+        site = Site(query, text, windows(config), ear, scrape.text)
+        _run(Measured(build(site, config.http.token), sheet, own), descriptor)
 
 
 def _run(app: ASGIApp, descriptor: int) -> None:
@@ -57,9 +57,8 @@ def _run(app: ASGIApp, descriptor: int) -> None:
         anyio.run(server.serve, [listening], backend_options={"use_uvloop": True})
 
 
-def _leave_with_parent() -> None:
+def _leave_with(parent: int) -> None:
     """End at once when the process that started us does: nobody would watch us, and its successor wants the address."""
-    parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
