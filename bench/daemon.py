@@ -23,8 +23,8 @@ _ANSWERS: msgspec.msgpack.Decoder[Ack | Error | Welcome | RolledBack] = msgspec.
 )
 _CONFIG = """data_dir = "{folder}"
 [chain]
-family = "bitcoin"
-network = "regtest"
+family = "{family}"
+network = "{network}"
 [socket]
 path = "{folder}/utxod.sock"
 [http]
@@ -114,11 +114,11 @@ class Daemon:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Daemon]:
+def running(folder: Path, family: str = "bitcoin", network: str = "regtest") -> Iterator[Daemon]:
     """Run a daemon on a new store in `folder`."""
     folder.mkdir(parents=True)
     config = folder / "utxod.toml"
-    config.write_text(_CONFIG.format(folder=folder))
+    config.write_text(_CONFIG.format(folder=folder, family=family, network=network))
     environ = {name: value for name, value in os.environ.items() if not name.startswith("UTXOD_")}
     with (folder / "log").open("wb") as log:
         command = [sys.executable, "-m", "daemon.cli", "run", "--config", str(config)]

@@ -11,7 +11,6 @@ import os
 import signal
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from time import monotonic
 
 import anyio
 import structlog
@@ -23,6 +22,7 @@ from daemon.bus import Bell, Bus, Inbox
 from daemon.connection import Connection, Hall
 from daemon.door import admins, admit, open_door
 from daemon.http.master import keep_serving
+from daemon.metrics import daemon_sheet, encode, folder, keep_shown
 from daemon.notify import Notifier
 from daemon.store import open_disk, open_utxo, windows
 from handlers.chain import Chain
@@ -57,6 +57,7 @@ async def serve(config: Config, config_file: Path | None) -> None:
     notifier, bus = Notifier(os.environ), Bus()
     with ExitStack() as stores:
         turns = _open_turns(config, stores)
+        sheet = stores.enter_context(daemon_sheet(folder(config)))
         kinds = (BlockApplied, Rollback, BlockPersisted, GenesisOutputs, NodeState) if turns else ()
         inbox = bus.inbox(*kinds, capacity=config.batch.max_bytes, most=config.batch.max_bytes)
         hall = Hall(bus, inbox, _welcome(config), admins(config.socket.admin_uids), config.socket.max_frame_bytes)
@@ -69,6 +70,7 @@ async def serve(config: Config, config_file: Path | None) -> None:
             else:
                 house.start_soon(decline, inbox)
             inside: set[Connection] = set()
+            stores.enter_context(keep_shown(sheet, lambda: _numbers(hall, inside)))
             async with anyio.create_task_group() as doors:
                 path = socket_path(config, os.environ)
                 doors.start_soon(admit, await open_door(path, os.environ), hall, house, inside)
@@ -102,8 +104,7 @@ async def _follow(config: Config, inbox: Inbox, turns: Turns, hall: Hall, writer
 
     def publish(committed: Committed) -> None:
         hall.view = committed.view
-        if any(isinstance(fact, BlockCommitted) for fact in committed.facts):
-            hall.moved_at = monotonic()
+        hall.numbers.committed(committed)
         hall.bus.publish(committed.facts)
 
     await follow_chain(inbox, turns, limits, publish, writer)
@@ -159,6 +160,15 @@ async def _report(notifier: Notifier, moved: Bell, hall: Hall) -> None:
             notifier.say(f"STATUS=height {hall.view.tip.height}, {hall.view.unspent} unspent outputs")
         await moved.heard()
         await anyio.sleep(1)
+
+
+def _numbers(hall: Hall, inside: set[Connection]) -> bytes:
+    """Return what is counted and what is at hand, for whoever answers `/metrics`."""
+    numbers = hall.numbers
+    numbers.network_height, numbers.map_size = hall.network_height, hall.view.map_size
+    numbers.inbox_messages, numbers.inbox_bytes = len(hall.inbox), hall.inbox.reserved
+    numbers.connections = len(inside)
+    return encode(numbers)
 
 
 async def _watch(notifier: Notifier, every_s: float, turns: Turns | None, writer: CapacityLimiter) -> None:

@@ -8,61 +8,31 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
-from typing import IO, Any
 
 import click
+from click.shell_completion import get_completion_class
 
-from config.load import ConfigError, load
-from config.settings import Config, socket_path
+from config.settings import socket_path
 from config.show import render
 from daemon import VERSION
+from daemon.commands.common import (
+    DAMAGED,
+    FAILED,
+    Context,
+    Exit,
+    config_option,
+    json_option,
+    readers_may_leave,
+    socket_option,
+    stores_speak,
+)
+from daemon.commands.common import show as show_on_screen
+from daemon.commands.query import query
 from daemon.logs import configure
 from feeds.commands import feed as feed_commands
-from storage.errors import Damaged, StoreError, WrongFormat
-
-FAILED, WRONG_USE, DAMAGED = 1, 2, 3
-
-
-class Context:
-    """What every command may need; the configuration is read when it is asked for."""
-
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self._config: Config | None = None
-
-    @property
-    def config(self) -> Config:
-        """Return the configuration, or end with what is wrong with it."""
-        if self._config is None:
-            try:
-                self._config = load(self.path, os.environ)
-            except ConfigError as error:
-                raise _Exit(str(error), WRONG_USE) from error
-        return self._config
-
-
-class _Exit(click.ClickException):
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
-
-    def show(self, file: IO[Any] | None = None) -> None:
-        """Print the message and end with our own code."""
-        super().show(file)
-        sys.exit(self.code)
-
-
-@contextmanager
-def stores_speak() -> Iterator[None]:
-    """Turn what is wrong with a store into one line and the right exit code."""
-    try:
-        yield
-    except (Damaged, WrongFormat) as error:
-        raise _Exit(str(error), DAMAGED) from error
-    except StoreError as error:
-        raise _Exit(str(error), FAILED) from error
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -72,20 +42,6 @@ def stores_speak() -> Iterator[None]:
 def main(context: click.Context, path: Path | None) -> None:
     """Keep the set of unspent outputs beside a chain node."""
     context.obj = Context(path)
-
-
-def _with_config(context: click.Context, _: click.Parameter, path: Path | None) -> None:
-    if path is not None:
-        context.obj = Context(path)
-
-
-config_option = click.option(
-    "--config",
-    type=click.Path(path_type=Path),
-    callback=_with_config,
-    expose_value=False,
-    help="TOML file; else $UTXOD_CONFIG, else /etc/utxod/utxod.toml, else defaults.",
-)
 
 
 @main.command()
@@ -103,25 +59,27 @@ def run(context: click.Context) -> None:
                 run_daemon(config, context.obj.path)
         except OSError as error:
             place = error.filename or socket_path(config, os.environ)
-            raise _Exit(f"{place}: {error.strerror or error}", FAILED) from error
+            raise Exit(f"{place}: {error.strerror or error}", FAILED) from error
 
 
 class _Bench(click.Group):
-    """Imports the measurements only when they are asked for: they need packages that the daemon does not."""
+    """Imports a measurement only when it is asked for: they need packages that the daemon does not."""
+
+    NAMES = ("apply", "feed", "http")
 
     def list_commands(self, _: click.Context) -> list[str]:
         """Return the names of the measurements."""
-        return ["apply"]
+        return [*self.NAMES]
 
     def get_command(self, _: click.Context, cmd_name: str) -> click.Command | None:
-        """Return one."""
-        if cmd_name != "apply":
+        """Return one: the command of that name in the module of that name."""
+        if cmd_name not in self.NAMES:
             return None
         try:
-            from bench.apply import apply
+            command: click.Command = getattr(import_module(f"bench.{cmd_name}"), cmd_name)
         except ImportError as error:
-            raise _Exit(f"{error.name} is not installed: it is of the dependency group `bench`", FAILED) from error
-        return apply
+            raise Exit(f"{error.name} is not installed: it is of the dependency group `bench`", FAILED) from error
+        return command
 
 
 @contextmanager
@@ -137,28 +95,88 @@ def _one_failure() -> Iterator[None]:
 
 
 @main.group()
-@click.option("--socket", type=click.Path(path_type=Path), help="The daemon's socket; else the configured one.")
+@socket_option
 @config_option
 @click.pass_context
 def feed(context: click.Context, socket: Path | None) -> None:
     """Turn a chain into events and send them to the daemon."""
-    context.obj = socket or socket_path(context.obj.config, os.environ)
+    context.obj = context.obj.socket(socket)
 
 
 for command in feed_commands.commands.values():
     feed.add_command(command)
+main.add_command(query)
 
 
 @main.command()
 @config_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@socket_option
+@json_option("One JSON object: the store's fields, and `daemon`, `rates`, `handlers`.")
 @click.pass_context
-def status(context: click.Context, as_json: bool) -> None:
-    """Say where the store is; works beside a running daemon."""
-    from daemon.inspect import status as look
+def status(context: click.Context, socket: Path | None, as_json: bool) -> None:
+    """Say on one screen where the daemon and its store are.
+
+    Asks the daemon's socket and reads the store beside it. Without a daemon it shows what the store says, and that no
+    daemon answers.
+    """
+    from daemon.commands.report import plain, screen
+    from daemon.commands.status import look
 
     with stores_speak():
-        click.echo(look(context.obj.config, as_json=as_json))
+        report = look(context.obj.config, context.obj.socket(socket))
+    if as_json:
+        click.echo(plain(report))
+    else:
+        show_on_screen(*screen(report))
+
+
+def _events(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+    return [name for name in ("BlockCommitted", "RolledBack", "Pruned", "TxStatusChanged") if name.startswith(begun)]
+
+
+@main.command()
+@config_option
+@socket_option
+@click.option("--event", "events", multiple=True, help="Only these; may be given again.", shell_complete=_events)
+@click.option("--log", type=click.Path(exists=True, dir_okay=False, allow_dash=True), help="Follow a log file instead.")
+@click.option(
+    "--lines", type=click.IntRange(min=0), default=10, show_default=True, help="Lines of --log to begin with."
+)
+@json_option("One JSON object a line, as the daemon said it.")
+@click.pass_context
+def tail(
+    context: click.Context, socket: Path | None, events: tuple[str, ...], log: str | None, lines: int, as_json: bool
+) -> None:
+    """Follow what the daemon commits: BlockCommitted, RolledBack, Pruned, TxStatusChanged.
+
+    Goes on for ever: waits for a daemon that is away, and says so. With --log FILE it follows the daemon's log, through
+    rotations (`-` is standard input); events are then those of the log, as blocks_committed.
+    """
+    from daemon.commands.tail import Printer, follow_daemon, follow_log
+
+    printer = Printer(events, as_json=as_json)
+    with readers_may_leave(), suppress(KeyboardInterrupt):
+        if log is not None:
+            follow_log(log, lines, printer)
+        else:
+            follow_daemon(context.obj.socket(socket), printer)
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script that teaches SHELL to complete `utxod`.
+
+    \b
+    bash   utxod completion bash > ~/.local/share/bash-completion/completions/utxod
+    zsh    utxod completion zsh > "${fpath[1]}/_utxod"
+    fish   utxod completion fish > ~/.config/fish/completions/utxod.fish
+
+    To try it in the shell that runs: source <(utxod completion bash)
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(main, {}, "utxod", "_UTXOD_COMPLETE").source())  # the variable that click looks for, by our name
 
 
 @main.command()
@@ -180,20 +198,17 @@ def verify(context: click.Context, quick: bool) -> None:
 
 @main.command()
 @config_option
-@click.option("--format", "form", type=click.Choice(["csv", "jsonl"]), default="csv", show_default=True)
+@click.option(
+    "--format", "form", type=click.Choice(["csv", "jsonl"]), default="csv", show_default=True, help="Of a line."
+)
 @click.pass_context
 def export(context: click.Context, form: str) -> None:
     """Write the live set in chain order; csv lines are txid,index,value,hex address."""
     from daemon.inspect import export as write
 
-    with stores_speak():
-        try:
-            for chunk in write(context.obj.config, form):
-                sys.stdout.buffer.write(chunk)
-            sys.stdout.buffer.flush()
-        except BrokenPipeError:  # the reader has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(FAILED)
+    with stores_speak(), readers_may_leave():
+        for chunk in write(context.obj.config, form):
+            sys.stdout.buffer.write(chunk)
 
 
 @main.command()
@@ -223,16 +238,16 @@ def reindex(context: click.Context) -> None:
 @main.command()
 @config_option
 @click.option("--workers", type=click.IntRange(1, 1024), help="Processes; else http.workers.")
-@click.option("--descriptor", type=int, hidden=True)
+@click.option("--inherit", type=int, nargs=2, hidden=True, help="A listening descriptor, and whose it is.")
 @click.pass_context
-def serve(context: click.Context, workers: int | None, descriptor: int | None) -> None:
+def serve(context: click.Context, workers: int | None, inherit: tuple[int, int] | None) -> None:
     """Answer questions over HTTP, beside a running daemon or without one."""
     config = context.obj.config
     with stores_speak():
-        if descriptor is not None:
+        if inherit is not None:
             from daemon.http.worker import work
 
-            work(config, descriptor)
+            work(config, *inherit)
             return
         from daemon.http.master import serve_alone
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
 
 from config.settings import Config
+from handlers.addresses import codec
+from handlers.query import Query
 from storage.disk import Disk
 from storage.errors import StoreError
 from storage.indexes import CARDANO_ONLY, TABLES
@@ -32,6 +36,15 @@ def open_disk(config: Config, *, readonly: bool = False) -> Disk:
         readonly=readonly,
         on_grow=lambda size: log.info("map_grown", map_size=size),
     )
+
+
+@contextmanager
+def open_query(config: Config) -> Iterator[Query]:
+    """Open the store for questions, beside its daemon or without one."""
+    with open_disk(config, readonly=True) as disk:
+        store = UtxoStore(disk)
+        store.check_format(chain_name(config))
+        yield Query(store, codec(config.chain.family, config.chain.network), config.chain.family)
 
 
 def open_utxo(disk: Disk, config: Config) -> UtxoStore:

@@ -254,6 +254,29 @@ def test_another_undo_mode_keeps_the_way_back(first: bool, tmp_path: Path) -> No
         assert live(chain.store) == {at("5", n): (output("ann").address, 1) for n in (0, 1)}
 
 
+def test_a_repeated_id_does_not_lead_back_to_what_is_pruned(tmp_path: Path) -> None:
+    """The earlier transaction was spent and forgotten; once the later one is taken back, the id leads nowhere."""
+    first = block(None, tx("coinbase", output("ann"), coinbase=True))
+    blocks = [first, block(first, tx("spend", output("bob"), spends=[at("coinbase")]))]
+    blocks += [third := block(blocks[1]), block(third)]
+    again = block(blocks[3], tx("coinbase", output("ann"), coinbase=True))
+    with open_chain(tmp_path, prune_depth=3, rollback_window=3) as chain:
+        feed(chain, *blocks)
+        feed(chain, again, block(again))
+        prune_all(chain)
+        assert live(chain.store) == {
+            at("spend"): (output("bob").address, 1),
+            at("coinbase"): (output("ann").address, 1),
+        }
+        chain.rollback(back_to(blocks[3]))
+        assert set(dump(chain.store)["utxo_txid"]) == {txid("spend")}
+        feed(chain, again)
+        assert live(chain.store) == {
+            at("spend"): (output("bob").address, 1),
+            at("coinbase"): (output("ann").address, 1),
+        }
+
+
 # --- turns -----------------------------------------------------------------------------------------------------------
 
 

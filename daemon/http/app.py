@@ -3,49 +3,43 @@
 from __future__ import annotations
 
 import hmac
-import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import cache, lru_cache
 
 import anyio
-import anyio.lowlevel
 import msgspec
 import structlog
-from handlers.addresses import AddressError, Codec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from daemon import PROTOCOL, VERSION
 from daemon.http import cbor, pages
 from daemon.http.ear import Ear
+from daemon.http.lists import Find, Lists, of
 from daemon.http.openapi import document
-from daemon.http.reply import (
-    CBOR,
-    Paging,
-    Problem,
-    failed,
-    hex_of,
-    index_of,
-    known,
-    paging,
-    reply,
-    tag,
-    tip_headers,
-    wants_cbor,
-)
+from daemon.http.reply import CBOR, Problem, answer, failed, hex_of, index_of, known, refused, reply, stamp, wants_cbor
 from handlers import wire
+from handlers.addresses import AddressError, Codec
 from handlers.answers import Balance, ChainStatus, Health, Status, StorageStatus, UtxoStatus, to_tip
-from handlers.query import BadCursor, CursorGone, NoIndex, Query, Snapshot, Sum, amounts
-from storage.disk import Db
+from handlers.events import Point
+from handlers.query import Listed, NoIndex, Query, Snapshot, Sum, Torn, amounts
 from storage.errors import StoreError
 from storage.prune import Windows
 
 log = structlog.get_logger("http")
 
+Endpoint = Callable[[Request], Awaitable[Response]]
+Fail = Callable[[Request, Exception], Awaitable[Response]]
+_encode = msgspec.json.Encoder().encode
+
+_ADDRESSES = 8192  # texts whose bytes are kept
+_SHORT = 128  # characters; there is no room for the few texts that are longer
+_HTML = "text/html; charset=utf-8"
 _FAR_BEHIND = 10  # blocks: more, and answers are too old to be called ready
 _ABSENT = {
     "/api/v1/txs/{txid}": "the transaction store",
@@ -68,14 +62,14 @@ class Site:
         self.windows = windows
         self.ear = ear
         self.metrics = metrics
-        self.openapi = msgspec.json.encode(document())
+        self._known_address = lru_cache(_ADDRESSES)(codec.read)
 
     def routes(self) -> list[Route]:
         """Return every route of the contract."""
-        answered: dict[str, Callable[[Request], Awaitable[Response]]] = {
-            "/api/v1/addresses/{address}/utxos": self.address_utxos,
+        answered: dict[str, Lists | Endpoint] = {
+            "/api/v1/addresses/{address}/utxos": Lists(self.query, "address", self._at_address),
+            "/api/v1/credentials/{credential}/utxos": Lists(self.query, "credential", self._at_credential),
             "/api/v1/addresses/{address}/balance": self.address_balance,
-            "/api/v1/credentials/{credential}/utxos": self.credential_utxos,
             "/api/v1/credentials/{credential}/balance": self.credential_balance,
             "/api/v1/utxos/{tx_hash}/{index}": self.utxo,
             "/api/v1/tip": self.tip,
@@ -93,83 +87,57 @@ class Site:
 
     # --- lists and sums ------------------------------------------------------------------------------------------
 
-    async def address_utxos(self, request: Request) -> Response:
-        """Live outputs of an address."""
-        return self._list(request, lambda shot: shot.by_address(self._address(request)))
-
-    async def credential_utxos(self, request: Request) -> Response:
-        """Live outputs of a payment credential."""
-        return self._list(request, lambda shot: shot.by_credential(self._credential(request)))
-
-    async def address_balance(self, request: Request) -> Response:
-        """What an address holds."""
-        return await self._sum(request, lambda shot: shot.by_address(self._address(request)))
-
-    async def credential_balance(self, request: Request) -> Response:
-        """What a payment credential holds."""
-        return await self._sum(request, lambda shot: shot.by_credential(self._credential(request)))
-
-    def _list(self, request: Request, where: Callable[[Snapshot], tuple[Db, bytes]]) -> Response:
-        asked: Paging = paging(request.query_params)
-        with self.query.snapshot() as shot:
-            headers, fresh = self._headers(request, shot)
-            place = where(shot)
-            if fresh:
-                return Response(status_code=304, headers=headers)
-            try:
-                page = shot.page(place, asked.count, asked.order, asked.page, asked.cursor)
-            except BadCursor as error:
-                raise Problem(400, "bad_parameter", f"cursor: {error}") from error
-            except CursorGone as error:
-                raise Problem(409, "cursor_gone", str(error), "begin again without a cursor") from error
-        if page.next_cursor is not None:
-            headers["X-Next-Cursor"] = page.next_cursor
-        if wants_cbor(request):
-            return Response(cbor.encode_list(page.utxos), 200, headers, CBOR)
-        return reply(page.utxos, headers)
-
-    async def _sum(self, request: Request, where: Callable[[Snapshot], tuple[Db, bytes]]) -> Response:
-        with self.query.snapshot() as shot:
-            headers, fresh = self._headers(request, shot)
-            place = where(shot)
-            if fresh:
-                return Response(status_code=304, headers=headers)
-            total = Sum()
-            for so_far in shot.balance(place):
-                total = so_far
-                await anyio.lowlevel.checkpoint()  # a large one lets the others through
-        held = amounts(self.query.unit, total.value, sorted(total.assets.items()))
-        return reply(Balance(lovelace_amount=total.value, amounts=held, utxo_count=total.count), headers)
-
-    def _address(self, request: Request) -> bytes:
+    def _at_address(self, shot: Snapshot, text: str) -> Listed:
+        """Return where the outputs of an address are listed."""
         try:
-            return self.codec.read(request.path_params["address"])
+            return shot.by_address(self._known_address(text) if len(text) <= _SHORT else self.codec.read(text))
         except AddressError as error:
             raise Problem(400, "bad_address", f"address: {error}") from error
 
-    def _credential(self, request: Request) -> bytes:
+    def _at_credential(self, shot: Snapshot, text: str) -> Listed:
+        """Return where the outputs of a payment credential are listed."""
         try:
-            return self.codec.read_credential(request.path_params["credential"])
+            return shot.by_credential(self.codec.read_credential(text))
         except AddressError as error:
             raise Problem(400, "bad_parameter", f"credential: {error}") from error
+
+    async def address_balance(self, request: Request) -> Response:
+        """What an address holds."""
+        return await self._balance(request, self._at_address, request.path_params["address"])
+
+    async def credential_balance(self, request: Request) -> Response:
+        """What a payment credential holds."""
+        return await self._balance(request, self._at_credential, request.path_params["credential"])
+
+    async def _balance(self, request: Request, find: Find, text: str) -> Response:
+        with self.query.snapshot() as shot:
+            headers, fresh = self._headers(request, shot)
+            where = find(shot, text)
+            if fresh:
+                return Response(status_code=304, headers=headers)
+            total = Sum()
+            for so_far in shot.balance(where):
+                total = so_far
+                if await request.is_disconnected():  # a large sum lets the others through, and ends with who asked
+                    break
+        held = amounts(self.query.unit, total.value, sorted(total.assets.items()))
+        return reply(Balance(lovelace_amount=total.value, amounts=held, utxo_count=total.count), headers)
 
     # --- single things -------------------------------------------------------------------------------------------
 
     async def utxo(self, request: Request) -> Response:
         """One output, live or spent."""
         txid, index = hex_of(request.path_params["tx_hash"], 32, "tx_hash"), index_of(request.path_params["index"])
+        as_cbor = wants_cbor(request.scope)
         with self.query.snapshot() as shot:
-            headers, fresh = self._headers(request, shot)
+            headers, fresh = self._headers(request, shot, as_cbor=as_cbor)
             found = shot.find(txid, index)
         if found is None:
-            raise Problem(
-                404, "unknown_output", f"{txid.hex()}#{index} is not here: never created, or spent and pruned"
-            )
+            what = f"{txid.hex()}#{index} is not here: never created, or spent and pruned"
+            raise Problem(404, "unknown_output", what)
         if fresh:
             return Response(status_code=304, headers=headers)
-        if wants_cbor(request):
-            return Response(cbor.encode(found), 200, headers, CBOR)
-        return reply(found, headers)
+        return Response(cbor.encode(found), 200, headers, CBOR) if as_cbor else reply(found, headers)
 
     async def tip(self, request: Request) -> Response:
         """The last block."""
@@ -184,10 +152,7 @@ class Site:
         """Everything that an operator asks first."""
         with self.query.snapshot() as shot:
             status, tip = self._status(shot), shot.tip()
-        body = msgspec.json.encode(status)
-        etag = tag(tip, f"{zlib.crc32(body):08x}")
-        headers = tip_headers(tip) | {"ETag": etag}
-        return Response(status_code=304, headers=headers) if known(request, etag) else reply(status, headers)
+        return answer(request, tip, _encode(status))
 
     def _status(self, shot: Snapshot) -> Status:
         state, store, tip = shot.state, shot.store, shot.tip()
@@ -213,8 +178,8 @@ class Site:
                 rollback_floor=None if floor is None else to_tip(floor),
                 prune_depth=self.windows.prune_depth,
                 rollback_window=self.windows.rollback_window,
-                prune_backlog_blocks=max(state.tip - self.windows.keep_undo - state.undo_cursor[0], 0),
-                indexes=store.kept_indexes(shot.txn),
+                prune_backlog_blocks=self.windows.backlog(state),
+                indexes=shot.boundary.indexes,
                 rows={name: shot.txn.stat(db)["entries"] for name, db in store.disk.tables.items()},
             ),
             storage=StorageStatus(bytes_used=store.disk.used(), map_size=store.disk.map_size()),
@@ -226,17 +191,14 @@ class Site:
 
     async def events(self, request: Request) -> Response:
         """Recent facts, newest first: what the operator's page shows."""
-        with self.query.snapshot() as shot:
-            headers, _ = self._headers(request, shot)
         facts = [{"heard_at": at, **wire.plain(fact)} for at, fact in reversed(self.ear.recent)]
-        del headers["ETag"]
-        return reply(facts, headers)
+        return answer(request, self._tip(), _encode(facts))
 
     # --- health --------------------------------------------------------------------------------------------------
 
     async def live(self, request: Request) -> Response:
         """Whether this process answers."""
-        return reply(self._health("live", None), self._plain_headers(request))
+        return answer(request, self._tip(), _encode(self._health("live", None)))
 
     async def ready(self, request: Request) -> Response:
         """Whether answers are fresh."""
@@ -244,7 +206,7 @@ class Site:
             lag, tip = self._lag(shot), shot.tip()
         behind = lag is not None and lag > _FAR_BEHIND
         state = "daemon_away" if not self.ear.connected else "empty" if tip is None else "behind" if behind else "ready"
-        return reply(self._health(state, lag), self._plain_headers(request), 200 if state == "ready" else 503)
+        return answer(request, tip, _encode(self._health(state, lag)), status=200 if state == "ready" else 503)
 
     def _health(self, state: str, lag: int | None) -> Health:
         since = self.ear.seconds_since_last_block()
@@ -252,62 +214,48 @@ class Site:
 
     async def prometheus(self, request: Request) -> Response:
         """Metrics as Prometheus text."""
-        headers = self._plain_headers(request)
-        return Response(self.metrics(), 200, headers, "text/plain; version=0.0.4; charset=utf-8")
+        return answer(request, self._tip(), self.metrics(), "text/plain; version=0.0.4; charset=utf-8")
 
     # --- the contract and the pages ------------------------------------------------------------------------------
 
     async def contract(self, request: Request) -> Response:
         """The contract as OpenAPI."""
-        return Response(self.openapi, 200, self._plain_headers(request), "application/json")
+        return answer(request, self._tip(), _contract())
 
     async def docs(self, request: Request) -> Response:
         """A page to read and try the contract."""
-        return Response(pages.docs(), 200, self._plain_headers(request), "text/html; charset=utf-8")
+        return answer(request, self._tip(), pages.docs(), _HTML, pages.headers(pages.docs()))
 
     async def page(self, request: Request) -> Response:
         """The operator's page."""
-        return Response(pages.operator(), 200, self._plain_headers(request), "text/html; charset=utf-8")
+        return answer(request, self._tip(), pages.operator(), _HTML, pages.headers(pages.operator()))
 
-    def _absent(self, what: str) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
+    def _absent(self, what: str) -> Endpoint:
+        async def absent(request: Request) -> Response:
             raise Problem(503, "not_enabled", f"{request.url.path} needs {what}, which this daemon does not keep")
 
-        return answer
+        return absent
 
-    def _headers(self, request: Request, shot: Snapshot) -> tuple[dict[str, str], bool]:
+    def _headers(self, request: Request, shot: Snapshot, *, as_cbor: bool = False) -> tuple[dict[str, str], bool]:
         """Return an answer's headers, and whether the client has that answer already."""
-        tip = shot.tip()
-        etag = tag(tip, "cbor") if wants_cbor(request) else tag(tip)
-        if tip is None:
-            etag = tag(tip, str(shot.state.unspent))
-        return {**tip_headers(tip), "ETag": etag, "Vary": "Accept"}, known(request, etag)
+        etag, headers, _ = stamp(*of(shot, as_cbor=as_cbor))
+        return headers, known(request.scope, etag)
 
-    def _plain_headers(self, request: Request) -> dict[str, str]:
+    def _tip(self) -> Point | None:
         try:
             with self.query.snapshot() as shot:
-                return self._headers(request, shot)[0]
+                return shot.tip()
         except StoreError:
-            return tip_headers(None)
+            return None
 
     async def fail(self, request: Request, error: Exception) -> Response:
         """Return an error in its one form, whatever it was."""
-        match error:
-            case Problem() as problem:
-                pass
-            case NoIndex():
-                message = f"the index {error} is not kept by this daemon (utxo.index.{error})"
-                problem = Problem(503, "not_enabled", message, "utxod reindex builds it")
-            case HTTPException(status_code=404):
-                problem = Problem(404, "unknown_path", f"there is nothing at {request.url.path}", "see /docs")
-            case HTTPException(status_code=405):
-                problem = Problem(405, "method_not_allowed", "everything here is read with GET")
-            case _:
-                log.exception("request_failed", path=request.url.path, exc_info=error)
-                problem = Problem(500, "internal_error", "the daemon's log has the reason")
-        headers = self._plain_headers(request)
-        headers.pop("ETag", None)
-        return failed(problem, headers)
+        return failed(request, error, self._tip())
+
+
+@cache
+def _contract() -> bytes:
+    return _encode(document())
 
 
 class Guard:
@@ -323,22 +271,40 @@ class Guard:
             shown = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(shown, self._token):
                 missing = Problem(401, "unauthorized", "this daemon asks for a token", "Authorization: Bearer …")
-                await failed(missing, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+                await refused(missing, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
 def build_disabled(token: str | None) -> ASGIApp:
-    """Return an application for a daemon that keeps no UTXO store."""
+    """Return an application for a daemon that keeps no UTXO store: it says so wherever the other one answers."""
 
-    async def answer(request: Request) -> Response:
-        if request.url.path == "/health/live":
-            return reply(Health(status="live", seconds_since_last_block=None, lag_blocks=None), tip_headers(None))
-        disabled = Problem(503, "not_enabled", "the UTXO store is not enabled in this daemon", "utxo.enabled")
-        return failed(disabled, tip_headers(None))
+    async def data(_: Request) -> Response:
+        raise Problem(503, "not_enabled", "the UTXO store is not enabled in this daemon", "utxo.enabled")
 
-    app = Starlette(routes=[Route("/{path:path}", answer, methods=["GET"])])
+    async def live(request: Request) -> Response:
+        return answer(request, None, _encode(_no_health("live")))
+
+    async def ready(request: Request) -> Response:
+        return answer(request, None, _encode(_no_health("not_enabled")), status=503)
+
+    async def contract(request: Request) -> Response:
+        return answer(request, None, _contract())
+
+    async def docs(request: Request) -> Response:
+        return answer(request, None, pages.docs(), _HTML, pages.headers(pages.docs()))
+
+    async def fail(request: Request, error: Exception) -> Response:
+        return failed(request, error, None)
+
+    own = {"/health/live": live, "/health/ready": ready, "/openapi.json": contract, "/docs": docs}
+    routes = [Route(path, own.get(path, data), methods=["GET"]) for path in (*document()["paths"], *own)]
+    app = _application(routes, fail)
     return app if token is None else Guard(app, token)
+
+
+def _no_health(status: str) -> Health:
+    return Health(status=status, seconds_since_last_block=None, lag_blocks=None)
 
 
 def build(site: Site, token: str | None) -> ASGIApp:
@@ -351,6 +317,12 @@ def build(site: Site, token: str | None) -> ASGIApp:
             yield {}
             tasks.cancel_scope.cancel()
 
-    handlers = {Problem: site.fail, NoIndex: site.fail, HTTPException: site.fail, Exception: site.fail}
-    app = Starlette(routes=site.routes(), exception_handlers=handlers, lifespan=lifespan)
+    app = _application(site.routes(), site.fail, lifespan)
     return app if token is None else Guard(app, token)
+
+
+def _application(routes: list[Route], fail: Fail, lifespan: Lifespan[Starlette] | None = None) -> Starlette:
+    kinds: tuple[type[Exception], ...] = (Problem, NoIndex, Torn, HTTPException, Exception)
+    app = Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, fail), lifespan=lifespan)
+    app.router.redirect_slashes = False  # a path with one more is another path, and there is nothing
+    return app

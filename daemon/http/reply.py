@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Literal
+from urllib.parse import parse_qsl
 
 import msgspec
+import structlog
 from msgspec import Struct
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from handlers.answers import Failure
 from handlers.events import Point
-from handlers.query import Order
+from handlers.query import NoIndex, Order, Torn
+
+log = structlog.get_logger("http")
 
 JSON, CBOR = "application/json", "application/cbor"
 _encode = msgspec.json.Encoder().encode
 _MOST = 1000
 _PAGES = 1 << 32
+_PARAMETERS = {"count", "order", "page", "cursor"}
 
 
 class Problem(Exception):
@@ -38,8 +47,14 @@ class Paging(Struct, frozen=True):
     cursor: str | None = None
 
 
-def paging(query: Mapping[str, str]) -> Paging:
-    """Return the paging parameters; nothing is clamped in silence."""
+@lru_cache(1024)
+def paging(query_string: bytes) -> Paging:
+    """Return the paging parameters; nothing is clamped in silence, and what is not ours is ignored."""
+    given = [(name, value) for name, value in parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)]
+    query = {name: value for name, value in given if name in _PARAMETERS}
+    for name in query:
+        if [each for each, _ in given].count(name) > 1:
+            raise Problem(400, "bad_parameter", f"{name} is given more than once")
     order: Literal["asc", "desc"]
     match query.get("order", "asc"):
         case "asc" | "desc" as order:
@@ -92,15 +107,51 @@ def tag(tip: Point | None, *more: str) -> str:
     return '"' + "-".join((tip.hash.hex() if tip else "origin", *more)) + '"'
 
 
-def known(request: Request, etag: str) -> bool:
+@lru_cache(16)
+def stamp(tip: Point | None, *more: str) -> tuple[str, dict[str, str], tuple[tuple[bytes, bytes], ...]]:
+    """Return the ETag of an answer, its headers, and these as bytes; not to be changed, they are given again."""
+    etag = tag(tip, *more)
+    headers = {**tip_headers(tip), "ETag": etag, "Vary": "Accept"}
+    return etag, headers, tuple((name.lower().encode(), value.encode()) for name, value in headers.items())
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """Return a request's header, several of one name as one."""
+    found = [value.decode("latin-1") for each, value in scope["headers"] if each == name]
+    return ", ".join(found) if found else None
+
+
+def known(scope: Scope, etag: str) -> bool:
     """Return whether the client has this very answer."""
-    said = request.headers.get("if-none-match")
+    said = header(scope, b"if-none-match")
     return said is not None and (said == "*" or etag in (part.strip().removeprefix("W/") for part in said.split(",")))
 
 
-def wants_cbor(request: Request) -> bool:
-    """Return whether the client asked for CBOR."""
-    return CBOR in request.headers.get("accept", "")
+def wants_cbor(scope: Scope) -> bool:
+    """Return whether the client would rather have CBOR."""
+    said = header(scope, b"accept")
+    return said is not None and CBOR in said and _prefers_cbor(said)
+
+
+@lru_cache(64)
+def _prefers_cbor(accept: str) -> bool:
+    weights = {}
+    for part in accept.split(","):
+        kind, *parameters = (each.strip() for each in part.split(";"))
+        weights[kind.lower()] = _weight(parameters)
+    other = next((weights[kind] for kind in (JSON, "application/*", "*/*") if kind in weights), 0.0)
+    return weights.get(CBOR, 0.0) >= max(other, 0.001)
+
+
+def _weight(parameters: list[str]) -> float:
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "q":
+            try:
+                return float(value)
+            except ValueError:
+                return 0.0
+    return 1.0
 
 
 def reply(content: object, headers: Mapping[str, str], status: int = 200) -> Response:
@@ -108,6 +159,44 @@ def reply(content: object, headers: Mapping[str, str], status: int = 200) -> Res
     return Response(_encode(content), status, headers, JSON)
 
 
-def failed(problem: Problem, headers: Mapping[str, str]) -> Response:
-    """Return an error in its one form."""
+def refused(problem: Problem, headers: Mapping[str, str]) -> Response:
+    """Return why a question is not answered, in the one form."""
     return reply(problem.failure, headers, problem.status)
+
+
+def answer(
+    request: Request,
+    tip: Point | None,
+    body: bytes,
+    kind: str = JSON,
+    more: Mapping[str, str] | None = None,
+    status: int = 200,
+) -> Response:
+    """Answer with what may change without the tip: the ETag knows of the body too."""
+    etag = tag(tip, f"{zlib.crc32(body):08x}")
+    headers = {**tip_headers(tip), "ETag": etag, **(more or {})}
+    if status == 200 and known(request.scope, etag):
+        return Response(status_code=304, headers=headers)
+    return Response(body, status, headers, kind)
+
+
+def failed(request: Request, error: Exception, tip: Point | None) -> Response:
+    """Return an error in its one form, whatever it was."""
+    headers = tip_headers(tip)
+    match error:
+        case Problem() as problem:
+            pass
+        case NoIndex():
+            message = f"the index {error} is not kept by this daemon (utxo.index.{error})"
+            problem = Problem(503, "not_enabled", message, "utxod reindex builds it")
+        case Torn():
+            problem = Problem(503, "store_grew", "the store's map grew during this long answer", "ask again")
+        case HTTPException(status_code=404):
+            problem = Problem(404, "unknown_path", f"there is nothing at {request.url.path}", "see /docs")
+        case HTTPException(status_code=405):
+            problem = Problem(405, "method_not_allowed", "everything here is read with GET")
+            headers["Allow"] = "GET, HEAD"
+        case _:
+            log.exception("request_failed", path=request.url.path, exc_info=error)
+            problem = Problem(500, "internal_error", "the daemon's log has the reason")
+    return refused(problem, headers)

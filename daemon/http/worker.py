@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import logging
 import os
 import signal
 import socket
 
 import anyio
+import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -16,9 +19,11 @@ from daemon.http.app import Site, build, build_disabled
 from daemon.http.ear import Ear
 from daemon.http.prometheus import Measured, Scrape
 from daemon.logs import configure
-from daemon.metrics import Served, folder, worker_sheet
+from daemon.metrics import Served, encode, folder, keep_shown, worker_sheet
 from daemon.store import open_query, windows
 from handlers.addresses import codec
+
+log = structlog.get_logger("http")
 
 _PR_SET_PDEATHSIG = 1
 
@@ -28,19 +33,22 @@ def work(config: Config, descriptor: int, parent: int) -> None:
     configure(config.log)
     _leave_with(parent)
     if not config.utxo.enabled:
-        _run(build_disabled(config.http.token), descriptor)
+        serve_on(build_disabled(config.http.token), descriptor)
         return
     sheets = folder(config)
-    with open_query(config) as query, worker_sheet(sheets) as sheet:
+    with open_query(config) as query, worker_sheet(sheets, parent) as sheet:
         own = sheet.shown(Served) or Served()  # a dead worker's counts go on
         scrape = Scrape(query, windows(config), sheets, parent, own)
         text = codec(config.chain.family, config.chain.network)
         ear = Ear(socket_path(config, os.environ))
         site = Site(query, text, windows(config), ear, scrape.text)
-        _run(Measured(build(site, config.http.token), sheet, own), descriptor)
+        with keep_shown(sheet, lambda: encode(own)):
+            serve_on(Measured(build(site, config.http.token), own), descriptor)
 
 
-def _run(app: ASGIApp, descriptor: int) -> None:
+def serve_on(app: ASGIApp, descriptor: int) -> None:
+    """Serve an application on an inherited socket."""
+    _quieten()
     server = uvicorn.Server(
         uvicorn.Config(
             app,
@@ -50,11 +58,29 @@ def _run(app: ASGIApp, descriptor: int) -> None:
             access_log=False,
             log_config=None,
             server_header=False,
+            proxy_headers=False,
+            ws="none",
             timeout_graceful_shutdown=5,
         )
     )
     with socket.socket(fileno=descriptor) as listening:
         anyio.run(server.serve, [listening], backend_options={"use_uvloop": True})
+
+
+def _quieten() -> None:
+    """Keep the collector from walking what lives for ever, and uvicorn's words in the form of ours."""
+    gc.collect()
+    gc.freeze()
+    logger = logging.getLogger("uvicorn.error")
+    logger.addHandler(_Structured())
+    logger.propagate = False
+
+
+class _Structured(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write what uvicorn says as one of our lines."""
+        exception = record.exc_info[1] if record.exc_info else None
+        log.log(record.levelno, "http_server", message=record.getMessage(), exc_info=exception)
 
 
 def _leave_with(parent: int) -> None:

@@ -57,6 +57,21 @@ def decode_block(
     )
 
 
+def decode_transaction(raw: bytes, *, mark_unspendable: bool = True) -> Tx:
+    """Return one transaction that is in no block, with its bytes.
+
+    Raises:
+        BlockError: whatever is wrong with the bytes.
+    """
+    try:
+        digest, inputs, outputs, end = _read_transaction(raw, 0, mark_unspendable)
+    except (IndexError, struct.error):
+        raise BlockError("the transaction goes on behind the last byte") from None
+    if end != len(raw):
+        raise BlockError(f"{len(raw) - end} bytes too many after the transaction")
+    return Tx(digest[::-1], inputs, outputs, size=len(raw), raw=raw)
+
+
 def double_sha256(data: bytes) -> bytes:
     """Return the hash of the hash, in the order of the bytes on disk."""
     return sha256(sha256(data).digest()).digest()

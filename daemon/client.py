@@ -1,0 +1,66 @@
+"""The other end of the socket, for commands: one message after the other, as frames."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import msgspec
+
+from handlers import wire
+from handlers.events import (
+    Ack,
+    BlockCommitted,
+    Error,
+    Fact,
+    Inbound,
+    Pruned,
+    RolledBack,
+    TxStatusChanged,
+    Welcome,
+)
+
+Heard = Fact | Welcome | Ack | Error
+_HEARD: msgspec.msgpack.Decoder[Heard] = msgspec.msgpack.Decoder(
+    BlockCommitted | RolledBack | Pruned | TxStatusChanged | Welcome | Ack | Error
+)
+
+
+class Line:
+    """A line to the daemon. Waiting for it is given up after `patience_s`, if that is said.
+
+    Raises:
+        OSError: it can't be reached, is silent for too long (`TimeoutError`), or went away (`ConnectionError`).
+    """
+
+    def __init__(self, path: Path, patience_s: float | None = None) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(patience_s)
+        try:
+            self._socket.connect(str(path))
+        except BaseException:
+            self._socket.close()
+            raise
+        self._in = self._socket.makefile("rb")
+
+    def __enter__(self) -> Line:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._in.close()
+        self._socket.close()
+
+    def send(self, *messages: Inbound) -> None:
+        """Send messages; does not wait for answers."""
+        self._socket.sendall(b"".join(wire.encode(message, "frames") for message in messages))
+
+    def receive(self) -> Heard:
+        """Return what the daemon says next."""
+        (length,) = wire.LENGTH.unpack(self._exactly(wire.LENGTH.size))
+        return _HEARD.decode(self._exactly(length))
+
+    def _exactly(self, size: int) -> bytes:
+        raw = self._in.read(size)
+        if len(raw) < size:
+            raise ConnectionResetError("the daemon closed the connection")
+        return raw

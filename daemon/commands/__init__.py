@@ -1,0 +1,1 @@
+"""Commands that ask and show; `daemon.cli` has the whole list."""

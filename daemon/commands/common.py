@@ -1,0 +1,115 @@
+"""What commands share: the configuration, one line for what is wrong, and how things are printed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from config.load import ConfigError, load
+from config.settings import Config, socket_path
+from storage.errors import Damaged, StoreError, WrongFormat
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+FAILED, WRONG_USE, DAMAGED = 1, 2, 3
+_WIDE = 100_000  # columns where nobody looks: lines stay whole
+
+_C = TypeVar("_C", bound=Callable[..., Any])
+
+
+class Context:
+    """What every command may need; the configuration is read when it is asked for."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._config: Config | None = None
+
+    @property
+    def config(self) -> Config:
+        """Return the configuration, or end with what is wrong with it."""
+        if self._config is None:
+            try:
+                self._config = load(self.path, os.environ)
+            except ConfigError as error:
+                raise Exit(str(error), WRONG_USE) from error
+        return self._config
+
+    def socket(self, chosen: Path | None) -> Path:
+        """Return the daemon's socket: the chosen one, else the configured."""
+        return chosen or socket_path(self.config, os.environ)
+
+
+class Exit(click.ClickException):
+    """The end of a command: one line, and the exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the message and end with our own code."""
+        super().show(file)
+        sys.exit(self.code)
+
+
+@contextmanager
+def stores_speak() -> Iterator[None]:
+    """Turn what is wrong with a store into one line and the right exit code."""
+    try:
+        yield
+    except (Damaged, WrongFormat) as error:
+        raise Exit(str(error), DAMAGED) from error
+    except StoreError as error:
+        raise Exit(str(error), FAILED) from error
+
+
+@contextmanager
+def readers_may_leave() -> Iterator[None]:
+    """End without a word when whoever reads our output has seen enough."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
+
+
+def _with_config(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+    if path is not None:
+        context.obj = Context(path)
+
+
+config_option = click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    callback=_with_config,
+    expose_value=False,
+    help="TOML file; else $UTXOD_CONFIG, else /etc/utxod/utxod.toml, else defaults.",
+)
+socket_option = click.option(
+    "--socket", type=click.Path(path_type=Path), help="The daemon's socket; else the configured one."
+)
+
+
+def json_option(text: str) -> Callable[[_C], _C]:
+    """Let a command write JSON for scripts; `text` says which."""
+    return click.option("--json", "as_json", is_flag=True, help=text)
+
+
+def show(*things: RenderableType) -> None:
+    """Print to the terminal in its width and colours, to anything else in whole plain lines."""
+    from rich.console import Console
+
+    terminal = sys.stdout.isatty()
+    console = Console(width=None if terminal else _WIDE, highlight=False, markup=False, emoji=False)
+    with console.capture() as captured:
+        for thing in things:
+            console.print(thing, soft_wrap=isinstance(thing, str))  # a line can be copied whole
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()), color=terminal)

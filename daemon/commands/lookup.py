@@ -1,0 +1,216 @@
+"""Answers from the store for a person or a script, in the shapes of the HTTP contract."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+import msgspec
+from msgspec import UNSET
+from rich.table import Table
+
+from config.settings import Config
+from daemon.commands.common import FAILED, WRONG_USE, Exit, readers_may_leave, show, stores_speak
+from daemon.store import open_query
+from handlers.addresses import AddressError, codec
+from handlers.answers import Amount, Balance, Failure, Utxo, to_tip
+from handlers.query import BadCursor, CursorGone, NoIndex, Order, Page, Snapshot, Sum, amounts
+from storage.disk import Db
+
+_encode = msgspec.json.Encoder().encode
+_HASH_DIGITS = 64
+_CREDENTIAL_DIGITS = 56
+_MOST_INDEX = 0xFFFF_FFFF
+
+
+def address(config: Config, text: str, count: int, order: Order, cursor: str | None, *, as_json: bool) -> None:
+    """Print a page of an owner's live outputs."""
+    where = _owner(config, text)
+    with _asking(config) as shot:
+        page, tip = shot.page(where(shot), count, order, 1, cursor), shot.tip()
+    if as_json:
+        _json({"tip": tip and to_tip(tip), "utxos": page.utxos, "next_cursor": page.next_cursor})
+        return
+    with readers_may_leave():
+        show(_list(page.utxos), *_more(page))
+
+
+def balance(config: Config, text: str, *, as_json: bool) -> None:
+    """Print what an owner holds."""
+    where, total = _owner(config, text), Sum(assets={})
+    with _asking(config) as shot:
+        for so_far in shot.balance(where(shot)):
+            total = so_far
+        held = amounts(shot.query.unit, total.value, sorted(total.assets.items()))
+    if as_json:
+        _json(Balance(lovelace_amount=total.value, amounts=held, utxo_count=total.count))
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("quantity", justify="right", no_wrap=True)
+    table.add_column("unit", overflow="fold")
+    for amount in held:
+        table.add_row(f"{int(amount.quantity):,}", amount.unit)
+    with readers_may_leave():
+        show(table, f"in {total.count:,} unspent output{'' if total.count == 1 else 's'}")
+
+
+def utxo(config: Config, txid: str, index: str | None, *, as_json: bool) -> None:
+    """Print one output."""
+    if index is None:
+        txid, _, index = txid.partition("#")
+    place = _txid(txid), _index(index)
+    with _asking(config) as shot:
+        found = shot.find(*place)
+    if found is None:
+        raise Exit(f"{txid}#{place[1]} is not here: never created, or spent and pruned", FAILED)
+    if as_json:
+        _json(found)
+        return
+    table = Table.grid(padding=(0, 3))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in msgspec.structs.asdict(found).items():
+        if value is not None and value is not UNSET:
+            table.add_row(name, _readable(value))
+    with readers_may_leave():
+        show(table)
+
+
+def tx(config: Config, text: str, *, as_json: bool) -> None:
+    """Print what is kept of a transaction, and that it is not the transaction."""
+    txid = _txid(text)
+    with _asking(config) as shot:
+        outputs = shot.of_transaction(txid)
+    what = "transactions are not kept by this version (transactions.enabled)"
+    if outputs:
+        message = f"{what}; the UTXO store has {len(outputs)} of its outputs"
+    else:
+        message = f"{what}, and the UTXO store has no output of it"
+    if as_json:
+        _json(msgspec.structs.asdict(Failure("not_enabled", message)) | {"utxos": outputs})
+        sys.exit(FAILED)
+    if outputs:
+        with readers_may_leave():
+            show(_list(outputs))
+    raise Exit(message, FAILED)
+
+
+# --- what was asked ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _asking(config: Config) -> Iterator[Snapshot]:
+    """Give one block boundary to ask; what can't be answered is one line."""
+    if not config.utxo.enabled:
+        raise Exit("the UTXO store is not enabled (utxo.enabled)", FAILED)
+    with stores_speak():
+        try:
+            with open_query(config) as query, query.snapshot() as shot:
+                yield shot
+        except NoIndex as error:
+            advice = f"utxo.index.{error} switches it on, `utxod reindex` builds it"
+            raise Exit(f"the index {error} is not kept: {advice}", FAILED) from error
+        except BadCursor as error:
+            raise Exit("--cursor: no answer to this question has given it", WRONG_USE) from error
+        except CursorGone as error:
+            raise Exit(f"--cursor: {error}; begin again without it", FAILED) from error
+
+
+def _owner(config: Config, text: str) -> Callable[[Snapshot], tuple[Db, bytes]]:
+    """Return where an owner's outputs are listed: 56 hex digits are a credential where the chain has them."""
+    text_of = codec(config.chain.family, config.chain.network)
+    if config.chain.family == "cardano" and len(text) == _CREDENTIAL_DIGITS:
+        try:
+            credential = bytes.fromhex(text)
+            return lambda shot: shot.by_credential(credential)
+        except ValueError:
+            pass
+    try:
+        raw = text_of.read(text)
+    except AddressError as error:
+        try:
+            credential = text_of.read_credential(text)
+        except AddressError:
+            raise Exit(f"address: {error}", WRONG_USE) from error
+        return lambda shot: shot.by_credential(credential)
+    return lambda shot: shot.by_address(raw)
+
+
+def _txid(text: str) -> bytes:
+    try:
+        raw = bytes.fromhex(text) if len(text) == _HASH_DIGITS else b""
+    except ValueError:
+        raw = b""
+    if not raw:
+        raise Exit(f"{text!r} is no transaction id, which has {_HASH_DIGITS} hex digits", WRONG_USE)
+    return raw
+
+
+def _index(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= _MOST_INDEX):
+        raise Exit(f"{text!r} is no output index: write TXID#INDEX, the index from 0 to {_MOST_INDEX}", WRONG_USE)
+    return int(text)
+
+
+# --- how it looks ------------------------------------------------------------------------------------------------
+
+
+def _json(answer: Any) -> None:
+    with readers_may_leave():
+        click.echo(_encode(answer))
+
+
+def _list(utxos: Sequence[Utxo]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("height", "slot"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("output", overflow="fold")
+    table.add_column("amount", justify="right", no_wrap=True)
+    for name in ("assets", "with", "spent by"):
+        table.add_column(name, overflow="fold")
+    for utxo in utxos:
+        spender = utxo.spent_tx_hash if isinstance(utxo.spent_tx_hash, str) else ""
+        amount = f"{utxo.lovelace_amount:,} {utxo.amounts[0].unit}"
+        table.add_row(
+            f"{utxo.block:,}",
+            f"{utxo.slot:,}",
+            f"{utxo.tx_hash}#{utxo.output_index}",
+            amount,
+            "\n".join(map(_amount, utxo.amounts[1:])),
+            _parts(utxo),
+            spender,
+        )
+    return table
+
+
+def _more(page: Page) -> list[str]:
+    if page.next_cursor is None:
+        return [] if page.utxos else ["no unspent outputs"]
+    return [f"there are more: --cursor {page.next_cursor}"]
+
+
+def _amount(amount: Amount) -> str:
+    return f"{int(amount.quantity):,} {amount.unit}"
+
+
+def _parts(utxo: Utxo) -> str:
+    parts = {
+        "datum": utxo.inline_datum is not None,
+        "datum hash": utxo.data_hash is not None and utxo.inline_datum is None,
+        "script": utxo.script_ref is not None or utxo.reference_script_hash is not None,
+        "collateral return": utxo.is_collateral_return,
+    }
+    return ", ".join(name for name, there in parts.items() if there)
+
+
+def _readable(value: object) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case list():
+            return "\n".join(map(_amount, value))
+        case _:
+            return str(value)

@@ -1,0 +1,81 @@
+"""`utxod query …`: questions to the store, read beside the daemon or without one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from daemon.commands.common import config_option, json_option
+
+if TYPE_CHECKING:
+    from handlers.query import Order
+
+
+@click.group()
+@config_option
+def query() -> None:
+    """Ask the store: it is read directly, no HTTP is needed.
+
+    Works beside a running daemon, which does not notice, or without one. Every answer is of one block boundary.
+    """
+
+
+@query.command()
+@config_option
+@click.argument("address")
+@click.option("--count", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many outputs.")
+@click.option(
+    "--order", type=click.Choice(["asc", "desc"]), default="asc", show_default=True, help="By place in chain."
+)
+@click.option("--cursor", help="Where the answer before ended.")
+@json_option("An object: `utxos` as HTTP lists them, `tip`, and `next_cursor`.")
+@click.pass_context
+def address(context: click.Context, address: str, count: int, order: Order, cursor: str | None, as_json: bool) -> None:
+    """List the live outputs of ADDRESS, in chain order.
+
+    ADDRESS is bech32, base58, or hex of its raw bytes (a locking script for Bitcoin); a payment credential does too.
+    """
+    from daemon.commands import lookup
+
+    lookup.address(context.obj.config, address, count, order, cursor, as_json=as_json)
+
+
+@query.command()
+@config_option
+@click.argument("owner", metavar="ADDRESS|CREDENTIAL")
+@json_option("The same object as HTTP.")
+@click.pass_context
+def balance(context: click.Context, owner: str, as_json: bool) -> None:
+    """Sum what an address, or a payment credential (56 hex digits or bech32), holds."""
+    from daemon.commands import lookup
+
+    lookup.balance(context.obj.config, owner, as_json=as_json)
+
+
+@query.command()
+@config_option
+@click.argument("txid", metavar="TXID#INDEX | TXID INDEX")
+@click.argument("index", required=False, metavar="")
+@json_option("The same object as HTTP.")
+@click.pass_context
+def utxo(context: click.Context, txid: str, index: str | None, as_json: bool) -> None:
+    """Show one output, live or spent, for as long as it is kept."""
+    from daemon.commands import lookup
+
+    lookup.utxo(context.obj.config, txid, index, as_json=as_json)
+
+
+@query.command()
+@config_option
+@click.argument("txid")
+@json_option("An object: `error` and `message` as HTTP has them, and `utxos`.")
+@click.pass_context
+def tx(context: click.Context, txid: str, as_json: bool) -> None:
+    """List what the UTXO store has of transaction TXID.
+
+    The transaction itself is not kept by this version: exit code 1.
+    """
+    from daemon.commands import lookup
+
+    lookup.tx(context.obj.config, txid, as_json=as_json)

@@ -1,0 +1,158 @@
+"""What `utxod status` found, and how it looks on a screen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+from msgspec import Struct
+
+from handlers.answers import TipAnswer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+State = Literal["ok", "busy", "behind", "silent", "away", "stopped", "off", "absent"]
+_COLOURS = {"ok": "green", "off": "dim", "absent": "dim", "behind": "yellow", "busy": "yellow", "stopped": "yellow"}
+
+
+class DaemonReport(Struct, frozen=True, kw_only=True):
+    """What the daemon says of itself; all but the first three only while it does."""
+
+    running: bool
+    socket: str
+    problem: str | None
+    version: str | None = None
+    answer_ms: float | None = None
+    uptime_s: float | None = None
+    connections: int | None = None
+    inbox_messages: int | None = None
+    inbox_bytes: int | None = None
+    network_tip_height: int | None = None
+    lag_blocks: int | None = None
+    seconds_since_last_block: float | None = None
+
+
+class Rates(Struct, frozen=True):
+    """How fast it went over the last commits."""
+
+    commits: int
+    over_s: float
+    blocks_per_s: float
+    txs_per_s: float
+
+
+class Handler(Struct, frozen=True):
+    """Whether one part of the daemon does its work."""
+
+    name: str
+    state: State
+    detail: str
+
+
+class StoreReport(Struct, frozen=True, kw_only=True):
+    """What the store says, with or without a daemon."""
+
+    chain: str
+    tip: TipAnswer | None
+    blocks_applied: int
+    unspent: int
+    rollback_floor: TipAnswer | None
+    persisted_height: int | None
+    prune_depth: int
+    rollback_window: int
+    prune_backlog_blocks: int
+    indexes: list[str]
+    rows: dict[str, int]
+    bytes_used: int
+    map_size: int
+    disk_free: int
+    folder: str
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """All of it."""
+
+    daemon: DaemonReport
+    rates: Rates | None
+    handlers: list[Handler]
+    store: StoreReport | None
+
+
+def plain(report: Report) -> bytes:
+    """Return everything as one JSON object, the store's fields beside the others."""
+    store = {} if report.store is None else msgspec.structs.asdict(report.store)
+    return msgspec.json.encode(store | {"daemon": report.daemon, "rates": report.rates, "handlers": report.handlers})
+
+
+def screen(report: Report) -> list[RenderableType]:
+    """Return everything, to be printed."""
+    from rich.table import Table
+    from rich.text import Text
+
+    facts = Table.grid(padding=(0, 3))
+    for name, value in _lines(report):
+        facts.add_row(Text(name, "bold"), value)
+    health = Table.grid(padding=(0, 3))
+    for handler in report.handlers:
+        state = Text(handler.state, _COLOURS.get(handler.state, "red"))
+        health.add_row(Text(handler.name, "bold"), state, handler.detail)
+    return [facts, "", health]
+
+
+def _lines(report: Report) -> list[tuple[str, str]]:
+    daemon, store, rates = report.daemon, report.store, report.rates
+    if daemon.running:
+        lines = [("daemon", f"running for {_span(daemon.uptime_s)}, version {daemon.version}, {daemon.socket}")]
+    else:
+        lines = [("daemon", f"no daemon answers on {daemon.socket}: {daemon.problem}; this is what the store says")]
+    if store is None:
+        return [*lines, ("store", "the UTXO store is not enabled (utxo.enabled)")]
+    since = daemon.seconds_since_last_block
+    lag = "unknown" if daemon.lag_blocks is None else f"{counted(daemon.lag_blocks, 'block')} behind the network"
+    last = "" if since is None else f", last block {_span(since)} ago"
+    speed = "–" if rates is None else f"{rates.blocks_per_s:,} blocks/s, {rates.txs_per_s:,} transactions/s"
+    over = "" if rates is None else f" over the last {counted(rates.commits, 'commit')} ({_span(rates.over_s)})"
+    reach = f"rollback {store.rollback_window:,} blocks, spent outputs {store.prune_depth:,}"
+    sizes = f"{_size(store.bytes_used)} used, map {_size(store.map_size)}, {_size(store.disk_free)} free on the disk"
+    rows = ", ".join(f"{name.removeprefix('utxo_')} {count:,}" for name, count in store.rows.items() if count)
+    return [
+        *lines,
+        ("chain", store.chain),
+        ("tip", _point(store.tip)),
+        ("lag", lag + last),
+        ("rate", speed + over),
+        ("set", f"{store.unspent:,} unspent outputs after {counted(store.blocks_applied, 'block')}"),
+        ("windows", reach),
+        ("floor", _point(store.rollback_floor)),
+        ("persisted", "–" if store.persisted_height is None else f"height {store.persisted_height:,}"),
+        ("store", f"{store.folder}: {sizes}"),
+        ("indexes", ", ".join(store.indexes) or "–"),
+        ("rows", rows or "–"),
+    ]
+
+
+def _point(point: TipAnswer | None) -> str:
+    return "the origin" if point is None else f"height {point.height:,}, slot {point.slot:,}, {point.hash}"
+
+
+def counted(number: int | None, what: str) -> str:
+    """Return `1 block`, `2 blocks`."""
+    return f"– {what}s" if number is None else f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _span(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _size(count: int) -> str:
+    size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{size:.1f} {units[0]}"

@@ -1,0 +1,164 @@
+"""Where the daemon and its store are: asks its socket, reads the store beside it, looks at what it counts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from socket import AF_UNIX, socket
+
+from config.settings import Config
+from config.units import parse_endpoint
+from daemon.client import Line
+from daemon.commands.report import DaemonReport, Handler, Rates, Report, StoreReport, counted
+from daemon.metrics import Numbers, daemon_numbers
+from daemon.metrics import folder as sheets
+from daemon.store import folder, open_query, windows
+from handlers.answers import to_tip
+from handlers.events import Hello, Welcome
+
+_PATIENCE_S = 2.0
+_FAR_BEHIND = 10  # blocks
+
+
+def look(config: Config, path: Path) -> Report:
+    """Ask the daemon, read the store, and put both together."""
+    began = time.monotonic()
+    welcome, problem = ask(path)
+    answer_ms = round((time.monotonic() - began) * 1000, 1)
+    numbers = daemon_numbers(sheets(config))
+    store = _store(config, numbers) if config.utxo.enabled else None
+    if welcome is None:
+        daemon = DaemonReport(running=False, socket=str(path), problem=problem)
+    else:
+        daemon = _daemon(path, welcome, store, numbers, answer_ms)
+    handlers = [_socket(daemon), _utxo(config, daemon), _pruner(config, daemon, store), _http(config)]
+    for name, enabled in (("transactions", config.transactions.enabled), ("recovery", config.recovery.enabled)):
+        handlers.append(Handler(name, "absent" if enabled else "off", "not in this version" if enabled else ""))
+    return Report(daemon=daemon, rates=_rates(numbers), handlers=handlers, store=store)
+
+
+def ask(path: Path) -> tuple[Welcome | None, str | None]:
+    """Return what the daemon at a socket says, or why it says nothing."""
+    try:
+        with Line(path, _PATIENCE_S) as line:
+            line.send(Hello(client="utxod-status/1"))
+            answer = line.receive()
+    except (FileNotFoundError, ConnectionRefusedError):
+        return None, "nobody listens there"
+    except (TimeoutError, BlockingIOError):
+        return None, f"it took the call and said nothing for {_PATIENCE_S:g} s"
+    except OSError as error:
+        return None, error.strerror or str(error)
+    return (answer, None) if isinstance(answer, Welcome) else (None, f"it answered {type(answer).__name__}")
+
+
+def _daemon(
+    path: Path, welcome: Welcome, store: StoreReport | None, numbers: Numbers | None, answer_ms: float
+) -> DaemonReport:
+    height, network = store.tip.height if store and store.tip else None, welcome.network_tip_height
+    return DaemonReport(
+        running=True,
+        socket=str(path),
+        problem=None,
+        version=welcome.version,
+        answer_ms=answer_ms,
+        uptime_s=None if numbers is None else round(time.time() - numbers.started_at, 1),
+        connections=None if numbers is None else numbers.connections,
+        inbox_messages=None if numbers is None else numbers.inbox_messages,
+        inbox_bytes=None if numbers is None else numbers.inbox_bytes,
+        network_tip_height=network,
+        lag_blocks=None if network is None or height is None else max(network - height, 0),
+        seconds_since_last_block=welcome.seconds_since_last_block,
+    )
+
+
+def _store(config: Config, numbers: Numbers | None) -> StoreReport:
+    reach, place = windows(config), folder(config)
+    with open_query(config) as query, query.snapshot() as shot:
+        state, store, tip = shot.state, shot.store, shot.tip()
+        floor = shot.point(reach.floor(state))
+        return StoreReport(
+            chain=store.chain(shot.txn),
+            tip=None if tip is None else to_tip(tip),
+            blocks_applied=state.tip,
+            unspent=state.unspent,
+            rollback_floor=None if floor is None else to_tip(floor),
+            persisted_height=state.persisted,
+            prune_depth=reach.prune_depth,
+            rollback_window=reach.rollback_window,
+            prune_backlog_blocks=reach.backlog(state),
+            indexes=store.kept_indexes(shot.txn),
+            rows={name: shot.txn.stat(db)["entries"] for name, db in store.disk.tables.items()},
+            bytes_used=store.disk.used(),
+            map_size=numbers.map_size if numbers else store.disk.map_size(),
+            disk_free=shutil.disk_usage(place).free,
+            folder=str(place),
+        )
+
+
+def _rates(numbers: Numbers | None) -> Rates | None:
+    """Return the rates since the first of the last commits; it ended before what came after it was begun."""
+    if numbers is None or len(numbers.recent) < 2:
+        return None
+    (began, _, _), *commits = numbers.recent
+    over = max(time.monotonic() - began, 1e-3)
+    blocks, txs = sum(blocks for _, blocks, _ in commits), sum(txs for _, _, txs in commits)
+    return Rates(len(commits), round(over, 1), round(blocks / over, 2), round(txs / over, 1))
+
+
+# --- health ------------------------------------------------------------------------------------------------------
+
+
+def _socket(daemon: DaemonReport) -> Handler:
+    if not daemon.running:
+        silent = daemon.problem is not None and "said nothing" in daemon.problem
+        return Handler("socket", "silent" if silent else "away", f"{daemon.socket}: {daemon.problem}")
+    return Handler("socket", "ok", f"answered in {daemon.answer_ms} ms, {counted(daemon.connections, 'client')}")
+
+
+def _utxo(config: Config, daemon: DaemonReport) -> Handler:
+    if not config.utxo.enabled:
+        return Handler("utxo", "off", "utxo.enabled")
+    if not daemon.running:
+        return Handler("utxo", "stopped", "no daemon")
+    if daemon.lag_blocks is not None and daemon.lag_blocks > _FAR_BEHIND:
+        return Handler("utxo", "behind", f"{daemon.lag_blocks:,} blocks behind the network")
+    return Handler("utxo", "ok", f"{counted(daemon.inbox_messages, 'message')} waiting")
+
+
+def _pruner(config: Config, daemon: DaemonReport, store: StoreReport | None) -> Handler:
+    if store is None or not config.pruner.enabled:
+        return Handler("pruner", "off", "pruner.enabled" if store else "utxo.enabled")
+    due = store.prune_backlog_blocks
+    if not daemon.running:
+        return Handler("pruner", "stopped", f"{counted(due, 'block')} due")
+    return Handler("pruner", "busy" if due else "ok", f"{counted(due, 'block')} due")
+
+
+def _http(config: Config) -> Handler:
+    if not config.http.workers:
+        return Handler("http", "off", "http.workers")
+    listen = config.http.listen
+    began, where = time.monotonic(), parse_endpoint(listen)
+    connection = HTTPConnection("localhost" if isinstance(where, Path) else where[0], timeout=_PATIENCE_S)
+    try:
+        if isinstance(where, Path):
+            connection.sock = socket(AF_UNIX)
+            connection.sock.settimeout(_PATIENCE_S)
+            connection.sock.connect(os.fspath(where))
+        else:
+            connection.port = where[1]
+        connection.request("GET", "/health/live")
+        live = b'"live"' in connection.getresponse().read()
+    except TimeoutError:
+        return Handler("http", "silent", f"{listen} took the call and said nothing for {_PATIENCE_S:g} s")
+    except (OSError, HTTPException) as error:
+        return Handler("http", "away", f"{listen}: {getattr(error, 'strerror', None) or type(error).__name__}")
+    finally:
+        connection.close()
+    if not live:
+        return Handler("http", "away", f"{listen}: another program answers there")
+    return Handler("http", "ok", f"{listen} answered in {(time.monotonic() - began) * 1000:.1f} ms")

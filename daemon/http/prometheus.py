@@ -1,0 +1,164 @@
+"""Metrics as Prometheus text. Made when somebody asks: the store says where it is, the sheets what was counted.
+
+The daemon pays nothing for a scrape. Each metric is described in `docs/metrics.md`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from daemon.metrics import BOUNDS_S, Histogram, Numbers, Served, daemon_numbers, served
+from handlers.query import Query
+from handlers.utxo import Work
+from storage.prune import Windows
+
+_COUNTERS = {  # what the daemon counts
+    "blocks": ("blocks_total", "Blocks committed."),
+    "transactions": ("transactions_total", "Transactions in committed blocks."),
+    "created": ("created_total", "Outputs created by committed blocks."),
+    "spent": ("spent_total", "Outputs spent by committed blocks."),
+    "missing_inputs": ("missing_inputs_total", "Inputs that spent what is not in the set."),
+    "rollbacks": ("rollbacks_total", "Rollbacks carried out."),
+    "rolled_back_blocks": ("rolled_back_blocks_total", "Blocks taken back."),
+    "bytes_in": ("received_bytes_total", "Bytes of messages received on the socket."),
+}
+_PRUNED = {"outputs": "pruned_outputs", "transactions": "pruned_transactions", "undo_records": "pruned_undo_records"}
+_GAUGES = {  # what the daemon has at hand
+    "started_at": ("daemon_start_time_seconds", "When the daemon started, in unix time."),
+    "batch_blocks": ("batch_blocks", "Blocks in the last commit that had any."),
+    "inbox_messages": ("inbox_messages", "Messages that wait for the writer."),
+    "inbox_bytes": ("inbox_bytes", "Room taken in the inbox by messages that wait or are being applied."),
+    "connections": ("connections", "Clients connected to the socket."),
+}
+_TIMINGS: dict[Work, tuple[str, str]] = {  # what the daemon's writer does
+    "apply": ("apply_seconds", "To decode, look up and fold one block, on the writer's thread."),
+    "commit": ("commit_seconds", "To write and sync one commit, with the pruning that is part of it."),
+    "rollback": ("rollback_seconds", "To carry out one rollback."),
+    "prune": ("prune_seconds", "One step of pruning in a commit of its own."),
+}
+_UNMATCHED = "unmatched"  # requests for nothing that we have: any path must not become a label
+
+
+class Scrape(Collector):
+    """Everything that is known at one moment, whichever worker is asked."""
+
+    def __init__(self, query: Query, windows: Windows, sheets: Path, parent: int, own: Served) -> None:
+        self._query = query
+        self._windows = windows
+        self._sheets = sheets
+        self._parent = parent
+        self._own = own  # counts where no sheet can be written
+
+    def text(self) -> bytes:
+        """Return all metrics."""
+        return generate_latest(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric, those without a value too."""
+        numbers = daemon_numbers(self._sheets)
+        yield _gauge("daemon_running", "1 while a daemon keeps this store, else 0.", numbers is not None)
+        yield from self._store(numbers)
+        yield from _daemon(numbers)
+        answers, workers = served(self._sheets, self._parent)
+        yield _gauge("http_workers", "HTTP workers that live.", max(workers, 1))
+        yield _queries(answers if workers else self._own)
+
+    def _store(self, numbers: Numbers | None) -> Iterator[Metric]:
+        with self._query.snapshot() as shot:
+            state, tip, floor = shot.state, shot.tip(), shot.point(self._windows.floor(shot.state))
+        disk = self._query.store.disk
+        height, slot = (None, None) if tip is None else (tip.height, tip.slot)
+        lowest = None if tip is None else floor.height if floor else 0
+        map_size = disk.map_size() if numbers is None else numbers.map_size
+        yield _gauge("unspent", "Unspent outputs in the set.", state.unspent)
+        yield _gauge("tip_height", "Height of the last committed block.", height)
+        yield _gauge("tip_slot", "Slot of the last committed block.", slot)
+        yield _gauge("rollback_floor_height", "Height of the lowest block that a rollback can reach.", lowest)
+        yield _gauge("prune_backlog_blocks", "Blocks due for pruning.", self._windows.backlog(state))
+        yield _gauge("map_size_bytes", "Size of the LMDB map.", map_size)
+        yield _gauge("used_bytes", "How far the LMDB file has grown, free pages included.", disk.used())
+        lag = None if numbers is None else numbers.lag(height)
+        yield _gauge("lag_blocks", "Blocks that the network is ahead, as the feeder says.", lag)
+
+
+def _daemon(numbers: Numbers | None) -> Iterator[Metric]:
+    since = None if numbers is None else numbers.seconds_since_last_block()
+    yield _gauge("seconds_since_last_block", "Since a block was last committed by this daemon.", since)
+    for field, (name, text) in _GAUGES.items():
+        yield _gauge(name, text, None if numbers is None else getattr(numbers, field))
+    for field, (name, text) in _COUNTERS.items():
+        yield _counter(name, text, "", {} if numbers is None else {"": getattr(numbers, field)})
+    pruned = {} if numbers is None else {kind: getattr(numbers, field) for kind, field in _PRUNED.items()}
+    yield _counter("pruned_total", "Rows that no reorganisation can reach, removed.", "kind", pruned)
+    messages = {} if numbers is None else {**numbers.messages, "unknown": numbers.unknown_messages}
+    yield _counter("messages_total", "Messages received on the socket.", "type", messages)
+    errors = {} if numbers is None else numbers.errors
+    yield _counter("errors_total", "Messages answered with an error.", "code", errors)
+    for work, (name, text) in _TIMINGS.items():
+        family = HistogramMetricFamily(f"utxod_{name}", text, labels=())
+        if numbers is not None:
+            family.add_metric((), *_buckets(numbers.timings[work]))
+        yield family
+
+
+def _queries(answers: Served) -> Metric:
+    labels = ("route", "status")
+    family = HistogramMetricFamily("utxod_query_seconds", "To answer one HTTP request.", labels=labels)
+    for key, histogram in sorted(answers.seconds.items()):
+        status, _, route = key.partition(" ")
+        family.add_metric((route, status), *_buckets(histogram))
+    return family
+
+
+def _gauge(name: str, text: str, value: float | None) -> Metric:
+    return GaugeMetricFamily(f"utxod_{name}", text, value=value)
+
+
+def _counter(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = CounterMetricFamily(f"utxod_{name}", text, labels=[label] if label else [])
+    for which, value in values.items():
+        family.add_metric([which] if label else [], value)
+    return family
+
+
+def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
+    """Return the counts as Prometheus has them, each with those of all smaller bounds."""
+    total, buckets = 0, list[tuple[str, float]]()
+    for bound, count in zip((*map(str, BOUNDS_S), "+Inf"), histogram.counts, strict=True):
+        total += count
+        buckets.append((bound, total))
+    return buckets, histogram.total_s
+
+
+class Measured:
+    """Counts how long each answer took, by route and status."""
+
+    def __init__(self, app: ASGIApp, own: Served) -> None:
+        self._app = app
+        self._own = own
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status = time.monotonic(), 500
+
+        async def heard(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, heard)
+        finally:
+            route = getattr(scope.get("route"), "path", _UNMATCHED)
+            self._own.observe(route, status, time.monotonic() - began)

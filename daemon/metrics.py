@@ -1,0 +1,360 @@
+"""What the processes count, and the sheets on which they show it to each other.
+
+The daemon and every HTTP worker write their numbers, whole, to a file of their own under `data_dir/metrics`, once a
+second; whoever answers `/metrics` reads them all. A sheet is locked for as long as its process lives, so the numbers of
+the dead are told apart. Files, not shared memory: on a full disk a write fails and costs a warning, where a store to a
+mapped page would end the process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+import zlib
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from struct import Struct as Packed
+from threading import Event, Thread
+from typing import TypeVar
+
+import msgspec
+import structlog
+from msgspec import Struct, field
+
+from config.settings import Config
+from handlers.events import BlockCommitted, Pruned, RolledBack
+from handlers.utxo import Committed, Work
+from handlers.wire import MESSAGES
+
+log = structlog.get_logger("metrics")
+
+SHOWN_EVERY_S = 1.0
+BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+CODES = (  # an increase from nothing is seen only by who has seen the nothing
+    "beyond_rollback_floor",
+    "feeder_busy",
+    "fork",
+    "gap",
+    "malformed",
+    "not_permitted",
+    "store_full",
+    "too_large",
+    "too_slow",
+    "unavailable",
+    "unknown_point",
+    "unknown_type",
+)
+_RECENT = 32  # commits, for rates
+_HEAD = Packed(">II")  # checksum and length of what follows
+_TRIES = 20
+_TRY_AGAIN_S = 0.005
+
+_T = TypeVar("_T")
+
+
+class Histogram(Struct, array_like=True):
+    """How often something took how long: a count for each bound, and one for what took longer than all."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
+    total_s: float = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one."""
+        self.counts[bisect_left(BOUNDS_S, seconds)] += 1
+        self.total_s += seconds
+
+    def add(self, other: Histogram) -> None:
+        """Count what another one has."""
+        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        self.total_s += other.total_s
+
+
+class Numbers(Struct):
+    """What the daemon counts, since it started. Its event loop does, once for each block or message."""
+
+    pid: int = field(default_factory=os.getpid)
+    started_at: float = field(default_factory=time.time)  # unix
+    blocks: int = 0
+    transactions: int = 0
+    created: int = 0
+    spent: int = 0
+    missing_inputs: int = 0
+    rollbacks: int = 0
+    rolled_back_blocks: int = 0
+    pruned_outputs: int = 0
+    pruned_transactions: int = 0
+    pruned_undo_records: int = 0
+    bytes_in: int = 0
+    messages: dict[str, int] = field(default_factory=lambda: dict.fromkeys(sorted(MESSAGES), 0))
+    unknown_messages: int = 0
+    errors: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CODES, 0))
+    timings: dict[Work, Histogram] = field(
+        default_factory=lambda: {work: Histogram() for work in ("apply", "commit", "rollback", "prune")}
+    )
+    batch_blocks: int = 0
+    recent: list[tuple[float, int, int]] = []  # monotonic time, blocks and transactions of the last commits
+    moved_at: float | None = None  # monotonic
+    network_height: int | None = None
+    map_size: int = 0
+    inbox_messages: int = 0
+    inbox_bytes: int = 0
+    connections: int = 0
+
+    def heard(self, kind: str) -> None:
+        """Count a message; what is no message of the protocol must not grow the table."""
+        if kind in self.messages:
+            self.messages[kind] += 1
+        else:
+            self.unknown_messages += 1
+
+    def refused(self, code: str) -> None:
+        """Count an error that was answered."""
+        self.errors[code] = self.errors.get(code, 0) + 1
+
+    def committed(self, done: Committed) -> None:
+        """Count what a commit made true."""
+        for work, seconds in done.timings:
+            self.timings[work].observe(seconds)
+        blocks, transactions = 0, self.transactions
+        for fact in done.facts:
+            match fact:
+                case BlockCommitted():
+                    blocks += 1
+                    self.transactions += fact.txs
+                    self.created += fact.created
+                    self.spent += fact.spent
+                    self.missing_inputs += fact.missing_inputs
+                case RolledBack():
+                    self.rollbacks += 1
+                    self.rolled_back_blocks += fact.blocks
+                case Pruned():
+                    self.pruned_outputs += fact.spent_outputs
+                    self.pruned_transactions += fact.transactions
+                    self.pruned_undo_records += fact.undo_records
+        if blocks:
+            self.blocks += blocks
+            self.batch_blocks = blocks
+            self.moved_at = time.monotonic()
+            self.recent = [*self.recent[1 - _RECENT :], (self.moved_at, blocks, self.transactions - transactions)]
+
+    def seconds_since_last_block(self) -> float | None:
+        """Return how long ago a block was committed; the clock is the same in every process."""
+        return None if self.moved_at is None else max(time.monotonic() - self.moved_at, 0.0)
+
+    def lag(self, height: int | None) -> int | None:
+        """Return how many blocks the network is ahead of a height, as far as feeders have said."""
+        if self.network_height is None:
+            return None
+        return max(self.network_height - (height or 0), 0)
+
+
+class Served(Struct):
+    """What an HTTP worker counts: how long answers took, by `status route`."""
+
+    seconds: dict[str, Histogram] = {}
+
+    def observe(self, route: str, status: int, seconds: float) -> None:
+        """Count one answer."""
+        key = f"{status} {route}"
+        if key not in self.seconds:
+            self.seconds[key] = Histogram()
+        self.seconds[key].observe(seconds)
+
+    def add(self, other: Served) -> None:
+        """Count what another worker has."""
+        for key, histogram in other.seconds.items():
+            if key in self.seconds:
+                self.seconds[key].add(histogram)
+            else:
+                self.seconds[key] = Histogram(list(histogram.counts), histogram.total_s)
+
+
+# --- sheets ------------------------------------------------------------------------------------------------------
+
+
+class Sheet:
+    """A file on which this process alone writes; without one, writing does nothing."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._descriptor = descriptor
+        self._warned = False
+
+    def show(self, raw: bytes) -> None:
+        """Replace what is written there. Failing is no failure of whoever counts."""
+        if self._descriptor is None:
+            return
+        try:
+            os.pwrite(self._descriptor, _HEAD.pack(zlib.crc32(raw), len(raw)) + raw, 0)
+            self._warned = False
+        except OSError as error:
+            if not self._warned:
+                log.warning("metrics_not_shown", error=str(error))
+            self._warned = True
+
+    def shown(self, kind: type[_T]) -> _T | None:
+        """Return what is written there: a process that took the sheet over goes on counting from it."""
+        return None if self._descriptor is None else _content(self._descriptor, kind)
+
+    def clear(self) -> None:
+        """Forget what an earlier process has left."""
+        if self._descriptor is not None:
+            os.ftruncate(self._descriptor, 0)
+
+    def close(self) -> None:
+        """Let go of it: from now on it is that of a dead process."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+def folder(config: Config) -> Path:
+    """Return where the sheets are."""
+    return config.data_dir / "metrics"
+
+
+@contextmanager
+def daemon_sheet(where: Path) -> Iterator[Sheet]:
+    """Give the daemon's sheet, and throw away those that earlier ones have left. A daemon can live without one."""
+    sheet = Sheet()
+    try:
+        where.mkdir(mode=0o750, parents=True, exist_ok=True)
+        _sweep(where)
+        for _ in range(_TRIES):  # whoever looks holds it for a moment
+            if (claimed := _claim(where / "daemon")) is not None:
+                sheet = claimed
+                sheet.clear()
+                break
+            time.sleep(_TRY_AGAIN_S)
+        else:
+            log.warning("metrics_not_shown", error=f"{where / 'daemon'} is another process's")
+    except OSError as error:
+        log.warning("metrics_not_shown", error=str(error))
+    try:
+        yield sheet
+    finally:
+        sheet.close()
+
+
+@contextmanager
+def worker_sheet(where: Path, parent: int) -> Iterator[Sheet]:
+    """Give an HTTP worker's sheet: that of a dead one with the same parent, if there is one, else a new one."""
+    sheet = Sheet()
+    try:
+        where.mkdir(mode=0o750, parents=True, exist_ok=True)
+        _sweep(where)
+        claims = (_claim(where / f"http-{parent}-{number}") for number in count())
+        sheet = next(claimed for claimed in claims if claimed is not None)
+    except OSError as error:
+        log.warning("metrics_not_shown", error=str(error))
+    try:
+        yield sheet
+    finally:
+        sheet.close()
+
+
+@contextmanager
+def keep_shown(sheet: Sheet, numbers: Callable[[], bytes]) -> Iterator[None]:
+    """Show `numbers` again and again, on a thread of its own: the disk may make it wait, and nobody else must.
+
+    The thread sleeps nearly always. It is not of the pool, so that the writer's work stays on one thread.
+    """
+    done = Event()
+
+    def keep() -> None:
+        shown = b""
+        while True:
+            if (raw := numbers()) != shown:
+                sheet.show(raw)
+                shown = raw
+            if done.wait(SHOWN_EVERY_S):
+                return
+
+    thread = Thread(target=keep, name="metrics", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(SHOWN_EVERY_S)
+
+
+def daemon_numbers(where: Path) -> Numbers | None:
+    """Return what the daemon counts, None when none runs."""
+    numbers, lives = _look(where / "daemon", Numbers)
+    return numbers if lives else None
+
+
+def served(where: Path, parent: int) -> tuple[Served, int]:
+    """Return what all workers of one parent have counted, the dead ones too, and how many live."""
+    total, alive = Served(), 0
+    for path in where.glob(f"http-{parent}-*"):
+        one, lives = _look(path, Served)
+        alive += lives
+        if one is not None:
+            total.add(one)
+    return total, alive
+
+
+def _sweep(where: Path) -> None:
+    """Remove the workers' sheets whose parent is gone, or had our number before us."""
+    for path in where.glob("http-*"):
+        parent = path.name.split("-")[1]
+        gone = parent == str(os.getpid()) or not Path("/proc", parent).exists()
+        if gone and not _look(path, Served)[1]:
+            with suppress(OSError):
+                path.unlink()
+
+
+def _claim(path: Path) -> Sheet | None:
+    """Take a sheet, made if it is not there; None while it is another process's."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return Sheet(descriptor)
+
+
+def _look(path: Path, kind: type[_T]) -> tuple[_T | None, bool]:
+    """Return what is on a sheet, None where nothing can be read, and whether its process lives."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None, False
+    try:
+        return _content(descriptor, kind), _is_held(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_held(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _content(descriptor: int, kind: type[_T]) -> _T | None:
+    """Return what is written, whole: one that is being written at this moment is read again."""
+    for _ in range(_TRIES):
+        raw = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        if len(raw) < _HEAD.size:
+            return None
+        checksum, length = _HEAD.unpack_from(raw)
+        body = raw[_HEAD.size : _HEAD.size + length]
+        if len(body) == length and zlib.crc32(body) == checksum:
+            try:
+                return msgspec.msgpack.decode(body, type=kind)
+            except msgspec.DecodeError:  # of another version
+                return None
+        time.sleep(_TRY_AGAIN_S / 5)
+    return None

@@ -1,0 +1,99 @@
+"""The command line of what follows a Bitcoin node."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import click
+
+from feeds import run as runner
+from feeds.bitcoin.access import Address, Login, read_url
+from feeds.bitcoin.networks import NETWORKS
+from feeds.run import Job, options
+
+_AROUND_BYTES = 32 << 20  # what an answer may have besides a block: a large mempool is one of millions of bytes
+
+
+@click.command("bitcoin-rpc")
+@click.argument("url")
+@click.option(
+    "--network", type=click.Choice(list(NETWORKS)), default="mainnet", show_default=True, help="The node's chain."
+)
+@click.option("--to", type=click.IntRange(min=0), help="Stop after this height.")
+@click.option("--poll", default=1.0, show_default=True, type=click.FloatRange(min=0.01), help="Seconds between looks.")
+@click.option("--requests", default=8, show_default=True, type=click.IntRange(1, 64), help="Blocks asked for at once.")
+@click.option("--cookie", type=click.Path(path_type=Path), help="The node's cookie file; read again when it changes.")
+@click.option("--user", help="User, if it is not in the URL.")
+@click.option("--password-file", type=click.Path(path_type=Path), help="File with the password, in its first line.")
+@click.option("--mempool", is_flag=True, help="Submit what the node holds that is in no block yet.")
+@click.option(
+    "--persisted-depth",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Say that blocks N below the tip are kept safely, by the node.",
+)
+@click.option("--keep-unspendable", is_flag=True, help="Keep outputs that nobody can spend, and the first coinbase.")
+@options
+@click.pass_obj
+def from_bitcoin_rpc(
+    socket: Path,
+    /,
+    url: str,
+    network: str,
+    to: int | None,
+    poll: float,
+    requests: int,
+    cookie: Path | None,
+    user: str | None,
+    password_file: Path | None,
+    mempool: bool,
+    persisted_depth: int | None,
+    keep_unspendable: bool,
+    **shared: Any,
+) -> None:
+    """Follow the node whose RPC is at URL, `http://[user:password@]host[:port]`, for ever or up to a height.
+
+    The port is that of the network unless the URL has one. --wait is also for the node's first answer; later it is
+    waited for without end.
+    """
+    from feeds.bitcoin.jsonrpc import Node
+    from feeds.bitcoin.rpc import Follower, Options
+
+    job, chosen = Job(socket, **shared), NETWORKS[network]
+    with runner.speaking():
+        address, login = _access(url, chosen.rpc_port, cookie, user, password_file)
+    wish = Options(
+        network=chosen,
+        to=to,
+        poll_s=poll,
+        width=requests,
+        mark_unspendable=not keep_unspendable,
+        mempool=mempool,
+        persisted_depth=persisted_depth,
+        known_tip=job.network_tip or 0,
+        wait_s=job.wait or math.inf,
+    )
+    node = Node(address, login, longest=2 * chosen.max_block_bytes + _AROUND_BYTES)
+    follower = Follower(node, wish)
+    total = (lambda: follower.tip) if to is None else to
+    runner.run(job, node.name, follower.messages, lambda: follower.height, total, follower.hear, follower.refused)
+
+
+def _access(
+    url: str, port: int, cookie: Path | None, user: str | None, password_file: Path | None
+) -> tuple[Address, Login]:
+    """Return where the node is and who we are there; there is one way only to say that."""
+    try:
+        address, in_url = read_url(url, port)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="URL") from None
+    if (user is None) != (password_file is None):
+        raise click.UsageError("--user and --password-file go together")
+    if sum(way is not None for way in (in_url, cookie, user)) > 1:
+        raise click.UsageError("give one of: user and password in the URL, --cookie, --user with --password-file")
+    if password_file is not None:
+        lines = password_file.read_text(errors="replace").splitlines()
+        in_url = f"{user}:{lines[0] if lines else ''}"
+    return address, Login(in_url, cookie)

@@ -1,0 +1,296 @@
+"""Following a node over its RPC: from where the daemon is along the node's best chain, through reorganisations.
+
+The node is believed which chain is the best. What it gives as a block has to have the hash that was asked for, the work
+that its header claims, and the block before it as parent; nothing else goes to the daemon.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+import anyio
+import msgspec
+from msgspec import Struct
+
+from feeds.bitcoin.access import NodeAway, NodeError, RpcError
+from feeds.bitcoin.block import decode_block
+from feeds.bitcoin.errors import BlockError, ChainError
+from feeds.bitcoin.fetch import Fetch, hashes, read_hash
+from feeds.bitcoin.jsonrpc import Node
+from feeds.bitcoin.mempool import Mempool
+from feeds.bitcoin.networks import NETWORKS, Network
+from feeds.bitcoin.patience import Patience
+from feeds.bitcoin.proof import check_proof
+from feeds.bitcoin.trail import Trail
+from handlers.events import (
+    U32,
+    BlockApplied,
+    BlockPersisted,
+    Error,
+    Hello,
+    Inbound,
+    NetworkTip,
+    Point,
+    Rollback,
+    RollbackPoint,
+    Welcome,
+)
+
+_LONGEST_WAIT_S = 30.0
+_MOST_CHANGES = 20  # of the chain under our hands, without one look in which it stands still
+_CHANGE_S = 0.05
+_MOST_TURNS = 100  # at the same height or below
+_PERSISTED_EVERY = 1000
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """What is fed, and how.
+
+    Ends after height `to`. Looks for news every `poll_s` seconds, less often where the node tells of a block by itself.
+    `persisted_depth` says that the node itself keeps blocks that deep safely. The network is at least at `known_tip`.
+    `wait_s` is the time that the node has
+    for its first answer; once it has answered it is waited for without end.
+    """
+
+    network: Network
+    to: int | None = None
+    poll_s: float = 1.0
+    width: int = 8
+    mark_unspendable: bool = True
+    mempool: bool = False
+    persisted_depth: int | None = None
+    known_tip: int = 0
+    wait_s: float = math.inf
+
+
+class ChainInfo(Struct, frozen=True):
+    """How many blocks a node has after the first one, and how many headers."""
+
+    blocks: U32
+    headers: U32
+
+
+class Follower:
+    """One feed from one node; `height` is how far it is, `tip` how far the network is, once the node has said so."""
+
+    def __init__(self, node: Node, options: Options) -> None:
+        """Take the node that is asked, and what for; nothing is asked yet."""
+        self.height = 0
+        self.tip: int | None = None  # what the daemon was told
+        self._node = node
+        self._options = options
+        self._told: Callable[[str], None] = lambda _: None
+        self._mempool = Mempool(node, options.mempool, options.width)
+        self._patience = Patience(node, options.wait_s)
+        self._persisted = -1
+        self._turns, self._highest = 0, -1
+        self._waits = True  # the node tells of a block by itself, as far as we know
+        self._early = False  # it did before the time was over
+        self._said_behind = False
+        self._settled = False
+
+    def refused(self, error: Error) -> None:
+        """Hear that the daemon refused a transaction; one that keeps none is not given any more."""
+        if error.code == "unavailable" and self._mempool.on:
+            self._mempool.on = False
+            self._told(f"the daemon takes no transactions ({error.message}): --mempool is switched off")
+
+    def hear(self, tell: Callable[[str], None]) -> None:
+        """Take who is told what an operator should know, one line each."""
+        self._told = tell
+
+    async def messages(self, welcome: Welcome) -> AsyncGenerator[Inbound, None]:
+        """Yield what brings a daemon onto the node's chain and keeps it there.
+
+        Raises:
+            FeedError: the node won't answer, or says something that can't be true; the daemon is on another chain.
+        """
+        if welcome.chain.family not in ("", "bitcoin"):
+            raise ChainError(f"the daemon keeps a chain of the family {welcome.chain.family!r}: see chain.family")
+        trail = Trail(welcome.points)
+        self._persisted = -1 if welcome.persisted_height is None else welcome.persisted_height
+        try:
+            while True:
+                try:
+                    async with aclosing(self._follow(trail)) as messages:
+                        async for message in messages:
+                            yield message
+                    return
+                except NodeAway as away:
+                    self._node.close()
+                    await self._patience.wait(away, self._told)
+        finally:
+            self._node.close()
+
+    # --- the chain -----------------------------------------------------------------------------------------------
+
+    async def _follow(self, trail: Trail) -> AsyncGenerator[Inbound, None]:
+        """Yield messages until the last height that is wanted; the trail knows what was yielded."""
+        seen, changes = b"", 0
+        await self._check_network()
+        while True:
+            best = read_hash(self._node, "getbestblockhash", await self._node.call("getbestblockhash"))
+            if best == seen:
+                for submitted in await self._mempool.news():
+                    yield submitted
+                await self._rest()
+                continue
+            self._early = False
+            async with aclosing(self._round(trail)) as messages:
+                async for message in messages:
+                    yield message
+            if self._settled and self._options.to is not None and trail.height >= self._options.to:
+                return
+            seen, changes = (best, 0) if self._settled else (b"", changes + 1)
+            if changes > _MOST_CHANGES:
+                raise ChainError(f"the node at {self._node.name} gives another chain whenever it is asked")
+            await anyio.sleep(min(self._options.poll_s, _CHANGE_S * changes))
+
+    async def _round(self, trail: Trail) -> AsyncGenerator[Inbound, None]:
+        """Yield what leads to the node's tip as it is now; `_settled` tells whether that was reached."""
+        self._settled = False
+        info = await self._info()
+        count, tip = info.blocks, max(info.blocks, info.headers, self._options.known_tip)
+        if tip != self.tip:
+            self.tip = tip
+            yield Hello(network_tip=NetworkTip(tip))
+        base, lost = await trail.fork(lambda point: self._is_on_chain(point, count))
+        if lost is not None and lost.height > count and not await self._went_back(trail, info):
+            self._settled = True  # at least until the node has another block
+            return
+        self._said_behind = False
+        if base is None and lost is not None:
+            raise ChainError(
+                f"the daemon is on another chain: none of its blocks from height {lost.height} to {trail.height} that "
+                f"can be compared is on that of the node at {self._node.name}"
+            )
+        async with aclosing(self._onto(trail, base, count)) as messages:
+            async for message in messages:
+                yield message
+        if self._settled and (persisted := self._persist(trail)) is not None:
+            yield persisted
+
+    async def _onto(self, trail: Trail, base: Point | None, count: int) -> AsyncGenerator[Inbound, None]:
+        """Yield the rollback to `base`, if one is needed, and the blocks after it.
+
+        The rollback waits for the block that makes it necessary, so that a claim alone takes nothing back; it comes
+        without one where the node has no block after `base`.
+        """
+        back = base if base != trail.last else None
+        first = 0 if base is None else base.height + 1
+        last = count if self._options.to is None else min(count, self._options.to)
+        if back is not None and first > last:
+            yield self._go_back(trail, back)
+        with Fetch(self._node, first, last, self._options.width) as blocks:
+            async for place, raw in blocks:
+                block = self._read(place, raw)
+                if block.prev_hash != (None if base is None else base.hash):
+                    await self._check_it_changed(base, place)
+                    return
+                if back is not None:
+                    yield self._go_back(trail, back)
+                back, base = None, block.point
+                trail.add(base)
+                self.height = base.height
+                yield block
+                if base.height % _PERSISTED_EVERY == 0 and (persisted := self._persist(trail)) is not None:
+                    yield persisted
+        self._settled = base is not None and base.height >= last
+
+    def _go_back(self, trail: Trail, point: Point) -> Rollback:
+        """Take blocks of the trail back, but not for ever without getting higher than before."""
+        self._turns = self._turns + 1 if trail.height <= self._highest else 1
+        self._highest = max(self._highest, trail.height)
+        if self._turns > _MOST_TURNS:
+            raise ChainError(f"the node at {self._node.name} goes back and forth: {_MOST_TURNS} times by now")
+        trail.cut(point)
+        return Rollback(to=RollbackPoint(slot=point.slot, hash=point.hash, height=point.height))
+
+    def _read(self, place: Point, raw: bytes) -> BlockApplied:
+        options, name = self._options, f"block {place.height} {place.hash.hex()}"
+        try:
+            block = decode_block(raw, place.height, options.network, mark_unspendable=options.mark_unspendable)
+            if block.hash != place.hash:
+                raise ChainError(f"the node at {self._node.name} gives block {block.hash.hex()} for {name}")
+            check_proof(block.hash, int.from_bytes(raw[72:76], "little"), options.network)
+        except BlockError as error:
+            raise BlockError(f"the node at {self._node.name} gives {name}: {error}") from None
+        if place.height == 0:
+            self._check_genesis(block.hash)
+        return block
+
+    async def _is_on_chain(self, point: Point, count: int) -> bool:
+        return point.height <= count and [point.hash] == await hashes(self._node, [point.height])
+
+    async def _check_it_changed(self, base: Point | None, place: Point) -> None:
+        """Refuse a node that stands by two blocks of which the one does not follow the other."""
+        before = [] if base is None else [base]
+        chain = [*before, place]
+        if await hashes(self._node, [point.height for point in chain]) == [point.hash for point in chain]:
+            follows = "is not the first of a chain" if base is None else f"does not follow {base.hash.hex()}"
+            raise ChainError(
+                f"the node at {self._node.name} is wrong: its block {place.height} {place.hash.hex()} {follows}, "
+                "which it has before it"
+            )
+
+    async def _went_back(self, trail: Trail, info: ChainInfo) -> bool:
+        """Return whether the node took blocks of ours back, instead of not having come to them yet."""
+        assert trail.last is not None
+        if info.headers <= info.blocks:
+            try:
+                await self._node.call("getblockheader", trail.last.hash.hex())
+            except RpcError:
+                pass
+            else:
+                return True
+        if not self._said_behind:
+            where = f"at height {info.blocks}, the daemon at {trail.height}"
+            self._told(f"the node at {self._node.name} is {where}: waiting until it has come as far")
+            self._said_behind = True
+        return False
+
+    # --- around the chain ----------------------------------------------------------------------------------------
+
+    async def _info(self) -> ChainInfo:
+        answer = await self._node.call("getblockchaininfo")
+        try:
+            return msgspec.convert(answer, ChainInfo)
+        except msgspec.ValidationError as error:
+            raise NodeError(f"the node at {self._node.name} answers to getblockchaininfo: {error}") from error
+
+    async def _check_network(self) -> None:
+        for first in await hashes(self._node, [0]):
+            self._check_genesis(first)
+
+    def _check_genesis(self, first: bytes) -> None:
+        wanted = self._options.network
+        if first != wanted.genesis:
+            there = [network.name for network in NETWORKS.values() if network.genesis == first]
+            name = there[0] if there else f"an unknown network, whose first block is {first.hex()}"
+            raise ChainError(f"the node at {self._node.name} is on {name}, not on {wanted.name}: see --network")
+
+    def _persist(self, trail: Trail) -> BlockPersisted | None:
+        depth = self._options.persisted_depth
+        if depth is None or trail.height - depth <= self._persisted:
+            return None
+        self._persisted = trail.height - depth
+        point = trail.at(self._persisted)
+        return BlockPersisted(height=self._persisted, hash=None if point is None else point.hash)
+
+    async def _rest(self) -> None:
+        """Wait until there may be news: for the node to say so where it can, else for the time to pass."""
+        if self._mempool.behind:
+            return
+        self._waits = self._waits and not self._early  # it spoke too soon, and there was no block
+        if not self._waits:
+            await anyio.sleep(self._options.poll_s)
+            return
+        began, most = anyio.current_time(), min(self._options.poll_s, _LONGEST_WAIT_S)
+        try:
+            await self._node.call("waitfornewblock", max(round(most * 1000), 1))
+        except NodeError:
+            self._waits = False
+        else:
+            self._early = anyio.current_time() - began < most / 2

@@ -1,0 +1,239 @@
+"""A node's chain and its answers, and a daemon's store as far as the chain goes; both in memory, neither is ours.
+
+The node can be made to change its mind between any two calls, to go away, and to lie.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from test_bitcoin_block import GENESIS, hash_of, made_block, made_coinbase, made_input, made_output, made_tx, twice
+
+from feeds.bitcoin.access import Address, Login, NodeAway, RpcError
+from feeds.bitcoin.http import Connection
+from feeds.bitcoin.jsonrpc import Call, Flight, Node
+from feeds.bitcoin.networks import REGTEST
+from handlers.events import BlockApplied, ChainName, Hello, Inbound, Point, Rollback, Welcome
+
+REGTEST_GENESIS = GENESIS[:68] + bytes.fromhex("dae5494dffff7f2002000000") + GENESIS[80:]
+assert hash_of(REGTEST_GENESIS) == REGTEST.genesis
+
+
+class Fault(Exception):
+    """An error as JSON-RPC has it."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+
+
+class FakeNode:
+    """A best chain that anything can happen to. Each block pays one output and spends that of the block before."""
+
+    def __init__(self, length: int = 0) -> None:
+        self.blocks = {REGTEST.genesis.hex(): REGTEST_GENESIS}
+        self.coinbases: dict[str, bytes] = {}
+        self.chain = [REGTEST.genesis.hex()]
+        self.headers = 0  # above the blocks
+        self.pool: dict[str, bytes] = {}
+        self.calls: list[tuple[str, list[Any]]] = []
+        self.lies: dict[str, Callable[[list[Any]], Any]] = {}
+        self.waits: Callable[[], None] | None = None  # called by who waits for a block; without it nobody can
+        self._made = 0
+        self.mine(length)
+
+    @property
+    def height(self) -> int:
+        return len(self.chain) - 1
+
+    def raw(self, height: int) -> bytes:
+        return self.blocks[self.chain[height]]
+
+    def mine(self, count: int = 1) -> None:
+        for _ in range(count):
+            self._made += 1
+            parent = self.chain[-1]
+            coinbase = made_coinbase(self._made.to_bytes(4, "little"), [made_output(50, b"\x51")])
+            txs = [coinbase]
+            if parent in self.coinbases:
+                spent = made_input(twice(self.coinbases[parent])[::-1], 0)
+                txs.append(made_tx([spent], [made_output(self._made, b"\x52"), made_output(0, b"\x6a\x01")]))
+            raw = made_block(txs, parent=bytes.fromhex(parent))
+            self.chain.append(hash_of(raw).hex())
+            self.blocks[self.chain[-1]] = raw
+            self.coinbases[self.chain[-1]] = coinbase
+
+    def take_back(self, depth: int) -> list[str]:
+        """Go back by some blocks, but never the first; return them."""
+        keep = max(len(self.chain) - depth, 1)
+        gone = self.chain[keep:]
+        del self.chain[keep:]
+        return gone
+
+    def reorganise(self, depth: int, length: int) -> None:
+        """Replace the last blocks by others."""
+        self.take_back(depth)
+        self.mine(length)
+
+    def answer(self, method: str, parameters: Sequence[Any]) -> Any:
+        """Answer one call.
+
+        Raises:
+            Fault: with an error.
+        """
+        asked = list(parameters)
+        self.calls.append((method, asked))
+        if method in self.lies:
+            return self.lies[method](asked)
+        return self.truth(method, asked)
+
+    def truth(self, method: str, asked: list[Any]) -> Any:
+        """Answer as an honest node does."""
+        match method, asked:
+            case "getbestblockhash", []:
+                return self.chain[-1]
+            case "getblockchaininfo", []:
+                return {"chain": "regtest", "blocks": self.height, "headers": self.height + self.headers}
+            case "getblockhash", [int(height)]:
+                if not 0 <= height <= self.height:
+                    raise Fault(-8, "Block height out of range")
+                return self.chain[height]
+            case "getblockheader", [str(block_hash)]:
+                if block_hash not in self.blocks:
+                    raise Fault(-5, "Block not found")
+                return {"hash": block_hash, "confirmations": -1}
+            case "getblock", [str(block_hash), 0]:
+                if block_hash not in self.blocks:
+                    raise Fault(-5, "Block not found")
+                return self.blocks[block_hash].hex()
+            case "getrawmempool", []:
+                return list(self.pool)
+            case "getrawtransaction", [str(txid), 0]:
+                if txid not in self.pool:
+                    raise Fault(-5, "No such mempool transaction")
+                return self.pool[txid].hex()
+            case "waitfornewblock", [int()] if self.waits is not None:
+                self.waits()
+                return {"hash": self.chain[-1], "height": self.height}
+        raise Fault(-32601, "Method not found")
+
+
+class Inside(Node):
+    """A client of a node in the same process: no socket, and a hook before every request."""
+
+    def __init__(self, fake: FakeNode, before: Callable[[], None] = lambda: None) -> None:
+        super().__init__(Address("inside", 1, "/", False), Login(), longest=1 << 20)
+        self.name = "inside"
+        self.fake = fake
+        self.before = before
+
+    async def begin(self, *calls: Call) -> Flight:
+        """Answer at once."""
+        if calls[0][0] != "waitfornewblock":  # that is a time for `waits` to choose
+            self.before()
+        results: list[Any] = []
+        for method, *parameters in calls:
+            try:
+                results.append(self.fake.answer(str(method), parameters))
+            except Fault as fault:
+                results.append(RpcError(f"inside refuses {method}: {fault} ({fault.code})", fault.code))
+        self.answers += 1
+        return _Landed(self, results)
+
+    async def dispatch(self, body: bytes, *, fresh: bool = False) -> Connection:
+        """Nothing is sent anywhere."""
+        raise AssertionError
+
+
+class _Landed(Flight):
+    def __init__(self, node: Node, results: list[Any]) -> None:
+        self._results = results
+
+    async def results(self) -> list[Any]:
+        return self._results
+
+    def drop(self) -> None:
+        pass
+
+
+class Ledger:
+    """What a daemon does with messages of the chain: it takes what follows, and goes back to what it had."""
+
+    def __init__(self) -> None:
+        self.points: list[Point] = []
+        self.blocks: list[BlockApplied] = []
+        self.rollbacks: list[int] = []
+        self.others: list[Inbound] = []
+
+    @property
+    def chain(self) -> list[str]:
+        return [point.hash.hex() for point in self.points]
+
+    def hear(self, message: Inbound) -> None:
+        match message:
+            case BlockApplied():
+                before = self.points[-1] if self.points else None
+                assert message.prev_hash == (before.hash if before else None)
+                assert message.height == (before.height + 1 if before else 0)
+                self.points.append(message.point)
+                self.blocks.append(message)
+            case Rollback(to=to):
+                assert not isinstance(to, str) and to.hash is not None
+                place = [point.hash for point in self.points].index(to.hash)
+                assert to.height == place < len(self.points) - 1, "a rollback that takes nothing back"
+                self.rollbacks.append(len(self.points) - 1 - place)
+                del self.points[place + 1 :]
+            case _:
+                self.others.append(message)
+
+    async def hear_all(self, messages: AsyncIterator[Inbound]) -> None:
+        async for message in messages:
+            self.hear(message)
+
+    def welcome(self, floor: int = 0) -> Welcome:
+        """Return what the daemon says to a feeder: points from the tip down to a floor, ever fewer."""
+        last, steps = len(self.points) - 1, [0]
+        while last - steps[-1] * 2 > floor and steps[-1] * 2 < last:
+            steps.append(max(steps[-1] * 2, 1))
+        kept = {last - step for step in steps} | {floor}
+        points = [self.points[place] for place in sorted(kept, reverse=True) if 0 <= place <= last]
+        return Welcome(
+            protocol=1,
+            version="0",
+            chain=ChainName("bitcoin", "regtest"),
+            tip=points[0] if points else None,
+            points=points,
+            rollback_floor=None,
+            persisted_height=None,
+        )
+
+    def heard(self, kind: type[Inbound]) -> list[Any]:
+        return [message for message in self.others if isinstance(message, kind)]
+
+    def network_tips(self) -> list[int]:
+        return [hello.network_tip.height for hello in self.heard(Hello) if hello.network_tip is not None]
+
+
+class Story:
+    """Things that happen one after the other, each before a request; then `Over`."""
+
+    class Over(Exception):
+        """Nothing more happens."""
+
+    def __init__(self, *events: tuple[int, Callable[[], object]]) -> None:
+        """Take how many requests pass before each event, and the event."""
+        self.events = deque(events)
+        self._passed = 0
+
+    def next(self) -> None:
+        self._passed += 1
+        while self.events and self._passed > self.events[0][0]:
+            self._passed = 0
+            self.events.popleft()[1]()
+
+
+def goes_away() -> None:
+    """Be a node that is not there."""
+    raise NodeAway("inside is away")

@@ -1,0 +1,443 @@
+"""The client of a node's RPC, over real connections: every way to answer, to say no, to be slow and to say nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import anyio
+import pytest
+from bitcoin_rpc_chain import REGTEST_GENESIS, FakeNode
+from bitcoin_rpc_server import LOGIN, Request, RpcServer, Trick, serving
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feeds.bitcoin.access import Address, Login, NodeAway, NodeError, RpcError, read_url
+from feeds.bitcoin.fetch import Fetch
+from feeds.bitcoin.jsonrpc import Node
+
+OK = b"HTTP/1.1 200 OK\r\n"
+BODY = b'{"result":"ab","error":null,"id":0}'
+PLAIN = OK + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+@pytest.fixture
+def fake() -> FakeNode:
+    return FakeNode(30)
+
+
+@pytest.fixture
+def server(fake: FakeNode) -> Iterator[RpcServer]:
+    with serving(fake) as server:
+        yield server
+
+
+def client(server: RpcServer, login: Login | None = None, **fields: Any) -> Node:
+    fields = {"longest": 1 << 20, "timeout_s": 5.0} | fields
+    return Node(Address("127.0.0.1", server.port, "/", False), Login(LOGIN) if login is None else login, **fields)
+
+
+def use(node: Node, do: Callable[[Node], Awaitable[Any]]) -> Any:
+    """Do something with a client and close it."""
+
+    async def main() -> Any:
+        try:
+            with anyio.fail_after(10):
+                return await do(node)
+        finally:
+            node.close()
+
+    return anyio.run(main)
+
+
+def call(node: Node, *what: Any) -> Any:
+    return use(node, lambda node: node.call(*what))
+
+
+def raw(*pieces: bytes, pause_s: float = 0.0) -> Trick:
+    """Answer with bytes as they are."""
+
+    def trick(request: Request) -> bool:
+        request.send_raw(*pieces, pause_s=pause_s)
+        return True
+
+    return trick
+
+
+def status(code: int, body: bytes = b"", *fields: tuple[str, str]) -> Trick:
+    """Answer with a status."""
+
+    def trick(request: Request) -> bool:
+        request.send(code, body, *fields)
+        return True
+
+    return trick
+
+
+# --- answers -------------------------------------------------------------------------------------------------------
+
+
+def test_calls_share_a_connection(server: RpcServer, fake: FakeNode) -> None:
+    async def three(node: Node) -> list[Any]:
+        return [await node.call("getblockhash", height) for height in (0, 5, 30)]
+
+    assert use(client(server), three) == [fake.chain[height] for height in (0, 5, 30)]
+    assert len(server.connections) == 1
+    assert server.heads[0]["Host"] == f"127.0.0.1:{server.port}"
+
+
+def test_several_calls_in_one_request(server: RpcServer, fake: FakeNode) -> None:
+    async def many(node: Node) -> list[Any]:
+        return await (await node.begin(*(("getblockhash", height) for height in (3, 99, 4)))).results()
+
+    first, error, last = use(client(server), many)
+    assert (first, last) == (fake.chain[3], fake.chain[4])
+    assert isinstance(error, RpcError) and error.code == -8
+    assert len(server.heads) == 1
+
+
+def test_answers_in_another_order_are_sorted(server: RpcServer, fake: FakeNode) -> None:
+    def backwards(request: Request) -> bool:
+        replies = [server.reply(each) for each in json.loads(request.body)]
+        request.send(200, json.dumps(replies[::-1]).encode())
+        return True
+
+    async def many(node: Node) -> list[Any]:
+        return await (await node.begin(("getblockhash", 1), ("getblockhash", 2), ("getblockhash", 3))).results()
+
+    server.tricks.append(backwards)
+    assert use(client(server), many) == fake.chain[1:4]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [PLAIN],
+        [PLAIN[at : at + 1] for at in range(len(PLAIN))],
+        [b"HTTP/1.1 100 Continue\r\nX: y\r\n\r\n", PLAIN],
+        [OK + b"cOnTeNt-LeNgTh:%d  \r\nA:\r\n\r\n" % len(BODY), BODY],
+        [OK.replace(b"\r", b"") + b"Content-Length: %d\n\n" % len(BODY), BODY],
+        [b"HTTP/1.0 200 OK\r\n\r\n", BODY],
+        [OK + b"Connection: close\r\n\r\n", BODY[:9], BODY[9:]],
+        [
+            OK + b"Transfer-Encoding: chunked\r\n\r\n",
+            b"a;x=y\r\n" + BODY[:10] + b"\r\n",
+            b"%X\r\n%b\r\n0\r\nTrailer: t\r\n\r\n" % (len(BODY) - 10, BODY[10:]),
+        ],
+    ],
+    ids=["whole", "bytes", "100", "fields", "newlines", "1.0", "close", "chunked"],
+)
+def test_every_form_of_an_answer(server: RpcServer, pieces: list[bytes]) -> None:
+    server.tricks.append(raw(*pieces))
+
+    async def twice(node: Node) -> list[Any]:
+        return [await node.call("any"), await node.call("getblockhash", 0)]
+
+    assert use(client(server), twice) == ["ab", server.node.chain[0]]
+
+
+@given(st.binary(min_size=1, max_size=400), st.lists(st.integers(1, 400), max_size=8), st.booleans())
+def test_bodies_in_any_pieces(body: bytes, cuts: list[int], chunked: bool) -> None:
+    answer = json.dumps({"result": body.hex(), "error": None, "id": 0}).encode()
+    ends = sorted({*(cut for cut in cuts if cut < len(answer)), len(answer)})
+    pieces = [answer[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+    if chunked:
+        pieces = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces] + [b"0\r\n\r\n"]
+    field = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % len(answer)
+    with Once(OK + field + b"\r\n\r\n", *pieces) as port:
+        node = Node(Address("127.0.0.1", port, "/", False), Login(), longest=1 << 20, timeout_s=5)
+        assert call(node, "any") == body.hex()
+
+
+class Once:
+    """A socket that answers one request with some bytes; cheaper than a server."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = pieces
+
+    def __enter__(self) -> int:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+        port: int = self._socket.getsockname()[1]
+        return port
+
+    def _serve(self) -> None:
+        connection, _ = self._socket.accept()
+        with connection:
+            connection.recv(1 << 16)
+            for piece in self._pieces:
+                connection.sendall(piece)
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join()
+        self._socket.close()
+
+
+# --- the pipeline --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [1, 2, 8])
+def test_blocks_come_in_order_whatever_comes_first(server: RpcServer, fake: FakeNode, width: int) -> None:
+    """Answers take different times; never more than `width` blocks are asked for at once, and more than one is."""
+    now, most, lock = 0, 0, threading.Lock()
+
+    def slowly(request: Request) -> bool:
+        nonlocal now, most
+        if b'"getblock"' not in request.body:
+            return False
+        with lock:
+            now += 1
+            most = max(most, now)
+        sleep(0.02 if len(request.server.owner.heads) % 3 else 0.0)
+        with lock:
+            now -= 1
+        return False
+
+    server.always = slowly
+
+    async def fetch(node: Node) -> list[tuple[int, bytes]]:
+        with Fetch(node, 2, 30, width) as blocks:
+            return [(place.height, block) async for place, block in blocks]
+
+    assert use(client(server), fetch) == [(height, fake.raw(height)) for height in range(2, 31)]
+    assert (most == 1) if width == 1 else (1 < most <= width)
+    assert len(server.connections) <= width + 1
+
+
+def test_what_is_left_early_is_hung_up(server: RpcServer, fake: FakeNode) -> None:
+    async def fetch(node: Node) -> bytes:
+        with Fetch(node, 0, 30, 8) as blocks:
+            _, block = await anext(blocks)
+        assert await node.call("getblockhash", 4) == fake.chain[4]
+        return block
+
+    assert use(client(server), fetch) == REGTEST_GENESIS
+
+
+def test_a_connection_that_was_closed_meanwhile_is_not_missed(server: RpcServer, fake: FakeNode) -> None:
+    async def talk(node: Node) -> list[Any]:
+        found = []
+        for height in range(6):
+            found.append(await node.call("getblockhash", height))
+            server.hang_up()
+            await anyio.sleep(0.02 * (height % 2))  # at once, and when it is known already
+        return found
+
+    assert use(client(server), talk) == fake.chain[:6]
+
+
+def test_a_request_that_was_cut_off_is_made_again(server: RpcServer, fake: FakeNode) -> None:
+    server.tricks += [raw(b""), raw(PLAIN[:40])]
+    with pytest.raises(NodeAway, match=r"does not answer: it closed the connection"):
+        call(client(server), "getblockhash", 1)
+    server.tricks += [raw(PLAIN[:-1])]
+    assert call(client(server), "getblockhash", 1) == fake.chain[1]
+
+
+# --- who we are ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("login", [None, "someone:else", ":"])
+def test_strangers_hear_one_clear_line(server: RpcServer, login: str | None) -> None:
+    with pytest.raises(NodeError, match=r"^the node at \S+ does not .* \(HTTP 401\): see --cookie, or --user") as no:
+        call(client(server, Login(login)), "getblockhash", 1)
+    assert ("does not know us" in str(no.value)) == (login is None)
+    assert "else" not in str(no.value)
+
+
+def test_a_cookie_that_changes(server: RpcServer, fake: FakeNode, tmp_path: Path) -> None:
+    cookie = tmp_path / ".cookie"
+    node = client(server, Login(cookie=cookie))
+    with pytest.raises(NodeAway, match=r"cookie \S+/.cookie can't be read \(No such file or directory\)"):
+        call(node, "getblockhash", 1)
+    server.login = "__cookie__:one"
+    cookie.write_text(f"{server.login}\n")
+
+    async def talk(node: Node) -> None:
+        assert await node.call("getblockhash", 1) == fake.chain[1]
+        server.login = "__cookie__:two"
+        with pytest.raises(NodeError, match="does not accept user and password"):
+            await node.call("getblockhash", 1)
+        cookie.write_text(server.login)
+        with pytest.raises(NodeAway, match="has another cookie now"):
+            await node.call("getblockhash", 1)
+        node.close()
+        assert await node.call("getblockhash", 2) == fake.chain[2]
+
+    use(node, talk)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://node", ("http://node:1", None)),
+        ("http://127.0.0.1:9/", ("http://127.0.0.1:9", None)),
+        ("https://node/v1/key?x=y", ("https://node:443", None)),
+        ("http://u:p@[::1]:5", ("http://[::1]:5", "u:p")),
+        ("http://a%40b:c%3A%2Fd@node", ("http://node:1", "a@b:c:/d")),
+        ("http://only@node", ("http://node:1", "only:")),
+        ("HTTP://Node", ("http://node:1", None)),
+    ],
+)
+def test_what_a_url_says(url: str, expected: tuple[str, str | None]) -> None:
+    address, login = read_url(url, 1)
+    assert (str(address), login) == expected
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "node",
+        "node:8332",
+        "ftp://node",
+        "http://",
+        "http://u:s3cret/x@node",
+        "http://u:12/s3cret@node",
+        "http://u:s3cret#@node",
+        "http://[s3cret",
+        "http://node:s3cret",
+        "http://node/s3cret path",
+        "http://node/s3crét",
+    ],
+)
+def test_what_is_no_url_is_not_repeated(url: str) -> None:
+    with pytest.raises(ValueError, match=r"^it") as no:
+        read_url(url, 1)
+    assert "s3cr" not in str(no.value)
+
+
+def test_the_path_goes_to_the_node_but_into_no_message(server: RpcServer) -> None:
+    paths: list[str] = []
+
+    def note(request: Request) -> bool:
+        paths.append(request.path)
+        return False
+
+    server.always = note
+    address, _ = read_url(f"{server.name}/v1/s3cret?a=b", 1)
+    node = Node(address, Login("x:y"), longest=1 << 20)
+    with pytest.raises(NodeError) as no:
+        call(node, "getblockhash", 1)
+    assert paths == ["/v1/s3cret?a=b"] and "s3cret" not in str(no.value)
+
+
+# --- no, later, and nonsense ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("trick", "kind", "match"),
+    [
+        (status(403), NodeError, r"^the node at \S+ answers HTTP 403 Forbidden$"),
+        (status(404, b"<html>no</html>"), NodeError, r"answers HTTP 404 Not Found$"),
+        (status(405, b'{"message": "no"}'), NodeError, r"answers HTTP 405 Method Not Allowed$"),
+        (status(500), NodeAway, r"answers HTTP 500 Internal Server Error$"),
+        (status(503, b"Work queue depth exceeded"), NodeAway, r"answers HTTP 503 Service Unavailable$"),
+        (status(429), NodeAway, r"answers HTTP 429 Too Many Requests$"),
+        (status(502, b"<html>\n</html>"), NodeAway, r"answers HTTP 502 Bad Gateway$"),
+        (status(200, b""), NodeError, r"answers is not JSON-RPC"),
+        (status(200, b"<html>"), NodeError, r"answers is not JSON-RPC"),
+        (status(200, b"null"), NodeError, r"answers is not JSON-RPC"),
+        (status(200, b"\xff\xfe"), NodeError, r"answers is not JSON-RPC"),
+        (status(200, b'{"result":"\xff"}'), NodeError, r"answers is not JSON-RPC"),
+        (status(200, b"[" * 100_000), NodeError, r"answers is not JSON-RPC"),
+        (status(200, b'{"result":' * 10_000), NodeError, r"answers is not JSON-RPC"),
+        (status(200, b'{"result":1'), NodeError, r"answers is not JSON-RPC"),
+        (status(200, b"[]"), NodeError, r"answers other calls than were made"),
+        (status(200, b'[{"id":1,"result":2}]'), NodeError, r"answers other calls than were made"),
+        (status(200, b'{"error":"wrong\\n\\u001b[0m"}'), RpcError, r"refuses getblock: wrong  \[0m$"),
+        (status(200, b'{"error":{"code":-1,"message":"no"}}'), RpcError, r"refuses getblock: no \(-1\)$"),
+        (status(404, b'{"error":{"code":-32601,"message":"no"}}'), RpcError, r"no \(-32601\)$"),
+        (status(500, b'{"error":{"code":-28,"message":"Loading"}}'), NodeAway, r"is not ready: Loading$"),
+        (status(200, b'{"error":{}}'), RpcError, r"refuses getblock: None$"),
+        (raw(b"SSH-2.0-OpenSSH_9\r\n", pause_s=0.5), NodeError, r"what it answers is not HTTP$"),
+        (raw(b"HTTP/1.1 2x0 OK\r\n\r\n"), NodeError, r"is not HTTP$"),
+        (raw(b"HTTP/2 200\r\n\r\n"), NodeError, r"is not HTTP$"),
+        (raw(OK + b"nonsense\r\n\r\n"), NodeError, r"is not HTTP$"),
+        (raw(OK + b"A: b\r\n" * 200), NodeError, r"is not HTTP$"),
+        (raw(OK + b"A: " + b"b" * (3 << 20)), NodeError, r"is not HTTP$"),
+        (raw(OK + b"Content-Length: -5\r\n\r\n"), NodeError, r"is not HTTP$"),
+        (raw(OK + b"Content-Length: 1_0\r\n\r\n" + b" " * 10), NodeError, r"is not HTTP$"),
+        (raw(OK + b"Transfer-Encoding: chunked\r\n\r\n-1\r\n"), NodeError, r"is not HTTP$"),
+        (raw(OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}x\r\n"), NodeError, r"is not HTTP$"),
+        (raw(OK + b"Content-Length: 9999999\r\n\r\n"), NodeError, r"9999999 bytes is longer than any block$"),
+        (raw(OK + b"Transfer-Encoding: chunked\r\n\r\nfffffff\r\n"), NodeError, r"longer than any block$"),
+        (raw(OK + b"\r\n" + b" " * (2 << 20)), NodeError, r"longer than any block$"),
+    ],
+)
+def test_one_clear_line(server: RpcServer, trick: Trick, kind: type[Exception], match: str) -> None:
+    server.always = trick
+    with pytest.raises(kind, match=match) as no:
+        call(client(server), "getblock", "00" * 32, 0)
+    assert type(no.value) is kind
+    assert str(no.value).isprintable() and "s3cret" not in str(no.value) and server.name in str(no.value)
+
+
+def test_a_node_that_takes_one_call_at_a_time(server: RpcServer) -> None:
+    server.always = status(200, b'{"error":{"code":-32600,"message":"Invalid Request"}}')
+
+    async def many(node: Node) -> Any:
+        return await (await node.begin(("getblockhash", 1), ("getblockhash", 2))).results()
+
+    with pytest.raises(NodeError, match="does not answer several calls at once: Invalid Request"):
+        use(client(server), many)
+
+
+def test_a_node_that_does_not_answer_in_time(server: RpcServer, fake: FakeNode) -> None:
+    done = threading.Event()
+
+    def never(_: Request) -> bool:
+        done.wait(5)
+        return True
+
+    server.tricks.append(never)
+    began = monotonic()
+    try:
+        with pytest.raises(NodeAway, match=r"has not answered getblockhash for 0.2 s$"):
+            call(client(server, timeout_s=0.2), "getblockhash", 1)
+    finally:
+        done.set()
+    assert monotonic() - began < 2
+    assert call(client(server), "getblockhash", 1) == fake.chain[1]
+
+
+def test_nobody_there(server: RpcServer) -> None:
+    server.stop()
+    with pytest.raises(NodeAway, match=r"^no node answers at http://127.0.0.1:\d+ \(connection refused\)$"):
+        call(client(server), "getblockhash", 1)
+
+
+def test_no_such_host() -> None:
+    node = Node(Address("no-such-host.invalid", 1, "/", False), Login(), longest=1, timeout_s=5)
+    with pytest.raises(NodeAway, match=r"^no node answers at http://no-such-host.invalid:1 \("):
+        call(node, "getblockhash", 1)
+
+
+def test_a_port_that_answers_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client's own port may be the one it connects to, and then TCP connects it to itself."""
+    connect = asyncio.open_connection
+    with socket.socket() as own:
+        own.bind(("127.0.0.1", 0))
+        own.connect(own.getsockname())
+
+        async def to_itself(*_: object, **__: object) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            return await connect(sock=own.dup())
+
+        monkeypatch.setattr(asyncio, "open_connection", to_itself)
+        node = Node(Address("127.0.0.1", own.getsockname()[1], "/", False), Login(), longest=1, timeout_s=5)
+        with pytest.raises(NodeAway, match="connection refused"):
+            call(node, "getblockhash", 1)
+
+
+def test_without_a_certificate_that_can_be_trusted(server: RpcServer) -> None:
+    """The other side does not even speak TLS."""
+    node = Node(Address("127.0.0.1", server.port, "/", True), Login(), longest=1, timeout_s=5)
+    with pytest.raises(NodeAway, match=r"^no node answers at https://127.0.0.1"):
+        call(node, "getblockhash", 1)

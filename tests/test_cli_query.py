@@ -1,0 +1,503 @@
+"""`utxod status`, `query …` and `completion`: the real commands, beside a real daemon with a small chain."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic, sleep
+from typing import Any, NamedTuple
+
+import pytest
+from click.testing import CliRunner
+from daemons import PATIENCE_S, ROOT, Daemon, Message, environment, home, running
+from stories import address, back_to, block, chain, digest, output, point, tx
+
+from daemon.cli import main
+from handlers.addresses import codec
+
+POLICY = b"\x07" * 28
+TEXT = codec("cardano", "mainnet")
+ANN, BOB = address("ann"), address("bob")
+RICH: Message = {
+    "assets": [[POLICY, b"gold", 7], [POLICY, b"", 2**63]],
+    "inline_datum": b"\x01\x02",
+    "script_ref": b"s",
+}
+
+
+def story() -> list[Message]:
+    """Thirty payments to ann, one of them with everything; the first is spent, and one failed."""
+    blocks = [
+        block(None, tx("first", *(output("ann", n + 1) for n in range(29)), output("bob", 5)), time=1_700_000_000)
+    ]
+    blocks.append(block(blocks[-1], tx("rich", output("ann", 1000, **RICH), spends=[[digest("tx", "first"), 0]])))
+    failed = tx("failed", output("ann", 3), valid=False, collateral=[[digest("tx", "first"), 29]])
+    failed["collateral_return"] = output("bob", 4)
+    blocks.append(block(blocks[-1], failed))
+    return blocks
+
+
+BLOCKS = story()
+FIRST, RICH_ID, FAILED = (digest("tx", name).hex() for name in ("first", "rich", "failed"))
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with TemporaryDirectory(prefix="utxod-") as folder, running(Path(folder)) as daemon:
+        with daemon.client() as client:
+            client.hello(network_tip={"height": 5})
+            client.feed(BLOCKS)
+        yield daemon
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        assert (self.code, self.err) == (0, ""), self
+        return json.loads(self.out)
+
+    def one_line(self, code: int) -> str:
+        """Return the only thing that was said: one clear line, and the exit code."""
+        assert (self.code, self.out, self.err.count("\n")) == (code, "", 1), self
+        assert self.err.startswith("Error: ")
+        return self.err[len("Error: ") : -1]
+
+
+def utxod(daemon: Daemon, *arguments: str) -> Said:
+    """Run a command in this process."""
+    done = CliRunner().invoke(main, ["--config", str(daemon.config), *arguments], catch_exceptions=False)
+    return Said(done.exit_code, done.stdout, done.stderr)
+
+
+def shell(daemon: Daemon, *arguments: str) -> Said:
+    """Run a command in a process of its own."""
+    done = daemon.run(*arguments)
+    return Said(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def on_a_terminal(daemon: Daemon, *arguments: str, columns: int = 100) -> str:
+    """Run a command on a terminal of its own, and return what stands there."""
+    ours, theirs = pty.openpty()
+    environ = environment(COLUMNS=str(columns), TERM="xterm-256color")
+    del environ["NO_COLOR"]
+    command = [sys.executable, "-m", "daemon.cli", arguments[0], "--config", str(daemon.config), *arguments[1:]]
+    try:
+        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ) as process:
+            os.close(theirs)
+            shown = b""
+            while select.select([ours], [], [], PATIENCE_S)[0]:
+                try:
+                    shown += os.read(ours, 1 << 16)
+                except OSError:  # the other side has gone
+                    break
+            assert process.wait(PATIENCE_S) == 0, shown
+    finally:
+        os.close(ours)
+    return shown.decode().replace("\r\n", "\n")
+
+
+# --- status ------------------------------------------------------------------------------------------------------
+
+
+def handlers(report: Message) -> dict[str, str]:
+    return {handler["name"]: handler["state"] for handler in report["handlers"]}
+
+
+def test_status_beside_a_daemon(daemon: Daemon) -> None:
+    report = shell(daemon, "status", "--json").json()
+    assert report["tip"] == point(BLOCKS[-1]) and report["unspent"] == 30
+    assert (report["chain"], report["blocks_applied"], report["rollback_floor"]) == ("cardano/mainnet", 3, None)
+    assert report["rows"]["utxo_output"] == 32 and report["indexes"] == ["address_hash", "payment_credential"]
+    assert report["map_size"] == 64 << 20 and 0 < report["bytes_used"] < report["disk_free"]
+    asked = report["daemon"]
+    assert (asked["running"], asked["problem"], asked["socket"]) == (True, None, str(daemon.socket))
+    assert (asked["network_tip_height"], asked["lag_blocks"], asked["version"]) == (5, 2, "0.1.0")
+    assert 0 < asked["seconds_since_last_block"] < 600 and 0 < asked["answer_ms"] < 5000
+    states = {"socket": "ok", "utxo": "ok", "pruner": "ok", "http": "off", "transactions": "absent"}
+    assert handlers(report) == states | {"recovery": "absent"}
+
+
+def test_status_on_one_screen(daemon: Daemon) -> None:
+    shown = on_a_terminal(daemon, "status")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert shown != plain  # colours
+    assert len(plain.splitlines()) <= 24 and max(map(len, plain.splitlines())) <= 100
+    for part in (
+        "running for",
+        "cardano/mainnet",
+        "height 3, slot 60",
+        "2 blocks behind the network",
+        "30 unspent outputs",
+    ):
+        assert part in plain, plain
+    words = utxod(daemon, "status").out
+    assert "\x1b" not in words and BLOCKS[-1]["hash"].hex() in words  # whole lines where nobody looks
+
+
+def test_status_has_rates_of_the_last_commits(tmp_path: Path) -> None:
+    with running(tmp_path) as daemon, daemon.client() as client:
+        assert utxod(daemon, "status", "--json").json()["rates"] is None
+        blocks = chain(60)
+        began = monotonic()
+        for sent in blocks:
+            client.ask(sent)
+        give_up = monotonic() + PATIENCE_S
+        while not (rates := utxod(daemon, "status", "--json").json()["rates"]) or rates["commits"] < 31:
+            assert monotonic() < give_up
+            sleep(0.05)
+        assert rates["commits"] == 31  # and the one before them, when they began
+        assert 0 < rates["over_s"] <= monotonic() - began + 0.1
+        assert rates["blocks_per_s"] == pytest.approx(31 / rates["over_s"], rel=0.5)
+        assert rates["txs_per_s"] == pytest.approx(rates["blocks_per_s"], rel=0.1)
+        assert "over the last 31 commits" in utxod(daemon, "status").out
+
+
+def test_status_without_a_daemon_says_so(tmp_path: Path) -> None:
+    with home(tmp_path) as daemon:
+        assert "there is no store here" in shell(daemon, "status").one_line(1)
+        daemon.start()
+        with daemon.client() as client:
+            client.feed(chain(4))
+        daemon.term()
+        report = utxod(daemon, "status", "--json").json()
+        assert report["tip"]["height"] == 4
+        assert report["daemon"]["running"] is False and "nobody listens" in report["daemon"]["problem"]
+        assert (report["daemon"]["lag_blocks"], report["rates"]) == (None, None)
+        assert handlers(report) | {"http": ""} == handlers(report) | {
+            "socket": "away",
+            "utxo": "stopped",
+            "pruner": "stopped",
+            "http": "",
+        }
+        words = utxod(daemon, "status").out
+        assert words.startswith("daemon") and "no daemon answers" in words and "height 4" in words
+
+
+def test_status_of_a_daemon_that_says_nothing(daemon: Daemon, tmp_path: Path) -> None:
+    with TemporaryDirectory(prefix="utxod-") as folder, socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(f"{folder}/deaf")
+        deaf.listen()
+        began = monotonic()
+        report = utxod(daemon, "status", "--json", "--socket", f"{folder}/deaf").json()
+        assert 1.5 < monotonic() - began < 10
+    assert handlers(report)["socket"] == "silent" and "said nothing" in report["daemon"]["problem"]
+    assert report["tip"]["height"] == 3
+
+
+def test_status_when_behind_and_when_pruning_waits(tmp_path: Path) -> None:
+    with running(tmp_path, utxo={"rollback_window": 1, "prune_depth": 1}) as daemon, daemon.client() as client:
+        client.ask({"type": "NodeState", "state": "catching_up", "height": 1})
+        client.feed(chain(6))
+        client.hello(network_tip={"height": 17})
+        report = utxod(daemon, "status", "--json").json()
+        assert handlers(report)["utxo"] == "behind" and report["daemon"]["lag_blocks"] == 11
+        assert handlers(report)["pruner"] == "busy" and report["prune_backlog_blocks"] == 4
+
+
+def test_status_asks_the_http_workers(tmp_path: Path) -> None:
+    with TemporaryDirectory(prefix="utxod-") as folder:
+        listen = f"unix:{folder}/http"
+        with running(Path(folder), http={"workers": 1, "listen": listen}) as daemon:
+            give_up = monotonic() + PATIENCE_S
+            while (state := handlers(utxod(daemon, "status", "--json").json())["http"]) != "ok":
+                assert monotonic() < give_up and state in {"away", "silent"}
+            daemon.term()
+            (away,) = [each for each in utxod(daemon, "status", "--json").json()["handlers"] if each["name"] == "http"]
+            assert away["state"] == "away" and listen in away["detail"]
+
+
+def test_status_without_a_utxo_store(tmp_path: Path) -> None:
+    with running(tmp_path, utxo={"enabled": False}) as daemon:
+        report = utxod(daemon, "status", "--json").json()
+        assert report["daemon"]["running"] and "tip" not in report
+        assert handlers(report)["utxo"] == handlers(report)["pruner"] == "off"
+        assert "utxo.enabled" in utxod(daemon, "status").out
+        assert "utxo.enabled" in utxod(daemon, "query", "tx", FIRST).one_line(1)
+
+
+# --- query address -----------------------------------------------------------------------------------------------
+
+
+def test_query_address(daemon: Daemon) -> None:
+    answer = shell(daemon, "query", "address", TEXT.write(ANN), "--json").json()
+    assert answer["tip"] == point(BLOCKS[-1]) and answer["next_cursor"] is None
+    places = [(utxo["tx_hash"], utxo["output_index"]) for utxo in answer["utxos"]]
+    assert places == [(FIRST, n) for n in range(1, 29)] + [(RICH_ID, 0)]
+    rich = answer["utxos"][-1]
+    assert rich["owner_addr"] == TEXT.write(ANN) and rich["owner_payment_credential"] == ANN[1:].hex()
+    assert [(amount["unit"], amount["quantity"]) for amount in rich["amounts"]] == [
+        ("lovelace", "1000"),
+        (POLICY.hex() + b"gold".hex(), "7"),
+        (POLICY.hex(), str(2**63)),
+    ]
+    assert rich["data_hash"] == blake2b(b"\x01\x02", digest_size=32).hexdigest()
+    assert "spent_tx_hash" not in rich and rich["block"] == 2 and answer["utxos"][0]["block_time"] == 1_700_000_000
+
+
+@pytest.mark.parametrize("owner", [TEXT.write(ANN), ANN.hex(), ANN.hex().upper(), ANN[1:].hex()])
+def test_query_address_however_it_is_written(daemon: Daemon, owner: str) -> None:
+    assert len(utxod(daemon, "query", "address", owner, "--json").json()["utxos"]) == 29
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_query_address_page_by_page(daemon: Daemon, order: str) -> None:
+    seen: list[Message] = []
+    more: list[str] = []
+    for _ in range(3):
+        asked = ("query", "address", ANN.hex(), "--count", "10", "--order", order, "--json", *more)
+        answer = utxod(daemon, *asked).json()
+        seen += answer["utxos"]
+        more = ["--cursor", answer["next_cursor"]]
+    assert answer["next_cursor"] is None
+    whole = utxod(daemon, "query", "address", ANN.hex(), "--json").json()["utxos"]
+    assert seen == (whole if order == "asc" else whole[::-1])
+
+
+def test_query_address_for_a_person(daemon: Daemon) -> None:
+    words = utxod(daemon, "query", "address", ANN.hex(), "--order", "desc", "--count", "2").out
+    lines = words.splitlines()
+    assert lines[0].split() == ["height", "slot", "output", "amount", "assets", "with", "spent", "by"]
+    assert f"{RICH_ID}#0" in lines[1] and "1,000 lovelace" in lines[1] and "datum, script" in lines[1]
+    assert f"7 {POLICY.hex()}{b'gold'.hex()}" in words and f"{2**63:,} {POLICY.hex()}" in words
+    assert lines[-1].startswith("there are more: --cursor ")
+    assert utxod(daemon, "query", "address", ANN.hex(), "--cursor", lines[-1].split()[-1]).code == 2  # of another order
+    assert utxod(daemon, "query", "address", address("nobody").hex()).out.splitlines()[-1] == "no unspent outputs"
+
+
+def test_query_address_on_a_narrow_terminal(daemon: Daemon) -> None:
+    shown = on_a_terminal(daemon, "query", "address", ANN.hex(), "--count", "1", columns=60)
+    _, *rows, more = re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()
+    assert max(map(len, rows)) <= 60
+    assert "".join(re.findall(r"\b([0-9a-f]{3,})", "\n".join(rows))) == FIRST  # folded, not cut
+    assert utxod(daemon, "query", "address", ANN.hex(), "--json", "--cursor", more.split()[-1]).json()["utxos"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "reason"),
+    [
+        ("nonsense", "malformed"),
+        ("", "malformed"),
+        (TEXT.write(ANN)[:-1] + "q", "bad checksum"),
+        (codec("cardano", "preview").write(b"\x60" + ANN[1:]), "another network"),
+        ("stake1u9ylzsgxaa6xctf4juup682ar3juj85n8tx3hthnljg47zctvm3rc", "another kind"),
+    ],
+)
+@pytest.mark.parametrize("command", ["address", "balance"])
+def test_an_address_that_is_none_is_one_line(daemon: Daemon, command: str, owner: str, reason: str) -> None:
+    line = utxod(daemon, "query", command, owner).one_line(2)
+    assert reason in line and (not owner or owner not in line)
+
+
+def test_query_address_with_a_cursor_that_is_none(daemon: Daemon) -> None:
+    for cursor in ("nonsense", "AAAA", ""):
+        assert "--cursor" in utxod(daemon, "query", "address", ANN.hex(), "--cursor", cursor).one_line(2)
+
+
+def test_a_cursor_whose_block_was_rolled_back(tmp_path: Path) -> None:
+    with running(tmp_path) as daemon, daemon.client() as client:
+        blocks = [block(None, tx("one", *(output("ann", n) for n in range(5))))]
+        blocks.append(block(blocks[0]))
+        client.feed(blocks)
+        asked = ("query", "address", ANN.hex(), "--count", "2", "--json")
+        cursor = utxod(daemon, *asked).json()["next_cursor"]
+        assert len(utxod(daemon, *asked, "--cursor", cursor).json()["utxos"]) == 2
+        client.ask(back_to(blocks[0]))
+        assert "begin again" in utxod(daemon, *asked, "--cursor", cursor).one_line(1)
+
+
+@pytest.mark.parametrize("count", ["0", "1001", "many"])
+def test_a_count_out_of_bounds_is_wrong_use(daemon: Daemon, count: str) -> None:
+    said = utxod(daemon, "query", "address", ANN.hex(), "--count", count)
+    assert said.code == 2 and "--count" in said.err and not said.out
+
+
+def test_an_index_that_is_not_kept(tmp_path: Path) -> None:
+    with running(tmp_path, utxo={"index": {"payment_credential": False}}) as daemon:
+        line = utxod(daemon, "query", "balance", ANN[1:].hex()).one_line(1)
+        assert "utxo.index.payment_credential" in line and "utxod reindex" in line
+        assert utxod(daemon, "query", "balance", ANN.hex(), "--json").json()["utxo_count"] == 0
+
+
+# --- query balance, utxo, tx -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("owner", [TEXT.write(ANN), ANN[1:].hex()])
+def test_query_balance(daemon: Daemon, owner: str) -> None:
+    answer = utxod(daemon, "query", "balance", owner, "--json").json()
+    assert answer == {
+        "lovelace_amount": sum(range(2, 30)) + 1000,
+        "utxo_count": 29,
+        "amounts": [
+            {"unit": "lovelace", "policy_id": None, "asset_name": None, "quantity": "1434"},
+            {"unit": POLICY.hex(), "policy_id": POLICY.hex(), "asset_name": "", "quantity": str(2**63)},
+            {"unit": f"{POLICY.hex()}676f6c64", "policy_id": POLICY.hex(), "asset_name": "676f6c64", "quantity": "7"},
+        ],
+    }
+    words = utxod(daemon, "query", "balance", owner).out
+    assert re.search(r"^ +1,434  lovelace$", words, re.MULTILINE) and words.endswith("in 29 unspent outputs\n")
+
+
+def test_query_balance_of_nobody(daemon: Daemon) -> None:
+    answer = utxod(daemon, "query", "balance", address("nobody").hex(), "--json").json()
+    assert (answer["lovelace_amount"], answer["utxo_count"], len(answer["amounts"])) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("asked", [[f"{FIRST}#0"], [FIRST, "0"], [FIRST.upper(), "0"]])
+def test_query_utxo(daemon: Daemon, asked: list[str]) -> None:
+    spent = utxod(daemon, "query", "utxo", *asked, "--json").json()
+    assert (spent["tx_hash"], spent["output_index"], spent["lovelace_amount"]) == (FIRST, 0, 1)
+    assert (spent["spent_tx_hash"], spent["spent_at_block"]) == (RICH_ID, 2)
+    words = utxod(daemon, "query", "utxo", *asked).out
+    assert re.search(rf"^spent_tx_hash +{RICH_ID}$", words, re.MULTILINE)
+    assert re.search(rf"^owner_addr +{TEXT.write(ANN)}$", words, re.MULTILINE)
+
+
+def test_query_utxo_of_a_failed_transaction(daemon: Daemon) -> None:
+    back = utxod(daemon, "query", "utxo", f"{FAILED}#1", "--json").json()
+    assert back["is_collateral_return"] and back["lovelace_amount"] == 4
+    assert "is_collateral_return" in utxod(daemon, "query", "utxo", f"{FAILED}#1").out
+
+
+def test_query_utxo_that_is_not_there(daemon: Daemon) -> None:
+    for asked in ([f"{FIRST}#30"], [digest("nobody").hex(), "0"]):
+        assert "is not here" in utxod(daemon, "query", "utxo", *asked).one_line(1)
+        assert "is not here" in utxod(daemon, "query", "utxo", *asked, "--json").one_line(1)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [["nonsense#0"], [FIRST], [f"{FIRST}#"], [f"{FIRST}#x"], [FIRST, "-"], [FIRST, str(2**32)], [f"{FIRST}00#0"]],
+)
+def test_query_utxo_that_is_none(daemon: Daemon, asked: list[str]) -> None:
+    assert utxod(daemon, "query", "utxo", *asked).one_line(2)
+
+
+def test_query_tx_has_outputs_and_no_transaction(daemon: Daemon) -> None:
+    said = shell(daemon, "query", "tx", FIRST, "--json")
+    answer = json.loads(said.out)
+    assert (said.code, said.err, answer["error"]) == (1, "", "not_enabled")
+    assert "not kept" in answer["message"] and "30 of its outputs" in answer["message"]
+    assert [utxo["output_index"] for utxo in answer["utxos"]] == list(range(30))
+    assert [utxo["output_index"] for utxo in answer["utxos"] if "spent_tx_hash" in utxo] == [0, 29]
+    words = utxod(daemon, "query", "tx", FIRST)
+    assert words.code == 1 and words.out.count(f"{FIRST}#") == 30 and RICH_ID in words.out
+    assert words.err.count("\n") == 1 and "not kept" in words.err
+
+
+def test_query_tx_of_which_nothing_is_there(daemon: Daemon) -> None:
+    assert "no output of it" in utxod(daemon, "query", "tx", digest("nobody").hex()).one_line(1)
+    said = utxod(daemon, "query", "tx", digest("nobody").hex(), "--json")
+    assert (said.code, json.loads(said.out)["utxos"]) == (1, [])
+    assert "64 hex digits" in utxod(daemon, "query", "tx", "nonsense").one_line(2)
+
+
+def test_pruned_bodies_are_no_outputs(tmp_path: Path) -> None:
+    """A spent output whose body has gone is not shown, though its mark is still there."""
+    tables: Message = {"rollback_window": 50, "prune_depth": 1, "delta": {"self_contained": True}}
+    with running(tmp_path, utxo=tables) as daemon, daemon.client() as client:
+        client.feed(chain(8, outputs=2))
+        said = json.loads(utxod(daemon, "query", "tx", digest("tx", "2").hex(), "--json").out)
+        assert [utxo["output_index"] for utxo in said["utxos"]] == [1]
+        assert "is not here" in utxod(daemon, "query", "utxo", f"{digest('tx', '2').hex()}#0").one_line(1)
+
+
+def test_query_works_without_a_daemon_and_on_another_chain(tmp_path: Path) -> None:
+    script = bytes.fromhex("76a914") + bytes(20) + bytes.fromhex("88ac")
+    with home(tmp_path, chain={"family": "bitcoin", "network": "mainnet"}) as daemon:
+        assert "there is no store here" in utxod(daemon, "query", "address", script.hex()).one_line(1)
+        daemon.start()
+        with daemon.client() as client:
+            client.feed([block(None, tx("pay", {"address": script, "value": 50}))])
+        daemon.term()
+        for owner in (script.hex(), "1111111111111111111114oLvT2"):
+            answer = utxod(daemon, "query", "balance", owner, "--json").json()
+            assert answer["amounts"] == [{"unit": "satoshi", "policy_id": None, "asset_name": None, "quantity": "50"}]
+        odd = "6a" * 28  # 28 bytes are a script here, no credential
+        assert utxod(daemon, "query", "balance", odd, "--json").json()["utxo_count"] == 0
+        assert "50 satoshi" in utxod(daemon, "query", "address", script.hex()).out
+        daemon.configure(chain={"family": "cardano"})
+        assert "keeps bitcoin/mainnet" in utxod(daemon, "query", "tx", FIRST).one_line(3)
+
+
+def test_whoever_reads_may_leave(daemon: Daemon) -> None:
+    command = f"{sys.executable} -m daemon.cli query tx {FIRST} --config {daemon.config} | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, env=environment(), check=False)
+    assert done.stdout.split()[0] == b"height" and b"Traceback" not in done.stderr
+
+
+# --- help and completion -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "word"),
+    [
+        ("status", "Without a daemon"),
+        ("query", "no HTTP is needed"),
+        ("query address", "bech32"),
+        ("query balance", "credential"),
+        ("query utxo", "TXID#INDEX"),
+        ("query tx", "exit code 1"),
+        ("tail", "Goes on for ever"),
+        ("completion", "source <(utxod completion bash)"),
+    ],
+)
+def test_help_explains(command: str, word: str) -> None:
+    done = CliRunner().invoke(main, [*command.split(), "--help"])
+    assert done.exit_code == 0 and word in " ".join(done.stdout.split())
+
+
+@pytest.fixture
+def bin_folder(tmp_path: Path) -> Path:
+    """A folder with `utxod` in it, as an installation has it."""
+    script = tmp_path / "utxod"
+    script.write_text(f"#!{sys.executable}\nfrom daemon.cli import main\nmain()\n")
+    script.chmod(0o755)
+    return tmp_path
+
+
+def test_completion_in_bash(bin_folder: Path) -> None:
+    lines = """
+    source <(utxod completion bash)
+    complete -p utxod
+    ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _utxod_completion utxod; echo "${COMPREPLY[@]}"; }
+    ask utxod query ""
+    ask utxod st
+    ask utxod tail --event R
+    ask utxod completion ""
+    """
+    environ = environment(PATH=f"{bin_folder}:{os.environ['PATH']}")
+    done = subprocess.run(["bash", "-c", lines], capture_output=True, env=environ, text=True, check=True)
+    first, *said = done.stdout.splitlines()
+    assert first.endswith("-F _utxod_completion utxod") and done.stderr == ""
+    assert said == ["address balance tx utxo", "status", "RolledBack", "bash zsh fish"]
+
+
+@pytest.mark.parametrize(("name", "word"), [("zsh", "#compdef utxod"), ("fish", "complete --no-files --command utxod")])
+def test_completion_of_other_shells(name: str, word: str) -> None:
+    done = CliRunner().invoke(main, ["completion", name])
+    assert done.exit_code == 0 and word in done.stdout and "_UTXOD_COMPLETE" in done.stdout
+    assert CliRunner().invoke(main, ["completion", "powershell"]).exit_code == 2
+
+
+def test_commands_start_without_what_only_some_need() -> None:
+    """Completion runs at every key: it must not load the store, the daemon or the tables."""
+    code = (
+        "import sys, daemon.cli; print(*sorted(m for m in sys.modules if m in "
+        + repr(["lmdb", "daemon.metrics", "handlers.query", "starlette", "prometheus_client", "daemon.app"])
+        + "))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment(), cwd=ROOT, check=True)
+    assert done.stdout.strip() == b""

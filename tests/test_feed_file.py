@@ -1,0 +1,343 @@
+"""`utxod feed file`: a real feeder process, from files and standard input, to real daemons."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import CompletedProcess
+from time import monotonic, sleep
+
+import pytest
+from daemons import PATIENCE_S, Daemon, Encoding, Message, as_hex, encoded, environment, home, running, statuses
+from stories import LiveSet, back_to, block, chain, digest, expected, output, point, tx
+
+ENCODINGS: list[Encoding] = ["json", "frames"]
+
+
+def write(path: Path, messages: list[Message], encoding: Encoding = "json") -> Path:
+    path.write_bytes(b"".join(encoded(message, encoding) for message in messages))
+    return path
+
+
+def feed(daemon: Daemon, source: Path | str, *options: str, stdin: bytes = b"") -> CompletedProcess[bytes]:
+    """Run a feed to its end."""
+    return daemon.run("feed", "file", source, *options, stdin=stdin)
+
+
+def fed(daemon: Daemon, source: Path | str, *options: str, stdin: bytes = b"") -> str:
+    """Run a feed that has to succeed; return what it says."""
+    done = feed(daemon, source, *options, stdin=stdin)
+    assert (done.returncode, done.stdout) == (0, b""), done.stderr.decode()
+    return done.stderr.decode()
+
+
+def failed(daemon: Daemon, source: Path | str, *options: str, stdin: bytes = b"") -> str:
+    """Run a feed that has to fail; return its one line of error."""
+    done = feed(daemon, source, *options, stdin=stdin)
+    text = done.stderr.decode()
+    assert done.returncode == 1, text
+    assert "Traceback" not in text
+    errors = [line for line in text.splitlines() if line.startswith("Error: ")]
+    assert len(errors) == 1 and text.splitlines()[-1] == errors[0], text
+    return errors[0]
+
+
+@contextmanager
+def feeding(daemon: Daemon, source: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Give a feed that runs."""
+    command = [sys.executable, "-m", "daemon.cli", "feed", "--config", str(daemon.config), "file", str(source)]
+    with (daemon.folder / "feed.log").open("wb") as log:
+        process = subprocess.Popen([*command, *options], env=environment(), stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def said(daemon: Daemon, words: str) -> None:
+    """Wait until the running feed says something."""
+    until = monotonic() + PATIENCE_S
+    while words not in (text := (daemon.folder / "feed.log").read_text()):
+        assert monotonic() < until, text
+        sleep(0.01)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    with running(tmp_path) as daemon:
+        yield daemon
+
+
+def story() -> list[Message]:
+    """Return a genesis and a chain that gives up a branch."""
+    seeds = {"type": "GenesisOutputs", "outputs": [{"txid": digest("g"), "index": 0, "output": output("ann", 9)}]}
+    blocks = chain(30, outputs=2)
+    return [seeds, *blocks[:12], *chain(3, blocks[11], branch="x"), back_to(blocks[11]), *blocks[12:]]
+
+
+# --- what is sent ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_whole_file(daemon: Daemon, tmp_path: Path, encoding: Encoding, by_name: bool) -> None:
+    source = write(tmp_path / "chain", story(), encoding)
+    text = fed(daemon, source) if by_name else fed(daemon, "-", stdin=source.read_bytes())
+    assert re.search(r"^35 messages in .*: 1 accepted, 33 applied, 1 rolled_back, height 30$", text, re.M), text
+    assert daemon.export() == expected(story())
+    again = fed(daemon, source) if by_name else fed(daemon, "-", stdin=source.read_bytes())
+    assert again.splitlines()[-1] == "nothing to send: the daemon has all of it"
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_what_is_retained_is_skipped(daemon: Daemon, tmp_path: Path, encoding: Encoding) -> None:
+    messages = story()
+    for count in (1, 10, 14, 17, 20, len(messages)):  # the cuts lie before, on and after the branch that is given up
+        source = write(tmp_path / "chain", messages[:count], encoding)
+        fed(daemon, source)
+        with daemon.client() as client:
+            tip = client.hello()["tip"]
+        assert (tip and tip["hash"]) == LiveSet().tell(messages[:count]).tip
+    assert daemon.export() == expected(messages)
+    blocks = [message for message in messages if message["type"] == "BlockApplied"]
+    text = fed(daemon, write(tmp_path / "chain", [*messages, *chain(2, blocks[-1])], encoding))
+    assert re.search(r"^2 messages in .*: 2 applied, height 32$", text, re.M), text
+
+
+def test_blank_lines_and_a_last_line_without_an_end(daemon: Daemon, tmp_path: Path) -> None:
+    messages = story()
+    source = tmp_path / "chain"
+    source.write_bytes(b"\r\n\n".join(encoded(message, "json").strip() for message in messages))
+    fed(daemon, source)
+    assert daemon.export() == expected(messages)
+
+
+def test_an_empty_file(daemon: Daemon, tmp_path: Path) -> None:
+    assert "nothing to send" in fed(daemon, write(tmp_path / "chain", []))
+    assert "nothing to send" in fed(daemon, "-")
+
+
+def test_the_daemon_is_on_another_branch(daemon: Daemon, tmp_path: Path) -> None:
+    """The feed goes back to the newest point that both have."""
+    ours = chain(20)
+    theirs = [*ours[:13], *chain(10, ours[12], branch="theirs")]
+    fed(daemon, write(tmp_path / "theirs", theirs))
+    text = fed(daemon, write(tmp_path / "ours", ours))
+    assert "1 rolled_back" in text
+    assert daemon.export() == expected(ours)
+    daemon.assert_sound()
+
+
+def test_another_branch_on_standard_input(daemon: Daemon, tmp_path: Path) -> None:
+    """What has been read can't be read again: a clear line, and nothing is changed."""
+    ours = chain(20)
+    theirs = [*ours[:13], *chain(10, ours[12], branch="theirs")]
+    fed(daemon, write(tmp_path / "theirs", theirs))
+    line = failed(daemon, "-", stdin=write(tmp_path / "ours", ours).read_bytes())
+    assert "nothing in it follows the daemon's tip" in line
+    assert daemon.export() == expected(theirs)
+
+
+def test_another_chain(daemon: Daemon, tmp_path: Path) -> None:
+    ours = chain(5)
+    fed(daemon, write(tmp_path / "ours", ours))
+    line = failed(daemon, write(tmp_path / "theirs", chain(9, branch="theirs")))
+    assert "nothing in it follows the daemon's tip, height 5" in line and str(tmp_path / "theirs") in line
+    assert daemon.export() == expected(ours)
+
+
+def test_network_tip_is_told(tmp_path: Path) -> None:
+    blocks = chain(60)
+    with running(tmp_path, utxo={"rollback_window": 5, "prune_depth": 5}) as daemon:
+        fed(daemon, write(tmp_path / "chain", blocks), "--network-tip", "1000000")
+        with daemon.client() as client:
+            assert client.hello()["rollback_floor"] == point(blocks[-1])
+        assert daemon.export() == expected(blocks)
+
+
+def test_a_small_window_holds_up_nothing(daemon: Daemon, tmp_path: Path) -> None:
+    blocks = [block(None, tx("large", output("ann", script_ref=b"x" * (3 << 20))))]
+    blocks += chain(20, blocks[0], outputs=400)
+    fed(daemon, write(tmp_path / "chain", blocks, "frames"), "--window", "1")
+    assert daemon.export() == expected(blocks)
+
+
+def test_without_a_daemon(tmp_path: Path) -> None:
+    messages = story()
+    with home(tmp_path) as daemon:
+        source = write(tmp_path / "chain", messages, "frames")
+        assert "35 decoded" in fed(daemon, source, "--dry-run")
+        fed(daemon, source, "--output", str(tmp_path / "copy"))
+        lines = [json.loads(line) for line in (tmp_path / "copy").read_text().splitlines()]
+        assert [line["type"] for line in lines] == [message["type"] for message in messages]
+        assert all(
+            as_hex(message).items() <= _known(line).items() for message, line in zip(messages, lines, strict=True)
+        )
+
+
+def _known(line: Message) -> Message:
+    """Return a written message without what stands there by default, as deep as ours go."""
+    wanted = {"txid", "inputs", "outputs", "address", "value", "index", "output", "slot", "hash", "height"}
+
+    def strip(value: object) -> object:
+        if isinstance(value, dict):
+            return {name: strip(item) for name, item in value.items() if name in wanted}
+        return [strip(item) for item in value] if isinstance(value, list) else value
+
+    return {name: strip(item) for name, item in line.items()}
+
+
+# --- what is wrong ---------------------------------------------------------------------------------------------------
+
+
+def test_a_malformed_line(daemon: Daemon, tmp_path: Path) -> None:
+    """It is named, with its field; what stands before it is applied; and once it is mended the feed goes on."""
+    blocks = chain(400, outputs=80)
+    source = write(tmp_path / "chain", blocks)
+    lines = source.read_bytes().splitlines(keepends=True)
+    lines[380] = lines[380].replace(b'"height":381', b'"height":-381')
+    source.write_bytes(b"".join(lines))
+    line = failed(daemon, source)
+    assert line.startswith(f"Error: {source}: line 381: ") and "`$.height`" in line
+    assert daemon.export() == expected(blocks[:380])
+    text = fed(daemon, write(source, blocks))
+    assert re.search(r"^20 messages in .*: 20 applied, height 400$", text, re.M), text
+    assert daemon.export() == expected(blocks)
+
+
+@pytest.mark.parametrize(
+    ("noise", "what"),
+    [
+        (b"nonsense\n", "JSON is malformed"),
+        (b'{"type":"Nonsense"}\n', "'Nonsense' is no message of this protocol"),
+        (b'{"type":"BlockApplied","height":1}\n', "missing required field `hash`"),
+        (b'{"type":"BlockApplied","height":1,"hash":"zz"}\n', "Expected a hex string - at `$.hash`"),
+        (b'{"type":"BlockApp', "truncated"),
+        (b"[]\n", "Expected `object`, got `array`"),
+    ],
+)
+def test_lines_that_are_no_messages(daemon: Daemon, tmp_path: Path, noise: bytes, what: str) -> None:
+    blocks = chain(3)
+    source = write(tmp_path / "chain", blocks)
+    source.write_bytes(source.read_bytes() + noise)
+    line = failed(daemon, source)
+    assert f"{source}: line 4: " in line and what in line, line
+    line = failed(daemon, "-", stdin=source.read_bytes())
+    assert "standard input: line 4: " in line and what in line, line
+    assert daemon.export() == expected(blocks)
+
+
+def test_frames_that_are_no_messages(daemon: Daemon, tmp_path: Path) -> None:
+    blocks = chain(4)
+    source = write(tmp_path / "chain", blocks[:3], "frames")
+    whole = source.read_bytes()
+    source.write_bytes(whole + encoded(blocks[3] | {"slot": "noon"}, "frames"))
+    line = failed(daemon, source)
+    assert f"{source}: frame 4: " in line and "`$.slot`" in line
+    source.write_bytes(whole + encoded(blocks[3], "frames")[:-5])
+    assert f"{source}: frame 4 is cut off" in failed(daemon, source)
+    source.write_bytes(whole + b"\0\0")
+    assert f"{source}: frame 4 is cut off" in failed(daemon, source)
+    source.write_bytes(whole + b"\xff\xff\xff\xff" + b"x" * 1000)
+    assert f"{source}: frame 4 " in failed(daemon, source)
+    assert daemon.export() == expected(blocks[:3])
+
+
+def test_a_message_that_the_daemon_refuses(daemon: Daemon, tmp_path: Path) -> None:
+    blocks = chain(12)
+    line = failed(daemon, write(tmp_path / "chain", [*blocks[:8], *blocks[10:]]))
+    assert "the daemon refused the message of height 11: gap" in line
+    assert daemon.export() == expected(blocks[:8])
+
+
+def test_a_file_that_is_not_there(daemon: Daemon, tmp_path: Path) -> None:
+    done = feed(daemon, tmp_path / "nowhere")
+    assert done.returncode == 2 and b"nowhere" in done.stderr
+    done = feed(daemon, tmp_path)
+    assert done.returncode == 2
+
+
+# --- a daemon that is away, busy or full -----------------------------------------------------------------------------
+
+
+def test_the_daemon_stays_away(tmp_path: Path) -> None:
+    with home(tmp_path) as daemon:
+        began = monotonic()
+        done = feed(daemon, write(tmp_path / "chain", chain(3)), "--wait", "0.6")
+        assert monotonic() - began < 10
+        lines = done.stderr.decode().splitlines()
+        assert done.returncode == 1
+        assert lines[0].startswith(f"no daemon listens on {daemon.socket} (") and lines[0].endswith(
+            "trying again in 0.2 s"
+        )
+        assert lines[1].endswith("trying again in 0.5 s")
+        assert lines[-1].startswith(f"Error: no daemon listens on {daemon.socket} (")
+
+
+def test_the_daemon_comes_later(tmp_path: Path) -> None:
+    blocks = chain(30)
+    with home(tmp_path) as daemon, feeding(daemon, write(tmp_path / "chain", blocks)) as process:
+        said(daemon, "trying again")
+        daemon.start()
+        assert process.wait(PATIENCE_S) == 0
+        assert daemon.export() == expected(blocks)
+
+
+def test_another_feeder_is_there(daemon: Daemon, tmp_path: Path) -> None:
+    blocks = chain(30)
+    with daemon.client() as other:
+        assert statuses(other.feed(blocks[:10])) == ["applied"] * 10
+        with feeding(daemon, write(tmp_path / "chain", blocks)) as process:
+            said(daemon, "the daemon says feeder_busy")
+            assert statuses(other.feed(blocks[10:20])) == ["applied"] * 10
+            other.close()
+            assert process.wait(PATIENCE_S) == 0
+    assert daemon.export() == expected(blocks)
+
+
+def test_a_full_store_is_waited_out(tmp_path: Path) -> None:
+    """It says so, loses nothing, and goes on by itself when there is room."""
+    blocks = chain(40, outputs=400)
+    small = {"map_size": "1MiB", "max_map_size": "1MiB"}
+    with running(tmp_path, storage=small) as daemon:
+        source = write(tmp_path / "chain", blocks, "frames")
+        with feeding(daemon, source) as process:
+            said(daemon, "the daemon says store_full")
+            with daemon.client() as client:
+                tip = client.hello()["tip"]
+            assert tip is None or tip["height"] < 40
+            assert process.poll() is None
+            daemon.term()
+            daemon.configure(storage=small | {"max_map_size": "64MiB"})
+            daemon.start()
+            assert process.wait(PATIENCE_S) == 0
+        assert daemon.export() == expected(blocks)
+        daemon.assert_sound()
+
+
+def test_a_full_store_is_not_waited_for_longer_than_told(tmp_path: Path) -> None:
+    blocks = chain(40, outputs=400)
+    with running(tmp_path, storage={"map_size": "1MiB", "max_map_size": "1MiB"}) as daemon:
+        line = failed(daemon, write(tmp_path / "chain", blocks, "frames"), "--wait", "0.5")
+        assert "the daemon says store_full" in line
+
+
+def test_interrupted(daemon: Daemon, tmp_path: Path) -> None:
+    """What was acknowledged stays; the feed can be started again."""
+    blocks = chain(3000, outputs=3)
+    source = write(tmp_path / "chain", blocks, "frames")
+    with feeding(daemon, source) as process, daemon.client() as client:
+        until = monotonic() + PATIENCE_S
+        while client.hello()["tip"] is None:
+            assert monotonic() < until
+        process.terminate()
+        process.wait(PATIENCE_S)
+    while feed(daemon, source).returncode:
+        assert monotonic() < until
+    assert daemon.export() == expected(blocks)

@@ -1,0 +1,469 @@
+"""Metrics: what is counted, what is exposed on a running daemon, and that the documents speak of the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic, sleep
+from typing import Any, NamedTuple, TypeVar
+
+import anyio
+import msgspec
+import pytest
+from daemons import PATIENCE_S, ROOT, Daemon, Message, environment, error, home, running, statuses
+from prometheus_client.parser import text_string_to_metric_families
+from stories import back_to, block, chain, digest, output, tx
+
+from config.settings import Config
+from daemon import metrics
+from daemon.app import _numbers, _welcome
+from daemon.bus import Bus
+from daemon.connection import Hall
+from daemon.metrics import BOUNDS_S, Histogram, Numbers, Served, Sheet
+from handlers.chain import View
+from handlers.delivery import Delivery
+
+T = TypeVar("T")
+Values = dict[str, float]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short name: paths of sockets are bounded."""
+    with TemporaryDirectory(prefix="utxod-") as name:
+        yield Path(name)
+
+
+def until(what: Callable[[], T], wanted: Callable[[T], object]) -> T:
+    """Ask again until the answer is as wanted, and return it."""
+    give_up = monotonic() + PATIENCE_S
+    while not wanted(answer := what()):
+        assert monotonic() < give_up, answer
+        sleep(0.02)
+    return answer
+
+
+@contextmanager
+def serving(folder: Path, workers: int = 1, **tables: Any) -> Iterator[Daemon]:
+    http = {"workers": workers, "listen": f"unix:{folder}/http"} | tables.pop("http", {})
+    with running(folder, http=http, **tables) as daemon:
+        yield daemon
+
+
+class Answer(NamedTuple):
+    status: int
+    kind: str
+    text: str
+
+
+def get(daemon: Daemon, path: str, **headers: str) -> Answer:
+    """Ask one of the workers, as soon as there is one; each call may meet another."""
+    give_up = monotonic() + PATIENCE_S
+    while True:
+        connection = HTTPConnection("utxod")
+        try:
+            with socket.socket(socket.AF_UNIX) as connection.sock:
+                connection.sock.connect(str(daemon.folder / "http"))
+                connection.request("GET", path, headers=headers)
+                with connection.getresponse() as response:
+                    return Answer(response.status, response.headers["content-type"], response.read().decode())
+        except OSError:
+            assert monotonic() < give_up, daemon.tail()
+            sleep(0.02)
+
+
+def values(text: str) -> Values:
+    """Return every sample by name and labels, as Prometheus would store it."""
+    found: Values = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            key = f"{sample.name}{{{labels}}}" if labels else sample.name
+            assert key not in found
+            found[key] = sample.value
+    return found
+
+
+def scrape(daemon: Daemon) -> Values:
+    status, kind, text = get(daemon, "/metrics")
+    assert status == 200 and kind.startswith("text/plain; version=0.0.4")
+    return values(text)
+
+
+def families(daemon: Daemon) -> dict[str, str]:
+    """Return the names and types that are exposed, as the text has them."""
+    return dict(re.findall(r"^# TYPE (\S+) (\S+)$", get(daemon, "/metrics").text, re.MULTILINE))
+
+
+# --- what was done is counted ------------------------------------------------------------------------------------
+
+
+def story(daemon: Daemon) -> list[Message]:
+    """Twelve blocks, an error of each of three kinds, two blocks taken back; some of it in frames."""
+    blocks = chain(10, outputs=3)
+    lost = tx("lost", output("lost"), spends=[[digest("nobody"), 0], [digest("nobody"), 1]])
+    blocks.append(block(blocks[-1], lost))
+    blocks.append(block(blocks[-1]))
+    with daemon.client("frames") as feeder:
+        assert statuses(feeder.feed(blocks)) == ["applied"] * 12
+        feeder.hello(network_tip={"height": 40})
+        assert feeder.ask(back_to(blocks[9]))["status"] == "rolled_back"
+        assert feeder.ask(blocks[9])["status"] == "duplicate"
+        error(feeder.ask(blocks[11]), "gap")
+        error(feeder.ask({"type": "Rollback", "to": "origin"}), "beyond_rollback_floor")
+        error(feeder.ask({"type": "Nonsense"}), "unknown_type")
+    return blocks
+
+
+def test_everything_that_was_done_is_counted(folder: Path) -> None:
+    with serving(folder, utxo={"rollback_window": 4, "prune_depth": 2}) as daemon:
+        before = until(lambda: scrape(daemon), lambda now: now["utxod_messages_total{type=Subscribe}"])
+        assert "utxod_tip_height" not in before and "utxod_seconds_since_last_block" not in before
+        assert before["utxod_unspent"] == before["utxod_blocks_total"] == before["utxod_prune_seconds_count"] == 0
+        story(daemon)
+        now = until(lambda: scrape(daemon), lambda now: now["utxod_errors_total{code=unknown_type}"])
+        store = daemon.status()
+        plain = {
+            "blocks_total": 12,
+            "transactions_total": 11,
+            "created_total": 31,
+            "spent_total": 9,
+            "missing_inputs_total": 2,
+            "rollbacks_total": 1,
+            "rolled_back_blocks_total": 2,
+            "messages_total{type=BlockApplied}": 14,
+            "messages_total{type=Rollback}": 2,
+            "messages_total{type=unknown}": 1,
+            "messages_total{type=TxMined}": 0,
+            "errors_total{code=gap}": 1,
+            "errors_total{code=beyond_rollback_floor}": 1,
+            "errors_total{code=unknown_type}": 1,
+            "errors_total{code=malformed}": 0,
+            "daemon_running": 1,
+            "http_workers": 1,
+            "tip_height": 10,
+            "tip_slot": 200,
+            "lag_blocks": 30,
+            "unspent": store["unspent"],
+            "rollback_floor_height": store["rollback_floor"]["height"],
+            "prune_backlog_blocks": store["prune_backlog_blocks"],
+            "used_bytes": store["bytes_used"],
+            "map_size_bytes": 64 << 20,
+            "apply_seconds_count": 12,
+            "rollback_seconds_count": 1,
+            "inbox_messages": 0,
+            "inbox_bytes": 0,
+        }
+        assert {name: now[f"utxod_{name}"] for name in plain} == plain
+        assert store["unspent"] == 21 and store["rollback_floor"]["height"] == 7
+        commits = [line for line in daemon.log_lines() if line["event"] == "blocks_committed"]
+        assert now["utxod_commit_seconds_count"] == len(commits)
+        assert now["utxod_batch_blocks"] == commits[-1]["blocks"]
+        assert now["utxod_pruned_total{kind=outputs}"] == 6 and now["utxod_pruned_total{kind=undo_records}"] == 7
+        assert now["utxod_pruned_total{kind=transactions}"] == 0
+        assert now["utxod_received_bytes_total"] - before["utxod_received_bytes_total"] > 3000
+        for work in ("apply", "commit", "rollback"):
+            assert 0 < now[f"utxod_{work}_seconds_sum"] < 5
+
+
+def test_time_passes_between_scrapes(folder: Path) -> None:
+    with serving(folder) as daemon, daemon.client() as client:
+        client.feed(chain(1))
+        name = "utxod_seconds_since_last_block"
+        first = until(lambda: scrape(daemon), lambda now: name in now)[name]
+        sleep(0.2)
+        assert first + 0.2 < scrape(daemon)[name] < first + 10
+        assert abs(scrape(daemon)["utxod_daemon_start_time_seconds"] - (folder / "utxod.sock").stat().st_mtime) < 10
+
+
+def test_pruning_by_steps_is_timed(folder: Path) -> None:
+    """While the node catches up nothing is pruned; afterwards it takes steps of its own."""
+    with serving(folder, utxo={"rollback_window": 1, "prune_depth": 1, "prune_batch_size": 1}) as daemon:
+        with daemon.client() as client:
+            client.ask({"type": "NodeState", "state": "catching_up", "height": 1})
+            client.feed(chain(20))
+            client.ask({"type": "NodeState", "state": "running", "height": 20})
+        now = until(lambda: scrape(daemon), lambda now: now["utxod_pruned_total{kind=undo_records}"] == 18)
+        assert now["utxod_prune_seconds_count"] >= 10
+        assert now["utxod_prune_backlog_blocks"] == 0
+
+
+def test_histograms_are_whole() -> None:
+    histogram = Histogram()
+    for seconds in (0.0, BOUNDS_S[0], BOUNDS_S[0] + 1e-9, 0.3, 1000.0):
+        histogram.observe(seconds)
+    assert sum(histogram.counts) == 5
+    assert (histogram.counts[0], histogram.counts[1], histogram.counts[-1]) == (2, 1, 1)
+    assert histogram.counts[BOUNDS_S.index(0.5)] == 1
+    other = Histogram()
+    other.observe(2.0)
+    other.add(histogram)
+    assert sum(other.counts) == 6 and other.total_s == pytest.approx(histogram.total_s + 2.0)
+
+
+def test_buckets_are_cumulative(folder: Path) -> None:
+    with serving(folder) as daemon, daemon.client() as client:
+        client.feed(chain(30))
+        now = until(lambda: scrape(daemon), lambda now: now["utxod_apply_seconds_count"] == 30)
+    buckets = [now[f"utxod_apply_seconds_bucket{{le={bound}}}"] for bound in (*map(str, BOUNDS_S), "+Inf")]
+    assert buckets == sorted(buckets) and buckets[-1] == 30
+
+
+def test_what_is_at_hand_is_shown() -> None:
+    """Clients, and the messages that wait, at that moment."""
+
+    async def main() -> bytes:
+        bus = Bus()
+        inbox = bus.inbox(capacity=1 << 20, most=1 << 20)
+        hall = Hall(bus, inbox, _welcome(Config()), frozenset(), 1 << 20)
+        hall.network_height, hall.view = 77, View(map_size=4096)
+        await inbox.reserve(700)
+        inbox.put(Delivery(b"x", "json", None, None))  # type: ignore[arg-type]
+        clients: Any = {object(), object(), object()}
+        return _numbers(hall, clients)
+
+    numbers = msgspec.msgpack.decode(anyio.run(main), type=Numbers)
+    assert (numbers.connections, numbers.inbox_messages, numbers.inbox_bytes) == (3, 1, 700)
+    assert (numbers.network_height, numbers.map_size) == (77, 4096)
+
+
+def test_what_clients_call_their_messages_is_no_label() -> None:
+    numbers = Numbers()
+    known = set(numbers.messages)
+    for n in range(1000):
+        numbers.heard(f"Kind{n}")
+    assert set(numbers.messages) == known and numbers.unknown_messages == 1000
+
+
+# --- queries -----------------------------------------------------------------------------------------------------
+
+
+def test_queries_are_counted_by_route_and_status(folder: Path) -> None:
+    with serving(folder, 2) as daemon, daemon.client() as client:
+        client.feed(chain(3))
+        txid = digest("tx", "1").hex()
+        asked = {
+            "/api/v1/tip": ("/api/v1/tip", 200),
+            f"/api/v1/utxos/{txid}/0": ("/api/v1/utxos/{tx_hash}/{index}", 200),
+            f"/api/v1/utxos/{txid}/9": ("/api/v1/utxos/{tx_hash}/{index}", 404),
+            "/api/v1/addresses/nonsense/balance": ("/api/v1/addresses/{address}/balance", 400),
+            "/api/v1/mmr/root": ("/api/v1/mmr/root", 503),
+            "/wp-login.php": ("unmatched", 404),
+        }
+        for path, (_, status) in asked.items():
+            for _ in range(4):
+                assert get(daemon, path).status == status
+        counts = {f"utxod_query_seconds_count{{route={route},status={status}}}" for route, status in asked.values()}
+        now = until(lambda: scrape(daemon), lambda now: sum(now.get(name, 0) for name in counts) == 4 * len(counts))
+        assert {now[name] for name in counts} == {4}
+        assert now["utxod_http_workers"] == 2
+        until(lambda: scrape(daemon), lambda now: "utxod_query_seconds_count{route=/metrics,status=200}" in now)
+        for _ in range(6):  # whichever worker answers
+            again = scrape(daemon)
+            assert {again[name] for name in counts} == {4} and again["utxod_http_workers"] == 2
+
+
+def test_a_missing_token_is_counted(folder: Path) -> None:
+    with serving(folder, http={"token": "secret"}) as daemon:
+        assert get(daemon, "/metrics").status == 401
+        name = "utxod_query_seconds_count{route=unmatched,status=401}"
+        known = {"Authorization": "Bearer secret"}
+        until(lambda: values(get(daemon, "/metrics", **known).text), lambda now: now.get(name) == 1)
+
+
+def workers(daemon: Daemon) -> list[int]:
+    """Return the process ids of the daemon's children."""
+    path = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children")
+    return [int(pid) for pid in path.read_text().split()]
+
+
+def test_what_a_killed_worker_counted_is_not_lost(folder: Path) -> None:
+    with serving(folder, 2) as daemon:
+        name = "utxod_query_seconds_count{route=/api/v1/tip,status=404}"
+        for _ in range(10):
+            get(daemon, "/api/v1/tip")
+        until(lambda: scrape(daemon), lambda now: now.get(name) == 10)
+        first = until(lambda: workers(daemon), lambda pids: len(pids) == 2)
+        sheets = sorted((folder / "data" / "metrics").iterdir())
+        os.kill(first[0], signal.SIGKILL)
+        until(lambda: workers(daemon), lambda pids: len(pids) == 2 and first[0] not in pids)
+        until(lambda: scrape(daemon), lambda now: now["utxod_http_workers"] == 2 and now[name] == 10)
+        for _ in range(10):
+            get(daemon, "/api/v1/tip")
+        until(lambda: scrape(daemon), lambda now: now[name] == 20)
+        assert sorted((folder / "data" / "metrics").iterdir()) == sheets  # the next one took the sheet over
+
+
+# --- one process without the other -------------------------------------------------------------------------------
+
+
+def test_serve_alone_knows_the_store_and_not_the_daemon(folder: Path) -> None:
+    with running(folder, http={"listen": f"unix:{folder}/http"}) as daemon:
+        with daemon.client() as client:
+            client.hello(network_tip={"height": 7})
+            client.feed(chain(5))
+        command = [sys.executable, "-m", "daemon.cli", "serve", "--config", str(daemon.config)]
+        with (folder / "serve.log").open("wb") as log:
+            serve = subprocess.Popen(command, stderr=log, env=environment())
+        try:
+            now = until(lambda: scrape(daemon), lambda now: now.get("utxod_blocks_total") == 5)
+            assert (now["utxod_daemon_running"], now["utxod_lag_blocks"], now["utxod_http_workers"]) == (1, 2, 1)
+            types = families(daemon)
+            daemon.kill()
+            now = scrape(daemon)
+            assert (now["utxod_daemon_running"], now["utxod_tip_height"], now["utxod_unspent"]) == (0, 5, 1)
+            assert now["utxod_map_size_bytes"] >= now["utxod_used_bytes"] > 0
+            gone = ("blocks_total", "connections", "lag_blocks", "seconds_since_last_block", "apply_seconds_count")
+            assert not [name for name in gone if f"utxod_{name}" in now]
+            assert families(daemon) == types  # without a value, but not forgotten
+            daemon.start()
+            now = until(lambda: scrape(daemon), lambda now: now["utxod_daemon_running"] and "utxod_blocks_total" in now)
+            assert now["utxod_blocks_total"] == 0  # totals are those of one process
+        finally:
+            serve.terminate()
+            assert serve.wait(PATIENCE_S) == 0
+
+
+def test_a_daemon_sweeps_up_after_others(folder: Path) -> None:
+    """Sheets of workers whose parents are gone are removed; what lives is left alone."""
+    with running(folder) as daemon:
+        where = folder / "data" / "metrics"
+        daemon.term()
+        (where / "http-4194305-0").write_bytes(b"left behind")  # larger than any process id
+        alive = where / f"http-{os.getppid()}-0"
+        alive.write_bytes(b"")
+        daemon.start()
+        assert {path.name for path in where.iterdir()} == {"daemon", alive.name}
+
+
+def test_a_daemon_lives_without_a_place_for_its_numbers(folder: Path) -> None:
+    with home(folder, http={"workers": 1, "listen": f"unix:{folder}/http"}) as daemon:
+        (folder / "data").mkdir()
+        (folder / "data" / "metrics").write_bytes(b"in the way")
+        daemon.start()
+        with daemon.client() as client:
+            assert statuses(client.feed(chain(3))) == ["applied"] * 3
+        get(daemon, "/api/v1/tip")
+        answered = "utxod_query_seconds_count{route=/api/v1/tip,status=200}"
+        now = until(lambda: scrape(daemon), lambda now: answered in now)
+        assert (now["utxod_tip_height"], now["utxod_http_workers"], now["utxod_daemon_running"]) == (3, 1, 0)
+        assert "metrics_not_shown" in daemon.events()
+        assert daemon.term() == 0
+
+
+def test_a_full_disk_costs_the_numbers_and_nothing_else() -> None:
+    descriptor = os.open("/dev/full", os.O_RDWR)
+    sheet = Sheet(descriptor)
+    for _ in range(3):
+        sheet.show(b"numbers")
+    assert sheet._warned
+    sheet.close()
+    sheet.show(b"numbers")  # closed: nothing happens
+
+
+# --- sheets ------------------------------------------------------------------------------------------------------
+
+
+def test_a_sheet_belongs_to_one_process(tmp_path: Path) -> None:
+    first = metrics._claim(tmp_path / "one")
+    assert first is not None and metrics._claim(tmp_path / "one") is None
+    own = Served()
+    own.observe("/here", 200, 0.2)
+    first.show(metrics.encode(own))
+    found, lives = metrics._look(tmp_path / "one", Served)
+    assert found == own and lives
+    first.close()
+    found, lives = metrics._look(tmp_path / "one", Served)
+    assert found == own and not lives
+    second = metrics._claim(tmp_path / "one")
+    assert second is not None and second.shown(Served) == own
+    second.clear()
+    assert second.shown(Served) is None
+    second.close()
+
+
+def test_workers_of_one_parent_are_added_up(tmp_path: Path) -> None:
+    parent = os.getppid()
+    with metrics.worker_sheet(tmp_path, parent) as one, metrics.worker_sheet(tmp_path, parent) as two:
+        for seconds, sheet in ((0.1, one), (7.0, two)):
+            own = Served()
+            own.observe("/both", 200, seconds)
+            own.observe(f"/{seconds}", 404, seconds)
+            sheet.show(metrics.encode(own))
+        total, alive = metrics.served(tmp_path, parent)
+        assert alive == 2 and set(total.seconds) == {"200 /both", "404 /0.1", "404 /7.0"}
+        assert sum(total.seconds["200 /both"].counts) == 2 and total.seconds["200 /both"].total_s == 7.1
+    assert metrics.served(tmp_path, parent) == (total, 0)
+    assert metrics.served(tmp_path, os.getpid()) == (Served(), 0)
+
+
+@pytest.mark.parametrize("spoil", [lambda raw: raw[:-1], lambda raw: raw[:5], lambda raw: raw[:-1] + b"\xff"])
+def test_a_torn_sheet_is_not_believed(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
+    sheet = metrics._claim(tmp_path / "daemon")
+    assert sheet is not None
+    sheet.show(metrics.encode(Numbers()))
+    assert metrics.daemon_numbers(tmp_path) is not None
+    whole = (tmp_path / "daemon").read_bytes()
+    (tmp_path / "daemon").write_bytes(spoil(whole))
+    assert metrics.daemon_numbers(tmp_path) is None
+    sheet.show(metrics.encode(Numbers(blocks=3)))
+    numbers = metrics.daemon_numbers(tmp_path)
+    assert numbers is not None and numbers.blocks == 3
+    sheet.show(b"\xc0")  # of another version
+    assert metrics.daemon_numbers(tmp_path) is None
+    sheet.close()
+    assert metrics.daemon_numbers(tmp_path / "nowhere") is None
+
+
+# --- the documents -----------------------------------------------------------------------------------------------
+
+
+DOCUMENT = (ROOT / "docs" / "metrics.md").read_text()
+DOCUMENTED = dict(re.findall(r"^\| `(utxod_\w+)` \| (\w+) \|", DOCUMENT, re.MULTILINE))
+
+
+def test_docs_describe_what_a_running_daemon_exposes(folder: Path) -> None:
+    with serving(folder) as daemon:
+        get(daemon, "/api/v1/tip")
+        assert families(daemon) == DOCUMENTED
+    assert len(DOCUMENTED) == len(re.findall(r"^\| `utxod_", DOCUMENT, re.MULTILINE))
+
+
+def test_docs_speak_of_no_other_metric() -> None:
+    known = set(DOCUMENTED)
+    for name, kind in DOCUMENTED.items():
+        if kind == "histogram":
+            known |= {f"{name}_bucket", f"{name}_sum", f"{name}_count"}
+    assert set(re.findall(r"utxod_\w+", DOCUMENT)) <= known
+
+
+def test_the_dashboard_uses_the_metrics() -> None:
+    board = json.loads((ROOT / "docs" / "grafana.json").read_text())
+    panels = [panel for panel in board["panels"] if panel["type"] != "row"]
+    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
+    assert len(expressions) >= len(panels) > 20
+    used = set()
+    for expression in expressions:
+        names = re.findall(r"\butxod_\w+", expression)
+        assert names, expression
+        for name in names:
+            plain = re.sub(r"_(bucket|sum|count)$", "", name)
+            kind = DOCUMENTED.get(name) or DOCUMENTED.get(plain)
+            assert kind, f"{name} is no metric: {expression}"
+            assert (name not in DOCUMENTED) == (kind == "histogram"), expression
+            used.add(name if name in DOCUMENTED else plain)
+            if kind in {"counter", "histogram"}:
+                assert re.search(rf"(rate|increase)\({name}\{{[^}}]*}}\[\$__rate_interval]\)", expression), expression
+    unused = set(re.findall(r"`(utxod_\w+)`", re.findall(r"^Not on the dashboard: (.*)$", DOCUMENT, re.MULTILINE)[0]))
+    assert used | unused == set(DOCUMENTED) and not used & unused
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])

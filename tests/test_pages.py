@@ -1,0 +1,382 @@
+"""The two pages, as somebody sees them: a real Chromium looks at a real daemon."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Browser, browser, until
+from daemons import Client, Daemon, Message, home, running, statuses
+
+from bench.sample import messages
+from daemon.http import pages
+from handlers import wire
+
+WIDTHS = (1280, 360)
+MARKUP = "<i>preview</i>"  # a network may be called anything
+RICH = "60" + "ab" * 28
+TXID, SPARSE = "cd" * 32, "ce" * 32
+TOKEN = "a-long-random-text"
+
+
+def free_port() -> int:
+    with socket.socket() as knock:
+        knock.bind(("127.0.0.1", 0))
+        return int(knock.getsockname()[1])
+
+
+def get(port: int, path: str) -> tuple[int, dict[str, str], Any]:
+    """Return status, headers and body; a worker that is still on its way is waited for."""
+
+    def answer() -> tuple[int, dict[str, str], Any] | None:
+        connection = HTTPConnection("127.0.0.1", port, timeout=10)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
+        except OSError:
+            return None
+        finally:
+            connection.close()
+
+    status, headers, body = until(answer) or (0, {}, b"")
+    return status, headers, json.loads(body) if headers["content-type"] == "application/json" else body
+
+
+def genesis_output(txid: str, index: int) -> Message:
+    rare = ["ef" * 28, b"<img src=x>".hex(), (1 << 63) + index]
+    return {"txid": txid, "index": index, "output": {"address": RICH, "value": (1 << 53) + 1, "assets": [rare]}}
+
+
+def chain(blocks: int) -> list[Message]:
+    """Return the sample chain as plain messages, with an address that holds sixty outputs more than it can show."""
+    plain = [json.loads(wire.encode(message, "json")) for message in messages(blocks, txs=5)]
+    plain[0]["outputs"] += [genesis_output(TXID, index) for index in range(60)] + [genesis_output(SPARSE, 5)]
+    return [{name: value for name, value in message.items() if name != "seq"} for message in plain]
+
+
+class Seen:
+    """A daemon that is fed, and the window that looks at it."""
+
+    def __init__(self, port: int, client: Client, window: Browser) -> None:
+        self.port, self.window = port, window
+        self.url = f"http://127.0.0.1:{port}"
+        self._client = client
+        self._chain = chain(60)
+        self._fed = 0
+
+    def feed(self, count: int) -> Message:
+        """Feed so many further messages and return the last one."""
+        part = self._chain[self._fed : self._fed + count]
+        assert len(part) == count
+        assert set(statuses(self._client.feed(part))) <= {"accepted", "applied", "rolled_back"}
+        self._fed += count
+        return part[-1]
+
+    def take_back(self) -> Message:
+        """Roll one block back, and feed it again."""
+        last, before = self._chain[self._fed - 1], self._chain[self._fed - 2]
+        back = {"type": "Rollback", "to": {"slot": before["slot"], "hash": before["hash"]}}
+        assert statuses(self._client.feed([back, last])) == ["rolled_back", "applied"]
+        return last
+
+    def status(self) -> Any:
+        return get(self.port, "/api/v1/status")[2]
+
+    def look(self, page: str, width: int) -> Browser:
+        """Load a page, as if for the first time."""
+        self.window.shape(width)
+        self.window.go(self.url + page)
+        return self.window
+
+    def search(self, text: str) -> None:
+        """Search, and wait until what was found before is gone."""
+        title = self.window.text("#found-title")
+        self.window.write("#query", text, enter=True)
+        until(lambda: self.window.text("#found-title") != title)
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def fed(tmp_path_factory: pytest.TempPathFactory, window: Browser) -> Iterator[Seen]:
+    port = free_port()
+    utxo = {"prune_depth": 4, "rollback_window": 8, "prune_batch_size": 100_000}
+    with ExitStack() as stack:
+        folder = tmp_path_factory.mktemp("pages")
+        daemon = stack.enter_context(running(folder, http=at(port), chain={"network": MARKUP}, utxo=utxo))
+        get(port, "/health/live")
+        seen = Seen(port, stack.enter_context(daemon.client()), window)
+        seen.feed(50)  # with the fork of three blocks in it
+        yield seen
+
+
+def at(port: int, **more: object) -> dict[str, object]:
+    return {"workers": 1, "listen": f"127.0.0.1:{port}", **more}
+
+
+@pytest.fixture(autouse=True)
+def quiet(window: Browser) -> Iterator[None]:
+    """No page complains, and none asks anybody but the daemon that it came from."""
+    window.go("about:blank")
+    window.complaints()
+    window.requests()
+    yield
+    assert window.complaints() == []
+    here = str(window.run("return location.origin"))
+    asked = {url for url in window.requests() if not url.startswith(("data:", "about:"))}
+    assert asked and all(url.startswith(f"{here}/") for url in asked), asked
+
+
+def fits(window: Browser) -> bool:
+    """Return whether nothing sticks out at the side."""
+    return bool(window.run("const e = document.documentElement; return e.scrollWidth <= e.clientWidth"))
+
+
+def jumps(window: Browser) -> float:
+    """Return how much of the page moved without having been asked to."""
+    script = """
+        return new Promise((tell) => {
+          const sum = (list) => list.getEntries().reduce((all, one) => all + (one.hadRecentInput ? 0 : one.value), 0);
+          new PerformanceObserver((list) => tell(sum(list))).observe({ type: "layout-shift", buffered: true });
+          setTimeout(() => tell(0), 150);
+        });
+    """
+    return float(window.run(script))
+
+
+def shows_tip(window: Browser, tip: Message) -> None:
+    until(lambda: window.text("#tip-hash") == tip["hash"])
+    assert window.text("#tip-height") == f"{tip['height']:,}"
+    assert window.text("#tip-slot") == f"{tip['slot']:,}"
+
+
+def ada(lovelace: int) -> str:
+    return f"{lovelace // 10**6:,}.{lovelace % 10**6:06} ADA"
+
+
+# --- the operator's page -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_it_shows_what_the_status_says(fed: Seen, width: int) -> None:
+    window, status = fed.look("/", width), fed.status()
+    shows_tip(window, status["tip"])
+    until(lambda: window.text("#state-name") == "Ready")
+    assert window.text("#plot-set .value") == f"{status['utxo']['unspent']:,}"
+    assert window.text("#chain") == f"cardano · {MARKUP}"
+    assert window.text("#floor") == f"{status['utxo']['rollback_floor']['height']:,} (slot {fed_slot(status):,})"
+    assert window.text("#takeback") == "8 of 8 blocks"
+    assert window.text("#indexes") == "address_hash, payment_credential"
+    assert f"{status['utxo']['rows']['utxo_output']:,}" in window.text('#rows [data-name="utxo_output"]')
+    assert fits(window)
+
+
+def fed_slot(status: Any) -> int:
+    return int(status["utxo"]["rollback_floor"]["slot"])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_it_follows_the_chain(fed: Seen, width: int) -> None:
+    window = fed.look("/", width)
+    shows_tip(window, fed.status()["tip"])
+    block = fed.feed(2)
+    shows_tip(window, block)
+    until(lambda: window.texts("#block-rows .height")[:1] == [f"{block['height']:,}"])
+    assert window.texts("#block-rows tr:first-child td")[2] == "5"
+    assert float(window.text("#plot-blocks .value")) > 0 < float(window.text("#plot-txs .value"))
+    assert window.run("return document.querySelector('#plot-blocks .bars') !== null")
+    assert window.text("#tip-age").endswith(("just now", "s ago"))
+    assert jumps(window) < 0.02
+    assert fits(window)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_it_shows_a_rollback(fed: Seen, width: int) -> None:
+    window = fed.look("/", width)
+    until(lambda: window.texts("#other-rows li"))
+    assert any("Rolled back 3 blocks: 42 → 39" in text for text in window.texts("#other-rows li"))
+    height = fed.take_back()["height"]
+    until(
+        lambda: any(f"Rolled back 1 block: {height} → {height - 1}" in text for text in window.texts("#other-rows li"))
+    )
+    until(lambda: window.texts("#block-rows .height")[:2] == [str(height)] * 2)
+    assert "taken back" in window.text("#block-rows tr.undone")
+    assert window.run("return document.querySelector('#block-rows').rows[0].className") == ""
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_an_address_is_found_page_by_page(fed: Seen, width: int) -> None:
+    window = fed.look("/", width)
+    _, _, (one,) = get(fed.port, f"/api/v1/addresses/{RICH}/utxos?count=1")
+    fed.search(one["owner_addr"])
+    until(lambda: window.shown("#found-body .balance strong"))
+    assert window.text(".balance strong") == ada(61 * ((1 << 53) + 1))
+    assert window.text(".balance span") == "in 61 unspent outputs"
+    assert "<img src=x>" in window.text(".assets dt")
+    assert window.text(".assets dd") == f"{61 * (1 << 63) + sum(range(60)) + 5:,}"
+    assert window.texts("#found-body li .worth")[0].startswith(ada((1 << 53) + 1))
+    assert len(window.texts("#found-body li")) == 25
+    window.click(".turn button:nth-child(2)")
+    until(lambda: "Outputs 26 to 50" in window.text(".turn"))
+    window.click(".turn button:nth-child(2)")
+    until(lambda: "Outputs 51 to 61" in window.text(".turn"))
+    assert len(window.texts("#found-body li")) == 11
+    window.click(".turn button:nth-child(1)")
+    until(lambda: "Outputs 26 to 50" in window.text(".turn"))
+    assert fits(window)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_outputs_and_transactions_are_found(fed: Seen, width: int) -> None:
+    window, made = fed.look("/", width), fed.feed(1)["txs"][-1]
+    fed.search(f"{made['txid']}#0")
+    until(lambda: window.shown("#found-body li"))
+    assert window.texts("#found-body li a")[0] == f"{made['txid']}#0"
+    until(lambda: ada(made["outputs"][0]["value"]) in window.text("#found-body li .worth"))
+    window.click("#found-body li details summary")
+    until(lambda: "owner_payment_credential" in window.text("#found-body li .fields"))
+    window.click("#found-body > p a")  # all outputs of this transaction
+    until(lambda: window.text("#found-title") == f"Transaction {made['txid']}")
+    names = [f"{made['txid']}#{index}" for index in range(len(made["outputs"]))]
+    until(lambda: [text for text in window.texts("#found-body li a") if "#" in text] == names)
+    spent = made["inputs"][0]
+    fed.search(f"{spent[0]}#{spent[1]}")
+    until(lambda: f"by {made['txid']}" in window.text("#found-body"))
+    fed.search(SPARSE)
+    until(lambda: window.text("#found-body p") == "1 output of this transaction is kept.")
+    fed.search(TXID)
+    until(lambda: window.text("#found-body p") == "60 outputs of this transaction are kept.")
+    fed.search("ab" * 28)
+    until(lambda: window.text(".balance span") == "in 61 unspent outputs")
+    assert window.text("#found-title").startswith("Credential")
+    assert fits(window)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_what_is_not_found_is_said(fed: Seen, width: int) -> None:
+    window = fed.look("/", width)
+    _, _, failure = get(fed.port, "/api/v1/addresses/addr1xyz/utxos")
+    fed.search("addr1xyz")
+    until(lambda: window.shown("#found-body .problem"))
+    assert failure["message"].lower() in window.text(".problem").lower()
+    fed.search("00" * 32 + "#7")
+    until(lambda: "is not here: never created, or spent and pruned" in window.text("#found-body"))
+    fed.search("00" * 32)
+    until(lambda: "No output of this transaction is here" in window.text("#found-body"))
+    fed.search("60" + "00" * 28)
+    until(lambda: "No unspent outputs" in window.text("#found-body"))
+    assert fits(window)
+
+
+def test_it_says_when_there_is_nothing_to_show(tmp_path: Path, window: Browser) -> None:
+    """An empty store, a daemon that is away, one that asks for a token, and one that takes it."""
+    port = free_port()
+    with home(tmp_path, http=at(port)) as daemon:
+        daemon.start()
+        get(port, "/health/live")
+        window.shape(WIDTHS[-1])
+        window.go(f"http://127.0.0.1:{port}/")
+        until(lambda: window.text("#state-name") == "Empty store")
+        assert window.text("#tip-height") == "–"
+        daemon.term()
+        until(lambda: window.text("#state-name") == "No answer")
+        daemon.configure(http=at(port, token=TOKEN))
+        daemon.start()
+        until(lambda: window.shown("#ask-token"))
+        give_token(window, daemon)
+        assert fits(window)
+
+
+def give_token(window: Browser, daemon: Daemon) -> None:
+    assert window.text("#state-name") == "Token needed"
+    window.write("#token", "wrong", enter=True)
+    until(lambda: window.text("#wrong") == "The daemon does not take this token.")
+    with daemon.client() as client:
+        assert statuses(client.feed(chain(6)[:2])) == ["accepted", "applied"]
+    window.write("#token", TOKEN, enter=True)
+    until(lambda: window.text("#tip-height") == "1")
+    assert not window.shown("#ask-token")
+    assert window.run("return sessionStorage.getItem('utxod.token')") == TOKEN
+    window.run("sessionStorage.clear()")
+
+
+# --- the page of the contract --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_docs_list_every_route(fed: Seen, width: int) -> None:
+    window, (_, _, contract) = fed.look("/docs", width), get(fed.port, "/openapi.json")
+    until(lambda: window.texts(".route h3"))
+    assert window.texts(".route h3") == [f"GET{path}" for path in contract["paths"]]
+    assert len(window.texts("#contents li")) == len(contract["paths"])
+    for path, verbs in contract["paths"].items():
+        route = f'.route[data-path="{path}"]'
+        window.run("document.querySelector(arguments[0]).open = true", route)
+        until(lambda route=route: window.shown(f"{route} form"))  # type: ignore[misc]
+        names = [parameter["name"] for parameter in verbs["get"]["parameters"]]
+        assert window.texts(f"{route} form label .mono") == names
+        assert window.texts(f"{route} .answers .status") == sorted(verbs["get"]["responses"])
+    utxo = (
+        '.route[data-path="/api/v1/utxos/{tx_hash}/{index}"] .answers details:nth-of-type(1) .shape > ul > li > .name'
+    )
+    assert window.texts(utxo) == list(contract["components"]["schemas"]["Utxo"]["properties"])
+    assert fits(window)
+    window.write("#filter", "balance")
+    assert window.run("return [...document.querySelectorAll('.route')].filter(r => !r.hidden).length") == 2
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_docs_try_a_route(fed: Seen, width: int) -> None:
+    window = fed.look("/docs", width)
+    route = '.route[data-path="/api/v1/addresses/{address}/utxos"]'
+    until(lambda: window.shown(route))
+    window.click(f"{route} > summary")
+    until(lambda: window.shown(f"{route} form"))
+    window.write(f"{route} input[name=address]", RICH)
+    window.write(f"{route} input[name=count]", "60", enter=True)
+    until(lambda: window.shown(f"{route} .result .status"))
+    status, headers, body = get(fed.port, f"/api/v1/addresses/{RICH}/utxos?count=60")
+    assert window.text(f"{route} .result .status") == str(status)
+    assert json.loads(window.text(f"{route} .result .body")) == body
+    assert headers["x-tip-hash"] in window.texts(f"{route} .result .headers dd")
+    assert f'"lovelace_amount": {(1 << 53) + 1}' in window.text(f"{route} .result .body")  # no number lost a digit
+    window.click(f"{route} .said button")
+    until(lambda: len(json.loads(window.text(f"{route} .result .body"))) == 1)
+    window.click(f"{route} input[name=again]")
+    window.click(f"{route} button.main")
+    until(lambda: window.text(f"{route} .result .status") == "304")
+    window.write(f"{route} input[name=cursor]", "nonsense", enter=True)
+    until(lambda: window.text(f"{route} .result .status") == "400")
+    assert "bad_parameter" in window.text(f"{route} .result .body")
+    assert fits(window)
+
+
+# --- both ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_may_load_and_run_nothing_else(fed: Seen) -> None:
+    for path, page in (("/", pages.operator()), ("/docs", pages.docs())):
+        status, headers, body = get(fed.port, path)
+        assert (status, body) == (200, page)
+        assert headers["x-tip-hash"] == fed.status()["tip"]["hash"]
+        policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+        assert policy["default-src"] == policy["base-uri"] == policy["frame-ancestors"] == "'none'"
+        assert policy["connect-src"] == "'self'"
+        assert all(word.startswith("'sha256-") for kind in ("style-src", "script-src") for word in policy[kind].split())
+        window = fed.look(path, WIDTHS[0])
+        refused = (
+            "try { document.body.innerHTML = '<i>'; return false } catch (error) { return error instanceof TypeError }"
+        )
+        assert window.run(refused)
+        assert any("TrustedHTML" in complaint for complaint in window.complaints())

@@ -1,0 +1,263 @@
+"""`utxod tail`: a real process that follows a real daemon, or a log."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Empty, Queue
+from tempfile import TemporaryDirectory
+from threading import Thread
+from typing import IO
+
+import pytest
+from daemons import PATIENCE_S, Message, as_hex, environment, running, utxod
+from stories import back_to, block, chain, point
+
+from handlers.events import Error
+from handlers.wire import encode
+
+LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (\w+) +(.*)")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short name: paths of sockets are bounded."""
+    with TemporaryDirectory(prefix="utxod-") as name:
+        yield Path(name)
+
+
+class Tail:
+    """A process whose lines can be waited for."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.out, self.err = self._lines(process.stdout), self._lines(process.stderr)
+
+    def _lines(self, stream: IO[str] | None) -> Queue[str]:
+        lines = Queue[str]()
+
+        def read() -> None:
+            assert stream is not None
+            for line in stream:
+                lines.put(line.rstrip("\n"))
+
+        Thread(target=read, daemon=True).start()
+        return lines
+
+    def said(self) -> str:
+        """Return the next line of what is followed."""
+        return self.out.get(timeout=PATIENCE_S)
+
+    def told(self, word: str) -> str:
+        """Return the next line about the following, which has a word in it."""
+        line = self.err.get(timeout=PATIENCE_S)
+        assert word in line, line
+        return line
+
+    def silent(self) -> bool:
+        try:
+            self.out.get(timeout=0.5)
+        except Empty:
+            return True
+        return False
+
+
+@contextmanager
+def tail(*arguments: str | Path) -> Iterator[Tail]:
+    command = [sys.executable, "-m", "daemon.cli", "tail", *map(str, arguments)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment(), text=True) as process:
+        try:
+            yield Tail(process)
+        finally:
+            process.kill()
+
+
+def readable(line: str) -> tuple[str, str]:
+    """Return what happened and everything else."""
+    found = LINE.fullmatch(line)
+    assert found, line
+    return found[1], found[2]
+
+
+# --- the daemon --------------------------------------------------------------------------------------------------
+
+
+def test_tail_says_what_is_committed(folder: Path) -> None:
+    blocks = chain(8)
+    with running(folder, utxo={"rollback_window": 3, "prune_depth": 3}) as daemon, daemon.client() as client:
+        client.ask(blocks[0])
+        with tail("--socket", daemon.socket) as plain, tail("--socket", daemon.socket, "--json") as exact:
+            for each in (plain, exact):
+                assert "the tip is at height 1" in each.told(f"following {daemon.socket}")
+            client.ask(blocks[1])
+            name, rest = readable(plain.said())
+            tip = point(blocks[1])
+            assert name == "BlockCommitted"
+            assert rest == f"height=2 slot=40 hash={tip['hash']} txs=1 created=1 spent=1 missing_inputs=0"
+            assert json.loads(exact.said()) == {"type": "BlockCommitted"} | tip | {
+                "txs": 1,
+                "created": 1,
+                "spent": 1,
+                "missing_inputs": 0,
+            }
+            client.ask(back_to(blocks[0]))
+            here, there = (f"{at['height']}/{at['slot']}/{at['hash']}" for at in (tip, point(blocks[0])))
+            assert readable(plain.said()) == ("RolledBack", f"from={here} to={there} blocks=1")
+            assert json.loads(exact.said())["to"] == point(blocks[0])
+            client.ask(back_to("origin"))
+            assert " to=origin " in readable(plain.said())[1]
+            client.feed(blocks)
+            names = [readable(plain.said())[0] for _ in range(9)]
+            assert names.count("BlockCommitted") == 8 and "Pruned" in names
+
+
+def test_tail_shows_only_what_was_asked_for(folder: Path) -> None:
+    blocks = chain(3)
+    wanted = ("--event", "RolledBack", "--event", "Pruned")
+    with running(folder) as daemon, daemon.client() as client, tail("--socket", daemon.socket, *wanted) as some:
+        some.told("the tip is at the origin")
+        client.feed([*blocks, back_to(blocks[0])])
+        assert readable(some.said())[0] == "RolledBack"
+        client.feed(blocks[1:])
+        assert some.silent()
+
+
+def test_tail_waits_for_a_daemon_that_is_away(folder: Path) -> None:
+    blocks = chain(3)
+    with tail("--socket", folder / "utxod.sock") as waiting:
+        waiting.told("the daemon is away")
+        with pytest.raises(Empty):  # it tries again meanwhile, and says so once
+            waiting.err.get(timeout=1.5)
+        with running(folder) as daemon:
+            waiting.told("following")
+            for n, end in enumerate((daemon.kill, daemon.term)):
+                with daemon.client() as client:
+                    client.ask(blocks[n])
+                assert f"height={n + 1} " in waiting.said()
+                end()
+                waiting.told("the daemon is away")  # once, however long it takes
+                daemon.start()
+                assert f"the tip is at height {n + 1}" in waiting.told("following")
+            with daemon.client() as client:
+                client.ask(blocks[2])
+            assert "height=3 " in waiting.said()
+            assert waiting.err.empty()
+
+
+def test_tail_says_why_it_was_cut_off(folder: Path) -> None:
+    """A daemon that refuses is heard, and asked again."""
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(folder / "door"))
+        door.listen()
+        with tail("--socket", folder / "door") as cut:
+            for _ in range(2):
+                with door.accept()[0] as link:
+                    while b"Hello" not in link.recv(1 << 16):
+                        pass
+                    link.sendall(encode(Error(seq=None, code="too_slow", message="4 bytes were not read"), "frames"))
+                cut.told("too_slow: 4 bytes were not read")
+                cut.told("the daemon is away")
+
+
+def test_tail_of_an_event_that_is_none() -> None:
+    done = utxod("tail", "--event", "BlockComitted")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"Error: --event: 'BlockComitted' is none of BlockCommitted, ")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_tail_ends_when_it_is_told_to(folder: Path, number: signal.Signals) -> None:
+    with running(folder) as daemon, tail("--socket", daemon.socket) as ended:
+        ended.told("following")
+        ended.process.send_signal(number)
+        assert ended.process.wait(PATIENCE_S) == (0 if number == signal.SIGINT else -signal.SIGTERM)
+        assert ended.err.empty() and ended.out.empty()
+
+
+def test_tail_ends_when_nobody_reads(folder: Path) -> None:
+    with running(folder) as daemon, daemon.client() as client:
+        ours, theirs = os.pipe()
+        command = [sys.executable, "-m", "daemon.cli", "tail", "--socket", str(daemon.socket)]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdout=theirs, stderr=pipe, env=environment(), text=True) as process:
+            os.close(theirs)
+            os.close(ours)
+            assert process.stderr is not None and "following" in process.stderr.readline()
+            client.ask(block(None))
+            assert process.wait(PATIENCE_S) == 1
+            assert process.stderr.read() == ""
+
+
+# --- its log -----------------------------------------------------------------------------------------------------
+
+
+def log_line(event: str, height: int, **more: object) -> str:
+    fields = {"height": height, "event": event, "level": "info", "timestamp": "2026-11-18T12:44:01.123456Z"} | more
+    return json.dumps(fields) + "\n"
+
+
+def test_tail_follows_a_log_through_rotations(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("".join(log_line("blocks_committed", n) for n in range(50)) + '{"event":"half')
+    with tail("--log", log, "--lines", "2") as follower, log.open("a") as file:
+        for n in (48, 49):
+            line = follower.said()
+            assert line == f"2026-11-18 12:44:01 blocks_committed height={n}"
+        assert follower.silent()
+        file.write(' a line","reason":"two words","nothing":null,"list":[1,2]}\nno JSON at all\n')
+        file.flush()
+        assert follower.said().endswith('half a line      reason="two words" nothing=- list=[1,2]')
+        assert follower.said() == "no JSON at all"
+        log.rename(tmp_path / "log.1")
+        file.write(log_line("late", 1))
+        file.flush()
+        assert "late" in follower.said()
+        log.write_text(log_line("rotated", 2))
+        follower.told("rotated or cut")
+        assert "rotated" in follower.said()
+        log.write_text("")
+        follower.told("rotated or cut")
+        with log.open("a") as again:
+            again.write(log_line("cut", 3))
+        assert "cut" in follower.said()
+
+
+def test_tail_of_a_log_can_be_filtered(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    lines = [log_line("rolled_back" if n % 10 == 0 else "blocks_committed", n) for n in range(50)]
+    log.write_text("".join(lines) + "words\n")
+    with tail("--log", log, "--event", "rolled_back", "--lines", "3", "--json") as some, log.open("a") as file:
+        assert [json.loads(some.said())["height"] for _ in range(3)] == [20, 30, 40]
+        file.write("words\n" + log_line("blocks_committed", 50) + log_line("rolled_back", 51))
+        file.flush()
+        assert some.said() + "\n" == log_line("rolled_back", 51)
+        assert some.silent()
+
+
+def test_tail_reads_a_log_from_standard_input() -> None:
+    done = utxod("tail", "--log", "-", stdin=(log_line("listening", 7) + "words\n").encode())
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode() == "2026-11-18 12:44:01 listening        height=7\nwords\n"
+
+
+def test_tail_of_a_log_that_is_not_there(tmp_path: Path) -> None:
+    done = utxod("tail", "--log", str(tmp_path / "nothing"))
+    assert done.returncode == 2 and b"does not exist" in done.stderr
+
+
+def test_tail_of_a_daemons_own_log(folder: Path) -> None:
+    wanted = ("--event", "blocks_committed", "--event", "listening")
+    with running(folder) as daemon, daemon.client() as client, tail("--log", folder / "utxod.log", *wanted) as own:
+        assert readable(own.said())[0] == "listening"
+        sent: Message = as_hex(block(None))
+        client.ask(sent)
+        assert f"hash={sent['hash']}" in own.said()
