@@ -258,8 +258,11 @@ def _contract() -> bytes:
     return _encode(document())
 
 
+_OPEN = {"/health/live", "/health/ready", "/", "/docs"}  # the pages hold no data: they ask for the token themselves
+
+
 class Guard:
-    """Lets only those in who show the token; health is for everyone."""
+    """Lets only those in who show the token; health, and the pages that ask for it, are for everyone."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
@@ -267,7 +270,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 401."""
-        if scope["type"] == "http" and not scope["path"].startswith("/health/"):
+        if scope["type"] == "http" and scope["path"] not in _OPEN:
             shown = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(shown, self._token):
                 missing = Problem(401, "unauthorized", "this daemon asks for a token", "Authorization: Bearer …")
