@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from feeds.bitcoin.access import NodeAway, NodeError, RpcError
 from feeds.bitcoin.block import decode_block
+from feeds.bitcoin.branch import check_it_changed, leads_to
 from feeds.bitcoin.errors import BlockError, ChainError
 from feeds.bitcoin.fetch import Fetch, hashes, read_hash
 from feeds.bitcoin.jsonrpc import Node
@@ -48,10 +49,9 @@ _PERSISTED_EVERY = 1000
 class Options(Struct, frozen=True, kw_only=True):
     """What is fed, and how.
 
-    Ends after height `to`. Looks for news every `poll_s` seconds, less often where the node tells of a block by itself.
+    Ends after height `to`. Looks for news every `poll_s` seconds, at once where the node says that there is a block.
     `persisted_depth` says that the node itself keeps blocks that deep safely. The network is at least at `known_tip`.
-    `wait_s` is the time that the node has
-    for its first answer; once it has answered it is waited for without end.
+    `wait_s` is the time that the node has for its first answer; once it has answered it is waited for without end.
     """
 
     network: Network
@@ -166,6 +166,10 @@ class Follower:
                 f"the daemon is on another chain: none of its blocks from height {lost.height} to {trail.height} that "
                 f"can be compared is on that of the node at {self._node.name}"
             )
+        if base is not None and lost is not None:
+            proof = min(lost.height, count)
+            if not await leads_to(self._node, self._options.network, base, proof):
+                return
         async with aclosing(self._onto(trail, base, count)) as messages:
             async for message in messages:
                 yield message
@@ -173,11 +177,7 @@ class Follower:
             yield persisted
 
     async def _onto(self, trail: Trail, base: Point | None, count: int) -> AsyncGenerator[Inbound, None]:
-        """Yield the rollback to `base`, if one is needed, and the blocks after it.
-
-        The rollback waits for the block that makes it necessary, so that a claim alone takes nothing back; it comes
-        without one where the node has no block after `base`.
-        """
+        """Yield the rollback to `base`, if one is needed, and the blocks after it; it waits for the first of those."""
         back = base if base != trail.last else None
         first = 0 if base is None else base.height + 1
         last = count if self._options.to is None else min(count, self._options.to)
@@ -187,7 +187,7 @@ class Follower:
             async for place, raw in blocks:
                 block = self._read(place, raw)
                 if block.prev_hash != (None if base is None else base.hash):
-                    await self._check_it_changed(base, place)
+                    await check_it_changed(self._node, base, place)
                     return
                 if back is not None:
                     yield self._go_back(trail, back)
@@ -223,17 +223,6 @@ class Follower:
 
     async def _is_on_chain(self, point: Point, count: int) -> bool:
         return point.height <= count and [point.hash] == await hashes(self._node, [point.height])
-
-    async def _check_it_changed(self, base: Point | None, place: Point) -> None:
-        """Refuse a node that stands by two blocks of which the one does not follow the other."""
-        before = [] if base is None else [base]
-        chain = [*before, place]
-        if await hashes(self._node, [point.height for point in chain]) == [point.hash for point in chain]:
-            follows = "is not the first of a chain" if base is None else f"does not follow {base.hash.hex()}"
-            raise ChainError(
-                f"the node at {self._node.name} is wrong: its block {place.height} {place.hash.hex()} {follows}, "
-                "which it has before it"
-            )
 
     async def _went_back(self, trail: Trail, info: ChainInfo) -> bool:
         """Return whether the node took blocks of ours back, instead of not having come to them yet."""

@@ -21,6 +21,11 @@ REGTEST_GENESIS = GENESIS[:68] + bytes.fromhex("dae5494dffff7f2002000000") + GEN
 assert hash_of(REGTEST_GENESIS) == REGTEST.genesis
 
 
+def txid_of(raw: bytes) -> str:
+    """Return the id of a transaction without witness."""
+    return twice(raw)[::-1].hex()
+
+
 class Fault(Exception):
     """An error as JSON-RPC has it."""
 
@@ -35,6 +40,7 @@ class FakeNode:
     def __init__(self, length: int = 0) -> None:
         self.blocks = {REGTEST.genesis.hex(): REGTEST_GENESIS}
         self.coinbases: dict[str, bytes] = {}
+        self.changes: dict[str, tuple[list[str], list[str]]] = {}  # outpoints that go, lines of a set that come
         self.chain = [REGTEST.genesis.hex()]
         self.headers = 0  # above the blocks
         self.pool: dict[str, bytes] = {}
@@ -56,14 +62,24 @@ class FakeNode:
             self._made += 1
             parent = self.chain[-1]
             coinbase = made_coinbase(self._made.to_bytes(4, "little"), [made_output(50, b"\x51")])
-            txs = [coinbase]
+            txs, gone, come = [coinbase], [], [f"{txid_of(coinbase)},0,50,51"]
             if parent in self.coinbases:
-                spent = made_input(twice(self.coinbases[parent])[::-1], 0)
-                txs.append(made_tx([spent], [made_output(self._made, b"\x52"), made_output(0, b"\x6a\x01")]))
+                spent = txid_of(self.coinbases[parent])
+                outputs = [made_output(self._made, b"\x52"), made_output(0, b"\x6a\x01")]
+                txs.append(made_tx([made_input(bytes.fromhex(spent), 0)], outputs))
+                gone, come = [f"{spent},0,"], [*come, f"{txid_of(txs[1])},0,{self._made},52"]
             raw = made_block(txs, parent=bytes.fromhex(parent))
             self.chain.append(hash_of(raw).hex())
             self.blocks[self.chain[-1]] = raw
             self.coinbases[self.chain[-1]] = coinbase
+            self.changes[self.chain[-1]] = gone, come
+
+    def coins(self) -> list[str]:
+        """Return the set at the tip as a daemon exports it."""
+        lines: list[str] = []
+        for gone, come in (self.changes[each] for each in self.chain[1:]):
+            lines = [line for line in lines if not any(line.startswith(each) for each in gone)] + come
+        return lines
 
     def take_back(self, depth: int) -> list[str]:
         """Go back by some blocks, but never the first; return them."""
@@ -100,10 +116,10 @@ class FakeNode:
                 if not 0 <= height <= self.height:
                     raise Fault(-8, "Block height out of range")
                 return self.chain[height]
-            case "getblockheader", [str(block_hash)]:
+            case "getblockheader", [str(block_hash), *plain]:
                 if block_hash not in self.blocks:
                     raise Fault(-5, "Block not found")
-                return {"hash": block_hash, "confirmations": -1}
+                return self.blocks[block_hash][:80].hex() if plain else {"hash": block_hash, "confirmations": -1}
             case "getblock", [str(block_hash), 0]:
                 if block_hash not in self.blocks:
                     raise Fault(-5, "Block not found")

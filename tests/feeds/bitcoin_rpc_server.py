@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterator
@@ -73,10 +74,11 @@ class _Listening(ThreadingHTTPServer):
 class RpcServer:
     """A node's RPC that can be stopped and started again at the same place."""
 
-    def __init__(self, node: FakeNode, login: str | None = LOGIN, port: int = 0) -> None:
+    def __init__(self, node: FakeNode, login: str | None = LOGIN, tls: ssl.SSLContext | None = None) -> None:
         self.node = node
         self.login = login
-        self.port = port
+        self.tls = tls
+        self.port = 0
         self.tricks: list[Trick] = []  # one for each request to come
         self.always: Trick = honestly
         self.heads: list[dict[str, str]] = []
@@ -98,6 +100,8 @@ class RpcServer:
     def start(self) -> None:
         self._listening = _Listening(("127.0.0.1", self.port), Request)
         self._listening.owner = self
+        if self.tls is not None:
+            self._listening.socket = self.tls.wrap_socket(self._listening.socket, server_side=True)
         self.port = self._listening.server_address[1]
         threading.Thread(target=self._listening.serve_forever, args=(0.01,), daemon=True).start()
 
@@ -144,9 +148,9 @@ def honestly(_: Request) -> bool:
 
 
 @contextmanager
-def serving(node: FakeNode, login: str | None = LOGIN) -> Iterator[RpcServer]:
+def serving(node: FakeNode, login: str | None = LOGIN, tls: ssl.SSLContext | None = None) -> Iterator[RpcServer]:
     """Give a server that runs."""
-    server = RpcServer(node, login)
+    server = RpcServer(node, login, tls)
     server.start()
     try:
         yield server

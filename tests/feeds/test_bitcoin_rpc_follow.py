@@ -388,6 +388,55 @@ def test_a_branch_that_hangs_in_the_air_takes_nothing_back(fake: FakeNode, ledge
     lied_to(fake, ledger, "is wrong: its block 9 [0-9a-f]{64} does not follow")
 
 
+def reorganised(fake: FakeNode, ledger: Ledger) -> None:
+    """Leave the daemon with points at 0, 2, 6, 8, 9 and 10, and the node with another branch from 5 on."""
+    assert [point.height for point in ledger.welcome().points] == [10, 9, 8, 6, 2, 0]
+    fake.reorganise(16, 17)
+
+
+@pytest.mark.parametrize("answer", [None, "", "xx", "00" * 80, "ab" * 79, {}])
+def test_a_header_that_is_none(fake: FakeNode, ledger: Ledger, answer: Any) -> None:
+    reorganised(fake, ledger)
+    fake.lies["getblockheader"] = lambda _: answer
+    lied_to(fake, ledger, f"gives as the header of block 3 {fake.chain[3]} is not that")
+
+
+def test_headers_that_do_not_follow_each_other(fake: FakeNode, ledger: Ledger) -> None:
+    """Blocks that the daemon may have lie between its point and the gap, and the node has them all."""
+    reorganised(fake, ledger)
+    fake.chain[5] = fake.chain[15]
+    lied_to(fake, ledger, f"its block 5 {fake.chain[15]} does not follow {fake.chain[4]}")
+
+
+def test_a_header_without_work(fake: FakeNode, ledger: Ledger) -> None:
+    reorganised(fake, ledger)
+    lazy = bytearray(made_block([made_coinbase(b"x")], parent=bytes.fromhex(fake.chain[4])))
+    while int.from_bytes(hash_of(bytes(lazy))) <= REGTEST.proof_limit:
+        lazy[76] += 1
+    fake.chain[5] = hash_of(bytes(lazy)).hex()
+    fake.blocks[fake.chain[5]] = bytes(lazy)
+    lied_to(fake, ledger, "does not meet its own target")
+
+
+def test_headers_that_are_refused(fake: FakeNode, ledger: Ledger) -> None:
+    def forbidden(_: list[Any]) -> Any:
+        raise Fault(-32601, "Method not found")
+
+    reorganised(fake, ledger)
+    fake.lies["getblockheader"] = forbidden
+    lied_to(fake, ledger, "refuses getblockheader: Method not found")
+
+
+@pytest.mark.parametrize("after", range(5, 12))
+def test_a_branch_that_goes_while_its_headers_are_read(after: int) -> None:
+    fake, ledger = FakeNode(300), Ledger()
+    tell_to(ledger, fake)
+    fake.reorganise(150, 160)
+    story = Story((after, lambda: [fake.blocks.pop(each) for each in fake.take_back(170)]), (0, lambda: fake.mine(200)))
+    tell(ledger, Inside(fake, story.next), replace(OPTIONS, to=330))
+    assert ledger.chain[:331] == fake.chain[:331] and not story.events
+
+
 def test_a_chain_that_goes_round(fake: FakeNode, ledger: Ledger) -> None:
     fake.chain[12:] = fake.chain[5:13]
     lied_to(fake, ledger, "is wrong: its block 12 [0-9a-f]{64} does not follow")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
+import subprocess
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from shutil import which
 from time import monotonic, sleep
 from typing import Any
 
@@ -436,8 +439,24 @@ def test_a_port_that_answers_itself(monkeypatch: pytest.MonkeyPatch) -> None:
             call(node, "getblockhash", 1)
 
 
-def test_without_a_certificate_that_can_be_trusted(server: RpcServer) -> None:
-    """The other side does not even speak TLS."""
+def test_a_node_that_does_not_speak_tls(server: RpcServer) -> None:
     node = Node(Address("127.0.0.1", server.port, "/", True), Login(), longest=1, timeout_s=5)
     with pytest.raises(NodeAway, match=r"^no node answers at https://127.0.0.1"):
         call(node, "getblockhash", 1)
+
+
+def test_over_tls(fake: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
+    files = ["-keyout", str(key), "-out", str(certificate), "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command.split(), *files], check=True, capture_output=True)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    with serving(fake, tls=tls) as server:
+        node = Node(Address("127.0.0.1", server.port, "/", True), Login(LOGIN), longest=1 << 20, timeout_s=5)
+        with pytest.raises(NodeError, match="its certificate is not to be trusted: self"):
+            call(node, "getblockhash", 1)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert call(node, "getblockhash", 1) == fake.chain[1]

@@ -1,0 +1,217 @@
+"""A real full node, bcoin, on a private chain in memory; it is installed once, into a cache that its lock file names.
+
+Without Node.js, npm or a registry a test that needs it is skipped and says so; with UTXOD_REQUIRE_CHAIN_DATA=1 it
+fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from random import SystemRandom
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+
+from feeds.bitcoin.networks import REGTEST
+
+_PACKAGE = Path(__file__).with_name("bcoin")
+_INSTALL = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
+_INSTALL_S = 180.0
+_PATIENCE_S = 30.0
+KEY = "k3y"
+
+
+def needed() -> Path:
+    """Return where bcoin is installed, or end the test here."""
+    missing = [name for name in ("node", "npm") if shutil.which(name) is None]
+    if missing:
+        _miss(f"no {' and no '.join(missing)} here, bcoin needs them")
+    files = [_PACKAGE / "package.json", _PACKAGE / "package-lock.json"]
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    place = _cache() / f"bcoin-{digest}"
+    if place.exists():
+        return place
+    with tempfile.TemporaryDirectory(dir=place.parent) as made:
+        for file in files:
+            shutil.copy(file, made)
+        try:
+            done = subprocess.run(_INSTALL, cwd=made, capture_output=True, timeout=_INSTALL_S, check=False, text=True)
+        except subprocess.TimeoutExpired:
+            _miss(f"npm did not install bcoin in {_INSTALL_S:g} s")
+        if done.returncode:
+            _miss(f"npm could not install bcoin: {done.stderr.strip()[-300:]}")
+        with suppress(OSError):  # another test run was quicker
+            Path(made).rename(place)
+            Path(made).mkdir()
+    return place
+
+
+def _miss(why: str) -> None:
+    if os.environ.get("UTXOD_REQUIRE_CHAIN_DATA") == "1":
+        pytest.fail(why)
+    pytest.skip(why)
+
+
+def _cache() -> Path:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "utxod-tests"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        folder = Path(tempfile.gettempdir()) / "utxod-tests"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on, and that no client is given by chance while a node is away."""
+    found: list[int] = []
+    while len(found) < count:
+        port = SystemRandom().randrange(15_000, 30_000)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                found.append(port)
+    return found
+
+
+class NodeFault(Exception):
+    """The node answered with an error."""
+
+
+class BcoinNode:
+    """One node process after the other, each with a chain that begins anew."""
+
+    def __init__(self, installed: Path, folder: Path) -> None:
+        self._installed = installed
+        self._folder = folder
+        self._log = folder / "bcoin.log"
+        self.port, self._wallet_port = free_ports(2)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connections: dict[int, HTTPConnection] = {}
+
+    @property
+    def url(self) -> str:
+        """Return where its RPC is, with the key as password."""
+        return f"http://bitcoinrpc:{KEY}@127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start a process and wait until it answers."""
+        options = {
+            "network": "regtest",
+            "memory": "true",
+            "prefix": str(self._folder),
+            "api-key": KEY,
+            "wallet-api-key": KEY,
+            "http-port": self.port,
+            "wallet-http-port": self._wallet_port,
+            "index-tx": "true",
+            "index-address": "true",
+            "listen": "false",
+            "no-dns": "true",
+            "workers": "false",
+            "log-level": "warning",
+            "log-file": "false",
+        }
+        main = self._installed / "node_modules" / "bcoin" / "bin" / "node"
+        command = ["node", str(main), *(f"--{name}={value}" for name, value in options.items())]
+        kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=kept | {"NODE_BACKEND": "js", "BCOIN_NETWORK": "regtest"},
+            )
+        until = monotonic() + _PATIENCE_S
+        while True:
+            with suppress(OSError, HTTPException):
+                assert self.rpc("getblockhash", 0) == REGTEST.genesis.hex()
+                self.wallet("getwalletinfo")
+                return
+            assert self._process.poll() is None and monotonic() < until, self._log.read_text()
+            sleep(0.05)
+
+    def stop(self) -> None:
+        """End it, with all that it has."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(_PATIENCE_S)
+
+    # --- asking --------------------------------------------------------------------------------------------------
+
+    def rpc(self, method: str, *parameters: Any) -> Any:
+        """Return the result of a call to the node."""
+        return self._result(self._ask(self.port, "POST", "/", {"method": method, "params": parameters}))
+
+    def rpc_many(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Return the results of many calls."""
+        bodies = [{"method": method, "params": parameters} for method, *parameters in calls]
+        return list(map(self._result, self._ask(self.port, "POST", "/", bodies))) if bodies else []
+
+    def wallet(self, method: str, *parameters: Any) -> Any:
+        """Return the result of a call to the node's wallet."""
+        return self._result(self._ask(self._wallet_port, "POST", "/", {"method": method, "params": parameters}))
+
+    def wallet_http(self, verb: str, path: str, body: Any) -> Any:
+        """Return what the wallet answers over plain HTTP."""
+        return self._ask(self._wallet_port, verb, f"/wallet/primary{path}", body)
+
+    def send(self, raw: bytes, txid: str) -> None:
+        """Put a transaction into the mempool."""
+        assert self._ask(self.port, "POST", "/broadcast", {"tx": raw.hex()}) == {"success": True}
+        assert txid in self.rpc("getrawmempool"), self._log.read_text()[-500:]
+
+    def coins(self, address: str) -> list[dict[str, Any]]:
+        """Return what is unspent at an address, as the node's index has it."""
+        found: list[dict[str, Any]] = self._ask(self.port, "GET", f"/coin/address/{address}", None)
+        return found
+
+    @staticmethod
+    def _result(answer: Any) -> Any:
+        if answer["error"] is not None:
+            raise NodeFault(str(answer["error"]))
+        return answer["result"]
+
+    def _ask(self, port: int, verb: str, path: str, body: Any) -> Any:
+        connection = self._connections.setdefault(port, HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S))
+        login = {"Authorization": f"Basic {b64encode(f'x:{KEY}'.encode()).decode()}"}
+        try:
+            connection.request(verb, path, json.dumps(body), login | {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            whole = answer.read()
+        except (OSError, HTTPException):
+            self._connections.pop(port).close()
+            raise
+        if answer.status != 200:
+            raise NodeFault(f"{answer.status} {whole.decode()}")
+        return json.loads(whole)
+
+
+@contextmanager
+def bcoin(folder: Path) -> Iterator[BcoinNode]:
+    """Give a node that runs, or end the test here."""
+    node = BcoinNode(needed(), folder)
+    try:
+        node.start()
+        yield node
+    finally:
+        node.stop()
