@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def run(config: Config, config_file: Path | None) -> None:
 async def serve(config: Config, config_file: Path | None) -> None:
     """Open the store, the handlers and the door, and close them in the opposite order."""
     notifier, bus = Notifier(os.environ), Bus()
-    with ExitStack() as stores:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals, ExitStack() as stores:
         turns = _open_turns(config, stores)
         sheet = stores.enter_context(daemon_sheet(folder(config)))
         kinds = (BlockApplied, Rollback, BlockPersisted, GenesisOutputs, NodeState) if turns else ()
@@ -81,7 +82,7 @@ async def serve(config: Config, config_file: Path | None) -> None:
                     doors.start_soon(keep_serving, config, config_file, config.http.workers)
                 log.info("listening", socket=str(path), **_place(hall))
                 notifier.say("READY=1")
-                await _asked_to_leave()
+                await _asked_to_leave(signals)
                 doors.cancel_scope.cancel()
             notifier.say("STOPPING=1")
             house.cancel_scope.deadline = anyio.current_time() + _GRACE_S
@@ -146,11 +147,10 @@ def _quieten_collector() -> None:
     gc.disable()
 
 
-async def _asked_to_leave() -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for number in signals:
-            log.info("stopping", signal=signal.Signals(number).name)
-            return
+async def _asked_to_leave(signals: AsyncIterator[signal.Signals]) -> None:
+    async for number in signals:
+        log.info("stopping", signal=signal.Signals(number).name)
+        return
 
 
 async def _report(notifier: Notifier, moved: Bell, hall: Hall) -> None:
