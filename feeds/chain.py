@@ -13,6 +13,20 @@ Read = Callable[[Sequence[Point]], Iterator[BlockApplied]]
 """Returns the blocks after the first of some points that is on the chain; after none, from the beginning."""
 
 
+class Heights:
+    """Reads a chain and remembers how far it is."""
+
+    def __init__(self, blocks: Read) -> None:
+        self._blocks = blocks
+        self.height = 0
+
+    def read(self, after: Sequence[Point]) -> Iterator[BlockApplied]:
+        """Return the blocks after the first of some points that is on the chain."""
+        for block in self._blocks(after):
+            self.height = block.height
+            yield block
+
+
 async def leading(
     welcome: Welcome, read: Read, genesis: GenesisOutputs | None = None, *, may_wait: bool = False
 ) -> AsyncIterator[Inbound]:

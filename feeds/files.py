@@ -93,14 +93,21 @@ def _cut_frame(buffer: bytearray, start: int) -> tuple[int, int, int] | None:
     return None if len(buffer) < first + length else (first, first + length, first + length)
 
 
-async def following(file: MessageFile, welcome: Welcome) -> AsyncIterator[Inbound]:
-    """Yield the messages that the daemon does not have: those after its tip.
+async def following(file: MessageFile, welcome: Welcome, to_height: int | None = None) -> AsyncIterator[Inbound]:
+    """Yield the messages that the daemon does not have: those after its tip, up to the first block above a height.
 
     When the tip is not among them the daemon is on another branch, and we go back to the newest point that both have.
 
     Raises:
         FeedError: nothing in the file follows what the daemon has.
     """
+    async for message in _after_tip(file, welcome):
+        if to_height is not None and isinstance(message, BlockApplied) and message.height > to_height:
+            return
+        yield message
+
+
+async def _after_tip(file: MessageFile, welcome: Welcome) -> AsyncIterator[Inbound]:
     tip = welcome.tip
     if tip is None:
         async for message in file.messages():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import anyio
@@ -20,12 +21,25 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from msgspec import Struct
 
 from feeds.errors import FeedError
-from handlers.events import Ack, BlockApplied, Error, Hello, Inbound, NetworkTip, Rollback, TxSubmitted, Welcome
+from handlers.events import (
+    Ack,
+    BlockApplied,
+    ChainName,
+    Error,
+    Hello,
+    Inbound,
+    NetworkTip,
+    Rollback,
+    TxSubmitted,
+    Welcome,
+)
 from handlers.wire import LENGTH, encode
 
 _ANSWERS: msgspec.msgpack.Decoder[Ack | Error | Welcome] = msgspec.msgpack.Decoder(Ack | Error | Welcome)
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, anyio.IncompleteRead)
+_WRITE_BYTES = 64 << 10  # together, where the source has them at once
 _PATIENCE_S = (0.2, 0.5, 1, 2, 5, 10, 15, 30)
+_FAMILIES = frozenset({"cardano", "bitcoin"})  # any other takes addresses as plain bytes, of whatever chain
 
 
 class _Away(Exception):
@@ -35,36 +49,39 @@ class _Away(Exception):
 class Sent(Struct, frozen=True):
     """A message on its way, with the hash that the tip has after it, where that is known.
 
-    Without an `optional` one the rest still makes sense: the daemon may refuse it.
+    `offered` is the id of a transaction without which the rest still makes sense: the daemon may refuse it.
     """
 
     seq: int
     raw: bytes
     tip: bytes | None
     height: int | None
-    optional: bool = False
+    offered: bytes | None = None
 
 
 class Link:
     """One feed, over as many connections as it takes.
 
-    `told` hears one line for each thing that an operator should know; `acknowledged` hears of every answer. With
-    `refused` a transaction that the daemon does not take is told there, and the feed goes on.
+    `chain` is the one that is fed: a daemon of another is refused before anything is sent to it. `told` hears one line
+    for each thing that an operator should know; `acknowledged` hears of every answer. With `refused` a transaction that
+    the daemon does not take is told there by its id, whatever the reason, and the feed goes on.
     """
 
     def __init__(
         self,
         path: Path,
         *,
+        chain: ChainName | None = None,
         network_height: int | None = None,
         window_bytes: int = 64 << 20,
         patience_s: float = math.inf,
         told: Callable[[str], None] = lambda _: None,
         acknowledged: Callable[[Sent, str], None] = lambda *_: None,
-        refused: Callable[[Error], None] | None = None,
+        refused: Callable[[bytes, Error], None] | None = None,
     ) -> None:
         self.network_height = network_height
         self._path = path
+        self._chain = chain
         self._window_bytes = window_bytes
         self._patience_s = patience_s
         self._told = told
@@ -74,6 +91,7 @@ class Link:
         self._bytes = 0
         self._seq = 0
         self._unsent = 0  # how many at the window's end were never sent on this connection
+        self._fresh_bytes = 0  # of those that came since the writer had its turn
         self._moved = anyio.Event()
         self._finished = False
         self._renewing = False
@@ -82,7 +100,7 @@ class Link:
         """Ask where the daemon is, on a connection of its own; wait for one that is away.
 
         Raises:
-            FeedError: it stayed away for too long.
+            FeedError: it stayed away for too long, or keeps another chain.
         """
         began, tries = anyio.current_time(), 0
         while True:
@@ -127,12 +145,15 @@ class Link:
         raw = encode(msgspec.structs.replace(message, seq=self._seq), "frames")
         while self._window and self._bytes + len(raw) > self._window_bytes:
             await self._wait()
-        optional = self._refused is not None and isinstance(message, TxSubmitted)
-        self._window.append(Sent(self._seq, raw, *_leads_to(message), optional))
+        offered = message.tx.txid if self._refused is not None and isinstance(message, TxSubmitted) else None
+        self._window.append(Sent(self._seq, raw, *_leads_to(message), offered))
         self._bytes += len(raw)
+        self._fresh_bytes += len(raw)
         self._unsent += 1
         self._wake()
-        await checkpoint()  # a source that never waits must not keep the socket waiting
+        if self._fresh_bytes >= _WRITE_BYTES:  # a source that never waits must not keep the socket waiting
+            self._fresh_bytes = 0
+            await checkpoint()
 
     def _renew(self, hello: Hello) -> None:
         if hello.network_tip is not None:
@@ -202,7 +223,18 @@ class Link:
         answer = await _receive(answers)
         if not isinstance(answer, Welcome):
             raise FeedError(f"the daemon answered Hello with {answer}")
+        self._check_chain(answer.chain)
         return answer
+
+    def _check_chain(self, kept: ChainName) -> None:
+        """Refuse a daemon that keeps another chain: what it would show of this one would be wrong."""
+        if self._chain is None or kept.family not in _FAMILIES or kept == self._chain:
+            return
+        fed = f"{self._chain.family}/{self._chain.network}"
+        raise FeedError(
+            f"the daemon keeps {kept.family}/{kept.network}, this is a feed of {fed}: "
+            f"see --network here, chain.family and chain.network there"
+        )
 
     def _hello(self) -> bytes:
         self._renewing = False
@@ -221,9 +253,9 @@ class Link:
         while True:
             while self._unsent or self._renewing:
                 hello = [self._hello()] if self._renewing else []
-                waiting = list(self._window)[len(self._window) - self._unsent :]
+                newest_first = [sent.raw for sent in islice(reversed(self._window), self._unsent)]
                 self._unsent = 0
-                await stream.send(b"".join(hello + [sent.raw for sent in waiting]))
+                await stream.send(b"".join(hello + newest_first[::-1]))
             await self._wait()
 
     async def _read(self, answers: BufferedByteReceiveStream) -> None:
@@ -237,12 +269,13 @@ class Link:
                     self._acknowledged(self._pop(), status)
                 case Welcome():
                     pass  # to a Hello that renewed the network's height
+                case Error(seq=seq, code=code) if seq == self._window[0].seq and self._window[0].offered:
+                    sent = self._pop()
+                    self._acknowledged(sent, code)
+                    if self._refused is not None and sent.offered is not None:
+                        self._refused(sent.offered, answer)
                 case Error(code=code, message=message, retryable=True):
                     raise _Away(f"the daemon says {code}: {message}")
-                case Error(seq=seq, code=code) if seq == self._window[0].seq and self._window[0].optional:
-                    self._acknowledged(self._pop(), code)
-                    if self._refused is not None:
-                        self._refused(answer)
                 case Error(code=code, message=message):
                     raise FeedError(f"the daemon refused {self._name(answer)}: {code}: {message}")
                 case _:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from time import monotonic
 from types import TracebackType
 
@@ -32,6 +33,7 @@ class FeedProgress:
         self.counts: dict[str, int] = {}
         self.transactions = 0  # where they are counted
         self.height: int | None = None
+        self._start: tuple[float, float] | None = None  # when and where the first message came through
         self._bar: Progress | None = None
         if self._console.is_terminal:
             self._bar = Progress(
@@ -65,6 +67,8 @@ class FeedProgress:
         """Hear that one message came through."""
         self.counts[status] = self.counts.get(status, 0) + 1
         self.height = height if height is not None else self.height
+        if self._start is None:
+            self._start = monotonic(), self._place()
         if self._bar is not None:
             done = sum(self.counts.values())
             self._bar.update(
@@ -72,7 +76,16 @@ class FeedProgress:
             )
         elif monotonic() - self._said > _LINE_EVERY_S:
             self._said = monotonic()
-            self._say(self.summary())
+            self._say(self.summary() + self._left())
+
+    def _left(self) -> str:
+        """Return how long the rest will take at the rate so far, where an end is known."""
+        total, place = self._total(), self._place()
+        if total is None or self._start is None or place <= self._start[1]:
+            return ""
+        began, at = self._start
+        seconds = max(total - place, 0) * (monotonic() - began) / (place - at)
+        return f", {timedelta(seconds=round(seconds))} left"
 
     def _say(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)

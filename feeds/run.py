@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import click
 from msgspec import Struct
+from msgspec.structs import replace
 
 from feeds.errors import FeedError
 from feeds.link import Link
@@ -40,6 +41,7 @@ class Job(Struct, frozen=True):
     wait: float
     dry_run: bool
     output: Path | None
+    to: int | None = None
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,10 +51,17 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--dry-run", is_flag=True, help="Decode and count; send nothing."),
         click.option("--wait", default=60.0, show_default=True, help="Seconds to wait for a daemon; 0: for ever."),
         click.option("--window", default=64, show_default=True, type=click.IntRange(min=1), help="MiB sent ahead."),
+        click.option("--to", type=click.IntRange(min=0), metavar="HEIGHT", help="Stop after this height."),
         click.option("--network-tip", type=click.IntRange(min=0), help="Height of the network's tip, if known."),
     ):
         command = option(command)
     return command
+
+
+def known_tip(job: Job, height: int | None) -> Job:
+    """Return the job with a source's last block as the network's tip, where no higher one was given."""
+    known = [tip for tip in (job.network_tip, height) if tip is not None]
+    return replace(job, network_tip=max(known, default=None))
 
 
 def run(
@@ -62,19 +71,21 @@ def run(
     place: Callable[[], float],
     total: float | Callable[[], float | None] | None,
     meet: Callable[[Callable[[str], None]], None] = lambda _: None,
-    refused: Callable[[Error], None] | None = None,
+    refused: Callable[[bytes, Error], None] | None = None,
+    chain: ChainName | None = None,
 ) -> None:
     """Feed until the source ends; a failure is one clear line.
 
     `meet` is handed what tells the operator one line, for a source that has something to say on its way. With
-    `refused` the daemon may refuse transactions: each error is told there, and the feed goes on.
+    `refused` the daemon may refuse transactions: each is told there by its id, and the feed goes on. Only a daemon that
+    keeps `chain` is fed.
     """
     gc.set_threshold(100_000, 50, 100)  # blocks are trees without cycles
     progress = FeedProgress(name, place, total)
     meet(progress.tell)
     with speaking(), progress:
         try:
-            anyio.run(_main, job, messages, progress, refused, backend_options={"use_uvloop": True})
+            anyio.run(_main, job, messages, progress, refused, chain, backend_options={"use_uvloop": True})
         except KeyboardInterrupt:
             raise click.Abort from None
 
@@ -90,13 +101,20 @@ def speaking() -> Iterator[None]:
         raise click.ClickException(f"{error.filename}: {error.strerror}") from error
 
 
-async def _main(job: Job, messages: Messages, progress: FeedProgress, refused: Callable[[Error], None] | None) -> None:
+async def _main(
+    job: Job,
+    messages: Messages,
+    progress: FeedProgress,
+    refused: Callable[[bytes, Error], None] | None,
+    chain: ChainName | None,
+) -> None:
     if job.dry_run or job.output is not None:
         async with _let_go(messages(NOWHERE)) as source:
             await _keep(job.output, source, progress)
         return
     link = Link(
         job.socket,
+        chain=chain,
         network_height=job.network_tip,
         window_bytes=job.window << 20,
         patience_s=job.wait or float("inf"),

@@ -110,6 +110,16 @@ def test_what_is_retained_is_skipped(daemon: Daemon, tmp_path: Path, encoding: E
     assert re.search(r"^2 messages in .*: 2 applied, height 32$", text, re.M), text
 
 
+def test_up_to_a_height_and_on(daemon: Daemon, tmp_path: Path) -> None:
+    """What comes behind the first block above the height is for another time, whatever it is."""
+    messages = story()
+    source = write(tmp_path / "chain", messages)
+    for height, upto in ((5, 6), (5, 6), (13, 14), (99, len(messages))):
+        fed(daemon, source, "--to", str(height))
+        assert daemon.export() == expected(messages[:upto]), height
+    assert "2 decoded" in fed(daemon, source, "--to", "1", "--dry-run")
+
+
 def test_blank_lines_and_a_last_line_without_an_end(daemon: Daemon, tmp_path: Path) -> None:
     messages = story()
     source = tmp_path / "chain"
@@ -129,7 +139,8 @@ def test_the_daemon_is_on_another_branch(daemon: Daemon, tmp_path: Path) -> None
     theirs = [*ours[:13], *chain(10, ours[12], branch="theirs")]
     fed(daemon, write(tmp_path / "theirs", theirs))
     text = fed(daemon, write(tmp_path / "ours", ours))
-    assert "1 rolled_back" in text
+    # the daemon told of heights 23, 22, 21, 19, 15, 7 and 1: it goes back to 7
+    assert re.search(r"^14 messages in .*: 13 applied, 1 rolled_back, height 20$", text, re.M), text
     assert daemon.export() == expected(ours)
     daemon.assert_sound()
 

@@ -1,4 +1,4 @@
-"""The command line of what follows a Bitcoin node."""
+"""The command lines of what reads a Bitcoin node's files and of what follows one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,47 @@ import click
 from feeds import run as runner
 from feeds.bitcoin.access import Address, Login, read_url
 from feeds.bitcoin.networks import NETWORKS
-from feeds.run import Job, options
+from feeds.chain import Heights, leading
+from feeds.run import Job, known_tip, options
+from handlers.events import ChainName
 
 _AROUND_BYTES = 32 << 20  # what an answer may have besides a block: a large mempool is one of millions of bytes
+
+
+@click.command("bitcoin-blocks")
+@click.argument("source", type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--network",
+    type=click.Choice(list(NETWORKS)),
+    default="mainnet",
+    show_default=True,
+    help="Magic, genesis and limits.",
+)
+@click.option("--skip-orphans", is_flag=True, help="Stop before a block whose parent is missing, instead of failing.")
+@click.option("--keep-unspendable", is_flag=True, help="Keep outputs that nobody can spend, and the first coinbase.")
+@options
+@click.pass_obj
+def from_bitcoin_blocks(
+    socket: Path, /, source: Path, network: str, skip_orphans: bool, keep_unspendable: bool, **shared: Any
+) -> None:
+    """Send the best chain of SOURCE: a folder of blk*.dat (with xor.dat), or raw blocks as hex, one a line."""
+    from feeds.bitcoin.source import Chain, Options
+
+    job = Job(socket, **shared)
+    choice = Options(skip_orphans=skip_orphans, mark_unspendable=not keep_unspendable)
+    with runner.speaking(), Chain(source, NETWORKS[network], choice) as chain:
+        for note in chain.notes:
+            click.echo(note, err=True)
+        last = chain.tip.height if job.to is None else min(job.to, chain.tip.height)
+        reader = Heights(lambda points: chain.blocks(points, job.to))
+        runner.run(
+            known_tip(job, chain.tip.height),
+            str(source),
+            lambda welcome: leading(welcome, reader.read),
+            lambda: reader.height,
+            last,
+            chain=ChainName("bitcoin", network),
+        )
 
 
 @click.command("bitcoin-rpc")
@@ -21,7 +59,6 @@ _AROUND_BYTES = 32 << 20  # what an answer may have besides a block: a large mem
 @click.option(
     "--network", type=click.Choice(list(NETWORKS)), default="mainnet", show_default=True, help="The node's chain."
 )
-@click.option("--to", type=click.IntRange(min=0), help="Stop after this height.")
 @click.option("--poll", default=1.0, show_default=True, type=click.FloatRange(min=0.01), help="Seconds between looks.")
 @click.option("--requests", default=8, show_default=True, type=click.IntRange(1, 64), help="Blocks asked for at once.")
 @click.option("--cookie", type=click.Path(path_type=Path), help="The node's cookie file; read again when it changes.")
@@ -42,7 +79,6 @@ def from_bitcoin_rpc(
     /,
     url: str,
     network: str,
-    to: int | None,
     poll: float,
     requests: int,
     cookie: Path | None,
@@ -66,7 +102,7 @@ def from_bitcoin_rpc(
         address, login = _access(url, chosen.rpc_port, cookie, user, password_file)
     wish = Options(
         network=chosen,
-        to=to,
+        to=job.to,
         poll_s=poll,
         width=requests,
         mark_unspendable=not keep_unspendable,
@@ -77,8 +113,11 @@ def from_bitcoin_rpc(
     )
     node = Node(address, login, longest=2 * chosen.max_block_bytes + _AROUND_BYTES)
     follower = Follower(node, wish)
-    total = (lambda: follower.tip) if to is None else to
-    runner.run(job, node.name, follower.messages, lambda: follower.height, total, follower.hear, follower.refused)
+    total = (lambda: follower.tip) if job.to is None else job.to
+    chain = ChainName("bitcoin", network)
+    runner.run(
+        job, node.name, follower.messages, lambda: follower.height, total, follower.hear, follower.refused, chain
+    )
 
 
 def _access(

@@ -28,6 +28,10 @@ class Mempool:
         self._known: set[str] = set()
         self.behind = False  # there is more to tell than was told at once
 
+    def forget(self, txid: bytes) -> None:
+        """Tell a transaction again at the next look, if it is still there."""
+        self._known.discard(txid.hex())
+
     async def news(self) -> list[TxSubmitted]:
         """Return transactions that were not told yet, parents before children.
 

@@ -91,9 +91,14 @@ class Follower:
         self._said_behind = False
         self._settled = False
 
-    def refused(self, error: Error) -> None:
-        """Hear that the daemon refused a transaction; one that keeps none is not given any more."""
-        if error.code == "unavailable" and self._mempool.on:
+    def refused(self, txid: bytes, error: Error) -> None:
+        """Hear that the daemon refused a transaction; a daemon that keeps none is not given any more.
+
+        One that it may take later is told again. Any other refusal (it is there, it spends what is spent) is final.
+        """
+        if error.retryable:
+            self._mempool.forget(txid)
+        elif error.code == "unavailable" and self._mempool.on:
             self._mempool.on = False
             self._told(f"the daemon takes no transactions ({error.message}): --mempool is switched off")
 
@@ -105,10 +110,8 @@ class Follower:
         """Yield what brings a daemon onto the node's chain and keeps it there.
 
         Raises:
-            FeedError: the node won't answer, or says something that can't be true; the daemon is on another chain.
+            FeedError: the node won't answer, or says something that can't be true; it shares no point with the daemon.
         """
-        if welcome.chain.family not in ("", "bitcoin"):
-            raise ChainError(f"the daemon keeps a chain of the family {welcome.chain.family!r}: see chain.family")
         trail = Trail(welcome.points)
         self._persisted = -1 if welcome.persisted_height is None else welcome.persisted_height
         try:

@@ -45,6 +45,16 @@ def decode_block(buf: bytes, network: Network, at: int = 0) -> tuple[BlockApplie
     return block, end
 
 
+def magic_of(buf: bytes) -> int | None:
+    """Return the number of the network that a block says it is of, where it does: in Byron's header."""
+    try:
+        _, at = fields(buf, 0, 2, what="a block with its era")
+        era, at = uint(buf, at)
+        return byron.read_magic(buf, at) if era <= BYRON else None
+    except (BlockError, IndexError):
+        return None
+
+
 def _whole(buf: bytes, at: int) -> bool:
     """Return whether the bytes are one whole item or certainly none, so that no more of them would help."""
     try:

@@ -36,6 +36,13 @@ def read_header(buf: bytes, at: int, boundary: bool) -> tuple[int, int, int, byt
     return height, epoch, slot, previous, end
 
 
+def read_magic(buf: bytes, at: int) -> int:
+    """Return the number of the network that a block says it is of."""
+    _, at = fields(buf, at, 3, what="the block")
+    _, at = fields(buf, at, 5, what="the header")
+    return uint(buf, at)[0]
+
+
 def read_transactions(buf: bytes, at: int) -> tuple[list[Tx], int]:
     """Return the transactions of a block's body, and where the body ends."""
     end = skip(buf, at)

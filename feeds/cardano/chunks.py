@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from feeds.cardano.avvm import BEFORE_ALLEGRA, Vouchers
-from feeds.cardano.block import MAX_BLOCK_BYTES, decode_block
-from feeds.cardano.eras import BYRON, NAMES, Network
+from feeds.cardano.block import MAX_BLOCK_BYTES, decode_block, magic_of
+from feeds.cardano.eras import BYRON, NAMES, NETWORKS, Network
 from feeds.cardano.errors import BlockError, ChainError, CutShort, SourceError
 from handlers.events import BlockApplied, GenesisOutput, Point
 
@@ -73,6 +73,31 @@ def read_chain(
 def _is_last(block: BlockApplied, to_height: int | None) -> bool:
     """Return whether no other block can be of the last height: in Byron a boundary block shares the one before it."""
     return to_height is not None and block.height >= to_height and block.era != NAMES[BYRON]
+
+
+def check_magic(path: Path, network: Network) -> None:
+    """Refuse a chain that says of itself that it is another network's: a node's database does, and a block of Byron.
+
+    Raises:
+        SourceError: it is of another network.
+    """
+    file, said = _said_magic(path)
+    if None in (said, network.magic) or said == network.magic:
+        return
+    whose = next((known.name for known in NETWORKS.values() if known.magic == said), "an unknown network")
+    raise SourceError(f"{file}: the magic {said} is that of {whose}, not of {network.name}: see --network")
+
+
+def _said_magic(path: Path) -> tuple[Path, int | None]:
+    for folder in (path, path.parent):
+        file = folder / "protocolMagicId"
+        if file.is_file():
+            text = file.read_text(errors="replace").strip()
+            return file, int(text) if text.isascii() and text.isdigit() else None
+    for file in chunk_files(path)[:1]:
+        with _open(file) as stream:
+            return file, magic_of(_more(stream, file, _PEEK_BYTES))
+    return path, None
 
 
 def last_block(path: Path, network: Network) -> BlockApplied | None:

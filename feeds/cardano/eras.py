@@ -13,7 +13,10 @@ NAMES = ("byron", "byron", "shelley", "allegra", "mary", "alonzo", "babbage", "c
 
 
 class Network(Struct, frozen=True):
-    """How slots count on one network. `start` is slot 0 in unix seconds; Byron lasts for `byron_epochs` epochs."""
+    """How slots count on one network. `start` is slot 0 in unix seconds; Byron lasts for `byron_epochs` epochs.
+
+    `magic` is the number that a node keeps its peers and databases of other networks away by.
+    """
 
     name: str
     start: int
@@ -22,6 +25,7 @@ class Network(Struct, frozen=True):
     byron_slot_s: float = 20
     epoch_slots: int = 432_000
     slot_s: float = 1
+    magic: int | None = None
 
     @property
     def byron_slots(self) -> int:
@@ -43,7 +47,7 @@ class Network(Struct, frozen=True):
         return int(self.start + byron * self.byron_slot_s + (slot - byron) * self.slot_s)
 
 
-MAINNET = Network("mainnet", start=1_506_203_091, byron_epochs=208)
-PREPROD = Network("preprod", start=1_654_041_600, byron_epochs=4)
-PREVIEW = Network("preview", start=1_666_656_000, epoch_slots=86_400)
+MAINNET = Network("mainnet", start=1_506_203_091, byron_epochs=208, magic=764_824_073)
+PREPROD = Network("preprod", start=1_654_041_600, byron_epochs=4, magic=1)
+PREVIEW = Network("preview", start=1_666_656_000, epoch_slots=86_400, magic=2)
 NETWORKS = {network.name: network for network in (MAINNET, PREPROD, PREVIEW)}

@@ -12,11 +12,12 @@ import msgspec
 from msgspec import Struct
 
 from feeds.cardano.addresses import from_base58, redeem_address
-from feeds.cardano.eras import Network
+from feeds.cardano.eras import NETWORKS, Network
 from feeds.cardano.errors import GenesisError
 from handlers.events import GenesisOutput, GenesisOutputs, Output
 
 MAX_LOVELACE = 2**64 - 1
+_UNSAID = 0
 
 
 class _ProtocolConsts(Struct, frozen=True, rename="camel"):
@@ -41,6 +42,7 @@ class _Document(Struct, frozen=True, rename="camel"):
     system_start: str | None = None
     slot_length: float | None = None
     epoch_length: int | None = None
+    network_magic: int | None = None
 
 
 class Genesis(Struct, frozen=True):
@@ -50,17 +52,20 @@ class Genesis(Struct, frozen=True):
     network: Network
 
 
-def read_genesis(files: Sequence[Path], name: str = "custom", byron_epochs: int = 0) -> Genesis:
+def read_genesis(
+    files: Sequence[Path], name: str = "custom", byron_epochs: int = 0, base: Network | None = None
+) -> Genesis:
     """Return what the Byron and the Shelley genesis file of one network say together; one of them may be missing.
 
     An entry becomes output 0 of a transaction whose id is the hash of the address; entries without value are kept,
-    a node has them too. No genesis file says when Byron ended: `byron_epochs` does.
+    a node has them too. No genesis file says when Byron ended: `byron_epochs` does. What the files do not say of slots
+    is as in `base`.
 
     Raises:
         GenesisError: a file cannot be read, is not JSON of that form, or has an address or amount that is none.
     """
     outputs: list[GenesisOutput] = []
-    network = Network(name, start=0, byron_epochs=byron_epochs)
+    network = base or Network(name, start=0, byron_epochs=byron_epochs)
     for file in files:
         document = _read(file)
         try:
@@ -69,6 +74,56 @@ def read_genesis(files: Sequence[Path], name: str = "custom", byron_epochs: int 
         except ValueError as error:
             raise GenesisError(f"{file}: {error}") from None
     return Genesis(GenesisOutputs(outputs=outputs), network)
+
+
+def choose_network(name: str, files: Sequence[Path], byron_epochs: int | None = None) -> Genesis:
+    """Return the network of a name, with the outputs of its genesis files where there are any.
+
+    A known network is not believed to be another one's: the files have to say of its slots what is known. Of any other
+    the files say all that is needed, but for how many epochs Byron lasted.
+
+    Raises:
+        GenesisError: as `read_genesis`; the files are of another network; too little is known of this one.
+    """
+    known = NETWORKS.get(name)
+    if known is None:
+        return _unknown_network(name, files, byron_epochs or 0)
+    if byron_epochs not in (None, known.byron_epochs):
+        raise GenesisError(f"Byron lasted {known.byron_epochs} epochs on {name}, not {byron_epochs}")
+    outputs: list[GenesisOutput] = []
+    for file in files:
+        read = read_genesis([file], name, known.byron_epochs, known)
+        _check_same(file, read.network, known)
+        outputs += read.outputs.outputs
+    return Genesis(GenesisOutputs(outputs=outputs), known)
+
+
+def _unknown_network(name: str, files: Sequence[Path], byron_epochs: int) -> Genesis:
+    nothing = Network(name, _UNSAID, byron_epochs, _UNSAID, _UNSAID, _UNSAID, _UNSAID)
+    genesis = read_genesis(files, name, byron_epochs, nothing)
+    network = genesis.network
+    if _UNSAID in (network.start, network.epoch_slots, network.slot_s):
+        which = ", ".join(NETWORKS)
+        raise GenesisError(
+            f"network {name} is none of {which}: give its Shelley genesis file, which says how slots count"
+        )
+    if byron_epochs and _UNSAID in (network.byron_epoch_slots, network.byron_slot_s):
+        raise GenesisError(f"network {name} began with Byron: give its Byron genesis file too")
+    return genesis
+
+
+def _check_same(file: Path, said: Network, known: Network) -> None:
+    """Refuse a file that counts slots in another way; how Byron's count does not matter where there was none."""
+    for what in (
+        "start",
+        "magic",
+        "epoch_slots",
+        "slot_s",
+        *(("byron_epoch_slots", "byron_slot_s") if known.byron_epochs else ()),
+    ):
+        here, there = getattr(said, what), getattr(known, what)
+        if here != there:
+            raise GenesisError(f"{file}: not a genesis of {known.name}: {what} is {here:.10g}, not {there:.10g}")
 
 
 def _read(file: Path) -> _Document:
@@ -82,7 +137,7 @@ def _read(file: Path) -> _Document:
 
 
 def _outputs(document: _Document) -> list[GenesisOutput]:
-    magic = document.protocol_consts.protocol_magic or document.protocol_magic
+    magic = _magic(document)
     found: list[GenesisOutput] = []
     for text, amount in (document.non_avvm_balances or {}).items():
         found.append(_output(from_base58(text), text, amount))
@@ -93,6 +148,11 @@ def _outputs(document: _Document) -> list[GenesisOutput]:
     for text, amount in (document.initial_funds or {}).items():
         found.append(_output(bytes.fromhex(text), text, amount))
     return found
+
+
+def _magic(document: _Document) -> int | None:
+    said = (document.protocol_consts.protocol_magic, document.protocol_magic, document.network_magic)
+    return next((magic for magic in said if magic is not None), None)
 
 
 def _output(address: bytes, text: str, amount: str | int) -> GenesisOutput:
@@ -112,6 +172,8 @@ def _voucher_key(text: str) -> bytes:
 def _counting(document: _Document, network: Network) -> Network:
     """Return the network with what this document says of its slots."""
     known: dict[str, float] = {}
+    if (magic := _magic(document)) is not None:
+        known["magic"] = magic
     if document.start_time is not None:
         known["start"] = document.start_time
     elif document.system_start is not None:

@@ -25,6 +25,7 @@ from handlers.events import BlockApplied, GenesisOutputs, Hello, Inbound, Networ
 _KEPT = 4320  # points; no node goes back by more than 2160 blocks
 _ALL_OF = 32  # the newest points are offered; of those before, fewer and fewer
 _RENEW_S = 5.0
+_MOST_TURNS = 100  # back, without getting further than before
 _PAUSES_S = (0.2, 0.5, 1, 2, 5, 10, 15, 30)
 
 
@@ -111,6 +112,8 @@ class OgmiosChain:
         self._beyond = False  # the next block is above the height to stop at
         self._lost_at: float | None = None
         self._tries = 0
+        self._met = False  # the next answer may repeat the intersection
+        self._turns, self._furthest = 0, -1
 
     def hear(self, told: Callable[[str], None]) -> None:
         """Say from now on to `told` what an operator should know."""
@@ -151,18 +154,29 @@ class OgmiosChain:
             found = await session.intersect(points)
         except ServerFault as fault:
             raise self._nothing_shared(fault) from None
-        self._lost_at = None
+        self._lost_at, self._met = None, True
         return [*self._back_to(found.intersection, ".result.intersection"), *self._renewed(found.tip)]
 
     async def _step(self, session: Session) -> list[Inbound]:
         """Take the next thing that happens to the chain."""
         answer = await session.next()
         self._lost_at = None
+        met, self._met = self._met, False
         if isinstance(answer, Backward):
+            if not met:
+                self._turn()
             return [*self._back_to(answer.point, ".result.point"), *self._renewed(answer.tip)]
         self._tries = 0
         messages = await self._forward(answer)
         return [*self._renewed(answer.tip), *messages]
+
+    def _turn(self) -> None:
+        """Let the chain go back, but not for ever without getting further than before."""
+        here = -1 if self._trail.here is None else self._trail.here.slot
+        self._turns = self._turns + 1 if here <= self._furthest else 1
+        self._furthest = max(self._furthest, here)
+        if self._turns > _MOST_TURNS:
+            raise SourceError(f"{self._name}: the chain goes back and forth: {_MOST_TURNS} times by now")
 
     def _back_to(self, point: At | Origin, what: str) -> list[Inbound]:
         place = self._place(point, what)

@@ -241,9 +241,11 @@ def test_without_a_daemon(server: RpcServer, fake: FakeNode, tmp_path: Path) -> 
         assert_same(daemon, fake)
 
 
-def test_a_daemon_of_another_family(server: RpcServer, tmp_path: Path) -> None:
-    with running(tmp_path) as daemon:
+def test_a_daemon_of_another_chain(server: RpcServer, fake: FakeNode, tmp_path: Path) -> None:
+    """The node is not even asked."""
+    with running(tmp_path, chain={"family": "bitcoin", "network": "signet"}) as daemon:
         assert refused(daemon, server.url) == (
-            "Error: the daemon keeps a chain of the family 'cardano': see chain.family"
+            "Error: the daemon keeps bitcoin/signet, this is a feed of bitcoin/regtest: "
+            "see --network here, chain.family and chain.network there"
         )
-        assert exported(daemon) == []
+        assert exported(daemon) == [] and fake.calls == []

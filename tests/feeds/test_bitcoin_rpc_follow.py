@@ -21,7 +21,7 @@ from feeds.bitcoin.rpc import Follower, Options
 from feeds.bitcoin.trail import Trail
 from feeds.errors import FeedError
 from feeds.run import NOWHERE
-from handlers.events import BlockPersisted, ChainName, Point
+from handlers.events import BlockPersisted, Point
 
 OPTIONS = Options(network=REGTEST, poll_s=0.001)
 
@@ -536,13 +536,6 @@ def test_another_network_behind_our_back() -> None:
     fake.lies["getblockhash"] = lambda asked: next(looks, hash_of(stranger).hex())
     lied_to(fake, ledger, "is on an unknown network")
     assert ledger.chain == []
-
-
-def test_a_daemon_of_another_family() -> None:
-    ledger = Ledger()
-    cardano = replace(ledger.welcome(), chain=ChainName("cardano", "mainnet"))
-    with pytest.raises(FeedError, match="the daemon keeps a chain of the family 'cardano'"):
-        anyio.run(ledger.hear_all, Follower(Inside(FakeNode(3)), OPTIONS).messages(cardano))
 
 
 # --- waiting for news ----------------------------------------------------------------------------------------------

@@ -236,6 +236,56 @@ def test_a_connection_that_was_closed_meanwhile_is_not_missed(server: RpcServer,
     assert use(client(server), talk) == fake.chain[:6]
 
 
+@pytest.mark.parametrize("head", [b"HTTP/1.0 200 OK\r\n", OK + b"Connection: Close\r\n"])
+def test_a_connection_that_is_not_kept_is_not_used_again(server: RpcServer, head: bytes) -> None:
+    """Even where the other side forgets to close it."""
+
+    def forget(request: Request) -> bool:
+        request.wfile.write(head + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY)
+        return True
+
+    server.always = forget
+
+    async def twice(node: Node) -> list[Any]:
+        return [await node.call("any"), await node.call("any")]
+
+    assert use(client(server), twice) == ["ab", "ab"]
+    assert len(server.connections) == 2
+
+
+def test_a_connection_that_is_known_to_have_ended_is_not_tried(server: RpcServer, fake: FakeNode) -> None:
+    """So there is another try for the fresh one."""
+
+    async def talk(node: Node) -> None:
+        await node.call("getblockhash", 1)
+        server.hang_up()
+        await anyio.sleep(0.1)
+        server.tricks.append(raw(b""))
+        assert await node.call("getblockhash", 2) == fake.chain[2]
+
+    use(client(server), talk)
+
+
+def test_a_request_is_made_again_on_a_fresh_connection(server: RpcServer, fake: FakeNode) -> None:
+    """Where one that was free has ended, the others have too, most likely."""
+
+    async def talk(node: Node) -> None:
+        with Fetch(node, 0, 10, 4) as blocks:
+            assert len([place async for place, _ in blocks]) == 11
+        old = list(server.connections)
+        assert len(old) > 1
+
+        def end(request: Request) -> bool:
+            if request.connection in old:
+                request.send_raw(b"")
+            return request.connection in old
+
+        server.always = end
+        assert await node.call("getblockhash", 3) == fake.chain[3]
+
+    use(client(server), talk)
+
+
 def test_a_request_that_was_cut_off_is_made_again(server: RpcServer, fake: FakeNode) -> None:
     server.tricks += [raw(b""), raw(PLAIN[:40])]
     with pytest.raises(NodeAway, match=r"does not answer: it closed the connection"):

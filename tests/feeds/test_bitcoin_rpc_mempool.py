@@ -234,24 +234,42 @@ async def feed(link: Link, *messages: Inbound) -> None:
 
 
 def test_a_refused_transaction_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:
-    refused: list[Error] = []
+    refused: list[tuple[bytes, str]] = []
     statuses: list[str] = []
     link = Link(
-        tmp_path / "s", acknowledged=lambda _, status: statuses.append(status), refused=refused.append, patience_s=0
+        tmp_path / "s",
+        acknowledged=lambda _, status: statuses.append(status),
+        refused=lambda txid, error: refused.append((txid, error.code)),
+        patience_s=0,
     )
     with daemon(tmp_path / "s", ACK, UNAVAILABLE, ACK, UNAVAILABLE | {"code": "CONFLICTING"}) as heard:
         persisted = BlockPersisted(height=1)
         anyio.run(feed, link, persisted, SUBMITTED, persisted, SUBMITTED)
     assert statuses == ["accepted", "unavailable", "accepted", "CONFLICTING"]
-    assert [error.code for error in refused] == ["unavailable", "CONFLICTING"]
+    assert refused == [(bytes(32), "unavailable"), (bytes(32), "CONFLICTING")]
     assert heard == ["Hello", "BlockPersisted", "TxSubmitted", "BlockPersisted", "TxSubmitted"]
+
+
+@pytest.mark.parametrize("retryable", [False, True])
+@pytest.mark.parametrize(
+    "code", ["unavailable", "store_full", "TX_EXISTS", "UTXO_ERROR", "STORAGE_ERROR", "PROCESSING", "CREATING"]
+)
+def test_no_answer_to_a_transaction_keeps_a_block_waiting(tmp_path: Path, code: str, retryable: bool) -> None:
+    """One that may pass is not waited out: the connection stays, and what comes behind it arrives."""
+    refused: list[str] = []
+    said: list[str] = []
+    link = Link(tmp_path / "s", told=said.append, refused=lambda _, error: refused.append(error.code), patience_s=0)
+    with daemon(tmp_path / "s", UNAVAILABLE | {"code": code, "retryable": retryable}, ACK) as heard:
+        anyio.run(feed, link, SUBMITTED, BlockPersisted(height=1))
+    assert (refused, said, heard) == ([code], [], ["Hello", "TxSubmitted", "BlockPersisted"])
 
 
 @pytest.mark.parametrize(("message", "hears"), [(SUBMITTED, False), (BlockPersisted(height=1), True)])
 def test_any_other_refusal_ends_the_feed(tmp_path: Path, message: Inbound, hears: bool) -> None:
     """So does that of a transaction where nobody hears of it."""
     refused: list[Error] = []
-    link = Link(tmp_path / "s", refused=refused.append if hears else None, patience_s=0)
+    hear = (lambda _, error: refused.append(error)) if hears else None
+    link = Link(tmp_path / "s", refused=hear, patience_s=0)
     with (
         daemon(tmp_path / "s", UNAVAILABLE),
         pytest.raises(FeedError, match="refused a message: unavailable: no store"),
@@ -272,7 +290,7 @@ def test_a_daemon_without_a_transaction_store_is_warned_of_once() -> None:
             ledger.hear(message)
             if isinstance(message, TxSubmitted):
                 for _ in range(2):
-                    follower.refused(Error(seq=1, code="unavailable", message="no store"))
+                    follower.refused(message.tx.txid, Error(seq=1, code="unavailable", message="no store"))
                 offer(fake, paying(2))
                 fake.mine()
 
@@ -285,7 +303,7 @@ def test_a_daemon_that_refuses_one_is_given_the_next() -> None:
     fake, told = FakeNode(3), list[str]()
     follower = Follower(Inside(fake), WISH)
     follower.hear(told.append)
-    follower.refused(Error(seq=1, code="UTXO_ERROR", message="spent"))
+    follower.refused(bytes(32), Error(seq=1, code="UTXO_ERROR", message="spent"))
     assert told == []
     ledger = Ledger()
     offer(fake, paying(2))
@@ -293,3 +311,21 @@ def test_a_daemon_that_refuses_one_is_given_the_next() -> None:
     with pytest.raises(Story.Over):
         anyio.run(ledger.hear_all, follower.messages(ledger.welcome()))
     assert len(submitted(ledger)) == 1
+
+
+@pytest.mark.parametrize(("retryable", "times"), [(True, 2), (False, 1)])
+def test_what_the_daemon_may_take_later_is_told_again(retryable: bool, times: int) -> None:
+    fake = FakeNode(3)
+    txid = offer(fake, paying(1))
+    story, ledger = Story((20, fake.mine)), Ledger()
+    follower = Follower(Inside(fake, story.next), replace(WISH, to=4))
+
+    async def feed_it() -> None:
+        async for message in follower.messages(ledger.welcome()):
+            ledger.hear(message)
+            if isinstance(message, TxSubmitted) and len(submitted(ledger)) == 1:
+                error = Error(seq=1, code="STORAGE_ERROR", message="no room", retryable=retryable)
+                follower.refused(message.tx.txid, error)
+
+    anyio.run(feed_it)
+    assert submitted(ledger) == [txid] * times

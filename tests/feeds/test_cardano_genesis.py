@@ -106,7 +106,7 @@ def test_both_files_together(tmp_path: Path) -> None:
         GenesisOutput(digest(BYRON_ADDRESS), 0, Output(BYRON_ADDRESS, 12)),
         GenesisOutput(digest(KEY_ADDRESS), 0, Output(KEY_ADDRESS, 2**64 - 1)),
     ]
-    assert genesis.network == Network("devnet", 1_600_000_000, 2, 4320, 1.0, 500, 0.5)
+    assert genesis.network == Network("devnet", 1_600_000_000, 2, 4320, 1.0, 500, 0.5, 42)
     assert (genesis.network.epoch(8639), genesis.network.epoch(8640), genesis.network.epoch(9140)) == (1, 2, 3)
     assert genesis.network.time(8643) == 1_600_000_000 + 8640 + 1
     only_shelley = read_genesis(files[1:]).network

@@ -259,6 +259,53 @@ def test_a_block_that_does_not_follow() -> None:
     assert f"block 8 {chain[7].id} does not follow block 3 {chain[2].id}" in what
 
 
+def went(entry: Entry, direction: str) -> Any:
+    """Return an answer: the chain goes back to a block, or on to it."""
+    where = {"point": entry.point()} if direction == "backward" else {"block": entry.block}
+    return {"result": {"direction": direction, "tip": entry.point() | {"height": entry.height}} | where}
+
+
+@pytest.mark.parametrize("forth", [True, False], ids=["and forth", "only"])
+def test_a_chain_that_goes_back_without_end(forth: bool) -> None:
+    chain = blocks(500)
+    turn = [went(chain[3], "backward"), *([went(chain[4], "forward")] if forth else [])]
+    told = [went(chain[3], "backward"), *(went(entry, "forward") for entry in chain[4:8]), *turn * 150]
+    with serving(chain) as server:
+        server.instead = dict(enumerate(told, 1))
+        what = fails(server.url, welcome(chain[:4]))
+    assert what == f"{server.url}: the chain goes back and forth: 100 times by now"
+
+
+def test_lost_connections_are_no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each begins with the intersection once more, however long no block comes."""
+    monkeypatch.setattr("feeds.cardano.ogmios._PAUSES_S", (0.0,))
+    chain = blocks(9)
+
+    def drop(_: int) -> None:
+        if server.connections < 120:
+            threading.Timer(0.005, server.drop).start()  # the answer shall arrive
+        else:
+            server.switch(chain)
+
+    with serving(chain[:4]) as server:
+        server.on_answer = drop
+        messages = follow(server.url, welcome(chain[:4]), to_height=9)
+        assert server.connections >= 120
+    assert tips_after(messages, chain[:4]) == [bytes.fromhex(entry.id) for entry in chain]
+
+
+def test_a_chain_that_goes_back_and_always_further() -> None:
+    chain = blocks(500)
+    told = [went(chain[0], "backward")]
+    for before, entry in pairwise(chain[:150]):
+        told += [went(entry, "forward"), went(before, "backward"), went(entry, "forward")]
+    with serving(chain) as server:
+        server.instead = dict(enumerate(told, 1))
+        messages = follow(server.url, welcome(chain[:1]), to_height=150)
+    assert tips_after(messages, chain[:1]) == [bytes.fromhex(entry.id) for entry in chain[:150]]
+    assert sum(isinstance(message, Rollback) for message in messages) > 100
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_forks_and_lost_connections_at_random(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feeds.cardano.ogmios._PAUSES_S", (0.01,))

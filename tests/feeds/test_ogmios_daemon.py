@@ -28,6 +28,7 @@ from handlers.events import BlockApplied, GenesisOutput, GenesisOutputs, Output
 RUN = "cardano/preview-genesis-run"
 FIRST, LAST = 52_500, 53_250  # four transactions fail here
 CHAIN = {"family": "cardano", "network": "preview"}
+PREVIEW_ONLY = ("--network", "preview")
 
 
 def feed(daemon: Daemon, *arguments: str | Path | int) -> str:
@@ -177,13 +178,14 @@ def test_what_is_not_understood_leaves_the_store_alone(tmp_path: Path) -> None:
     chain = blocks(6)
     with running(tmp_path, chain=CHAIN) as daemon:
         with serving(with_bad(chain[:1] + chain[1:2], era="dijkstra")) as server:
-            assert refused(daemon, "ogmios", server.url).startswith(f"Error: {server.url}: block 2 {chain[1].id}: ")
+            said = refused(daemon, "ogmios", server.url, *PREVIEW_ONLY)
+            assert said.startswith(f"Error: {server.url}: block 2 {chain[1].id}: ")
         with serving(chain[:5]) as server:
-            feed(daemon, "ogmios", server.url, "--to", 5)
+            feed(daemon, "ogmios", server.url, *PREVIEW_ONLY, "--to", 5)
         before = daemon.export()
         for name, bad in BAD.items():
             with serving(with_bad(chain, **bad)) as server:
-                said = refused(daemon, "ogmios", server.url)
+                said = refused(daemon, "ogmios", server.url, *PREVIEW_ONLY)
                 assert said.startswith(f"Error: {server.url}: block 6 {chain[5].id}: "), name
                 assert " - at `$.result.block." in said, said
             assert daemon.export() == before
@@ -197,10 +199,10 @@ def test_the_first_block_is_not_understood(tmp_path: Path) -> None:
     genesis = need(RUN) / "genesis.json"
     with running(tmp_path, chain=CHAIN) as daemon:
         with serving(chain_of([blocks(1)[0].block | {"type": "leios"}])) as server:
-            refused(daemon, "ogmios", server.url, "--genesis", genesis)
+            refused(daemon, "ogmios", server.url, *PREVIEW_ONLY, "--genesis", genesis)
         assert daemon.export() == []
         with serving(blocks(1)) as server:
-            feed(daemon, "ogmios", server.url, "--genesis", genesis, "--to", 1)
+            feed(daemon, "ogmios", server.url, *PREVIEW_ONLY, "--genesis", genesis, "--to", 1)
         assert len(daemon.export()) > 5
 
 
@@ -208,11 +210,11 @@ def test_the_daemon_hears_how_far_the_network_is(tmp_path: Path) -> None:
     """Far below the network's tip it keeps no way back; near to it, it does."""
     with running(tmp_path, chain=CHAIN) as daemon, serving(blocks(40)) as server:
         server.tip_ahead = 50_000
-        feed(daemon, "ogmios", server.url, "--to", 20)
+        feed(daemon, "ogmios", server.url, *PREVIEW_ONLY, "--to", 20)
         with daemon.client() as client:
             assert client.hello()["rollback_floor"]["height"] == 20
         server.tip_ahead = 0
-        feed(daemon, "ogmios", server.url, "--to", 40)
+        feed(daemon, "ogmios", server.url, *PREVIEW_ONLY, "--to", 40)
         with daemon.client() as client:
             assert client.hello()["rollback_floor"]["height"] == 20
 
@@ -222,10 +224,10 @@ def test_a_daemon_that_refuses_is_one_clear_line(tmp_path: Path) -> None:
     chain = blocks(30)
     small = {"rollback_window": 5, "prune_depth": 5}
     with running(tmp_path, chain=CHAIN, utxo=small) as daemon, serving(chain) as server:
-        feed(daemon, "ogmios", server.url, "--to", 30)
+        feed(daemon, "ogmios", server.url, *PREVIEW_ONLY, "--to", 30)
         other = chain[:10] + blocks(3000, chain[9], "other")
         server.on_answer = lambda n: server.switch(other)
-        said = refused(daemon, "ogmios", server.url)
+        said = refused(daemon, "ogmios", server.url, *PREVIEW_ONLY)
         assert daemon.term() == 0
         assert daemon.status()["tip"]["height"] == 30
     assert "beyond_rollback_floor: blocks can be taken back down to height 25" in said
@@ -234,7 +236,7 @@ def test_a_daemon_that_refuses_is_one_clear_line(tmp_path: Path) -> None:
 def test_another_chain_is_one_clear_line(tmp_path: Path) -> None:
     with running(tmp_path, chain=CHAIN) as daemon, serving(blocks(40)) as server:
         server.tip_ahead = 50_000
-        feed(daemon, "ogmios", server.url, "--to", 20)
+        feed(daemon, "ogmios", server.url, *PREVIEW_ONLY, "--to", 20)
         server.switch(blocks(40, branch="other"))
-        said = refused(daemon, "ogmios", server.url)
+        said = refused(daemon, "ogmios", server.url, *PREVIEW_ONLY)
     assert said.startswith(f"Error: {server.url}: the daemon is on another chain, or the server is far behind: none of")

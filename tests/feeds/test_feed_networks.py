@@ -1,0 +1,228 @@
+"""A feed and a daemon have to mean the same chain: a wrong network would be wrong times, told by nobody."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+from bitcoin_feeds import cli, exported
+from daemons import Daemon, encoded, running
+from ogmios_server import serving
+from stories import chain as story
+from test_bitcoin_blkfiles import CHAIN, record, write
+from test_cardano_chunks import write as write_chunks
+from test_cardano_made_blocks import decode, shelley_block
+from test_ogmios_chain import blocks
+
+from feeds.errors import FeedError
+from feeds.link import Link
+from handlers.events import BlockPersisted, ChainName
+
+PREVIEW = {"family": "cardano", "network": "preview"}
+
+
+def said(daemon: Daemon, *arguments: str | Path | int) -> tuple[int, str]:
+    """Run a feed to its end; return its exit code and its last line."""
+    done = cli("feed", "--config", daemon.config, *arguments, "--wait", 5)
+    assert "Traceback" not in done.output
+    return done.exit_code, done.stderr.splitlines()[-1]
+
+
+def other(kept: str, fed: str) -> tuple[int, str]:
+    there = f"the daemon keeps {kept}, this is a feed of {fed}"
+    return 1, f"Error: {there}: see --network here, chain.family and chain.network there"
+
+
+def test_every_feed_refuses_a_daemon_of_another_chain(tmp_path: Path) -> None:
+    (tmp_path / "blocks").mkdir()
+    write(tmp_path / "blocks", 0, b"".join(map(record, CHAIN)))
+    (tmp_path / "db").mkdir()
+    write_chunks(tmp_path / "db", 12)
+    (tmp_path / "events").write_bytes(b"".join(encoded(message, "json") for message in story(3)))
+    with running(tmp_path, chain=PREVIEW) as daemon, serving(blocks(3)) as server:
+        for fed, *arguments in (
+            ("bitcoin/regtest", "bitcoin-blocks", tmp_path / "blocks", "--network", "regtest"),
+            ("bitcoin/mainnet", "bitcoin-rpc", "http://127.0.0.1:1"),
+            ("cardano/mainnet", "cardano-chunks", tmp_path / "db"),
+            ("cardano/preprod", "ogmios", server.url, "--network", "preprod"),
+            ("cardano/mainnet", "file", tmp_path / "events", "--chain", "cardano/mainnet"),
+        ):
+            assert said(daemon, *arguments) == other("cardano/preview", str(fed))
+        assert exported(daemon) == []
+        with daemon.client() as client:
+            assert client.hello()["tip"] is None
+        assert said(daemon, "file", tmp_path / "events", "--chain", "cardano/preview")[0] == 0
+        assert exported(daemon) != []
+
+
+def test_a_daemon_that_takes_any_chain_takes_this_one(tmp_path: Path) -> None:
+    write(tmp_path, 0, b"".join(map(record, CHAIN)))
+    with running(tmp_path, chain={"family": "raw", "network": "whatever"}) as daemon:
+        code, line = said(daemon, "bitcoin-blocks", tmp_path, "--network", "regtest")
+        assert (code, "12 applied, height 12" in line) == (0, True), line
+
+
+@contextmanager
+def changing(path: Path, *networks: str) -> Iterator[None]:
+    """Be one daemon after the other, each of another network; each hangs up after the first message."""
+
+    def serve() -> None:
+        for network in networks:
+            connection, _ = door.accept()
+            with connection, connection.makefile("rb") as file:
+                for _ in range(2):
+                    if len(head := file.read(4)) < 4:
+                        break
+                    message = msgspec.msgpack.decode(file.read(struct.unpack(">I", head)[0]))
+                    if message["type"] == "Hello":
+                        body = msgspec.msgpack.encode(welcome(network))
+                        connection.sendall(struct.pack(">I", len(body)) + body)
+
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(path))
+        door.listen()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def welcome(network: str) -> dict[str, Any]:
+    said = {"type": "Welcome", "protocol": 1, "version": "0", "chain": {"family": "cardano", "network": network}}
+    return said | {"tip": None, "points": [], "rollback_floor": None, "persisted_height": None}
+
+
+def test_another_daemon_behind_the_same_socket_is_refused_too(tmp_path: Path) -> None:
+    """As when it was configured anew while a feed waited for it."""
+
+    async def feed() -> None:
+        async def told() -> Any:
+            yield BlockPersisted(height=1)
+
+        link = Link(tmp_path / "s", chain=ChainName("cardano", "preview"), patience_s=5)
+        with anyio.fail_after(5):
+            await link.feed(told())
+
+    with (
+        changing(tmp_path / "s", "preview", "mainnet"),
+        pytest.raises(FeedError, match="the daemon keeps cardano/mainnet, this is a feed of cardano/preview"),
+    ):
+        anyio.run(feed)
+
+
+@pytest.mark.parametrize("text", ["cardano", "/mainnet", "cardano/", ""])
+def test_what_names_no_chain(text: str, tmp_path: Path) -> None:
+    (tmp_path / "events").touch()
+    done = cli("feed", "file", tmp_path / "events", "--chain", text)
+    assert done.exit_code == 2 and "is not like cardano/mainnet" in done.stderr
+
+
+# --- what the sources say ------------------------------------------------------------------------------------------
+
+SHELLEY = {
+    "systemStart": "2022-06-01T00:00:00Z",
+    "slotLength": 1,
+    "epochLength": 432_000,
+    "networkMagic": 1,
+    "initialFunds": {},
+}
+DEVNET = SHELLEY | {"epochLength": 500, "slotLength": 0.5, "networkMagic": 42, "systemStart": "2020-09-13T12:26:40Z"}
+BYRON = {
+    "startTime": 1_600_000_000,
+    "protocolConsts": {"k": 432, "protocolMagic": 42},
+    "blockVersionData": {"slotDuration": "1000"},
+    "nonAvvmBalances": {},
+}
+
+
+def dry(*arguments: str | Path) -> tuple[int, str]:
+    done = cli("feed", *arguments, "--dry-run")
+    assert "Traceback" not in done.output
+    return done.exit_code, done.stderr.splitlines()[-1]
+
+
+def genesis(folder: Path, document: dict[str, Any], name: str = "genesis.json") -> Path:
+    (folder / name).write_text(json.dumps(document))
+    return folder / name
+
+
+SLOTS = (8640, 8643, 9140, 9141)
+
+
+def later_chain(folder: Path) -> None:
+    """Write blocks of an era in which none names its network."""
+    folder.mkdir(parents=True)
+    raws: list[bytes] = []
+    for height, slot in enumerate(SLOTS):
+        previous = decode(raws[-1]).hash if raws else bytes(32)
+        raws.append(shelley_block([], era=6, height=height, slot=slot, previous=previous))
+    (folder / "00000.chunk").write_bytes(b"".join(raws))
+
+
+def test_a_genesis_of_another_network(tmp_path: Path) -> None:
+    later_chain(tmp_path / "db")
+    file = genesis(tmp_path, SHELLEY)
+    common = ("cardano-chunks", tmp_path / "db", "--genesis", file)
+    assert dry(*common, "--network", "preprod")[0] == 0
+    start = "start is 1654041600, not 1666656000"
+    assert dry(*common, "--network", "preview") == (1, f"Error: {file}: not a genesis of preview: {start}")
+    start = "start is 1654041600, not 1506203091"
+    assert dry(*common) == (1, f"Error: {file}: not a genesis of mainnet: {start}")
+    assert dry("ogmios", "ws://127.0.0.1:1", "--genesis", file)[1].endswith(start)
+    genesis(tmp_path, SHELLEY | {"networkMagic": 9})
+    assert dry(*common, "--network", "preprod")[1].endswith("not a genesis of preprod: magic is 9, not 1")
+
+
+def test_a_network_that_only_its_genesis_files_know(tmp_path: Path) -> None:
+    later_chain(tmp_path / "db")
+    shelley, byron = genesis(tmp_path, DEVNET), genesis(tmp_path, BYRON, "byron.json")
+    common = ("cardano-chunks", tmp_path / "db", "--network", "devnet")
+    none = "Error: network devnet is none of mainnet, preprod, preview: give its Shelley genesis file"
+    assert dry(*common)[1].startswith(none)
+    assert dry(*common, "--genesis", byron)[1].startswith(none)
+    assert "give its Byron genesis file too" in dry(*common, "--genesis", shelley, "--byron-epochs", "2")[1]
+    out = tmp_path / "events"
+    done = cli("feed", *common, "--genesis", shelley, "--genesis", byron, "--byron-epochs", "2", "--output", out)
+    assert done.exit_code == 0, done.stderr
+    told = [json.loads(line) for line in out.read_text().splitlines()]
+    applied = [message for message in told if message["type"] == "BlockApplied"]
+    assert [(each["slot"], each["time"] - 1_600_000_000, each["epoch"]) for each in applied] == [
+        (8640, 8640, 2),
+        (8643, 8641, 2),
+        (9140, 8890, 3),
+        (9141, 8890, 3),
+    ]
+    assert (
+        "Byron lasted 208 epochs on mainnet, not 2" in dry("cardano-chunks", tmp_path / "db", "--byron-epochs", "2")[1]
+    )
+
+
+def test_a_node_s_database_says_whose_it_is(tmp_path: Path) -> None:
+    later_chain(tmp_path / "db" / "immutable")
+    magic = tmp_path / "db" / "protocolMagicId"
+    for folder in (tmp_path / "db", tmp_path / "db" / "immutable"):
+        magic.write_text("1")
+        assert dry("cardano-chunks", folder, "--network", "preprod")[0] == 0
+        why = "the magic 1 is that of preprod, not of preview: see --network"
+        assert dry("cardano-chunks", folder, "--network", "preview") == (1, f"Error: {magic}: {why}")
+        magic.write_text("77\n")
+        assert "the magic 77 is that of an unknown network" in dry("cardano-chunks", folder)[1]
+        magic.write_text("?")
+        assert dry("cardano-chunks", folder)[0] == 0
+
+
+def test_a_block_of_byron_says_whose_it_is(tmp_path: Path) -> None:
+    file = write_chunks(tmp_path, 12) / "00000.chunk"
+    why = "the magic 764824073 is that of mainnet, not of preprod: see --network"
+    assert dry("cardano-chunks", tmp_path, "--network", "preprod") == (1, f"Error: {file}: {why}")
+    assert dry("cardano-chunks", tmp_path)[0] == 0
