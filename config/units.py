@@ -17,6 +17,11 @@ _SECONDS = {"d": Fraction(86400), "h": Fraction(3600), "m": Fraction(60), "s": F
 _BYTES = {unit: Fraction(1 << bits) for unit, bits in [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)]}
 _QUANTITY = re.compile(r"([0-9]{1,400}(?:\.[0-9]{1,400})?) ?([A-Za-z]*)")
 _HOST_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]]+)):([0-9]{1,5})")
+# The same as in storage.blobs: no way out of the data folder, no name that a bucket would have to escape.
+_BLOB_STORE = re.compile(
+    r"file:(?!//[^/])(/*(?:\./+)*(?:(?!\.\.?(?:/|$))[^/\x00-\x1f\x7f]+(?:/+|$))+)"
+    r"|s3://([A-Za-z0-9][A-Za-z0-9._-]*)((?:/(?!\.\.?(?:/|$))[A-Za-z0-9_!.*'()-]+)*)/?"
+)
 
 
 class Notation(NamedTuple):
@@ -84,7 +89,7 @@ def _endpoint_text(value: object) -> str:
 
 def _blob_store_text(value: object) -> str:
     text = str(value)
-    if not re.fullmatch(r"file:.+|s3://[^/].*", text):
+    if not _BLOB_STORE.fullmatch(text):
         raise _unexpected(value, BLOB_STORE)
     return text
 

@@ -1,0 +1,22 @@
+"""What blobs are called, and what is called like something that an interrupted call has left behind."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+NAME = re.compile(r"[0-9a-f]{64}\.(?:tx|outputs)")
+LEFTOVER = re.compile(r"\.(?:check|[0-9a-f]{64}\.(?:tx|outputs))\.[0-9a-f]{16}\.part")
+LEFTOVER_S = 3600.0  # what a put or a check has left behind is removed when it is older: nothing takes so long
+
+
+def checked(name: str) -> str:
+    """Return the name of a blob, or raise ValueError: whatever else reaches a path came from a mistake of ours."""
+    if not NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of a blob")
+    return name
+
+
+def leftover(name: str) -> str:
+    """Return a name that is nobody else's, for what is not yet a blob and for what `check` writes."""
+    return f".{name}.{secrets.token_hex(8)}.part"

@@ -1,0 +1,300 @@
+"""Where long transactions are kept: whole files beside the environment, or objects in a bucket.
+
+A blob is put before the record that speaks of it and deleted after it: so a failure leaves at most a blob without a
+record, an orphan, and `names` finds those by their age. Every call blocks; it belongs on a worker's thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Lock
+from typing import Protocol
+
+from storage.blobname import LEFTOVER, LEFTOVER_S, NAME, checked, leftover
+from storage.errors import BlobFailed as BlobFailed
+
+ENTRY = 256  # what the cache reckons for an entry besides its bytes
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FAN = re.compile(r"[0-9a-f]{2}")
+# The same as in config.units, and as strict: no way out of the data folder, no name that a bucket would have to escape.
+_FILE = re.compile(r"file:(?!//[^/])(/*(?:\./+)*(?:(?!\.\.?(?:/|$))[^/\x00-\x1f\x7f]+(?:/+|$))+)")
+_S3 = re.compile(r"s3://([A-Za-z0-9][A-Za-z0-9._-]*)((?:/(?!\.\.?(?:/|$))[A-Za-z0-9_!.*'()-]+)*)/?")
+
+
+class Blobs(Protocol):
+    """Bytes by name: `<txid>.tx` or `<txid>.outputs`, the txid in hexadecimal. Any other name is a ValueError."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Keep `data` durably, whole or not at all. A blob of that name is left as it is: the txid says what is in it.
+
+        Raises:
+            BlobFailed: it is not kept, or not certainly.
+        """
+
+    def get(self, name: str) -> bytes | None:
+        """Return the bytes, or None when there is no such blob.
+
+        Raises:
+            BlobFailed: nobody can say now.
+        """
+
+    def delete(self, name: str) -> bool:
+        """Remove the blob and return whether there was one.
+
+        Raises:
+            BlobFailed: it may still be there.
+        """
+
+    def names(self) -> Iterator[tuple[str, float]]:
+        """Yield every blob with its age in seconds, in no order, and remove what interrupted calls have left.
+
+        A blob that comes or goes meanwhile may be among them or not. An orphan is one that is old, an hour at least,
+        and has no record; whoever deletes it lets no record be written between the look at both and the deletion.
+
+        Raises:
+            BlobFailed: they cannot be listed, at any step.
+        """
+
+    def check(self) -> None:
+        """Write, read and remove something.
+
+        Raises:
+            BlobFailed: the store cannot be used, and why.
+        """
+
+
+def open_blobs(where: str, data_dir: Path) -> Blobs:
+    """Return the blobs at `file:folder` (below `data_dir` when relative) or `s3://bucket/prefix`.
+
+    A folder is made when it is missing. A bucket is not spoken to before the first call; its endpoint, region and
+    credentials are the environment's (AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID, ...).
+
+    Raises:
+        BlobFailed: `where` or the environment is wrong, or the folder cannot be made.
+    """
+    if file := _FILE.fullmatch(where):
+        return Files(data_dir / file[1])
+    if s3 := _S3.fullmatch(where):
+        try:
+            from storage.bucket import Bucket
+        except ImportError as error:
+            raise BlobFailed(f"{where}: a bucket needs the package obstore: {error}") from error
+        return Bucket(s3[1], s3[2].strip("/"))
+    raise BlobFailed(f"{where!r} is no blob store: expected file:folder or s3://bucket/prefix")
+
+
+class Files:
+    """Blobs as files below `root`, spread over 256 folders by the first byte of the txid."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._ready: set[str] = set()
+        with _file_errors(root):
+            root.mkdir(parents=True, exist_ok=True)
+            _sync(root.parent)
+
+    def put(self, name: str, data: bytes) -> None:
+        """See `Blobs.put`."""
+        path = self._path(name)
+        with _file_errors(path):
+            self._make_folder(path.parent)
+            if path.is_file():
+                os.utime(path)  # as good as new: no sweep may take it for an orphan before its record is written
+            else:
+                self._write(path, data)
+            _sync(path.parent)  # of a blob that was there, too: whoever put it may have been killed before its own
+
+    def get(self, name: str) -> bytes | None:
+        """See `Blobs.get`."""
+        path = self._path(name)
+        with _file_errors(path):
+            try:
+                return path.read_bytes()
+            except FileNotFoundError:
+                self._need_root()
+                return None
+
+    def delete(self, name: str) -> bool:
+        """See `Blobs.delete`. Not synced: a blob that comes back after a power failure is an orphan."""
+        path = self._path(name)
+        with _file_errors(path):
+            try:
+                path.unlink()
+            except FileNotFoundError:
+                self._need_root()
+                return False
+        return True
+
+    def names(self) -> Iterator[tuple[str, float]]:
+        """See `Blobs.names`."""
+        with _file_errors(self.root), os.scandir(self.root) as entries:
+            for entry in entries:
+                if _FAN.fullmatch(entry.name) and entry.is_dir():
+                    yield from self._names_in(Path(entry.path))
+                else:
+                    _sweep(entry)
+
+    def check(self) -> None:
+        """See `Blobs.check`."""
+        probe, data = self.root / leftover("check"), secrets.token_bytes(64)
+        with _file_errors(self.root):
+            try:
+                _write_new(probe, data)
+                read = probe.read_bytes()
+            finally:
+                probe.unlink(missing_ok=True)
+        if read != data:
+            raise BlobFailed(f"{self.root}: what was written reads back as something else")
+
+    def _path(self, name: str) -> Path:
+        return self.root / checked(name)[:2] / name
+
+    def _make_folder(self, folder: Path) -> None:
+        if folder.name not in self._ready or not folder.is_dir():
+            folder.mkdir(exist_ok=True)
+            _sync(self.root)
+            self._ready.add(folder.name)
+
+    def _write(self, path: Path, data: bytes) -> None:
+        part = path.with_name(leftover(path.name))
+        try:
+            _write_new(part, data)
+            part.replace(path)
+        except BaseException:
+            with suppress(OSError):  # the first error is the one to speak of; `names` comes back to the file
+                part.unlink()
+            raise
+
+    def _names_in(self, folder: Path) -> Iterator[tuple[str, float]]:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not NAME.fullmatch(entry.name):
+                    _sweep(entry)
+                elif entry.name.startswith(folder.name) and (age := _age(entry)) is not None:
+                    yield entry.name, age
+
+    def _need_root(self) -> None:
+        """Without its folder (a disk that is not mounted) nothing is known about any blob."""
+        if not self.root.is_dir():
+            raise BlobFailed(f"{self.root}: the folder is gone")
+
+
+class Cached:
+    """Blobs with the most recently used ones in memory, `max_bytes` of them at most. Threads may share it.
+
+    A blob is kept when whoever gets it says that it will be asked for again.
+    """
+
+    def __init__(self, blobs: Blobs, max_bytes: int) -> None:
+        self.hits = self.misses = self.size = 0
+        self._blobs, self._max_bytes = blobs, max_bytes
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._changes = 0
+        self._lock = Lock()
+
+    def put(self, name: str, data: bytes) -> None:
+        """See `Blobs.put`."""
+        try:
+            self._blobs.put(name, data)
+        finally:
+            self._forget(name)
+
+    def get(self, name: str, keep: bool = False) -> bytes | None:
+        """Return what `Blobs.get` would, from memory if it is there; what need not be kept leaves the memory."""
+        with self._lock:
+            data, changes = self._drop(name), self._changes
+            if data is not None:
+                self.hits += 1
+                if keep:
+                    self._add(name, data)
+                return data
+            self.misses += 1
+        data = self._blobs.get(name)
+        with self._lock:
+            # Somebody may have deleted it since it was read: then it must not come back.
+            if data is not None and keep and changes == self._changes:
+                self._drop(name)
+                self._add(name, data)
+        return data
+
+    def delete(self, name: str) -> bool:
+        """See `Blobs.delete`."""
+        try:
+            return self._blobs.delete(name)
+        finally:
+            self._forget(name)
+
+    def names(self) -> Iterator[tuple[str, float]]:
+        """See `Blobs.names`."""
+        return self._blobs.names()
+
+    def check(self) -> None:
+        """See `Blobs.check`."""
+        self._blobs.check()
+
+    def _forget(self, name: str) -> None:
+        with self._lock:
+            self._changes += 1
+            self._drop(name)
+
+    def _drop(self, name: str) -> bytes | None:
+        data = self._kept.pop(name, None)
+        if data is not None:
+            self.size -= len(data) + ENTRY
+        return data
+
+    def _add(self, name: str, data: bytes) -> None:
+        if len(data) + ENTRY > self._max_bytes:
+            return
+        self._kept[name] = data
+        self.size += len(data) + ENTRY
+        while self.size > self._max_bytes:
+            self._drop(next(iter(self._kept)))
+
+
+@contextmanager
+def _file_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        problem = "there is no room" if error.errno in _FULL else "the blob store failed"
+        raise BlobFailed(f"{path}: {problem}: {error.strerror or error}") from error
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(file, left) :]
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _sync(folder: Path) -> None:
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _age(entry: os.DirEntry[str]) -> float | None:
+    try:
+        return max(0.0, time.time() - entry.stat().st_mtime)
+    except FileNotFoundError:
+        return None
+
+
+def _sweep(entry: os.DirEntry[str]) -> None:
+    if LEFTOVER.fullmatch(entry.name) and (_age(entry) or 0.0) > LEFTOVER_S:
+        Path(entry.path).unlink(missing_ok=True)

@@ -1,0 +1,943 @@
+"""Blobs behave alike in a folder and in a bucket: whole or not there, whoever is killed, whatever is full or away.
+
+The bucket is that of a real server that speaks S3, a child process; where a server has to misbehave, a small one does.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import resource
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from random import Random
+from typing import Any
+from urllib.request import Request, urlopen
+
+import obstore
+import pytest
+
+import storage.blobname
+import storage.blobs
+import storage.bucket
+from config.units import BLOB_STORE
+from storage.blobs import ENTRY, BlobFailed, Blobs, Cached, Files, open_blobs
+from storage.bucket import Bucket
+
+MIB = 1 << 20
+A, B, C, D = (f"{digit * 64}.{kind}" for digit, kind in zip("abcd", ["tx", "outputs", "tx", "tx"], strict=True))
+HOURS = 7200.0
+
+
+# --- where blobs are -----------------------------------------------------------------------------------------------
+
+SERVER = """
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
+print(server.port, flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """Run a server with an empty bucket named `box`."""
+    log = subprocess.DEVNULL
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, stderr=log, text=True) as server:
+        try:
+            assert server.stdout
+            endpoint = f"http://127.0.0.1:{int(server.stdout.readline())}"
+            with urlopen(Request(f"{endpoint}/box", method="PUT"), timeout=30) as answer:
+                assert answer.status == 200
+            yield endpoint
+        finally:
+            server.kill()
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_") or name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ann")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "open sesame")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+
+
+@pytest.fixture(params=["file", "s3"])
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Name a place of one test's own."""
+    if request.param == "file":
+        return "file:blobs"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("s3"))
+    return f"s3://box/{secrets.token_hex(8)}/blobs"
+
+
+@pytest.fixture
+def blobs(where: str, tmp_path: Path) -> Blobs:
+    return open_blobs(where, tmp_path)
+
+
+def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let the clock be ahead of everything that was written until now."""
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + seconds)
+
+
+# --- what both kinds do --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [b"", b"\0", bytes(range(256)) * 12_001], ids=len)
+def test_what_is_put_is_got(blobs: Blobs, data: bytes) -> None:
+    assert blobs.get(A) is None
+    blobs.put(A, data)
+    assert blobs.get(A) == data
+    assert blobs.get(A.replace(".tx", ".outputs")) is None
+    assert [(name, age < 60) for name, age in blobs.names()] == [(A, True)]
+
+
+def test_another_who_opens_it_finds_it(blobs: Blobs, where: str, tmp_path: Path) -> None:
+    blobs.put(A, b"a")
+    other = open_blobs(where, tmp_path)
+    assert other.get(A) == b"a"
+    assert other.delete(A)
+    assert blobs.get(A) is None
+
+
+def test_delete_says_whether_there_was_one(blobs: Blobs) -> None:
+    blobs.put(A, b"a")
+    blobs.put(B, b"b")
+    assert [blobs.delete(A), blobs.delete(A), blobs.delete(C)] == [True, False, False]
+    assert [name for name, _ in blobs.names()] == [B]
+    blobs.put(A, b"again")
+    assert blobs.get(A) == b"again"
+
+
+def test_a_blob_that_is_there_is_left_as_it_is(blobs: Blobs) -> None:
+    blobs.put(A, b"first")
+    blobs.put(A, b"second")
+    assert blobs.get(A) == b"first"
+
+
+def test_a_blob_that_is_put_again_is_young_again(blobs: Blobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An orphan that becomes somebody's must not be swept."""
+    blobs.put(A, b"a")
+    if isinstance(blobs, Files):
+        path = tmp_path / "blobs" / "aa" / A
+        os.utime(path, (time.time() - HOURS,) * 2)
+        assert [age >= HOURS - 1 for _, age in blobs.names()] == [True]
+        blobs.put(A, b"a")
+        assert [age < 60 for _, age in blobs.names()] == [True]
+        assert blobs.get(A) == b"a"
+    else:
+        later(monkeypatch, storage.bucket.FRESH_S / 2)
+        blobs.put(A, b"not written")
+        assert blobs.get(A) == b"a"
+        later(monkeypatch, HOURS)
+        blobs.put(A, b"written")
+        assert blobs.get(A) == b"written"
+
+
+def test_names_tell_all_and_their_ages(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {f"{number:02x}" * 32 + kind for number in range(0, 256, 15) for kind in (".tx", ".outputs")}
+    for name in names:
+        blobs.put(name, name.encode())
+    assert {name for name, _ in blobs.names()} == names
+    later(monkeypatch, HOURS)
+    assert all(HOURS - 2 <= age < HOURS + 60 for _, age in blobs.names())
+    later(monkeypatch, -2 * HOURS)
+    assert {age for _, age in blobs.names()} == {0.0}
+
+
+def test_check_writes_and_leaves_nothing(blobs: Blobs, tmp_path: Path) -> None:
+    blobs.check()
+    assert list(blobs.names()) == []
+    assert [path for path in (tmp_path / "blobs").rglob("*") if path.is_file()] == []
+
+
+HOSTILE = [
+    "",
+    ".tx",
+    "a" * 64,
+    "a" * 63 + ".tx",
+    "a" * 65 + ".tx",
+    "A" * 64 + ".tx",
+    "a" * 64 + ".TX",
+    "a" * 64 + ".tx\n",
+    "a" * 64 + ".tx.part",
+    "a" * 64 + ".tx\0",
+    "a" * 64 + ".tx/../../x.tx",
+    "../" + "a" * 64 + ".tx",
+    "/" + "a" * 64 + ".tx",
+    "aa/" + "a" * 64 + ".tx",
+    "٠" * 64 + ".tx",
+    "\udcff" * 64 + ".tx",
+    f".{'a' * 64}.tx.0123456789abcdef.part",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
+def test_any_other_name_is_refused(blobs: Blobs, name: str, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    for call in (lambda: blobs.put(name, b"x"), lambda: blobs.get(name), lambda: blobs.delete(name)):
+        with pytest.raises(ValueError, match="is no name of a blob"):
+            call()
+    assert sorted(tmp_path.rglob("*")) == before
+    assert list(blobs.names()) == []
+
+
+def test_threads_share_it(blobs: Blobs) -> None:
+    """Eight threads put the same blobs at once: all succeed, and every blob is one thread's, whole."""
+    names = [f"{number:064x}.tx" for number in range(6)]
+    payloads = [bytes([thread]) * 50_000 for thread in range(8)]
+
+    def work(payload: bytes) -> None:
+        for name in names:
+            blobs.put(name, payload)
+            assert blobs.get(name) in payloads
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, payloads))
+    assert {name for name, _ in blobs.names()} == set(names)
+    assert all(blobs.get(name) in payloads for name in names)
+
+
+def test_what_an_interrupted_call_left_is_swept_when_it_is_old(
+    blobs: Blobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    blobs.put(A, b"a")
+    if isinstance(blobs, Files):
+        folder = tmp_path / "blobs"
+        left = [folder / "aa" / storage.blobname.leftover(A), folder / storage.blobname.leftover("check")]
+        foreign = [folder / "aa" / "note.txt", folder / "aa" / B, folder / "zz.part", folder / "aa" / ".x.part"]
+        for path in [*left, *foreign]:
+            path.write_bytes(b"half")
+        assert [name for name, _ in blobs.names()] == [A]
+        assert all(path.exists() for path in left)
+        later(monkeypatch, HOURS)
+        assert [name for name, _ in blobs.names()] == [A]
+        assert [path.exists() for path in left] == [False, False]
+        assert all(path.read_bytes() == b"half" for path in foreign)
+    else:
+        probe, foreign_key = storage.blobname.leftover("check"), "note.txt"
+        assert isinstance(blobs, Bucket)
+        for key in (probe, foreign_key):
+            obstore.put(blobs._store, key, b"half")
+        assert [name for name, _ in blobs.names()] == [A]
+        assert obstore.head(blobs._store, probe)["size"] == 4
+        later(monkeypatch, HOURS)
+        assert [name for name, _ in blobs.names()] == [A]
+        with pytest.raises(FileNotFoundError):
+            obstore.head(blobs._store, probe)
+        assert obstore.head(blobs._store, foreign_key)["size"] == 4
+
+
+# --- files: a disk that is full, broken, gone ----------------------------------------------------------------------
+
+
+def files_below(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if not path.is_dir())
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+    """The system itself refuses: the file may not grow any more, in the middle of a write."""
+    blobs = Files(tmp_path)
+    blobs.put(A, b"a")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, limits[1]))
+    try:
+        with pytest.raises(BlobFailed) as caught:
+            blobs.put(B, bytes(3 * MIB))
+        assert str(caught.value) == f"{tmp_path}/bb/{B}: there is no room: File too large"
+        assert files_below(tmp_path) == [tmp_path / "aa" / A]
+        blobs.put(C, b"small")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    blobs.put(B, bytes(3 * MIB))
+    assert {name for name, _ in blobs.names()} == {A, B, C}
+
+
+class Calls:
+    """Fails the system call numbered `at`; without a number, none."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, at: int | None, code: int) -> None:
+        self.seen: list[str] = []
+        for name in ("mkdir", "open", "write", "fsync", "replace", "utime"):
+            patch.setattr(os, name, self._watched(name, getattr(os, name), at, code))
+
+    def _watched(self, name: str, real: Callable[..., Any], at: int | None, code: int) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            self.seen.append(name)
+            if len(self.seen) == at:
+                raise OSError(code, os.strerror(code))
+            return real(*args, **options)
+
+        return call
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+@pytest.mark.parametrize("there", [False, True])
+def test_a_fault_at_any_call_is_an_answer_and_the_next_put_heals_it(there: bool, code: int, tmp_path: Path) -> None:
+    data, said = b"data" * 1000, set[str]()
+    with pytest.MonkeyPatch.context() as patch:
+        calls = Calls(patch, None, code)
+        Files(tmp_path / "whole").put(A, data)
+        steps = list(calls.seen)
+    assert steps.count("fsync") >= 3
+    for number in range(1, 20):
+        root = tmp_path / str(number)
+        blobs = Files(root)
+        if there:
+            blobs.put(A, data)
+        with pytest.MonkeyPatch.context() as patch:
+            calls = Calls(patch, number, code)
+            try:
+                blobs.put(A, data)
+            except BlobFailed as failed:
+                said.add(str(failed).removeprefix(str(root)))
+            else:
+                break
+        assert blobs.get(A) in (None, data)
+        assert files_below(root) in ([], [root / "aa" / A])
+        blobs.put(A, data)
+        assert blobs.get(A) == data
+    assert number > (3 if there else 6)
+    problem = "the blob store failed" if code == errno.EIO else "there is no room"
+    assert said == {f"/aa/{A}: {problem}: {os.strerror(code)}"}
+
+
+def test_the_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_answer(tmp_path: Path) -> None:
+    blobs, folder, file, name = Files(tmp_path), ["open", "fsync"], ["open", "write", "fsync"], ["replace"]
+    for put, expected in [
+        (A, ["mkdir", *folder, *file, *name, *folder]),  # the folder itself is new, and has to stay
+        (A.replace(".tx", ".outputs"), [*file, *name, *folder]),
+        (A, ["utime", *folder]),
+    ]:
+        with pytest.MonkeyPatch.context() as patch:
+            calls = Calls(patch, None, 0)
+            blobs.put(put, b"a")
+        assert calls.seen == expected
+
+
+def test_a_write_that_takes_a_part_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:1000]))
+    blobs, data = Files(tmp_path), secrets.token_bytes(12_345)
+    blobs.put(A, data)
+    assert blobs.get(A) == data
+
+
+def test_without_its_folder_nothing_is_known(tmp_path: Path) -> None:
+    """A disk that is not mounted must not look like a store without blobs: records would be pruned as if."""
+    root = tmp_path / "blobs"
+    blobs = Files(root)
+    blobs.put(A, b"a")
+    root.rename(tmp_path / "away")
+    for call in (lambda: blobs.get(A), lambda: blobs.delete(A), lambda: list(blobs.names()), blobs.check):
+        with pytest.raises(BlobFailed, match=re.escape(str(root))):
+            call()
+    with pytest.raises(BlobFailed):
+        blobs.put(B, b"b")
+    assert not root.exists()
+    (tmp_path / "away").rename(root)
+    assert blobs.get(A) == b"a"
+
+
+def test_what_stands_in_the_way_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("")
+    with pytest.raises(BlobFailed, match=f"^{re.escape(str(tmp_path))}/plain: the blob store failed: File exists$"):
+        open_blobs("file:plain", tmp_path)
+    blobs = Files(tmp_path / "blobs")
+    (tmp_path / "blobs" / "aa").write_text("")
+    (tmp_path / "blobs" / "bb" / B).mkdir(parents=True)
+    for call in (lambda: blobs.put(A, b""), lambda: blobs.get(A), lambda: blobs.delete(A), lambda: blobs.put(B, b"")):
+        with pytest.raises(BlobFailed, match="the blob store failed"):
+            call()
+    assert files_below(tmp_path / "blobs") == [tmp_path / "blobs" / "aa"]
+
+
+# --- files: kill -9 ------------------------------------------------------------------------------------------------
+
+KILLED_AT_EVERY_STEP = """
+import os, signal, sys
+from pathlib import Path
+from storage.blobs import Files
+root, name, data = Path(sys.argv[1]), sys.argv[2], bytes(range(256)) * 40
+def killed_at(number):
+    seen, real_write = 0, os.write
+    def watched(real):
+        def call(*args, **options):
+            nonlocal seen
+            seen += 1
+            if seen == number:
+                if real is real_write:
+                    real(args[0], args[1][:len(args[1]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **options)
+        return call
+    for call in ("mkdir", "open", "write", "fsync", "close", "replace"):
+        setattr(os, call, watched(getattr(os, call)))
+    Files(root / str(number)).put(name, data)
+    os._exit(0)
+for number in range(1, 100):
+    pid = os.fork() or killed_at(number)
+    if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0:
+        print(number)
+        break
+"""
+
+PUTTING = """
+import itertools, sys
+from pathlib import Path
+from storage.blobs import Files
+blobs = Files(Path(sys.argv[1]))
+for number in itertools.count():
+    blobs.put(f"{number:064x}.tx", number.to_bytes(8) * 40_000)
+    print(number, flush=True)
+"""
+
+
+def python(script: str, *args: object) -> list[str]:
+    return [sys.executable, "-W", "error", "-c", script, *map(str, args)]
+
+
+ROOM = {"PYTHONPATH": str(Path(storage.blobs.__file__).parents[1])}
+
+
+def test_a_kill_at_any_step_leaves_the_whole_blob_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = bytes(range(256)) * 40
+    child = subprocess.run(
+        python(KILLED_AT_EVERY_STEP, tmp_path, A), env=os.environ | ROOM, capture_output=True, text=True, timeout=60
+    )
+    assert child.returncode == 0, child.stderr
+    steps = int(child.stdout)
+    assert steps > 12
+    later(monkeypatch, HOURS)
+    found, left = [], 0
+    for number in range(1, steps):
+        root = tmp_path / str(number)
+        left += len([path for path in files_below(root) if path.name != A])
+        blobs = Files(root)
+        found.append(blobs.get(A))
+        assert [name for name, _ in blobs.names()] == [A] * (found[-1] is not None)
+        assert files_below(root) == [root / "aa" / A] * (found[-1] is not None)
+        blobs.put(A, data)
+        assert blobs.get(A) == data
+    assert set(found) == {None, data}
+    assert left >= 3  # some were killed with the file half written, and names() has swept it
+
+
+def test_kills_at_any_time_leave_no_half_blob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = Random(7)
+    for life in range(5):
+        root, acknowledged = tmp_path / str(life), random.randrange(1, 20)
+        with subprocess.Popen(python(PUTTING, root), env=os.environ | ROOM, stdout=subprocess.PIPE) as child:
+            try:
+                assert child.stdout
+                assert [child.stdout.readline() for _ in range(acknowledged)][-1] == b"%d\n" % (acknowledged - 1)
+                time.sleep(random.random() / 100)
+            finally:
+                child.kill()
+        blobs = Files(root)
+        names = sorted(name for name, _ in blobs.names())
+        assert len(names) >= acknowledged
+        assert names == [f"{number:064x}.tx" for number in range(len(names))]
+        for number, name in enumerate(names):
+            assert blobs.get(name) == number.to_bytes(8) * 40_000
+        with monkeypatch.context() as patch:
+            later(patch, HOURS)
+            assert len(list(blobs.names())) == len(files_below(root)) == len(names)
+
+
+# --- buckets: servers that are away, stand still, or answer wrongly --------------------------------------------------
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+@contextmanager
+def serving(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Run a server that answers every request with `answer`; yield what was asked."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def handle_one_request(self) -> None:
+            self.raw_requestline = self.rfile.readline(65537)
+            if not self.raw_requestline or not self.parse_request():
+                self.close_connection = True
+                return
+            asked.append(f"{self.command} {self.headers.get('If-None-Match', '')}".strip())
+            self.close_connection = True
+            answer(self)
+            self.wfile.flush()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    try:
+        yield asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def reply(request: BaseHTTPRequestHandler, status: int, body: bytes = b"", length: int | None = None) -> None:
+    request.send_response(status)
+    request.send_header("Content-Length", str(len(body) if length is None else length))
+    request.send_header("Last-Modified", "Wed, 18 Nov 2026 10:00:00 GMT")
+    request.send_header("ETag", '"x"')
+    request.send_header("Connection", "close")
+    request.end_headers()
+    if request.command != "HEAD":
+        request.wfile.write(body)
+
+
+def body_of(request: BaseHTTPRequestHandler) -> bytes:
+    return request.rfile.read(int(request.headers.get("Content-Length") or 0))
+
+
+def fails_in_one_line(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, str]:
+    said = {}
+    for name, call in calls.items():
+        begin = time.monotonic()
+        with pytest.raises(BlobFailed) as caught:
+            call()
+        assert time.monotonic() - begin < seconds
+        said[name] = str(caught.value)
+        assert said[name].isprintable()
+        assert len(said[name]) < 500
+        assert "open sesame" not in said[name]
+        assert said[name].startswith("s3://box/p: cannot "), said[name]
+    return said
+
+
+def all_calls(blobs: Blobs) -> dict[str, Callable[[], object]]:
+    return {
+        "put": lambda: blobs.put(A, b"a"),
+        "get": lambda: blobs.get(A),
+        "delete": lambda: blobs.delete(A),
+        "names": lambda: list(blobs.names()),
+        "check": blobs.check,
+    }
+
+
+def test_a_server_that_is_away_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as nobody:  # bound, and not listening
+        nobody.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        said = fails_in_one_line(all_calls(Bucket("box", "p")), 20)
+    assert all("Connection refused" in line for line in said.values())
+
+
+def test_a_server_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(16)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        calls = all_calls(Bucket("box", "p", patience_s=0.15))
+        said = fails_in_one_line({name: calls[name] for name in ("put", "get", "names")}, 20)
+    assert all("it took too long" in line for line in said.values())
+
+
+def test_other_threads_go_on_while_a_bucket_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as silent, ThreadPoolExecutor(1) as pool:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(16)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        blobs = Bucket("box", "p", patience_s=0.3)
+        waiting, turns = pool.submit(blobs.put, A, b"a"), 0
+        while not waiting.done():
+            time.sleep(0.001)
+            turns += 1
+        assert isinstance(waiting.exception(), BlobFailed)
+    assert turns > 20
+
+
+def test_a_server_that_goes_away_and_comes_back(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(python(SERVER), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        try:
+            assert server.stdout
+            endpoint = f"http://127.0.0.1:{int(server.stdout.readline())}"
+            with urlopen(Request(f"{endpoint}/box", method="PUT"), timeout=30):
+                pass
+            monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+            Bucket("box", "p").put(A, b"a")
+            blobs = Bucket("box", "p", patience_s=0.3)
+            server.send_signal(signal.SIGSTOP)
+            fails_in_one_line({"put": lambda: blobs.put(B, b"b"), "get": lambda: blobs.get(A)}, 20)
+            server.send_signal(signal.SIGCONT)
+            until = time.monotonic() + 30
+            while True:
+                try:
+                    blobs.put(B, b"b")
+                    assert (blobs.get(A), blobs.get(B)) == (b"a", b"b")
+                    break
+                except BlobFailed:  # a busy machine may still be slower than its patience
+                    assert time.monotonic() < until
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(403, "AccessDenied"), (400, "ExpiredToken"), (404, "NoSuchBucket"), (503, "SlowDown")]
+)
+def test_what_the_server_refuses_is_said(status: int, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(request: BaseHTTPRequestHandler) -> None:
+        body_of(request)
+        reply(
+            request, status, f"<?xml version='1.0'?>\n<Error><Code>{code}</Code><Message>No.</Message></Error>".encode()
+        )
+
+    with serving(refuse, monkeypatch):
+        calls = all_calls(Bucket("box", "p", patience_s=5))
+        del calls["delete"]  # asks with HEAD, and an answer to that has no body
+        said = fails_in_one_line(calls, 20)
+    assert all(line.endswith(f"{code}: No.") for line in said.values()), said
+
+
+def test_a_bucket_that_is_not_there_is_said_by_the_real_server(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+    blobs = open_blobs("s3://other/p", Path("/"))
+    for call in (lambda: blobs.put(A, b""), lambda: blobs.get(A), lambda: list(blobs.names()), blobs.check):
+        with pytest.raises(
+            BlobFailed, match=r"^s3://other/p: cannot .*NoSuchBucket: The specified bucket does not exist$"
+        ):
+            call()
+
+
+@pytest.mark.parametrize("sent", [0, 1, 999])
+def test_half_an_answer_is_no_blob(sent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(lambda request: reply(request, 200, b"x" * sent, length=1000), monkeypatch):
+        fails_in_one_line({"get": lambda: Bucket("box", "p", patience_s=0.3).get(A)}, 20)
+
+
+@pytest.mark.parametrize("disabled", [False, True])
+def test_a_server_without_conditional_put_is_written_to_all_the_same(
+    disabled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: dict[str, bytes] = {}
+
+    def old(request: BaseHTTPRequestHandler) -> None:
+        data = body_of(request)
+        if request.command == "PUT" and request.headers.get("If-None-Match"):
+            reply(request, 501, b"<Error><Code>NotImplemented</Code><Message>A header.</Message></Error>")
+        elif request.command == "PUT":
+            kept[request.path] = data
+            reply(request, 200)
+        else:
+            reply(request, 200, kept[request.path]) if request.path in kept else reply(request, 404)
+
+    if disabled:
+        monkeypatch.setenv("AWS_CONDITIONAL_PUT", "disabled")
+    with serving(old, monkeypatch) as asked:
+        blobs = Bucket("box", "p")
+        blobs.put(A, b"a")
+        blobs.put(A, b"a")
+        blobs.put(B, b"b")
+        puts = [line for line in asked if line.startswith("PUT")]
+        assert (blobs.get(A), blobs.get(B), blobs.get(C)) == (b"a", b"b", None)
+    assert puts[-3:] == ["PUT"] * 3
+    assert set(puts[:-3]) == (set() if disabled else {"PUT *"})
+
+
+def test_a_long_blob_goes_up_in_parts(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+    monkeypatch.setattr(storage.bucket, "PART", 5 * MIB)
+    blobs, data = Bucket("box", secrets.token_hex(8)), Random(1).randbytes(12 * MIB + 1)
+    blobs.put(A, data)
+    assert blobs.get(A) == data
+    tag = obstore.head(blobs._store, A)["e_tag"]
+    assert tag and tag.endswith('-3"')
+    blobs.put(A, bytes(6 * MIB))
+    assert blobs.get(A) == data
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("AWS_ENDPOINT_URL", "garbage", "AWS_ENDPOINT_URL is no http or https address: 'garbage'"),
+        ("AWS_ENDPOINT", "ftp://host", "AWS_ENDPOINT is no http or https address: 'ftp://host'"),
+        ("AWS_ENDPOINT", "http://", "AWS_ENDPOINT is no http or https address: 'http://'"),
+        ("AWS_ENDPOINT", "http://a b", "AWS_ENDPOINT is no http or https address: 'http://a b'"),
+        ("AWS_ENDPOINT", "http://h:99999", "AWS_ENDPOINT is no http or https address: 'http://h:99999'"),
+        ("AWS_ENDPOINT_URL_S3", "http://[", "AWS_ENDPOINT_URL_S3 is no http or https address: 'http://['"),
+        (
+            "AWS_CONDITIONAL_PUT",
+            "maybe",
+            'cannot open: Generic Config error: Failed to parse "maybe" as S3PutConditional',
+        ),
+    ],
+)
+def test_a_wrong_environment_is_said(name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(BlobFailed, match=f"^{re.escape(f's3://box/p: {said}')}$"):
+        open_blobs("s3://box/p", Path("/"))
+
+
+def test_missing_credentials_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the machine's own are asked for, at an address that says nothing to whoever forgot to set them."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        said = fails_in_one_line({"check": Bucket("box", "p").check}, 20)
+    assert said["check"].endswith("(AWS_ACCESS_KEY_ID is not set)")
+
+
+@pytest.mark.parametrize("allow", [None, "false", "0"])
+def test_nothing_is_said_in_the_clear_unasked(allow: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.delenv("AWS_ALLOW_HTTP") if allow is None else monkeypatch.setenv("AWS_ALLOW_HTTP", allow)
+    with pytest.raises(BlobFailed, match="AWS_ENDPOINT_URL is not https: set AWS_ALLOW_HTTP=true if that is meant"):
+        open_blobs("s3://box", Path("/"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:9")
+    assert isinstance(open_blobs("s3://box", Path("/")), Bucket)
+
+
+# --- what `blob_store` may be ----------------------------------------------------------------------------------------
+
+FOLDERS = {
+    "file:blobs": "DATA/blobs",
+    "file:a/b/": "DATA/a/b",
+    "file:./a//b": "DATA/a/b",
+    "file:...": "DATA/...",
+    "file:a b/ü": "DATA/a b/ü",
+    "file:/TOP/x": "TOP/x",
+    "file:///TOP/x": "TOP/x",
+}
+REFUSED = [
+    "",
+    "blobs",
+    "file:",
+    "file:.",
+    "file:./",
+    "file:/",
+    "file:..",
+    "file:../x",
+    "file:a/../../x",
+    "file:a/..",
+    "file://host/x",
+    "file:a\0b",
+    "file:a\n",
+    "FILE:a",
+    "memory:",
+    "http://host/x",
+    "s3:",
+    "s3://",
+    "s3:///x",
+    "s3://.",
+    "s3://user@box",
+    "s3://box:80/x",
+    "s3://box/a//b",
+    "s3://box/../x",
+    "s3://box/./x",
+    "s3://box/a?b",
+    "s3://box/a b",
+    "s3://box/ü",
+    "s3://box/x\n",
+]
+
+
+@pytest.mark.parametrize("text", FOLDERS)
+def test_a_folder_is_below_the_data_folder_or_absolute(text: str, tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    where = text.replace("/TOP", str(tmp_path / "top"))
+    BLOB_STORE.parse(where)
+    blobs = open_blobs(where, data_dir)
+    assert isinstance(blobs, Files)
+    expected = FOLDERS[text].replace("DATA", str(data_dir)).replace("TOP", str(tmp_path / "top"))
+    assert Path(os.path.normpath(blobs.root)) == Path(expected)
+    assert blobs.root.is_dir()
+
+
+@pytest.mark.parametrize("text", ["s3://box", "s3://box/", "s3://b-o.x/a/b_c/", "s3://box/...", "s3://box/(a)!*'"])
+def test_a_bucket_may_have_a_prefix(text: str, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    BLOB_STORE.parse(text)
+    blobs = open_blobs(text, Path("/"))
+    assert isinstance(blobs, Bucket)
+    bucket, _, prefix = text.removeprefix("s3://").partition("/")
+    assert blobs._store.config["bucket"] == bucket
+    assert (blobs._store.prefix or "") == prefix.rstrip("/")
+
+
+@pytest.mark.parametrize("text", REFUSED, ids=ascii)
+def test_anything_else_is_refused_by_the_configuration_and_here(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"expected file:folder or s3://bucket/prefix$"):
+        BLOB_STORE.parse(text)
+    with pytest.raises(BlobFailed, match=r"is no blob store: expected file:folder or s3://bucket/prefix$"):
+        open_blobs(text, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_prefixes_keep_stores_apart(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+    top = f"s3://box/{secrets.token_hex(8)}"
+    one, other, above = (open_blobs(where, Path("/")) for where in (f"{top}/a", f"{top}/ab", top))
+    one.put(A, b"one")
+    other.put(A, b"other")
+    assert (one.get(A), other.get(A), above.get(A)) == (b"one", b"other", None)
+    assert [[name for name, _ in blobs.names()] for blobs in (one, other, above)] == [[A], [A], []]
+
+
+def test_without_obstore_a_bucket_is_refused_and_a_folder_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delitem(sys.modules, "storage.bucket")
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(BlobFailed, match=r"^s3://box: a bucket needs the package obstore: "):
+        open_blobs("s3://box", tmp_path)
+    open_blobs("file:blobs", tmp_path).check()
+
+
+# --- the cache -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    blobs = Files(tmp_path)
+    for name in (A, B, C, D):
+        blobs.put(name, name.encode())
+    return blobs
+
+
+SIZE = len(A) + ENTRY  # of what the cache keeps for A, C and D
+
+
+def test_what_is_kept_is_not_read_again(files: Files, tmp_path: Path) -> None:
+    cached = Cached(files, 10 * SIZE)
+    assert cached.get(A, keep=True) == A.encode()
+    (tmp_path / "aa" / A).unlink()
+    assert cached.get(A, keep=True) == A.encode()
+    assert (cached.hits, cached.misses, cached.size) == (1, 1, SIZE)
+    assert cached.get(A, keep=False) == A.encode()
+    assert (cached.hits, cached.misses, cached.size) == (2, 1, 0)
+    assert cached.get(A, keep=True) is None
+    assert (cached.hits, cached.misses, cached.size) == (2, 2, 0)
+
+
+def test_the_least_recently_used_goes_first(files: Files, tmp_path: Path) -> None:
+    cached = Cached(files, 2 * SIZE)
+    for name in (A, C, A, D):
+        cached.get(name, keep=True)
+    assert cached.size == 2 * SIZE
+    hits = cached.hits
+    cached.get(A, keep=True)
+    cached.get(D, keep=True)
+    assert cached.hits == hits + 2
+    cached.get(C, keep=True)
+    assert cached.hits == hits + 2
+
+
+def test_what_is_larger_than_the_cache_is_not_kept(files: Files) -> None:
+    cached = Cached(files, SIZE)
+    cached.get(A, keep=True)
+    files.put("e" * 64 + ".tx", bytes(len(A) + 1))
+    assert cached.get("e" * 64 + ".tx", keep=True) == bytes(len(A) + 1)
+    assert cached.size == SIZE
+    none = Cached(files, 0)
+    assert [none.get(A, keep=True), none.get(A, keep=True)] == [A.encode()] * 2
+    assert (none.hits, none.misses, none.size) == (0, 2, 0)
+
+
+def test_empty_blobs_count_too(files: Files) -> None:
+    cached = Cached(files, 10 * ENTRY)
+    for number in range(40):
+        files.put(f"{number:064x}.tx", b"")
+        assert cached.get(f"{number:064x}.tx", keep=True) == b""
+    assert cached.size == 10 * ENTRY
+
+
+def test_put_and_delete_are_seen(files: Files, tmp_path: Path) -> None:
+    cached = Cached(files, 10 * SIZE)
+    cached.get(A, keep=True)
+    assert cached.delete(A)
+    assert cached.get(A, keep=True) is None
+    cached.put(A, b"new")
+    assert cached.get(A, keep=True) == b"new"
+    (tmp_path / "aa" / A).write_bytes(b"changed by somebody")
+    cached.put(A, b"new")
+    assert cached.get(A, keep=True) == b"changed by somebody"
+    assert sorted(name for name, _ in cached.names()) == sorted([A, B, C, D])
+    cached.check()
+
+
+def test_what_is_deleted_while_it_is_read_does_not_come_back(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached = Cached(files, 10 * SIZE)
+    get = files.get
+
+    def slowly(name: str) -> bytes | None:
+        data = get(name)
+        cached.delete(name)
+        return data
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "get", slowly)
+        assert cached.get(A, keep=True) == A.encode()
+    assert (cached.get(A, keep=True), cached.size) == (None, 0)
+
+
+def test_a_failure_is_not_kept(files: Files, tmp_path: Path) -> None:
+    root, cached = files.root, Cached(files, 10 * SIZE)
+    files.root = tmp_path / "away"
+    with pytest.raises(BlobFailed):
+        cached.get(A, keep=True)
+    files.root = root
+    assert cached.get(A, keep=True) == A.encode()
+
+
+def test_the_cache_equals_the_store_whatever_happens(tmp_path: Path) -> None:
+    """Any order of calls: the answers are those of a plain dict, and the bytes are never more than allowed."""
+    random, model = Random(3), dict[str, bytes]()
+    cached = Cached(Files(tmp_path), 5000)
+    names = [f"{number:064x}.outputs" for number in range(12)]
+    for _ in range(2000):
+        name = random.choice(names)
+        match random.randrange(8):
+            case 0:
+                data = random.randbytes(random.choice([0, 10, 700, 4000, 6000]))
+                cached.put(name, data)
+                model.setdefault(name, data)
+            case 1:
+                assert cached.delete(name) == (model.pop(name, None) is not None)
+            case choice:
+                assert cached.get(name, keep=choice != 2) == model.get(name)
+        assert 0 <= cached.size <= 5000
+    assert min(cached.hits, cached.misses) > 100
+
+
+def test_threads_share_the_cache(files: Files) -> None:
+    cached = Cached(files, 3 * SIZE)
+
+    def work(seed: int) -> None:
+        random = Random(seed)
+        for _ in range(300):
+            name = random.choice([A, C, D])
+            if random.random() < 0.1:
+                cached.delete(name)
+                cached.put(name, name.encode())
+            else:
+                assert cached.get(name, keep=random.random() < 0.8) in (name.encode(), None)
+            assert 0 <= cached.size <= 3 * SIZE
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    held = sum(SIZE for name in (A, C, D) if name in cached._kept)
+    assert cached.size == held
