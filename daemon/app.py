@@ -25,18 +25,17 @@ from daemon.door import admins, admit, open_door
 from daemon.http.master import keep_serving
 from daemon.metrics import daemon_sheet, encode, folder, keep_shown
 from daemon.notify import Notifier
-from daemon.store import open_disk, open_utxo, windows
+from daemon.pruning import prune_along
+from daemon.store import open_disk, open_lives, open_utxo, windows
 from handlers.chain import Chain
 from handlers.delivery import refuse
 from handlers.events import (
-    BlockApplied,
     BlockCommitted,
-    BlockPersisted,
+    ChainMessage,
     ChainName,
-    GenesisOutputs,
-    NodeState,
-    Rollback,
+    Message,
     RolledBack,
+    TxMessage,
     Welcome,
 )
 from handlers.refusal import Refused
@@ -59,15 +58,15 @@ async def serve(config: Config, config_file: Path | None) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals, ExitStack() as stores:
         turns = _open_turns(config, stores)
         sheet = stores.enter_context(daemon_sheet(folder(config)))
-        kinds = (BlockApplied, Rollback, BlockPersisted, GenesisOutputs, NodeState) if turns else ()
+        kinds = _consumed(turns)
         inbox = bus.inbox(*kinds, capacity=config.batch.max_bytes, most=config.batch.max_bytes)
         hall = Hall(bus, inbox, _welcome(config), admins(config.socket.admin_uids), config.socket.max_frame_bytes)
         _quieten_collector()
         async with anyio.create_task_group() as house:
-            writer = CapacityLimiter(1)
+            writer, committed = CapacityLimiter(1), Bell()
             if turns:
                 hall.view = turns.chain.view
-                house.start_soon(_follow, config, inbox, turns, hall, writer)
+                house.start_soon(_follow, config, inbox, turns, hall, writer, committed)
             else:
                 house.start_soon(decline, inbox)
             inside: set[Connection] = set()
@@ -78,6 +77,8 @@ async def serve(config: Config, config_file: Path | None) -> None:
                 doors.start_soon(_report, notifier, bus.bell(BlockCommitted, RolledBack), hall)
                 if notifier.watchdog_s:
                     doors.start_soon(_watch, notifier, notifier.watchdog_s / 2, turns, writer)
+                if turns and config.pruner.enabled:
+                    doors.start_soon(prune_along, config, turns, hall, committed, writer)
                 if config.http.workers:
                     doors.start_soon(keep_serving, config, config_file, config.http.workers)
                 log.info("listening", socket=str(path), **_place(hall))
@@ -97,16 +98,28 @@ def _open_turns(config: Config, stores: ExitStack) -> Turns | None:
     if not config.utxo.enabled:
         return None
     disk = stores.enter_context(open_disk(config))
-    return Turns(Chain(open_utxo(disk, config), windows(config), config.utxo.prune_batch_size), config.pruner.enabled)
+    store = open_utxo(disk, config)
+    chain = Chain(store, windows(config), config.utxo.prune_batch_size, open_lives(store, config))
+    if chain.lives:
+        chain.lives.wake(chain.height)
+    return Turns(chain, config.pruner.enabled)
 
 
-async def _follow(config: Config, inbox: Inbox, turns: Turns, hall: Hall, writer: CapacityLimiter) -> None:
+def _consumed(turns: Turns | None) -> tuple[type[Message], ...]:
+    """Return what the UTXO handler takes: blocks, and the life of transactions if that is kept."""
+    if turns is None:
+        return ()
+    return (*ChainMessage.__args__, *(TxMessage.__args__ if turns.chain.lives else ()))
+
+
+async def _follow(config: Config, inbox: Inbox, turns: Turns, hall: Hall, writer: CapacityLimiter, bell: Bell) -> None:
     limits = Limits(config.batch.max_bytes, config.batch.max_delay_ms / 1000)
 
     def publish(committed: Committed) -> None:
         hall.view = committed.view
         hall.numbers.committed(committed)
         hall.bus.publish(committed.facts)
+        bell.ring()
 
     await follow_chain(inbox, turns, limits, publish, writer)
 

@@ -102,8 +102,12 @@ class Inbox:
     def done(self, deliveries: Iterable[Delivery]) -> None:
         """Make room: these messages are carried out and answered."""
         for delivery in deliveries:
-            self.release(weight(len(delivery.raw)))
+            self.make_room(delivery)
             delivery.sender.settled()
+
+    def make_room(self, delivery: Delivery) -> None:
+        """Let others in though this message is still on its way: its bytes are not needed any more."""
+        self.release(weight(len(delivery.raw)))
 
 
 class Bell:

@@ -10,15 +10,24 @@ import structlog
 
 from config.settings import Config
 from handlers.addresses import codec
+from handlers.lives import Lives
 from handlers.query import Query
+from handlers.transactions import Rules, Transactions
+from storage.blobs import Cached, open_blobs
+from storage.buried import BuriedStore
 from storage.disk import Disk
 from storage.errors import StoreError
 from storage.indexes import CARDANO_ONLY, TABLES
+from storage.jobs import TABLES as JOB_TABLES
 from storage.prune import Windows
+from storage.transactions import TABLES as TX_TABLES
+from storage.transactions import TxStore
 from storage.utxo import TABLES as UTXO_TABLES
 from storage.utxo import UtxoStore
 
 log = structlog.get_logger("store")
+
+_BLOB_CACHE = 64 << 20  # bytes of blobs that are kept in memory
 
 
 def folder(config: Config) -> Path:
@@ -30,7 +39,7 @@ def open_disk(config: Config, *, readonly: bool = False) -> Disk:
     """Open the environment; a writable one is held by this process alone."""
     return Disk(
         folder(config),
-        UTXO_TABLES,
+        (*UTXO_TABLES, *TX_TABLES, *JOB_TABLES),
         map_size=config.storage.map_size,
         max_map_size=config.storage.max_map_size,
         readonly=readonly,
@@ -58,6 +67,28 @@ def open_utxo(disk: Disk, config: Config) -> UtxoStore:
     store = UtxoStore(disk)
     store.open(chain_name(config), wanted_indexes(config))
     return store
+
+
+def open_lives(store: UtxoStore, config: Config) -> Lives | None:
+    """Open the transaction store beside the UTXO store, if the configuration wants it."""
+    if not config.transactions.enabled:
+        return None
+    return Lives(transactions(store, config))
+
+
+def transactions(store: UtxoStore, config: Config) -> Transactions:
+    """Return the operations on the transaction store that shares the UTXO store's disk."""
+    wish = config.transactions
+    rules = Rules(
+        batch_size=wish.batch_size,
+        retention=wish.block_height_retention,
+        maturity=wish.coinbase_maturity,
+        max_inline_bytes=wish.max_inline_bytes,
+        externalize_all=wish.externalize_all,
+    )
+    records = TxStore(store.disk)
+    blobs = Cached(open_blobs(wish.blob_store, config.data_dir), _BLOB_CACHE)
+    return Transactions(records, BuriedStore(store, records, wish.coinbase_maturity), blobs, rules)
 
 
 def chain_name(config: Config) -> str:

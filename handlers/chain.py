@@ -5,11 +5,12 @@ Blocks are composed in memory, one `ChangeSet` after the other, and written by o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from hashlib import blake2b
+from typing import TypeVar
 
 import msgspec
-from msgspec import Struct
 
 from handlers import ledger
 from handlers.events import (
@@ -22,31 +23,21 @@ from handlers.events import (
     Point,
     Pruned,
     Rollback,
-    RollbackPoint,
     RolledBack,
 )
+from handlers.lives import Lives
+from handlers.points import Reach
 from handlers.refusal import Refused
 from storage import keys
 from storage.change import ChangeSet
 from storage.disk import Txn
 from storage.errors import StoreFull
 from storage.prune import Gone, Windows, prunable, prune, raise_floor, sweep
-from storage.rows import BlockRow, State
+from storage.rows import State
 from storage.utxo import TxidsTaken, UtxoStore
 
+_T = TypeVar("_T")
 _ROLLBACK_ROWS = 250_000  # rows held in memory before a long rollback writes them into its open transaction
-
-
-class View(Struct, frozen=True):
-    """What the last commit left, for whoever asks without reading the disk."""
-
-    tip: Point | None = None
-    points: list[Point] = []
-    floor: Point | None = None
-    persisted_height: int | None = None
-    blocks: int = 0
-    unspent: int = 0
-    map_size: int = 0
 
 
 class Batch:
@@ -57,13 +48,16 @@ class Batch:
         self.facts: list[BlockCommitted] = []
         self.missing: list[tuple[Point, list[OutPoint]]] = []
         self.deep = True  # every block lies deeper below the network's tip than any window
+        self.steps: list[Callable[[Txn], None]] = []  # on the records of transactions, in the order of the messages
+        self.touched: set[bytes] = set()  # transactions that these steps may give a record
 
 
 class Chain:
-    """The UTXO store and the blocks that wait to be committed to it."""
+    """The UTXO store and the blocks that wait to be committed to it, with the records of transactions if `lives`."""
 
-    def __init__(self, store: UtxoStore, windows: Windows, prune_batch_size: int) -> None:
+    def __init__(self, store: UtxoStore, windows: Windows, prune_batch_size: int, lives: Lives | None = None) -> None:
         self.store = store
+        self.lives = lives
         self.windows = windows
         self.prune_batch_size = prune_batch_size
         self.may_prune = True
@@ -77,8 +71,11 @@ class Chain:
         self.batch = Batch()
         with self.store.disk.read() as txn:
             self.state = self.store.state(txn)
-            self.tip = self._point(txn, self.state.tip)
-            self.view = self._look(txn)
+            self.view = self._reach().view(txn)
+        self.tip = self.view.tip
+
+    def _reach(self) -> Reach:
+        return Reach(self.store, self.windows, self.state)
 
     def take_facts(self) -> list[Fact]:
         """Return what has become durable since the last call."""
@@ -104,7 +101,18 @@ class Chain:
         with self.store.disk.read() as txn:
             homes = self.store.homes(txn, ledger.named(block).difference(batch.txids.after))
             rows = self.store.rows(txn, ledger.places(block, homes))
-        connected = ledger.connect(block, ordinal, batch, homes, rows, embed_bodies=self.windows.self_contained)
+            touching = self.lives and self.lives.touching(txn, block, self.batch.touched)
+        connected = ledger.connect(
+            block,
+            ordinal,
+            batch,
+            homes,
+            rows,
+            embed_bodies=self.windows.self_contained,
+            details=self.lives is not None,
+        )
+        if self.lives and touching:
+            self.batch.steps.append(partial(self.lives.connect, block=touching))
         self._count(block, connected, network_height)
         self.state = msgspec.structs.replace(self.state, tip=ordinal)
         self.tip = block.point
@@ -145,6 +153,14 @@ class Chain:
             self.batch.missing.append((point, connected.missing))
         self.batch.deep &= network_height is not None and network_height - point.height > self.windows.keep_undo
 
+    def step(self, work: Callable[[Txn], None], touched: Iterable[bytes]) -> None:
+        """Let `work` on the records of transactions wait for the commit, after all that waits already.
+
+        `touched` are the transactions that it may give a record, or a claim on an output.
+        """
+        self.batch.steps.append(work)
+        self.batch.touched.update(touched)
+
     # --- commits -------------------------------------------------------------------------------------------------
 
     def commit(self) -> None:
@@ -156,7 +172,7 @@ class Chain:
         batch = self.batch
         with self.store.disk.read() as txn:
             stored = self.store.state(txn)
-        if not batch.facts and stored == self.state:
+        if not batch.facts and not batch.steps and stored == self.state:
             return
         if batch.deep and batch.facts:  # what is elided may leave no row by which the store would tell
             with self.store.disk.read() as txn:
@@ -170,6 +186,7 @@ class Chain:
         self.facts += batch.facts
         self.missing += batch.missing
         self._settle(state, gone)
+        self._hear_lives()
 
     def _take_over(self, change: ChangeSet, homes: dict[bytes, bytes]) -> None:
         """Let the batch's transactions replace stored ones of the same ids."""
@@ -188,10 +205,28 @@ class Chain:
             state = self.store.write(txn, change, self.state)
             if elided:
                 self.store.put_state(txn, self._forget(txn, change, state))
+            self._take_steps(txn, batch.steps)
             gone = prune(self.store, txn, self.windows, budget) if budget else Gone()
             return self.store.state(txn), gone
 
         return work
+
+    def _take_steps(self, txn: Txn, steps: list[Callable[[Txn], None]]) -> None:
+        """Carry out what waits for the records of transactions; it may be done again when the map was too small."""
+        if self.lives and steps:
+            self.lives.begin(self._height(txn))
+            for step in steps:
+                step(txn)
+
+    def _height(self, txn: Txn) -> int:
+        """Return the height of the stored tip."""
+        tip = self.store.state(txn).tip
+        return self.store.block_at(txn, tip).height if tip else 0
+
+    def _hear_lives(self) -> None:
+        """Take over what has become true of transactions."""
+        if self.lives:
+            self.facts += self.lives.settle()
 
     def _forget(self, txn: Txn, change: ChangeSet, state: State) -> State:
         """Let go of what elided blocks leave behind: empty transactions, and the way back."""
@@ -232,9 +267,27 @@ class Chain:
         self.batch = Batch()
         self.state = state
         with self.store.disk.read() as txn:
-            self.view = self._look(txn)
+            self.view = self._reach().view(txn)
         if gone:
             self.facts.append(Pruned(**gone._asdict(), floor=self.view.floor))
+
+    def write_alone(self, step: Callable[[Txn], _T]) -> _T:
+        """Do one step on the records of transactions in a commit of its own, whatever waits."""
+        assert self.lives is not None
+        lives = self.lives
+
+        def work(txn: Txn) -> _T:
+            lives.begin(self._height(txn))
+            return step(txn)
+
+        done = self.store.disk.write(work)
+        lives.idle = False
+        return done
+
+    @property
+    def height(self) -> int:
+        """Return the height of the last block, 0 before the first."""
+        return self.tip.height if self.tip else 0
 
     def touch(self) -> None:
         """Take a turn at the disk that changes nothing."""
@@ -250,14 +303,12 @@ class Chain:
         """
         self.commit()
         with self.store.disk.read() as txn:
-            target = self._resolve(txn, event.to)
-            floor = self.windows.floor(self.state)
-            if target < floor:
-                raise self._beyond(txn, floor)
-            before, after = self.tip, self._point(txn, target)
+            target = self._reach().target(txn, event)
+            before, after = self.tip, self._reach().point(txn, target)
         if target == self.state.tip:
             return False
         state, _ = self._write(lambda txn: (self._take_back(txn, target), Gone()))
+        self._hear_lives()
         assert before is not None
         self.facts.append(RolledBack(from_=before, to=after or "origin", blocks=self.state.tip - target))
         self.tip = after
@@ -267,59 +318,15 @@ class Chain:
     def _take_back(self, txn: Txn, target: int) -> State:
         cursors = [min(cursor, (target + 1, 0)) for cursor in (self.state.spent_cursor, self.state.undo_cursor)]
         state = msgspec.structs.replace(self.state, tip=target, spent_cursor=cursors[0], undo_cursor=cursors[1])
+        if self.lives:
+            self.lives.begin(self._height(txn))
+            self.lives.disconnect(txn, self.state.tip, target)
         undone = ChangeSet()
         for ordinal in range(self.state.tip, target, -1):
             undone.absorb(self.store.change_of(txn, ordinal, undone).reversed())
             if len(undone.outputs.after) > _ROLLBACK_ROWS:
                 state, undone = self.store.write(txn, undone, state), ChangeSet()
         return self.store.write(txn, undone, state)
-
-    def _resolve(self, txn: Txn, to: RollbackPoint | str) -> int:
-        """Return the ordinal that stays."""
-        if not isinstance(to, RollbackPoint):
-            return keys.GENESIS
-        if to.hash is not None:
-            ordinal = self.store.ordinal_of(txn, to.hash)
-            return self._unknown(txn, to) if ordinal is None else ordinal
-        if to.slot is None and to.height is None:
-            raise Refused("malformed", "a point needs a `hash`, a `slot` or a `height` - at `$.to`")
-        ordinal = self._last_upto(txn, to)
-        if ordinal < (floor := self.windows.floor(self.state)):
-            raise self._beyond(txn, floor)
-        return ordinal
-
-    def _last_upto(self, txn: Txn, to: RollbackPoint) -> int:
-        """Return the last retained block at or before a slot (or height); 0 is before the first."""
-        for ordinal in range(self.state.tip, self.windows.floor(self.state) - 1, -1):
-            if ordinal == keys.GENESIS:
-                break
-            block = self.store.block_at(txn, ordinal)
-            if block.slot <= to.slot if to.slot is not None else block.height <= (to.height or 0):
-                return ordinal
-        return keys.GENESIS
-
-    def _unknown(self, txn: Txn, to: RollbackPoint) -> int:
-        """Refuse a hash that is not retained: below the floor we can't tell, above it was never applied."""
-        assert to.hash is not None
-        floor = self.windows.floor(self.state)
-        lowest = self._point(txn, floor)
-        below = (to.slot is not None and lowest is not None and to.slot < lowest.slot) or (
-            to.height is not None and lowest is not None and to.height < lowest.height
-        )
-        if below:
-            raise self._beyond(txn, floor)
-        placed = to.slot is not None or to.height is not None
-        earlier = RollbackPoint(  # a retained block at its very place is on another fork
-            slot=None if to.slot is None else to.slot - 1, height=None if to.height is None else to.height - 1
-        )
-        nearest = self._point(txn, self._last_upto(txn, earlier)) if placed else None
-        message = f"block {to.hash.hex()} was never applied, or is no longer retained"
-        raise Refused("unknown_point", message, tip=self.tip, nearest=nearest)
-
-    def _beyond(self, txn: Txn, floor: int) -> Refused:
-        point = self._point(txn, floor)
-        where = "the origin" if point is None else f"height {point.height}, slot {point.slot}"
-        return Refused("beyond_rollback_floor", f"blocks can be taken back down to {where}, not further", floor=point)
 
     # --- other facts ---------------------------------------------------------------------------------------------
 
@@ -356,42 +363,3 @@ class Chain:
         state, _ = self._write(work)
         self._settle(state, Gone())
         return True
-
-    # --- looking -------------------------------------------------------------------------------------------------
-
-    def _point(self, txn: Txn, ordinal: int) -> Point | None:
-        if ordinal == keys.GENESIS:
-            return None
-        return to_point(self.store.block_at(txn, ordinal))
-
-    def _look(self, txn: Txn) -> View:
-        state, floor = self.state, self.windows.floor(self.state)
-        ordinals = recent(state.tip, floor)
-        return View(
-            tip=self._point(txn, state.tip),
-            points=[to_point(self.store.block_at(txn, ordinal)) for ordinal in ordinals],
-            floor=self._point(txn, floor),
-            persisted_height=state.persisted,
-            blocks=state.tip,
-            unspent=state.unspent,
-            map_size=self.store.disk.map_size(),
-        )
-
-
-def to_point(block: BlockRow) -> Point:
-    """Return a block's place in the chain."""
-    return Point(block.height, block.slot, block.hash)
-
-
-def recent(tip: int, floor: int) -> list[int]:
-    """Return ordinals from the tip down to the floor, thinning out exponentially."""
-    lowest = max(floor, 1)
-    if tip < lowest:
-        return []
-    steps, step = [0], 1
-    while tip - step > lowest:
-        steps.append(step)
-        step *= 2
-    if tip > lowest:
-        steps.append(tip - lowest)
-    return [tip - step for step in steps]

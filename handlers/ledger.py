@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 from handlers.events import BlockApplied, GenesisOutput, OutPoint, Output, Point, Tx
 from storage import keys
 from storage.change import ChangeSet
-from storage.rows import MARK, SPENT, BlockFlag, BlockRow, Body, TxFlag, Undo, pack, unpack
+from storage.rows import MARK, SPENT, BlockDetails, BlockFlag, BlockRow, Body, TxFlag, Undo, pack, unpack
 
 _REPLACED = keys.u32(keys.LAST_U32)  # the input index of an output that a transaction with the same id replaced
 _FLAGS = tuple(bytes((flags,)) for flags in range(8))
@@ -53,13 +53,14 @@ def connect(
     rows: Mapping[bytes, bytes],
     *,
     embed_bodies: bool,
+    details: bool = False,
 ) -> Connected:
     """Add what `block`, as the `ordinal`-th, does to the set to what the `batch` before it does.
 
     `homes` and `rows` are what the store has of the transactions and outputs that the block spends from (`named`,
     `places`). Onto an empty batch this is the block's own change, and the changes of several blocks compose to the
-    batch. A transaction id that the batch has used already replaces the earlier outputs; one that is stored is found
-    when the batch is written (`take_over`).
+    batch. `details` keeps what only the transaction store asks for. A transaction id that the batch has used already
+    replaces the earlier outputs; one that is stored is found when the batch is written (`take_over`).
     """
     run = _Run(ordinal, batch, homes, rows, embed_bodies)
     for number, tx in zip(keys.numbers(len(block.txs)), block.txs, strict=False):
@@ -69,7 +70,23 @@ def connect(
             run.appear(position, tx.txid, 0, run.create(position, tx.outputs))
         else:
             run.special(position, tx)
+    if details:
+        batch.details.after[run.own] = pack_details(block)
     return run.close(block)
+
+
+def pack_details(block: BlockApplied) -> bytes:
+    """Return the row of what the transaction store keeps of a block: the UTXO set's rows have all the rest."""
+    txs = block.txs
+    return pack(
+        BlockDetails(
+            block.block_id,
+            [len(tx.outputs) for tx in txs],
+            [tx.fee for tx in txs],
+            [tx.size for tx in txs],
+            [tx.subtree_index for tx in txs],
+        )
+    )
 
 
 class _Run:

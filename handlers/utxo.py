@@ -10,13 +10,16 @@ import gc
 from collections.abc import Callable, Iterable
 from itertools import groupby
 from time import monotonic
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import structlog
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter, Lock, create_task_group, to_thread
+from anyio.abc import TaskGroup
 from msgspec import Struct
 
-from handlers.chain import Chain, View
+from handlers import orders
+from handlers.chain import Chain
+from handlers.creation import Creation
 from handlers.delivery import Answer, Delivery, acknowledge, refuse
 from handlers.events import (
     Ack,
@@ -30,11 +33,23 @@ from handlers.events import (
     Pruned,
     Rollback,
     RolledBack,
+    Tx,
+    TxMessage,
+    TxStatusChanged,
+    TxSubmitted,
 )
+from handlers.orders import Order
+from handlers.points import View
+from handlers.prune_request import Node
 from handlers.refusal import Refused
+from handlers.spending import TxFault
+from handlers.transactions import Transactions
+from handlers.turnstile import Gap, Turnstile
+from storage.disk import Txn
 from storage.errors import StoreFull
 
 log = structlog.get_logger("utxo")
+_T = TypeVar("_T")
 
 _TIDY_EVERY = 64  # commits: cycles are rare here, so the collector stays off while blocks are applied
 Work = Literal["apply", "commit", "rollback", "prune"]
@@ -53,6 +68,9 @@ class Inbox(Protocol):
     def done(self, deliveries: Iterable[Delivery]) -> None:
         """Make room: these messages are carried out and answered."""
 
+    def make_room(self, delivery: Delivery) -> None:
+        """Let others in though this message is still on its way."""
+
     def __len__(self) -> int:
         """How many messages wait."""
 
@@ -64,10 +82,20 @@ class Limits(Struct, frozen=True):
     max_delay_s: float
 
 
+class Large(Struct, frozen=True):
+    """A large transaction, in the place of its answer: it is created in commits of its own."""
+
+    delivery: Delivery
+    event: TxSubmitted
+
+
+Told = Answer | Large
+
+
 class Committed(Struct, frozen=True):
     """What a commit made true."""
 
-    answers: list[Answer]
+    answers: list[Told]
     facts: list[Fact]
     view: View
     took_s: float
@@ -81,11 +109,17 @@ class Turns:
         self.chain = chain
         self._pruning = pruning
         self._node_settled = True
+        self.node: Node | None = None  # what it said last
         chain.may_prune = pruning
-        self._waiting: list[tuple[Delivery, int | None, list[Answer]]] = []  # true after the next commit
-        self._ready: list[Answer] = []
+        self._waiting: list[tuple[Delivery, int | None, list[Told] | Order]] = []  # true after the next commit
+        self._ready: list[Told] = []
         self._timings: list[tuple[Work, float]] = []
         self._commits = 0
+
+    @property
+    def at_rest(self) -> bool:
+        """Return whether nothing waits for a commit."""
+        return not self._waiting and not self._ready
 
     def take(self, deliveries: list[Delivery], until: float) -> list[Delivery]:
         """Apply messages in order, until a moment; return those that were not reached."""
@@ -96,10 +130,14 @@ class Turns:
         return []
 
     def _one(self, delivery: Delivery) -> None:
+        answers: list[Told] | Order
         seq, began = None, monotonic()
         try:
             event = delivery.event()
             seq = event.seq
+            if isinstance(event, orders.MESSAGES):
+                self._waiting.append((delivery, seq, self._order(delivery, event)))
+                return
             alone = isinstance(event, Rollback | GenesisOutputs)
             if alone:  # these commit by themselves, after what is before them
                 self.commit()
@@ -107,15 +145,28 @@ class Turns:
             status = self._carry_out(event, delivery)
             if status in _WORK:
                 self._timings.append((_WORK[status], monotonic() - began))
-            answers = acknowledge(delivery, seq, status, self.chain.tip)
+            answers = [*acknowledge(delivery, seq, status, self.chain.tip)]
             if alone:  # true already, whatever becomes of what follows
                 self._ready += answers
                 return
         except Refused as refused:
-            answers = refuse(delivery, delivery.seq() if seq is None else seq, refused)
+            answers = [*refuse(delivery, delivery.seq() if seq is None else seq, refused)]
         except StoreFull as full:
-            answers = refuse(delivery, seq, _no_room(full))
+            answers = [*refuse(delivery, seq, _no_room(full))]
         self._waiting.append((delivery, seq, answers))
+
+    def _order(self, delivery: Delivery, event: TxMessage) -> list[Told] | Order:
+        """Let a message about transactions wait for the commit; a large transaction takes commits of its own."""
+        lives = self.chain.lives
+        if lives is None:
+            name = type(event).__name__
+            raise Refused("unavailable", f"{name}: this daemon keeps no transaction store (transactions.enabled)")
+        if isinstance(event, TxSubmitted) and lives.transactions.large(event.tx):
+            lives.transactions.on_their_way.add(event.tx.txid)
+            return [Large(delivery, event)]
+        order = Order(event)
+        self.chain.step(lambda txn: order.carry_out(txn, lives), order.touched())
+        return order
 
     def _carry_out(self, event: object, delivery: Delivery) -> AckStatus:
         chain = self.chain
@@ -130,6 +181,7 @@ class Turns:
                 return "accepted" if chain.seed(event) else "duplicate"
             case NodeState():
                 self._node_settled = event.state in {"running", "stopped"}
+                self.node = Node(event.state, event.height, chain.tip.height if chain.tip else 0)
                 return "accepted"
             case _:
                 raise Refused("unavailable", f"{type(event).__name__}: this daemon keeps no transaction store")
@@ -141,14 +193,21 @@ class Turns:
             self.chain.commit()
         except StoreFull as full:
             for delivery, seq, answers in self._waiting:
-                refused = any(not isinstance(answer.message, Ack) for answer in answers)
-                self._ready += answers if refused else refuse(delivery, seq, _no_room(full))
+                if isinstance(answers, list) and any(_stands(answer) for answer in answers):
+                    self._ready += answers
+                else:
+                    self._ready += refuse(delivery, seq, _no_room(full))
         else:
             if self.chain.view is not before:  # there was something to store
                 self._timings.append(("commit", monotonic() - began))
-            for _, _, answers in self._waiting:
-                self._ready += answers
+            for delivery, seq, answers in self._waiting:
+                self._ready += answers if isinstance(answers, list) else self._answers(delivery, seq, answers)
         self._waiting.clear()
+
+    def _answers(self, delivery: Delivery, seq: int | None, order: Order) -> list[Answer]:
+        if order.refused is not None:
+            return refuse(delivery, seq, order.refused)
+        return acknowledge(delivery, seq, order.status, self.chain.tip)
 
     def finish(self) -> Committed:
         """Commit, and return what is true now."""
@@ -178,6 +237,11 @@ class Turns:
         return Committed(answers, self.chain.take_facts(), self.chain.view, monotonic() - started, timings)
 
 
+def _stands(answer: Told) -> bool:
+    """Return whether an answer is the same without the commit: a refusal, or what makes commits of its own."""
+    return isinstance(answer, Large) or not isinstance(answer.message, Ack)
+
+
 def _no_room(full: StoreFull) -> Refused:
     return Refused("store_full", str(full), retryable=True)
 
@@ -187,28 +251,104 @@ async def follow_chain(
 ) -> None:
     """Keep the store in step with the chain, in the order of the inbox, until that is closed and read empty.
 
-    `publish` hears of every commit; `writer` lets one turn in at a time. Pruning goes on while nobody waits.
+    `publish` hears of every commit; `writer` lets one turn in at a time. Large transactions are created beside,
+    page by page, and the answers behind them wait.
     """
-    while batch := await inbox.take():
-        started, size, applied = monotonic(), 0, list[Delivery]()
-        while batch:
-            left = await to_thread.run_sync(turns.take, batch, started + limits.max_delay_s, limiter=writer)
-            reached = batch[: len(batch) - len(left)]
-            applied += reached
-            size += sum(len(delivery.raw) for delivery in reached)
-            if size >= limits.max_bytes or monotonic() - started >= limits.max_delay_s:
-                _tell(await to_thread.run_sync(turns.finish, limiter=writer), turns, publish)
-                inbox.done(applied)
-                started, size, applied = monotonic(), 0, []
-            batch = left or inbox.waiting()
-        _tell(await to_thread.run_sync(turns.finish, limiter=writer), turns, publish)
-        inbox.done(applied)
-        while turns.chain.due_for_pruning() and not len(inbox):
-            _tell(await to_thread.run_sync(turns.prune, limiter=writer), turns, publish)
+    async with create_task_group() as beside:
+        tell = _Teller(inbox, turns, publish, writer, beside)
+        while batch := await inbox.take():
+            started, size, applied = monotonic(), 0, list[Delivery]()
+            while batch:
+                left = await to_thread.run_sync(turns.take, batch, started + limits.max_delay_s, limiter=writer)
+                reached = batch[: len(batch) - len(left)]
+                applied += reached
+                size += sum(len(delivery.raw) for delivery in reached)
+                if size >= limits.max_bytes or monotonic() - started >= limits.max_delay_s:
+                    tell(await to_thread.run_sync(turns.finish, limiter=writer), applied)
+                    started, size, applied = monotonic(), 0, []
+                batch = left or inbox.waiting()
+            tell(await to_thread.run_sync(turns.finish, limiter=writer), applied)
 
 
-def _tell(committed: Committed, turns: Turns, publish: Callable[[Committed], None]) -> None:
-    """Say what is true now: to the log, the senders, and whoever listens."""
+class _Teller:
+    """Says what has become true: to the log, the senders, and whoever listens."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        turns: Turns,
+        publish: Callable[[Committed], None],
+        writer: CapacityLimiter,
+        beside: TaskGroup,
+    ) -> None:
+        self._inbox, self._turns, self._publish = inbox, turns, publish
+        self._writer, self._beside = writer, beside
+        self._answers = Turnstile()
+        self._one_at_a_time = Lock()  # of the large ones: those behind it go on taking room in the inbox
+
+    def __call__(self, committed: Committed, applied: list[Delivery]) -> None:
+        """Tell of a commit, and make room for what was carried out with it."""
+        _log(committed, self._turns)
+        later = set[int]()
+        for answer in committed.answers:
+            if isinstance(answer, Large):
+                later.add(id(answer.delivery))
+                self._beside.start_soon(self._create, answer, self._answers.hold(answer.delivery.sender))
+            else:
+                self._answers.say(answer)
+        self._publish(committed)
+        self._inbox.done([delivery for delivery in applied if id(delivery) not in later])
+
+    async def _create(self, large: Large, gap: Gap) -> None:
+        """Create a large transaction when its time has come; answer, and let out what waited for that."""
+        async with self._one_at_a_time:
+            self._inbox.make_room(large.delivery)
+            answers = await self._created(large)
+        self._answers.fill(gap, answers)
+        large.delivery.sender.settled()
+
+    async def _created(self, large: Large) -> list[Answer]:
+        """Create a large transaction, each step a turn of its own; return its answers."""
+        chain, delivery, event = self._turns.chain, large.delivery, large.event
+        assert chain.lives is not None
+        transactions = chain.lives.transactions
+        creation = Creation(transactions, event.tx, transactions.draft(event.tx, chain.height, locked=event.locked))
+
+        async def write(step: Callable[[Txn], _T]) -> _T:
+            return await to_thread.run_sync(chain.write_alone, step, limiter=self._writer)
+
+        async def put_blob(name: str, raw: bytes) -> None:
+            await to_thread.run_sync(transactions.blobs.put, name, raw)
+
+        try:
+            await creation.run(write, put_blob)
+        except TxFault as fault:
+            known = fault.code == "TX_EXISTS" and not await write(lambda txn: _half_made(transactions, txn, event.tx))
+            if known:
+                answers = acknowledge(delivery, event.seq, "duplicate", chain.tip)
+            else:
+                answers = refuse(delivery, event.seq, orders.refusal(fault))
+        except StoreFull as full:
+            answers = refuse(delivery, event.seq, _no_room(full))
+        else:
+            if not creation.finished:
+                unfinished = "all of it is stored, but it can't be spent yet: send it again"
+                return refuse(delivery, event.seq, Refused("store_full", unfinished, retryable=True))
+            log.info("large_transaction_created", txid=event.tx.txid.hex(), outputs=len(event.tx.outputs))
+            answers = acknowledge(delivery, event.seq, "accepted", chain.tip)
+            fact = TxStatusChanged(txid=event.tx.txid, status="pending", height=chain.height)
+            self._publish(Committed([], [fact], chain.view, 0.0))
+        finally:
+            transactions.on_their_way.discard(event.tx.txid)
+        return answers
+
+
+def _half_made(transactions: Transactions, txn: Txn, tx: Tx) -> bool:
+    held = transactions.hold(txn, tx.txid)
+    return held is None or held.record.creating
+
+
+def _log(committed: Committed, turns: Turns) -> None:
     for _, alike in groupby(committed.facts, type):
         facts = list(alike)
         match facts[-1]:
@@ -221,9 +361,6 @@ def _tell(committed: Committed, turns: Turns, publish: Callable[[Committed], Non
     for point, missing in turns.chain.take_missing():
         first = f"{missing[0][0].hex()}#{missing[0][1]}"
         log.warning("missing_inputs", height=point.height, slot=point.slot, count=len(missing), first=first)
-    for answer in committed.answers:
-        answer.send()
-    publish(committed)
 
 
 def _log_blocks(blocks: list[BlockCommitted], committed: Committed) -> None:

@@ -47,7 +47,7 @@ class Diff:
 class ChangeSet:
     """What one block, or a batch of them, does to every table."""
 
-    __slots__ = ("blocks", "hashes", "outputs", "txids", "txs", "undos")
+    __slots__ = ("blocks", "details", "hashes", "outputs", "txids", "txs", "undos")
 
     def __init__(self) -> None:
         self.outputs = Diff()  # locator → row
@@ -56,6 +56,7 @@ class ChangeSet:
         self.blocks = Diff()  # ordinal → block row
         self.hashes = Diff()  # block hash → ordinal
         self.undos = Diff()  # ordinal → undo record
+        self.details = Diff()  # ordinal → what the transaction store keeps of a block
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ChangeSet) and all(getattr(self, t) == getattr(other, t) for t in self.__slots__)

@@ -59,6 +59,9 @@ class Disk:
         except lmdb.NotFoundError as error:
             self.close()
             raise StoreError(f"{folder}: a table is missing: {error}; was this store ever run?") from error
+        except lmdb.CorruptedError as error:
+            self.close()
+            raise Damaged(f"{folder}: the store is damaged: {error}") from error
         except BaseException:
             self.close()
             raise
@@ -168,6 +171,8 @@ def _open(folder: Path, map_size: int, tables: int, readonly: bool, durable: boo
         )
     except (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError) as error:
         raise Damaged(f"{folder}: this is not a store, or it is damaged: {error}") from error
+    except lmdb.Error as error:
+        raise StoreError(f"the store cannot be opened: {error}") from error
 
 
 def _hold(folder: Path) -> int:

@@ -21,3 +21,7 @@ class StoreBusy(StoreError):
 
 class StoreFull(StoreError):
     """There is no room for this change: it was not made, the store is as it was; try again when there is room."""
+
+
+class BlobFailed(StoreError):
+    """The blob store did not do it: nothing of the record is written, and what had to be done can be tried again."""

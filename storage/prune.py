@@ -204,3 +204,4 @@ def _remove_empty_block(store: UtxoStore, txn: Txn, ordinal: int) -> None:
     cursor = txn.cursor(store.tx)
     if not (cursor.set_range(key) and cursor.key().startswith(key)):
         txn.delete(key, db=store.block)
+        txn.delete(key, db=store.details)

@@ -73,6 +73,16 @@ class Undo(Struct, array_like=True, frozen=True):
     bodies: list[bytes] | None = None
 
 
+class BlockDetails(Struct, array_like=True, frozen=True):
+    """What the UTXO store's rows do not keep of a block's transactions, each list in block order."""
+
+    block_id: int | None
+    outputs: list[int]
+    fees: list[int | None]
+    sizes: list[int | None]
+    subtrees: list[int | None]
+
+
 class BlockFlag:
     """Bits in an undo record's flags."""
 

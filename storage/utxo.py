@@ -31,6 +31,7 @@ TABLES = (
     "utxo_cred*",
     "utxo_stake*",
     "utxo_policy*",
+    "tx_block",
 )
 _FORMAT, _CHAIN, _INDEXES, _GENESIS, _STATE = b"format", b"chain", b"indexes", b"genesis", b"state"
 
@@ -52,6 +53,7 @@ class UtxoStore:
         self.tx, self.txid = disk.tables["utxo_tx"], disk.tables["utxo_txid"]
         self.output, self.delta = disk.tables["utxo_output"], disk.tables["utxo_block_delta"]
         self.meta = disk.tables["utxo_meta"]
+        self.details = disk.tables["tx_block"]
         self.indexes: tuple[tuple[Db, indexes.Keys], ...] = ()
 
     # --- opening -------------------------------------------------------------------------------------------------
@@ -128,6 +130,10 @@ class UtxoStore:
     def state(self, txn: Txn) -> State:
         """Return where the store is."""
         return unpack(State, txn.get(_STATE, b"", db=self.meta), "the state")
+
+    def marks(self, txn: Txn) -> tuple[bytes | None, bytes | None]:
+        """Return the bytes of what `state` and `kept_indexes` tell, for who only wants to know whether they changed."""
+        return txn.get(_STATE, db=self.meta), txn.get(_INDEXES, db=self.meta)
 
     def genesis(self, txn: Txn) -> bytes | None:
         """Return the digest of the genesis outputs that were seeded."""
@@ -212,6 +218,8 @@ class UtxoStore:
         change, key = ChangeSet(), keys.u32(ordinal)
         change.undos.after[key] = change.blocks.after[key] = b""  # reversed: they go
         change.hashes.after[undo.hash] = key
+        if txn.get(key, db=self.details) is not None:
+            change.details.after[key] = b""
         for place, raw in self.scan(txn, self.tx, key):
             change.txs.after[place] = raw
             change.txids.after[raw[:32]] = place
@@ -259,6 +267,7 @@ class UtxoStore:
         _write(txn, self.block, change.blocks)
         _write(txn, self.block_hash, change.hashes)
         _write(txn, self.delta, change.undos)
+        _write(txn, self.details, change.details)
         born, gone = _turns(change.outputs)
         for db, rule in self.indexes:
             self._index(txn, db, rule, born, gone)

@@ -9,7 +9,7 @@ import anyio
 from anyio import CapacityLimiter
 
 from handlers.chain import Chain
-from handlers.delivery import Delivery
+from handlers.delivery import Answer, Delivery
 from handlers.events import Ack, Error, Inbound
 from handlers.utxo import Committed, Limits, Turns, follow_chain
 from handlers.wire import LENGTH, encode
@@ -46,6 +46,7 @@ def take(turns: Turns, *deliveries: Delivery) -> Committed:
     assert turns.take(list(deliveries), monotonic() + 60) == []
     committed = turns.finish()
     for answer in committed.answers:
+        assert isinstance(answer, Answer)
         answer.send()
     return committed
 
@@ -67,6 +68,9 @@ class Line:
     def done(self, deliveries: Iterable[Delivery]) -> None:
         self.finished += deliveries
 
+    def make_room(self, delivery: Delivery) -> None:
+        pass
+
     def arrive(self) -> None:
         """Let what comes later be here."""
         if self.later:
@@ -78,7 +82,7 @@ class Line:
 
 
 def follow(chain: Chain, line: Line, *, pruning: bool = False, on_commit: Iterable[str] = ()) -> list[Committed]:
-    """Let the consumer read the line to its end; return what was published."""
+    """Let the consumer read the line to its end; return what was published. A failure comes out of its task group."""
     published: list[Committed] = []
 
     def publish(committed: Committed) -> None:
@@ -89,5 +93,9 @@ def follow(chain: Chain, line: Line, *, pruning: bool = False, on_commit: Iterab
     async def main() -> None:
         await follow_chain(line, Turns(chain, pruning), Limits(1 << 20, 60.0), publish, CapacityLimiter(1))
 
-    anyio.run(main)
+    try:
+        anyio.run(main)
+    except ExceptionGroup as group:
+        (failure,) = group.exceptions
+        raise failure from None
     return published

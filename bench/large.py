@@ -1,0 +1,66 @@
+"""How long a block waits while a very large transaction is created beside it."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from pathlib import Path
+from statistics import quantiles
+
+import click
+
+from bench.daemon import Client, running
+from handlers import wire
+from handlers.events import BlockApplied, Output, Tx, TxSubmitted
+
+_TXS = 200  # in a block
+
+
+@click.command()
+@click.option("--outputs", default=1_000_000, show_default=True, type=click.IntRange(min=2), help="Of the transaction.")
+@click.option("--work", type=click.Path(path_type=Path), help="Where the store goes; else a temporary folder.")
+def large(outputs: int, work: Path | None) -> None:
+    """Create one large transaction while small blocks come without pause."""
+    with tempfile.TemporaryDirectory(dir=work) as parent, running(Path(parent) / "utxod") as daemon:
+        feeder, submitter = Client(daemon.folder / "utxod.sock"), Client(daemon.folder / "utxod.sock")
+        feeder.feed([_block(height) for height in range(1, 21)])
+        alone = [feeder.feed([_block(height)]) for height in range(21, 121)]
+        order = wire.encode(TxSubmitted(seq=0, tx=_tx(outputs)), "frames")
+        took = [0.0]
+
+        def submit() -> None:
+            took[0] = submitter.feed([order])
+
+        beside, height, thread = list[float](), 121, threading.Thread(target=submit)
+        thread.start()
+        while thread.is_alive():
+            beside.append(feeder.feed([_block(height)]))
+            height += 1
+        thread.join()
+        click.echo(f"a transaction of {outputs:,} outputs ({len(order) >> 20} MiB) was created in {took[0]:.1f} s")
+        click.echo(f"blocks of {_TXS} transactions, alone:  {_told(alone)}")
+        click.echo(f"blocks of {_TXS} transactions, beside: {_told(beside)}, {len(beside)} of them")
+        click.echo(f"peak memory {daemon.peak_mb:.0f} MB")
+        feeder.close()
+        submitter.close()
+
+
+def _told(waits: list[float]) -> str:
+    cut = quantiles(waits, n=100, method="inclusive") if len(waits) > 1 else [waits[0]] * 99
+    return f"p50 {cut[49] * 1000:.1f} ms, p99 {cut[98] * 1000:.1f} ms, longest {max(waits) * 1000:.1f} ms"
+
+
+def _block(height: int) -> bytes:
+    txs = [
+        Tx(height.to_bytes(16, "big") + n.to_bytes(16, "big"), outputs=[Output(b"\x61" + n.to_bytes(28, "big"), 1)] * 2)
+        for n in range(_TXS)
+    ]
+    return wire.encode(BlockApplied(seq=height, height=height, hash=height.to_bytes(32, "big"), txs=txs), "frames")
+
+
+def _tx(outputs: int) -> Tx:
+    return Tx(
+        b"\xff" * 31 + b"\x01",
+        inputs=[((1).to_bytes(16, "big") + bytes(16), 0)],
+        outputs=[Output(b"\x61" + n.to_bytes(28, "big"), n) for n in range(outputs)],
+    )

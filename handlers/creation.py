@@ -1,0 +1,221 @@
+"""Creating a large transaction: in several commits, so that no block waits behind it.
+
+Lock, blob, pages (the master first) with `creating`, flags cleared (the master last, and the inputs spent with it),
+lock released. Nothing of it can be spent, and nothing is spent by it, before the master's flag is gone. What an
+interruption leaves heals by the same transaction again, by a block that has it, or by the recovery scan.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from functools import partial
+from secrets import token_bytes
+from time import time
+from typing import Protocol, TypeVar
+
+import structlog
+
+from handlers.events import Tx
+from handlers.spending import TxFault
+from handlers.transactions import Transactions, blob_name
+from storage.blobs import BlobFailed
+from storage.disk import Txn
+from storage.errors import StoreFull
+from storage.transactions import Lock, Record
+
+_T = TypeVar("_T")
+log = structlog.get_logger("transactions")
+
+
+class Write(Protocol):
+    """How one step reaches the disk: a commit of its own."""
+
+    def __call__(self, step: Callable[[Txn], _T]) -> Awaitable[_T]:
+        """Run a step in a write transaction and commit it."""
+
+
+class Overtaken(Exception):
+    """Somebody else owns this creation now, or a block has made it whole."""
+
+
+def lock_ttl(records: int) -> int:
+    """Return the seconds after which the lock of so many pages' creator counts no more."""
+    return min(30 + 2 * records, 300)
+
+
+def acquire(transactions: Transactions, txn: Txn, txid: bytes, owner: bytes, records: int, now: float) -> None:
+    """Take the lock of a transaction's creation.
+
+    Raises:
+        TxFault: `TX_EXISTS`: another has it.
+    """
+    held = transactions.store.lock(txn, txid)
+    if held is not None and held.expires_at > now and not orphaned(held):
+        message = f"transaction {txid.hex()} is being created by process {held.process_id} on {held.hostname}"
+        raise TxFault("TX_EXISTS", message)
+    lock = Lock(owner, now, now + lock_ttl(records), os.getpid(), socket.gethostname(), records)
+    transactions.store.put_lock(txn, txid, lock)
+
+
+def orphaned(lock: Lock) -> bool:
+    """Return whether a lock's owner is gone for sure: one process at a time has the store, and it was another."""
+    return lock.hostname == socket.gethostname() and lock.process_id != os.getpid()
+
+
+def release(transactions: Transactions, txn: Txn, txid: bytes, owner: bytes) -> bool:
+    """Give the lock back if it is still ours; another's stays."""
+    held = transactions.store.lock(txn, txid)
+    if held is None or held.owner != owner:
+        return False
+    transactions.store.put_lock(txn, txid, None)
+    return True
+
+
+class Creation:
+    """One large transaction on its way into the store."""
+
+    def __init__(
+        self,
+        transactions: Transactions,
+        tx: Tx,
+        draft: Record,
+        *,
+        spends: bool = True,
+        clock: Callable[[], float] = time,
+    ) -> None:
+        self.transactions, self.tx, self.draft = transactions, tx, draft
+        self.spends = spends
+        self.owner = token_bytes(16)
+        self.wrote_master = False
+        self.finished = False
+        self._clock = clock
+
+    @property
+    def records(self) -> int:
+        """Return how many pages it has."""
+        return self.draft.pages + 1
+
+    async def run(self, write: Write, put_blob: Callable[[str, bytes], Awaitable[None]]) -> None:
+        """Carry it out, step by step.
+
+        Raises:
+            TxFault: `TX_EXISTS`: another call made it, or makes it now; `STORAGE_ERROR`: its blob can't be stored, and
+                there is no record; `PROCESSING`: pages are missing, which the next attempt adds; `UTXO_ERROR`.
+        """
+        try:
+            await write(self.begin)
+        except StoreFull as error:
+            message = f"the lock of transaction {self.tx.txid.hex()} was not stored: {error}"
+            raise TxFault("PROCESSING", message) from error
+        try:
+            await self._store(write, put_blob)
+            await self._finish(write)
+        except Overtaken as overtaken:
+            raise TxFault("TX_EXISTS", f"transaction {self.tx.txid.hex()} exists: {overtaken}") from overtaken
+        finally:
+            await self._release(write)
+        if not self.wrote_master:
+            raise TxFault("TX_EXISTS", f"transaction {self.tx.txid.hex()} exists; it is whole now")
+
+    async def _store(self, write: Write, put_blob: Callable[[str, bytes], Awaitable[None]]) -> None:
+        if self.draft.external and self.tx.raw is not None:
+            try:
+                await put_blob(blob_name(self.tx.txid, partial=self.draft.partial), self.tx.raw)
+            except BlobFailed as error:
+                raise TxFault("STORAGE_ERROR", str(error)) from error
+        for number in range(self.records):
+            try:
+                await write(partial(self.page, number))
+            except StoreFull as error:
+                message = f"page {number} of transaction {self.tx.txid.hex()} was not stored: {error}"
+                raise TxFault("PROCESSING", message) from error
+
+    async def _finish(self, write: Write) -> None:
+        """Clear the flags. A failure leaves a whole transaction that nobody can spend yet: the next attempt ends it."""
+        try:
+            for number in range(1, self.records):
+                await write(partial(self.clear, number))
+            await write(self.clear_master)
+        except StoreFull as error:
+            log.warning("creation_unfinished", txid=self.tx.txid.hex(), error=str(error))
+            return
+        except TxFault:
+            await self._abandon(write)
+            raise
+        self.finished = True
+
+    async def _abandon(self, write: Write) -> None:
+        """Remove it page by page, the master last: another has spent one of its inputs meanwhile."""
+        try:
+            for number in range(self.records - 1, -1, -1):
+                await write(partial(self.remove, number))
+        except StoreFull as error:  # the master is still being created: nobody spends it, and the next attempt goes on
+            log.warning("creation_not_removed", txid=self.tx.txid.hex(), error=str(error))
+
+    async def _release(self, write: Write) -> None:
+        try:
+            await write(self.end)
+        except StoreFull as error:  # what was created stands; the lock ends by itself
+            log.warning("creation_lock_kept", txid=self.tx.txid.hex(), error=str(error))
+
+    # --- steps, each a commit ------------------------------------------------------------------------------------
+
+    def begin(self, txn: Txn) -> None:
+        """Take the lock, unless the transaction is there or can't be.
+
+        Raises:
+            TxFault: `TX_EXISTS`, `PROCESSING` or `UTXO_ERROR`.
+        """
+        transactions, tx = self.transactions, self.tx
+        if not tx.outputs:
+            raise TxFault("PROCESSING", f"transaction {tx.txid.hex()} has no outputs")
+        held = transactions.hold(txn, tx.txid)
+        if held is not None and not held.record.creating:
+            raise TxFault("TX_EXISTS", f"transaction {tx.txid.hex()} exists")
+        acquire(transactions, txn, tx.txid, self.owner, self.records, self._clock())
+        if self.spends:
+            transactions.check_spends(txn, tx.txid, tx.inputs, transactions.height + 1)
+
+    def page(self, number: int, txn: Txn) -> None:
+        """Store one page, if an earlier attempt has not."""
+        self._still_ours(txn)
+        store, txid = self.transactions.store, self.tx.txid
+        if self.wrote_master and number:  # what is here belongs to a life that was pruned, and not to its end
+            store.remove_page(txn, txid, number)
+        if store.page(txn, txid, number) is None:
+            self.transactions.put_drafted(txn, self.tx, self.draft, number, creating=True)
+            self.wrote_master |= number == 0
+
+    def clear(self, number: int, txn: Txn) -> None:
+        """Clear one page's flag."""
+        self._still_ours(txn)
+        page = self.transactions.store.page(txn, self.tx.txid, number)
+        if page is None:
+            raise Overtaken(f"page {number} is gone")
+        page.creating = False
+        self.transactions.store.put_page(txn, self.tx.txid, number, page)
+
+    def remove(self, number: int, txn: Txn) -> None:
+        """Remove one page."""
+        self._still_ours(txn)
+        self.transactions.store.remove_page(txn, self.tx.txid, number)
+
+    def clear_master(self, txn: Txn) -> None:
+        """Clear the master's flag and spend the inputs.
+
+        Raises:
+            TxFault: `UTXO_ERROR`: another has spent one meanwhile.
+        """
+        self._still_ours(txn)
+        self.transactions.finish(txn, self.tx.txid, spends=self.spends)
+
+    def end(self, txn: Txn) -> None:
+        """Give the lock back."""
+        release(self.transactions, txn, self.tx.txid, self.owner)
+
+    def _still_ours(self, txn: Txn) -> None:
+        held = self.transactions.store.lock(txn, self.tx.txid)
+        if held is None or held.owner != self.owner:
+            raise Overtaken("another has taken over its creation")

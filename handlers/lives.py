@@ -1,0 +1,276 @@
+"""What the chain does to the records of transactions: the block is the authority, whatever was claimed before.
+
+A block's transactions are mined if they have a record; what they spend is theirs, past locks and freezes; who claimed
+the same output loses, and all that builds on the loser. A block that goes back leaves its transactions unmined, as old
+as they ever were. It all happens in the commit that moves the UTXO set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import structlog
+from msgspec import Struct
+
+from handlers import spending
+from handlers.events import BlockApplied, OutPoint, Tx, TxStatusChanged
+from handlers.transactions import Held, Transactions, blob_name, show
+from storage.blobs import BlobFailed
+from storage.buried import Buried
+from storage.disk import Txn
+from storage.rows import TxFlag
+from storage.sheaf import Sheaf
+from storage.transactions import FROZEN, HASH, Body, Record, claim, claimant, slot_key
+from storage.unearth import Unearthed
+
+log = structlog.get_logger("transactions")
+
+
+class Touching(Struct, frozen=True):
+    """The part of a block that has to do with records."""
+
+    height: int
+    slot: int
+    block_id: int
+    txs: list[tuple[int, Tx]]  # with their numbers in the block
+
+
+class Lives:
+    """The records' side of blocks and rollbacks."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self.transactions = transactions
+        self.store = transactions.store
+        assert transactions.buried is not None
+        self.buried = transactions.buried
+        self.facts: list[TxStatusChanged] = []  # of the write that is being made
+        self.idle = True  # no record, no claim: nothing that a block could touch
+        self.settle()
+
+    def begin(self, height: int) -> None:
+        """Forget what an attempt at this write has left."""
+        self.facts = []
+        self.transactions.height = height
+
+    def settle(self) -> list[TxStatusChanged]:
+        """Return what the last commit made true of transactions."""
+        with self.store.disk.read() as txn:
+            self.idle = self.store.empty(txn)
+        facts, self.facts = self.facts, []
+        return facts
+
+    def wake(self, height: int) -> list[bytes]:
+        """Heal what the last run left half-made, unlock what waits for a block, and return that, parents first."""
+
+        def work(txn: Txn) -> tuple[tuple[list[bytes], list[bytes]], list[bytes]]:
+            self.begin(height)
+            return self.transactions.heal(txn), self.transactions.reload(txn)
+
+        if self.idle:
+            return []
+        (finished, removed), waiting = self.store.disk.write(work)
+        log.info("unmined_reloaded", waiting=len(waiting), creations_finished=len(finished), removed=len(removed))
+        return waiting
+
+    def tell(self, txid: bytes, status: str, height: int | None = None) -> None:
+        """Say, once it is true, that a transaction's life took a turn."""
+        height = self.transactions.height if height is None else height
+        self.facts.append(TxStatusChanged(txid=txid, status=status, height=height))
+
+    # --- blocks --------------------------------------------------------------------------------------------------
+
+    def touching(self, txn: Txn, block: BlockApplied, touched: set[bytes]) -> Touching | None:
+        """Return what of a block touches records; `touched` are transactions of the batch that may get one."""
+        if self.idle and not touched:
+            found = [(n, tx) for n, tx in enumerate(block.txs) if tx.raw is not None]
+        else:
+            known = self._known(txn, block) | touched
+            found = [
+                (n, tx)
+                for n, tx in enumerate(block.txs)
+                if tx.raw is not None
+                or tx.txid in known
+                or any(txid in known for txid, _ in (tx.inputs if tx.valid else tx.collateral))
+            ]
+        if not found:
+            return None
+        touched.update(tx.txid for _, tx in found)
+        point = block.point
+        return Touching(point.height, point.slot, point.height if block.block_id is None else block.block_id, found)
+
+    def _known(self, txn: Txn, block: BlockApplied) -> set[bytes]:
+        """Return the transactions of a block, and their parents, that have a record or a claim on an output."""
+        wanted = {tx.txid + bytes(4) for tx in block.txs}
+        for tx in block.txs:
+            for txid, index in tx.inputs if tx.valid else tx.collateral:
+                wanted.add(txid + bytes(4))
+                wanted.add(slot_key(txid, 0, index))
+        return {key[:HASH] for key, _ in txn.cursor(self.store.tx).getmulti(sorted(wanted))}
+
+    def connect(self, txn: Txn, block: Touching) -> None:
+        """Carry a block out; its outputs and spends are in the UTXO store already."""
+        self.transactions.height = block.height
+        spends = [
+            (tx.txid, n, outpoint)
+            for _, tx in block.txs
+            for n, outpoint in enumerate(tx.inputs if tx.valid else tx.collateral)
+        ]
+        sheaf = Sheaf(self.store, txn)
+        sheaf.read(
+            {txid for _, _, (txid, _) in spends}.union(tx.txid for _, tx in block.txs),
+            [outpoint for _, _, outpoint in spends],
+        )
+        losers: dict[bytes, None] = {}
+        for txid, n, outpoint in spends:
+            loser = self._spend(txn, sheaf, outpoint, claim(txid, n), block)
+            if loser is not None:
+                losers[loser] = None
+        won = [tx.txid for _, tx in block.txs if (held := sheaf.records.get(tx.txid)) and held.conflicting]
+        for _, tx in block.txs:
+            if tx.txid in sheaf.records:
+                self._mine(txn, sheaf, tx, block)
+        for txid, record in sheaf.records.items():
+            spending.settle(record, block.height, self.transactions.rules.retention)
+            sheaf.change(txid)
+        sheaf.flush()
+        for _, tx in block.txs:
+            if tx.raw is not None and tx.txid not in sheaf.records:
+                self._keep(txn, tx)
+        mined = {tx.txid for _, tx in block.txs}
+        self._lose(txn, [txid for txid in losers if txid not in mined], mined)
+        for txid in won:
+            self.transactions.set_conflicting(txn, txid, on=False)
+
+    def _spend(self, txn: Txn, sheaf: Sheaf, outpoint: OutPoint, by: bytes, block: Touching) -> bytes | None:
+        """Let a block's transaction have an output; return who had claimed it."""
+        txid, index = outpoint
+        record = sheaf.records.get(txid)
+        if record is not None and record.pages:
+            return self._spend_of_large(txn, record, outpoint, by, block)
+        key = slot_key(txid, 0, index)
+        row = sheaf.slots.get(key)
+        if row is None:
+            return None
+        loser = self._claimed(row, by, outpoint, block)
+        if record is None:
+            sheaf.put_slot(key, None)  # the UTXO store's row tells now
+            return loser
+        if loser is not None and self._mined(txn, loser):
+            return None  # the chain spent it before: to this block it is missing
+        self._warn_of_lock(record, outpoint, block)
+        if row[HASH:] != by:
+            record.spent += not spending.spent(row)
+            sheaf.put_slot(key, row[:HASH] + by)
+        return loser
+
+    def _spend_of_large(self, txn: Txn, record: Record, outpoint: OutPoint, by: bytes, block: Touching) -> bytes | None:
+        held = Held(outpoint[0], record)
+        row = self.transactions.slot(txn, held, outpoint[1])[3]
+        if row is None:
+            return None
+        loser = self._claimed(row, by, outpoint, block)
+        if loser is not None and self._mined(txn, loser):
+            return None
+        self._warn_of_lock(record, outpoint, block)
+        self.transactions.mark_spent(txn, held, outpoint[1], by)
+        return loser
+
+    def _mined(self, txn: Txn, txid: bytes) -> bool:
+        held = self.transactions.hold(txn, txid)
+        return held is not None and held.record.mined
+
+    def _warn_of_lock(self, record: Record, outpoint: OutPoint, block: Touching) -> None:
+        if record.locked or record.creating:
+            log.warning("locked_output_spent", output=show(outpoint), height=block.height, slot=block.slot)
+
+    def _claimed(self, row: bytes, by: bytes, outpoint: OutPoint, block: Touching) -> bytes | None:
+        if len(row) == HASH or row[HASH:] == by:
+            return None
+        if row[HASH:] == FROZEN:
+            log.warning("frozen_output_spent", output=show(outpoint), height=block.height, slot=block.slot)
+            return None
+        loser = claimant(row)[0]
+        return None if loser == by[:HASH] else loser
+
+    def _mine(self, txn: Txn, sheaf: Sheaf, tx: Tx, block: Touching) -> None:
+        record = sheaf.records[tx.txid]
+        if record.creating:
+            self._complete(txn, tx, record)
+        spending.mine(record, block.block_id, block.height, tx.subtree_index, longest=True)
+        if tx.coinbase:
+            record.spending_height = block.height + self.transactions.rules.maturity
+        record.fee = tx.fee if record.fee is None else record.fee
+        record.size = tx.size if record.size is None else record.size
+        self.tell(tx.txid, "mined", block.height)
+
+    def _complete(self, txn: Txn, tx: Tx, record: Record) -> None:
+        """Make whole what somebody began: a block has it."""
+        log.info("creation_completed_by_block", txid=tx.txid.hex())
+        for number in range(1, record.pages + 1):
+            page = self.store.page(txn, tx.txid, number)
+            if page is None:
+                self.transactions.put_drafted(txn, tx, record, number)
+            elif page.creating:
+                page.creating = False
+                self.store.put_page(txn, tx.txid, number, page)
+        self.store.put_lock(txn, tx.txid, None)
+
+    def _keep(self, txn: Txn, tx: Tx) -> None:
+        """Make a record of an unknown transaction: its bytes are to be kept."""
+        found = self.buried.find(txn, tx.txid)
+        if found is None or tx.raw is None:  # elided: nothing of it is left
+            return
+        record = self.transactions.dig_up(txn, found, spent=tx.inputs if tx.valid else tx.collateral)
+        record.external, record.partial = self.transactions.external(tx), not tx.inputs and not tx.coinbase
+        if record.external:
+            try:
+                self.transactions.blobs.put(blob_name(tx.txid, partial=record.partial), tx.raw)
+            except BlobFailed as error:  # the block stands, whatever becomes of the bytes
+                log.error("blob_not_stored", txid=tx.txid.hex(), error=str(error))
+        else:
+            self.store.put_body(txn, tx.txid, Body(tx.inputs if tx.valid else tx.collateral, tx.raw))
+        self.store.put_record(txn, tx.txid, record)
+
+    def _lose(self, txn: Txn, losers: Sequence[bytes], mined: Iterable[bytes]) -> None:
+        """Make losers and all that builds on them conflicting; what they claimed beside is free again."""
+        if not losers:
+            return
+        spared, all_of_them = set(mined), dict.fromkeys(losers)
+        for txid in losers:
+            all_of_them.update(dict.fromkeys(self.transactions.descendants(txn, txid)))
+        losing = [txid for txid in all_of_them if txid not in spared]
+        self.transactions.give_way(txn, losing)
+        for txid in losing:
+            log.warning("transaction_lost", txid=txid.hex(), height=self.transactions.height)
+            self.tell(txid, "conflicting")
+
+    # --- the way back --------------------------------------------------------------------------------------------
+
+    def disconnect(self, txn: Txn, tip: int, target: int) -> None:
+        """Make unmined what is in the blocks above `target`, before the UTXO store takes them back."""
+        height = self.buried.utxo.block_at(txn, target).height if target else 0
+        self.transactions.height = height
+        names: dict[bytes, bytes] = {}  # of the transactions in the blocks that go
+        gone: list[bytes] = []
+        for ordinal in range(tip, target, -1):
+            unearthed = Unearthed(txn, self.buried, ordinal, target, names, idle=self.idle)
+            for found, record in unearthed.known.items():
+                if found.flags & TxFlag.INVALID:
+                    continue
+                spending.unmine(record, unearthed.block_id, unearthed.height)
+                spending.settle(record, height, self.transactions.rules.retention)
+            unearthed.flush()
+            for found in unearthed.failed:
+                self._let_go(txn, found, unearthed.inputs.get(found.position, []))
+            for found in unearthed.transactions:
+                if found.flags & TxFlag.COINBASE:
+                    gone.append(found.txid)
+                if not found.flags & TxFlag.INVALID:
+                    self.tell(found.txid, "pending")
+        self._lose(txn, gone, ())
+
+    def _let_go(self, txn: Txn, found: Buried, inputs: list[OutPoint]) -> None:
+        """Release the collateral of a transaction that failed: it does not wait for another block."""
+        for n, outpoint in enumerate(inputs):
+            if self.store.record(txn, outpoint[0]) is not None:
+                self.transactions.unspend(txn, outpoint, claim(found.txid, n))

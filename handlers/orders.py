@@ -1,0 +1,115 @@
+"""Messages about transactions: what each asks of the records, all of it or nothing, and how a refusal is said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+
+from handlers.events import (
+    AckStatus,
+    OutputReassigned,
+    OutputsFrozen,
+    OutputsUnfrozen,
+    TxConflicting,
+    TxLocked,
+    TxMessage,
+    TxMined,
+    TxPreserved,
+    TxSubmitted,
+    TxUnlocked,
+    WinnersDecided,
+)
+from handlers.lives import Lives
+from handlers.refusal import Refused
+from handlers.spending import TxFault
+from handlers.transactions import Mined
+from storage.disk import Txn
+from storage.errors import StoreFull
+from storage.transactions import HASH
+
+MESSAGES = TxMessage.__args__
+_RETRYABLE = {"CREATING", "LOCKED", "STORAGE_ERROR", "FROZEN_UNTIL", "COINBASE_IMMATURE"}
+
+
+class Order:
+    """One message about transactions, to be carried out with the commit that it waits for."""
+
+    def __init__(self, event: TxMessage) -> None:
+        self.event = event
+        self.status: AckStatus = "accepted"
+        self.refused: Refused | None = None
+
+    def touched(self) -> Iterable[bytes]:
+        """Return the transactions that may get a record, or a claim on an output."""
+        match self.event:
+            case TxSubmitted(tx=tx):
+                return [tx.txid, *(txid for txid, _ in tx.inputs)]
+            case OutputsFrozen(outpoints=outpoints) | OutputsUnfrozen(outpoints=outpoints):
+                return [txid for txid, _ in outpoints]
+            case OutputReassigned(outpoint=outpoint):
+                return [outpoint[0]]
+            case event:
+                return event.txids
+
+    def carry_out(self, txn: Txn, lives: Lives) -> None:
+        """Do what the message says, or find why not."""
+        self.refused, facts = None, len(lives.facts)
+        try:
+            if isinstance(self.event, TxSubmitted):  # checks before it writes, so it needs no transaction inside
+                self.status = _submit(txn, lives, self.event)
+            else:
+                with lives.transactions.all_or_nothing(txn) as child:
+                    _do(child, lives, self.event)
+        except TxFault as fault:
+            del lives.facts[facts:]
+            self.refused = refusal(fault)
+
+
+def refusal(fault: TxFault) -> Refused:
+    """Return a fault in the protocol's words."""
+    if isinstance(fault.__cause__, StoreFull):
+        return Refused("store_full", str(fault.__cause__), retryable=True)
+    retryable = fault.code in _RETRYABLE or any(other.code in _RETRYABLE for other in fault.inputs.values())
+    if not fault.inputs:
+        return Refused(fault.code, fault.message, retryable=retryable)
+    return Refused(fault.code, fault.message, retryable=retryable, inputs=fault.told())
+
+
+def _submit(txn: Txn, lives: Lives, event: TxSubmitted) -> AckStatus:
+    if not lives.transactions.submit(txn, event.tx, locked=event.locked):
+        return "duplicate"
+    lives.tell(event.tx.txid, "pending")
+    return "accepted"
+
+
+def _do(txn: Txn, lives: Lives, event: TxMessage) -> None:
+    transactions = lives.transactions
+    match event:
+        case TxLocked() | TxUnlocked():
+            for txid in event.txids:
+                transactions.set_locked(txn, txid, on=isinstance(event, TxLocked))
+        case TxMined():
+            at = Mined(event.block_id, event.height, event.subtree_index)
+            for txid in event.txids:
+                transactions.set_mined(txn, txid, at, longest=event.longest, unset=event.unset)
+                lives.tell(txid, "pending" if event.unset else "mined", event.height)
+        case OutputsFrozen():
+            for outpoint in event.outpoints:
+                transactions.freeze(txn, outpoint)
+        case OutputsUnfrozen():
+            for outpoint in event.outpoints:
+                transactions.unfreeze(txn, outpoint)
+        case OutputReassigned():
+            looked = transactions.output(txn, event.outpoint)
+            name = blake2b((looked.hash or b"") + event.address, digest_size=HASH).digest()
+            transactions.reassign(txn, event.outpoint, name)
+        case TxConflicting():
+            for txid in event.txids:
+                transactions.set_conflicting(txn, txid, on=event.value)
+                lives.tell(txid, "conflicting" if event.value else "pending")
+        case WinnersDecided():
+            for txid in transactions.decide(txn, event.txids, transactions.height + 1):
+                lives.tell(txid, "pending" if txid in event.txids else "conflicting")
+        case TxPreserved():
+            for txid in event.txids:
+                transactions.preserve(txn, txid, event.until)

@@ -1,0 +1,130 @@
+"""Where the chain is, and how far back it reaches: points of retained blocks, and where a rollback would end."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from handlers.events import Point, Rollback, RollbackPoint
+from handlers.refusal import Refused
+from storage import keys
+from storage.disk import Txn
+from storage.prune import Windows
+from storage.rows import BlockRow, State
+from storage.utxo import UtxoStore
+
+
+class View(Struct, frozen=True):
+    """What the last commit left, for whoever asks without reading the disk."""
+
+    tip: Point | None = None
+    points: list[Point] = []
+    floor: Point | None = None
+    persisted_height: int | None = None
+    blocks: int = 0
+    unspent: int = 0
+    map_size: int = 0
+
+
+class Reach:
+    """What one state of the store says of its points."""
+
+    def __init__(self, store: UtxoStore, windows: Windows, state: State) -> None:
+        self._store, self._state = store, state
+        self._floor = windows.floor(state)
+
+    def point(self, txn: Txn, ordinal: int) -> Point | None:
+        """Return a block's point, None for what is before the first."""
+        if ordinal == keys.GENESIS:
+            return None
+        return to_point(self._store.block_at(txn, ordinal))
+
+    def view(self, txn: Txn) -> View:
+        """Return what is told of the state."""
+        state = self._state
+        ordinals = recent(state.tip, self._floor)
+        return View(
+            tip=self.point(txn, state.tip),
+            points=[to_point(self._store.block_at(txn, ordinal)) for ordinal in ordinals],
+            floor=self.point(txn, self._floor),
+            persisted_height=state.persisted,
+            blocks=state.tip,
+            unspent=state.unspent,
+            map_size=self._store.disk.map_size(),
+        )
+
+    def target(self, txn: Txn, event: Rollback) -> int:
+        """Return the ordinal that stays.
+
+        Raises:
+            Refused: `unknown_point`, `beyond_rollback_floor`, or `malformed`.
+        """
+        target = self._resolve(txn, event.to)
+        if target < self._floor:
+            raise self._beyond(txn)
+        return target
+
+    def _resolve(self, txn: Txn, to: RollbackPoint | str) -> int:
+        """Return the ordinal that stays."""
+        if not isinstance(to, RollbackPoint):
+            return keys.GENESIS
+        if to.hash is not None:
+            ordinal = self._store.ordinal_of(txn, to.hash)
+            return self._unknown(txn, to) if ordinal is None else ordinal
+        if to.slot is None and to.height is None:
+            raise Refused("malformed", "a point needs a `hash`, a `slot` or a `height` - at `$.to`")
+        ordinal = self._last_upto(txn, to)
+        if ordinal < self._floor:
+            raise self._beyond(txn)
+        return ordinal
+
+    def _last_upto(self, txn: Txn, to: RollbackPoint) -> int:
+        """Return the last retained block at or before a slot (or height); 0 is before the first."""
+        for ordinal in range(self._state.tip, self._floor - 1, -1):
+            if ordinal == keys.GENESIS:
+                break
+            block = self._store.block_at(txn, ordinal)
+            if block.slot <= to.slot if to.slot is not None else block.height <= (to.height or 0):
+                return ordinal
+        return keys.GENESIS
+
+    def _unknown(self, txn: Txn, to: RollbackPoint) -> int:
+        """Refuse a hash that is not retained: below the floor we can't tell, above it was never applied."""
+        assert to.hash is not None
+        floor = self._floor
+        lowest = self.point(txn, floor)
+        below = (to.slot is not None and lowest is not None and to.slot < lowest.slot) or (
+            to.height is not None and lowest is not None and to.height < lowest.height
+        )
+        if below:
+            raise self._beyond(txn)
+        placed = to.slot is not None or to.height is not None
+        earlier = RollbackPoint(  # a retained block at its very place is on another fork
+            slot=None if to.slot is None else to.slot - 1, height=None if to.height is None else to.height - 1
+        )
+        nearest = self.point(txn, self._last_upto(txn, earlier)) if placed else None
+        message = f"block {to.hash.hex()} was never applied, or is no longer retained"
+        raise Refused("unknown_point", message, tip=self.point(txn, self._state.tip), nearest=nearest)
+
+    def _beyond(self, txn: Txn) -> Refused:
+        point = self.point(txn, self._floor)
+        where = "the origin" if point is None else f"height {point.height}, slot {point.slot}"
+        return Refused("beyond_rollback_floor", f"blocks can be taken back down to {where}, not further", floor=point)
+
+
+def to_point(block: BlockRow) -> Point:
+    """Return a block's place in the chain."""
+    return Point(block.height, block.slot, block.hash)
+
+
+def recent(tip: int, floor: int) -> list[int]:
+    """Return ordinals from the tip down to the floor, thinning out exponentially."""
+    lowest = max(floor, 1)
+    if tip < lowest:
+        return []
+    steps, step = [0], 1
+    while tip - step > lowest:
+        steps.append(step)
+        step *= 2
+    if tip > lowest:
+        steps.append(tip - lowest)
+    return [tip - step for step in steps]

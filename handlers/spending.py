@@ -1,0 +1,228 @@
+"""Who may spend what, and when a transaction may be forgotten. Pure: records and slots go in, decisions come out.
+
+The order of the checks is part of the contract: the first that fails is what the caller hears. The master's flags
+decide for every page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from storage.transactions import FROZEN, HASH, OutPoint, Page, Record, claimant
+
+Code = str  # a name of the protocol, section 1.2
+
+REASSIGN_DELAY = 1000  # blocks until a reassigned output may be spent
+
+
+class Fault(Struct, frozen=True):
+    """Why one input can't be spent; `spender` holds it already."""
+
+    code: Code
+    spender: tuple[bytes, int] | None = None
+
+
+class TxFault(Exception):
+    """An operation on a transaction that can't be carried out: nothing was changed.
+
+    `inputs` says of which inputs or outputs, by their number, and `outpoints` names them all.
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        message: str,
+        *,
+        inputs: Mapping[int, Fault] | None = None,
+        outpoints: Sequence[OutPoint] = (),
+    ) -> None:
+        super().__init__(message)
+        self.code, self.message, self.inputs, self.outpoints = code, message, inputs or {}, outpoints
+
+    def told(self) -> list[dict[str, object]]:
+        """Return what is said of each input that can't be spent."""
+        told: list[dict[str, object]] = []
+        for n, fault in self.inputs.items():
+            told.append({"outpoint": self.outpoints[n], "code": fault.code})
+            if fault.spender is not None:
+                told[-1]["spender"] = fault.spender
+        return told
+
+
+# --- spending ----------------------------------------------------------------------------------------------------
+
+
+def record_fault(record: Record, height: int, *, ignore_locked: bool, ignore_conflicting: bool) -> Fault | None:
+    """Return why nothing of this transaction may be spent at a height."""
+    if record.creating:
+        return Fault("CREATING")
+    if record.conflicting and not ignore_conflicting:
+        return Fault("CONFLICTING")
+    if record.locked and not ignore_locked:
+        return Fault("LOCKED")
+    if record.spending_height is not None and record.spending_height > height:
+        return Fault("COINBASE_IMMATURE")
+    return None
+
+
+def slot_fault(
+    page: Page, slot: int, row: bytes | None, by: bytes, height: int, wanted: bytes | None = None
+) -> Fault | None:
+    """Return why `by` may not spend a slot; a slot that it has spent already is no fault.
+
+    `wanted` is the output's hash as the caller knows it, if it does.
+    """
+    if row is None:
+        return Fault("UTXO_NOT_FOUND")
+    if wanted is not None and row[:HASH] != wanted:
+        return Fault("UTXO_HASH_MISMATCH")
+    if page.spendable_in.get(slot, 0) > height:
+        return Fault("FROZEN_UNTIL")
+    if len(row) == HASH:
+        return None
+    if row[HASH:] == by:
+        return Fault("INVALID_SPEND") if by[:HASH] in page.deleted_children else None
+    if row[HASH:] == FROZEN:
+        return Fault("FROZEN")
+    return Fault("SPENT", claimant(row))
+
+
+def spent(row: bytes | None) -> bool:
+    """Return whether a slot is spent; a frozen one is not."""
+    return row is not None and len(row) > HASH and row[HASH:] != FROZEN
+
+
+def frozen(row: bytes) -> bool:
+    """Return whether a slot is frozen."""
+    return row[HASH:] == FROZEN
+
+
+# --- freezing ----------------------------------------------------------------------------------------------------
+
+
+def freeze_fault(row: bytes | None, wanted: bytes | None) -> Fault | None:
+    """Return why an output can't be frozen."""
+    if row is None:
+        return Fault("UTXO_NOT_FOUND")
+    if wanted is not None and row[:HASH] != wanted:
+        return Fault("UTXO_HASH_MISMATCH")
+    if len(row) == HASH:
+        return None
+    return Fault("ALREADY_FROZEN") if frozen(row) else Fault("SPENT", claimant(row))
+
+
+def thaw_fault(row: bytes | None, wanted: bytes | None) -> Fault | None:
+    """Return why an output can't be unfrozen or reassigned."""
+    if row is None:
+        return Fault("UTXO_NOT_FOUND")
+    if wanted is not None and row[:HASH] != wanted:
+        return Fault("UTXO_HASH_MISMATCH")
+    return None if frozen(row) else Fault("UTXO_NOT_FROZEN")
+
+
+# --- being forgotten ---------------------------------------------------------------------------------------------
+
+
+def settle(record: Record, height: int, retention: int) -> str | None:
+    """Set or clear `delete_at` as the rule says; return `DAHSET` or `DAHUNSET` when a large transaction's moved.
+
+    It is set when everything is spent and the transaction is mined on the longest chain, and then only ever raised; a
+    conflicting transaction's is set once.
+    """
+    if retention == 0 or record.preserve_until is not None:
+        return None
+    before, due = record.delete_at, height + retention
+    if record.conflicting:
+        record.delete_at = due if before is None else before
+    elif record.mined and record.all_spent and (record.spent_pages or 0) == record.pages:
+        record.delete_at = due if before is None else max(before, due)
+    else:
+        record.delete_at = None
+    if record.delete_at == before or not record.external:
+        return None
+    return "DAHUNSET" if record.delete_at is None else "DAHSET"
+
+
+def count_page(record: Record, by: int) -> None:
+    """Count a page that became all spent, or stopped being so.
+
+    Raises:
+        TxFault: `INVALID_PARAMETER`: there are not so many pages.
+    """
+    count = (record.spent_pages or 0) + by
+    if not 0 <= count <= record.pages:
+        raise TxFault("INVALID_PARAMETER", f"{count} of {record.pages} further pages can't be spent")
+    record.spent_pages = count
+
+
+# --- being mined -------------------------------------------------------------------------------------------------
+
+
+def mine(record: Record, block_id: int, height: int, subtree: int | None, *, longest: bool) -> None:
+    """Enter a block, once by its id. Being mined ends a creation and unlocks."""
+    if block_id not in record.block_ids:
+        record.block_ids = [*record.block_ids, block_id]
+        record.block_heights = [*record.block_heights, height]
+        record.subtree_idxs = [*record.subtree_idxs, subtree]
+    if longest and block_id not in record.main_ids:
+        record.main_ids = [*record.main_ids, block_id]
+    if longest:
+        record.unmined_since = None
+    record.locked = record.creating = False
+
+
+def unmine(record: Record, block_id: int, now: int) -> None:
+    """Remove a block. With none of the longest chain left it is unmined, since when it was first known as that.
+
+    `now` counts for what was never known as unmined.
+    """
+    if block_id in record.block_ids:
+        at = record.block_ids.index(block_id)
+        record.block_ids = record.block_ids[:at] + record.block_ids[at + 1 :]
+        record.block_heights = record.block_heights[:at] + record.block_heights[at + 1 :]
+        record.subtree_idxs = record.subtree_idxs[:at] + record.subtree_idxs[at + 1 :]
+        record.main_ids = [other for other in record.main_ids if other != block_id]
+    if not record.main_ids and record.unmined_since is None:
+        record.unmined_since = now if record.born is None else min(now, record.born)
+    record.locked = record.creating = False
+
+
+def mark_longest(record: Record, now: int, *, on: bool) -> None:
+    """Say that all of its blocks are on the longest chain, or none is; the age of what is unmined already stays."""
+    if on:
+        record.main_ids, record.unmined_since = list(record.block_ids), None
+    else:
+        record.main_ids = []
+        record.unmined_since = now if record.unmined_since is None else record.unmined_since
+
+
+def data_output(value: int, script: bytes) -> bool:
+    """Return whether an output only carries data: it can't be spent, so no slot is kept of it."""
+    return value == 0 and (script[:1] == b"\x6a" or script[:2] == b"\x00\x6a")
+
+
+# --- order -------------------------------------------------------------------------------------------------------
+
+
+def parents_first(transactions: Mapping[bytes, tuple[Record, Sequence[OutPoint]]]) -> list[bytes]:
+    """Return the transactions so that none comes before one that it spends; else the older first."""
+    order: list[bytes] = []
+    state: dict[bytes, bool] = {}  # False while its parents are looked at, True once it is placed
+    age = sorted(transactions, key=lambda txid: (transactions[txid][0].created_at, txid))
+    for first in age:
+        stack = [first]
+        while stack:
+            txid = stack[-1]
+            if state.get(txid):
+                stack.pop()
+                continue
+            waiting = [parent for parent, _ in transactions[txid][1] if parent in transactions and parent not in state]
+            if txid not in state and waiting:
+                state[txid] = False
+                stack.extend(dict.fromkeys(waiting))
+                continue
+            state[txid] = True
+            order.append(stack.pop())
+    return order

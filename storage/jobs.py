@@ -1,0 +1,94 @@
+"""The pruner's journal: its cycles, and what a cycle has begun and a kill may interrupt.
+
+pruner_job    number u64 → the job
+pruner_left   txid → how many further pages of a deleted transaction are still to be removed
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from msgspec import Struct
+
+from storage import keys
+from storage.disk import Disk, Txn
+from storage.rows import pack, unpack
+
+TABLES = ("pruner_job", "pruner_left")
+
+JobState = Literal["queued", "running", "done", "failed", "superseded"]
+_NUMBER = struct.Struct(">Q")
+
+
+class Job(Struct, array_like=True, frozen=True):
+    """One cycle. Times are unix seconds; `seconds` are by phase, `skipped` by reason.
+
+    `reason` says why it waits, or why it ended early. `passed_heights` are those for which no cycle ran because a later
+    one came first.
+    """
+
+    number: int
+    height: int
+    trigger: str
+    state: JobState
+    queued_at: float
+    started_at: float | None = None
+    finished_at: float | None = None
+    safe_height: int | None = None
+    phase: str | None = None
+    reason: str | None = None
+    error: str | None = None
+    passed_heights: int = 0
+    counts: dict[str, int] = {}
+    skipped: dict[str, int] = {}
+    seconds: dict[str, float] = {}
+
+
+class JobStore:
+    """The journal's tables on one disk."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        self.job, self.left = disk.tables["pruner_job"], disk.tables["pruner_left"]
+
+    def put(self, txn: Txn, job: Job, keep: int) -> None:
+        """Store a job, and forget the oldest beyond `keep`."""
+        txn.put(_NUMBER.pack(job.number), pack(job), db=self.job)
+        cursor = txn.cursor(self.job)
+        for _ in range(txn.stat(self.job)["entries"] - keep):
+            if cursor.first():
+                cursor.delete()
+
+    def latest(self, txn: Txn, before: int | None = None) -> Iterator[Job]:
+        """Yield the jobs, the latest first; only those with lower numbers than `before`, if it is given."""
+        cursor = txn.cursor(self.job)
+        if before is None:
+            there = cursor.last()
+        else:
+            there = cursor.prev() if cursor.set_range(_NUMBER.pack(before)) else cursor.last()
+        while there:
+            yield unpack(Job, cursor.value(), f"pruner job {_NUMBER.unpack(cursor.key())[0]}")
+            there = cursor.prev()
+
+    def leave(self, txn: Txn, pages: Iterable[tuple[bytes, int]]) -> None:
+        """Remember pages that are to be removed."""
+        for txid, count in pages:
+            txn.put(txid, keys.u32(count), db=self.left)
+
+    def next_left(self, txn: Txn) -> tuple[bytes, int] | None:
+        """Take one page that is to be removed off the list."""
+        cursor = txn.cursor(self.left)
+        if not cursor.first():
+            return None
+        txid, count = cursor.item()
+        if (number := keys.number(count)) > 1:
+            txn.put(txid, keys.u32(number - 1), db=self.left)
+        else:
+            cursor.delete()
+        return txid, number
+
+    def anything_left(self, txn: Txn) -> bool:
+        """Return whether a page is to be removed."""
+        return txn.cursor(self.left).first()

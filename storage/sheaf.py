@@ -1,0 +1,66 @@
+"""Records and slots of many transactions in hand at once: read in bulk, changed in memory, written back in key order.
+
+For what a block touches. Transactions of several pages are not for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from storage import keys
+from storage.disk import Txn
+from storage.rows import pack
+from storage.transactions import MASTER, OutPoint, Record, TxStore, slot_key
+
+
+class Sheaf:
+    """What was read, and what of it is to be written."""
+
+    def __init__(self, store: TxStore, txn: Txn) -> None:
+        self._store, self._txn = store, txn
+        self.records: dict[bytes, Record] = {}
+        self.slots: dict[bytes, bytes] = {}
+        self._indexed: dict[bytes, list[int | None]] = {}  # as it was read
+        self._dirty: dict[bytes, bytes | None] = {}  # key → row, or None to remove it
+        self._changed: set[bytes] = set()
+
+    def read(self, txids: Iterable[bytes], outpoints: Iterable[OutPoint]) -> None:
+        """Take in the masters of transactions, and of outputs the slots on the first page or beside it."""
+        self.records = self._store.records(self._txn, txids)
+        for txid, record in self.records.items():
+            self._indexed[txid] = [getattr(record, name) for _, name in self._store.indexes()]
+        wanted = sorted({slot_key(txid, 0, index) for txid, index in outpoints})
+        self.slots = dict(self._txn.cursor(self._store.tx).getmulti(wanted))
+
+    def put_slot(self, key: bytes, row: bytes | None) -> None:
+        """Change a slot, or remove it."""
+        self._dirty[key] = row
+        if row is not None:
+            self.slots[key] = row
+
+    def change(self, txid: bytes) -> None:
+        """Say that a master was changed."""
+        self._changed.add(txid)
+
+    def add(self, txid: bytes, record: Record, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Add a transaction that had no record, and its other rows by their keys."""
+        self.records[txid] = record
+        self._indexed[txid] = [None for _ in self._store.indexes()]
+        self._changed.add(txid)
+        self._dirty.update(rows)
+
+    def flush(self) -> None:
+        """Write back what was changed, in key order, the indexes with it."""
+        for txid in self._changed:
+            self._dirty[txid + MASTER] = pack(self.records[txid])
+        cursor = self._txn.cursor(self._store.tx)
+        cursor.putmulti([(key, row) for key, row in sorted(self._dirty.items()) if row is not None])
+        for key in sorted(key for key, row in self._dirty.items() if row is None):
+            self._txn.delete(key, db=self._store.tx)
+        for number, (db, name) in enumerate(self._store.indexes()):
+            moved = [(txid, self._indexed[txid][number], getattr(self.records[txid], name)) for txid in self._changed]
+            for was, txid in sorted((was, txid) for txid, was, now in moved if was is not None and was != now):
+                self._store.leave(self._txn, db, name, txid, was)
+            joined = sorted((keys.u32(now), txid) for txid, was, now in moved if now is not None and was != now)
+            self._txn.cursor(db).putmulti(joined)
+        self._dirty, self._changed = {}, set()

@@ -1,0 +1,317 @@
+"""The transaction store's tables: records in pages, an output's slot in a row of its own, and three indexes by height.
+
+    tx   txid | page u32              the page: page 0 is the master, and has what is said of the whole transaction
+         txid | page u32 | slot u32   a slot: 32 bytes unspent, 68 bytes spent or frozen, no row when it holds nothing
+         txid | 0xFFFFFFFE            inputs and raw bytes: a spend must not rewrite them
+         txid | 0xFFFFFFFF            the lock of whoever creates the transaction page by page
+
+Key order is reading order: a page's slots follow it. A slot row may stand without a page: then the transaction is one
+that only the UTXO store's rows tell of (`storage.buried`), and the row is what they can't tell: a claim of an unmined
+transaction, or a freeze.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+
+from msgspec import Struct
+
+from storage import keys
+from storage.disk import Db, Disk, Txn
+from storage.errors import Damaged
+from storage.rows import BlockDetails, pack, unpack
+
+TABLES = ("tx", "tx_delete_at*", "tx_unmined*", "tx_preserved*")
+
+BODY_PAGE, LOCK_PAGE = 0xFFFF_FFFE, 0xFFFF_FFFF
+MASTER = keys.u32(0)
+_BODY, _LOCK = keys.u32(BODY_PAGE), keys.u32(LOCK_PAGE)
+HASH, CLAIM = 32, 36  # bytes
+FROZEN = b"\xff" * CLAIM
+ALL_IN_ONE = keys.LAST_U32  # the page size of a record that is one page, however many outputs it has
+
+OutPoint = tuple[bytes, int]
+
+
+class Page(Struct, array_like=True):
+    """What is said of some of a transaction's outputs, in the data model's words.
+
+    `recorded` slots have a row. `spent` of them are spent. `deleted_children` spent outputs of this page and are
+    pruned. `reassignments` are (slot, old hash, new hash, height).
+    """
+
+    outputs: int
+    recorded: int
+    spent: int = 0
+    creating: bool = False
+    deleted_children: list[bytes] = []
+    reassignments: list[tuple[int, bytes, bytes, int]] = []
+    spendable_in: dict[int, int] = {}
+
+    @property
+    def all_spent(self) -> bool:
+        """Return whether nothing on this page can be spent any more; a reassigned output never counts."""
+        return self.spent == self.counted
+
+    @property
+    def counted(self) -> int:
+        """Return `recordUtxos`: each reassignment adds one for good, which keeps the record from being deleted."""
+        return self.recorded + len(self.reassignments)
+
+
+class Record(Page, array_like=True):
+    """The master: page 0, and the whole transaction's state. Its flags decide for every page.
+
+    `born` is the height at which the transaction was first known as unmined; it outlives being mined. `main_ids` are
+    those of its blocks that are on the longest chain: with none of them left it is unmined again.
+    """
+
+    total: int = 0
+    page_size: int = ALL_IN_ONE
+    pages: int = 0  # beside this one
+    spent_pages: int | None = None
+    is_coinbase: bool = False
+    external: bool = False
+    partial: bool = False
+    locked: bool = False
+    conflicting: bool = False
+    born: int | None = None
+    created_at: int = 0  # milliseconds
+    unmined_since: int | None = None
+    preserve_until: int | None = None
+    delete_at: int | None = None
+    spending_height: int | None = None
+    block_ids: list[int] = []
+    block_heights: list[int] = []
+    subtree_idxs: list[int | None] = []
+    main_ids: list[int] = []
+    conflicting_children: list[bytes] = []
+    fee: int | None = None
+    size: int | None = None
+
+    @property
+    def mined(self) -> bool:
+        """Return whether it is in a block of the longest chain."""
+        return bool(self.block_ids) and self.unmined_since is None
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Return the page and the slot of an output."""
+        return divmod(index, self.page_size)
+
+
+class Body(Struct, array_like=True, frozen=True):
+    """What does not change: what the transaction spends, and its bytes when they are kept here."""
+
+    inputs: list[OutPoint]
+    raw: bytes | None = None
+
+
+class Lock(Struct, array_like=True, frozen=True):
+    """Who creates a transaction page by page, and until when nobody else may."""
+
+    owner: bytes
+    created_at: float
+    expires_at: float
+    process_id: int
+    hostname: str
+    expected_records: int
+
+
+class TxStore:
+    """The tables of the transaction store on one disk."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        self.tx = disk.tables["tx"]
+        self.details = disk.tables["tx_block"]  # moves with the blocks of the UTXO set
+        self.delete_at, self.unmined = disk.tables["tx_delete_at"], disk.tables["tx_unmined"]
+        self.preserved = disk.tables["tx_preserved"]
+
+    # --- pages ---------------------------------------------------------------------------------------------------
+
+    def empty(self, txn: Txn) -> bool:
+        """Return whether no transaction has a row here: a chain that is only followed leaves none."""
+        return not txn.cursor(self.tx).first()
+
+    def record(self, txn: Txn, txid: bytes) -> Record | None:
+        """Return the master."""
+        raw = txn.get(txid + MASTER, db=self.tx)
+        return None if raw is None else unpack(Record, raw, f"the record of {txid.hex()}")
+
+    def records(self, txn: Txn, txids: Iterable[bytes]) -> dict[bytes, Record]:
+        """Return those masters that exist."""
+        found = txn.cursor(self.tx).getmulti(sorted(txid + MASTER for txid in txids))
+        return {key[:32]: unpack(Record, raw, f"the record of {key[:32].hex()}") for key, raw in found}
+
+    def page(self, txn: Txn, txid: bytes, number: int) -> Page | None:
+        """Return a page; number 0 is the master."""
+        if number == 0:
+            return self.record(txn, txid)
+        raw = txn.get(txid + keys.u32(number), db=self.tx)
+        return None if raw is None else unpack(Page, raw, f"page {number} of {txid.hex()}")
+
+    def put_page(self, txn: Txn, txid: bytes, number: int, page: Page) -> None:
+        """Store a page, and keep the indexes in step when it is the master."""
+        key = txid + keys.u32(number)
+        if isinstance(page, Record):
+            before = self.record(txn, txid)
+            self.index(txn, txid, before, page)
+        txn.put(key, pack(page), db=self.tx)
+
+    def put_record(self, txn: Txn, txid: bytes, record: Record) -> None:
+        """Store the master, and keep the indexes in step."""
+        self.put_page(txn, txid, 0, record)
+
+    def remove(self, txn: Txn, txid: bytes) -> int:
+        """Remove everything of a transaction; return how many pages that were."""
+        record, pages = self.record(txn, txid), 0
+        if record is not None:
+            self.index(txn, txid, record, None)
+        cursor = txn.cursor(self.tx)
+        while cursor.set_range(txid) and cursor.key().startswith(txid):
+            pages += len(cursor.key()) == HASH + 4 and cursor.key()[HASH:] < _BODY
+            cursor.delete()
+        return pages
+
+    def remove_page(self, txn: Txn, txid: bytes, number: int) -> None:
+        """Remove one page and its slots; with the master goes the body."""
+        if number == 0:
+            self.index(txn, txid, self.record(txn, txid), None)
+            txn.delete(txid + _BODY, db=self.tx)
+        cursor, front = txn.cursor(self.tx), txid + keys.u32(number)
+        while cursor.set_range(front) and cursor.key().startswith(front):
+            cursor.delete()
+
+    def index(self, txn: Txn, txid: bytes, before: Record | None, after: Record | None) -> None:
+        """Move a transaction in the indexes from what its master was to what it is."""
+        for db, name in self.indexes():
+            was: int | None = None if before is None else getattr(before, name)
+            now: int | None = None if after is None else getattr(after, name)
+            if was == now:
+                continue
+            if was is not None:
+                self.leave(txn, db, name, txid, was)
+            if now is not None:
+                txn.put(keys.u32(now), txid, db=db)
+
+    @staticmethod
+    def leave(txn: Txn, db: Db, name: str, txid: bytes, height: int) -> None:
+        """Take a transaction out of an index.
+
+        Raises:
+            Damaged: it is not there.
+        """
+        if not txn.delete(keys.u32(height), txid, db):
+            raise Damaged(f"transaction {txid.hex()} is not in the index of its {name}, {height}")
+
+    def indexes(self) -> tuple[tuple[Db, str], ...]:
+        """Return each index and the field of the master that it follows."""
+        return ((self.delete_at, "delete_at"), (self.unmined, "unmined_since"), (self.preserved, "preserve_until"))
+
+    # --- slots ---------------------------------------------------------------------------------------------------
+
+    def slot(self, txn: Txn, txid: bytes, page: int, slot: int) -> bytes | None:
+        """Return a slot's row."""
+        return txn.get(slot_key(txid, page, slot), db=self.tx)
+
+    def put_slot(self, txn: Txn, txid: bytes, page: int, slot: int, row: bytes) -> None:
+        """Store a slot's row."""
+        txn.put(slot_key(txid, page, slot), row, db=self.tx)
+
+    def drop_slot(self, txn: Txn, txid: bytes, page: int, slot: int) -> None:
+        """Remove a slot's row."""
+        txn.delete(slot_key(txid, page, slot), db=self.tx)
+
+    def put_slots(self, txn: Txn, txid: bytes, page: int, rows: Iterable[tuple[int, bytes]]) -> None:
+        """Store a page's slots, given in order."""
+        front = txid + keys.u32(page)
+        txn.cursor(self.tx).putmulti((front + keys.u32(slot), row) for slot, row in rows)
+
+    def slots(self, txn: Txn, txid: bytes, page: int = 0) -> Iterator[tuple[int, bytes]]:
+        """Yield the slots of a page that have a row, in order."""
+        cursor, front = txn.cursor(self.tx), txid + keys.u32(page)
+        if not cursor.set_range(front + MASTER):
+            return
+        for key, row in cursor:
+            if len(key) != HASH + 8 or not key.startswith(front):
+                return
+            yield keys.number(key[36:]), row
+
+    def spenders(self, txn: Txn, txid: bytes, record: Record) -> list[bytes]:
+        """Return the transactions that spend an output of this one, each once, in order of outputs."""
+        found: dict[bytes, None] = {}
+        for page in range(record.pages + 1):
+            for _, row in self.slots(txn, txid, page):
+                if len(row) > HASH and row[HASH:] != FROZEN:
+                    found[row[HASH : HASH + 32]] = None
+        return list(found)
+
+    # --- bodies, locks, blocks -----------------------------------------------------------------------------------
+
+    def body(self, txn: Txn, txid: bytes) -> Body:
+        """Return inputs and raw bytes; a transaction without such a row has neither."""
+        raw = txn.get(txid + _BODY, db=self.tx)
+        return Body([]) if raw is None else unpack(Body, raw, f"the body of {txid.hex()}")
+
+    def put_body(self, txn: Txn, txid: bytes, body: Body) -> None:
+        """Store inputs and raw bytes."""
+        txn.put(txid + _BODY, pack(body), db=self.tx)
+
+    def lock(self, txn: Txn, txid: bytes) -> Lock | None:
+        """Return who creates this transaction now."""
+        raw = txn.get(txid + _LOCK, db=self.tx)
+        return None if raw is None else unpack(Lock, raw, f"the lock of {txid.hex()}")
+
+    def put_lock(self, txn: Txn, txid: bytes, lock: Lock | None) -> None:
+        """Store the lock, or remove it."""
+        if lock is None:
+            txn.delete(txid + _LOCK, db=self.tx)
+        else:
+            txn.put(txid + _LOCK, pack(lock), db=self.tx)
+
+    def block_details(self, txn: Txn, ordinal: int) -> BlockDetails | None:
+        """Return what was kept of a block's transactions."""
+        raw = txn.get(keys.u32(ordinal), db=self.details)
+        return None if raw is None else unpack(BlockDetails, raw, f"the details of block {ordinal}")
+
+    # --- walks ---------------------------------------------------------------------------------------------------
+
+    def txids(self, txn: Txn, after: bytes = b"") -> Iterator[bytes]:
+        """Yield every transaction that has a row, in order of their ids, by one seek each."""
+        cursor, at = txn.cursor(self.tx), after
+        while cursor.set_range(at):
+            txid = cursor.key()[:HASH]
+            yield txid
+            at = txid + b"\xff" * 5  # above every key of this transaction: the lock is its last
+
+    @staticmethod
+    def due(txn: Txn, db: Db, height: int, first: int = 0) -> Iterator[tuple[int, bytes]]:
+        """Yield what an index has at `first` or above and at or below `height`, lowest first."""
+        cursor = txn.cursor(db)
+        if not cursor.set_range(keys.u32(first)):
+            return
+        for key, txid in cursor:
+            if (at := keys.number(key)) > height:
+                return
+            yield at, txid
+
+
+def slot_key(txid: bytes, page: int, slot: int) -> bytes:
+    """Return the key of a slot."""
+    return txid + keys.u32(page) + keys.u32(slot)
+
+
+def claim(txid: bytes, input_index: int) -> bytes:
+    """Return the 36 bytes that name a spender: the same transaction at another input is another spender."""
+    return txid + input_index.to_bytes(4, "little")
+
+
+def claimant(row: bytes) -> tuple[bytes, int]:
+    """Return the spender in a spent slot."""
+    return row[HASH : HASH + 32], int.from_bytes(row[HASH + 32 : HASH + CLAIM], "little")
+
+
+def output_hash(txid: bytes, index: int, body: bytes) -> bytes:
+    """Return what a slot says of its output: a commitment to where it is and what the UTXO store keeps of it."""
+    return blake2b(txid + keys.u32(index) + body, digest_size=HASH).digest()

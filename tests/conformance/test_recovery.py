@@ -1,0 +1,963 @@
+"""The conformance cases of the recovery service, one test each, named after the case.
+
+The cases are prose (`recovery.json`). Where something is arranged differently here, the docstring says what stands in
+its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import json
+import re
+import sqlite3
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import asyncpg  # type: ignore[import-untyped]
+import pytest
+from recovering import (
+    Lab,
+    Says,
+    Shaky,
+    becomes,
+    capture_logs,
+    knobs,
+    manage,
+    managing,
+    read,
+    status,
+    tx,
+    until,
+)
+
+from config.checks import problems
+from config.load import ConfigError, load
+from config.settings import Config, Recovery
+from handlers.recovery.attempts import Attempts, Held
+from handlers.recovery.finality import Breaker, FinalityHandler, Mined, Pending, State
+from handlers.recovery.manager import Manager
+from handlers.recovery.numbers import Numbers
+from handlers.recovery.outcome import Busy, Invalid, NotFound, Outcome, Permanent, Transient, Valid
+from handlers.recovery.rules import NEVER_ARRIVED, settle
+from storage.recovery.postgres import PostgresStorage, lock_id
+from storage.recovery.rows import Claim, Settlement, Storage
+
+pytestmark = pytest.mark.anyio
+HERE = Path(__file__).parent
+CASES = {case["id"]: case for case in json.loads((HERE / "recovery.json").read_text())}
+HOUR = 3600.0
+
+
+def test_every_case_has_its_test() -> None:
+    named = {name.upper().replace("_", "-")[5:12] for name in globals() if name.startswith("test_rec_")}
+    assert named == set(CASES)
+
+
+async def old(storage: Storage, *numbers: int, age_s: float = HOUR) -> None:
+    for n in numbers:
+        await storage.add([tx(n)], 30.0, age_s)
+
+
+async def claimed(storage: Storage, owner: str, limit: int = 100, lease_s: float = 300.0) -> list[bytes]:
+    return sorted(claim.txid for claim in await storage.claim(owner, lease_s, limit))
+
+
+# --- lifecycle ---------------------------------------------------------------------------------------------------
+
+
+async def test_rec_001_start_second_start_stop(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        shaky = Shaky(storage)
+        async with managing(shaky, Says(), ttl=0.1, scan_interval=0.1) as manager:
+            with pytest.raises(RuntimeError, match="already started"):
+                await manager.start()
+            await until(lambda: {"session", "claim"} <= set(shaky.calls))
+
+
+async def test_rec_002_disabled_manager_is_inert(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        shaky = Shaky(storage)
+        async with managing(shaky, Says(), enabled=False):
+            await asyncio.sleep(0.2)
+        assert shaky.calls == []
+
+
+async def test_rec_003_stop_before_start(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        shaky = Shaky(storage)
+        await manage(shaky, Says()).stop()
+        assert shaky.calls == []
+
+
+async def test_rec_004_restart_after_stop(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        manager = manage(storage, Says())
+        for n in (1, 2):
+            await old(storage, n)
+            await manager.start()
+            await until(becomes(storage, tx(n), "confirmed"))
+            await manager.stop()
+
+
+# --- config ------------------------------------------------------------------------------------------------------
+
+
+def test_rec_006_defaults_first_generation() -> None:
+    config = Config().recovery
+    assert (config.enabled, config.ttl, config.scan_interval, config.batch_size) == (True, 30, 5, 100)
+    assert (config.worker_count, config.lease_duration, config.not_found_grace_period) == (4, 30, 1800)
+
+
+def test_rec_007_defaults_later_generation(tmp_path: Path) -> None:
+    """The defaults are the first generation's, but for the timeout; a heartbeat makes the longer lease needless."""
+    config = Config().recovery
+    assert (config.attempt_timeout, config.ttl, config.scan_interval) == (60, 30, 5)
+    file = tmp_path / "later.toml"
+    file.write_text('[recovery]\nbatch_size = 16\nworker_count = 8\nlease_duration = "5m"\n')
+    later = load(file, {})
+    assert (later.recovery.batch_size, later.recovery.worker_count, later.recovery.lease_duration) == (16, 8, 300)
+    assert problems(later) == []
+
+
+async def test_rec_009_lease_under_one_second_refused(lab: Lab) -> None:
+    with pytest.raises(ConfigError, match="at least 1s"):
+        load(None, {"UTXOD_RECOVERY__LEASE_DURATION": "900ms"})
+    async with lab.storage() as storage:
+        manager = manage(storage, Says(), lease_duration=0.9)
+        with pytest.raises(ValueError, match="minimum is 1s"):
+            await manager.start()
+
+
+def test_rec_011_section_without_enabled_stays_enabled(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('[recovery]\nttl = "45s"\n')
+    assert load(file, {}).recovery.enabled
+
+
+def test_rec_012_stale_lock_id_key_ignored(tmp_path: Path) -> None:
+    """Our name of the key is one that is known; it does not turn anything off."""
+    file = tmp_path / "c.toml"
+    file.write_text('[recovery]\nadvisory_lock_id = 8389190333894887286\nttl = "45s"\n')
+    config = load(file, {}).recovery
+    assert (config.enabled, config.ttl) == (True, 45)
+
+
+def test_rec_013_timeout_floor() -> None:
+    with pytest.raises(ConfigError, match="at least 10s"):
+        load(None, {"UTXOD_RECOVERY__ATTEMPT_TIMEOUT": "5s"})
+    assert load(None, {"UTXOD_RECOVERY__ATTEMPT_TIMEOUT": "0s"}).recovery.attempt_timeout == 0
+    assert load(None, {"UTXOD_RECOVERY__ATTEMPT_TIMEOUT": "10s"}).recovery.attempt_timeout == 10
+
+
+async def test_rec_014_default_settings_raise_no_lease_warning(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        with capture_logs() as logs:
+            manager = Manager(storage, Says(), Recovery(), dice=lambda low, _: low)
+            await manager.start()
+            await until(lambda: manager.numbers.sweeps)
+            await manager.stop()
+        assert [line for line in logs if line["log_level"] in ("warning", "error")] == []
+
+
+# --- sweep -------------------------------------------------------------------------------------------------------
+
+
+async def test_rec_016_not_recovered_twice_when_not_claimed_again(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        handler = Says()
+        async with managing(storage, handler) as manager:
+            await until(lambda: manager.numbers.sweeps >= 5)
+        assert handler.asked == [tx(1)]
+
+
+async def test_rec_018_leadership_failure_is_survivable(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        shaky = Shaky(storage)
+        shaky.broken.add("session")
+        with capture_logs() as logs:
+            async with managing(shaky, Says()) as manager:
+                await until(lambda: manager.numbers.errors >= 2)
+                assert await status(storage, tx(1)) == "pending"
+                shaky.broken.clear()
+                await until(becomes(storage, tx(1), "confirmed"))
+        assert any(line["log_level"] == "error" and "session" in line["error"] for line in logs)
+
+
+async def test_rec_019_claim_failure_gives_leadership_back(pg_lab: Lab) -> None:
+    async with pg_lab.storage() as storage, pg_lab.storage() as other:
+        await old(storage, 1)
+        shaky = Shaky(storage)
+        shaky.broken.add("claim")
+        async with managing(shaky, Says()) as manager:
+            await until(lambda: manager.numbers.errors >= 1)
+            session = await other.session(lambda: None)
+            await until(session.lead)
+            shaky.broken.clear()
+            await session.close()
+            await until(becomes(storage, tx(1), "confirmed"))
+
+
+async def test_rec_022_backlog_is_drained(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await storage.add([tx(n) for n in range(250)], 0.0, HOUR)
+        async with managing(storage, Says(), batch_size=100, scan_interval=60.0) as manager:
+            await until(lambda: manager.numbers.settled["confirmed"] == 250)
+            assert manager.numbers.sweeps == 1
+
+
+# --- claim -------------------------------------------------------------------------------------------------------
+
+
+async def test_rec_023_second_instance_gets_nothing(lab: Lab) -> None:
+    async with lab.storage() as one, lab.storage() as two:
+        await old(one, *range(5))
+        assert len(await claimed(one, "A")) == 5
+        assert await claimed(two, "B") == []
+
+
+async def test_rec_024_expired_lease_can_be_taken(lab: Lab) -> None:
+    async with lab.storage() as one, lab.storage() as two:
+        await old(one, 1)
+        assert await claimed(one, "A", lease_s=1.0) == [tx(1)]
+        assert await claimed(two, "B") == []
+        await asyncio.sleep(1.2)
+        assert await claimed(two, "B") == [tx(1)]
+
+
+async def test_rec_025_same_owner_may_claim_again(lab: Lab) -> None:
+    """On demand: it is how an owner whose answer was lost gets at what it holds. The generation stays."""
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        (first,) = await storage.claim("A", 300.0, 10)
+        await lab.pass_time(290)
+        (second,) = await storage.claim("A", 300.0, 10, again=True)
+        assert (second.txid, second.generation) == (first.txid, first.generation)
+        await lab.pass_time(290)
+        assert await claimed(storage, "B") == []
+
+
+async def test_rec_026_limit_is_respected_across_owners(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        for n in range(10):
+            await old(storage, n, age_s=HOUR - n)
+        first, second = await claimed(storage, "A", 3), await claimed(storage, "B", 3)
+        assert (first, second) == ([tx(0), tx(1), tx(2)], [tx(3), tx(4), tx(5)])
+
+
+async def test_rec_028_young_rows_are_left_alone(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1, age_s=10.0)
+        assert await claimed(storage, "A") == []
+
+
+async def test_rec_029_age_boundary_is_strict(lab: Lab) -> None:
+    """With the clock held still: by the transaction in PostgreSQL, by a clock of our own in SQLite."""
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        if isinstance(storage, PostgresStorage):
+            from storage.recovery.postgres_sql import CLAIM
+
+            connection = await asyncpg.connect(lab.uri)
+            claim = CLAIM.replace("{table}", lab.table)
+            try:
+                for moved, found in (("now()", 0), ("now() - interval '1 us'", 1)):
+                    async with connection.transaction():
+                        await connection.execute(f"UPDATE {lab.table} SET next_attempt_at = {moved}")
+                        rows = await connection.fetch(
+                            claim.replace("$2", "interval '1 s'").replace("$3", "$2"), "A", 10
+                        )
+                        assert len(rows) == found
+            finally:
+                await connection.close()
+        else:
+            from storage.recovery.sqlite import SqliteStorage
+
+            now = (await read(storage, tx(1))).next_attempt_at
+            assert now is not None
+            for later, count in ((0, 0), (1, 1)):
+                still = SqliteStorage(lab.path, partial(int, round(now.timestamp() * 1000) + later))
+                await still.open()
+                assert len(await still.claim("A", 1.0, 10)) == count
+                await still.close()
+
+
+async def test_rec_030_only_pending_is_eligible(lab: Lab) -> None:
+    """An unknown transaction has no row, so that there are four statuses to leave alone."""
+    async with lab.storage() as storage:
+        for n, end in enumerate(("confirmed", "deleted", "orphan", "dead")):
+            await old(storage, n)
+            await storage.conclude([tx(n)], end, "")  # type: ignore[arg-type]
+        assert await claimed(storage, "A") == []
+
+
+async def test_rec_031_audit_and_owner_claims_are_independent(lab: Lab, tmp_path: Path, postgres_uri: str) -> None:
+    (tmp_path / "audit").mkdir()
+    audit_lab = Lab(lab.kind, tmp_path / "audit", postgres_uri)
+    async with lab.storage() as owner, audit_lab.storage() as audit:
+        await old(owner, 1)
+        await old(audit, 2)
+        assert await claimed(audit, "A") == [tx(2)]
+        assert await claimed(owner, "A") == [tx(1)]
+        one, two = await owner.session(lambda: None), await audit.session(lambda: None)
+        assert await one.lead()
+        assert await two.lead()
+        await one.close()
+        await two.close()
+
+
+async def test_rec_033_short_lease_keeps_its_length(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        assert await claimed(storage, "A", lease_s=0.9) == [tx(1)]
+        assert await claimed(storage, "B") == []
+
+
+async def test_rec_034_session_time_zone_does_not_matter(pg_lab: Lab) -> None:
+    def zone(name: str) -> str:
+        return f"{pg_lab.uri}{'&' if '?' in pg_lab.uri else '?'}timezone={name}"
+
+    async with pg_lab.storage(uri=zone("UTC")) as utc, pg_lab.storage(uri=zone("Asia/Tokyo")) as tokyo:
+        assert isinstance(tokyo, PostgresStorage)
+        assert await tokyo._run(lambda c: c.fetchval("SHOW timezone")) == "Asia/Tokyo"
+        for one, two, n in ((utc, tokyo, 1), (tokyo, utc, 2)):
+            await old(one, n)
+            assert await claimed(one, "A") == [tx(n)]
+            assert await claimed(two, "B") == []
+        await pg_lab.pass_time(301)
+        assert await claimed(tokyo, "B") == [tx(1), tx(2)]
+
+
+async def test_rec_035_sqlite_claims_are_real_and_exclusive(sqlite_lab: Lab) -> None:
+    async with AsyncExitStack() as stack:
+        stores = [await stack.enter_async_context(sqlite_lab.storage()) for _ in range(4)]
+        await stores[0].add([tx(n) for n in range(20_000)], 0.0, HOUR)
+
+        async def drain(storage: Storage, owner: str) -> list[bytes]:
+            got: list[bytes] = []
+            while claims := await storage.claim(owner, 300.0, 16):
+                got += [claim.txid for claim in claims]
+            return got
+
+        shares = await asyncio.gather(*(drain(storage, f"{n}") for n, storage in enumerate(stores)))
+        assert sorted(txid for share in shares for txid in share) == [tx(n) for n in range(20_000)]
+        assert all(shares)
+
+
+async def test_rec_036_expired_claims_can_be_swept(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1, 2, 3)
+        assert len(await claimed(storage, "A", lease_s=1.0)) == 3
+        assert await storage.expire() == 0
+        await lab.pass_time(2)
+        assert await storage.expire() == 3
+        assert len(await claimed(storage, "B")) == 3
+
+
+async def test_rec_037_owner_ids_never_collide(lab: Lab) -> None:
+    async with lab.storage() as one, lab.storage() as two:
+        async with managing(one, Says(), instance_id="same") as a, managing(two, Says(), instance_id="same") as b:
+            assert a.owner.startswith("same/")
+            assert a.owner != b.owner
+        await old(one, 1, 2, 3)
+        first = await claimed(one, a.owner, 2)
+        assert set(first).isdisjoint(await claimed(two, b.owner))
+        assert (await read(one, first[0])).owner == a.owner
+
+
+# --- release -----------------------------------------------------------------------------------------------------
+
+
+async def test_rec_038_released_row_is_free_at_once(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        claims = await storage.claim("A", 300.0, 10)
+        assert await storage.release(claims) == {tx(1)}
+        assert await claimed(storage, "B") == [tx(1)]
+
+
+async def foreign_release(storage: Storage) -> list[Claim]:
+    await old(storage, 1)
+    (claim,) = await storage.claim("A", 300.0, 10)
+    forged = Claim(claim.txid, "B", claim.generation, 0, 0, 0, 0.0, 0.0)
+    assert await storage.release([forged]) == set()
+    return [claim]
+
+
+async def test_rec_039_wrong_owner_cannot_release(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await foreign_release(storage)
+        assert await claimed(storage, "C") == []
+
+
+async def test_rec_040_original_owner_keeps_claim_after_foreign_release(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        (claim,) = await foreign_release(storage)
+        (again,) = await storage.claim("A", 300.0, 10, again=True)
+        assert (again.txid, again.generation) == (claim.txid, claim.generation)
+
+
+async def test_rec_042_release_of_a_pending_row_writes_no_message(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        await storage.release(await storage.claim("A", 300.0, 10))
+        row = await read(storage, tx(1))
+        assert (row.status, row.message, row.last_error, row.attempts) == ("pending", "", "", 0)
+
+
+async def test_rec_043_old_generation_cannot_release(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        (mine,) = await storage.claim("A", 1.0, 10)
+        await lab.pass_time(2)
+        assert await claimed(storage, "B") == [tx(1)]
+        before = await read(storage, tx(1))
+        assert await storage.release([mine]) == set()
+        assert await storage.settle([Settlement(mine, "deleted", "invalid", message="stale")]) == set()
+        assert await read(storage, tx(1)) == before
+
+
+# --- handler -----------------------------------------------------------------------------------------------------
+
+
+class Source:
+    """A source of finality that is told what to say."""
+
+    name = "told"
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    async def state_of(self, txid: bytes) -> State:
+        return self.state
+
+    async def caught_up(self) -> bool:
+        return True
+
+
+class Network:
+    """The network of the handler in the document."""
+
+    def __init__(self) -> None:
+        self.answers: dict[bytes, Any] = {}
+        self.asked = 0
+
+    async def status(self, txid: bytes) -> Any:
+        self.asked += 1
+        return self.answers.get(txid)
+
+
+DOCUMENT: dict[str, Any] = {}
+
+
+def documented() -> dict[str, Any]:
+    """Return what the example in the document defines."""
+    if not DOCUMENT:
+        text = (HERE.parent.parent / "docs" / "recovery.md").read_text()
+        (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+        exec(compile(code, "docs/recovery.md", "exec"), DOCUMENT)
+    return DOCUMENT
+
+
+class Books:
+    """The database of the handler in the document, which may be made to fail."""
+
+    def __init__(self) -> None:
+        self.connection = sqlite3.connect(":memory:")
+        self.connection.execute("CREATE TABLE requests (txid BLOB PRIMARY KEY, request BLOB)")
+        self.connection.execute("CREATE TABLE tokens (txid BLOB PRIMARY KEY, token BLOB)")
+        self.connection.execute("INSERT INTO requests VALUES (?, ?)", (tx(1), b"ten tokens"))
+        self.connection.commit()
+
+    def __enter__(self) -> Books:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
+
+    def tokens(self) -> list[Any]:
+        return self.connection.execute("SELECT token FROM tokens").fetchall()
+
+
+GOOD = ("valid", hashlib.sha256(b"ten tokens").digest())
+
+
+async def after(storage: Storage, handler: Any, wanted: str, **changes: Any) -> Any:
+    """Run the service on one row until it was looked at and has a status; return the row."""
+    await old(storage, 1)
+    async with managing(storage, handler, **changes) as manager:
+        await until(lambda: sum(manager.numbers.settled.values()))
+        await until(becomes(storage, tx(1), wanted))
+        return await read(storage, tx(1))
+
+
+async def document_row(lab: Lab, books: Books, answer: Any, wanted: str, **changes: Any) -> Any:
+    network = Network()
+    network.answers[tx(1)] = answer
+    handler = documented()["TokenHandler"](network, books.connection)
+    async with lab.storage() as storage:
+        return await after(storage, handler, wanted, **changes)
+
+
+async def test_rec_046_invalid(lab: Lab) -> None:
+    with Books() as books:
+        books.connection.execute("DROP TABLE requests")  # it is not looked into
+        row = await document_row(lab, books, ("invalid", "bad signature"), "deleted")
+    assert row.message == "bad signature"
+
+
+async def test_rec_047_busy(lab: Lab) -> None:
+    with Books() as books:
+        row = await document_row(lab, books, ("busy", ""), "pending")
+    assert (row.failures, row.history[0].outcome, row.message) == (0, "busy", "")
+
+
+async def test_rec_048_unknown_status_is_treated_as_busy(lab: Lab) -> None:
+    with Books() as books:
+        row = await document_row(lab, books, ("a word nobody knows", ""), "pending")
+    assert (row.failures, row.history[0].outcome) == (0, "busy")
+
+
+async def test_rec_049_hash_mismatch(lab: Lab) -> None:
+    with Books() as books:
+        row = await document_row(lab, books, ("valid", b"another"), "deleted")
+        assert "mismatch" in row.message
+        assert books.tokens() == []
+
+
+async def test_rec_051_request_load_fails(lab: Lab) -> None:
+    with Books() as books:
+        books.connection.execute("DROP TABLE requests")
+        row = await document_row(lab, books, GOOD, "pending")
+    assert row.failures >= 1
+    assert "no such table" in row.last_error
+
+
+async def test_rec_052_append_fails(lab: Lab) -> None:
+    with Books() as books:
+        books.connection.execute("CREATE TRIGGER full BEFORE INSERT ON tokens BEGIN SELECT RAISE(FAIL, 'full'); END")
+        row = await document_row(lab, books, GOOD, "pending")
+        assert "full" in row.last_error
+        assert (books.tokens(), row.message) == ([], "")
+
+
+async def test_rec_053_status_write_fails(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        shaky, handler = Shaky(storage), Says(lambda _: Invalid("no"))
+        shaky.broken.add("settle")
+        async with managing(shaky, handler) as manager:
+            await until(lambda: len(handler.asked) >= 2)
+            assert manager.numbers.errors >= 1
+            assert await status(storage, tx(1)) == "pending"
+            shaky.broken.clear()
+            await until(becomes(storage, tx(1), "deleted"))
+
+
+async def test_rec_055_valid_but_no_reference_hash(lab: Lab) -> None:
+    with Books() as books:
+        row = await document_row(lab, books, ("valid", None), "dead")
+        assert "no hash" in row.last_error
+        assert books.tokens() == []
+
+
+async def test_rec_056_second_commit_changes_nothing(lab: Lab) -> None:
+    with Books() as books:
+        books.connection.execute("INSERT INTO tokens VALUES (?, ?)", (tx(1), b"ten tokens"))
+        books.connection.commit()
+        await document_row(lab, books, GOOD, "confirmed")
+        assert len(books.tokens()) == 1
+
+
+# --- orphan ------------------------------------------------------------------------------------------------------
+
+
+async def test_rec_057_promoted_past_grace(lab: Lab) -> None:
+    """Unknown for the whole grace since the first time, and several times: so it is seen more than once before."""
+    async with lab.storage() as storage:
+        changes: list[Any] = []
+        row = await after(
+            storage, Says(lambda _: NotFound()), "orphan", not_found_grace_period=0.01, changed=changes.extend
+        )
+    assert [(change.txid, change.status) for change in changes] == [(tx(1), "orphan")]
+    assert (row.message, row.not_found >= 3) == (NEVER_ARRIVED, True)
+
+
+async def test_rec_059_other_not_found_wording(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        handler = Says(lambda _: NotFound(reason="no such transaction id in index"))
+        row = await after(storage, handler, "orphan", not_found_grace_period=0.01)
+    assert row.last_error == "no such transaction id in index"
+
+
+async def test_rec_060_within_grace_stays_pending(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1, age_s=600.0)
+        handler = Says(lambda _: NotFound())
+        async with managing(storage, handler, not_found_grace_period=1800.0):
+            await until(lambda: len(handler.asked) >= 6)
+        row = await read(storage, tx(1))
+        assert (row.status, row.owner) == ("pending", None)
+        assert row.last_error == NotFound().reason
+
+
+async def test_rec_062_other_errors_never_promote(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1, age_s=2 * HOUR)
+        handler = Says(lambda _: ConnectionRefusedError("connection refused: code = NotFound, tx not found"))
+        async with managing(storage, handler, not_found_grace_period=0.01):
+            await until(lambda: len(handler.asked) >= 6)
+        assert await status(storage, tx(1)) == "pending"
+
+
+async def test_rec_063_failed_promotion_is_retried(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        shaky, handler = Shaky(storage), Says(lambda _: NotFound())
+        async with managing(shaky, handler, not_found_grace_period=0.01):
+            await until(lambda: len(handler.asked) >= 2)
+            shaky.broken.add("settle")
+            asked = len(handler.asked)
+            await until(lambda: len(handler.asked) >= asked + 3)
+            assert await status(storage, tx(1)) == "pending"
+            shaky.broken.clear()
+            await until(becomes(storage, tx(1), "orphan"))
+
+
+async def test_rec_064_late_confirmation_wins(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1)
+
+        async def overtaken() -> Outcome:
+            await storage.conclude([tx(1)], "confirmed", "the listener knows")
+            return NotFound()
+
+        async with managing(storage, Says(lambda _: overtaken()), not_found_grace_period=0.001) as manager:
+            await until(lambda: manager.numbers.conflicts == 1)
+        row = await read(storage, tx(1))
+        assert (row.status, row.message) == ("confirmed", "the listener knows")
+
+
+async def test_rec_065_no_promotion_after_stop(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("handlers.recovery.attempts._SHUTTING_S", 0.05)
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        shaky, go = Shaky(storage), asyncio.Event()
+        handler = Says(lambda _: stubborn(go, NotFound()))
+        async with managing(shaky, handler, attempt_timeout=0.05, not_found_grace_period=0.001) as manager:
+            await until(lambda: manager._attempts.abandoned)
+        written = shaky.calls.count("settle")
+        go.set()
+        await asyncio.sleep(0.1)
+        assert shaky.calls.count("settle") == written == 0
+        assert await status(storage, tx(1)) == "pending"
+
+
+# --- timeout -----------------------------------------------------------------------------------------------------
+
+
+async def stubborn(go: asyncio.Event, outcome: Outcome) -> Outcome:
+    """Go on whoever cancels."""
+    while not go.is_set():
+        try:
+            await go.wait()
+        except asyncio.CancelledError:
+            continue
+    return outcome
+
+
+async def test_rec_066_hung_handler_that_honours_cancellation(lab: Lab) -> None:
+    """Leadership is held across sweeps, so that the later tick needs no other."""
+    async with lab.storage() as storage:
+        await old(storage, 1, 2)
+        handler = Says(lambda txid: asyncio.sleep(60) if txid == tx(1) else Valid())
+        async with managing(storage, handler, attempt_timeout=0.05, worker_count=1) as manager:
+            await until(lambda: handler.asked.count(tx(1)) >= 2)
+            await until(becomes(storage, tx(2), "confirmed"))
+            assert manager.numbers.timeouts >= 1
+        row = await read(storage, tx(1))
+        assert "deadline" in row.last_error
+        assert (row.owner, row.history[0].outcome) == (None, "timeout")
+
+
+async def test_rec_067_handler_that_ignores_cancellation(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("handlers.recovery.attempts._SHUTTING_S", 0.05)
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        shaky, go = Shaky(storage), asyncio.Event()
+        handler = Says(lambda _: stubborn(go, Valid()))
+        async with managing(shaky, handler, attempt_timeout=0.05, lease_duration=1.0) as manager:
+            await until(lambda: manager.numbers.stuck)
+            await asyncio.sleep(1.5)  # longer than the lease: the heartbeat keeps it
+            assert (await read(storage, tx(1))).owner == manager.owner
+            sweeps = manager.numbers.sweeps
+            await until(lambda: manager.numbers.sweeps > sweeps + 2)
+        assert shaky.calls.count("session") == 1
+        assert "release" not in shaky.calls
+        assert (len(handler.asked), manager.numbers.leader) == (1, False)
+        go.set()
+        await asyncio.sleep(0.05)
+
+
+async def test_rec_070_result_at_the_deadline_is_kept() -> None:
+    """The handler holds up the loop until the deadline is over, and then has a result."""
+
+    async def slow(_: bytes) -> Outcome:
+        await asyncio.sleep(0)
+        import time
+
+        time.sleep(0.1)  # noqa: ASYNC251 -- what is tested
+        return Invalid("just in time")
+
+    handler = Says()
+    handler.recover = slow  # type: ignore[method-assign,assignment]
+    numbers = Numbers()
+    attempts = Attempts(handler, knobs(attempt_timeout=0.05), numbers)
+    held = Held(Claim(tx(1), "A", 1, 0, 0, 0, 0.0, 0.0), until=1e12)
+    assert await attempts.make(held, lambda *_: None) == (Invalid("just in time"), False)
+    assert numbers.timeouts == 0
+
+
+async def alerts(threshold: int, times: int) -> list[str]:
+    """Return how loud each of several timeouts of one transaction was."""
+    attempts = Attempts(
+        Says(lambda _: asyncio.sleep(60)),
+        knobs(attempt_timeout=0.01, stuck_alert_threshold=threshold),
+        Numbers(),
+    )
+    with capture_logs() as logs:
+        for n in range(times):
+            held = Held(Claim(tx(1), "A", n, 0, 0, 0, 0.0, 0.0), until=1e12)
+            assert await attempts.make(held, lambda *_: None) is not None
+    return [line["log_level"] for line in logs if line["event"] == "recovery_timeout"]
+
+
+async def test_rec_071_alert_escalates_and_backs_off() -> None:
+    levels = await alerts(2, 9)
+    assert [n + 1 for n, level in enumerate(levels) if level == "error"] == [2, 4, 8]
+    assert len(levels) == 9
+
+
+async def test_rec_072_alert_can_be_disabled() -> None:
+    assert await alerts(0, 5) == ["warning"] * 5
+
+
+async def test_rec_073_shutdown_is_not_a_timeout(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        handler = Says(lambda _: asyncio.sleep(60))
+        with capture_logs() as logs:
+            async with managing(storage, handler, attempt_timeout=60.0, stuck_alert_threshold=1) as manager:
+                await until(lambda: handler.asked)
+        assert (manager.numbers.timeouts, manager.numbers.interrupted) == (0, 1)
+        events = [line["event"] for line in logs]
+        assert "recovery_interrupted" in events
+        assert "recovery_timeout" not in events
+        row = await read(storage, tx(1))
+        assert (row.owner, row.attempts, row.failures) == (None, 0, 0)
+
+
+async def test_rec_074_summary_separates_skipped_from_succeeded(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("handlers.recovery.attempts._SHUTTING_S", 0.05)
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        go = asyncio.Event()
+        handler = Says(lambda txid: stubborn(go, Valid()) if txid == tx(1) else Valid())
+        with capture_logs() as logs:
+            async with managing(storage, handler, attempt_timeout=0.05) as manager:
+                await until(lambda: manager.numbers.stuck)
+                await old(storage, 2)
+                await until(becomes(storage, tx(2), "confirmed"))
+                await until(lambda: any(line.get("skipped") == 1 and line.get("settled") == 1 for line in logs))
+        assert not any(line["event"] == "recovery_wedged" for line in logs)
+        go.set()
+        await asyncio.sleep(0.05)
+
+
+# --- leadership --------------------------------------------------------------------------------------------------
+
+
+async def test_rec_076_one_holder_at_a_time(pg_lab: Lab) -> None:
+    async with pg_lab.storage() as one, pg_lab.storage() as two:
+        holder, other = await one.session(lambda: None), await two.session(lambda: None)
+        assert await holder.lead()
+        assert await holder.lead()
+        assert not await other.lead()
+        await holder.close()
+        assert await other.lead()
+        await other.close()
+
+
+async def test_rec_077_close_twice(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        session = await storage.session(lambda: None)
+        assert await session.lead()
+        await session.close()
+        await session.close()
+        assert not await session.alive()
+
+
+async def test_rec_078_lock_outlives_the_acquiring_deadline(pg_lab: Lab) -> None:
+    async with pg_lab.storage() as one, pg_lab.storage() as two:
+        holder, other = await one.session(lambda: None), await two.session(lambda: None)
+        async with asyncio.timeout(0.1):
+            assert await holder.lead()
+        await asyncio.sleep(0.15)
+        assert not await other.lead()
+        await holder.close()
+        await other.close()
+
+
+async def test_rec_079_different_ids_do_not_conflict(pg_lab: Lab) -> None:
+    stores = [PostgresStorage(pg_lab.uri, lease_s=30.0, lock=n, table=pg_lab.table) for n in (1, 2)]
+    sessions = []
+    for store in stores:
+        await store.open()
+        sessions.append(await store.session(lambda: None))
+    assert [await session.lead() for session in sessions] == [True, True]
+    for store, session in zip(stores, sessions, strict=True):
+        await session.close()
+        await store.close()
+
+
+def test_rec_081_derived_id_is_stable_and_distinct() -> None:
+    names = itertools.product((0, 1), ("public", "a"), ("recovery", "recovery_tx"), ("leader", "schema"))
+    ids = {name: lock_id(*name) for name in names}
+    assert len(set(ids.values())) == len(ids)
+    assert {name: lock_id(*name) for name in ids} == ids
+    assert all(-(1 << 63) <= each < 1 << 63 for each in ids.values())
+    assert lock_id(0, "public", "recovery_tx", "leader") == 4436303747282636489
+
+
+async def test_rec_082_lost_session_is_noticed(pg_lab: Lab) -> None:
+    """What was not started is given back. Nobody else leads here, so that it is claimed anew: in another generation."""
+    async with pg_lab.storage() as storage:
+        await old(storage, *range(10))
+        go = asyncio.Event()
+
+        async def slowly() -> Outcome:
+            await go.wait()
+            return Valid()
+
+        handler = Says(lambda _: slowly())
+        with capture_logs() as logs:
+            async with managing(storage, handler, worker_count=1, scan_interval=60.0) as manager:
+                await until(lambda: handler.asked)
+                first = handler.asked[0]
+                await pg_lab.sql(
+                    "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+                )
+                await until(lambda: manager.numbers.leadership_losses == 1)
+                await until(lambda: manager.numbers.leader)
+                assert handler.asked == [first]
+                go.set()
+                await until(lambda: manager.numbers.settled["confirmed"] == 10)
+        (lost,) = [line for line in logs if line["event"] == "leadership_lost"]
+        assert (lost["log_level"], lost["unstarted"]) == ("warning", 9)
+        generations = {row.txid: row.generation for row in await storage.rows("confirmed", 100)}
+        assert generations == {tx(n): 1 if tx(n) == first else 2 for n in range(10)}
+
+
+# --- resilience --------------------------------------------------------------------------------------------------
+
+
+async def test_rec_083_crash_then_reclaim(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        assert await claimed(storage, "killed", lease_s=30.0) == [tx(1)]
+        async with managing(storage, Says()) as manager:
+            await until(lambda: manager.numbers.sweeps >= 3)
+            assert await status(storage, tx(1)) == "pending"
+            await lab.pass_time(31)
+            await until(becomes(storage, tx(1), "confirmed"))
+
+
+async def test_rec_084_stuck_rows_do_not_starve_new_ones(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, *range(8))
+        await old(storage, 100, age_s=31.0)
+        handler = Says(lambda txid: Valid() if txid == tx(100) else asyncio.sleep(60))
+        async with managing(storage, handler, batch_size=8, worker_count=4, attempt_timeout=0.1, retry_cap=60.0):
+            await until(becomes(storage, tx(100), "confirmed"), 5.0)
+
+
+async def test_rec_085_busy_rows_do_not_starve_new_ones(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, *range(8))
+        await old(storage, 100, age_s=31.0)
+        source = {tx(100): Mined(5, 6)}
+        handler = Says(lambda txid: FinalityHandler([Breaker(Source(source.get(txid, Pending())))], 6).recover(txid))
+        async with managing(storage, handler, batch_size=8, dice=lambda _, high: high):
+            await until(becomes(storage, tx(100), "confirmed"), 5.0)
+        assert await status(storage, tx(0)) == "pending"
+
+
+async def test_rec_087_attempts_are_limited(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        broken = [True]
+        handler = Says(lambda _: OSError("no route") if broken[0] else Valid())
+        row = await after(storage, handler, "dead", max_attempts=3)
+        assert (row.failures, row.last_error, len(row.history)) == (3, "OSError: no route", 3)
+        assert await claimed(storage, "B") == []
+        assert [each.txid for each in await storage.rows("dead", 10)] == [tx(1)]
+        broken[0] = False
+        async with managing(storage, handler):
+            assert await storage.replay([tx(1)]) == {tx(1)}
+            await until(becomes(storage, tx(1), "confirmed"))
+
+
+async def test_rec_089_graceful_stop_releases_unstarted_claims(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, *range(10))
+        go = asyncio.Event()
+
+        async def slowly() -> Outcome:
+            await go.wait()
+            return Valid()
+
+        handler = Says(lambda _: slowly())
+        manager = manage(storage, handler, worker_count=2)
+        await manager.start()
+        await until(lambda: len(handler.asked) == 2)
+        assert manager.numbers.claims == 10
+        stopping = asyncio.ensure_future(manager.stop())
+        await until(lambda: manager.numbers.released == 8)
+        assert len(await claimed(storage, "B")) == 8
+        go.set()
+        await stopping
+        assert (await storage.counts()).by_status["confirmed"] == 2
+        assert len(handler.asked) == 2
+
+
+async def test_rec_090_handler_crash_is_contained(lab: Lab) -> None:
+    class Strange(Exception):
+        pass
+
+    crashes = [Strange("nobody expects it"), RecursionError("nor this")]
+    async with lab.storage() as storage:
+        row = await after(storage, Says(lambda _: crashes.pop(0) if crashes else Valid()), "confirmed", worker_count=1)
+    assert [each.outcome for each in row.history] == ["transient", "transient", "valid"]
+    assert [each.error for each in row.history][:2] == ["Strange: nobody expects it", "RecursionError: nor this"]
+
+
+def test_outcomes_are_settled_by_their_types() -> None:
+    """What the cases above meet one by one, side by side."""
+    claim = Claim(tx(1), "A", 1, 0, 0, 0, HOUR, 0.0)
+    ends = {type(outcome).__name__: settle(claim, outcome, knobs(), lambda low, _: low).status for outcome in OUTCOMES}
+    assert ends == {
+        "Valid": "confirmed",
+        "Invalid": "deleted",
+        "Busy": "pending",
+        "NotFound": "pending",
+        "Transient": "pending",
+        "Permanent": "dead",
+    }
+
+
+OUTCOMES: list[Outcome] = [Valid(), Invalid(""), Busy(), NotFound(), Transient(""), Permanent("")]
