@@ -10,9 +10,10 @@ import structlog
 
 from config.settings import Config
 from handlers.addresses import codec
+from handlers.desk import Rules
 from handlers.lives import Lives
 from handlers.query import Query
-from handlers.transactions import Rules, Transactions
+from handlers.transactions import Transactions
 from storage.blobs import Cached, open_blobs
 from storage.buried import BuriedStore
 from storage.disk import Disk

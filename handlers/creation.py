@@ -17,9 +17,10 @@ from typing import Protocol, TypeVar
 
 import structlog
 
+from handlers.desk import blob_name
 from handlers.events import Tx
 from handlers.spending import TxFault
-from handlers.transactions import Transactions, blob_name
+from handlers.transactions import Transactions
 from storage.blobs import BlobFailed
 from storage.disk import Txn
 from storage.errors import StoreFull

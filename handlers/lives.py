@@ -13,14 +13,15 @@ import structlog
 from msgspec import Struct
 
 from handlers import spending
+from handlers.desk import Held, blob_name, show
 from handlers.events import BlockApplied, OutPoint, Tx, TxStatusChanged
-from handlers.transactions import Held, Transactions, blob_name, show
+from handlers.transactions import Transactions
 from storage.blobs import BlobFailed
 from storage.buried import Buried
 from storage.disk import Txn
 from storage.rows import TxFlag
 from storage.sheaf import Sheaf
-from storage.transactions import FROZEN, HASH, Body, Record, claim, claimant, slot_key
+from storage.transactions import FROZEN, HASH, HIGHEST, Body, Record, claim, claimant, slot_key
 from storage.unearth import Unearthed
 
 log = structlog.get_logger("transactions")
@@ -50,7 +51,7 @@ class Lives:
     def begin(self, height: int) -> None:
         """Forget what an attempt at this write has left."""
         self.facts = []
-        self.transactions.height = height
+        self.transactions.height = min(height, HIGHEST)
 
     def settle(self) -> list[TxStatusChanged]:
         """Return what the last commit made true of transactions."""
@@ -96,7 +97,8 @@ class Lives:
             return None
         touched.update(tx.txid for _, tx in found)
         point = block.point
-        return Touching(point.height, point.slot, point.height if block.block_id is None else block.block_id, found)
+        block_id = point.height if block.block_id is None else block.block_id
+        return Touching(min(point.height, HIGHEST), point.slot, block_id, found)
 
     def _known(self, txn: Txn, block: BlockApplied) -> set[bytes]:
         """Return the transactions of a block, and their parents, that have a record or a claim on an output."""
@@ -248,7 +250,7 @@ class Lives:
 
     def disconnect(self, txn: Txn, tip: int, target: int) -> None:
         """Make unmined what is in the blocks above `target`, before the UTXO store takes them back."""
-        height = self.buried.utxo.block_at(txn, target).height if target else 0
+        height = min(self.buried.utxo.block_at(txn, target).height, HIGHEST) if target else 0
         self.transactions.height = height
         names: dict[bytes, bytes] = {}  # of the transactions in the blocks that go
         gone: list[bytes] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from hashlib import blake2b
 
+from handlers.desk import Mined
 from handlers.events import (
     AckStatus,
     OutputReassigned,
@@ -22,7 +23,6 @@ from handlers.events import (
 from handlers.lives import Lives
 from handlers.refusal import Refused
 from handlers.spending import TxFault
-from handlers.transactions import Mined
 from storage.disk import Txn
 from storage.errors import StoreFull
 from storage.transactions import HASH

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from storage.transactions import FROZEN, HASH, OutPoint, Page, Record, claimant
+from storage.transactions import FROZEN, HASH, HIGHEST, OutPoint, Page, Record, claimant
 
 Code = str  # a name of the protocol, section 1.2
 
@@ -133,7 +133,7 @@ def settle(record: Record, height: int, retention: int) -> str | None:
     """
     if retention == 0 or record.preserve_until is not None:
         return None
-    before, due = record.delete_at, height + retention
+    before, due = record.delete_at, min(height + retention, HIGHEST)
     if record.conflicting:
         record.delete_at = due if before is None else before
     elif record.mined and record.all_spent and (record.spent_pages or 0) == record.pages:
@@ -185,7 +185,7 @@ def unmine(record: Record, block_id: int, now: int) -> None:
         record.subtree_idxs = record.subtree_idxs[:at] + record.subtree_idxs[at + 1 :]
         record.main_ids = [other for other in record.main_ids if other != block_id]
     if not record.main_ids and record.unmined_since is None:
-        record.unmined_since = now if record.born is None else min(now, record.born)
+        record.unmined_since = min(now, HIGHEST if record.born is None else record.born)
     record.locked = record.creating = False
 
 
@@ -195,7 +195,7 @@ def mark_longest(record: Record, now: int, *, on: bool) -> None:
         record.main_ids, record.unmined_since = list(record.block_ids), None
     else:
         record.main_ids = []
-        record.unmined_since = now if record.unmined_since is None else record.unmined_since
+        record.unmined_since = min(now, HIGHEST) if record.unmined_since is None else record.unmined_since
 
 
 def data_output(value: int, script: bytes) -> bool:

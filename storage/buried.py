@@ -14,7 +14,7 @@ from storage import keys
 from storage.disk import Txn
 from storage.errors import Damaged
 from storage.rows import MARKED, SPENT, TxFlag, spender_of
-from storage.transactions import OutPoint, Record, TxStore, claim, output_hash
+from storage.transactions import HIGHEST, OutPoint, Record, TxStore, claim, output_hash
 from storage.utxo import UtxoStore
 
 NOTHING: OutPoint = (bytes(32), keys.LAST_U32)  # in place of an input that was missing, or listed twice
@@ -63,7 +63,7 @@ class BuriedStore:
 
     def height(self, txn: Txn, buried: Buried) -> int:
         """Return the height of its block."""
-        return self.utxo.block_at(txn, buried.ordinal).height
+        return min(self.utxo.block_at(txn, buried.ordinal).height, HIGHEST)
 
     def record(self, txn: Txn, buried: Buried) -> Record:
         """Return what decides about spending; the counters are `counted`'s to fill."""

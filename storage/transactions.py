@@ -29,6 +29,7 @@ MASTER = keys.u32(0)
 _BODY, _LOCK = keys.u32(BODY_PAGE), keys.u32(LOCK_PAGE)
 HASH, CLAIM = 32, 36  # bytes
 FROZEN = b"\xff" * CLAIM
+HIGHEST = keys.LAST_U32 - 1  # height that the indexes can hold: a block that claims more counts as this
 ALL_IN_ONE = keys.LAST_U32  # the page size of a record that is one page, however many outputs it has
 
 OutPoint = tuple[bytes, int]

@@ -13,7 +13,19 @@ from storage.buried import Buried, BuriedStore, in_order
 from storage.disk import Txn
 from storage.rows import MARKED, SPENT, TxFlag, pack, spender_of
 from storage.sheaf import Sheaf
-from storage.transactions import BODY_PAGE, FROZEN, HASH, MASTER, Body, OutPoint, Record, claim, output_hash, slot_key
+from storage.transactions import (
+    BODY_PAGE,
+    FROZEN,
+    HASH,
+    HIGHEST,
+    MASTER,
+    Body,
+    OutPoint,
+    Record,
+    claim,
+    output_hash,
+    slot_key,
+)
 
 _BODY = keys.u32(BODY_PAGE)
 
@@ -31,7 +43,7 @@ class Unearthed:
     ) -> None:
         self._txn, self._buried, self._target, self._names = txn, buried, target, names
         store, block = buried.store, buried.utxo.block_at(txn, ordinal)
-        self.height = block.height
+        self.height = min(block.height, HIGHEST)
         self.details = store.block_details(txn, ordinal)
         known_as = None if self.details is None else self.details.block_id
         self.block_id = block.height if known_as is None else known_as

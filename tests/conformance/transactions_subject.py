@@ -23,13 +23,14 @@ from typing import Any, TypeVar
 from handlers import spending
 from handlers.burial import Burial, safe_height
 from handlers.creation import Creation, acquire, lock_ttl, release
+from handlers.desk import PLACEHOLDER, Mined, Rules, blob_name
 from handlers.events import OutPoint, Output, Tx
 from handlers.ledger import body
 from handlers.prune_cycle import Terms
 from handlers.prune_request import Node, Request, Requests, World, held_back
 from handlers.pruner import Pruner
 from handlers.spending import Fault, TxFault
-from handlers.transactions import PLACEHOLDER, Mined, Rules, Transactions, blob_name
+from handlers.transactions import Transactions
 from storage import jobs, utxo
 from storage import transactions as tables
 from storage.blobs import BlobFailed, Files

@@ -1,0 +1,338 @@
+"""A transaction in hand: looking at it and spending its outputs, inside the write transaction of whoever calls.
+
+An operation checks first and writes then: one that raises has written nothing. A transaction of the chain that nothing
+else happened to has no record (`storage.buried`); its outputs can be claimed all the same, by a slot's row alone, and a
+record is made of it when an operation needs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import time
+
+from msgspec import Struct
+
+from handlers import spending
+from handlers.events import Output
+from handlers.spending import Fault, TxFault
+from storage.blobs import Blobs
+from storage.buried import Buried, BuriedStore
+from storage.disk import Txn
+from storage.transactions import (
+    HASH,
+    Body,
+    OutPoint,
+    Page,
+    Record,
+    TxStore,
+    claim,
+    claimant,
+)
+
+PLACEHOLDER = b"\xff" * 32  # the coinbase placeholder, and the spender in a frozen slot
+UNKNOWN = Fault("TX_NOT_FOUND")
+
+
+class Rules(Struct, frozen=True):
+    """What the configuration says of transactions."""
+
+    batch_size: int = 20_000
+    retention: int = 288
+    maturity: int = 100
+    reassign_delay: int = spending.REASSIGN_DELAY
+    max_inline_bytes: int = 1 << 20
+    externalize_all: bool = False
+
+
+class Mined(Struct, frozen=True):
+    """A block that a transaction is in."""
+
+    block_id: int
+    height: int
+    subtree: int | None = None
+
+
+class Looked(Struct, frozen=True):
+    """What is said of one output."""
+
+    status: str
+    hash: bytes | None = None
+    spender: tuple[bytes, int] | None = None
+
+
+class Held(Struct):
+    """A transaction in hand. `buried` is set when it has no record of its own."""
+
+    txid: bytes
+    record: Record
+    buried: Buried | None = None
+
+
+class Desk:
+    """Where transactions are looked at and spent, the UTXO store beside."""
+
+    def __init__(self, store: TxStore, buried: BuriedStore | None, blobs: Blobs, rules: Rules) -> None:
+        self.store, self.buried, self.blobs, self.rules = store, buried, blobs, rules
+        self.height = 0  # of the chain's tip
+        self.on_their_way: set[bytes] = set()  # large transactions that wait for their first page
+
+    # --- looking -------------------------------------------------------------------------------------------------
+
+    def hold(self, txn: Txn, txid: bytes) -> Held | None:
+        """Return a transaction that is known, by a record or by the chain."""
+        record = self.store.record(txn, txid)
+        if record is not None:
+            return Held(txid, record)
+        buried = self.buried and self.buried.find(txn, txid)
+        return Held(txid, self.buried.record(txn, buried), buried) if self.buried and buried else None
+
+    def need(self, txn: Txn, txid: bytes) -> Record:
+        """Return a transaction's own record, made now if only the chain tells of it.
+
+        Raises:
+            TxFault: `TX_NOT_FOUND`.
+        """
+        held = self.hold(txn, txid)
+        if held is None:
+            raise TxFault("TX_NOT_FOUND", f"transaction {txid.hex()} is not known")
+        return held.record if held.buried is None else self.dig_up(txn, held.buried)
+
+    def dig_up(self, txn: Txn, buried: Buried, *, spent: Sequence[OutPoint] | None = None) -> Record:
+        """Make a record of a transaction of the chain, with all that its rows still tell."""
+        assert self.buried is not None
+        record, slots = self.buried.counted(txn, buried, self.rules.retention)
+        record.created_at = now()
+        record.delete_at = None
+        spending.settle(record, max(self.height, 1), self.rules.retention)
+        inputs = self.buried.inputs(txn, buried) if spent is None else spent
+        self.store.put_record(txn, buried.txid, record)
+        self.store.put_body(txn, buried.txid, Body(list(inputs)))
+        self.store.put_slots(txn, buried.txid, 0, sorted(slots.items()))
+        return record
+
+    def slot(self, txn: Txn, held: Held, index: int) -> tuple[Page, int, int, bytes | None]:
+        """Return an output's page, that page's number, the slot's number and its row."""
+        if held.buried is not None:
+            assert self.buried is not None
+            return held.record, 0, index, self.buried.slot(txn, held.buried, index)
+        number, slot = held.record.place(index)
+        page = self.store.page(txn, held.txid, number) if number else held.record
+        if page is None:
+            return held.record, number, slot, None
+        return page, number, slot, self.store.slot(txn, held.txid, number, slot)
+
+    def output(self, txn: Txn, outpoint: OutPoint, wanted: bytes | None = None) -> Looked:
+        """Say whether an output may be spent, or why not.
+
+        Raises:
+            TxFault: the hash is another output's.
+        """
+        held = self.hold(txn, outpoint[0])
+        page, _, slot, row = self.slot(txn, held, outpoint[1]) if held else (None, 0, 0, None)
+        if held is None or page is None or row is None:
+            return Looked("NOT_FOUND")
+        if wanted is not None and row[:HASH] != wanted:
+            raise TxFault("UTXO_HASH_MISMATCH", f"{show(outpoint)} is {row[:HASH].hex()}, not {wanted.hex()}")
+        status, spender = "OK", None
+        if spending.spent(row):
+            status, spender = "SPENT", claimant(row)
+        if page.spendable_in.get(slot, 0) > self.height:
+            status = "IMMATURE"
+        if held.record.spending_height is not None and held.record.spending_height > self.height + 1:
+            status = "IMMATURE"
+        if spending.frozen(row):
+            status, spender = "FROZEN", (PLACEHOLDER, outpoint[1])
+        if held.record.conflicting:
+            status = "CONFLICTING"
+        if held.record.locked:
+            status = "LOCKED"
+        return Looked(status, row[:HASH], spender)
+
+    def inputs(self, txn: Txn, held: Held) -> Sequence[OutPoint]:
+        """Return what a transaction spends, as far as it is known."""
+        if held.buried is not None:
+            assert self.buried is not None
+            return self.buried.inputs(txn, held.buried)
+        return self.store.body(txn, held.txid).inputs
+
+    # --- spending ------------------------------------------------------------------------------------------------
+
+    def spend(
+        self,
+        txn: Txn,
+        txid: bytes,
+        outpoints: Sequence[OutPoint],
+        height: int,
+        *,
+        wanted: Mapping[int, bytes] | None = None,
+        ignore_locked: bool = False,
+        ignore_conflicting: bool = False,
+        unborn: bool = False,
+    ) -> list[str]:
+        """Spend outputs for `txid`, all or none; `wanted` are the hashes that the caller knows of them.
+
+        `unborn` says that the spender has no record yet: then a parent that is gone can't be excused. Returns the
+        signals of large parents.
+
+        Raises:
+            TxFault: `UTXO_ERROR` with every input that can't be spent, or `PROCESSING`.
+        """
+        plan = self.check_spends(
+            txn,
+            txid,
+            outpoints,
+            height,
+            wanted=wanted,
+            ignore_locked=ignore_locked,
+            ignore_conflicting=ignore_conflicting,
+            unborn=unborn,
+        )
+        signals = []
+        for n, (held, index) in enumerate(plan):
+            if held is not None and (signal := self.take(txn, held, index, claim(txid, n), height)):
+                signals.append(signal)
+        return signals
+
+    def check_spends(
+        self,
+        txn: Txn,
+        txid: bytes,
+        outpoints: Sequence[OutPoint],
+        height: int,
+        *,
+        wanted: Mapping[int, bytes] | None = None,
+        ignore_locked: bool = False,
+        ignore_conflicting: bool = False,
+        unborn: bool = False,
+    ) -> list[tuple[Held | None, int]]:
+        """Return each input's parent and the output's index, if all of them may be spent; as `spend`, without doing it.
+
+        Raises:
+            TxFault: as `spend`.
+        """
+        if height <= 0:
+            raise TxFault("PROCESSING", "nothing can be spent at height 0")
+        plan = self._plan(txn, txid, outpoints, height, wanted or {}, ignore_locked, ignore_conflicting)
+        faults = {n: fault for n, (fault, *_) in enumerate(plan) if fault is not None}
+        if UNKNOWN in faults.values() and not unborn and self.hold(txn, txid) is not None:
+            faults = {n: fault for n, fault in faults.items() if fault != UNKNOWN}  # pruned, and the spender accepted
+        if faults:
+            what = ", ".join(f"{show(outpoints[n])} {fault.code}" for n, fault in list(faults.items())[:10])
+            raise TxFault(
+                "UTXO_ERROR", f"transaction {txid.hex()} can't spend {what}", inputs=faults, outpoints=outpoints
+            )
+        return [(held, index) for _, held, index in plan]
+
+    def _plan(
+        self,
+        txn: Txn,
+        txid: bytes,
+        outpoints: Sequence[OutPoint],
+        height: int,
+        wanted: Mapping[int, bytes],
+        ignore_locked: bool,
+        ignore_conflicting: bool,
+    ) -> list[tuple[Fault | None, Held | None, int]]:
+        """Return for each input why it can't be spent, its parent, and the output's index."""
+        parents: dict[bytes, Held | None] = {}
+        taken: dict[OutPoint, int] = {}
+        plan: list[tuple[Fault | None, Held | None, int]] = []
+        for n, outpoint in enumerate(outpoints):
+            parent, index = outpoint
+            if parent not in parents:
+                parents[parent] = self.hold(txn, parent)
+            held = parents[parent]
+            if held is None:
+                plan.append((Fault("CREATING") if parent in self.on_their_way else UNKNOWN, None, index))
+                continue
+            fault = spending.record_fault(
+                held.record, height, ignore_locked=ignore_locked, ignore_conflicting=ignore_conflicting
+            )
+            if fault is None:
+                page, _, slot, row = self.slot(txn, held, index)
+                fault = spending.slot_fault(page, slot, row, claim(txid, n), height, wanted.get(n))
+            if fault is None and (first := taken.setdefault(outpoint, n)) != n:
+                fault = Fault("SPENT", (txid, first))
+            plan.append((fault, held, index))
+        return plan
+
+    def take(self, txn: Txn, held: Held, index: int, by: bytes, height: int) -> str | None:
+        """Write a spend, whatever the slot said before; return the signal of a large transaction."""
+        if not self.mark_spent(txn, held, index, by) or held.buried is not None:
+            return None
+        signal = spending.settle(held.record, height, self.rules.retention)
+        self.store.put_record(txn, held.txid, held.record)
+        return signal
+
+    def mark_spent(self, txn: Txn, held: Held, index: int, by: bytes) -> bool:
+        """Write a spend to its slot and count it, the master in hand left to the caller; return whether it exists."""
+        page, number, slot, row = self.slot(txn, held, index)
+        if row is None:
+            return False
+        if row[HASH:] != by:
+            self.store.put_slot(txn, held.txid, number, slot, row[:HASH] + by)
+            if held.buried is None:
+                self._count(txn, held, page, number, 0 if spending.spent(row) else 1)
+        return True
+
+    def _count(self, txn: Txn, held: Held, page: Page, number: int, by: int) -> None:
+        """Count a spend on its page, and the page on the master, in one and the same commit."""
+        was = page.all_spent
+        page.spent += by
+        if number == 0:
+            return
+        if page.all_spent != was:
+            spending.count_page(held.record, 1 if page.all_spent else -1)
+        self.store.put_page(txn, held.txid, number, page)
+
+    def unspend(self, txn: Txn, outpoint: OutPoint, by: bytes, height: int | None = None) -> str | None:
+        """Make an output unspent again if `by` spends it; another's spend stays. Returns the signal.
+
+        Raises:
+            TxFault: `TX_NOT_FOUND`, `UTXO_NOT_FOUND`, or `FROZEN`.
+        """
+        held = self.hold(txn, outpoint[0])
+        if held is None:
+            raise TxFault("TX_NOT_FOUND", f"transaction {outpoint[0].hex()} is not known")
+        page, number, slot, row = self.slot(txn, held, outpoint[1])
+        if row is None:
+            raise TxFault("UTXO_NOT_FOUND", f"{show(outpoint)} does not exist")
+        if spending.frozen(row):
+            raise TxFault("FROZEN", f"{show(outpoint)} is frozen")
+        if held.buried is not None:
+            if row[HASH:] == by and self.store.slot(txn, held.txid, 0, slot) is not None:
+                self.store.drop_slot(txn, held.txid, 0, slot)
+            return None
+        if row[HASH:] == by:
+            self.store.put_slot(txn, held.txid, number, slot, row[:HASH])
+            self._count(txn, held, page, number, -1)
+        signal = spending.settle(held.record, self.height if height is None else height, self.rules.retention)
+        self.store.put_record(txn, held.txid, held.record)
+        return signal
+
+    @contextmanager
+    def all_or_nothing(self, txn: Txn) -> Iterator[Txn]:
+        """Give a transaction inside the transaction: an error takes back what was written in it, and only that."""
+        with self.store.disk.env.begin(write=True, parent=txn) as child:
+            yield child
+
+
+def kept(output: Output) -> bool:
+    """Return whether an output gets a slot: what only carries data can never be spent."""
+    return output.spendable and not spending.data_output(output.value, output.address)
+
+
+def blob_name(txid: bytes, *, partial: bool) -> str:
+    """Return the name of a transaction's bytes; without inputs they are no whole transaction."""
+    return f"{txid.hex()}.{'outputs' if partial else 'tx'}"
+
+
+def show(outpoint: OutPoint) -> str:
+    """Return an outpoint for a person."""
+    return f"{outpoint[0].hex()}#{outpoint[1]}"
+
+
+def now() -> int:
+    """Return the time in milliseconds."""
+    return int(time() * 1000)

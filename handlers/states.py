@@ -1,0 +1,189 @@
+"""The state of a transaction: mined, locked, frozen, preserved, conflicting; what changes though nothing is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from handlers import spending
+from handlers.desk import PLACEHOLDER, Desk, Held, Mined, show
+from handlers.spending import Fault, TxFault
+from storage.disk import Txn
+from storage.transactions import (
+    FROZEN,
+    HASH,
+    HIGHEST,
+    OutPoint,
+    Page,
+    Record,
+)
+
+
+class States(Desk):
+    """Operations on what is said of a transaction."""
+
+    def set_mined(self, txn: Txn, txid: bytes, at: Mined, *, longest: bool = True, unset: bool = False) -> list[int]:
+        """Enter a block, or remove it; return the blocks that the transaction is in then.
+
+        Raises:
+            TxFault: `TX_NOT_FOUND`; to unset what is not known is nothing.
+        """
+        if unset and self.hold(txn, txid) is None:
+            return []
+        record = self.need(txn, txid)
+        if unset:
+            spending.unmine(record, at.block_id, self.height + 1)
+        else:
+            spending.mine(record, at.block_id, at.height, at.subtree, longest=longest)
+        self.clear_creating(txn, txid, record)
+        spending.settle(record, at.height, self.rules.retention)
+        self.store.put_record(txn, txid, record)
+        return record.block_ids
+
+    def clear_creating(self, txn: Txn, txid: bytes, record: Record) -> None:
+        """End the creation of a transaction's other pages.
+
+        Raises:
+            TxFault: `CREATING`: a page is missing.
+        """
+        for number in range(1, record.pages + 1):
+            page = self.store.page(txn, txid, number)
+            if page is None:
+                raise TxFault("CREATING", f"page {number} of transaction {txid.hex()} is missing: create it again")
+            if page.creating:
+                page.creating = False
+                self.store.put_page(txn, txid, number, page)
+
+    def set_locked(self, txn: Txn, txid: bytes, *, on: bool) -> int:
+        """Lock or unlock a transaction's outputs; return how many further pages it has.
+
+        Raises:
+            TxFault: `TX_NOT_FOUND`.
+        """
+        record = self.need(txn, txid)
+        record.locked = on
+        if on:
+            record.delete_at = None
+        else:
+            spending.settle(record, self.height, self.rules.retention)
+        self.store.put_record(txn, txid, record)
+        return record.pages
+
+    def freeze(self, txn: Txn, outpoint: OutPoint, wanted: bytes | None = None) -> None:
+        """Let nobody spend an output.
+
+        Raises:
+            TxFault: `TX_NOT_FOUND`, `UTXO_NOT_FOUND`, `UTXO_HASH_MISMATCH`, `ALREADY_FROZEN`, or `SPENT`.
+        """
+        held, _, number, slot, row = self._find(txn, outpoint)
+        self._refuse(spending.freeze_fault(row, wanted), outpoint)
+        assert row is not None
+        self.store.put_slot(txn, held.txid, number, slot, row[:HASH] + FROZEN)
+
+    def unfreeze(self, txn: Txn, outpoint: OutPoint, wanted: bytes | None = None) -> None:
+        """Let an output be spent again.
+
+        Raises:
+            TxFault: `TX_NOT_FOUND`, `UTXO_NOT_FOUND`, `UTXO_HASH_MISMATCH`, or `UTXO_NOT_FROZEN`.
+        """
+        held, _, number, slot, row = self._find(txn, outpoint)
+        self._refuse(spending.thaw_fault(row, wanted), outpoint)
+        assert row is not None
+        if held.buried is None:
+            self.store.put_slot(txn, held.txid, number, slot, row[:HASH])
+        else:
+            self.store.drop_slot(txn, held.txid, 0, slot)
+
+    def reassign(self, txn: Txn, outpoint: OutPoint, new_hash: bytes, wanted: bytes | None = None) -> None:
+        """Give a frozen output to another owner, who may spend it `reassign_delay` blocks from now.
+
+        Raises:
+            TxFault: as `unfreeze`.
+        """
+        _, _, _, _, row = self._find(txn, outpoint)
+        self._refuse(spending.thaw_fault(row, wanted), outpoint)
+        assert row is not None
+        self.need(txn, outpoint[0])
+        held, page, number, slot, _ = self._find(txn, outpoint)
+        self.store.put_slot(txn, held.txid, number, slot, new_hash)
+        page.reassignments = [*page.reassignments, (slot, row[:HASH], new_hash, self.height)]
+        page.spendable_in = {**page.spendable_in, slot: self.height + self.rules.reassign_delay}
+        self.store.put_page(txn, held.txid, number, page)
+
+    def _find(self, txn: Txn, outpoint: OutPoint) -> tuple[Held, Page, int, int, bytes | None]:
+        held = self.hold(txn, outpoint[0])
+        if held is None:
+            raise TxFault("TX_NOT_FOUND", f"transaction {outpoint[0].hex()} is not known")
+        return held, *self.slot(txn, held, outpoint[1])
+
+    @staticmethod
+    def _refuse(fault: Fault | None, outpoint: OutPoint) -> None:
+        if fault is not None:
+            raise TxFault(fault.code, f"{show(outpoint)}: {fault.code}", inputs={0: fault}, outpoints=[outpoint])
+
+    def preserve(self, txn: Txn, txid: bytes, until: int) -> bool:
+        """Keep a transaction until a height, whatever the rule says; return False when it is not known."""
+        if self.hold(txn, txid) is None:
+            return False
+        record = self.need(txn, txid)
+        record.preserve_until, record.delete_at = min(until, HIGHEST), None
+        self.store.put_record(txn, txid, record)
+        return True
+
+    def expire(self, txn: Txn, txid: bytes, height: int) -> None:
+        """End a preservation: the normal rule decides again."""
+        record = self.store.record(txn, txid)
+        if record is not None:
+            record.preserve_until = record.delete_at = None
+            spending.settle(record, height, self.rules.retention)
+            self.store.put_record(txn, txid, record)
+
+    def mark_longest(self, txn: Txn, txid: bytes, *, on: bool) -> None:
+        """Say that a transaction's blocks are on the longest chain, or are not.
+
+        Raises:
+            TxFault: `TX_NOT_FOUND`.
+        """
+        record = self.need(txn, txid)
+        spending.mark_longest(record, self.height, on=on)
+        spending.settle(record, self.height, self.rules.retention)
+        self.store.put_record(txn, txid, record)
+
+    def count_spent_page(self, txn: Txn, txid: bytes, by: int, height: int) -> str | None:
+        """Correct the count of pages that are all spent; return the signal.
+
+        Raises:
+            TxFault: `TX_NOT_FOUND`, or `INVALID_PARAMETER`.
+        """
+        record = self.store.record(txn, txid)
+        if record is None:
+            raise TxFault("TX_NOT_FOUND", f"transaction {txid.hex()} is not known")
+        spending.count_page(record, by)
+        signal = spending.settle(record, height, self.rules.retention)
+        self.store.put_record(txn, txid, record)
+        return signal
+
+    def set_conflicting(self, txn: Txn, txid: bytes, *, on: bool) -> None:
+        """Say that a transaction conflicts with another, or does no longer; its parents remember it.
+
+        Raises:
+            TxFault: `TX_NOT_FOUND`.
+        """
+        if txid == PLACEHOLDER:
+            return
+        record = self.need(txn, txid)
+        record.conflicting = on
+        spending.settle(record, self.height, self.rules.retention)
+        self.store.put_record(txn, txid, record)
+        self.enter_child(txn, txid, [parent for parent, _ in self.store.body(txn, txid).inputs], on=on)
+
+    def enter_child(self, txn: Txn, txid: bytes, parents: Iterable[bytes], *, on: bool) -> None:
+        """Enter a transaction at its parents as a conflicting child, or remove it; who is gone is not made anew."""
+        for parent in dict.fromkeys(parents):
+            if parent == txid or self.hold(txn, parent) is None:
+                continue
+            record = self.need(txn, parent)
+            if (txid in record.conflicting_children) == on:
+                continue
+            others = [child for child in record.conflicting_children if child != txid]
+            record.conflicting_children = [*others, txid] if on else others
+            self.store.put_record(txn, parent, record)

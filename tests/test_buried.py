@@ -1,0 +1,257 @@
+"""Transactions of the chain that have no record: their outputs are claimed and frozen by a slot's row alone.
+
+A record is made when something needs one. Either way the answers are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from chains import at, block, output, script, tx, txid
+
+from handlers.chain import Chain
+from handlers.desk import Looked, Mined, Rules
+from handlers.events import OutPoint, Tx
+from handlers.ledger import body
+from handlers.lives import Lives
+from handlers.spending import TxFault
+from handlers.transactions import Transactions
+from storage import transactions, utxo
+from storage.blobs import Files
+from storage.buried import BuriedStore
+from storage.disk import Disk, Txn
+from storage.prune import Windows
+from storage.transactions import FROZEN, Record, TxStore, claim, output_hash, slot_key
+from storage.utxo import UtxoStore
+
+MATURITY, RETENTION = 5, 10
+PAY = output(script("ann"), 7)
+DATA = output(b"\x6a", 0, spendable=False)
+COINBASE = tx("coinbase", PAY, coinbase=True, fee=None, size=90, subtree_index=0)
+FUND = tx("fund", PAY, DATA, PAY, PAY, spends=[at("coinbase")], fee=3, size=250, subtree_index=1)
+HEIGHT = 2
+
+
+@dataclass
+class House:
+    """A chain of two blocks: a coinbase, and a transaction that spends it and has one output spent in turn."""
+
+    disk: Disk
+    chain: Chain
+    real: Transactions
+
+    def write(self, work: Callable[[Txn], object]) -> object:
+        return self.disk.write(work)
+
+    def look(self, outpoint: OutPoint) -> Looked:
+        with self.disk.read() as txn:
+            return self.real.output(txn, outpoint)
+
+    def rows(self) -> dict[bytes, bytes]:
+        with self.disk.read() as txn:
+            return dict(txn.cursor(self.real.store.tx))
+
+    def record(self, name: str) -> Record:
+        with self.disk.read() as txn:
+            held = self.real.hold(txn, txid(name))
+            assert held is not None
+            return held.record
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    with Disk(tmp_path / "lmdb", utxo.TABLES + transactions.TABLES, durable=False) as disk:
+        chain_store, store = UtxoStore(disk), TxStore(disk)
+        chain_store.open("bitcoin/mainnet", ())
+        buried = BuriedStore(chain_store, store, MATURITY)
+        rules = Rules(retention=RETENTION, maturity=MATURITY, reassign_delay=4)
+        real = Transactions(store, buried, Files(tmp_path / "blobs"), rules)
+        chain = Chain(chain_store, Windows(10, 10, False), 10, Lives(real))
+        first = block(None, COINBASE, block_id=70)
+        second = block(first, FUND, tx("spender", PAY, spends=[at("fund", 3)]), block_id=71)
+        assert chain.apply(first, None)
+        assert chain.apply(second, None)
+        chain.commit()
+        real.height = HEIGHT
+        house = House(disk, chain, real)
+        assert house.rows() == {}, "following a chain writes no records"
+        yield house
+
+
+def refusal(house: House, work: Callable[[Txn], object]) -> tuple[str, dict[int, str]]:
+    """Return why something is refused, which must change nothing."""
+    before = house.rows()
+    with pytest.raises(TxFault) as caught:
+        house.write(work)
+    assert house.rows() == before
+    return caught.value.code, {n: fault.code for n, fault in caught.value.inputs.items()}
+
+
+def child(name: str, *spends: OutPoint) -> Tx:
+    return tx(name, PAY, spends=spends)
+
+
+def test_what_the_chain_tells(house: House) -> None:
+    name = output_hash(*at("fund"), body(PAY))
+    assert house.look(at("fund")) == Looked("OK", name)
+    spent = house.look(at("fund", 3))
+    assert (spent.status, spent.spender) == ("SPENT", (txid("spender"), 0))
+    assert [house.look(at("fund", index)).status for index in (1, 4)] == ["NOT_FOUND", "NOT_FOUND"]
+    assert house.look(at("nobody")).status == "NOT_FOUND"
+    record = house.record("fund")
+    assert (record.block_ids, record.block_heights, record.subtree_idxs) == ([71], [2], [1])
+    assert (record.total, record.fee, record.size, record.is_coinbase, record.mined) == (4, 3, 250, False, True)
+    assert house.record("coinbase").spending_height == 1 + MATURITY
+    with pytest.raises(TxFault, match="not"), house.disk.read() as txn:
+        house.real.output(txn, at("fund"), b"\xee" * 32)
+
+
+def test_a_claim_is_one_row(house: House) -> None:
+    """An unmined transaction spends what a block created: no record is made of the parent."""
+    house.write(lambda txn: house.real.submit(txn, child("child", at("fund"))))
+    rows = house.rows()
+    key = slot_key(txid("fund"), 0, 0)
+    assert [at for at in rows if at.startswith(txid("fund"))] == [key]
+    assert rows[key] == output_hash(*at("fund"), body(PAY)) + claim(txid("child"), 0)
+    assert house.look(at("fund")).spender == (txid("child"), 0)
+    again = house.write(lambda txn: house.real.spend(txn, txid("child"), [at("fund")], 3))
+    assert (again, house.rows()) == ([], rows)
+    rival = child("rival", at("fund", 2), at("fund"))
+    assert refusal(house, lambda txn: house.real.submit(txn, rival)) == ("UTXO_ERROR", {1: "SPENT"})
+    house.write(lambda txn: house.real.unspend(txn, at("fund"), claim(txid("rival"), 0)))
+    assert house.rows() == rows  # another's claim stays
+    house.write(lambda txn: house.real.unspend(txn, at("fund"), claim(txid("child"), 0)))
+    assert key not in house.rows()
+    assert house.look(at("fund")).status == "OK"
+
+
+@pytest.mark.parametrize("dug_up", [False, True])
+def test_what_cant_be_spent(house: House, dug_up: bool) -> None:
+    if dug_up:
+        for name in ("fund", "coinbase"):
+            house.write(lambda txn, name=name: house.real.need(txn, txid(name)))  # type: ignore[misc]
+    inputs = [at("fund", 3), at("fund", 1), at("fund", 9), at("nobody"), at("fund", 2), at("fund", 2), at("coinbase")]
+    codes = ["SPENT", "UTXO_NOT_FOUND", "UTXO_NOT_FOUND", "TX_NOT_FOUND", "SPENT", "COINBASE_IMMATURE"]
+    wanted = dict(zip([0, 1, 2, 3, 5, 6], codes, strict=True))
+    assert refusal(house, lambda txn: house.real.submit(txn, child("child", *inputs))) == ("UTXO_ERROR", wanted)
+    house.real.height = MATURITY  # the next block is ripe for it; but the output is spent in the chain
+    late = child("late", at("coinbase"))
+    assert refusal(house, lambda txn: house.real.submit(txn, late)) == ("UTXO_ERROR", {0: "SPENT"})
+
+
+@pytest.mark.parametrize("dug_up", [False, True])
+def test_freezing(house: House, dug_up: bool) -> None:
+    if dug_up:
+        house.write(lambda txn: house.real.need(txn, txid("fund")))
+    before, out = house.rows(), at("fund", 2)
+    house.write(lambda txn: house.real.freeze(txn, out))
+    assert house.rows()[slot_key(txid("fund"), 0, 2)][32:] == FROZEN
+    assert len(house.rows()) == max(len(before), 1)
+    assert house.look(out).status == "FROZEN"
+    frozen = refusal(house, lambda txn: house.real.submit(txn, child("child", out)))
+    assert frozen == ("UTXO_ERROR", {0: "FROZEN"})
+    assert refusal(house, lambda txn: house.real.freeze(txn, out))[0] == "ALREADY_FROZEN"
+    assert refusal(house, lambda txn: house.real.unspend(txn, out, claim(txid("child"), 0)))[0] == "FROZEN"
+    house.write(lambda txn: house.real.unfreeze(txn, out))
+    assert house.rows() == before
+    assert refusal(house, lambda txn: house.real.unfreeze(txn, out))[0] == "UTXO_NOT_FROZEN"
+    assert refusal(house, lambda txn: house.real.freeze(txn, at("fund", 3)))[0] == "SPENT"
+    assert refusal(house, lambda txn: house.real.freeze(txn, at("fund", 1)))[0] == "UTXO_NOT_FOUND"
+    assert refusal(house, lambda txn: house.real.freeze(txn, at("nobody")))[0] == "TX_NOT_FOUND"
+
+
+def test_a_reassignment_needs_a_record(house: House) -> None:
+    out, new = at("fund", 2), b"\xdd" * 32
+    assert refusal(house, lambda txn: house.real.reassign(txn, out, new))[0] == "UTXO_NOT_FROZEN"
+    house.write(lambda txn: house.real.freeze(txn, out))
+    house.write(lambda txn: house.real.submit(txn, child("child", at("fund"))))
+    house.write(lambda txn: house.real.reassign(txn, out, new))
+    record = house.record("fund")
+    assert (record.recorded, record.spent, record.counted) == (3, 2, 4)
+    assert record.reassignments == [(2, output_hash(*out, body(PAY)), new, HEIGHT)]
+    assert house.look(out) == Looked("IMMATURE", new)
+    assert house.look(at("fund")).spender == (txid("child"), 0), "the claim came along"
+    early = refusal(house, lambda txn: house.real.submit(txn, child("heir", out)))
+    assert early == ("UTXO_ERROR", {0: "FROZEN_UNTIL"})
+    house.real.height = HEIGHT + 3
+    house.write(lambda txn: house.real.submit(txn, child("heir", out)))
+    assert house.record("fund").delete_at is None, "all of it is spent, but a reassigned output keeps it"
+
+
+NEEDS: list[Callable[[Transactions, Txn], object]] = [
+    lambda real, txn: real.set_mined(txn, txid("fund"), Mined(71, 2)),
+    lambda real, txn: real.set_locked(txn, txid("fund"), on=True),
+    lambda real, txn: real.preserve(txn, txid("fund"), 99),
+    lambda real, txn: real.mark_longest(txn, txid("fund"), on=True),
+    lambda real, txn: real.set_conflicting(txn, txid("fund"), on=True),
+]
+
+
+@pytest.mark.parametrize("need", NEEDS)
+def test_a_record_has_all_that_the_chain_tells(need: Callable[[Transactions, Txn], object], house: House) -> None:
+    with house.disk.read() as txn:
+        found = house.real.buried and house.real.buried.find(txn, txid("fund"))
+        assert found
+        assert house.real.buried
+        counted, slots = house.real.buried.counted(txn, found, RETENTION)
+    looked = [house.look(at("fund", index)) for index in range(5)]
+    house.write(lambda txn: need(house.real, txn))
+    record = house.record("fund")
+    assert (record.outputs, record.recorded, record.spent, record.total) == (4, 3, 1, 4)
+    assert (counted.outputs, counted.recorded, counted.spent, counted.total) == (4, 3, 1, 4)
+    assert (record.block_ids, record.main_ids, record.fee, record.size) == ([71], [71], 3, 250)
+    with house.disk.read() as txn:
+        assert dict(house.real.store.slots(txn, txid("fund"))) == slots
+        assert house.real.store.body(txn, txid("fund")).inputs == [at("coinbase")]
+    if not record.locked and not record.conflicting:
+        assert [house.look(at("fund", index)) for index in range(5)] == looked
+
+
+def test_what_is_all_spent_goes_so_long_after_the_last_spend(house: House) -> None:
+    with house.disk.read() as txn:
+        found = house.real.buried and house.real.buried.find(txn, txid("coinbase"))
+        assert found
+        assert house.real.buried
+        counted, _ = house.real.buried.counted(txn, found, RETENTION)
+        assert counted.delete_at == HEIGHT + RETENTION
+    house.real.height = 7
+    house.write(lambda txn: house.real.mark_longest(txn, txid("coinbase"), on=True))
+    assert house.record("coinbase").delete_at == 7 + RETENTION
+
+
+def test_a_transaction_of_the_chain_is_no_new_one(house: House) -> None:
+    assert house.write(lambda txn: house.real.submit(txn, FUND)) is False
+    assert refusal(house, lambda txn: house.real.create(txn, FUND, 2))[0] == "TX_EXISTS"
+    assert house.rows() == {}
+
+
+def test_a_conflict_with_the_chain_cant_be_won(house: House) -> None:
+    house.write(lambda txn: house.real.create(txn, child("wins", at("fund", 3)), 2, conflicting=True))
+    assert house.record("fund").conflicting_children == [txid("wins")]
+    refused = refusal(house, lambda txn: house.real.decide(txn, [txid("wins")], 3))
+    assert refused[0] == "PROCESSING"
+    assert house.look(at("fund", 3)).spender == (txid("spender"), 0)
+
+
+@pytest.mark.parametrize("dug_up", [False, True])
+def test_who_takes_an_output_over_is_not_counted_twice(house: House, dug_up: bool) -> None:
+    """A block may spend what an unmined transaction has claimed, and what is frozen."""
+    if dug_up:
+        house.write(lambda txn: house.real.need(txn, txid("fund")))
+    house.write(lambda txn: house.real.submit(txn, child("child", at("fund"))))
+    house.write(lambda txn: house.real.freeze(txn, at("fund", 2)))
+    for index, name in ((0, "block"), (2, "block"), (2, "other")):
+
+        def take(txn: Txn, index: int = index, name: str = name) -> None:
+            held = house.real.hold(txn, txid("fund"))
+            assert held is not None
+            house.real.take(txn, held, index, claim(txid(name), 1), 3)
+
+        house.write(take)
+        assert house.look(at("fund", index)).spender == (txid(name), 1)
+    house.write(lambda txn: house.real.need(txn, txid("fund")))
+    record = house.record("fund")
+    assert (record.recorded, record.spent) == (3, 3)

@@ -1,0 +1,539 @@
+"""Large transactions on their way into the store: whatever goes wrong at whatever step, none is ever half there.
+
+Nothing of it can be spent, and nothing is spent by it, before it is whole; and what an interruption leaves heals by the
+same transaction again or by the recovery at the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+import pytest
+from conformance.transactions_subject import Op, Subject
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from handlers.creation import Creation, acquire, lock_ttl, release
+from handlers.desk import Rules
+from handlers.events import Output, Tx
+from handlers.spending import TxFault
+from handlers.transactions import Transactions
+from storage import utxo
+from storage.blobs import Files
+from storage.disk import Disk, Txn
+from storage.transactions import TABLES, Lock, TxStore, claim
+
+_T = TypeVar("_T")
+Rows = dict[str, dict[bytes, list[bytes]]]
+
+PARENT: Op = {"op": "create", "tx": "P", "outs": 1, "height": 1, "createdAtMs": 1}
+LARGE: Op = {"op": "create", "tx": "A", "outs": 7, "height": 5, "ins": ["P:0"], "spends": True, "createdAtMs": 5}
+STEPS = [
+    "lock.acquire",
+    *(f"record.write:{number}" for number in range(4)),
+    *(f"clearCreating:{number}" for number in (1, 2, 3, 0)),
+    "lock.release",
+]
+WHOLE_AFTER = STEPS.index("clearCreating:0")
+LATER = 1000  # seconds, when every lock has ended
+
+
+def rows(subject: Subject, *, locks: bool = False) -> Rows:
+    """Return every row of the transaction store, the creators' locks left out."""
+    found: Rows = {}
+    with subject.disk.read() as txn:
+        for name in (table.rstrip("*") for table in TABLES):
+            table = found[name] = {}
+            for key, value in txn.cursor(subject.disk.tables[name]):
+                if locks or name != "tx" or key[32:] != b"\xff" * 4:
+                    table.setdefault(key, []).append(value)
+    return found
+
+
+def fresh() -> Subject:
+    subject = Subject()
+    subject.run({"op": "config", "batchSize": 2})
+    subject.run(PARENT)
+    return subject
+
+
+@pytest.fixture
+def subject() -> Iterator[Subject]:
+    with closing(fresh()) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def before() -> Rows:
+    with closing(fresh()) as made:
+        return rows(made)
+
+
+@pytest.fixture(scope="module")
+def after() -> Rows:
+    with closing(fresh()) as made:
+        assert made.run(LARGE) == {"result": "ok"}
+        return rows(made)
+
+
+def slots(subject: Subject, name: str) -> list[str | None]:
+    found: list[str | None] = subject.run({"op": "get", "tx": name}).get("slots", [])
+    return found
+
+
+def check_honest(subject: Subject) -> None:
+    """It spends, and can be spent, when it is whole and not before."""
+    state = subject.state("A")
+    whole = state is not None and not state["creating"]
+    assert slots(subject, "P") == (["A:0"] if whole else ["unspent"])
+    if whole:
+        assert slots(subject, "A") == ["unspent"] * 7
+        return
+    for index in range(7):
+        refused = subject.run({"op": "spend", "tx": "B", "ins": [f"A:{index}"], "height": 6, "ignoreLocked": True})
+        assert refused["perInput"] == {"0": "TX_NOT_FOUND" if state is None else "CREATING"}
+
+
+# --- faults and crashes --------------------------------------------------------------------------------------------
+
+
+def test_the_steps(subject: Subject) -> None:
+    """If this fails, a step is not tried below."""
+    seen: list[str] = []
+    real = subject.write
+
+    def watched(work: Callable[[Txn], Any], step: str = "") -> Any:
+        seen.append(step)
+        return real(work, step)
+
+    subject.write = watched  # type: ignore[method-assign]
+    subject.run(LARGE)
+    assert seen == STEPS
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_that_fails(step: str, subject: Subject, before: Rows, after: Rows) -> None:
+    subject.run({"op": "fault", "at": step})
+    answer = subject.run(LARGE)
+    if step.startswith(("lock.acquire", "record")):
+        assert answer == {"result": "error", "code": "PROCESSING"}
+    else:
+        assert answer == {"result": "ok"}
+    assert not subject.faults
+    assert (subject.state("lock") is None) == (step != "lock.release")
+    assert (rows(subject) == before) == (step in ("lock.acquire", "record.write:0"))
+    assert (rows(subject) == after) == (step == "lock.release")
+    check_honest(subject)
+    began = step in STEPS[2:]
+    again = subject.run(LARGE | {"afterSeconds": LATER})
+    assert again == ({"result": "error", "code": "TX_EXISTS"} if began else {"result": "ok"})
+    assert rows(subject) == after
+    check_honest(subject)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("cure", ["again", "recovery", "recovery, then again"])
+def test_a_process_that_dies(step: str, when: str, cure: str, subject: Subject, before: Rows, after: Rows) -> None:
+    dying(subject, step, when)
+    assert subject.run(LARGE) == {"result": "error", "code": "CRASH"}
+    check_honest(subject)
+    done = STEPS.index(step) + (when == "after")
+    assert (subject.state("lock") is not None) == (0 < done < len(STEPS))
+    if cure == "again":
+        if 0 < done < len(STEPS) - 1:  # its lock still counts
+            held = rows(subject, locks=True)
+            assert subject.run(LARGE) == {"result": "error", "code": "TX_EXISTS"}
+            assert rows(subject, locks=True) == held
+        again = subject.run(LARGE | {"afterSeconds": LATER})
+        assert again == ({"result": "ok"} if done <= 1 else {"result": "error", "code": "TX_EXISTS"})
+        assert rows(subject) == after
+    else:
+        finished, removed = subject.write(subject.transactions.heal)
+        assert (len(finished), len(removed)) == (int(5 <= done <= WHOLE_AFTER), int(1 < done < 5))
+        assert rows(subject) == (after if done >= 5 else before)
+        assert subject.write(subject.transactions.heal) == ([], [])
+        if cure != "recovery":
+            again = subject.run(LARGE | {"afterSeconds": LATER})
+            assert again == ({"result": "ok"} if done < 5 else {"result": "error", "code": "TX_EXISTS"})
+            assert rows(subject) == after
+    check_honest(subject)
+
+
+def dying(subject: Subject, at: str, moment: str) -> None:
+    """Let the process die before or after a step."""
+    real, last = subject._crashes, (moment, at)
+    subject.faults.clear()
+
+    def crashes(when: str, step: str) -> bool:
+        return (when, step) == last or real(when, step)
+
+    subject._crashes = crashes  # type: ignore[method-assign]
+    reopen = subject._open
+
+    def revived() -> None:
+        subject._crashes = real  # type: ignore[method-assign]
+        reopen()
+
+    subject._open = revived  # type: ignore[method-assign]
+
+
+def test_a_blob_that_cant_be_written(subject: Subject, before: Rows, after: Rows) -> None:
+    subject.run({"op": "fault", "at": "blob.write"})
+    assert subject.run(LARGE) == {"result": "error", "code": "STORAGE_ERROR"}
+    assert rows(subject, locks=True) == before
+    assert subject.run(LARGE) == {"result": "ok"}
+    assert rows(subject, locks=True) == after
+
+
+def test_a_blob_that_is_there_already(subject: Subject, after: Rows) -> None:
+    subject.run({"op": "fault", "at": "blob.exists:A"})
+    assert subject.run(LARGE) == {"result": "ok"}
+    assert rows(subject, locks=True) == after
+
+
+def test_what_fails_twice(subject: Subject, after: Rows) -> None:
+    """One failure after the other, at every step in turn: it still gets there."""
+    for step in STEPS[1:-1]:
+        subject.run({"op": "fault", "at": step})
+        subject.run(LARGE | {"afterSeconds": LATER})
+        check_honest(subject)
+    assert not subject.faults
+    subject.run(LARGE)
+    assert rows(subject) == after
+
+
+@settings(max_examples=20)
+@given(faults=st.lists(st.tuples(st.sampled_from(STEPS), st.sampled_from(["fails", "before", "after"])), max_size=5))
+def test_any_series_of_misfortunes(faults: list[tuple[str, str]], before: Rows, after: Rows) -> None:
+    with closing(fresh()) as subject:
+        for step, kind in faults:
+            if kind == "fails":
+                subject.run({"op": "fault", "at": step})
+            else:
+                dying(subject, step, kind)
+            subject.run(LARGE | {"afterSeconds": LATER})
+            subject.faults.clear()
+            check_honest(subject)
+        finished, removed = subject.write(subject.transactions.heal)
+        assert len(finished) + len(removed) <= 1
+        assert rows(subject) in (before, after)
+        subject._restart()
+        subject.run(LARGE | {"afterSeconds": LATER})
+        assert rows(subject) == after
+
+
+@pytest.mark.parametrize("missing", range(1, 4))
+def test_a_block_cant_have_what_is_not_whole(missing: int, subject: Subject) -> None:
+    subject.run({"op": "fault", "at": f"record.write:{missing}"})
+    subject.run(LARGE)
+    half = rows(subject)
+    mined = subject.run({"op": "setMined", "txs": ["A"], "block": 7, "height": 6, "subtree": 0})
+    assert (mined["result"], mined["code"]) == ("error", "CREATING")
+    assert rows(subject) == half
+
+
+def test_what_is_pruned_and_comes_again_keeps_nothing(subject: Subject, after: Rows) -> None:
+    """Its further pages go after the master: a process that dies between leaves spent ones behind."""
+    subject.run(LARGE)
+    subject.run({"op": "spend", "tx": "B", "ins": ["A:3", "A:6"], "height": 6})
+    subject.write(lambda txn: subject.store.remove_page(txn, subject.txid("A"), 0))
+    subject.write(lambda txn: subject.transactions.unspend(txn, subject.outpoint("P:0"), claim(subject.txid("A"), 0)))
+    assert subject.state("A#1")["spentUtxos"] == 1
+    assert subject.run(LARGE) == {"result": "ok"}
+    assert rows(subject) == after
+    check_honest(subject)
+
+
+def test_a_large_conflicting_transaction_is_known_to_its_parents(subject: Subject) -> None:
+    made = LARGE | {"spends": False, "conflicting": True}
+    assert subject.run(made) == {"result": "ok"}
+    assert subject.state("P")["conflictingChildren"] == ["A"]
+    assert subject.state("A")["deleteAtHeight"] == 15
+    assert slots(subject, "P") == ["unspent"]
+
+
+def test_pages_without_anything_to_spend_count_as_spent(subject: Subject) -> None:
+    subject.run({"op": "create", "tx": "D", "outs": 6, "height": 5, "zeroData": [0, 1, 2, 3], "nilOuts": [4]})
+    assert subject.state("D")["spentExtraRecs"] == 1  # the second of three; the third has one output left
+    mined = {"op": "setMined", "txs": ["D"], "block": 7, "height": 6, "subtree": 0}
+    assert subject.run(mined)["signal"] is None
+    assert subject.run({"op": "spend", "tx": "B", "ins": ["D:5"], "height": 7})["signal"] == "DAHSET"
+    assert subject.state("D#2")["deleteAtHeight"] == 17
+
+
+# --- others --------------------------------------------------------------------------------------------------------
+
+
+def rival(subject: Subject, where: str) -> None:
+    """Let another transaction spend the same output, right before a step."""
+    real = subject.write
+
+    def watched(work: Callable[[Txn], _T], step: str = "") -> _T:
+        if step == where:
+            subject.write = real  # type: ignore[method-assign]
+            subject.op_spend({"tx": "R", "ins": ["P:0"], "height": 6})
+        return real(work, step)
+
+    subject.write = watched  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("step", STEPS[1 : WHOLE_AFTER + 1])
+def test_another_spends_its_input_meanwhile(step: str, subject: Subject, before: Rows) -> None:
+    """The last step finds out, and all pages go."""
+    rival(subject, step)
+    answer = subject.run(LARGE)
+    assert (answer["code"], answer["perInput"]) == ("UTXO_ERROR", {"0": {"code": "SPENT", "conflictingTx": "R"}})
+    assert subject.state("A") is None
+    assert subject.state("lock") is None
+    assert slots(subject, "P") == ["R:0"]
+    assert rows(subject).keys() == before.keys()
+    assert rows(subject, locks=True)["tx"].keys() == before["tx"].keys()
+    assert rows(subject)["tx_unmined"] == before["tx_unmined"]
+    assert subject.state("blob:A") == {"kind": "tx", "name": "A.tx"}  # an orphan, for the sweep
+    assert subject.run(LARGE)["code"] == "UTXO_ERROR"
+    assert subject.state("A") is None
+
+
+def test_its_parent_goes_meanwhile(subject: Subject) -> None:
+    """A record that is still being made excuses no missing parent: it has not been accepted yet."""
+    subject.run({"op": "fault", "at": "clearCreating:0"})
+    subject.run(LARGE)
+    subject.write(lambda txn: subject.store.remove(txn, subject.txid("P")))
+    refused = subject.run(LARGE)
+    assert (refused["code"], refused["perInput"]) == ("UTXO_ERROR", {"0": "TX_NOT_FOUND"})
+    assert subject.state("A") is None
+    subject.run({"op": "create", "tx": "B", "outs": 1, "height": 5})
+    tolerated = {"op": "spend", "tx": "B", "ins": ["P:0"], "height": 6}
+    assert subject.run(tolerated)["result"] == "ok", "one that was accepted does"
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("kind", ["fails", "before", "after"])
+def test_removing_it_is_interrupted(number: int, kind: str, subject: Subject, before: Rows) -> None:
+    """What is left is still being created: nobody can spend it, and the recovery removes it."""
+    rival(subject, "clearCreating:0")
+    step = f"record.remove:{number}"
+    if kind == "fails":
+        subject.run({"op": "fault", "at": step})
+        assert subject.run(LARGE)["code"] == "UTXO_ERROR"
+    else:
+        dying(subject, step, kind)
+        assert subject.run(LARGE)["code"] == "CRASH"
+    state = subject.state("A")
+    assert (state is None) == ((number, kind) == (0, "after"))
+    assert state is None or state["creating"]
+    assert subject.run(LARGE | {"afterSeconds": LATER})["code"] == "UTXO_ERROR"
+    subject.write(subject.transactions.heal)
+    assert slots(subject, "P") == ["R:0"]
+    assert rows(subject)["tx"].keys() == before["tx"].keys()
+    assert rows(subject)["tx_unmined"] == before["tx_unmined"]
+
+
+def creation(subject: Subject) -> Creation:
+    tx, transactions = subject.tx(LARGE), subject.transactions
+    draft = transactions.draft(tx, 5, created_at=5)
+    return Creation(transactions, tx, draft, clock=lambda: subject.now)
+
+
+async def attempt(creation: Creation, write: Callable[..., Any], subject: Subject) -> str:
+    try:
+        await creation.run(write, subject.put_blob)
+    except TxFault as fault:
+        return fault.code
+    return "ok"
+
+
+@pytest.mark.parametrize("stall", STEPS[1:])
+def test_a_creator_that_was_thought_dead(stall: str, subject: Subject, after: Rows) -> None:
+    """It comes back after its lock has ended and another has done its work: it must not touch anything."""
+
+    async def story() -> tuple[str, str]:
+        stalled, go_on = asyncio.Event(), asyncio.Event()
+        at = -1
+
+        async def slow(step: Callable[[Txn], _T]) -> _T:
+            nonlocal at
+            at += 1
+            if STEPS[at] == stall and not stalled.is_set():
+                stalled.set()
+                await go_on.wait()
+            return await subject.write_step(step)
+
+        first = asyncio.create_task(attempt(creation(subject), slow, subject))
+        await stalled.wait()
+        subject.now += lock_ttl(4)
+        second = await attempt(creation(subject), subject.write_step, subject)
+        whole = rows(subject, locks=True)
+        go_on.set()
+        answers = await first, second
+        if stall != "lock.release":
+            assert rows(subject, locks=True) == whole
+        return answers
+
+    first, second = asyncio.run(story())
+    assert second == ("ok" if stall == "record.write:0" else "TX_EXISTS")
+    assert first == ("ok" if stall == "lock.release" else "TX_EXISTS")
+    assert rows(subject, locks=True) == after
+    check_honest(subject)
+
+
+def test_a_creator_that_comes_back_before_the_other_is_done(subject: Subject, after: Rows) -> None:
+    """The lock tells them apart: the first stops, and does not give back what is the other's."""
+    first, second = creation(subject), creation(subject)
+    steps: list[Callable[[Txn], Any]] = [first.begin, lambda txn: first.page(0, txn)]
+    for step in steps:
+        subject.write(step)
+    subject.now += lock_ttl(4)
+    subject.write(second.begin)
+    for name in ("page", "clear", "remove"):
+        with pytest.raises(Exception, match="another has taken over"):
+            subject.write(lambda txn, name=name: getattr(first, name)(1, txn))  # type: ignore[misc]
+    with pytest.raises(Exception, match="another has taken over"):
+        subject.write(first.clear_master)
+    subject.write(first.end)
+    assert subject.state("A")["lock"]["owner"] == second.owner.decode(errors="backslashreplace")
+    subject.now += LATER
+    assert asyncio.run(attempt(creation(subject), subject.write_step, subject)) == "TX_EXISTS"
+    assert rows(subject) == after
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(2, 4))
+def test_any_interleaving_has_one_winner(seed: int, count: int, after: Rows) -> None:
+    random = Random(seed)
+
+    async def story(subject: Subject) -> list[str]:
+        async def write(step: Callable[[Txn], _T]) -> _T:
+            for _ in range(random.randrange(4)):
+                await asyncio.sleep(0)
+            return await subject.write_step(step)
+
+        return await asyncio.gather(*(attempt(creation(subject), write, subject) for _ in range(count)))
+
+    with closing(fresh()) as subject:
+        answers = asyncio.run(story(subject))
+        assert sorted(answers) == ["TX_EXISTS"] * (count - 1) + ["ok"]
+        assert rows(subject, locks=True) == after
+
+
+# --- the lock ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("records", "seconds"), [(1, 32), (2, 34), (10, 50), (134, 298), (135, 300), (136, 300), (10_000, 300)]
+)
+def test_how_long_a_lock_counts(records: int, seconds: int, subject: Subject) -> None:
+    assert lock_ttl(records) == seconds
+    transactions, txid, now = subject.transactions, subject.txid("A"), 1000.0
+
+    def take(owner: bytes, at: float) -> Lock | None:
+        subject.write(lambda txn: acquire(transactions, txn, txid, owner, records, at))
+        with subject.disk.read() as txn:
+            return subject.store.lock(txn, txid)
+
+    first = take(b"first", now)
+    assert first is not None
+    assert (first.created_at, first.expires_at, first.expected_records) == (now, now + seconds, records)
+    for at in (now, now + seconds - 0.001):
+        with pytest.raises(TxFault, match="being created by process"):
+            take(b"second", at)
+    second = take(b"second", now + seconds)
+    assert second is not None
+    assert second.owner == b"second"
+    for owner, released in ((b"first", False), (b"second", True), (b"second", False)):
+        assert subject.write(lambda txn, owner=owner: release(transactions, txn, txid, owner)) is released  # type: ignore[misc]
+
+
+# --- kill -9 -------------------------------------------------------------------------------------------------------
+
+CHILD = """
+import asyncio, sys
+from pathlib import Path
+sys.path.insert(0, "tests")
+from test_creation import create_in
+asyncio.run(create_in(Path(sys.argv[1])))
+"""
+PAGES, PAGE = 24, 24
+TXID, ROOT = b"\xaa" * 32, b"\xbb" * 32
+RULES = Rules(batch_size=PAGE)
+
+
+def open_store(folder: Path, *, durable: bool = False) -> tuple[Disk, Transactions]:
+    disk = Disk(folder / "lmdb", utxo.TABLES + TABLES, durable=durable)
+    return disk, Transactions(TxStore(disk), None, Files(folder / "blobs"), RULES)
+
+
+async def create_in(folder: Path) -> str:
+    """Create a large transaction on a durable disk, and say every step."""
+    disk, transactions = open_store(folder, durable=__name__ != "test_creation")
+
+    async def write(step: Callable[[Txn], _T]) -> _T:
+        sys.stdout.write(".")
+        sys.stdout.flush()
+        return disk.write(step)
+
+    async def put_blob(name: str, data: bytes) -> None:
+        transactions.blobs.put(name, data)
+
+    root = Tx(ROOT, coinbase=True, outputs=[Output(b"\x51", 1)])
+    outputs = [Output(b"\x51", n + 1) for n in range(PAGES * PAGE)]
+    large = Tx(TXID, [(ROOT, 0)], outputs, raw=b"raw" * 1000)
+    with closing(disk):
+        transactions.height = 200
+        if disk.write(lambda txn: transactions.hold(txn, ROOT)) is None:
+            disk.write(lambda txn: transactions.create(txn, root, 1))
+        creation = Creation(transactions, large, transactions.draft(large, 200), clock=lambda: 1e12)
+        try:
+            await creation.run(write, put_blob)
+        except TxFault as fault:
+            return fault.code
+    return "ok"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_kill(seed: int, tmp_path: Path) -> None:
+    """The process is killed while it makes a step, whichever: what is left is whole, or nobody can touch it."""
+    steps = 1 + (seed * 17 + Random(seed).randrange(17)) % (2 * PAGES + 1)
+    with subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert len(child.stdout.read(steps)) == steps
+        child.kill()
+    disk, transactions = open_store(tmp_path)
+    transactions.height = 200
+    with closing(disk):
+        with disk.read() as txn:
+            record = transactions.store.record(txn, TXID)
+            claimed = transactions.store.slot(txn, ROOT, 0, 0) or b""
+            assert (len(claimed) > 32) == (record is not None and not record.creating)
+        finished, removed = disk.write(transactions.heal)
+        assert len(finished) + len(removed) == (record is not None and record.creating)
+        with disk.read() as txn:
+            transactions.store.lock(txn, TXID)
+            left = [key for key, _ in txn.cursor(transactions.store.tx) if key.startswith(TXID) and key[32:] < b"\xfe"]
+            assert len(left) == (0 if removed or record is None else PAGES * (PAGE + 1))
+    assert asyncio.run(create_again(tmp_path)) == ("ok" if removed or record is None else "TX_EXISTS")
+    disk, transactions = open_store(tmp_path)
+    with closing(disk), disk.read() as txn:
+        whole = transactions.store.record(txn, TXID)
+        assert whole is not None
+        assert not whole.creating
+        assert transactions.store.slot(txn, ROOT, 0, 0) == claimed[:32] + claim(TXID, 0) or len(claimed) == 32
+        found = [row for number in range(PAGES) for row in transactions.store.slots(txn, TXID, number)]
+        assert [len(row) for _, row in found] == [32] * (PAGES * PAGE)
+    assert transactions.blobs.get(f"{TXID.hex()}.tx") == b"raw" * 1000
+
+
+async def create_again(folder: Path) -> str:
+    """Create it in this process, after whatever lock is left has ended."""
+    disk, transactions = open_store(folder)
+    disk.write(lambda txn: transactions.store.put_lock(txn, TXID, None))
+    disk.close()
+    return await create_in(folder)

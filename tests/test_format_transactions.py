@@ -1,0 +1,151 @@
+"""Golden bytes of the transaction store's tables.
+
+If this fails, the format on disk changed: raise `storage.utxo.FORMAT` and write `docs/format.md` first.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import pytest
+
+from handlers.chain import Chain
+from handlers.desk import Mined, Rules
+from handlers.events import BlockApplied, Output, Tx
+from handlers.ledger import body
+from handlers.lives import Lives
+from handlers.transactions import Transactions
+from storage import transactions, utxo
+from storage.blobs import Files
+from storage.buried import BuriedStore
+from storage.disk import Disk, Txn
+from storage.prune import Windows
+from storage.transactions import ALL_IN_ONE, BODY_PAGE, FROZEN, LOCK_PAGE, Lock, TxStore, claim, output_hash
+from storage.utxo import UtxoStore
+
+SMALL, LARGE, CHAINED, CHILD, OTHER = (f"{n:02x}" * 32 for n in (0x51, 0x52, 0x53, 0x54, 0x55))
+Tables = dict[str, dict[str, list[str]]]
+
+
+def tx(name: str, values: list[int], *spent: tuple[str, int], **parts: bytes | int) -> Tx:
+    outputs = [Output(b"\x51", value) for value in values]
+    return Tx(bytes.fromhex(name), [(bytes.fromhex(txid), n) for txid, n in spent], outputs, **parts)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Tables:
+    """Tell a story in which every field is something, and return all rows in hexadecimal."""
+    folder = tmp_path_factory.mktemp("format")
+    with Disk(folder / "lmdb", utxo.TABLES + transactions.TABLES, durable=False) as disk:
+        chain_store, store = UtxoStore(disk), TxStore(disk)
+        chain_store.open("bitcoin/mainnet", ())
+        rules = Rules(batch_size=2, retention=10, reassign_delay=7)
+        real = Transactions(store, BuriedStore(chain_store, store, 100), Files(folder / "blobs"), rules)
+        chain = Chain(chain_store, Windows(10, 10, False), 10, Lives(real))
+        chained = tx(CHAINED, [5, 6], fee=3, size=250, subtree_index=1)
+        assert chain.apply(BlockApplied(height=300, hash=b"\xb1" * 32, block_id=900, txs=[chained]), None)
+        chain.commit()
+        real.height = 300
+        small = tx(SMALL, [7, 8], (CHAINED, 0), fee=2, raw=b"\x01\x02")
+        disk.write(lambda txn: real.create(txn, small, 290, locked=True, created_at=1_757_500_000_123))
+        disk.write(lambda txn: real.freeze(txn, (small.txid, 0)))
+        disk.write(lambda txn: real.reassign(txn, (small.txid, 0), b"\xdd" * 32))
+        disk.write(lambda txn: real.freeze(txn, (small.txid, 0)))
+        disk.write(lambda txn: real.preserve(txn, small.txid, 0x01020304))
+        large = tx(LARGE, [1, 2, 3], (OTHER, 9))
+        at = Mined(901, 299, 4)
+        draft = real.draft(large, 0, mined=[at], conflicting=True, created_at=1)
+        for page in (0, 1):
+            disk.write(lambda txn, page=page: real.put_drafted(txn, large, draft, page, creating=page == 1))  # type: ignore[misc]
+        child = bytes.fromhex(CHILD)
+        disk.write(lambda txn: real.spend(txn, child, [(large.txid, 0)], 305, ignore_conflicting=True))
+        disk.write(lambda txn: store.put_slot(txn, chained.txid, 0, 1, _slot(CHAINED, 1, 6) + claim(child, 258)))
+        lock = Lock(b"owner", 1.5, 35.5, 4711, "host", 2)
+        disk.write(lambda txn: store.put_lock(txn, child, lock))
+        disk.write(lambda txn: _marked(store, txn, large.txid, child))
+        return dump(disk)
+
+
+def _slot(name: str, index: int, value: int) -> bytes:
+    return output_hash(bytes.fromhex(name), index, body(Output(b"\x51", value)))
+
+
+def _marked(store: TxStore, txn: Txn, txid: bytes, child: bytes) -> None:
+    record = store.record(txn, txid)
+    assert record is not None
+    record.deleted_children, record.conflicting_children = [child], [child]
+    store.put_record(txn, txid, record)
+
+
+def dump(disk: Disk) -> Tables:
+    found: Tables = {}
+    with disk.read() as txn:
+        for name in (*(table.rstrip("*") for table in transactions.TABLES), "tx_block"):
+            table = found[name] = {}
+            for key, value in txn.cursor(disk.tables[name]):
+                table.setdefault(key.hex(), []).append(value.hex())
+    return found
+
+
+# A slot's hash: blake2b-256 of the txid, the output's number, and its address and value.
+SMALL_0 = "b78ef693d4f5acb456ba7e537ec7bb04d5a195120a51eb771591b70b2f8a789b"
+SMALL_1 = "56d49c3ab41c721592fe5bb7f8bf69b7403456de8789d407b0bc6a4ab94c1e7f"
+LARGE_0 = "016420d8f35a850dfb933f607121c32c397d5f378c408a8c24d5b1dbdaba2784"
+LARGE_1 = "7f5f403e98b6f0a48cc1f4df6b531b66c92221303bded14b7aa5bc5bf8ab01e4"
+LARGE_2 = "db6df99248fbbd72c255fae836b373358aeae9eccd3c295c5f48cec36c080255"
+CHAINED_1 = "a361f650ca7a17518da354f13eb7e665d2f7e37407d8086ace4fe21d824a6c48"
+NEW_OWNER, BY_CHILD = "dd" * 32, "54" * 32
+
+GOLDEN: Tables = {
+    "tx": {
+        # outputs, recorded, spent, creating, deleted children, reassignments (slot, old, new, height), spendable in;
+        # total, page size, further pages, spent pages; coinbase, external, partial, locked, conflicting; born, created
+        # at, unmined since, preserve until, delete at, spending height; block ids, heights, subtrees, ids on the
+        # longest chain, conflicting children; fee, size
+        f"{SMALL} 00000000": [
+            f"dc001d 02 02 00 c2 90 91 94 00 c420{SMALL_0} c420{NEW_OWNER} cd012c 81 00 cd0133"
+            "02 ceffffffff 00 c0 c2 c2 c2 c3 c2 cd0122 cf000001993329c77b cd0122 ce01020304 c0 c0 90 90 90 90 90 02 02"
+        ],
+        f"{SMALL} 00000000 00000000": [f"{NEW_OWNER} {'ff' * 36}"],  # frozen
+        f"{SMALL} 00000000 00000001": [SMALL_1],  # unspent
+        f"{SMALL} fffffffe": [f"92 91 92 c420{CHAINED} 00 c4020102"],  # inputs, raw bytes
+        f"{LARGE} 00000000": [
+            f"dc001d 02 02 01 c2 91 c420{CHILD} 90 80"
+            "03 02 01 c0 c2 c3 c2 c2 c3 c0 01 c0 c0 0a c0 91 cd0385 91 cd012b 91 04 91 cd0385"
+            f"91 c420{CHILD} c0 c0"
+        ],
+        f"{LARGE} 00000000 00000000": [f"{LARGE_0} {BY_CHILD} 00000000"],  # spent by input 0
+        f"{LARGE} 00000000 00000001": [LARGE_1],
+        f"{LARGE} 00000001": ["97 01 01 00 c3 90 90 80"],  # still being created
+        f"{LARGE} 00000001 00000000": [LARGE_2],
+        f"{LARGE} fffffffe": [f"92 91 92 c420{OTHER} 09 c0"],
+        f"{CHAINED} 00000000 00000001": [f"{CHAINED_1} {BY_CHILD} 02010000"],  # no page: a claim by input 258
+        # owner, taken at, ends at, process, host, pages
+        f"{CHILD} ffffffff": ["96 c4056f776e6572 cb3ff8000000000000 cb4041c00000000000 cd1267 a4686f7374 02"],
+    },
+    "tx_delete_at": {"0000000a": [LARGE]},
+    "tx_unmined": {"00000122": [SMALL]},
+    "tx_preserved": {"01020304": [SMALL]},
+    "tx_block": {"00000001": ["95 cd0384 91 02 91 03 91 ccfa 91 01"]},  # block id, outputs, fees, sizes, subtrees
+}
+
+
+@pytest.mark.parametrize("table", GOLDEN)
+def test_bytes_on_disk(table: str, written: Tables) -> None:
+    expected = {
+        key.replace(" ", ""): [value.replace(" ", "") for value in values] for key, values in GOLDEN[table].items()
+    }
+    assert written[table] == expected
+
+
+def test_what_the_bytes_mean() -> None:
+    assert [table for table in transactions.TABLES if table.endswith("*")] == [
+        "tx_delete_at*",
+        "tx_unmined*",
+        "tx_preserved*",
+    ]
+    assert (BODY_PAGE, LOCK_PAGE, ALL_IN_ONE) == (0xFFFFFFFE, 0xFFFFFFFF, 0xFFFFFFFF)
+    assert FROZEN == b"\xff" * 36
+    assert set(GOLDEN) == {table.rstrip("*") for table in transactions.TABLES} | {"tx_block"}
+    assert _slot(SMALL, 0, 7).hex() == SMALL_0
+    assert blake2b(bytes.fromhex(SMALL) + bytes(4) + bytes.fromhex("92c4015107"), digest_size=32).hexdigest() == SMALL_0

@@ -1,0 +1,362 @@
+"""The pure rules: who may spend what, in which order that is checked, and when a transaction may be forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handlers.spending import (
+    Fault,
+    TxFault,
+    count_page,
+    data_output,
+    freeze_fault,
+    frozen,
+    mark_longest,
+    mine,
+    parents_first,
+    record_fault,
+    settle,
+    slot_fault,
+    spent,
+    thaw_fault,
+    unmine,
+)
+from storage.transactions import FROZEN, OutPoint, Page, Record, claim
+
+NAME, OTHER = b"\x0a" * 32, b"\x0b" * 32
+BY, BY_OTHER = claim(b"\x01" * 32, 0), claim(b"\x02" * 32, 3)
+RETENTION = 10
+HEIGHTS = st.integers(0, 50)
+
+
+def record(**fields: Any) -> Record:
+    return Record(**{"outputs": 1, "recorded": 1} | fields)
+
+
+def page(**fields: Any) -> Page:
+    return Page(**{"outputs": 1, "recorded": 1} | fields)
+
+
+# --- spending ------------------------------------------------------------------------------------------------------
+
+RECORD_CHECKS: list[tuple[str, dict[str, Any]]] = [  # in the order of the contract
+    ("CREATING", {"creating": True}),
+    ("CONFLICTING", {"conflicting": True}),
+    ("LOCKED", {"locked": True}),
+    ("COINBASE_IMMATURE", {"spending_height": 101}),
+]
+
+
+@pytest.mark.parametrize("count", range(1, len(RECORD_CHECKS) + 1))
+def test_the_first_check_that_fails_is_told(count: int) -> None:
+    for checks in combinations(RECORD_CHECKS, count):
+        fields = {key: value for _, wrong in checks for key, value in wrong.items()}
+        fault = record_fault(record(**fields), 100, ignore_locked=False, ignore_conflicting=False)
+        assert fault == Fault(checks[0][0])
+
+
+def test_flags_excuse_what_they_name_and_nothing_else() -> None:
+    everything = record(creating=True, conflicting=True, locked=True, spending_height=101)
+    seen = []
+    for field in ("creating", "conflicting", "locked", "spending_height"):
+        fault = record_fault(everything, 100, ignore_locked=True, ignore_conflicting=True)
+        seen.append(fault and fault.code)
+        setattr(everything, field, None if field == "spending_height" else False)
+    assert seen == ["CREATING", "COINBASE_IMMATURE", "COINBASE_IMMATURE", "COINBASE_IMMATURE"]
+    assert record_fault(everything, 100, ignore_locked=False, ignore_conflicting=False) is None
+    locked = record(locked=True)
+    assert record_fault(locked, 1, ignore_locked=False, ignore_conflicting=True) == Fault("LOCKED")
+    conflicting = record(conflicting=True)
+    assert record_fault(conflicting, 1, ignore_locked=True, ignore_conflicting=False) == Fault("CONFLICTING")
+
+
+@pytest.mark.parametrize(("height", "code"), [(108, "COINBASE_IMMATURE"), (109, None), (110, None)])
+def test_a_coinbase_is_ripe_at_its_spending_height(height: int, code: str | None) -> None:
+    fault = record_fault(record(spending_height=109), height, ignore_locked=False, ignore_conflicting=False)
+    assert (fault and fault.code) == code
+
+
+SLOT_CHECKS: list[tuple[str, bytes | None, dict[str, Any]]] = [  # from the last to the first
+    ("SPENT", NAME + BY_OTHER, {}),
+    ("FROZEN", NAME + FROZEN, {}),
+    ("FROZEN_UNTIL", NAME + FROZEN, {"spendable_in": {0: 101}}),
+    ("FROZEN_UNTIL", NAME + BY_OTHER, {"spendable_in": {0: 101}}),
+    ("FROZEN_UNTIL", NAME + BY, {"spendable_in": {0: 101}}),
+    ("UTXO_HASH_MISMATCH", OTHER + FROZEN, {"spendable_in": {0: 101}}),
+    ("UTXO_NOT_FOUND", None, {"spendable_in": {0: 101}}),
+    ("INVALID_SPEND", NAME + BY, {"deleted_children": [BY[:32]]}),
+]
+
+
+@pytest.mark.parametrize(("code", "row", "fields"), SLOT_CHECKS)
+def test_why_a_slot_cant_be_spent(code: str, row: bytes | None, fields: dict[str, Any]) -> None:
+    fault = slot_fault(page(**fields), 0, row, BY, 100, NAME)
+    assert fault is not None
+    assert fault.code == code
+    assert fault.spender == ((BY_OTHER[:32], 3) if code == "SPENT" else None)
+
+
+def test_what_a_slot_allows() -> None:
+    assert slot_fault(page(), 0, NAME, BY, 1, NAME) is None
+    assert slot_fault(page(), 0, NAME + BY, BY, 1, NAME) is None  # once more by the same input
+    assert slot_fault(page(), 0, OTHER, BY, 1) is None  # the caller knows no hash
+    assert slot_fault(page(deleted_children=[BY[:32]]), 0, NAME, BY, 1) is None  # only a replay is refused
+    assert slot_fault(page(deleted_children=[BY_OTHER[:32]]), 0, NAME + BY, BY, 1) is None
+    assert slot_fault(page(spendable_in={1: 999}), 0, NAME, BY, 1) is None  # another slot's
+
+
+def test_another_input_of_the_same_transaction_is_another_spender() -> None:
+    fault = slot_fault(page(), 0, NAME + claim(BY[:32], 1), BY, 1)
+    assert fault == Fault("SPENT", (BY[:32], 1))
+
+
+@pytest.mark.parametrize(("height", "code"), [(1100, "FROZEN_UNTIL"), (1101, None), (1102, None)])
+def test_a_reassigned_output_is_spendable_at_its_height(height: int, code: str | None) -> None:
+    fault = slot_fault(page(spendable_in={0: 1101}), 0, NAME, BY, height)
+    assert (fault and fault.code) == code
+
+
+def test_what_a_row_says() -> None:
+    rows = [NAME, NAME + BY, NAME + FROZEN]
+    assert [spent(row) for row in rows] == [False, True, False]
+    assert [frozen(row) for row in rows] == [False, False, True]
+    assert not spent(None)
+
+
+# --- freezing ------------------------------------------------------------------------------------------------------
+
+FREEZING: list[tuple[bytes | None, str | None, str | None]] = [  # row, why it can't be frozen, or thawed
+    (None, "UTXO_NOT_FOUND", "UTXO_NOT_FOUND"),
+    (OTHER + FROZEN, "UTXO_HASH_MISMATCH", "UTXO_HASH_MISMATCH"),
+    (NAME, None, "UTXO_NOT_FROZEN"),
+    (NAME + BY_OTHER, "SPENT", "UTXO_NOT_FROZEN"),
+    (NAME + FROZEN, "ALREADY_FROZEN", None),
+]
+
+
+@pytest.mark.parametrize(("row", "freezing", "thawing"), FREEZING)
+def test_freezing_and_thawing(row: bytes | None, freezing: str | None, thawing: str | None) -> None:
+    fault, other = freeze_fault(row, NAME), thaw_fault(row, NAME)
+    assert ((fault and fault.code), (other and other.code)) == (freezing, thawing)
+    assert fault is None or fault.spender == ((BY_OTHER[:32], 3) if freezing == "SPENT" else None)
+
+
+# --- being forgotten -----------------------------------------------------------------------------------------------
+
+DONE: dict[str, Any] = {"spent": 1, "block_ids": [7], "main_ids": [7], "external": True}
+# What a record says, its height of deletion before, that after being settled at height 100, and the signal.
+RULES: list[tuple[dict[str, Any], int | None, int | None, str | None]] = [
+    (DONE, None, 110, "DAHSET"),
+    (DONE, 110, 110, None),
+    (DONE, 105, 110, "DAHSET"),  # raised
+    (DONE, 200, 200, None),  # never lowered
+    (DONE | {"external": False}, None, 110, None),  # only large transactions signal
+    (DONE | {"spent": 0}, 110, None, "DAHUNSET"),
+    (DONE | {"spent": 0}, None, None, None),
+    (DONE | {"block_ids": [], "main_ids": []}, 110, None, "DAHUNSET"),
+    (DONE | {"unmined_since": 90}, 110, None, "DAHUNSET"),  # mined off the longest chain
+    (DONE | {"unmined_since": 0}, 110, None, "DAHUNSET"),  # unmined since the very first
+    (DONE | {"pages": 2, "spent_pages": 1}, 110, None, "DAHUNSET"),
+    (DONE | {"pages": 2, "spent_pages": 2}, None, 110, "DAHSET"),
+    (DONE | {"pages": 1, "spent_pages": None}, None, None, None),
+    (DONE | {"recorded": 0, "spent": 0}, None, 110, "DAHSET"),  # nothing that could be spent
+    (DONE | {"reassignments": [(0, NAME, OTHER, 1)]}, 110, None, "DAHUNSET"),  # kept for good
+    (DONE | {"conflicting": True, "spent": 0}, None, 110, "DAHSET"),
+    (DONE | {"conflicting": True}, 105, 105, None),  # set once
+    (DONE | {"preserve_until": 500}, None, None, None),
+    (DONE | {"preserve_until": 500, "spent": 0}, 110, 110, None),  # not touched at all
+    (DONE | {"preserve_until": 500, "conflicting": True}, None, None, None),
+    (DONE | {"locked": True}, None, 110, "DAHSET"),
+]
+
+
+@pytest.mark.parametrize(("fields", "before", "after", "signal"), RULES)
+def test_when_a_transaction_is_to_be_deleted(
+    fields: dict[str, Any], before: int | None, after: int | None, signal: str | None
+) -> None:
+    settled = record(**fields, delete_at=before)
+    assert settle(settled, 100, RETENTION) == signal
+    assert settled.delete_at == after
+
+
+def test_without_a_retention_nothing_is_ever_to_be_deleted() -> None:
+    for fields, before, _, _ in RULES:
+        kept = record(**fields, delete_at=before)
+        assert settle(kept, 100, 0) is None
+        assert kept.delete_at == before
+
+
+def test_pages_are_counted_within_bounds() -> None:
+    large = record(pages=2)
+    for by, count in ((1, 1), (1, 2), (-1, 1), (-1, 0)):
+        count_page(large, by)
+        assert large.spent_pages == count
+    for at, by in ((0, -1), (2, 1), (None, -1)):
+        large.spent_pages = at
+        with pytest.raises(TxFault) as caught:
+            count_page(large, by)
+        assert (caught.value.code, large.spent_pages) == ("INVALID_PARAMETER", at)
+
+
+# --- being mined ---------------------------------------------------------------------------------------------------
+
+
+def test_a_block_is_entered_once_by_its_id() -> None:
+    mined = record(born=5, unmined_since=5, locked=True, creating=True)
+    mine(mined, 7, 100, 2, longest=True)
+    mine(mined, 7, 999, 9, longest=True)
+    assert (mined.block_ids, mined.block_heights, mined.subtree_idxs) == ([7], [100], [2])
+    assert (mined.main_ids, mined.unmined_since, mined.locked, mined.creating) == ([7], None, False, False)
+    assert mined.mined
+
+
+def test_a_block_off_the_longest_chain_leaves_it_unmined() -> None:
+    forked = record(born=5, unmined_since=5)
+    mine(forked, 8, 100, None, longest=False)
+    assert (forked.block_ids, forked.main_ids, forked.unmined_since, forked.mined) == ([8], [], 5, False)
+    mine(forked, 9, 100, None, longest=True)
+    mine(forked, 10, 101, None, longest=False)
+    assert forked.main_ids == [9]  # what is on the longest chain stays there
+    assert forked.unmined_since is None
+
+
+def test_a_block_of_a_fork_that_wins_counts() -> None:
+    forked = record(born=5, unmined_since=5)
+    mine(forked, 8, 100, None, longest=False)
+    mine(forked, 8, 100, None, longest=True)
+    assert (forked.block_ids, forked.main_ids, forked.unmined_since) == ([8], [8], None)
+
+
+@pytest.mark.parametrize(("born", "since"), [(5, 5), (None, 101), (200, 101)])
+def test_without_its_last_block_it_is_as_old_as_it_ever_was(born: int | None, since: int) -> None:
+    mined = record(born=born, block_ids=[7], block_heights=[100], subtree_idxs=[0], main_ids=[7], locked=True)
+    unmine(mined, 7, 101)
+    assert (mined.block_ids, mined.block_heights, mined.subtree_idxs, mined.main_ids) == ([], [], [], [])
+    assert (mined.unmined_since, mined.locked) == (since, False)
+
+
+def test_unmining_one_block_of_several() -> None:
+    mined = record(block_ids=[7, 8], block_heights=[100, 101], subtree_idxs=[1, None], main_ids=[7, 8])
+    unmine(mined, 99, 101)  # not one of its blocks
+    assert (mined.block_ids, mined.unmined_since) == ([7, 8], None)
+    unmine(mined, 7, 101)
+    assert (mined.block_ids, mined.block_heights, mined.subtree_idxs) == ([8], [101], [None])
+    assert mined.main_ids == [8]
+    assert mined.unmined_since is None
+
+
+def test_with_a_forks_block_alone_it_is_unmined() -> None:
+    mined = record(block_ids=[7, 8], block_heights=[100, 100], subtree_idxs=[1, 1], main_ids=[7])
+    unmine(mined, 7, 101)
+    assert (mined.block_ids, mined.unmined_since, mined.mined) == ([8], 101, False)
+
+
+def test_the_longest_chain_moves() -> None:
+    mined = record(block_ids=[7, 8], block_heights=[100, 100], subtree_idxs=[1, 1], main_ids=[7])
+    mark_longest(mined, 110, on=False)
+    assert (mined.main_ids, mined.unmined_since) == ([], 110)
+    mark_longest(mined, 120, on=False)
+    assert mined.unmined_since == 110  # the age of what is unmined already stays
+    mark_longest(mined, 130, on=True)
+    assert mined.main_ids == [7, 8]
+    assert mined.unmined_since is None
+
+
+Step = tuple[str, int, int, bool]
+
+
+@given(
+    born=st.none() | HEIGHTS,
+    steps=st.lists(st.tuples(st.sampled_from(["mine", "unmine", "mark"]), st.integers(1, 3), HEIGHTS, st.booleans())),
+)
+def test_any_story_of_blocks(born: int | None, steps: list[Step]) -> None:
+    """Its lists stay in step; it is unmined, with an age, whenever no block of the longest chain is left."""
+    told = record(born=born, unmined_since=born)
+    moves: dict[str, Callable[[int, int, bool], None]] = {
+        "mine": lambda block, height, on: mine(told, block, height, None, longest=on),
+        "unmine": lambda block, height, _: unmine(told, block, height),
+        "mark": lambda _, height, on: mark_longest(told, height, on=on),
+    }
+    for move, block, height, on in steps:
+        before = told.unmined_since
+        moves[move](block, height, on)
+        assert len(set(told.block_ids)) == len(told.block_ids) == len(told.block_heights) == len(told.subtree_idxs)
+        assert set(told.main_ids) <= set(told.block_ids)
+        assert told.mined == (bool(told.block_ids) and told.unmined_since is None)
+        if move == "unmine":
+            assert block not in told.block_ids
+            assert told.main_ids or told.unmined_since is not None
+        elif on:
+            assert told.unmined_since is None
+        else:
+            assert before in (None, told.unmined_since)
+        if move == "mark" and not on:
+            assert (told.main_ids, told.unmined_since) == ([], height if before is None else before)
+
+
+@pytest.mark.parametrize(
+    ("value", "script", "data"),
+    [
+        (0, b"\x6a", True),
+        (0, b"\x6a\x01\x02", True),
+        (0, b"\x00\x6a\x01", True),
+        (1, b"\x6a", False),
+        (0, b"\x76", False),
+        (0, b"", False),
+        (0, b"\x00", False),
+        (0, b"\x00\x76\x6a", False),
+    ],
+)
+def test_data_outputs(value: int, script: bytes, data: bool) -> None:
+    assert data_output(value, script) is data
+
+
+# --- order ---------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def families(draw: st.DrawFn) -> dict[bytes, tuple[Record, list[OutPoint]]]:
+    """Draw transactions that spend earlier ones, or strangers, with ages that say nothing about that."""
+    txids = draw(st.lists(st.binary(min_size=32, max_size=32), max_size=12, unique=True))
+    found = {}
+    for n, txid in enumerate(txids):
+        parents = draw(st.lists(st.sampled_from([*txids[:n], NAME]), max_size=4))
+        found[txid] = (record(created_at=draw(st.integers(0, 3))), [(parent, 0) for parent in parents])
+    return dict(draw(st.permutations(list(found.items()))))
+
+
+@given(families())
+def test_parents_come_first(transactions: dict[bytes, tuple[Record, list[OutPoint]]]) -> None:
+    order = parents_first(transactions)
+    assert sorted(order) == sorted(transactions)
+    place = {txid: n for n, txid in enumerate(order)}
+    for txid, (_, inputs) in transactions.items():
+        assert all(place[parent] < place[txid] for parent, _ in inputs if parent in place)
+
+
+@given(st.dictionaries(st.binary(min_size=32, max_size=32), st.integers(0, 3), max_size=12))
+def test_strangers_come_by_age(ages: dict[bytes, int]) -> None:
+    order = parents_first({txid: (record(created_at=age), []) for txid, age in ages.items()})
+    assert order == sorted(ages, key=lambda txid: (ages[txid], txid))
+
+
+def test_a_long_line_of_descent() -> None:
+    """As deep as a mempool may chain, and no recursion."""
+    line = [n.to_bytes(32, "big") for n in range(5000)]
+    transactions = {txid: (record(created_at=-n), [(line[n - 1], 0)] if n else []) for n, txid in enumerate(line)}
+    assert parents_first(transactions) == line
+
+
+def test_a_circle_ends() -> None:
+    """Hashes don't allow one; a damaged store might."""
+    circle: dict[bytes, tuple[Record, list[OutPoint]]] = {
+        NAME: (record(), [(OTHER, 0)]),
+        OTHER: (record(), [(NAME, 0)]),
+    }
+    assert sorted(parents_first(circle)) == [NAME, OTHER]
