@@ -9,6 +9,7 @@ from config.settings import Config
 from config.units import format_size, parse_endpoint
 
 _UNIX_PATH_BYTES = 107  # sun_path of Linux, without the closing zero
+_SHORTEST_ATTEMPT_S = 10.0
 
 
 class Problem(NamedTuple):
@@ -25,10 +26,15 @@ def problems(config: Config) -> list[Problem]:
     if storage.map_size > storage.max_map_size:
         sizes = f"{format_size(storage.map_size)} is more than max_map_size, {format_size(storage.max_map_size)}"
         found.append(Problem(("storage.map_size", "storage.max_map_size"), f"map_size {sizes}"))
+    found += _retention(config)
     if recovery.enabled and recovery.store == "postgresql" and recovery.dsn is None:
         found.append(Problem(("recovery.store",), 'store = "postgresql" needs dsn, the database'))
     if recovery.dsn is not None and not recovery.dsn.startswith(("postgresql://", "postgres://")):
         found.append(Problem(("recovery.dsn",), "expected postgresql://user@host/database"))
+    if 0 < recovery.attempt_timeout < _SHORTEST_ATTEMPT_S:
+        found.append(Problem(("recovery.attempt_timeout",), "expected 0, without end, or at least 10s"))
+    if recovery.node_url is not None and not recovery.node_url.startswith(("http://", "https://")):
+        found.append(Problem(("recovery.node_url",), "expected http://host:port"))
     listen = parse_endpoint(config.http.listen)
     sockets = [("socket.path", config.socket.path), ("http.listen", listen if isinstance(listen, Path) else None)]
     for name, path in sockets:
@@ -36,4 +42,29 @@ def problems(config: Config) -> list[Problem]:
             found.append(Problem((name,), f"a Unix socket's path has at most {_UNIX_PATH_BYTES} bytes: {path}"))
     if config.http.workers and config.socket.path is not None and listen == config.socket.path:
         found.append(Problem(("http.listen", "socket.path"), f"http.listen and socket.path are both {listen}"))
+    return found
+
+
+def _retention(config: Config) -> list[Problem]:
+    """Return what would let a transaction go before the parents of what waits are safe, or preserve them in vain."""
+    retention = config.transactions.block_height_retention
+    if not (config.pruner.enabled and config.transactions.enabled and retention):
+        return []
+    found: list[Problem] = []
+    if config.pruner.unmined_retention >= retention:
+        found.append(
+            Problem(
+                ("pruner.unmined_retention", "transactions.block_height_retention"),
+                f"unmined_retention, {config.pruner.unmined_retention} blocks, has to be less than "
+                f"block_height_retention, {retention}: else a spent transaction is deleted before it is preserved",
+            )
+        )
+    if config.pruner.parent_preservation_blocks <= retention:
+        found.append(
+            Problem(
+                ("pruner.parent_preservation_blocks", "transactions.block_height_retention"),
+                f"parent_preservation_blocks, {config.pruner.parent_preservation_blocks}, has to be more than "
+                f"block_height_retention, {retention}: else preserving keeps nothing any longer",
+            )
+        )
     return found

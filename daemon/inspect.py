@@ -8,6 +8,7 @@ import msgspec
 
 from config.settings import Config
 from daemon.store import chain_name, open_disk, windows
+from handlers.audit import Audited, audit
 from storage import keys
 from storage.rows import SPENT, Body, address_of, unpack
 from storage.utxo import UtxoStore
@@ -22,11 +23,15 @@ def _open(config: Config) -> UtxoStore:
     return store
 
 
-def verify(config: Config, *, quick: bool) -> list[str]:
-    """Return what is wrong with the store."""
+def verify(config: Config, *, quick: bool) -> Audited:
+    """Return what is wrong with the store, and which transactions are half-made: that is no damage, it heals."""
     store = _open(config)
     with store.disk:
-        return verify_store(store, windows(config), quick=quick)
+        findings, half_made = verify_store(store, windows(config), quick=quick), list[str]()
+        if config.transactions.enabled:
+            audited = audit(store, config.transactions.block_height_retention)
+            findings, half_made = findings + audited.findings, audited.half_made
+        return Audited(findings, half_made)
 
 
 def export(config: Config, form: str) -> Iterator[bytes]:

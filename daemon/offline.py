@@ -1,12 +1,18 @@
-"""Work on a store that no daemon has open."""
+"""Work on a store that no daemon has open, and what such work has left."""
 
 from __future__ import annotations
 
 import structlog
 
 from config.settings import Config
-from daemon.store import chain_name, open_disk, wanted_indexes, windows
+from daemon.pruning import open_pruner
+from daemon.store import chain_name, open_disk, transactions, wanted_indexes, windows
+from handlers.prune_report import PrunerJob, pruner_jobs
+from handlers.prune_request import Request
+from handlers.spending import TxFault
+from storage import keys
 from storage.disk import Txn
+from storage.errors import StoreError
 from storage.prune import Gone, Windows, prunable
 from storage.prune import prune as prune_step
 from storage.reindex import reindex as reindex_store
@@ -17,28 +23,72 @@ log = structlog.get_logger("store")
 _STEPS = 100  # nobody waits for the store: so many bounded steps share a commit
 
 
+class _AllRows:
+    """The UTXO store's old rows, in long steps."""
+
+    def __init__(self, store: UtxoStore, reach: Windows, budget: int) -> None:
+        self._store, self._reach, self._budget = store, reach, budget
+        self.total = Gone()
+        self._stuck = False
+
+    def due(self) -> bool:
+        """Return whether there may be some; undo records of another configuration may hold them up."""
+        with self._store.disk.read() as txn:
+            return not self._stuck and prunable(self._store.state(txn), self._reach)
+
+    def step(self) -> Gone:
+        """Remove some."""
+
+        def work(txn: Txn) -> tuple[Gone, bool]:
+            before = self._store.state(txn)
+            return prune_step(self._store, txn, self._reach, self._budget), self._store.state(txn) == before
+
+        gone, self._stuck = self._store.disk.write(work)
+        self.total = self.total.plus(gone)
+        log.info("pruned", **gone._asdict())
+        return gone
+
+
 def prune(config: Config) -> str:
-    """Prune everything that is due; return what went."""
-    reach, budget = windows(config), config.utxo.prune_batch_size * _STEPS
-    total = Gone()
+    """Prune everything that is due, transactions and old rows; return what went. The journal has it too.
+
+    Raises:
+        StoreError: a daemon has the store, or a transaction can't be read whose parents have to be preserved.
+    """
     with open_disk(config) as disk:
         store = UtxoStore(disk)
         store.check_format(chain_name(config))
+        with disk.read() as txn:
+            state = store.state(txn)
+            height = store.block_at(txn, state.tip).height if state.tip != keys.GENESIS else 0
+        rows = _AllRows(store, windows(config), config.utxo.prune_batch_size * _STEPS)
+        counts: dict[str, int] = {}
+        if height:
+            kept = transactions(store, config) if config.transactions.enabled else None
+            if kept is not None:
+                kept.height = height
+            pruner = open_pruner(config, disk, kept, rows)
+            pruner.begin()
+            cycle = pruner.cycle(Request(height, "applied"), state.persisted)
+            try:
+                for turn in cycle.turns():
+                    turn.work()
+            except (StoreError, TxFault) as error:
+                pruner.fail(cycle, str(error))
+                raise
+            pruner.finish(cycle)
+            counts = cycle.job.counts
+    outputs, removed, records = rows.total
+    buried = counts.get("transactions_deleted", 0)
+    also = f", {buried} records of transactions" if buried else ""
+    return f"pruned {outputs} spent outputs, {removed} transactions, {records} undo records{also}"
 
-        def step(txn: Txn) -> Gone:
-            return prune_step(store, txn, reach, budget)
 
-        while _due(store, reach):
-            gone = disk.write(step)
-            total = total.plus(gone)
-            log.info("pruned", **gone._asdict())
-    outputs, transactions, records = total
-    return f"pruned {outputs} spent outputs, {transactions} transactions, {records} undo records"
-
-
-def _due(store: UtxoStore, reach: Windows) -> bool:
-    with store.disk.read() as txn:
-        return prunable(store.state(txn), reach)
+def prune_status(config: Config, count: int) -> list[PrunerJob]:
+    """Return the pruner's latest jobs, beside its daemon or without one."""
+    with open_disk(config, readonly=True) as disk:
+        UtxoStore(disk).check_format(chain_name(config))
+        return pruner_jobs(disk, count)
 
 
 def reindex(config: Config) -> str:

@@ -134,7 +134,8 @@ def _prune_undo(store: UtxoStore, txn: Txn, state: State, limit: int, budget: in
                 txn.delete(place, db=store.output)
         transactions += sweep(store, txn, state.floor, {place[:8] for place in places if place[:4] != own})
         if finished:
-            transactions += _sweep_block(store, txn, ordinal)
+            swept, removed = _sweep_block(store, txn, ordinal)
+            looked, transactions = looked + swept, transactions + removed
             txn.delete(own, db=store.delta)
             if ordinal < state.floor:  # which passed this block while it was not empty
                 _remove_empty_block(store, txn, ordinal)
@@ -171,12 +172,11 @@ def sweep(store: UtxoStore, txn: Txn, floor: int, positions: Iterable[bytes]) ->
     return removed
 
 
-def _sweep_block(store: UtxoStore, txn: Txn, ordinal: int) -> int:
-    """Remove the transactions of one block that have no output row left."""
-    own = keys.u32(ordinal)
-    alive = {place[:8] for place, _ in store.scan(txn, store.output, own)}
-    empty = [place for place, _ in store.scan(txn, store.tx, own) if place not in alive]
-    return sum(_remove_tx(store, txn, place) for place in empty)
+def _sweep_block(store: UtxoStore, txn: Txn, ordinal: int) -> tuple[int, int]:
+    """Remove the transactions of one block that have no output row left; return how many it has, and how many went."""
+    outputs, places = txn.cursor(store.output), [place for place, _ in store.scan(txn, store.tx, keys.u32(ordinal))]
+    empty = [place for place in places if not (outputs.set_range(place) and outputs.key().startswith(place))]
+    return len(places), sum(_remove_tx(store, txn, place) for place in empty)
 
 
 def _remove_tx(store: UtxoStore, txn: Txn, place: bytes) -> int:

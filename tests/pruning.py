@@ -1,0 +1,194 @@
+"""A daemon's stores with its pruner, without the daemon: the chain, the records, the blobs, the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio import CapacityLimiter, to_thread
+from chains import output, txid
+from messages import Listener, message
+
+from daemon.bus import Bell
+from handlers.burial import Burial
+from handlers.chain import Chain
+from handlers.delivery import Answer
+from handlers.desk import Mined, Rules
+from handlers.events import Inbound, OutPoint, Tx
+from handlers.lives import Lives
+from handlers.prune_cycle import Terms
+from handlers.prune_request import Request, World
+from handlers.pruner import ChainRows, Pruner, Surroundings, keep_pruned
+from handlers.transactions import Transactions
+from handlers.utxo import Committed, Turns
+from storage.blobs import Blobs, Files
+from storage.buried import BuriedStore
+from storage.disk import GIB, Disk, Txn
+from storage.jobs import TABLES as JOB_TABLES
+from storage.jobs import Job, JobStore
+from storage.prune import Windows
+from storage.transactions import TABLES as TX_TABLES
+from storage.transactions import Record, TxStore
+from storage.utxo import TABLES, UtxoStore
+
+RETENTION, UNMINED, PRESERVATION = 10, 5, 40
+
+
+class House:
+    """What `open_house` opens."""
+
+    def __init__(self, folder: Path, disk: Disk, terms: Terms, windows: Windows, page: int, blobs: Blobs) -> None:
+        self.folder, self.disk = folder, disk
+        self.utxo, self.store, self.jobs = UtxoStore(disk), TxStore(disk), JobStore(disk)
+        self.utxo.open("cardano/mainnet", ["address_hash"])
+        rules = Rules(batch_size=page, retention=RETENTION, maturity=0, max_inline_bytes=1000)
+        self.transactions = Transactions(self.store, BuriedStore(self.utxo, self.store, 0), blobs, rules)
+        self.chain = Chain(self.utxo, windows, terms.batch_size, Lives(self.transactions))
+        self.turns = Turns(self.chain)
+        self.published: list[Committed] = []
+        self.burial = Burial(self.transactions, UNMINED, PRESERVATION)
+        self.rows = ChainRows(self.turns, self.published.append)
+        self.pruner = Pruner(terms, self.jobs, self.burial, self.rows)
+        self.deleted: list[bytes] = []
+
+    # --- transactions without blocks -----------------------------------------------------------------------------
+
+    def write(self, step: Callable[[Txn], Any]) -> Any:
+        return self.disk.write(step)
+
+    def create(self, made: Tx, height: int, *, mined: int | None = None, **parts: Any) -> None:
+        """Make a record, mined at a height or not, and let it spend what it spends of what is there."""
+        at = () if mined is None else (Mined(mined, mined),)
+
+        def step(txn: Txn) -> None:
+            self.transactions.height = height
+            self.transactions.create(txn, made, height, mined=at, **parts)
+            self.transactions.spend(txn, made.txid, made.inputs, height, ignore_locked=True)
+
+        self.write(step)
+
+    def record(self, name: str) -> Record | None:
+        with self.disk.read() as txn:
+            return self.store.record(txn, txid(name))
+
+    def spoil(self, key: bytes, value: bytes = b"\xc1") -> None:
+        """Put bytes that nobody can read where a record, a page or a body is."""
+        self.write(lambda txn: txn.put(key, value, db=self.store.tx))
+
+    # --- cycles --------------------------------------------------------------------------------------------------
+
+    def run_cycle(self, height: int, persisted: int | None = None) -> Job:
+        """Run one whole cycle, here and now."""
+        cycle = self.pruner.cycle(Request(height, "applied"), persisted)
+        for turn in cycle.turns():
+            turn.work()
+        self.deleted += cycle.deleted
+        self.pruner.finish(cycle)
+        return cycle.job
+
+    def journal(self) -> list[Job]:
+        with self.disk.read() as txn:
+            return list(self.jobs.latest(txn))
+
+
+@contextmanager
+def open_house(
+    folder: Path,
+    terms: Terms | None = None,
+    *,
+    windows: Windows | None = None,
+    page: int = 4,
+    blobs: Blobs | None = None,
+    durable: bool = False,
+) -> Iterator[House]:
+    tables = tuple(dict.fromkeys((*TABLES, *TX_TABLES, *JOB_TABLES)))
+    with Disk(folder / "lmdb", tables, map_size=GIB, durable=durable) as disk:
+        terms = terms or Terms(retention=RETENTION, unmined_retention=UNMINED)
+        reach = windows or Windows(10, 10, False)
+        yield House(folder, disk, terms, reach, page, blobs or Files(folder / "blobs"))
+
+
+def pay(name: str, *spends: OutPoint, outs: int = 1, **parts: Any) -> Tx:
+    """Return a transaction with so many outputs."""
+    return Tx(txid(name), list(spends), [output(f"{name} {n}") for n in range(outs)], **parts)
+
+
+class Heard(Bell):
+    """A bell that knows whether somebody waits for it, having heard everything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._missed, self._idle = False, anyio.Event()
+
+    def ring(self) -> None:
+        self._missed, self._idle = True, anyio.Event()
+        super().ring()
+
+    async def heard(self) -> None:
+        if not self._missed:
+            self._idle.set()
+        await super().heard()
+        self._missed = False
+
+    async def idle(self) -> None:
+        await self._idle.wait()
+
+
+class Daemon:
+    """The pruner on an event loop, beside whoever feeds the chain."""
+
+    def __init__(self, house: House) -> None:
+        self.house, self.bell, self.writer = house, Heard(), CapacityLimiter(1)
+        self.sender = Listener()
+        self.network_height: int | None = None
+
+    def world(self) -> World:
+        view, node = self.house.chain.view, self.house.turns.node
+        return World(view.tip.height if view.tip else 0, view.persisted_height, node, self.network_height)
+
+    async def hear(self, *events: Inbound) -> None:
+        """Let messages come, be committed, and the bell ring."""
+        turns = self.house.turns
+        deliveries = [message(event, self.sender) for event in events]
+        assert not await to_thread.run_sync(turns.take, deliveries, 1e18, limiter=self.writer)
+        committed = await to_thread.run_sync(turns.finish, limiter=self.writer)
+        self.house.published.append(committed)
+        for answer in committed.answers:
+            assert isinstance(answer, Answer)
+            answer.send()
+        self.bell.ring()
+
+    def around(self) -> Surroundings:
+        def told(deleted: list[bytes], height: int) -> None:
+            self.house.deleted += deleted
+
+        turns = self.house.turns
+        return Surroundings(world=self.world, quiet=lambda: turns.at_rest, told=told, after_turn=self.house.rows.tell)
+
+
+def live(
+    house: House, story: Callable[[Daemon, Callable[[], Awaitable[None]]], Awaitable[None]], *, at_once: bool = False
+) -> None:
+    """Run a story beside the pruner. It is given the daemon, and how to wait until the pruner has nothing to do.
+
+    It begins when that is so, unless `at_once`.
+    """
+
+    async def main() -> None:
+        daemon = Daemon(house)
+
+        async def idle() -> None:
+            with anyio.fail_after(30):
+                await daemon.bell.idle()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(keep_pruned, daemon.bell, house.pruner, daemon.around(), daemon.writer)
+            if not at_once:
+                await idle()
+            await story(daemon, idle)
+            group.cancel_scope.cancel()
+
+    anyio.run(main)

@@ -1,0 +1,676 @@
+"""The pruner on real stores: what starts a cycle, what it does in which order, and what it leaves when it is cut."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from random import Random
+from time import monotonic
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import pytest
+from chains import at, back_to, block, dump, output, random_chain, tx, txid
+from daemons import Message, home
+from pruning import PRESERVATION, RETENTION, UNMINED, Daemon, House, live, open_house, pay
+from structlog.testing import capture_logs
+
+from config.checks import problems
+from config.settings import Config, Pruner, Transactions
+from handlers.burial import Deleted
+from handlers.desk import Mined
+from handlers.events import BlockApplied, BlockPersisted, NodeState, Tx, TxSubmitted
+from handlers.prune_cycle import Terms
+from handlers.prune_report import PrunerJob
+from handlers.prune_request import Node, Request, Requests, World, held_back
+from handlers.spending import TxFault
+from storage.blobs import BlobFailed, Files
+from storage.disk import Txn
+from storage.errors import Damaged, StoreFull
+from storage.jobs import Job
+from storage.prune import Windows
+from storage.transactions import MASTER, Body
+
+Idle = Callable[[], Awaitable[None]]
+TERMS = Terms(retention=RETENTION, unmined_retention=UNMINED)
+
+
+def blocks(count: int, after: BlockApplied | None = None) -> list[BlockApplied]:
+    """Return empty blocks."""
+    chain: list[BlockApplied] = []
+    for n in range(count):
+        parent = chain[-1] if chain else after
+        chain.append(block(parent, pay(f"{parent and parent.height} {n}", coinbase=True)))
+    return chain
+
+
+# --- what starts a cycle -------------------------------------------------------------------------------------------
+
+
+def test_only_the_latest_height_counts_and_what_is_passed_is_counted() -> None:
+    requests = Requests("auto", done=4)
+    requests.persisted(5)
+    assert requests.persisted(7) == Request(7, "persisted", 2), "5 was never run for, and 6 was never heard of"
+    assert requests.persisted(7) == requests.persisted(6) == Request(7, "persisted", 2)
+    requests.finished(7)
+    assert requests.queued is None
+    assert requests.persisted(6) is None
+    assert requests.persisted(7) is None, "done"
+    assert requests.persisted(8) == Request(8, "persisted", 0)
+    assert requests.passed == 2
+
+
+def test_a_persister_is_listened_to_once_it_has_spoken() -> None:
+    auto = Requests("auto")
+    auto.look(World(tip=60))
+    assert auto.queued == Request(60, "applied")
+    auto.look(World(tip=61, persisted=40))
+    assert auto.queued == Request(40, "persisted"), "the height asked for before goes no more"
+    assert Requests("auto", persisted=40).applied(60) is None
+    always = Requests("applied")
+    always.look(World(tip=60, persisted=40))
+    assert always.queued == Request(60, "applied")
+    never = Requests("persisted")
+    assert never.applied(60) is None
+    never.look(World(tip=60, persisted=70))
+    assert never.queued == Request(60, "persisted"), "nobody prunes above the tip"
+
+
+def test_a_rollback_takes_back_what_was_asked_for() -> None:
+    requests = Requests("applied")
+    requests.look(World(tip=20))
+    requests.look(World(tip=15))
+    assert requests.queued is not None
+    assert requests.queued.height == 15
+
+
+@pytest.mark.parametrize(
+    ("world", "why"),
+    [
+        (World(tip=111), None),
+        (World(tip=111, node=Node("running", 111, 111)), None),
+        (World(tip=111, node=Node("stopped", 90, 111)), None),
+        (World(tip=111, node=Node("reorganising", 111, 111)), "reorganising"),
+        (World(tip=111, node=Node("catching_up", 200, 111)), "catching_up"),
+        (World(tip=111, node=Node("running", 105, 111)), "node_behind"),
+        (World(tip=111, node=Node("running", 100, 100)), None),  # it said so a while ago, and was with us
+        (World(tip=111, network_height=117), "catching_up"),
+        (World(tip=111, network_height=116), None),
+    ],
+)
+def test_what_holds_a_cycle_back(world: World, why: str | None) -> None:
+    assert held_back(world, 111, UNMINED) == why
+
+
+# --- a cycle -------------------------------------------------------------------------------------------------------
+
+
+def test_a_cycle_goes_through_its_phases_in_order(tmp_path: Path) -> None:
+    with open_house(tmp_path) as house:
+        house.create(pay("old", outs=2), 1, mined=1)
+        house.create(pay("waits", at("old")), 2)  # unmined for long: its parent is preserved
+        house.create(pay("spent"), 1, mined=1)
+        house.create(pay("spender", at("spent")), 3, mined=3)
+        house.create(pay("kept"), 1, mined=1)
+        house.create(pay("keeper", at("kept")), 3, mined=3)
+        house.write(lambda txn: house.transactions.preserve(txn, txid("kept"), 12))
+        job = house.run_cycle(13)
+        assert job.state == "done"
+        assert list(job.seconds) == ["preserve", "expire", "transactions", "blobs"]
+        assert job.counts == {
+            "old_unmined": 1,
+            "parents_preserved": 1,
+            "preservations_ended": 1,
+            "transactions_deleted": 1,
+            "records_deleted": 1,
+        }
+        assert house.deleted == [txid("spent")]
+        old, kept = house.record("old"), house.record("kept")
+        assert old and old.preserve_until == 13 + PRESERVATION
+        assert kept and (kept.preserve_until, kept.delete_at) == (None, 13 + RETENTION), "the normal rule decides"
+        assert house.run_cycle(13 + RETENTION).counts["transactions_deleted"] == 1
+        assert house.record("kept") is None
+        assert [job.height for job in house.journal()] == [23, 13], "the latest first"
+
+
+def test_a_child_marks_the_page_that_it_spent_from(tmp_path: Path) -> None:
+    with open_house(tmp_path, page=2) as house:
+        house.create(pay("large", outs=2), 1, mined=1)
+        house.create(pay("child", at("large", 1)), 2, mined=2)
+        house.create(pay("grandchild", at("child")), 3, mined=3)
+        assert house.run_cycle(3 + RETENTION).counts["parents_updated"] == 1
+        large = house.record("large")
+        assert large and large.deleted_children == [txid("child")]
+        with pytest.raises(TxFault) as fault:
+            house.write(lambda txn: house.transactions.spend(txn, txid("child"), [at("large", 1)], 20, unborn=True))
+        assert fault.value.inputs[0].code == "INVALID_SPEND", "who is gone can't come back"
+
+
+def test_a_large_transaction_goes_page_by_page(tmp_path: Path) -> None:
+    with open_house(tmp_path, page=2) as house:
+
+        def make(txn: Txn) -> None:
+            large = pay("large", outs=7)
+            record = house.transactions.draft(large, 1, mined=[])
+            for number in range(record.pages + 1):
+                house.transactions.put_drafted(txn, large, record, number)
+
+        house.write(make)
+        house.write(lambda txn: house.transactions.set_conflicting(txn, txid("large"), on=True))
+        record = house.record("large")
+        assert record is not None
+        assert (record.pages, record.delete_at) == (3, RETENTION)
+        cycle = house.pruner.cycle(Request(RETENTION, "applied"), None)
+        phases = []
+        for turn in cycle.turns():
+            turn.work()
+            phases.append(cycle.job.phase)
+        assert phases.count("pages") == 4, "three pages, and a look that finds no more"
+        assert cycle.job.counts["records_deleted"] == 4
+        assert cycle.job.counts["blobs_deleted"] == 1
+        with house.disk.read() as txn:
+            assert house.store.empty(txn)
+
+
+def test_a_cycle_that_has_nothing_to_do_costs_one_commit(tmp_path: Path) -> None:
+    with open_house(tmp_path) as house:
+        house.create(pay("new"), 20, mined=20)
+        before = house.disk.env.info()["last_txnid"]
+        assert house.run_cycle(20).counts == {}
+        assert house.disk.env.info()["last_txnid"] == before + 1
+        assert [job.state for job in house.journal()] == ["done"]
+
+
+def test_preserving_never_shortens(tmp_path: Path) -> None:
+    with open_house(tmp_path) as house:
+        house.create(pay("old"), 1, mined=1)
+        house.create(pay("waits", at("old")), 2)
+        house.write(lambda txn: house.transactions.preserve(txn, txid("old"), 1_000_000))
+        house.run_cycle(20)
+        assert (old := house.record("old")) and old.preserve_until == 1_000_000
+
+
+# --- what holds a transaction --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("defensive", [False, True])
+def test_nothing_goes_while_something_unmined_spends_it(tmp_path: Path, defensive: bool) -> None:
+    def delete() -> Deleted:
+        step: Deleted = house.write(lambda txn: house.burial.delete_due(txn, 118, defensive=defensive))
+        return step
+
+    with open_house(tmp_path, page=1) as house:
+        house.create(pay("parent", outs=1), 1, mined=1)
+        house.create(pay("child", at("parent")), 108, mined=108)
+        house.write(lambda txn: house.transactions.mark_longest(txn, txid("child"), on=False))
+        assert delete().skipped == {txid("parent"): "unmined_child"}
+        with house.disk.read() as txn:
+            assert house.burial.past_due(txn, 118) == 1
+        house.spoil(txid("child") + MASTER)
+        assert delete().skipped == {txid("parent"): "unreadable_child"}
+        house.write(lambda txn: txn.delete(txid("child") + MASTER, db=house.store.tx))
+        assert delete().deleted == [txid("parent")]
+        with pytest.raises(TxFault, match="height 0"):
+            house.write(lambda txn: house.burial.delete_due(txn, 0))
+
+
+@pytest.mark.parametrize("crowd", [0, 20])
+def test_a_large_transaction_waits_for_its_unmined_child(tmp_path: Path, crowd: int) -> None:
+    """Whether it is asked of its slots or of what is unmined, the answer is the same."""
+
+    def make(txn: Txn) -> None:
+        large = pay("large", outs=7)
+        record = house.transactions.draft(large, 1, mined=[Mined(1, 1)])
+        for number in range(record.pages + 1):
+            house.transactions.put_drafted(txn, large, record, number)
+
+    def delete() -> Deleted:
+        step: Deleted = house.write(lambda txn: house.burial.delete_due(txn, 118))
+        return step
+
+    def forgive(txn: Txn) -> None:
+        for number in range(4):
+            page = house.store.page(txn, txid("large"), number)
+            assert page is not None
+            page.deleted_children.append(txid("child"))
+            house.store.put_page(txn, txid("large"), number, page)
+
+    with open_house(tmp_path, page=2) as house:
+        house.write(make)
+        house.create(pay("child", *[at("large", n) for n in range(7)]), 108, mined=108)
+        for n in range(crowd):
+            house.create(pay(f"other {n}"), 117)
+        large = house.record("large")
+        assert large is not None
+        assert large.delete_at == 108 + RETENTION
+        house.write(lambda txn: house.transactions.mark_longest(txn, txid("child"), on=False))
+        assert delete().skipped == {txid("large"): "unmined_child"}
+        house.spoil(txid("child") + MASTER)
+        assert delete().skipped == {txid("large"): "unreadable_child"}
+        house.write(forgive)
+        assert delete().deleted == [txid("large")]
+
+
+def test_defensive_waits_for_the_depth_of_every_child(tmp_path: Path) -> None:
+    with open_house(tmp_path, msgspec.structs.replace(TERMS, defensive=True), page=2) as house:
+        house.create(pay("parent", outs=2), 1, mined=1)
+        house.create(pay("early", at("parent")), 2, mined=2)
+        house.create(pay("late", at("parent", 1)), 3, mined=9)
+        assert house.run_cycle(3 + RETENTION).skipped == {"unstable_child": 1}
+        assert house.run_cycle(8 + RETENTION).skipped == {"unstable_child": 1}
+        assert house.run_cycle(9 + RETENTION).counts["transactions_deleted"] == 1
+
+
+@pytest.mark.parametrize("spoiled", ["master", "body", "parent", "child", "index"])
+def test_a_record_that_cannot_be_read_stops_nothing(tmp_path: Path, spoiled: str) -> None:
+    with open_house(tmp_path, msgspec.structs.replace(TERMS, chunk_size=2)) as house:
+        for n in range(7):
+            house.create(pay(f"parent {n}"), 1, mined=1)
+            house.create(pay(f"child {n}", at(f"parent {n}")), 2, mined=2)
+            house.create(pay(f"grandchild {n}", at(f"child {n}")), 3, mined=3)
+        victim = {"parent": "parent 3", "child": "grandchild 3"}.get(spoiled, "child 3")
+        match spoiled:
+            case "body":
+                house.spoil(txid(victim) + b"\xff\xff\xff\xfe")
+            case "index":
+                house.write(lambda txn: txn.put(b"\0\0\0\x05", txid("nobody"), db=house.store.delete_at))
+            case _:
+                house.spoil(txid(victim) + MASTER)
+        with capture_logs() as logs:
+            job = house.run_cycle(3 + RETENTION)
+        assert job.state == "done"
+        gone = job.counts["transactions_deleted"]
+        problems = job.counts.get("errors", 0) + sum(job.skipped.values())
+        assert (gone, problems) == {"master": (12, 2), "parent": (12, 2), "index": (14, 1)}.get(spoiled, (13, 1))
+        if spoiled != "child":
+            assert any(line["event"] == "records_skipped" and line["log_level"] == "error" for line in logs)
+
+
+def test_a_blob_that_cannot_be_deleted_keeps_its_record(tmp_path: Path) -> None:
+    class Stubborn(Files):
+        stubborn = True
+
+        def delete(self, name: str) -> bool:
+            if self.stubborn and name.startswith(txid("large").hex()):
+                raise BlobFailed("not today")
+            return super().delete(name)
+
+    blobs = Stubborn(tmp_path / "blobs")
+    with open_house(tmp_path, blobs=blobs) as house:
+
+        def conflict(txn: Txn, made: Tx) -> None:
+            house.transactions.create(txn, made, 1)
+            house.transactions.set_conflicting(txn, made.txid, on=True)
+
+        for name in ("large", "other", "lost"):
+            made = pay(name, at(f"before {name}"), raw=bytes(2000))
+            house.write(partial(conflict, made=made))
+            if name != "lost":
+                blobs.put(f"{made.txid.hex()}.tx", bytes(2000))
+        record = house.record("large")
+        assert record is not None
+        assert record.external
+        job = house.run_cycle(record.delete_at or 0)
+        assert (job.counts["transactions_deleted"], job.counts["errors"]) == (2, 1)
+        assert job.counts["blobs_deleted"] == 2, "one that is missing is as good as deleted"
+        assert house.record("large") is not None
+        assert [name for name, _ in blobs.names()] == [f"{txid('large').hex()}.tx"]
+        blobs.stubborn = False
+        assert house.run_cycle(1 + (record.delete_at or 0)).counts["transactions_deleted"] == 1
+        assert list(blobs.names()) == []
+
+
+def test_orphan_blobs_are_swept_and_no_others(tmp_path: Path) -> None:
+    with open_house(tmp_path) as house:
+        blobs = Files(tmp_path / "blobs")
+        house.create(pay("known", at("x"), raw=bytes(2000)), 1)
+        house.transactions.on_their_way.add(txid("coming"))
+        names = {name: f"{txid(name).hex()}.tx" for name in ("known", "coming", "young", "old", "older")}
+        for name, file in names.items():
+            blobs.put(file, b"bytes")
+            if name != "young":
+                os.utime(tmp_path / "blobs" / file[:2] / file, (0, 0))
+        assert house.run_cycle(1).counts["orphans_deleted"] == 2
+        assert {name for name, _ in blobs.names()} == {names["known"], names["coming"], names["young"]}
+        assert "blobs" not in house.run_cycle(2).seconds, "once an hour is enough"
+
+
+# --- the handler ---------------------------------------------------------------------------------------------------
+
+
+def test_every_block_at_the_tip_is_pruned_behind(tmp_path: Path) -> None:
+    async def story(daemon: Daemon, idle: Idle) -> None:
+        chain = blocks(3)
+        await daemon.hear(*chain)
+        first = pay("first", at("None 0"), raw=b"raw")
+        await daemon.hear(TxSubmitted(tx=first))
+        chain.append(block(chain[-1], first, pay("second", (first.txid, 0))))
+        await daemon.hear(chain[-1])
+        await idle()
+        assert house.record("first") is not None
+        chain += blocks(RETENTION, chain[-1])
+        await daemon.hear(*chain[4:])
+        await idle()
+        assert house.record("first") is None
+        assert txid("first") in house.deleted
+        latest = house.journal()[0]
+        assert (latest.state, latest.height, latest.trigger) == ("done", 4 + RETENTION, "applied")
+        assert latest.passed_heights == RETENTION - 1
+
+    with open_house(tmp_path) as house:
+        live(house, story)
+
+
+def test_the_node_holds_it_back_and_the_job_says_so(tmp_path: Path) -> None:
+    async def story(daemon: Daemon, idle: Idle) -> None:
+        chain = blocks(30)
+        await daemon.hear(*chain[:20], NodeState(state="reorganising", height=20))
+        await idle()
+        assert [(job.state, job.reason) for job in house.journal()] == [("queued", "reorganising")]
+        await daemon.hear(*chain[20:25])
+        await idle()
+        assert [(job.state, job.height) for job in house.journal()] == [("queued", 20)], "told once"
+        assert not any(job.counts for job in house.journal())
+        await daemon.hear(NodeState(state="running", height=25))
+        await idle()
+        assert [(job.state, job.height) for job in house.journal()] == [("done", 25), ("superseded", 20)]
+        daemon.network_height = 100
+        await daemon.hear(*chain[25:])
+        await idle()
+        assert (house.journal()[0].state, house.journal()[0].reason) == ("queued", "catching_up")
+        assert not house.chain.due_for_pruning(), "the chain's own rows need no cycle, only the window"
+        daemon.network_height = 30
+        await daemon.hear(NodeState(state="running", height=30))
+        await idle()
+        latest = house.journal()[0]
+        assert (latest.state, latest.height, latest.reason) == ("done", 30, None), "the same job goes on"
+        assert house.pruner.numbers.held_back == {"reorganising": 2, "catching_up": 1}
+
+    with open_house(tmp_path) as house:
+        live(house, story)
+
+
+def test_a_cycle_that_fails_is_tried_again_and_never_done(tmp_path: Path) -> None:
+    body = txid("waits") + b"\xff\xff\xff\xfe"
+
+    async def story(daemon: Daemon, idle: Idle) -> None:
+        chain = blocks(15)
+        await daemon.hear(*chain[:13])
+        await idle()
+        failed = house.journal()[0]
+        assert (failed.state, failed.phase, failed.height) == ("failed", "preserve", 13)
+        assert "the body of" in (failed.error or "")
+        assert house.record("spent") is not None, "nothing is deleted before parents are safe"
+        assert house.pruner.requests.done == 0
+        house.write(lambda txn: txn.put(body, msgspec.msgpack.encode(Body([at("elsewhere")])), db=house.store.tx))
+        daemon.bell.ring()
+        await idle()
+        assert [(job.state, job.height) for job in house.journal()[:2]] == [("done", 13), ("failed", 13)]
+        assert house.record("spent") is None
+        daemon.bell.ring()
+        await idle()
+        assert len(house.journal()) == 2, "a height that is done is dropped"
+        assert house.pruner.numbers.cycles == {"done": 1, "failed": 1, "superseded": 0}
+
+    with open_house(tmp_path) as house:
+        house.create(pay("spent"), 1, mined=1)
+        house.create(pay("spender", at("spent")), 3, mined=3)
+        house.create(pay("waits"), 2)
+        house.spoil(body)
+        live(house, story)
+
+
+def test_a_full_store_fails_the_cycle_and_not_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(daemon: Daemon, idle: Idle) -> None:
+        def full(*_: object) -> None:
+            raise StoreFull("no room")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(house.store, "remove", full)
+            await daemon.hear(*blocks(13))
+            await idle()
+        assert house.journal()[0].state == "failed"
+        assert house.record("spent") is not None
+        daemon.bell.ring()
+        await idle()
+        assert house.journal()[0].state == "done"
+        assert house.record("spent") is None
+
+    with open_house(tmp_path) as house:
+        house.create(pay("spent"), 1, mined=1)
+        house.create(pay("spender", at("spent")), 3, mined=3)
+        live(house, story)
+
+
+def test_a_cycle_that_takes_too_long_leaves_the_rest(tmp_path: Path) -> None:
+    async def story(daemon: Daemon, idle: Idle) -> None:
+        chain = blocks(14)
+        await daemon.hear(*chain[:13])
+        await idle()
+        assert "pruner.job_timeout" in (house.journal()[0].error or "")
+        house.pruner.terms = TERMS
+        daemon.bell.ring()
+        await idle()
+        assert house.journal()[0].state == "done"
+
+    with open_house(tmp_path, msgspec.structs.replace(TERMS, job_timeout_s=0.0)) as house:
+        live(house, story)
+
+
+@pytest.mark.parametrize("what", ["rollback", "node"])
+def test_a_cycle_stops_when_the_world_turns(tmp_path: Path, what: str) -> None:
+    terms = msgspec.structs.replace(TERMS, batch_size=1)
+
+    async def story(daemon: Daemon, idle: Idle) -> None:
+        chain = blocks(14)
+        await daemon.hear(*chain[:13])
+        while not house.deleted:
+            await anyio.lowlevel.checkpoint()
+        await daemon.hear(back_to(chain[11]) if what == "rollback" else NodeState(state="reorganising", height=13))
+        await idle()
+        cut = next(job for job in house.journal() if job.state == "failed")
+        assert cut.height == 13
+        assert (cut.error or "").startswith("blocks were taken back" if what == "rollback" else "held back meanwhile")
+        await daemon.hear(*chain[12:], NodeState(state="running", height=14))
+        await idle()
+        assert (house.journal()[0].state, house.journal()[0].height) == ("done", 14)
+        assert len(house.deleted) == 50
+
+    with open_house(tmp_path, terms) as house:
+        for n in range(50):
+            house.create(pay(f"spent {n}"), 1, mined=1)
+            house.create(pay(f"spender {n}", at(f"spent {n}")), 2, mined=2)
+        live(house, story)
+
+
+def test_a_silent_persister_blocks_deleting_and_is_spoken_of(tmp_path: Path) -> None:
+    def story_of(events: list[str]) -> Callable[[Daemon, Idle], Awaitable[None]]:
+        async def story(daemon: Daemon, idle: Idle) -> None:
+            chain = blocks(30)
+            await daemon.hear(chain[0], BlockPersisted(height=1))
+            with capture_logs() as logs:
+                await daemon.hear(*chain[1:])
+                await idle()
+            events.extend(line["event"] for line in logs)
+
+        return story
+
+    events: list[str] = []
+    with open_house(tmp_path / "auto") as house:
+        house.create(pay("spent"), 1, mined=1)
+        house.create(pay("spender", at("spent")), 3, mined=3)
+        live(house, story_of(events))
+        assert "persister_silent" in events
+        assert house.pruner.numbers.persister_lag == 29
+        assert house.record("spent") is not None, "the persister must still write it"
+    with open_house(tmp_path / "applied", msgspec.structs.replace(TERMS, trigger="applied")) as house:
+        house.create(pay("spent"), 1, mined=1)
+        house.create(pay("spender", at("spent")), 3, mined=3)
+        live(house, story_of([]))
+        assert house.record("spent") is None, "the way out"
+
+
+def test_a_daemon_that_stops_says_so_in_the_journal(tmp_path: Path) -> None:
+    with open_house(tmp_path, msgspec.structs.replace(TERMS, history=3)) as house:
+        job = Job(1, 5, "applied", "running", 1.0, phase="transactions")
+        house.write(lambda txn: house.jobs.put(txn, job, 3))
+        house.pruner.begin()
+        assert [(job.state, "interrupted" in (job.error or "")) for job in house.journal()] == [("failed", True)]
+        for height in range(6, 12):
+            house.run_cycle(height)
+        assert [(job.number, job.height) for job in house.journal()] == [(7, 11), (6, 10), (5, 9)], "bounded"
+        with house.disk.read() as txn:
+            assert [job.number for job in house.jobs.latest(txn, before=6)] == [5]
+        house.pruner.begin()
+        assert house.pruner.requests.done == 11, "a restart does not begin anew"
+
+
+def test_damage_in_the_chains_own_rows_ends_the_daemon(tmp_path: Path) -> None:
+    async def story(daemon: Daemon, idle: Idle) -> None:
+        chain = blocks(2)
+        chain.append(block(chain[-1], tx("spender", output("a"), spends=[at("None 0")])))
+        chain += blocks(9, chain[-1])
+        house.chain.may_prune = False
+        await daemon.hear(*chain)
+        await idle()
+        house.write(lambda txn: txn.put(next(iter(txn.cursor(house.utxo.output)))[0], b"\x92", db=house.utxo.output))
+        await daemon.hear(*blocks(4, chain[-1]))
+        await idle()
+
+    with open_house(tmp_path) as house, pytest.raises(BaseExceptionGroup) as ended:
+        live(house, story)
+    assert ended.value.subgroup(Damaged)
+
+
+# --- the way back, and the space -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("self_contained", [False, True])
+def test_a_rollback_right_after_a_cycle_restores_every_table(tmp_path: Path, self_contained: bool) -> None:
+    window, kinds = 8, Counter[str]()
+    for depth in range(1, window + 1):
+        chain = random_chain(Random(depth), 40, repeats=False)
+        reach = Windows(2, window, self_contained)
+        with open_house(tmp_path / str(depth), windows=reach) as house:
+            house.chain.may_prune = False
+            for each in chain[:-depth]:
+                house.chain.apply(each, None)
+            house.chain.commit()
+            before = chain_rows(house)
+            for each in chain[-depth:]:
+                house.chain.apply(each, None)
+            house.chain.commit()
+            unpruned = chain_rows(house)
+            house.chain.may_prune = True
+            house.run_cycle(chain[-1].height)
+            pruned = chain_rows(house)
+            house.chain.rollback(back_to(chain[-1 - depth]))
+            after = chain_rows(house)
+        went = {key for key, row in unpruned.items() if pruned.get(key) != row}
+        reached = {key for key in went if before.get(key) == unpruned[key]}  # not touched by the blocks taken back
+        expected = {key: row for key, row in before.items() if key not in reached}
+        expected.update((key, pruned[key]) for key in reached if key in pruned)
+        assert after == expected, depth
+        kinds.update(name for name, _ in went)
+    assert {"utxo_output", "utxo_tx", "utxo_txid", "utxo_block", "utxo_block_hash", "utxo_block_delta"} <= set(kinds)
+
+
+def chain_rows(house: House) -> dict[tuple[str, bytes], bytes]:
+    """Return the rows of the chain's tables; where pruning goes on, and the floor, never come back."""
+    tables = {name: table for name, table in dump(house.utxo).items() if name.startswith("utxo_") or name == "tx_block"}
+    return {(name, key): row for name, table in tables.items() if name != "utxo_meta" for key, row in table.items()}
+
+
+def test_freed_pages_are_used_again(tmp_path: Path) -> None:
+    """Ten cycles of a steady state, as large as the first: the file stays as it is."""
+    terms = Terms(retention=RETENTION, unmined_retention=UNMINED, history=10)
+    with open_house(tmp_path, terms, windows=Windows(5, 5, False)) as house:
+        marks, rows, tip = [], [], None
+        for cycle in range(45):
+            for _ in range(5):
+                height = (tip.height if tip else 0) + 1
+                named = [f"{height} {n}" for n in range(60)]
+                spends = [at(f"{height - 1} {n}") if height > 1 else at(f"nothing {n}") for n in range(60)]
+                raw = bytes(300)
+                made = [pay(name, spend, raw=raw) for name, spend in zip(named, spends, strict=True)]
+                tip = block(tip, *made)
+                house.chain.apply(tip, None)
+                house.chain.commit()
+            assert tip is not None
+            house.run_cycle(tip.height)
+            if cycle >= 35:  # random keys: a table finds its size slowly
+                marks.append(house.disk.used())
+                rows.append(sum(map(len, dump(house.utxo).values())))
+        assert len(house.deleted) > 60 * 5 * 40
+        assert max(rows) - min(rows) < 10, "the state is steady"
+        assert len(set(marks)) == 1, f"the file grew: {marks}"
+
+
+# --- configuration and commands ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pruner", "retention", "names"),
+    [
+        (Pruner(), 288, []),
+        (Pruner(unmined_retention=288), 288, ["pruner.unmined_retention"]),
+        (Pruner(parent_preservation_blocks=288), 288, ["pruner.parent_preservation_blocks"]),
+        (Pruner(), 1440, ["pruner.parent_preservation_blocks"]),
+        (Pruner(), 0, []),  # then nothing is deleted at all
+        (Pruner(unmined_retention=900, enabled=False), 288, []),
+    ],
+)
+def test_windows_that_do_not_go_together(pruner: Pruner, retention: int, names: list[str]) -> None:
+    config = Config(pruner=pruner, transactions=Transactions(block_height_retention=retention))
+    found = problems(config)
+    assert [problem.names[0] for problem in found] == names
+    for problem in found:
+        assert problem.names[1] == "transactions.block_height_retention"
+        assert str(retention) in problem.what
+
+
+def test_the_commands_and_the_journal(tmp_path: Path) -> None:
+    """What the daemon has pruned can be read beside it; pruning by hand needs the store."""
+    tables: Message = {
+        "utxo": {"prune_depth": 2, "rollback_window": 2},
+        "transactions": {"block_height_retention": 3},
+        "pruner": {"unmined_retention": 1, "parent_preservation_blocks": 9},
+    }
+    with home(tmp_path, **tables) as daemon:
+        missing = daemon.run("prune", "status")
+        assert (missing.returncode, missing.stdout) == (1, b"")
+        daemon.start()
+        with daemon.client("frames") as client, daemon.client("frames") as listener:
+            listener.ask({"type": "Hello"})
+            listener.send({"type": "Subscribe", "events": ["TxStatusChanged"]})
+            client.hello()
+            chain = blocks(1)
+            chain.append(block(chain[-1], pay("kept", at("None 0"), raw=b"raw")))  # its bytes make a record
+            chain.append(block(chain[-1], pay("spender", at("kept"))))
+            chain += blocks(3, chain[-1])
+            plain = [msgspec.to_builtins(each, builtin_types=(bytes,)) for each in chain]
+            client.feed([{name: part for name, part in each.items() if part is not None} for each in plain])
+            deadline = monotonic() + 30
+            while not daemon.run("prune", "status").stdout.count(b" done "):
+                assert monotonic() < deadline, daemon.log_text()
+            pruned = listener.receive()
+            assert pruned is not None
+            assert (pruned["type"], pruned["status"], pruned["txid"]) == (
+                "TxStatusChanged",
+                "pruned",
+                txid("kept").hex(),
+            )
+            busy = daemon.run("prune", "now")
+            assert (busy.returncode, busy.stdout) == (1, b"")
+            assert b"another process has this store" in busy.stderr
+        assert daemon.term() == 0
+        assert daemon.run("prune").stdout.startswith(b"pruned 0 spent outputs")
+        lines = daemon.run("prune", "status", "--json", "--count", "2").stdout.splitlines()
+        jobs = [msgspec.json.decode(line, type=PrunerJob) for line in lines]
+        assert [(job.height, job.state) for job in jobs] == [(6, "done"), (6, "done")]
+        assert jobs[0].number == jobs[1].number + 1
+        assert jobs[0].duration_seconds is not None

@@ -1,0 +1,170 @@
+"""kill -9 in every phase of a cycle, before and after each commit: the next cycle ends where one alone would have."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from chains import at, block, output, tx, txid
+from daemons import environment
+from pruning import RETENTION, UNMINED, House, open_house, pay
+
+from handlers.prune_cycle import PHASES, Terms
+from handlers.prune_request import Request
+from storage.disk import Txn
+from storage.prune import Windows
+
+_T = TypeVar("_T")
+TERMS = Terms(retention=RETENTION, unmined_retention=UNMINED, chunk_size=2, batch_size=3)
+HEIGHT = 30
+CHILD = """
+import sys
+from pathlib import Path
+sys.path.insert(0, "tests")
+from test_pruner_kill import die_everywhere
+die_everywhere(Path(sys.argv[1]))
+"""
+
+
+def prepare(folder: Path) -> None:
+    """Make a store in which a cycle has something to do in every phase."""
+    with open_kill_house(folder) as house:
+        chain = [block(None, tx("funds", *[output("a", n) for n in range(8)]))]
+        chain.append(block(chain[-1], tx("all", output("b"), spends=[at("funds", n) for n in range(8)])))
+        for _ in range(HEIGHT - 2):
+            chain.append(block(chain[-1]))
+        house.chain.may_prune = False
+        for each in chain:
+            house.chain.apply(each, None)
+        house.chain.commit()
+        for n in range(4):
+            house.create(pay(f"old {n}", outs=2), 1, mined=1)
+            house.create(pay(f"waits {n}", at(f"old {n}")), 2)
+            house.create(pay(f"kept {n}"), 1, mined=1)
+            house.create(pay(f"keeper {n}", at(f"kept {n}")), 2, mined=2)
+            house.write(partial(lambda txn, name: house.transactions.preserve(txn, name, 20), name=txid(f"kept {n}")))
+            house.create(pay(f"parent {n}", outs=2), 1, mined=1)
+            house.create(pay(f"child {n}", at(f"parent {n}")), 2, mined=2)
+            house.create(pay(f"grandchild {n}", at(f"child {n}")), 3, mined=3)
+        house.write(partial(make_large, house=house))
+        house.transactions.blobs.put(f"{txid('large').hex()}.tx", b"bytes")
+
+
+def make_large(txn: Txn, house: House) -> None:
+    large = pay("large", at("elsewhere"), outs=7)
+    record = house.transactions.draft(large, 1)
+    for number in range(record.pages + 1):
+        house.transactions.put_drafted(txn, large, record, number)
+    house.transactions.set_conflicting(txn, large.txid, on=True)
+
+
+open_kill_house = partial(open_house, terms=TERMS, windows=Windows(5, 5, False), page=2)
+
+
+def cycle(house: House, hear: Callable[[str], None]) -> None:
+    made = house.pruner.cycle(Request(HEIGHT, "applied"), None)
+    for turn in made.turns():
+        hear(made.job.phase or "end")
+        turn.work()
+    house.pruner.finish(made)
+
+
+def die_everywhere(template: Path) -> None:
+    """Let one child after the other die at its own write of the cycle; say in which phase each was."""
+    for after_commit in (False, True):
+        number = 0
+        while True:
+            folder = template.with_name(f"dead {number} {after_commit}")
+            shutil.copytree(template, folder)
+            sys.stdout.flush()
+            if (child := os.fork()) == 0:
+                die(folder, number, after_commit)
+                os._exit(0)
+            status = os.waitpid(child, 0)[1]
+            if os.WIFEXITED(status):
+                assert os.WEXITSTATUS(status) == 0
+                shutil.rmtree(folder)
+                break
+            assert os.WTERMSIG(status) == signal.SIGKILL
+            number += 1
+
+
+def die(folder: Path, number: int, after_commit: bool) -> None:
+    phase, writes = "begin", 0
+    with open_kill_house(folder) as house:
+        write = house.disk.write
+
+        def last(folder: Path) -> None:
+            print(phase, folder.name, sep="\t", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        def dying(work: Callable[[Txn], _T]) -> _T:
+            nonlocal writes
+            writes += 1
+            if writes - 1 != number:
+                return write(work)
+            if after_commit:
+                write(work)
+                last(folder)
+
+            def cut(txn: Txn) -> _T:
+                done = work(txn)
+                last(folder)
+                return done
+
+            return write(cut)
+
+        house.disk.write = dying  # type: ignore[method-assign]
+
+        def hear(now: str) -> None:
+            nonlocal phase
+            phase = now
+
+        cycle(house, hear)
+
+
+def tables(house: House) -> dict[str, list[tuple[bytes, bytes]]]:
+    """Return every row but the journal's."""
+    with house.disk.read() as txn:
+        return {
+            name: list(txn.cursor(db)) for name, db in house.disk.tables.items() if not name.startswith("pruner_job")
+        }
+
+
+def test_kill_in_every_phase(tmp_path: Path) -> None:
+    template = tmp_path / "template"
+    prepare(template)
+    shutil.copytree(template, tmp_path / "alone")
+    with open_kill_house(tmp_path / "alone") as house:
+        cycle(house, lambda _: None)
+        expected, blobs = tables(house), list(house.transactions.blobs.names())
+        assert house.journal()[0].counts["transactions_deleted"] == 5
+        assert blobs == []
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, str(template)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment(PYTHONPATH="."),
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    deaths = [line.split("\t") for line in child.stdout.splitlines() if "\t" in line]
+    assert {phase for phase, _ in deaths} == {*PHASES, "end"} - {"blobs"}, "orphans are swept without a commit"
+    assert len(deaths) > 25
+    for phase, name in deaths:
+        with open_kill_house(tmp_path / name) as house:
+            house.pruner.begin()
+            states = [job.state for job in house.journal()]
+            assert states in ([], ["failed"], ["done"]), "one that was cut is not done"
+            assert (states == ["done"]) == (phase == "end" and name.endswith("True"))
+            cycle(house, lambda _: None)
+            assert tables(house) == expected, f"killed in {phase}, {name}"
+            assert list(house.transactions.blobs.names()) == []
