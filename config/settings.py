@@ -157,7 +157,7 @@ class Transactions(Table, frozen=True, kw_only=True):
     blob_store: Annotated[
         str,
         Meta(
-            description="Where blobs are kept; a relative folder is meant inside the data folder.",
+            description="Folder (inside data_dir when relative) or bucket (address and keys from AWS_*) for blobs.",
             extra={"notation": BLOB_STORE},
         ),
     ] = "file:blobs"
@@ -217,7 +217,38 @@ class Recovery(Table, frozen=True, kw_only=True):
     not_found_grace_period: Annotated[
         Seconds, Meta(ge=0, description="Age at which an unknown transaction is given up; 0 is never.")
     ] = 1800.0
+    not_found_attempts: Annotated[
+        Count, Meta(description="Times that it has to be unknown, over the same period, before it is given up.")
+    ] = 3
     confirmations: Annotated[Count, Meta(description="Blocks that make a mined transaction final.")] = 6
+    attempt_timeout: Annotated[
+        Seconds, Meta(ge=0, description="Time for one look at a transaction; 0 is without end, else at least 10s.")
+    ] = 60.0
+    max_attempts: Annotated[Count, Meta(description="Failed attempts after which an operator has to look.")] = 20
+    retry_base: Annotated[
+        Seconds, Meta(gt=0, description="Longest pause after the first failure; it doubles with each further one.")
+    ] = 2.0
+    retry_cap: Annotated[Seconds, Meta(gt=0, description="Longest pause after any number of failures.")] = 600.0
+    stuck_alert_threshold: Annotated[
+        int, Meta(ge=0, le=1_000_000, description="Timeouts of one transaction in a row that are an error; 0 is never.")
+    ] = 5
+    retention: Annotated[
+        Seconds, Meta(gt=0, description="Age at which confirmed and deleted transactions leave the list.")
+    ] = 604_800.0
+    node_url: Annotated[
+        Secret | None,
+        Meta(
+            description="Node that is asked too, Bitcoin-family JSON-RPC; never shown, because it may hold a password.",
+            examples=["http://user:password@127.0.0.1:8332"],
+        ),
+    ] = None
+    node_cookie: Annotated[
+        Path | None,
+        Meta(
+            description="Cookie file of that node, instead of user and password.",
+            examples=["/var/lib/bitcoin/.cookie"],
+        ),
+    ] = None
     advisory_lock_id: Annotated[
         int,
         Meta(

@@ -1,0 +1,93 @@
+"""`utxod bench recovery`: how fast claims drain a backlog, and what a scan costs when nothing is due."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Literal
+
+import click
+import uvloop
+
+from bench.postgres import postgres
+from config.settings import Recovery
+from handlers.recovery.manager import Manager
+from handlers.recovery.outcome import Outcome, Valid
+from storage.recovery.postgres import PostgresStorage
+from storage.recovery.rows import Storage
+from storage.recovery.sqlite import SqliteStorage
+
+_SCANS = 200
+_DUE_S = 3600.0
+
+
+class AtOnce:
+    """A handler that answers at once."""
+
+    async def recover(self, txid: bytes) -> Outcome:  # noqa: ARG002 -- whatever the transaction
+        """See `Handler`."""
+        return Valid()
+
+
+@click.command("recovery")
+@click.option("--store", type=click.Choice(["sqlite", "postgresql"]), multiple=True, help="By default both.")
+@click.option("--rows", default=250_000, show_default=True, help="Transactions that are due.")
+@click.option("--batch", default=500, show_default=True, help="recovery.batch_size.")
+@click.option("--workers", default=8, show_default=True, help="recovery.worker_count.")
+def recovery(store: tuple[Literal["sqlite", "postgresql"], ...], rows: int, batch: int, workers: int) -> None:
+    """Measure the recovery service on its real stores, with a handler that answers at once."""
+    for name in store or ("sqlite", "postgresql"):
+        with ExitStack() as stack:
+            knobs = Recovery(store=name, batch_size=batch, worker_count=workers)
+            uvloop.run(_measure(name, _storage(name, knobs, stack), rows, knobs))
+
+
+def _storage(name: str, knobs: Recovery, stack: ExitStack) -> Storage:
+    if name == "postgresql":
+        return PostgresStorage(stack.enter_context(postgres()), lease_s=knobs.lease_duration)
+    return SqliteStorage(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="utxod-bench-"))) / "recovery.db")
+
+
+async def _measure(name: str, storage: Storage, rows: int, knobs: Recovery) -> None:
+    await storage.open()
+    try:
+        began = time.perf_counter()
+        for first in range(0, rows, 10_000):
+            numbers = range(first, min(first + 10_000, rows))
+            await storage.add([n.to_bytes(32) for n in numbers], knobs.ttl, age_s=_DUE_S)
+        _tell(name, "rows added", rows, time.perf_counter() - began)
+        await _drain(name, storage, rows, knobs)
+        await storage.add([(1 << 200).to_bytes(32)], ttl_s=_DUE_S)
+        began = time.perf_counter()
+        for _ in range(_SCANS):
+            assert await storage.claim("nobody", knobs.lease_duration, knobs.batch_size) == []
+        took = time.perf_counter() - began
+        click.echo(f"{name}: a scan with nothing due beside {rows:,} final rows: {took / _SCANS * 1e3:.2f} ms")
+    finally:
+        await storage.close()
+
+
+async def _drain(name: str, storage: Storage, rows: int, knobs: Recovery) -> None:
+    manager, left, done = Manager(storage, AtOnce(), knobs, dice=lambda low, _: low), rows, asyncio.Event()
+
+    def count(changes: list[object]) -> None:
+        nonlocal left
+        left -= len(changes)
+        if left == 0:
+            done.set()
+
+    manager = Manager(storage, AtOnce(), knobs, changed=lambda c: count(list(c)), dice=lambda low, _: low)
+    began = time.perf_counter()
+    await manager.start()
+    await done.wait()
+    took = time.perf_counter() - began
+    await manager.stop()
+    assert (await storage.counts()).by_status["confirmed"] == rows
+    _tell(name, "due rows claimed, looked into and settled", rows, took)
+
+
+def _tell(name: str, what: str, rows: int, took: float) -> None:
+    click.echo(f"{name}: {rows:,} {what}: {rows / took:,.0f}/s ({took:.2f} s)")

@@ -1,0 +1,1 @@
+"""Bringing pending transactions to finality when their notification was lost."""

@@ -1,0 +1,224 @@
+"""Who knows what became of a transaction, and the handler that asks them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from random import uniform
+from time import monotonic
+from typing import Any, Literal, Protocol, TypeVar
+
+import structlog
+from msgspec import Struct
+
+from handlers.recovery.outcome import Busy, Invalid, NotFound, Outcome, Transient, Valid
+from handlers.recovery.rules import pause
+
+T = TypeVar("T")
+log = structlog.get_logger("recovery")
+
+_NO_SUCH_TRANSACTION = -5  # of Bitcoin's RPC
+
+
+class Unknown(Struct, frozen=True):
+    """This source has never heard of it."""
+
+
+class Pending(Struct, frozen=True):
+    """It waits to be mined."""
+
+
+class Mined(Struct, frozen=True):
+    """It is in a block of the best chain; the block at the tip has depth 1."""
+
+    height: int
+    depth: int
+
+
+class Conflicting(Struct, frozen=True):
+    """Another transaction has taken its place for good."""
+
+    reason: str = "another transaction spends its inputs"
+
+
+State = Unknown | Pending | Mined | Conflicting
+
+
+class SourceAway(Exception):
+    """A source can't be asked now; that says nothing about the transaction."""
+
+
+class Finality(Protocol):
+    """A source of finality."""
+
+    name: str
+
+    async def state_of(self, txid: bytes) -> State:
+        """Say where a transaction is.
+
+        Raises:
+            SourceAway: not now.
+        """
+
+    async def caught_up(self) -> bool:
+        """Whether it is healthy and at the tip of the network; only then its `Unknown` is evidence.
+
+        Raises:
+            SourceAway: not now.
+        """
+
+
+Circuit = Literal["closed", "open", "half_open"]
+
+
+class Breaker:
+    """Keeps us from asking a source that is down: after some failures in a row nobody asks, then one asks first."""
+
+    def __init__(
+        self,
+        source: Finality,
+        *,
+        threshold: int = 5,
+        base_s: float = 1.0,
+        cap_s: float = 60.0,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """Guard a source; the pauses double from `base_s` to `cap_s`, with jitter."""
+        self.name = source.name
+        self._source, self._threshold, self._clock = source, threshold, clock
+        self._base_s, self._cap_s = base_s, cap_s
+        self._failures = 0
+        self._openings = 0
+        self._closed_until = -math.inf
+        self._probing = False
+
+    @property
+    def circuit(self) -> Circuit:
+        """Whether the source is asked, not asked, or asked by one caller who finds out."""
+        if self._failures < self._threshold:
+            return "closed"
+        return "open" if self._probing or self._clock() < self._closed_until else "half_open"
+
+    async def state_of(self, txid: bytes) -> State:
+        """Ask the source, if that has a chance. See `Finality`."""
+        return await self._ask(lambda: self._source.state_of(txid))
+
+    async def caught_up(self) -> bool:
+        """Ask the source, if that has a chance. See `Finality`."""
+        return await self._ask(self._source.caught_up)
+
+    async def _ask(self, question: Callable[[], Awaitable[T]]) -> T:
+        circuit = self.circuit
+        if circuit == "open":
+            raise SourceAway(f"{self.name} is not asked for a while: it was away {self._failures} times in a row")
+        probing = circuit == "half_open"
+        self._probing = self._probing or probing
+        try:
+            answer = await question()
+        except SourceAway as away:
+            self._failed(str(away))
+            raise
+        finally:
+            self._probing = self._probing and not probing
+        if self._failures >= self._threshold:
+            log.info("source_back", source=self.name)
+        self._failures = self._openings = 0
+        return answer
+
+    def _failed(self, why: str) -> None:
+        self._failures += 1
+        if self._failures >= self._threshold:
+            longest = min(self._cap_s, self._base_s * 2.0 ** min(self._openings, 30))
+            self._openings += 1
+            self._closed_until = self._clock() + longest / 2 + pause(0, longest / 2, longest, uniform)
+            log.warning("source_away", source=self.name, failures=self._failures, why=why)
+
+
+class FinalityHandler:
+    """Asks the sources in their order until one is sure: the handler of the daemon."""
+
+    def __init__(self, sources: Sequence[Breaker], confirmations: int) -> None:
+        """Take the sources, the one to believe first."""
+        self.sources = sources
+        self._confirmations = confirmations
+
+    def available(self) -> bool:
+        """Return whether there is anybody to ask. Without, nothing needs to be claimed."""
+        return any(source.circuit != "open" for source in self.sources)
+
+    async def recover(self, txid: bytes) -> Outcome:
+        """See `Handler`."""
+        away: list[str] = []
+        nearest: Busy | None = None
+        caught_up = True
+        for source in self.sources:
+            try:
+                state = await source.state_of(txid)
+                if isinstance(state, Unknown):
+                    caught_up = caught_up and await source.caught_up()
+            except SourceAway as error:
+                away.append(str(error))
+                continue
+            match state:
+                case Mined(height, depth) if depth >= self._confirmations:
+                    return Valid(f"mined at height {height}")
+                case Conflicting(reason):
+                    return Invalid(reason)
+                case Mined(height, depth):
+                    nearest = Busy(f"mined at height {height}, {depth} of {self._confirmations} blocks deep")
+                case Pending():
+                    nearest = nearest or Busy("waits to be mined")
+                case Unknown():
+                    pass
+        if nearest is not None:
+            return nearest
+        if away:
+            return Transient("; ".join(away), counts=False)
+        return NotFound(caught_up)
+
+
+class Rpc(Protocol):
+    """A node's JSON-RPC."""
+
+    name: str
+
+    async def call(self, method: str, *parameters: object) -> Any:
+        """Return the result of one call."""
+
+
+class NodeFinality:
+    """A node of Bitcoin's family. It finds mined transactions of others only with its own index (`txindex=1`)."""
+
+    def __init__(self, node: Rpc, *, refused: type[Exception], away: tuple[type[Exception], ...]) -> None:
+        """Take a node, and what its calls raise: `refused`, with a `code`, is an answer, `away` is none."""
+        self.name = f"node {node.name}"
+        self._node, self._refused, self._away = node, refused, away
+
+    async def _call(self, method: str, *parameters: object) -> Any:
+        """Return a result, or None where the node says that there is no such thing."""
+        try:
+            return await self._node.call(method, *parameters)
+        except self._refused as error:
+            if getattr(error, "code", None) == _NO_SUCH_TRANSACTION:
+                return None
+            raise
+        except self._away as error:
+            raise SourceAway(str(error)) from error
+
+    async def state_of(self, txid: bytes) -> State:
+        """See `Finality`. A transaction in a block that is not of the best chain waits to be mined again."""
+        found = await self._call("getrawtransaction", txid.hex(), True)
+        if not isinstance(found, dict):
+            return Unknown()
+        if "blockhash" not in found:
+            return Pending()
+        header = await self._call("getblockheader", found["blockhash"])
+        depth = header.get("confirmations", -1) if isinstance(header, dict) else -1
+        return Mined(int(header["height"]), int(depth)) if depth > 0 else Pending()
+
+    async def caught_up(self) -> bool:
+        """See `Finality`."""
+        info = await self._call("getblockchaininfo")
+        if not isinstance(info, dict):
+            return False
+        return info.get("blocks") == info.get("headers") and not info.get("initialblockdownload", False)

@@ -1,0 +1,400 @@
+"""The recovery service: one loop that claims what is due, workers that look, one writer that settles in batches.
+
+Who leads claims; every other instance waits for the lock. Nothing depends on that for being right: leases keep two
+instances apart, and a generation that has passed can't write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from random import uniform
+from time import monotonic
+from uuid import uuid4
+
+import structlog
+from msgspec import Struct
+
+from config.settings import Recovery
+from handlers.recovery.attempts import Attempts, Held
+from handlers.recovery.numbers import Numbers
+from handlers.recovery.outcome import Handler, Outcome
+from handlers.recovery.rules import settle
+from storage.errors import StoreError
+from storage.recovery.rows import Claim, Session, Settlement, Status, Storage
+
+log = structlog.get_logger("recovery")
+
+_FIRST_DELAY_S = 1.0  # at most: instances that start together do not ask together
+_BEATS = 3  # heartbeats in a lease
+_BATCHES = 4  # that are in our hands at most, from the claim until the result is written
+_COUNT_S = 15.0  # between two counts of the tables, which read an index whole
+_LEAVE_S = 5.0  # for what came of attempts to be written when we are asked to stop
+_FORGET = 1000
+_SHORTEST_LEASE_S = 1.0
+
+Chore = Callable[[], Awaitable[object]]
+
+
+class Change(Struct, frozen=True):
+    """A status that was written, by us and for good."""
+
+    txid: bytes
+    status: Status
+    message: str | None
+
+
+class Manager:
+    """Looks after pending transactions from `start` until `stop`; may be started again."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        handler: Handler,
+        knobs: Recovery,
+        *,
+        available: Callable[[], bool] = lambda: True,
+        changed: Callable[[list[Change]], None] = lambda _: None,
+        chores: Sequence[Chore] = (),
+        dice: Callable[[float, float], float] = uniform,
+        leave_s: float = _LEAVE_S,
+    ) -> None:
+        """Take the open tables and who looks.
+
+        While nobody is `available` nothing is claimed. `changed` hears of final statuses, once they are written.
+        `chores` are done first, and then in every scan interval. Attempts have `leave_s` to end when we stop.
+        """
+        self.numbers = Numbers()
+        self.owner = ""
+        self._storage, self._handler, self._knobs = storage, handler, knobs
+        self._available, self._changed, self._chores, self._dice, self._leave_s = (
+            available,
+            changed,
+            chores,
+            dice,
+            leave_s,
+        )
+        self._attempts = Attempts(handler, knobs, self.numbers)
+        self._held: dict[bytes, Held] = {}
+        self._queue: deque[Held] = deque()
+        self._results: deque[Settlement] = deque()
+        self._session: Session | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._claiming: asyncio.Task[list[Claim]] | None = None
+        self._giving: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        self._again = False  # a claim's answer was lost: what we may hold is claimed again
+        self._counted = self._swept = float("-inf")
+        self._told = (0, 0)
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin.
+
+        Raises:
+            RuntimeError: already started.
+            ValueError: the lease is too short.
+        """
+        if self._tasks:
+            raise RuntimeError("the recovery service is already started")
+        if not (knobs := self._knobs).enabled:
+            return
+        if knobs.lease_duration < _SHORTEST_LEASE_S:
+            raise ValueError(f"lease_duration is {knobs.lease_duration:g}s, its minimum is {_SHORTEST_LEASE_S:g}s")
+        self.owner = f"{knobs.instance_id or socket.gethostname()}/{os.getpid()}/{uuid4().hex[:12]}"
+        self._stopping, self._again = False, False
+        self._rung, self._work, self._done, self._room = (asyncio.Event() for _ in range(4))
+        jobs = [self._sweep_on(), self._settle_on(), self._beat_on()]
+        jobs += [self._look_on() for _ in range(knobs.worker_count)]
+        self._tasks = [asyncio.ensure_future(job) for job in jobs]
+        for task in self._tasks:
+            task.add_done_callback(_say_failure)
+        log.info("recovery_started", owner=self.owner, store=knobs.store)
+
+    async def run(self) -> None:
+        """Start, and stay until cancelled; ends with the error if something fails that should not."""
+        await self.start()
+        try:
+            if self._tasks:
+                await asyncio.gather(*self._tasks)
+            else:
+                await asyncio.Event().wait()
+        finally:
+            await asyncio.shield(asyncio.ensure_future(self.stop()))
+
+    async def stop(self) -> None:
+        """End: attempts under way get a moment, what was not started is free at once, the leader's lock too."""
+        if not self._tasks:
+            return
+        self._stopping = True
+        sweeper, settler, beater, *workers = self._tasks
+        await _end(sweeper)
+        if self._claiming is not None:
+            await asyncio.wait({self._claiming})
+        unstarted = list(self._queue)
+        self._queue.clear()
+        await self._release(unstarted)
+        self._work.set()
+        await asyncio.wait(workers, timeout=self._leave_s)
+        for worker in workers:
+            await _end(worker)
+        self._done.set()
+        await asyncio.wait({settler}, timeout=_LEAVE_S)
+        await _end(settler)
+        interrupted = [held for txid, held in self._held.items() if txid not in self._attempts.abandoned]
+        self.numbers.interrupted += len(interrupted)
+        for held in interrupted:
+            log.info("recovery_interrupted", txid=held.claim.txid.hex())
+        await self._release(interrupted)
+        await _end(beater)
+        if self._giving:
+            await asyncio.wait(self._giving)
+        self._held.clear()
+        await self._end_session()
+        self._tasks = []
+        log.info("recovery_stopped", owner=self.owner)
+
+    # --- claiming ------------------------------------------------------------------------------------------------
+
+    async def _sweep_on(self) -> None:
+        scan_s = self._knobs.scan_interval
+        await asyncio.sleep(self._dice(0.0, min(_FIRST_DELAY_S, scan_s)))
+        while True:
+            self._rung.clear()
+            try:
+                await self._do_chores()
+                await self._sweep()
+            except StoreError as error:
+                self._failed("sweep", error)
+                await self._end_session()
+            self._report()
+            await _wait(self._rung, scan_s)
+
+    async def _do_chores(self) -> None:
+        """Do what is done once in a scan interval, however often the bell rings."""
+        if monotonic() - self._swept < self._knobs.scan_interval:
+            return
+        self._swept = monotonic()
+        for chore in self._chores:
+            await chore()
+        if self._swept - self._counted >= _COUNT_S:
+            counts = await self._storage.counts()
+            self.numbers.backlog, self.numbers.oldest_pending_s = counts.by_status, counts.oldest_pending_s
+            self._counted = self._swept
+            if self.numbers.leader:
+                await self._storage.forget(self._knobs.retention, _FORGET)
+
+    async def _sweep(self) -> None:
+        """Claim until nothing more is due, never more than there is room for."""
+        self.numbers.sweeps += 1
+        most = self._knobs.batch_size
+        while await self._leads():
+            if not self._available():
+                return
+            if len(self._attempts.abandoned) >= most:
+                log.error("recovery_wedged", stuck=len(self._attempts.abandoned))
+                return
+            # What is looked into and written counts too, or a slow database would leave ever more in our hands.
+            room = min(most - len(self._queue) - len(self._attempts.abandoned), _BATCHES * most - len(self._held))
+            if 2 * room < most and len(self._held) > len(self._attempts.abandoned):
+                self._room.clear()
+                await _wait(self._room, self._knobs.lease_duration / _BEATS)
+                continue
+            self._claiming = asyncio.ensure_future(self._claim(room))
+            if len(await asyncio.shield(self._claiming)) < room:  # `stop` waits for it too: nothing is forgotten
+                return
+            if monotonic() - self._swept >= self._knobs.scan_interval:
+                self._rung.set()  # the chores, then on
+                return
+
+    async def _claim(self, limit: int) -> list[Claim]:
+        again, self._again = self._again, True
+        until = monotonic() + self._knobs.lease_duration
+        claims = await self._storage.claim(self.owner, self._knobs.lease_duration, limit, again)
+        self._again = False
+        self.numbers.claims += len(claims)
+        for claim in claims:
+            if claim.txid not in self._held:
+                self._queue.append(self._held.setdefault(claim.txid, Held(claim, until)))
+        self._work.set()
+        return claims
+
+    async def _leads(self) -> bool:
+        """Return whether we are the leader, as the database sees it."""
+        if self._session is not None and not await self._session.alive():
+            await self._lose_lead()
+        if self._session is None:
+            self._session = await self._storage.session(self._rung.set)
+        leads = await self._session.lead()
+        if leads and not self.numbers.leader:
+            log.info("leadership_taken", owner=self.owner)
+        self.numbers.leader = leads
+        return leads
+
+    async def _lose_lead(self) -> None:
+        """Hear that the session ended: whoever leads now takes over what we have not begun."""
+        if self.numbers.leader:
+            self.numbers.leader = False
+            self.numbers.leadership_losses += 1
+            unstarted = list(self._queue)
+            self._queue.clear()
+            log.warning("leadership_lost", owner=self.owner, unstarted=len(unstarted))
+            self._room.set()
+            await self._release(unstarted)
+        await self._end_session()
+
+    async def _end_session(self) -> None:
+        session, self._session, self.numbers.leader = self._session, None, False
+        if session is not None:
+            await session.close()
+
+    # --- looking -------------------------------------------------------------------------------------------------
+
+    async def _look_on(self) -> None:
+        while True:
+            while not self._queue:
+                if self._stopping:
+                    return
+                self._work.clear()
+                await self._work.wait()
+            if self.numbers.leader and self._session is not None and self._session.lost:
+                await self._lose_lead()
+                continue
+            held = self._queue.popleft()
+            self._room.set()
+            if not held.current:  # we slept, or the heartbeat did not get through
+                self._lost(held)
+                continue
+            made = await self._attempts.make(held, self._late)
+            if made is not None and self._held.get(held.claim.txid) is held:
+                self._put(held, *made)
+
+    def _put(self, held: Held, outcome: Outcome, timed_out: bool) -> None:
+        settlement = settle(held.claim, outcome, self._knobs, self._dice, timed_out=timed_out)
+        self.numbers.outcomes[settlement.outcome] += 1
+        self._results.append(settlement)
+        held.settling = True
+        self._done.set()
+
+    def _late(self, held: Held, outcome: Outcome) -> None:
+        if not self._stopping and self._held.get(held.claim.txid) is held:
+            self._put(held, outcome, False)
+
+    def _lost(self, held: Held) -> None:
+        self._held.pop(held.claim.txid, None)
+        self.numbers.lease_losses += 1
+        log.warning("lease_lost", txid=held.claim.txid.hex(), generation=held.claim.generation)
+        if held.task is not None:
+            held.task.cancel()
+
+    # --- settling ------------------------------------------------------------------------------------------------
+
+    async def _settle_on(self) -> None:
+        while True:
+            while not self._results:
+                if self._stopping and all(worker.done() for worker in self._tasks[3:]):
+                    return
+                self._done.clear()
+                await self._done.wait()
+            batch = [self._results.popleft() for _ in range(min(len(self._results), 1000))]
+            try:
+                landed = await self._storage.settle(batch)
+            except StoreError as error:
+                self._failed("settle", error)
+                await self._release([self._held[each.claim.txid] for each in batch if each.claim.txid in self._held])
+                continue
+            self._tell(batch, landed)
+
+    def _tell(self, batch: list[Settlement], landed: set[bytes]) -> None:
+        changes: list[Change] = []
+        for each in batch:
+            txid = each.claim.txid
+            if (held := self._held.get(txid)) is not None and held.claim is each.claim:
+                del self._held[txid]
+            if txid not in landed:
+                self.numbers.conflicts += 1
+                log.warning("result_too_late", txid=txid.hex(), outcome=each.outcome)
+                continue
+            self.numbers.settled[each.status] += 1
+            if each.status != "pending":
+                changes.append(Change(txid, each.status, each.message))
+            if each.status in ("orphan", "dead"):
+                log.warning(f"transaction_{each.status}", txid=txid.hex(), error=each.error)
+        self._room.set()
+        if changes:
+            self._changed(changes)
+
+    async def _release(self, helds: list[Held]) -> None:
+        """Give claims back; where that fails they are free when their lease ends."""
+        if not helds:
+            return
+        for held in helds:
+            self._held.pop(held.claim.txid, None)
+        giving = asyncio.ensure_future(self._give_back([held.claim for held in helds]))
+        self._giving.add(giving)  # `stop` waits for it, whoever of us is cancelled
+        giving.add_done_callback(self._giving.discard)
+        await asyncio.shield(giving)
+
+    async def _give_back(self, claims: list[Claim]) -> None:
+        try:
+            self.numbers.released += len(await self._storage.release(claims))
+        except StoreError as error:
+            self._failed("release", error)
+
+    # --- keeping -------------------------------------------------------------------------------------------------
+
+    async def _beat_on(self) -> None:
+        """Prolong the leases of all that we hold, and the session that makes us the leader."""
+        lease_s = self._knobs.lease_duration
+        while True:
+            await asyncio.sleep(lease_s / _BEATS)
+            helds, asked = list(self._held.values()), monotonic()
+            try:
+                kept = await self._storage.renew([held.claim for held in helds], lease_s) if helds else set()
+            except StoreError as error:
+                self._failed("renew", error)
+                for held in helds:
+                    if not held.current and held.task is not None and self._held.get(held.claim.txid) is held:
+                        self._lost(held)
+                continue
+            for held in helds:
+                if held.claim.txid in kept:
+                    held.until = asked + lease_s
+                elif self._held.get(held.claim.txid) is held and not held.settling:
+                    self._lost(held)
+            if self._session is not None and not await self._session.alive():
+                self._rung.set()
+
+    def _failed(self, what: str, error: StoreError) -> None:
+        self.numbers.errors += 1
+        log.error("recovery_store_failed", during=what, error=str(error))
+
+    def _report(self) -> None:
+        numbers = self.numbers
+        numbers.held, numbers.stuck = len(self._held), len(self._attempts.abandoned)
+        done = (numbers.claims, sum(numbers.settled.values()))
+        if done != self._told:
+            claimed, settled = (now - before for now, before in zip(done, self._told, strict=True))
+            log.info("recovery_swept", claimed=claimed, settled=settled, skipped=numbers.stuck, held=numbers.held)
+            self._told = done
+
+
+async def _wait(event: asyncio.Event, most_s: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(most_s):
+            await event.wait()
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
+
+
+def _say_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("recovery_failed", error=repr(error))

@@ -1,0 +1,32 @@
+"""What the recovery service has done and has before it, as plain numbers for whoever shows them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from msgspec import Struct, field
+
+from storage.recovery.rows import STATUSES, Status
+
+
+class Numbers(Struct):
+    """Counted since the start, but for `backlog`, `oldest_pending_s`, `held`, `stuck`, `leader` and `circuits`: now."""
+
+    backlog: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
+    oldest_pending_s: float = 0.0
+    held: int = 0
+    stuck: int = 0
+    leader: bool = False
+    circuits: dict[str, str] = field(default_factory=dict)
+    sweeps: int = 0
+    claims: int = 0
+    attempts: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)  # by name of the outcome; `timeout` too
+    settled: Counter[str] = field(default_factory=Counter)  # by status that was written
+    released: int = 0
+    timeouts: int = 0
+    interrupted: int = 0
+    lease_losses: int = 0
+    leadership_losses: int = 0
+    conflicts: int = 0  # results that came too late: somebody else had settled or claimed the row
+    errors: int = 0  # of the database

@@ -1,0 +1,76 @@
+"""What an outcome does to its row: pure, but for the dice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import assert_never
+
+from config.settings import Recovery
+from handlers.recovery.outcome import Busy, Invalid, NotFound, Outcome, Permanent, Transient, Valid
+from storage.recovery.rows import Claim, Settlement, Status
+
+NEVER_ARRIVED = "it never reached the chain"
+_BUSY_CAP_S = 60.0
+_LOOKS_IN_GRACE = 4  # the pauses of an unknown transaction leave room for so many looks before it is given up
+_MOST_DOUBLINGS = 30
+
+Dice = Callable[[float, float], float]
+
+
+def pause(times: int, base_s: float, cap_s: float, dice: Dice) -> float:
+    """Return a pause after so many times: exponential up to a cap, with full jitter."""
+    return dice(0.0, min(cap_s, base_s * 2.0 ** min(times, _MOST_DOUBLINGS)))
+
+
+def settle(claim: Claim, outcome: Outcome, knobs: Recovery, dice: Dice, *, timed_out: bool = False) -> Settlement:
+    """Return what is written for an outcome."""
+    kind = "timeout" if timed_out else type(outcome).__name__.lower()
+
+    def again(
+        delay_s: float, error: str, *, attempt: bool = True, failed: bool = False, not_found: bool = False
+    ) -> Settlement:
+        return Settlement(claim, "pending", kind, delay_s, None, error, attempt, failed, not_found)
+
+    def final(status: Status, message: str | None, error: str | None = None) -> Settlement:
+        return Settlement(
+            claim, status, kind, 0.0, message, error, failed=status == "dead", not_found=status == "orphan"
+        )
+
+    match outcome:
+        case Valid(message):
+            return final("confirmed", message)
+        case Invalid(reason):
+            return final("deleted", reason)
+        case Busy(reason):
+            cap_s = min(knobs.retry_cap, max(_BUSY_CAP_S, knobs.scan_interval))
+            return again(pause(claim.attempts, knobs.scan_interval, cap_s, dice), reason)
+        case NotFound(caught_up, reason):
+            if not caught_up:
+                error = f"{reason}, but who was asked has not caught up with the chain"
+                return again(pause(0, knobs.retry_base, knobs.retry_cap, dice), error, attempt=False)
+            if given_up(claim, knobs):
+                return final("orphan", NEVER_ARRIVED, reason)
+            cap_s = min(knobs.retry_cap, knobs.not_found_grace_period / _LOOKS_IN_GRACE or knobs.retry_cap)
+            return again(pause(claim.not_found, knobs.scan_interval, cap_s, dice), reason, not_found=True)
+        case Transient(error, counts):
+            if not counts:
+                return again(pause(0, knobs.retry_base, knobs.retry_cap, dice), error, attempt=False)
+            if claim.failures + 1 >= knobs.max_attempts:
+                return final("dead", None, error)
+            base_s = knobs.attempt_timeout if timed_out else knobs.retry_base
+            return again(pause(claim.failures, base_s, knobs.retry_cap, dice), error, failed=True)
+        case Permanent(error):
+            return final("dead", None, error)
+        case _:
+            assert_never(outcome)
+
+
+def given_up(claim: Claim, knobs: Recovery) -> bool:
+    """Return whether one more not-found makes an orphan: old enough, unknown for as long, and seen so several times."""
+    grace_s = knobs.not_found_grace_period
+    return (
+        grace_s > 0
+        and claim.age_s > grace_s
+        and claim.not_found_for_s > grace_s
+        and claim.not_found + 1 >= knobs.not_found_attempts
+    )

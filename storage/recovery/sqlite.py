@@ -1,0 +1,365 @@
+"""The recovery tables in SQLite: the default, for one instance. Claims are real: several processes may share the file.
+
+The clock is the machine's, in milliseconds since 1970: whoever can open the file shares it. Commits are not synced one
+by one: a power cut may take back the last ones, and what they said is found out again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiosqlite
+import msgspec
+
+from storage.errors import Damaged, StoreError, WrongFormat
+from storage.recovery import sqlite_sql as sql
+from storage.recovery.rows import (
+    STATUSES,
+    VERSION,
+    Attempt,
+    Claim,
+    Counts,
+    Place,
+    Row,
+    Settlement,
+    Status,
+    StoreAway,
+    decode_history,
+    shortened,
+)
+
+T = TypeVar("T")
+_BUSY_S = 10.0  # how long another process may keep us from writing
+
+
+def machine_ms() -> int:
+    """Return the machine's clock."""
+    return time.time_ns() // 1_000_000
+
+
+class SqliteStorage:
+    """The tables in one file; see `Storage`."""
+
+    def __init__(self, path: Path, clock_ms: Callable[[], int] = machine_ms) -> None:
+        """Take the file; nothing is opened yet."""
+        self._path = path
+        self._clock_ms = clock_ms
+        self._connection: aiosqlite.Connection | None = None
+        self._turn = asyncio.Lock()
+        self._bells: list[Callable[[], None]] = []
+
+    async def open(self) -> None:
+        """See `Storage`."""
+        try:
+            # NOTE: aiosqlite leaves a thread behind where there is nothing to open, so that is found out before.
+            await asyncio.to_thread(lambda: sqlite3.connect(self._path, timeout=_BUSY_S).close())
+            self._connection = await aiosqlite.connect(self._path, timeout=_BUSY_S, isolation_level=None)
+            await self._connection.create_function("of_hex", 1, bytes.fromhex, deterministic=True)
+            for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
+                await self._connection.execute(f"PRAGMA {pragma}")
+            await self._migrate()
+        except sqlite3.Error as error:
+            await self.close()
+            raise _told(error, self._path) from error
+        except WrongFormat:
+            await self.close()
+            raise
+
+    async def _migrate(self) -> None:
+        async with self._write() as db:
+            ((version,),) = await db.execute_fetchall("PRAGMA user_version")
+            if version > VERSION:
+                raise WrongFormat(f"{self._path} has the recovery schema {version}, this version knows {VERSION}")
+            for script in sql.MIGRATIONS[version:]:
+                for statement in _statements(script):
+                    await db.execute(statement)
+            await db.execute(f"PRAGMA user_version = {VERSION}")
+
+    async def close(self) -> None:
+        """See `Storage`."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            async with self._turn:
+                await connection.close()
+
+    # --- verbs ---------------------------------------------------------------------------------------------------
+
+    async def add(self, txids: Iterable[bytes], ttl_s: float, age_s: float = 0.0) -> int:
+        """See `Storage`."""
+        now = self._clock_ms()
+        submitted = now - _ms(age_s)
+        rows = [(txid, submitted, submitted + _ms(ttl_s), now, now) for txid in txids]
+
+        async def work(db: aiosqlite.Connection) -> int:
+            cursor = await db.executemany(
+                "INSERT INTO recovery_tx (txid, status, submitted_at, next_attempt_at, created_at, updated_at)"
+                " VALUES (?, 'pending', ?, ?, ?, ?) ON CONFLICT (txid) DO NOTHING",
+                rows,
+            )
+            return max(cursor.rowcount, 0)
+
+        added = await self._transact(work)
+        if added and ttl_s <= age_s:
+            self._ring()
+        return added
+
+    async def claim(self, owner: str, lease_s: float, limit: int, again: bool = False) -> list[Claim]:
+        """See `Storage`."""
+
+        async def work(db: aiosqlite.Connection) -> list[Claim]:
+            now = self._clock_ms()
+            values = {"owner": owner, "now": now, "until": now + _ms(lease_s)}
+            rows = list(await db.execute_fetchall(sql.CLAIM_AGAIN, values | {"limit": limit})) if again else []
+            rows += await db.execute_fetchall(sql.CLAIM, values | {"limit": limit - len(rows)})
+            return [_claim(*row) for row in rows]
+
+        return await self._transact(work)
+
+    async def renew(self, claims: Sequence[Claim], lease_s: float) -> set[bytes]:
+        """See `Storage`."""
+        return await self._each(sql.RENEW, [_key(claim) for claim in claims], lease_s=lease_s)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> set[bytes]:
+        """See `Storage`."""
+        at = datetime.fromtimestamp(self._clock_ms() / 1000, UTC)
+        return await self._each(sql.SETTLE, [_settlement(each, at) for each in settlements])
+
+    async def release(self, claims: Sequence[Claim]) -> set[bytes]:
+        """See `Storage`."""
+        return await self._each(sql.RELEASE, [_key(claim) for claim in claims], ring=True)
+
+    async def conclude(self, txids: Iterable[bytes], status: Status, message: str) -> set[bytes]:
+        """See `Storage`."""
+        return await self._each(sql.CONCLUDE, _named(txids), status=status, message=shortened(message))
+
+    async def wake(self, txids: Iterable[bytes]) -> set[bytes]:
+        """See `Storage`."""
+        return await self._each(sql.WAKE, _named(txids), ring=True)
+
+    async def replay(self, txids: Iterable[bytes]) -> set[bytes]:
+        """See `Storage`."""
+        return await self._each(sql.REPLAY, _named(txids), ring=True, message=None)
+
+    async def reopen(self, txids: Iterable[bytes], message: str) -> set[bytes]:
+        """See `Storage`."""
+        return await self._each(sql.REOPEN, _named(txids), ring=True, message=shortened(message))
+
+    async def discard(self, txids: Iterable[bytes], message: str) -> set[bytes]:
+        """See `Storage`."""
+        return await self._each(sql.DISCARD, _named(txids), message=shortened(message))
+
+    async def expire(self) -> int:
+        """See `Storage`."""
+        now = self._clock_ms()
+        return await self._transact(lambda db: _affected(db, sql.EXPIRE, (now,)))
+
+    async def forget(self, age_s: float, limit: int) -> int:
+        """See `Storage`."""
+        before = self._clock_ms() - _ms(age_s)
+
+        async def work(db: aiosqlite.Connection) -> int:
+            gone = await _affected(db, sql.FORGET, ("confirmed", before, limit))
+            return gone + await _affected(db, sql.FORGET, ("deleted", before, limit - gone))
+
+        return await self._transact(work)
+
+    async def row(self, txid: bytes) -> Row | None:
+        """See `Storage`."""
+        found = await self._read(f"SELECT {sql.COLUMNS} FROM recovery_tx WHERE txid = ?", (txid,))
+        return _row(found[0]) if found else None
+
+    async def rows(
+        self,
+        status: Status | None,
+        limit: int,
+        *,
+        after: Place | None = None,
+        offset: int = 0,
+        newest_first: bool = False,
+    ) -> list[Row]:
+        """See `Storage`."""
+        order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
+        where = "" if after is None else f" AND (submitted_at, txid) {beyond} (:at, :txid)"
+        part = (
+            f"SELECT * FROM (SELECT {sql.COLUMNS} FROM recovery_tx WHERE status = '{{}}'{where}"
+            f" ORDER BY submitted_at {order}, txid {order} LIMIT :most)"
+        )
+        parts = " UNION ALL ".join(part.format(each) for each in ((status,) if status else STATUSES))
+        values: dict[str, object] = {"most": limit + offset, "limit": limit, "offset": offset}
+        if after is not None:
+            values |= {"at": round(after.submitted_at.timestamp() * 1000), "txid": after.txid}
+        query = f"{parts} ORDER BY submitted_at {order}, txid {order} LIMIT :limit OFFSET :offset"
+        return [_row(row) for row in await self._read(query, values)]
+
+    async def counts(self) -> Counts:
+        """See `Storage`."""
+        found = await self._read("SELECT status, count(*), min(submitted_at) FROM recovery_tx GROUP BY status", ())
+        by_status = dict.fromkeys(STATUSES, 0) | {status: count for status, count, _ in found}
+        oldest = [first for status, _, first in found if status == "pending"]
+        return Counts(by_status, max((self._clock_ms() - oldest[0]) / 1000, 0.0) if oldest else 0.0)
+
+    async def session(self, wake: Callable[[], None]) -> SqliteSession:
+        """See `Storage`."""
+        self._bells.append(wake)
+        return SqliteSession(lambda: self._bells.remove(wake))
+
+    # --- turns ---------------------------------------------------------------------------------------------------
+
+    def _ring(self) -> None:
+        for bell in self._bells:
+            bell()
+
+    async def _each(
+        self,
+        statement: str,
+        batch: list[dict[str, object]],
+        *,
+        ring: bool = False,
+        lease_s: float = 0,
+        **values: object,
+    ) -> set[bytes]:
+        """Run a statement for a batch; return the transactions that it changed."""
+        if not batch:
+            return set()
+        encoded = msgspec.json.encode(batch).decode()
+
+        async def work(db: aiosqlite.Connection) -> set[bytes]:
+            now = self._clock_ms()
+            bound = {"batch": encoded, "now": now, "until": now + _ms(lease_s), **values}
+            return {row[0] for row in await db.execute_fetchall(statement, bound)}
+
+        changed = await self._transact(work)
+        if changed and ring:
+            self._ring()
+        return changed
+
+    async def _transact(self, work: Callable[[aiosqlite.Connection], Coroutine[Any, Any, T]]) -> T:
+        """Run one write transaction; a caller that is cancelled does not tear it."""
+
+        async def whole() -> T:
+            try:
+                async with self._write() as db:
+                    return await work(db)
+            except sqlite3.Error as error:
+                raise _told(error, self._path) from error
+
+        return await asyncio.shield(asyncio.ensure_future(whole()))
+
+    @asynccontextmanager
+    async def _write(self) -> AsyncIterator[aiosqlite.Connection]:
+        async with self._turn:
+            db = self._open()
+            await db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                await db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:
+                    await db.execute("ROLLBACK")
+                raise
+
+    async def _read(self, query: str, values: Iterable[object]) -> list[Any]:
+        try:
+            async with self._turn:
+                return list(await self._open().execute_fetchall(query, values))
+        except sqlite3.Error as error:
+            raise _told(error, self._path) from error
+
+    def _open(self) -> aiosqlite.Connection:
+        if self._connection is None:
+            raise StoreAway(f"{self._path} is not open")
+        return self._connection
+
+
+class SqliteSession:
+    """Always the leader: claims are what keeps two processes on one file apart. See `Session`."""
+
+    lost = False
+
+    def __init__(self, leave: Callable[[], None]) -> None:
+        """Take what ends the ringing."""
+        self._leave: Callable[[], None] | None = leave
+
+    async def lead(self) -> bool:
+        """See `Session`."""
+        return self._leave is not None
+
+    async def alive(self) -> bool:
+        """See `Session`."""
+        return self._leave is not None
+
+    async def close(self) -> None:
+        """See `Session`."""
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _claim(
+    txid: bytes, owner: str, generation: int, attempts: int, failures: int, not_found: int, age: int, since: int
+) -> Claim:
+    return Claim(txid, owner, generation, attempts, failures, not_found, age / 1000, since / 1000)
+
+
+def _named(txids: Iterable[bytes]) -> list[dict[str, object]]:
+    return [{"txid": txid.hex()} for txid in txids]
+
+
+def _key(claim: Claim) -> dict[str, object]:
+    return {"txid": claim.txid.hex(), "owner": claim.owner, "generation": claim.generation}
+
+
+def _settlement(settled: Settlement, at: datetime) -> dict[str, object]:
+    claim, error = settled.claim, shortened(settled.error)
+    return _key(claim) | {
+        "status": settled.status,
+        "delay": _ms(settled.delay_s),
+        "message": shortened(settled.message),
+        "error": error,
+        "attempt": int(settled.attempt),
+        "failed": int(settled.failed),
+        "not_found": int(settled.not_found),
+        "entry": Attempt(at, claim.owner, claim.generation, settled.outcome, error),
+    }
+
+
+async def _affected(db: aiosqlite.Connection, statement: str, values: tuple[object, ...]) -> int:
+    async with db.execute(statement, values) as cursor:
+        return cursor.rowcount
+
+
+def _row(found: Any) -> Row:
+    values = dict(zip(sql.COLUMNS.split(", "), found, strict=True))
+    for name in ("lease_until", "not_found_since", "next_attempt_at", "submitted_at", "created_at", "updated_at"):
+        if values[name] is not None:
+            values[name] = datetime.fromtimestamp(values[name] / 1000, UTC)
+    return Row(**values | {"history": decode_history(values["history"])})
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Yield the statements of a script; a trigger has semicolons inside."""
+    statement = ""
+    for line in script.splitlines():
+        statement += line + "\n"
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def _told(error: sqlite3.Error, path: Path) -> StoreError:
+    """Return what an error of SQLite means to us."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return Damaged(f"{path}: {error}")
+    return StoreAway(f"{path}: {error}")

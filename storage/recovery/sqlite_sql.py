@@ -1,0 +1,92 @@
+"""The statements of `SqliteStorage`."""
+
+from __future__ import annotations
+
+from storage.recovery.rows import HISTORY, STATUSES
+
+COLUMNS = (
+    "txid, status, message, owner, generation, lease_until, attempts, failures, not_found, not_found_since, "
+    "next_attempt_at, last_error, submitted_at, created_at, updated_at, reopened, history"
+)
+MIGRATIONS = [
+    f"""
+    CREATE TABLE recovery_tx (
+        txid            BLOB PRIMARY KEY,
+        status          TEXT NOT NULL CHECK (status IN {STATUSES}),
+        message         TEXT NOT NULL DEFAULT '',
+        owner           TEXT,
+        generation      INTEGER NOT NULL DEFAULT 0,
+        lease_until     INTEGER,
+        attempts        INTEGER NOT NULL DEFAULT 0,
+        failures        INTEGER NOT NULL DEFAULT 0,
+        not_found       INTEGER NOT NULL DEFAULT 0,
+        not_found_since INTEGER,
+        next_attempt_at INTEGER,
+        last_error      TEXT NOT NULL DEFAULT '',
+        submitted_at    INTEGER NOT NULL,
+        created_at      INTEGER NOT NULL,
+        updated_at      INTEGER NOT NULL,
+        reopened        INTEGER NOT NULL DEFAULT 0,
+        history         TEXT NOT NULL DEFAULT '[]',
+        CHECK ((status = 'pending') = (next_attempt_at IS NOT NULL)),
+        CHECK ((owner IS NULL) = (lease_until IS NULL)),
+        CHECK (status = 'pending' OR owner IS NULL)
+    ) WITHOUT ROWID;
+    CREATE INDEX recovery_tx_due ON recovery_tx (next_attempt_at) WHERE status = 'pending';
+    CREATE INDEX recovery_tx_held ON recovery_tx (owner) WHERE owner IS NOT NULL;
+    CREATE INDEX recovery_tx_list ON recovery_tx (status, submitted_at, txid);
+    CREATE TRIGGER recovery_tx_final BEFORE UPDATE OF status ON recovery_tx
+        WHEN OLD.status <> 'pending' AND NEW.status <> OLD.status AND NEW.reopened = OLD.reopened
+        BEGIN SELECT RAISE(ABORT, 'a final status stays'); END;
+    """,
+]
+
+CLAIMED = """RETURNING txid, owner, generation, attempts, failures, not_found, :now - submitted_at,
+    :now - coalesce(not_found_since, :now)"""
+CLAIM = f"""
+    UPDATE recovery_tx SET owner = :owner, generation = generation + 1, lease_until = :until, next_attempt_at = :until
+    WHERE txid IN (SELECT txid FROM recovery_tx INDEXED BY recovery_tx_due
+                   WHERE status = 'pending' AND next_attempt_at < :now
+                   ORDER BY next_attempt_at LIMIT :limit) {CLAIMED}"""
+CLAIM_AGAIN = f"""
+    UPDATE recovery_tx SET lease_until = :until, next_attempt_at = :until
+    WHERE txid IN (SELECT txid FROM recovery_tx WHERE owner = :owner LIMIT :limit) {CLAIMED}"""
+# One statement for a batch: JSON objects, whose txid is hex. `of_hex` is ours, older SQLite has none. A plus keeps the
+# planner from an index that has too much in it; only the key may lead to the rows.
+BATCH = "FROM (SELECT of_hex(value ->> 'txid') AS txid, value AS v FROM json_each(:batch)) AS b WHERE t.txid = b.txid"
+MINE = "+t.owner = v ->> 'owner' AND t.generation = v ->> 'generation' AND +t.status = 'pending' RETURNING txid"
+RENEW = f"UPDATE recovery_tx AS t SET lease_until = :until, next_attempt_at = :until {BATCH} AND {MINE}"
+RELEASE = f"UPDATE recovery_tx AS t SET owner = NULL, lease_until = NULL, next_attempt_at = :now - 1 {BATCH} AND {MINE}"
+SETTLE = f"""
+    UPDATE recovery_tx AS t SET status = v ->> 'status', owner = NULL, lease_until = NULL, updated_at = :now,
+        next_attempt_at = CASE WHEN v ->> 'status' = 'pending' THEN :now + (v ->> 'delay') END,
+        message = coalesce(v ->> 'message', message), last_error = coalesce(v ->> 'error', last_error),
+        attempts = attempts + (v ->> 'attempt'), failures = failures + (v ->> 'failed'),
+        not_found = CASE WHEN v ->> 'not_found' THEN not_found + 1 WHEN v ->> 'attempt' THEN 0 ELSE not_found END,
+        not_found_since = CASE WHEN v ->> 'not_found' THEN coalesce(not_found_since, :now)
+                               WHEN v ->> 'attempt' THEN NULL ELSE not_found_since END,
+        history = CASE WHEN NOT v ->> 'attempt' THEN history
+                       WHEN json_array_length(history) >= {HISTORY}
+                       THEN json_insert(json_remove(history, '$[0]'), '$[#]', json(v -> 'entry'))
+                       ELSE json_insert(history, '$[#]', json(v -> 'entry')) END
+    {BATCH} AND {MINE}"""
+END = "owner = NULL, lease_until = NULL, generation = generation + 1, updated_at = :now, next_attempt_at = NULL"
+CONCLUDE = f"""
+    UPDATE recovery_tx AS t SET status = :status, message = :message, {END}
+    {BATCH} AND +t.status = 'pending' RETURNING txid"""
+WAKE = f"""
+    UPDATE recovery_tx AS t SET next_attempt_at = :now - 1
+    {BATCH} AND +t.status = 'pending' AND +t.owner IS NULL RETURNING txid"""
+AFRESH = f"""
+    UPDATE recovery_tx AS t SET status = 'pending', message = coalesce(:message, message), next_attempt_at = :now - 1,
+        failures = 0, not_found = 0, not_found_since = NULL, reopened = reopened + 1, updated_at = :now
+    {BATCH} AND """
+REPLAY = AFRESH + "+t.status IN ('dead', 'orphan') RETURNING txid"
+REOPEN = AFRESH + "+t.status <> 'pending' RETURNING txid"
+DISCARD = f"""
+    UPDATE recovery_tx AS t SET status = 'deleted', message = :message, reopened = reopened + 1, {END}
+    {BATCH} AND +t.status IN ('pending', 'dead', 'orphan') RETURNING txid"""
+EXPIRE = "UPDATE recovery_tx SET owner = NULL, lease_until = NULL WHERE owner IS NOT NULL AND lease_until < ?"
+FORGET = """
+    DELETE FROM recovery_tx WHERE txid IN
+        (SELECT txid FROM recovery_tx WHERE status = ? AND submitted_at < ? ORDER BY submitted_at LIMIT ?)"""

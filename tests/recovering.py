@@ -1,0 +1,202 @@
+"""The recovery tables of both kinds, handlers that do as they are told, and stores that fail when they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import asyncpg  # type: ignore[import-untyped]
+import pytest
+from structlog.testing import capture_logs
+
+from bench.postgres import postgres
+from config.settings import Recovery
+from handlers.recovery.manager import Change, Manager
+from handlers.recovery.outcome import Handler, Outcome, Valid
+from storage.recovery.postgres import PostgresStorage
+from storage.recovery.rows import Row, Storage, StoreAway
+from storage.recovery.sqlite import SqliteStorage
+
+Kind = Literal["sqlite", "postgresql"]
+_TIMES = ("next_attempt_at", "lease_until", "submitted_at", "not_found_since")
+_numbers = itertools.count()
+PATIENCE_S = 15.0
+
+
+def tx(n: int) -> bytes:
+    return n.to_bytes(32)
+
+
+class Lab:
+    """One set of recovery tables of one kind; several instances may open it."""
+
+    def __init__(self, kind: Kind, folder: Path, uri: str) -> None:
+        self.kind, self.path, self.uri = kind, folder / "recovery.db", uri
+        self.table = f"recovery_{next(_numbers)}"
+
+    @asynccontextmanager
+    async def storage(self, lease_s: float = 30.0, uri: str | None = None) -> AsyncIterator[Storage]:
+        storage: Storage
+        if self.kind == "sqlite":
+            storage = SqliteStorage(self.path)
+        else:
+            storage = PostgresStorage(uri or self.uri, lease_s=lease_s, table=self.table)
+        await storage.open()
+        try:
+            yield storage
+        finally:
+            await storage.close()
+
+    async def sql(self, statement: str) -> list[Any]:
+        """Run a statement beside every store; `{t}` is the table."""
+        if self.kind == "sqlite":
+            with sqlite3.connect(self.path, timeout=10) as connection:
+                found = connection.execute(statement.format(t="recovery_tx")).fetchall()
+            connection.close()
+            return found
+        beside = await asyncpg.connect(self.uri)
+        try:
+            return cast("list[Any]", await beside.fetch(statement.format(t=self.table)))
+        finally:
+            await beside.close()
+
+    async def pass_time(self, seconds: float, where: str = "true") -> None:
+        """Let time pass for the rows: all that they say about it moves back."""
+        back = str(round(seconds * 1000)) if self.kind == "sqlite" else f"interval '{seconds} s'"
+        await self.sql(f"UPDATE {{t}} SET {', '.join(f'{name} = {name} - {back}' for name in _TIMES)} WHERE {where}")
+
+
+@pytest.fixture(scope="session")
+def postgres_uri() -> Iterator[str]:
+    with postgres(fsync="off", max_connections="60") as uri:
+        yield uri
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
+    postgresql = request.param == "postgresql"
+    return Lab(request.param, tmp_path, request.getfixturevalue("postgres_uri") if postgresql else "")
+
+
+@pytest.fixture
+def pg_lab(postgres_uri: str, tmp_path: Path) -> Lab:
+    return Lab("postgresql", tmp_path, postgres_uri)
+
+
+@pytest.fixture
+def sqlite_lab(tmp_path: Path) -> Lab:
+    return Lab("sqlite", tmp_path, "")
+
+
+class Says:
+    """A handler that gives what it is told for a transaction, and remembers who asked."""
+
+    def __init__(self, answer: Callable[[bytes], Any] = lambda _: Valid()) -> None:
+        self.answer, self.asked = answer, list[bytes]()
+
+    async def recover(self, txid: bytes) -> Outcome:
+        self.asked.append(txid)
+        answer = self.answer(txid)
+        if asyncio.iscoroutine(answer):
+            answer = await answer
+        if isinstance(answer, Exception):
+            raise answer
+        return cast("Outcome", answer)
+
+
+class Shaky:
+    """A real store whose verbs fail as long as they are named in `broken`; counts the calls."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self.broken = set[str]()
+        self.calls = list[str]()
+
+    def __getattr__(self, verb: str) -> Any:
+        real = getattr(self._storage, verb)
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append(verb)
+            if verb in self.broken:
+                raise StoreAway(f"{verb} does not work")
+            return await real(*args, **kwargs)
+
+        return call
+
+
+def knobs(**changes: Any) -> Recovery:
+    """Return settings for a test: everything soon, nothing from a dice."""
+    soon: dict[str, Any] = {
+        "ttl": 30.0,
+        "scan_interval": 0.05,
+        "lease_duration": 30.0,
+        "retry_base": 0.01,
+        "retry_cap": 0.05,
+        "attempt_timeout": 5.0,
+    }
+    return Recovery(**soon | changes)
+
+
+def least(low: float, _: float) -> float:
+    return low
+
+
+@asynccontextmanager
+async def managing(storage: Any, handler: Handler, **changes: Any) -> AsyncIterator[Manager]:
+    """Run the service for as long as it is needed."""
+    manager = manage(storage, handler, **changes)
+    await manager.start()
+    try:
+        yield manager
+    finally:
+        await manager.stop()
+
+
+def manage(storage: Any, handler: Handler, **changes: Any) -> Manager:
+    extra: dict[str, Any] = {
+        name: changes.pop(name) for name in ("available", "changed", "chores", "dice") if name in changes
+    }
+    extra = {"dice": least} | extra
+    return Manager(cast("Storage", storage), handler, knobs(**changes), leave_s=0.2, **extra)
+
+
+async def until(condition: Callable[[], Any], within_s: float = PATIENCE_S) -> None:
+    """Wait until something is so."""
+    async with asyncio.timeout(within_s):
+        while True:
+            holds = condition()
+            if asyncio.iscoroutine(holds):
+                holds = await holds
+            if holds:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def status(storage: Storage, txid: bytes) -> str:
+    return (await read(storage, txid)).status
+
+
+async def read(storage: Storage, txid: bytes) -> Row:
+    found = await storage.row(txid)
+    assert found is not None
+    return found
+
+
+def becomes(storage: Storage, txid: bytes, wanted: str) -> Callable[[], Any]:
+    async def is_so() -> bool:
+        return await status(storage, txid) == wanted
+
+    return is_so
+
+
+__all__ = ["Change", "Kind", "Lab", "Says", "Shaky", "capture_logs"]

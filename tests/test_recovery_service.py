@@ -1,0 +1,565 @@
+"""The recovery service on its real stores: heartbeats, wake-ups, outages, races, and who is asked for finality."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from bitcoin_rpc_chain import FakeNode, Fault
+from bitcoin_rpc_server import LOGIN, serving
+from hypothesis import given
+from hypothesis import strategies as st
+from recovering import Lab, Says, Shaky, becomes, capture_logs, knobs, least, manage, managing, read, status, tx, until
+
+from feeds.bitcoin.access import Address, Login, NodeAway, NodeError, RpcError
+from feeds.bitcoin.jsonrpc import Node
+from handlers.recovery.finality import (
+    Breaker,
+    Conflicting,
+    FinalityHandler,
+    Mined,
+    NodeFinality,
+    Pending,
+    SourceAway,
+    State,
+    Unknown,
+)
+from handlers.recovery.outbox import reconcile
+from handlers.recovery.outcome import Busy, Invalid, NotFound, Outcome, Permanent, Transient, Valid
+from handlers.recovery.rules import pause, settle
+from storage.recovery.rows import Claim, Storage
+
+pytestmark = pytest.mark.anyio
+HOUR = 3600.0
+
+
+async def old(storage: Storage, *numbers: int) -> None:
+    await storage.add([tx(n) for n in numbers], 30.0, HOUR)
+
+
+class Source:
+    """A source of finality: what it says, whether it is there, whether it has caught up."""
+
+    def __init__(self, state: State | None = None, name: str = "told") -> None:
+        self.name, self.state, self.ready, self.asked = name, state, True, 0
+
+    async def state_of(self, txid: bytes) -> State:
+        self.asked += 1
+        if self.state is None:
+            raise SourceAway(f"{self.name} is down")
+        return self.state
+
+    async def caught_up(self) -> bool:
+        return self.ready
+
+
+# --- the service -------------------------------------------------------------------------------------------------
+
+
+async def test_a_heartbeat_keeps_what_takes_longer_than_a_lease(lab: Lab) -> None:
+    async with lab.storage(lease_s=1.0) as one, lab.storage(lease_s=1.0) as two:
+        await old(one, 1)
+        handler = Says(lambda _: slow(1.8))
+        async with managing(one, handler, lease_duration=1.0) as manager:
+            await until(lambda: handler.asked)
+            for _ in range(15):
+                assert await two.claim("B", 1.0, 10) == []
+                await asyncio.sleep(0.1)
+            await until(becomes(one, tx(1), "confirmed"))
+        assert (manager.numbers.lease_losses, len(handler.asked)) == (0, 1)
+
+
+async def slow(seconds: float) -> Outcome:
+    await asyncio.sleep(seconds)
+    return Valid()
+
+
+async def test_a_lost_lease_cancels_the_attempt(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        ended = asyncio.Event()
+
+        async def hold() -> Outcome:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.set()
+            return Valid()
+
+        handler = Says(lambda _: hold())
+        async with managing(storage, handler, lease_duration=1.0) as manager:
+            await until(lambda: handler.asked)
+            await storage.conclude([tx(1)], "deleted", "an operator was here")
+            await until(ended.is_set, 5.0)
+            assert manager.numbers.lease_losses == 1
+        assert await status(storage, tx(1)) == "deleted"
+
+
+async def test_who_can_not_renew_stops_before_the_lease_ends(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        shaky = Shaky(storage)
+        shaky.broken.add("renew")
+        handler = Says(lambda _: asyncio.sleep(60))
+        async with managing(shaky, handler, lease_duration=1.0, scan_interval=60.0) as manager:
+            await until(lambda: handler.asked)
+            await until(lambda: manager.numbers.lease_losses == 1, 5.0)
+
+
+async def test_claims_whose_answer_was_lost_are_found_again(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        shaky = Shaky(storage)
+        manager = manage(shaky, Says())
+
+        async def claim_and_forget() -> None:
+            await storage.claim(manager.owner, 30.0, 10)
+
+        shaky.broken.add("claim")
+        await manager.start()
+        await claim_and_forget()
+        await until(lambda: manager.numbers.errors)
+        shaky.broken.clear()
+        await until(becomes(storage, tx(1), "confirmed"), 5.0)
+        await manager.stop()
+        assert (await read(storage, tx(1))).generation == 1
+
+
+async def test_no_more_is_claimed_than_can_be_written(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, *range(300))
+        shaky, go = Shaky(storage), asyncio.Event()
+        settle_really = storage.settle
+
+        async def slowly(settlements: Any) -> set[bytes]:
+            await go.wait()
+            return await settle_really(settlements)
+
+        shaky.settle = slowly  # type: ignore[attr-defined]
+        async with managing(shaky, Says(), batch_size=20) as manager:
+            await until(lambda: manager.numbers.claims >= 60)
+            await asyncio.sleep(0.3)
+            assert manager.numbers.claims <= 80
+            go.set()
+            await until(lambda: manager.numbers.settled["confirmed"] == 300)
+
+
+async def test_waking_does_not_wait_for_the_scan(lab: Lab) -> None:
+    async with lab.storage() as storage, lab.storage() as other:
+        ringer = storage if lab.kind == "sqlite" else other
+        await storage.add([tx(1)], HOUR)
+        async with managing(storage, Says(), scan_interval=30.0) as manager:
+            await until(lambda: manager.numbers.leader)
+            await ringer.wake([tx(1)])
+            await until(becomes(storage, tx(1), "confirmed"), 5.0)
+
+
+async def test_without_a_bell_the_scan_finds_it(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await storage.add([tx(1)], 0.3)
+        async with managing(storage, Says(), scan_interval=0.1):
+            await until(becomes(storage, tx(1), "confirmed"), 5.0)
+
+
+async def test_the_next_leader_takes_over_when_one_leaves(pg_lab: Lab) -> None:
+    async with pg_lab.storage() as one, pg_lab.storage() as two:
+        first, second = manage(one, Says()), manage(two, Says())
+        await first.start()
+        await until(lambda: first.numbers.leader)
+        await second.start()
+        await until(lambda: second.numbers.sweeps > 3)
+        assert not second.numbers.leader
+        await first.stop()
+        await until(lambda: second.numbers.leader, 5.0)
+        await old(one, 1)
+        await until(becomes(one, tx(1), "confirmed"))
+        await second.stop()
+
+
+async def test_the_server_ends_the_session_of_a_silent_leader(pg_lab: Lab) -> None:
+    async with pg_lab.storage(lease_s=1.0) as one, pg_lab.storage(lease_s=1.0) as two:
+        silent, other = await one.session(lambda: None), await two.session(lambda: None)
+        assert await silent.lead()
+        for _ in range(20):
+            await asyncio.sleep(0.1)
+            if await other.lead():
+                break
+        assert await other.lead()
+        assert silent.lost
+        assert not await silent.alive()
+        await other.close()
+
+
+async def test_the_listener_and_the_scan_come_to_the_same(lab: Lab) -> None:
+    """Whoever is first writes; the other's word changes nothing, and one fact is told."""
+    async with lab.storage() as storage:
+        await old(storage, *range(200))
+        told: list[Any] = []
+        async with managing(storage, Says(), changed=told.extend, batch_size=20):
+            by_listener = set[bytes]()
+            for n in range(200):
+                by_listener |= await storage.conclude([tx(199 - n)], "confirmed", "")
+            await until(lambda: len(told) + len(by_listener) >= 200)
+        assert {change.txid for change in told} | by_listener == {tx(n) for n in range(200)}
+        assert {change.txid for change in told} & by_listener == set()
+        assert (await storage.counts()).by_status["confirmed"] == 200
+
+
+async def test_rolled_back_is_pending_again(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        source = Source(Mined(5, 6))
+        async with managing(storage, FinalityHandler([Breaker(source)], 6)):
+            await until(becomes(storage, tx(1), "confirmed"))
+            source.state = Conflicting("lost to another")
+            await storage.reopen([tx(1)], "the chain went back")
+            await until(becomes(storage, tx(1), "deleted"))
+        row = await read(storage, tx(1))
+        assert (row.message, row.reopened, len(row.history)) == ("lost to another", 1, 2)
+
+
+async def test_an_outage_burns_no_attempts(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, *range(50))
+        source = Source(None)
+        breaker = Breaker(source, threshold=3, base_s=0.3)
+        handler = FinalityHandler([breaker], 6)
+        async with managing(storage, handler, max_attempts=1, available=handler.available, batch_size=10) as manager:
+            await until(lambda: breaker.circuit == "open")
+            claims = manager.numbers.claims
+            await asyncio.sleep(0.1)
+            assert manager.numbers.claims <= claims + 20
+            assert source.asked < 10
+            rows = await storage.rows("pending", 100)
+            assert len(rows) == 50
+            assert {(row.attempts, row.failures, len(row.history)) for row in rows} == {(0, 0, 0)}
+            source.state = Mined(1, 6)
+            await until(lambda: manager.numbers.settled["confirmed"] == 50)
+            assert breaker.circuit == "closed"
+
+
+async def test_chores_are_done_first_and_then_with_every_scan(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        done: list[int] = []
+
+        async def chore() -> None:
+            done.append(len(handler.asked))
+
+        handler = Says()
+        await old(storage, 1)
+        async with managing(storage, handler, chores=[chore]):
+            await until(lambda: len(done) >= 3)
+        assert (done[0], done[-1]) == (0, 1)
+
+
+async def test_what_is_old_and_final_is_forgotten(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1, 2)
+        await storage.conclude([tx(1)], "confirmed", "")
+        await storage.conclude([tx(2)], "dead", "")
+        async with managing(storage, Says(), retention=60.0) as manager:
+            manager._counted = float("-inf")
+            await until(lambda: manager.numbers.leader)
+            manager._counted = float("-inf")  # the count that goes with it is due only now and then
+            await until(lambda: manager.numbers.backlog["dead"])
+
+            async def gone() -> bool:
+                return await storage.row(tx(1)) is None
+
+            await until(gone)
+        assert await status(storage, tx(2)) == "dead"
+
+
+async def test_a_bug_in_the_service_is_loud(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1)
+
+        def broken(_: list[Any]) -> None:
+            raise LookupError("a bug")
+
+        manager = manage(storage, Says(), changed=broken)
+        with capture_logs() as logs, pytest.raises(LookupError):
+            await asyncio.wait_for(manager.run(), 10)
+        assert any(line["event"] == "recovery_failed" for line in logs)
+
+
+async def test_run_ends_in_order_when_cancelled(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        handler = Says(lambda _: asyncio.sleep(60))
+        manager = manage(storage, handler)
+        running = asyncio.ensure_future(manager.run())
+        await until(lambda: handler.asked)
+        running.cancel()
+        await asyncio.wait({running})
+        assert (await read(storage, tx(1))).owner is None
+        off = manage(storage, handler, enabled=False)
+        running = asyncio.ensure_future(off.run())
+        await asyncio.sleep(0.05)
+        running.cancel()
+        await asyncio.wait({running})
+        assert len(handler.asked) == 1
+
+
+# --- the transaction store is first ------------------------------------------------------------------------------
+
+
+class Ledger:
+    """A transaction store of its own file, as far as recovery knows one."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(path)
+        self._db.execute("CREATE TABLE IF NOT EXISTS tx (txid BLOB PRIMARY KEY)")
+
+    def submit(self, txid: bytes) -> None:
+        with self._db:
+            self._db.execute("INSERT INTO tx VALUES (?)", (txid,))
+
+    async def unsettled(self, after: bytes, limit: int) -> list[bytes]:
+        found = self._db.execute("SELECT txid FROM tx WHERE txid > ? ORDER BY txid LIMIT ?", (after, limit))
+        return [txid for (txid,) in found.fetchall()]
+
+    def close(self) -> None:
+        self._db.close()
+
+
+@pytest.mark.parametrize("crash_after", range(4))
+async def test_a_crash_between_the_two_stores_loses_nothing(lab: Lab, tmp_path: Path, crash_after: int) -> None:
+    """Three submissions, each two commits; after a crash at any commit everything that was submitted gets a row."""
+    ledger = Ledger(tmp_path / "ledger.db")
+    async with lab.storage() as storage:
+        for n in range(3):
+            ledger.submit(tx(n))
+            if n == crash_after:
+                break
+            await storage.add([tx(n)], 0.0, 1.0)
+    ledger.close()
+    ledger = Ledger(tmp_path / "ledger.db")
+    async with lab.storage() as storage:
+        known = len(await ledger.unsettled(b"", 100))
+        before = (await storage.counts()).by_status["pending"]
+        async with managing(storage, Says(), chores=[lambda: reconcile(storage, ledger, 0.0, page=2)]) as manager:
+            await until(lambda: manager.numbers.settled["confirmed"] == known)
+        assert known - before == (1 if crash_after < 3 else 0)
+    ledger.close()
+
+
+# --- sources of finality -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("states", "outcome"),
+    [
+        ([Mined(7, 6)], Valid("mined at height 7")),
+        ([Mined(7, 5)], Busy("mined at height 7, 5 of 6 blocks deep")),
+        ([Pending()], Busy("waits to be mined")),
+        ([Conflicting("why")], Invalid("why")),
+        ([Unknown()], NotFound()),
+        ([None], Transient("0 is down", counts=False)),
+        ([None, Mined(7, 6)], Valid("mined at height 7")),
+        ([None, Unknown()], Transient("0 is down", counts=False)),
+        ([Unknown(), None], Transient("1 is down", counts=False)),
+        ([Pending(), None], Busy("waits to be mined")),
+        ([Unknown(), Pending()], Busy("waits to be mined")),
+        ([Pending(), Mined(7, 6)], Valid("mined at height 7")),
+        ([Mined(7, 6), Conflicting()], Valid("mined at height 7")),
+        ([Conflicting("why"), Mined(7, 6)], Invalid("why")),
+        ([], NotFound()),
+    ],
+)
+async def test_what_sources_say_together(states: list[State | None], outcome: Outcome) -> None:
+    handler = FinalityHandler([Breaker(Source(state, f"{n}")) for n, state in enumerate(states)], 6)
+    assert await handler.recover(tx(1)) == outcome
+
+
+async def test_unknown_counts_only_where_the_chain_has_caught_up(lab: Lab) -> None:
+    source = Source(Unknown())
+    source.ready = False
+    handler = FinalityHandler([Breaker(source)], 6)
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        async with managing(storage, handler, not_found_grace_period=0.01):
+            await until(lambda: source.asked >= 6)
+            row = await read(storage, tx(1))
+            assert (row.status, row.not_found, row.attempts) == ("pending", 0, 0)
+            source.ready = True
+            await until(becomes(storage, tx(1), "orphan"))
+
+
+async def test_a_circuit_opens_probes_and_closes() -> None:
+    now = 0.0
+    source = Source(None)
+    breaker = Breaker(source, threshold=3, base_s=10.0, cap_s=20.0, clock=lambda: now)
+
+    async def ask() -> bool:
+        try:
+            await breaker.state_of(tx(1))
+        except SourceAway:
+            return False
+        return True
+
+    for n in range(3):
+        assert (breaker.circuit, source.asked) == ("closed", n)
+        assert not await ask()
+    for longest in (10.0, 20.0, 20.0):
+        asked = source.asked
+        assert str(breaker.circuit) == "open"
+        assert not await ask()
+        now += longest / 2 - 0.1
+        assert str(breaker.circuit) == "open"
+        assert source.asked == asked
+        now += longest / 2 + 0.2
+        assert str(breaker.circuit) == "half_open"
+        probe, others = asyncio.ensure_future(ask()), [ask() for _ in range(5)]
+        assert [await probe, *[await other for other in others]] == [False] * 6
+        assert source.asked == asked + 1
+    now += 21
+    source.state = Pending()
+    assert await ask()
+    assert str(breaker.circuit) == "closed"
+
+
+class Explorer:
+    """What a node answers about transactions, by the calls of its RPC."""
+
+    def __init__(self) -> None:
+        self.mined: dict[str, int] = {}
+        self.mempool = set[str]()
+        self.tip, self.headers = 100, 100
+        self.stale = set[int]()
+        self.says: Fault | None = None
+
+    def answer(self, method: str, parameters: list[Any]) -> Any:
+        if self.says is not None:
+            raise self.says
+        match method, parameters:
+            case "getrawtransaction", [txid, True]:
+                if txid in self.mempool:
+                    return {"txid": txid}
+                if txid not in self.mined:
+                    raise Fault(-5, "No such mempool or blockchain transaction. Use gettransaction for wallet ones.")
+                return {"txid": txid, "blockhash": f"{self.mined[txid]:064x}"}
+            case "getblockheader", [name]:
+                height = int(name, 16)
+                return {"height": height, "confirmations": -1 if height in self.stale else self.tip - height + 1}
+            case "getblockchaininfo", []:
+                return {"blocks": self.tip, "headers": self.headers, "initialblockdownload": False}
+        raise Fault(-32601, f"Method not found: {method}")
+
+
+async def test_a_node_over_its_rpc() -> None:
+    there = Explorer()
+    with serving(cast("FakeNode", there)) as server:
+        node = Node(Address("127.0.0.1", server.port, "/", False), Login(LOGIN), longest=1 << 20, timeout_s=2.0)
+        source = NodeFinality(node, refused=RpcError, away=(NodeAway, NodeError))
+        try:
+            assert await source.state_of(tx(1)) == Unknown()
+            there.mempool.add(tx(1).hex())
+            assert await source.state_of(tx(1)) == Pending()
+            there.mempool.clear()
+            there.mined[tx(1).hex()] = 95
+            assert await source.state_of(tx(1)) == Mined(95, 6)
+            assert await FinalityHandler([Breaker(source)], 6).recover(tx(1)) == Valid("mined at height 95")
+            assert await FinalityHandler([Breaker(source)], 7).recover(tx(1)) == Busy(
+                "mined at height 95, 6 of 7 blocks deep"
+            )
+            there.stale.add(95)
+            assert await source.state_of(tx(1)) == Pending()
+            assert await source.caught_up()
+            there.headers = 105
+            assert not await source.caught_up()
+            assert await FinalityHandler([Breaker(source)], 6).recover(tx(2)) == NotFound(caught_up=False)
+            there.says = Fault(-28, "Loading block index")
+            with pytest.raises(SourceAway):
+                await source.state_of(tx(1))
+            there.says = Fault(-8, "a fault of this transaction only")
+            with pytest.raises(RpcError):
+                await source.state_of(tx(1))
+            server.stop()
+            with pytest.raises(SourceAway):
+                await source.caught_up()
+        finally:
+            node.close()
+
+
+# --- rules -------------------------------------------------------------------------------------------------------
+
+
+@given(times=st.integers(0, 10_000), base=st.floats(0.001, 100), cap=st.floats(0.001, 10_000), roll=st.floats(0, 1))
+def test_pauses_double_up_to_the_cap_with_full_jitter(times: int, base: float, cap: float, roll: float) -> None:
+    longest = pause(times, base, cap, lambda _, high: high)
+    assert longest == min(cap, base * 2.0 ** min(times, 30))
+    assert 0 <= pause(times, base, cap, lambda low, high: low + roll * (high - low)) <= longest
+    assert longest <= pause(times + 1, base, cap, lambda _, high: high)
+
+
+@pytest.mark.parametrize("missing", ["age", "since", "times", "grace"])
+def test_an_orphan_needs_every_condition(missing: str) -> None:
+    claim = Claim(tx(1), "A", 1, 9, 0, 2, 100.0, 100.0)
+    settings = knobs(not_found_grace_period=99.0, not_found_attempts=3)
+    assert settle(claim, NotFound(), settings, least).status == "orphan"
+    less = {
+        "age": Claim(tx(1), "A", 1, 9, 0, 2, 99.0, 100.0),
+        "since": Claim(tx(1), "A", 1, 9, 0, 2, 100.0, 99.0),
+        "times": Claim(tx(1), "A", 1, 9, 0, 1, 100.0, 100.0),
+    }
+    if missing == "grace":
+        settings = knobs(not_found_grace_period=0.0, not_found_attempts=3)
+    again = settle(less.get(missing, claim), NotFound(), settings, least)
+    assert (again.status, again.failed, again.not_found, again.attempt) == ("pending", False, True, True)
+    assert settle(claim, NotFound(caught_up=False), settings, least).status == "pending"
+
+
+@pytest.mark.parametrize("outcome", [Busy(), NotFound(), NotFound(caught_up=False), Transient("x", counts=False)])
+def test_what_is_no_failure_never_kills(outcome: Outcome) -> None:
+    claim = Claim(tx(1), "A", 1, 10**6, 10**6, 0, 1.0, 0.0)
+    settled = settle(claim, outcome, knobs(max_attempts=1), least)
+    assert (settled.status, settled.failed) == ("pending", False)
+
+
+def test_failures_kill_in_the_end() -> None:
+    settings = knobs(max_attempts=3)
+    ends = [settle(Claim(tx(1), "A", 1, n, n, 0, 1.0, 0.0), Transient("x"), settings, least).status for n in range(4)]
+    assert ends == ["pending", "pending", "dead", "dead"]
+    assert settle(Claim(tx(1), "A", 1, 0, 0, 0, 1.0, 0.0), Permanent("x"), settings, least).error == "x"
+
+
+# --- the document ------------------------------------------------------------------------------------------------
+
+
+async def test_the_example_in_the_document_runs(tmp_path: Path, document: dict[str, Any]) -> None:
+    import hashlib
+
+    books = sqlite3.connect(":memory:")
+    books.execute("CREATE TABLE requests (txid BLOB PRIMARY KEY, request BLOB)")
+    books.execute("CREATE TABLE tokens (txid BLOB PRIMARY KEY, token BLOB)")
+    books.execute("INSERT INTO requests VALUES (?, ?)", (tx(1), b"ten"))
+    answers = {tx(1): ("valid", hashlib.sha256(b"ten").digest()), tx(2): ("invalid", "no")}
+
+    async def answer(txid: bytes) -> Any:
+        return answers.get(txid)
+
+    manager = await document["look_after"](SimpleNamespace(status=answer), books, tmp_path, [tx(n) for n in (1, 2, 3)])
+    try:
+        await until(lambda: manager.numbers.settled["confirmed"] and manager.numbers.settled["deleted"])
+        await until(lambda: manager.numbers.outcomes["notfound"])
+        assert books.execute("SELECT txid, token FROM tokens").fetchall() == [(tx(1), b"ten")]
+    finally:
+        await manager.stop()
+        await manager._storage.close()
+        books.close()
+
+
+@pytest.fixture
+def document() -> dict[str, Any]:
+    import re
+
+    text = (Path(__file__).parent.parent / "docs" / "recovery.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    defined: dict[str, Any] = {}
+    exec(compile(code, "docs/recovery.md", "exec"), defined)
+    return defined

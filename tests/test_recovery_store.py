@@ -1,0 +1,524 @@
+"""The recovery tables: one suite, run on SQLite and on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sqlite3
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg  # type: ignore[import-untyped]
+import pytest
+from recovering import Lab, becomes, read, status, tx
+
+from storage.errors import Damaged, WrongFormat
+from storage.recovery import postgres_sql, sqlite_sql
+from storage.recovery.postgres import PostgresStorage
+from storage.recovery.rows import HISTORY, STATUSES, Claim, Place, Settlement, Status, Storage, StoreAway
+from storage.recovery.sqlite import SqliteStorage
+
+pytestmark = pytest.mark.anyio
+FINAL: tuple[Status, ...] = ("confirmed", "deleted", "orphan", "dead")
+
+
+async def due(storage: Storage, *numbers: int, age_s: float = 60.0) -> None:
+    for n in numbers:
+        assert await storage.add([tx(n)], 30.0, age_s) == 1
+
+
+async def claim_one(storage: Storage, n: int = 1, owner: str = "A") -> Claim:
+    await due(storage, n)
+    (claim,) = await storage.claim(owner, 30.0, 10)
+    return claim
+
+
+def final(claim: Claim, status: Status, message: str = "") -> Settlement:
+    return Settlement(claim, status, "valid", message=message)
+
+
+async def test_a_new_row(lab: Lab) -> None:
+    before = datetime.now(UTC) - timedelta(seconds=1)
+    async with lab.storage() as storage:
+        assert await storage.add([tx(2), tx(1), tx(2)], 30.0) == 2
+        assert await storage.add([tx(1), tx(3)], 30.0) == 1
+        row = await read(storage, tx(1))
+        assert (row.status, row.message, row.owner, row.generation, row.attempts) == ("pending", "", None, 0, 0)
+        assert before < row.submitted_at < datetime.now(UTC) + timedelta(seconds=1)
+        assert row.next_attempt_at == row.submitted_at + timedelta(seconds=30)
+        assert (row.history, row.lease_until, row.reopened, row.last_error) == ([], None, 0, "")
+        assert await storage.row(tx(9)) is None
+        assert await storage.add([], 30.0) == 0
+
+
+async def test_what_is_known_survives_closing(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        claim = await claim_one(storage)
+        await storage.settle([final(claim, "confirmed", "in block 5")])
+        row = await read(storage, tx(1))
+    async with lab.storage() as storage:
+        assert await read(storage, tx(1)) == row
+
+
+async def test_claims_are_in_the_order_in_which_rows_fell_due(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        for n in range(10):
+            await due(storage, n, age_s=1000.0 - n)
+        got = [{claim.txid for claim in await storage.claim("A", 30.0, 4)} for _ in range(3)]
+        assert got == [{tx(n) for n in range(first, min(first + 4, 10))} for first in (0, 4, 8)]
+        assert await storage.claim("A", 30.0, 4) == []
+
+
+async def test_a_claim_says_how_old_the_row_is(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await due(storage, 1, age_s=500.0)
+        (claim,) = await storage.claim("A", 30.0, 1)
+        assert claim.age_s == pytest.approx(500, abs=5)
+        assert (claim.owner, claim.generation, claim.attempts, claim.not_found, claim.not_found_for_s) == (
+            "A",
+            1,
+            0,
+            0,
+            0,
+        )
+
+
+async def test_two_instances_never_get_the_same_row(lab: Lab) -> None:
+    async with lab.storage() as one, lab.storage() as two:
+        await one.add([tx(n) for n in range(400)], 0.0, 60.0)
+
+        async def drain(storage: Storage, owner: str) -> list[bytes]:
+            got = []
+            while claims := await storage.claim(owner, 30.0, 7):
+                got += [claim.txid for claim in claims]
+            return got
+
+        both = await asyncio.gather(*(drain(storage, f"{n}") for n, storage in enumerate([one, two, one, two])))
+        assert sorted(txid for got in both for txid in got) == [tx(n) for n in range(400)]
+
+
+async def test_only_the_current_generation_settles(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        old = await claim_one(storage)
+        await lab.pass_time(31)
+        (new,) = await storage.claim("B", 30.0, 10)
+        assert (new.generation, new.owner) == (2, "B")
+        assert await storage.settle([final(old, "deleted", "stale")]) == set()
+        assert await storage.release([old]) == set()
+        assert await storage.renew([old], 30.0) == set()
+        row = await read(storage, tx(1))
+        assert (row.status, row.owner, row.generation, row.history) == ("pending", "B", 2, [])
+        assert await storage.settle([final(new, "confirmed")]) == {tx(1)}
+        assert await storage.settle([final(new, "deleted")]) == set()
+        assert await status(storage, tx(1)) == "confirmed"
+
+
+async def test_a_late_result_lands_as_long_as_nobody_took_over(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        claim = await claim_one(storage)
+        await lab.pass_time(3600)
+        assert await storage.settle([final(claim, "confirmed")]) == {tx(1)}
+
+
+async def test_a_batch_settles_what_is_still_ours(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await due(storage, 1, 2, 3)
+        claims = sorted(await storage.claim("A", 30.0, 10), key=lambda claim: claim.txid)
+        await storage.conclude([tx(2)], "confirmed", "the listener was faster")
+        settled = [final(claim, "deleted") for claim in claims]
+        assert await storage.settle(settled) == {tx(1), tx(3)}
+        assert await status(storage, tx(2)) == "confirmed"
+
+
+async def test_renewing_keeps_others_away(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        claim = await claim_one(storage)
+        await lab.pass_time(29)
+        assert await storage.renew([claim], 30.0) == {tx(1)}
+        await lab.pass_time(29)
+        assert await storage.claim("B", 30.0, 1) == []
+        await lab.pass_time(2)
+        assert len(await storage.claim("B", 30.0, 1)) == 1
+
+
+async def test_retry_waits_and_counts(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        claim = await claim_one(storage)
+        failed = Settlement(claim, "pending", "transient", delay_s=50.0, error="no route", failed=True)
+        assert await storage.settle([failed]) == {tx(1)}
+        row = await read(storage, tx(1))
+        assert (row.owner, row.attempts, row.failures, row.last_error, row.message) == (None, 1, 1, "no route", "")
+        await lab.pass_time(49)
+        assert await storage.claim("A", 30.0, 1) == []
+        await lab.pass_time(2)
+        (again,) = await storage.claim("A", 30.0, 1)
+        assert (again.failures, again.attempts, again.generation) == (1, 1, 2)
+        await storage.settle([Settlement(again, "pending", "transient", error="source down", attempt=False)])
+        row = await read(storage, tx(1))
+        assert (row.attempts, row.failures, row.last_error, len(row.history)) == (1, 1, "source down", 1)
+
+
+async def test_not_found_is_counted_in_a_row_and_from_the_first(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        claim = await claim_one(storage)
+        for times in (1, 2):
+            await storage.settle([Settlement(claim, "pending", "notfound", not_found=True)])
+            await lab.pass_time(10)
+            (claim,) = await storage.claim("A", 30.0, 1)
+            assert claim.not_found == times
+            assert claim.not_found_for_s == pytest.approx(10 * times, abs=2)
+        await storage.settle([Settlement(claim, "pending", "transient", attempt=False)])
+        await lab.pass_time(1)
+        (claim,) = await storage.claim("A", 30.0, 1)
+        assert claim.not_found == 2
+        await storage.settle([Settlement(claim, "pending", "busy")])
+        row = await read(storage, tx(1))
+        assert (row.not_found, row.not_found_since) == (0, None)
+
+
+async def test_history_is_bounded_and_keeps_the_latest(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await due(storage, 1)
+        for n in range(HISTORY + 5):
+            (claim,) = await storage.claim("A", 30.0, 1)
+            error = f'attempt {n} "quoted"\n' + "x" * 1000
+            await storage.settle([Settlement(claim, "pending", "transient", error=error, failed=True)])
+            await lab.pass_time(1)
+        row = await read(storage, tx(1))
+        assert len(row.history) == HISTORY
+        assert [each.generation for each in row.history] == list(range(6, HISTORY + 6))
+        assert {each.owner for each in row.history} == {"A"}
+        assert str(row.history[-1].error).startswith(f'attempt {HISTORY + 4} "quoted"\n')
+        assert row.attempts == HISTORY + 5
+        assert datetime.now(UTC) - row.history[-1].at < timedelta(seconds=60)
+
+
+async def test_text_that_a_database_can_not_keep(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        claim = await claim_one(storage)
+        await storage.settle(
+            [Settlement(claim, "dead", "permanent", message="a\0b 😀 \ufdd0", error="'); DROP TABLE x; --\0")]
+        )
+        row = await read(storage, tx(1))
+        assert (row.message, row.last_error, row.history[0].error) == (
+            "ab 😀 \ufdd0",
+            "'); DROP TABLE x; --",
+            row.last_error,
+        )
+
+
+@pytest.mark.parametrize("end", FINAL)
+async def test_what_is_final_stays(lab: Lab, end: Status) -> None:
+    async with lab.storage() as storage:
+        claim = await claim_one(storage)
+        await storage.settle([final(claim, end, "why")])
+        for other in FINAL:
+            assert await storage.conclude([tx(1)], other, "no") == set()
+            assert await storage.settle([final(claim, other, "no")]) == set()
+        assert await storage.add([tx(1)], 0.0, 99.0) == 0
+        assert await storage.wake([tx(1)]) == set()
+        await lab.pass_time(9999)
+        assert await storage.claim("B", 30.0, 9) == []
+        row = await read(storage, tx(1))
+        assert (row.status, row.message, row.next_attempt_at, row.owner) == (end, "why", None, None)
+
+
+async def test_the_database_itself_refuses_another_end(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        claim = await claim_one(storage)
+        await storage.settle([final(claim, "confirmed")])
+        with pytest.raises((sqlite3.IntegrityError, asyncpg.RaiseError), match="a final status stays"):
+            await lab.sql("UPDATE {t} SET status = 'deleted'")
+        assert await status(storage, tx(1)) == "confirmed"
+
+
+@pytest.mark.parametrize("end", FINAL)
+async def test_operators_replay_discard_and_reopen(lab: Lab, end: Status) -> None:
+    review = end in ("orphan", "dead")
+    async with lab.storage() as storage:
+        claim = await claim_one(storage)
+        done = Settlement(claim, end, "x", message="why", error="e", failed=True, not_found=True)
+        await storage.settle([done])
+        assert await storage.replay([tx(1), tx(7)]) == ({tx(1)} if review else set())
+        if not review:
+            assert await storage.discard([tx(1)], "no") == set()
+            assert await storage.reopen([tx(1)], "rolled back") == {tx(1)}
+        row = await read(storage, tx(1))
+        assert (row.status, row.failures, row.not_found, row.attempts, row.reopened) == ("pending", 0, 0, 1, 1)
+        assert row.message == ("why" if review else "rolled back")
+        (again,) = await storage.claim("B", 30.0, 1)
+        assert again.generation == 2
+        assert await storage.reopen([tx(1)], "it is pending") == set()
+        assert await storage.discard([tx(1)], "given up") == {tx(1)}
+        assert await storage.settle([final(again, "confirmed")]) == set()
+        row = await read(storage, tx(1))
+        assert (row.status, row.message, row.owner) == ("deleted", "given up", None)
+
+
+async def test_a_listener_concludes_without_a_claim(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        claim = await claim_one(storage)
+        assert await storage.conclude([tx(1), tx(2)], "confirmed", "mined at 5") == {tx(1)}
+        assert await storage.renew([claim], 30.0) == set()
+        assert await storage.settle([final(claim, "orphan")]) == set()
+        row = await read(storage, tx(1))
+        assert (row.status, row.message, row.generation) == ("confirmed", "mined at 5", 2)
+
+
+async def test_waking_leaves_claims_alone(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await storage.add([tx(1), tx(2)], 3600.0)
+        assert await storage.wake([tx(1)]) == {tx(1)}
+        (claim,) = await storage.claim("A", 30.0, 9)
+        assert claim.txid == tx(1)
+        assert await storage.wake([tx(1)]) == set()
+        assert await storage.claim("B", 30.0, 9) == []
+
+
+async def test_lists_are_pages_in_the_order_of_submission(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        for n in range(12):
+            await due(storage, n, age_s=1000.0 - n // 2)  # two at a time, more or less
+        await storage.conclude([tx(n) for n in range(0, 12, 3)], "confirmed", "")
+        await storage.conclude([tx(4)], "dead", "")
+
+        async def walk(wanted: Status | None, newest_first: bool) -> list[bytes]:
+            walked: list[Any] = []
+            after: Place | None = None
+            while page := await storage.rows(wanted, 2, after=after, newest_first=newest_first):
+                assert len(page) <= 2
+                walked, after = walked + page, page[-1].place
+            return [row.txid for row in walked]
+
+        everything = [row.txid for row in await storage.rows(None, 100)]
+        assert sorted(everything) == [tx(n) for n in range(12)]
+        for wanted in (None, *STATUSES):
+            listed = [row.txid for row in await storage.rows(wanted, 100)]
+            assert await walk(wanted, False) == listed
+            assert await walk(wanted, True) == listed[::-1]
+            assert [row.txid for row in await storage.rows(wanted, 3, offset=2)] == listed[2:5]
+        assert {row.txid for row in await storage.rows("confirmed", 100)} == {tx(0), tx(3), tx(6), tx(9)}
+        assert await storage.rows("orphan", 100) == []
+
+
+async def test_counts_and_the_oldest(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        empty = await storage.counts()
+        assert (empty.by_status, empty.oldest_pending_s) == (dict.fromkeys(STATUSES, 0), 0.0)
+        await due(storage, 1, age_s=500.0)
+        await due(storage, 2, 3, age_s=100.0)
+        await storage.conclude([tx(1)], "orphan", "")
+        counts = await storage.counts()
+        assert counts.by_status == {"pending": 2, "confirmed": 0, "deleted": 0, "orphan": 1, "dead": 0}
+        assert counts.oldest_pending_s == pytest.approx(100, abs=5)
+
+
+async def test_forgetting_leaves_what_somebody_has_to_look_at(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        for n, end in enumerate(("pending", *FINAL)):
+            await due(storage, n, n + 10)
+            if end != "pending":
+                await storage.conclude([tx(n), tx(n + 10)], end, "")
+        assert await storage.forget(3600.0, 100) == 0
+        await lab.pass_time(7200)
+        assert await storage.forget(3600.0, 3) == 3
+        assert await storage.forget(3600.0, 100) == 1
+        counts = (await storage.counts()).by_status
+        assert counts == {"pending": 2, "confirmed": 0, "deleted": 0, "orphan": 2, "dead": 2}
+
+
+async def test_bells_ring_for_what_is_due_at_once(lab: Lab) -> None:
+    async with lab.storage() as storage, lab.storage() as other:
+        rung = asyncio.Event()
+        session = await storage.session(rung.set)
+        ringer = storage if lab.kind == "sqlite" else other  # other processes are heard in PostgreSQL only
+        await ringer.add([tx(1)], 30.0)
+        await asyncio.sleep(0.05)
+        assert not rung.is_set()
+        assert await ringer.wake([tx(1)]) == {tx(1)}
+        await asyncio.wait_for(rung.wait(), 5)
+        rung.clear()
+        await ringer.conclude([tx(1)], "dead", "")
+        await ringer.replay([tx(1)])
+        await asyncio.wait_for(rung.wait(), 5)
+        await session.close()
+        rung.clear()
+        await ringer.add([tx(2)], 0.0, 1.0)
+        await asyncio.sleep(0.05)
+        assert not rung.is_set()
+
+
+async def test_a_caller_that_goes_away_does_not_tear_a_transaction(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        for n in range(20):
+            await due(storage, n)
+            task = asyncio.ensure_future(storage.claim(f"{n}", 30.0, 1))
+            await asyncio.sleep(0.0002 * n)
+            task.cancel()
+            await asyncio.wait({task})
+        mine = [await storage.claim(f"{n}", 30.0, 0, again=True) for n in range(20)]
+        assert sum(map(len, mine)) == 0  # no room was asked for
+        for n in range(20):  # every row is either free or held by one who can ask for it again
+            row = await read(storage, tx(n))
+            assert (row.owner is None) == (row.generation == 0)
+        free = await storage.claim("last", 30.0, 100)
+        held = [claim for n in range(20) for claim in await storage.claim(f"{n}", 30.0, 1, again=True)]
+        assert len(free) + len(held) == 20
+
+
+async def test_a_later_schema_is_left_alone(lab: Lab) -> None:
+    async with lab.storage():
+        pass
+    if lab.kind == "sqlite":
+        await lab.sql("PRAGMA user_version = 9")
+    else:
+        await lab.sql("INSERT INTO {t}_schema VALUES (9)")
+    with pytest.raises(WrongFormat, match="recovery schema 9"):
+        async with lab.storage():
+            pass
+
+
+async def test_instances_that_start_together_make_one_schema(pg_lab: Lab) -> None:
+    stores = [PostgresStorage(pg_lab.uri, lease_s=30.0, table=pg_lab.table) for _ in range(5)]
+    try:
+        await asyncio.gather(*(store.open() for store in stores))
+        assert [len(row) for row in await pg_lab.sql("SELECT version FROM {t}_schema")] == [1]
+    finally:
+        for store in stores:
+            await store.close()
+
+
+async def test_errors_tell_what_is_wrong(tmp_path: Path, pg_lab: Lab) -> None:
+    (tmp_path / "broken.db").write_bytes(b"this is no database" * 100)
+    with pytest.raises(Damaged, match="not a database"):
+        await SqliteStorage(tmp_path / "broken.db").open()
+    with pytest.raises(StoreAway, match="unable to open"):
+        await SqliteStorage(tmp_path / "nowhere" / "x.db").open()
+    with pytest.raises(StoreAway, match="not open"):
+        await SqliteStorage(tmp_path / "y.db").row(tx(1))
+    secret = "postgresql://someone:s3cret@127.0.0.1:1/x"
+    with pytest.raises(StoreAway) as away:
+        await PostgresStorage(secret, lease_s=30.0).open()
+    assert "s3cret" not in str(away.value)
+    with pytest.raises(StoreAway, match="not open"):
+        await PostgresStorage(pg_lab.uri, lease_s=30.0).row(tx(1))
+    with pytest.raises(ValueError, match="no name of a table"):
+        PostgresStorage(pg_lab.uri, lease_s=30.0, table='x"; DROP')
+
+
+# --- plans: with a quarter of a million pending rows a claim reads its batch -----------------------------------------
+
+MANY = 250_000
+
+
+async def test_sqlite_reads_its_batch_and_not_the_table(sqlite_lab: Lab) -> None:
+    async with sqlite_lab.storage() as storage:
+        await storage.add([tx(n) for n in range(1000)], 0.0, 60.0)
+    connection = sqlite3.connect(sqlite_lab.path)
+    connection.create_function("of_hex", 1, bytes.fromhex, deterministic=True)
+    for name in ("CLAIM", "RENEW", "SETTLE", "RELEASE", "CONCLUDE", "WAKE", "REPLAY", "DISCARD"):
+        statement = getattr(sqlite_sql, name)
+        values = dict.fromkeys(re.findall(r":(\w+)", statement), 0) | {"batch": "[]"}
+        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
+        first = "SEARCH recovery_tx USING INDEX recovery_tx_due (next_attempt_at<?)"
+        assert (first in plan) == (name == "CLAIM"), plan
+        assert any("USING PRIMARY KEY (txid=?)" in step for step in plan), plan
+        assert not any("SCAN" in step and "json_each" not in step for step in plan), plan
+        assert not any("TEMP B-TREE" in step for step in plan), plan
+    connection.close()
+
+
+async def test_sqlite_claims_as_fast_from_many_rows_as_from_few(sqlite_lab: Lab) -> None:
+    """Counted in steps of the virtual machine, so that the machine's mood does not matter."""
+
+    def steps(statement: str) -> int:
+        connection = sqlite3.connect(sqlite_lab.path)
+        count = 0
+
+        def step() -> int:
+            nonlocal count
+            count += 1
+            return 0
+
+        connection.set_progress_handler(step, 10)
+        values = {"owner": "A", "now": 1 << 60, "until": 1 << 60, "limit": 100}
+        claimed = connection.execute(statement, values).fetchall()
+        assert len(claimed) == 100
+        connection.rollback()
+        connection.close()
+        return count
+
+    async with sqlite_lab.storage() as storage:
+        await storage.add([tx(n) for n in range(1000)], 0.0, 60.0)
+        few = steps(sqlite_sql.CLAIM)
+        await storage.add([tx(n) for n in range(1000, MANY)], 0.0, 60.0)
+        assert steps(sqlite_sql.CLAIM) < 1.2 * few
+
+
+async def explain(lab: Lab, storage: Storage, statement: str, *values: Any) -> str:
+    """Return how the store's own connections carry a statement out, after they did so often."""
+    assert isinstance(storage, PostgresStorage)
+    query = f"EXPLAIN (ANALYZE, BUFFERS, TIMING off, SUMMARY off) {statement.replace('{table}', lab.table)}"
+
+    async def work(connection: Any) -> str:
+        for _ in range(7):  # from the sixth time on a plan for all values would be considered
+            async with connection.transaction():
+                found = await connection.fetch(query, *values)
+        return "\n".join(row[0] for row in found)
+
+    return await storage._run(work)
+
+
+async def test_postgres_reads_its_batch_and_not_the_table(pg_lab: Lab) -> None:
+    async with pg_lab.storage() as storage:
+        await storage.add([tx(n) for n in range(MANY)], 0.0, 60.0)
+        await pg_lab.sql("ANALYZE {t}")
+        plan = await explain(pg_lab, storage, postgres_sql.CLAIM, "A", timedelta(seconds=30), 100)
+        reads = re.search(rf"Index Scan using {pg_lab.table}_due.*rows=(\d+)(?:\.\d+)? loops=1\)", plan)
+        assert reads, plan
+        assert int(reads[1]) == 100, plan
+        claims = await storage.claim("A", 30.0, 100)
+        keys = [claim.txid for claim in claims], ["A"] * 100, [1] * 100
+        renewal = await explain(pg_lab, storage, postgres_sql.RENEW, *keys, timedelta(seconds=30))
+        conclusion = await explain(pg_lab, storage, postgres_sql.CONCLUDE, keys[0], "confirmed", "")
+        for each in (renewal, conclusion):
+            assert f"Index Scan using {pg_lab.table}_pkey" in each, each
+            assert f"{pg_lab.table}_held" not in each, each
+        for each in (plan, renewal, conclusion):
+            assert "Seq Scan" not in each, each
+            assert "Sort" not in each, each
+
+
+async def test_results_are_written_by_key_before_there_are_statistics(pg_lab: Lab) -> None:
+    """An owner that holds many rows, in a table that was never analysed: the index of owners would be tempting."""
+    async with pg_lab.storage() as storage:
+        await pg_lab.sql("ALTER TABLE {t} SET (autovacuum_enabled = false)")
+        await storage.add([tx(n) for n in range(20_000)], 0.0, 60.0)
+        claims = await storage.claim("A", 30.0, 10_000)
+        keys = [claim.txid for claim in claims[:500]], ["A"] * 500, [1] * 500
+        plan = await explain(pg_lab, storage, postgres_sql.RENEW, *keys, timedelta(seconds=30))
+        conclusion = await explain(pg_lab, storage, postgres_sql.CONCLUDE, keys[0], "confirmed", "")
+        assert f"Index Scan using {pg_lab.table}_pkey" in plan, plan
+        for each in (plan, conclusion):
+            assert f"on {pg_lab.table}_pkey" in each or f"using {pg_lab.table}_pkey" in each, each
+            assert not re.search(rf"Seq Scan|{pg_lab.table}_(held|due)", each), each
+
+
+async def test_a_scan_with_nothing_due_is_one_probe(pg_lab: Lab) -> None:
+    async with pg_lab.storage() as storage:
+        await storage.add([tx(n) for n in range(20_000)], 3600.0)
+        await pg_lab.sql("ANALYZE {t}")
+        plan = await explain(pg_lab, storage, postgres_sql.CLAIM, "A", timedelta(seconds=30), 100)
+        buffers = re.search(r"Buffers: shared hit=(\d+)", plan)
+        assert buffers, plan
+        assert int(buffers[1]) <= 8, plan
+
+
+async def test_becoming_is_seen(lab: Lab) -> None:
+    """The helper that the other tests wait with tells a status from another."""
+    async with lab.storage() as storage:
+        await due(storage, 1)
+        assert not await becomes(storage, tx(1), "confirmed")()
+        await storage.conclude([tx(1)], "confirmed", "")
+        assert await becomes(storage, tx(1), "confirmed")()
