@@ -65,7 +65,7 @@ def run(context: click.Context) -> None:
 class _Bench(click.Group):
     """Imports a measurement only when it is asked for: they need packages that the daemon does not."""
 
-    NAMES = ("apply", "feed")
+    NAMES = ("apply", "feed", "http", "prune")
 
     def list_commands(self, _: click.Context) -> list[str]:
         """Return the names of the measurements."""
@@ -188,10 +188,12 @@ def verify(context: click.Context, quick: bool) -> None:
     from daemon.inspect import verify as walk
 
     with stores_speak():
-        findings = walk(context.obj.config, quick=quick)
-    for finding in findings:
+        found = walk(context.obj.config, quick=quick)
+    for finding in found.findings:
         click.echo(finding, err=True)
-    if findings:
+    for note in found.half_made:
+        click.echo(note)
+    if found.findings:
         sys.exit(DAMAGED)
     click.echo("sound")
 
@@ -211,16 +213,46 @@ def export(context: click.Context, form: str) -> None:
             sys.stdout.buffer.write(chunk)
 
 
-@main.command()
+@main.group(invoke_without_command=True)
 @config_option
 @click.pass_context
 def prune(context: click.Context) -> None:
-    """Prune everything that is due, while no daemon runs."""
+    """Prune everything that is due, while no daemon runs; or see what the pruner did."""
+    if context.invoked_subcommand is None:
+        context.invoke(prune_now)
+
+
+@prune.command("now")
+@config_option
+@click.pass_context
+def prune_now(context: click.Context) -> None:
+    """Prune everything that is due, while no daemon runs: a running one prunes by itself."""
     from daemon.offline import prune as prune_all
 
     configure(context.obj.config.log)
     with stores_speak():
         click.echo(prune_all(context.obj.config))
+
+
+@prune.command("status")
+@config_option
+@click.option("--count", type=click.IntRange(1, 1_000_000), default=10, show_default=True, help="Jobs at most.")
+@json_option("Write the jobs as JSON, one a line.")
+@click.pass_context
+def prune_status(context: click.Context, count: int, as_json: bool) -> None:
+    """Show the pruner's latest jobs, beside a running daemon too."""
+    import msgspec
+
+    from daemon.commands.prune import table
+    from daemon.offline import prune_status as look
+
+    with stores_speak(), readers_may_leave():
+        jobs = look(context.obj.config, count)
+        if as_json:
+            for job in jobs:
+                click.echo(msgspec.json.encode(job))
+        else:
+            show_on_screen(table(jobs) if jobs else "the pruner has not run yet")
 
 
 @main.command()

@@ -10,9 +10,9 @@ from daemon.bus import Bus, Inbox, weight
 from daemon.framing import Reader, Unfinished
 from daemon.metrics import Numbers
 from handlers import wire
-from handlers.chain import View
 from handlers.delivery import Delivery
 from handlers.events import Ack, Error, Fact, Hello, OperatorMessage, Outbound, Subscribe, Welcome
+from handlers.points import View
 from handlers.refusal import Refused
 
 log = structlog.get_logger("socket")

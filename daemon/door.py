@@ -31,11 +31,11 @@ async def open_door(path: Path, environ: Mapping[str, str]) -> SocketListener:
     if passed is not None:
         return await SocketListener.from_socket(passed)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _refuse_if_taken(path)
+    refuse_if_taken(path)
     return await anyio.create_unix_listener(path, mode=_MODE)
 
 
-def _refuse_if_taken(path: Path) -> None:
+def refuse_if_taken(path: Path) -> None:
     """Leave the socket of a process that listens alone; one that was left behind may be replaced.
 
     Raises:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from threading import Event
 
 from anyio import to_thread
 
@@ -28,16 +30,28 @@ class Heights:
 
 
 async def leading(
-    welcome: Welcome, read: Read, genesis: GenesisOutputs | None = None, *, may_wait: bool = False
+    welcome: Welcome, read: Read, genesis: GenesisOutputs | None = None, *, over: Event | None = None
 ) -> AsyncIterator[Inbound]:
     """Yield what a daemon lacks of the chain: genesis outputs, a rollback to the last point that both have, blocks.
 
-    `may_wait` says that the source sleeps for new blocks: it is then asked on a thread of its own.
+    A source that sleeps for new blocks is asked on a thread of its own: it is given `over`, which is set when nobody
+    asks any more, and has to end then.
 
     Raises:
         FeedError: the daemon is on a chain that shares no retained point with this one.
     """
-    blocks = read(welcome.points)
+    try:
+        async with aclosing(_lead(welcome, read(welcome.points), genesis, may_wait=over is not None)) as messages:
+            async for message in messages:
+                yield message
+    finally:
+        if over is not None:
+            over.set()
+
+
+async def _lead(
+    welcome: Welcome, blocks: Iterator[BlockApplied], genesis: GenesisOutputs | None, *, may_wait: bool
+) -> AsyncGenerator[Inbound, None]:
     first = await _next(blocks, may_wait)
     if first is None:
         return

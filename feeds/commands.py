@@ -11,7 +11,7 @@ from feeds import run as runner
 from feeds.bitcoin.commands import from_bitcoin_blocks, from_bitcoin_rpc
 from feeds.cardano.commands import from_cardano_chunks, from_ogmios
 from feeds.files import MessageFile, following
-from feeds.run import Job, options
+from feeds.run import Job, keep_apart, options
 from handlers.events import ChainName
 
 
@@ -32,6 +32,8 @@ def from_file(socket: Path, /, source: str, chain: str | None, **shared: Any) ->
     """
     file = MessageFile(None if source == "-" else Path(source))
     job = Job(socket, **shared)
+    if file.path is not None:
+        keep_apart(job, file.path)
     runner.run(
         job,
         file.name,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
+from stat import S_ISFIFO, S_ISSOCK
 
 import anyio
 from anyio import AsyncFile
@@ -28,7 +31,7 @@ class MessageFile:
         self.offset = 0
         self._number = 0  # of the line or frame, for errors
 
-    async def messages(self) -> AsyncIterator[Inbound]:
+    async def messages(self) -> AsyncGenerator[Inbound, None]:
         """Yield every message.
 
         Raises:
@@ -43,7 +46,7 @@ class MessageFile:
             raise FeedError(f"{self.name}: {error.strerror}") from error
 
     async def _read(self, file: AsyncFile[bytes]) -> AsyncIterator[Inbound]:
-        buffer = bytearray(await file.read1(_CHUNK))
+        buffer = bytearray(await _more(file))
         encoding: wire.Encoding = "json" if buffer[:1] == b"{" else "frames"
         cut = _cut_line if encoding == "json" else _cut_frame
         while buffer:
@@ -57,7 +60,7 @@ class MessageFile:
             del buffer[:start]
             if len(buffer) > _LONGEST:
                 raise FeedError(f"{self._place(encoding, 1)} is longer than {_LONGEST} bytes")
-            more = await file.read1(_CHUNK)
+            more = await _more(file)
             if not more:
                 break
             buffer += more
@@ -76,6 +79,14 @@ class MessageFile:
     def _place(self, encoding: wire.Encoding, ahead: int = 0) -> str:
         unit = "line" if encoding == "json" else "frame"
         return f"{self.name}: {unit} {self._number + ahead}"
+
+
+async def _more(file: AsyncFile[bytes]) -> bytes:
+    """Return what comes next. A pipe may be silent for ever, and a thread that reads it can't be told to stop."""
+    kind = os.fstat(file.wrapped.fileno()).st_mode
+    if S_ISFIFO(kind) or S_ISSOCK(kind):
+        await anyio.wait_readable(file.wrapped.fileno())
+    return await file.read1(_CHUNK)
 
 
 def _cut_line(buffer: bytearray, start: int) -> tuple[int, int, int] | None:
@@ -101,32 +112,31 @@ async def following(file: MessageFile, welcome: Welcome, to_height: int | None =
     Raises:
         FeedError: nothing in the file follows what the daemon has.
     """
-    async for message in _after_tip(file, welcome):
-        if to_height is not None and isinstance(message, BlockApplied) and message.height > to_height:
-            return
-        yield message
+    async with aclosing(_after_tip(file, welcome)) as messages:  # may be left before its end, and holds a file
+        async for message in messages:
+            if to_height is not None and isinstance(message, BlockApplied) and message.height > to_height:
+                return
+            yield message
 
 
-async def _after_tip(file: MessageFile, welcome: Welcome) -> AsyncIterator[Inbound]:
+async def _after_tip(file: MessageFile, welcome: Welcome) -> AsyncGenerator[Inbound, None]:
     tip = welcome.tip
-    if tip is None:
-        async for message in file.messages():
-            yield message
-        return
-    found = False
-    async for message in file.messages():
-        if found or _continues(message, tip.hash):
-            found = True
-            yield message
-        elif _leads_to(message) == tip.hash:
-            found = True
+    found = tip is None
+    async with aclosing(file.messages()) as messages:
+        async for message in messages:
+            if found or (tip is not None and _continues(message, tip.hash)):
+                found = True
+                yield message
+            elif tip is not None and _leads_to(message) == tip.hash:
+                found = True
     if found:
         return
-    async for message in _from_fork(file, welcome):
-        yield message
+    async with aclosing(_from_fork(file, welcome)) as messages:
+        async for message in messages:
+            yield message
 
 
-async def _from_fork(file: MessageFile, welcome: Welcome) -> AsyncIterator[Inbound]:
+async def _from_fork(file: MessageFile, welcome: Welcome) -> AsyncGenerator[Inbound, None]:
     points = {point.hash: point for point in welcome.points}
     nothing = f"{file.name}: nothing in it follows the daemon's tip, height {welcome.points[0].height}"
     if file.path is None:
@@ -139,10 +149,11 @@ async def _from_fork(file: MessageFile, welcome: Welcome) -> AsyncIterator[Inbou
         raise FeedError(nothing)
     point, found = points[common], False
     yield Rollback(to=RollbackPoint(slot=point.slot, hash=point.hash, height=point.height))
-    async for message in file.messages():
-        if found:
-            yield message
-        found = found or _leads_to(message) == common
+    async with aclosing(file.messages()) as messages:
+        async for message in messages:
+            if found:
+                yield message
+            found = found or _leads_to(message) == common
 
 
 def _continues(message: Inbound, tip: bytes) -> bool:

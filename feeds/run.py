@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import signal
 import sys
+import threading
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any
 
 import anyio
 import click
+from anyio.lowlevel import checkpoint
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -21,6 +25,7 @@ from handlers import wire
 from handlers.events import BlockApplied, ChainName, Error, Hello, Inbound, Welcome
 
 Messages = Callable[[Welcome], AsyncIterable[Inbound]]
+_LOOK_UP_EVERY = 256  # messages, where nothing else makes us wait
 NOWHERE = Welcome(
     protocol=1,
     version="",
@@ -58,6 +63,12 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def keep_apart(job: Job, source: Path) -> None:
+    """Refuse to write over what is to be read."""
+    if job.output is not None and job.output.exists() and job.output.resolve().is_relative_to(source.resolve()):
+        raise click.UsageError(f"--output {job.output} would be written over what is read")
+
+
 def known_tip(job: Job, height: int | None) -> Job:
     """Return the job with a source's last block as the network's tip, where no higher one was given."""
     known = [tip for tip in (job.network_tip, height) if tip is not None]
@@ -74,7 +85,7 @@ def run(
     refused: Callable[[bytes, Error], None] | None = None,
     chain: ChainName | None = None,
 ) -> None:
-    """Feed until the source ends; a failure is one clear line.
+    """Feed until the source ends, or until SIGTERM; a failure is one clear line.
 
     `meet` is handed what tells the operator one line, for a source that has something to say on its way. With
     `refused` the daemon may refuse transactions: each is told there by its id, and the feed goes on. Only a daemon that
@@ -85,7 +96,7 @@ def run(
     meet(progress.tell)
     with speaking(), progress:
         try:
-            anyio.run(_main, job, messages, progress, refused, chain, backend_options={"use_uvloop": True})
+            anyio.run(_until_told, job, messages, progress, refused, chain, backend_options={"use_uvloop": True})
         except KeyboardInterrupt:
             raise click.Abort from None
 
@@ -101,7 +112,21 @@ def speaking() -> Iterator[None]:
         raise click.ClickException(f"{error.filename}: {error.strerror}") from error
 
 
-async def _main(
+async def _until_told(
+    job: Job,
+    messages: Messages,
+    progress: FeedProgress,
+    refused: Callable[[bytes, Error], None] | None,
+    chain: ChainName | None,
+) -> None:
+    """Feed, and leave in order on SIGTERM: files are closed, and the next feed goes on from the daemon's tip."""
+    with anyio.CancelScope() as leaving:
+        if threading.current_thread() is threading.main_thread():  # no other may ask for signals
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leaving.cancel)
+        await _feed(job, messages, progress, refused, chain)
+
+
+async def _feed(
     job: Job,
     messages: Messages,
     progress: FeedProgress,
@@ -140,18 +165,20 @@ async def _keep(path: Path | None, messages: AsyncIterable[Inbound], progress: F
     """Write messages to a file, or only count them."""
     if path is None:
         async for message in messages:
-            _count(message, progress, "decoded")
+            await _count(message, progress, "decoded")
         return
     with sys.stdout.buffer if str(path) == "-" else path.open("wb") as file:
         async for message in messages:
             if not isinstance(message, Hello):
                 file.write(wire.encode(message, "json"))
-            _count(message, progress, "written")
+            await _count(message, progress, "written")
 
 
-def _count(message: Inbound, progress: FeedProgress, status: str) -> None:
+async def _count(message: Inbound, progress: FeedProgress, status: str) -> None:
     if isinstance(message, Hello):  # for a daemon's ear only
         return
     progress.count(status, message.height if isinstance(message, BlockApplied) else None)
     if isinstance(message, BlockApplied):
         progress.transactions += len(message.txs)
+    if progress.counts[status] % _LOOK_UP_EVERY == 0:
+        await checkpoint()

@@ -207,7 +207,8 @@ class _Audit:
             if by is None:
                 yield f"output {show(outpoint)} is not spent here, but gone from the UTXO store"
         elif stored[0] != SPENT:
-            if by is not None and txn.get(by, db=self.utxo.txid) is not None:
+            home = None if by is None else txn.get(by, db=self.utxo.txid)
+            if by is not None and home is not None and home > seen.chain.position:  # else it was missing to the block
                 yield f"output {show(outpoint)} is unspent in the UTXO store, spent by {by.hex()} of a block here"
         elif (there := self._claim(txn, stored)) is not None and row[HASH:] != there:
             who = "nobody" if by is None else by.hex()
@@ -283,7 +284,8 @@ class _Audit:
     @staticmethod
     def _blocks(name: str, record: Record) -> Iterator[str]:
         if not len(record.block_ids) == len(record.block_heights) == len(record.subtree_idxs):
-            yield f"{name} has as many blocks as heights and subtrees no longer"
+            heights, subtrees = len(record.block_heights), len(record.subtree_idxs)
+            yield f"{name} has {len(record.block_ids)} blocks, {heights} heights and {subtrees} subtrees"
         if not set(record.main_ids) <= set(record.block_ids):
             yield f"{name} is on the longest chain in a block that it is not in: {record.main_ids}"
         if bool(record.main_ids) == (record.unmined_since is not None):

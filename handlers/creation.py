@@ -220,3 +220,6 @@ class Creation:
         held = self.transactions.store.lock(txn, self.tx.txid)
         if held is None or held.owner != self.owner:
             raise Overtaken("another has taken over its creation")
+        known = self.transactions.hold(txn, self.tx.txid)
+        if known is not None and not known.record.creating:
+            raise Overtaken("a block has it")

@@ -112,6 +112,9 @@ class Lives:
     def connect(self, txn: Txn, block: Touching) -> None:
         """Carry a block out; its outputs and spends are in the UTXO store already."""
         self.transactions.height = block.height
+        mined = {tx.txid for _, tx in block.txs if tx.valid}
+        failed = [tx.txid for _, tx in block.txs if not tx.valid and self.store.record(txn, tx.txid) is not None]
+        self._lose(txn, failed, mined)  # what they would have spent is free
         spends = [
             (tx.txid, n, outpoint)
             for _, tx in block.txs
@@ -122,15 +125,18 @@ class Lives:
             {txid for _, _, (txid, _) in spends}.union(tx.txid for _, tx in block.txs),
             [outpoint for _, _, outpoint in spends],
         )
+        for _, tx in block.txs:
+            if tx.valid and (begun := sheaf.records.get(tx.txid)) is not None and begun.creating:
+                self._complete(txn, tx, begun)  # before another one here spends of it
         losers: dict[bytes, None] = {}
         for txid, n, outpoint in spends:
             loser = self._spend(txn, sheaf, outpoint, claim(txid, n), block)
             if loser is not None:
                 losers[loser] = None
-        won = [tx.txid for _, tx in block.txs if (held := sheaf.records.get(tx.txid)) and held.conflicting]
+        won = [txid for txid in mined if (held := sheaf.records.get(txid)) and held.conflicting]
         for _, tx in block.txs:
-            if tx.txid in sheaf.records:
-                self._mine(txn, sheaf, tx, block)
+            if tx.valid and tx.txid in sheaf.records:
+                self._mine(sheaf, tx, block)
         for txid, record in sheaf.records.items():
             spending.settle(record, block.height, self.transactions.rules.retention)
             sheaf.change(txid)
@@ -138,7 +144,6 @@ class Lives:
         for _, tx in block.txs:
             if tx.raw is not None and tx.txid not in sheaf.records:
                 self._keep(txn, tx)
-        mined = {tx.txid for _, tx in block.txs}
         self._lose(txn, [txid for txid in losers if txid not in mined], mined)
         for txid in won:
             self.transactions.set_conflicting(txn, txid, on=False)
@@ -194,10 +199,8 @@ class Lives:
         loser = claimant(row)[0]
         return None if loser == by[:HASH] else loser
 
-    def _mine(self, txn: Txn, sheaf: Sheaf, tx: Tx, block: Touching) -> None:
+    def _mine(self, sheaf: Sheaf, tx: Tx, block: Touching) -> None:
         record = sheaf.records[tx.txid]
-        if record.creating:
-            self._complete(txn, tx, record)
         spending.mine(record, block.block_id, block.height, tx.subtree_index, longest=True)
         if tx.coinbase:
             record.spending_height = block.height + self.transactions.rules.maturity
@@ -216,6 +219,7 @@ class Lives:
                 page.creating = False
                 self.store.put_page(txn, tx.txid, number, page)
         self.store.put_lock(txn, tx.txid, None)
+        record.creating = False
 
     def _keep(self, txn: Txn, tx: Tx) -> None:
         """Make a record of an unknown transaction: its bytes are to be kept."""
@@ -256,14 +260,13 @@ class Lives:
         gone: list[bytes] = []
         for ordinal in range(tip, target, -1):
             unearthed = Unearthed(txn, self.buried, ordinal, target, names, idle=self.idle)
-            for found, record in unearthed.known.items():
-                if found.flags & TxFlag.INVALID:
-                    continue
+            for record in unearthed.known.values():
                 spending.unmine(record, unearthed.block_id, unearthed.height)
                 spending.settle(record, height, self.transactions.rules.retention)
             unearthed.flush()
             for found in unearthed.failed:
                 self._let_go(txn, found, unearthed.inputs.get(found.position, []))
+            gone += [found.txid for found in unearthed.known if found.flags & TxFlag.INVALID]
             for found in unearthed.transactions:
                 if found.flags & TxFlag.COINBASE:
                     gone.append(found.txid)

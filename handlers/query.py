@@ -9,20 +9,19 @@ from __future__ import annotations
 from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
-from typing import Literal
+from functools import partial
 
 import lmdb
 import msgspec
-from lmdb import Cursor
 from msgspec import Struct
 
 from handlers.answers import Utxo
-from handlers.chain import to_point
 from handlers.events import Point
+from handlers.points import to_point
 from handlers.scribe import AddressText, Scribe, Written, amounts
+from handlers.walk import PLACE, STEP, Listed, Order, Search, Walk
 from storage import indexes, keys
-from storage.disk import Db, Txn
+from storage.disk import Txn
 from storage.errors import Damaged
 from storage.indexes import address_hash
 from storage.rows import MARKED, SPENT, BlockRow, Body, State, body_of, spender_of, unpack
@@ -43,12 +42,6 @@ __all__ = [
     "amounts",
 ]
 
-Order = Literal["asc", "desc"]
-Listed = tuple[Db, bytes]  # an index, and the key in it under which outputs are listed
-_STEP = 1000  # outputs of a balance that are summed before others get a turn
-_SKIPPED = 10_000  # outputs that are passed by before others get a turn
-_PLACE = 12
-_LAST_PLACE = b"\xff" * _PLACE
 _read_body = msgspec.msgpack.Decoder(Body).decode
 
 
@@ -96,6 +89,7 @@ class Sum(Struct):
 class Boundary(Struct, frozen=True):
     """What is true between two commits, before anybody asks for an output."""
 
+    marks: tuple[bytes | None, bytes | None]  # `state` and `indexes` as they are stored
     state: State
     indexes: list[str]
     block: bytes | None  # the tip's row
@@ -112,6 +106,7 @@ class Query:
         self.unit = self.scribe.unit
         self._room = room
         self._boundary: Boundary | None = None
+        self._commit = -1  # the last one that was looked at
         self._map_size = store.disk.map_size()
 
     @contextmanager
@@ -132,15 +127,22 @@ class Query:
 
     def _look(self, txn: Txn) -> Boundary:
         """Return where the store is: the same object for as long as it did not move."""
-        known, state, indexes = self._boundary, self.store.state(txn), self.store.kept_indexes(txn)
-        block = txn.get(keys.u32(state.tip), db=self.store.block)
-        if known is not None and (known.block, known.state, known.indexes) == (block, state, indexes):
+        known, commit = self._boundary, txn.id()
+        if known is not None and commit == self._commit:
             return known
+        self._commit, marks = commit, self.store.marks(txn)
+        block = None if known is None else txn.get(keys.u32(known.state.tip), db=self.store.block)
+        grown = known is not None and known.block == block  # or the same
+        if known is None or not grown or known.marks != marks:
+            written = known.written if known is not None and grown else Written(self._room)
+            self._boundary = known = self._boundary_of(txn, marks, written)
+        return known
+
+    def _boundary_of(self, txn: Txn, marks: tuple[bytes | None, bytes | None], written: Written) -> Boundary:
+        state = self.store.state(txn)
+        block = txn.get(keys.u32(state.tip), db=self.store.block)
         tip = None if state.tip == keys.GENESIS else to_point(self.store.block_at(txn, state.tip))
-        follows = known is not None and known.block == txn.get(keys.u32(known.state.tip), db=self.store.block)
-        written = known.written if known is not None and follows else Written(self._room)
-        self._boundary = Boundary(state, indexes, block, tip, written)
-        return self._boundary
+        return Boundary(marks, state, self.store.kept_indexes(txn), block, tip, written)
 
 
 class Snapshot:
@@ -166,16 +168,21 @@ class Snapshot:
 
     def by_address(self, address: bytes) -> Listed:
         """Return where an address's outputs are listed."""
-        return self._index("address_hash"), address_hash(address)
+        return self.listed("address_hash", address_hash(address))
 
     def by_credential(self, credential: bytes) -> Listed:
         """Return where a payment credential's outputs are listed."""
-        return self._index("payment_credential"), credential
+        return self.listed("payment_credential", credential)
 
-    def _index(self, name: str) -> Db:
-        if name not in self.boundary.indexes:
-            raise NoIndex(name)
-        return self.store.disk.tables[indexes.TABLES[name][0]]
+    def listed(self, index: str, key: bytes) -> Listed:
+        """Return where an index lists what is under a key.
+
+        Raises:
+            NoIndex: it is not kept.
+        """
+        if index not in self.boundary.indexes:
+            raise NoIndex(index)
+        return self.store.disk.tables[indexes.TABLES[index][0]], key
 
     def page(self, where: Listed, count: int, order: Order, page: int, cursor: str | None) -> Page:
         """Return a page of live outputs by place in the chain.
@@ -188,20 +195,26 @@ class Snapshot:
             BadCursor: it is none of ours, or of another question.
         """
         walk = self.walk(where, order, cursor)
-        for _ in walk.skip(0 if cursor else (page - 1) * count):
+        for _ in walk.look(0 if cursor else (page - 1) * count, count):
             pass
         places, next_cursor = walk.take(count)
         return Page(self.utxos(places), next_cursor)
 
-    def walk(self, where: Listed, order: Order, cursor: str | None) -> Walk:
+    def walk(self, where: Listed, order: Order, cursor: str | None, asset: bytes | None = None) -> Walk:
         """Stand before the first output under a key, or after the one where `cursor` was cut.
+
+        With an asset (policy and name) only outputs that hold it count: `look` finds them.
 
         Raises:
             CursorGone: the cursor's block was rolled back.
             BadCursor: it is none of ours, or of another question.
         """
-        after = None if cursor is None else self._read_cut(cursor, where[1], order)
-        return Walk(self, where, order, after)
+        question = where[1] + (asset or b"")
+        after = None if cursor is None else self.read_cut(cursor, question, order)
+        cut = partial(self.cut, key=question, order=order)
+        if asset is None:
+            return Walk(self.txn, where, order, after, cut)
+        return Search(self.txn, where, order, after, cut, asset, self._bodies)
 
     def cut(self, place: bytes, key: bytes, order: Order) -> str:
         """Return the cursor that goes on after a place."""
@@ -209,13 +222,19 @@ class Snapshot:
         cut = _Cut(self.state.tip, tip.hash if tip else b"", place, order, key)
         return urlsafe_b64encode(msgspec.msgpack.encode(cut)).rstrip(b"=").decode()
 
-    def _read_cut(self, cursor: str, key: bytes, order: Order) -> bytes:
+    def read_cut(self, cursor: str, key: bytes, order: Order) -> bytes:
+        """Return the place after which a cursor goes on.
+
+        Raises:
+            CursorGone: the cursor's block was rolled back.
+            BadCursor: it is none of ours, or of another question.
+        """
         try:
             raw = b64decode(cursor + "=" * (-len(cursor) % 4), altchars="-_", validate=True)
             cut = msgspec.msgpack.decode(raw, type=_Cut)
         except (ValueError, msgspec.DecodeError) as error:
             raise BadCursor("not a cursor from X-Next-Cursor") from error
-        if cut.key != key or cut.order != order or len(cut.place) != _PLACE:
+        if cut.key != key or cut.order != order or len(cut.place) != PLACE:
             raise BadCursor("a cursor of another list")
         row = self.txn.get(keys.u32(cut.ordinal), db=self.store.block) if 0 <= cut.ordinal <= self.state.tip else None
         if row is None or (cut.ordinal and unpack(BlockRow, row, "a block").hash != cut.hash):
@@ -228,27 +247,28 @@ class Snapshot:
 
     def json(self, places: list[bytes]) -> bytes:
         """Return live outputs as a JSON list, byte for byte what the encoder makes of them."""
-        parts = self.boundary.written.find(places)
-        if None in parts:
-            fresh = self._write([place for place, part in zip(places, parts, strict=True) if part is None])
-            parts = [part or fresh[place] for place, part in zip(places, parts, strict=True)]
-        return b"[" + b",".join(parts) + b"]"  # type: ignore[arg-type]  # no None is left
+        key = b"".join(places)
+        written = self.boundary.written.find(key)
+        if written is None:
+            written = b"[" + b",".join(self._write(places)) + b"]"
+            self.boundary.written.keep(key, written)
+        return written
 
-    def _write(self, places: list[bytes]) -> dict[bytes, bytes]:
-        """Return outputs as JSON, and keep it."""
+    def _write(self, places: list[bytes]) -> Iterator[bytes]:
+        """Yield each output as JSON. The hot path of what was not asked lately."""
         rows = self.txn.cursor(self.store.output).getmulti(places)
         txs = self.txn.cursor(self.store.tx).getmulti([place[:8] for place in places])
         if not len(rows) == len(txs) == len(places):
             raise Damaged(f"an index lists what is not there, among {', '.join(map(keys.show, places[:3]))}")
-        written, json, fresh = self.boundary.written, self.query.scribe.json, {}
+        json, number, births = self.query.scribe.json, keys.number, self.boundary.written.births
         for (place, row), (_, tx) in zip(rows, txs, strict=True):
-            birth = written.birth(place[:4], self._birth)
-            fresh[place] = text = json(tx[:32], keys.number(place[8:]), _body(place, row), birth)
-            written.keep(place, text)
-        return fresh
+            birth = births.get(place[:4]) or self._birth(place[:4])
+            yield json(tx[:32], number(place[8:]), _body(place, row), birth)
 
     def _birth(self, own: bytes) -> str:
-        return self.query.scribe.birth_json(self._block(keys.number(own)))
+        birth = self.query.scribe.birth_json(self._block(keys.number(own)))
+        self.boundary.written.keep_birth(own, birth)
+        return birth
 
     # --- single outputs ------------------------------------------------------------------------------------------
 
@@ -271,6 +291,11 @@ class Snapshot:
         if len(rows) != len(places):
             raise Damaged(f"an index lists what is not there, among {', '.join(map(keys.show, places[:3]))}")
         return [(place, rows[place]) for place in places]
+
+    def _bodies(self, places: list[bytes]) -> Iterator[Body]:
+        """Yield what live outputs hold."""
+        for place, row in self._rows(places):
+            yield _body(place, row)
 
     def utxo(self, found: tuple[bytes, bytes]) -> Utxo:
         """Return an output as it is answered."""
@@ -301,65 +326,15 @@ class Snapshot:
 
     def balance(self, where: Listed) -> Iterator[Sum]:
         """Sum everything under a key; yields the sum so far after each thousand outputs, and at the end."""
-        total, walk = Sum(assets={}), Walk(self, where, "asc", None)
-        while places := walk.next(_STEP):
-            for place, row in self._rows(places):
-                body = _body(place, row)
+        total, walk = Sum(assets={}), self.walk(where, "asc", None)
+        while places := walk.next(STEP):
+            for body in self._bodies(places):
                 total.value += body.value
                 total.count += 1
                 for policy, name, quantity in body.assets:
                     total.assets[policy, name] = total.assets.get((policy, name), 0) + quantity
             yield total
         yield total
-
-
-class Walk:
-    """A way along the outputs under a key, in chain order or against it."""
-
-    def __init__(self, shot: Snapshot, where: Listed, order: Order, after: bytes | None) -> None:
-        self._shot, self._key, self._order = shot, where[1], order
-        self._cursor = cursor = shot.txn.cursor(where[0])
-        if after is not None:
-            self._there = _beside(cursor, self._key, after, order)
-        else:
-            self._there = cursor.set_key(self._key) and (order == "asc" or cursor.last_dup())
-
-    def skip(self, count: int) -> Iterator[None]:
-        """Pass by so many from the beginning; yields now and then, so that others get a turn."""
-        if self._there and count >= self._cursor.count():
-            self._there = False
-        for n in range(count if self._there else 0):
-            self._step()
-            if n % _SKIPPED == _SKIPPED - 1:
-                yield
-
-    def _step(self) -> bool:
-        return self._cursor.next_dup() if self._order == "asc" else self._cursor.prev_dup()
-
-    def next(self, count: int) -> list[bytes]:
-        """Return the next places, as many as that if there are."""
-        if not self._there:
-            return []
-        cursor = self._cursor
-        ahead = cursor.iternext_dup() if self._order == "asc" else cursor.iterprev_dup()
-        places = list(islice(ahead, count))
-        self._there = len(places) == count and self._step()
-        return places
-
-    def take(self, count: int) -> tuple[list[bytes], str | None]:
-        """Return the next places, and the cursor that goes on after them, if anything follows."""
-        places = self.next(count)
-        return places, self._shot.cut(places[-1], self._key, self._order) if self._there else None
-
-
-def _beside(cursor: Cursor[bytes], key: bytes, place: bytes, order: Order) -> bool:
-    """Stand on the next entry after a place that may be gone."""
-    if order == "asc":
-        following = (int.from_bytes(place, "big") + 1).to_bytes(_PLACE, "big") if place < _LAST_PLACE else None
-        return following is not None and cursor.set_range_dup(key, following)
-    if cursor.set_range_dup(key, place):
-        return cursor.prev_dup()
-    return cursor.set_key(key) and cursor.last_dup()
 
 
 def _body(place: bytes, raw: bytes) -> Body:

@@ -1,12 +1,11 @@
 """Outputs as they are answered: as objects of `answers.Utxo`, and, for pages of live ones, as its JSON at once.
 
 A page is what is asked most, so its outputs get no object each. What they share, owner and block, is written once; and
-what was written is kept, because a live output looks the same for as long as its block is in the chain.
+what was written is kept, because live outputs look the same for as long as their blocks are in the chain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Protocol
@@ -21,7 +20,7 @@ from storage.rows import BlockRow, Body
 _OWNERS = 8192  # addresses whose text is kept
 _SHORT = 128  # bytes; there is no room for the few addresses that are longer
 _BLOCKS = 8192
-_OVERHEAD = 150  # bytes that a kept output takes beside its text
+_OVERHEAD = 200  # bytes that a kept list takes beside its text
 _encode = msgspec.json.Encoder().encode
 
 
@@ -106,14 +105,10 @@ class Scribe:
         """
         address, value = body.address, body.value
         owner = self._kept_owner(address) if len(address) <= _SHORT else self._owner_json(address)
-        amounts = f'{self._base}{value}"}}]'
-        script = _NOTHING_ELSE
-        if body.assets:
-            amounts = f'"amounts":{_encode(self._amounts(body)).decode()}'
-        if not _is_bare(body):
-            script = _inside(_script(body))
-        place = f'"tx_hash":"{txid.hex()}","output_index":{index}'
-        return f'{{{place},{owner},"lovelace_amount":{value},{amounts},{script},{birth}}}'.encode()
+        assets = _assets(body.assets) if body.assets else ""
+        held = f'"lovelace_amount":{value},{self._base}{value}"}}{assets}]'
+        script = _inside(_script(body)) if _has_script(body) else _NOTHING_ELSE
+        return f'{{"tx_hash":"{txid.hex()}","output_index":{index},{owner},{held},{script},{birth}}}'.encode()
 
     def birth_json(self, block: BlockRow) -> str:
         """Return the part of the JSON that the outputs of a block share."""
@@ -133,41 +128,36 @@ class Scribe:
 
 
 class Written:
-    """Outputs as they were written, by place: the ones not asked for lately are forgotten when there is no room.
+    """Lists of outputs as they were written, by their places; those not asked for lately are forgotten first.
 
-    Places are those of one chain. When a block of it goes, what takes its place needs a memory of its own.
+    The same outputs look the same for as long as their blocks are in the chain, however it grows. When a block goes,
+    what takes its place needs a memory of its own.
     """
 
     def __init__(self, room: int) -> None:
-        self._births: dict[bytes, str] = {}
+        self.births: dict[bytes, str] = {}  # what the outputs of a block share, by ordinal
         self._room = room // 2  # of each half
         self._young: dict[bytes, bytes] = {}
         self._old: dict[bytes, bytes] = {}
         self._size = 0
 
-    def birth(self, own: bytes, look: Callable[[bytes], str]) -> str:
-        """Return the part that the outputs of a block share; `look` finds it the first time."""
-        birth = self._births.get(own)
-        if birth is None:
-            if len(self._births) >= _BLOCKS:
-                self._births.clear()
-            birth = self._births[own] = look(own)
-        return birth
+    def keep_birth(self, own: bytes, birth: str) -> None:
+        """Remember the part that the outputs of a block share."""
+        if len(self.births) >= _BLOCKS:
+            self.births.clear()
+        self.births[own] = birth
 
-    def find(self, places: list[bytes]) -> list[bytes | None]:
-        """Return what is known of outputs."""
-        found: list[bytes | None] = list(map(self._young.get, places))
-        if self._old and None in found:
-            for n, place in enumerate(places):
-                if found[n] is None and (old := self._old.get(place)) is not None:
-                    found[n] = old
-                    self.keep(place, old)
-        return found
+    def find(self, places: bytes) -> bytes | None:
+        """Return a list, if it is known."""
+        json = self._young.get(places)
+        if json is None and (json := self._old.get(places)) is not None:
+            self.keep(places, json)
+        return json
 
-    def keep(self, place: bytes, json: bytes) -> None:
-        """Remember an output."""
-        self._young[place] = json
-        self._size += len(json) + _OVERHEAD
+    def keep(self, places: bytes, json: bytes) -> None:
+        """Remember a list."""
+        self._young[places] = json
+        self._size += len(places) + len(json) + _OVERHEAD
         if self._size > self._room:
             self._old, self._young, self._size = self._young, {}, 0
 
@@ -183,13 +173,22 @@ def amounts(unit: str, value: int, assets: list[tuple[tuple[bytes, bytes], int]]
     ]
 
 
-def _is_bare(body: Body) -> bool:
+def _assets(assets: list[tuple[bytes, bytes, int]]) -> str:
+    """Return the JSON of assets, as it goes on after the base unit."""
+    text = ""
+    for policy, name, quantity in assets:
+        p, n = policy.hex(), name.hex()
+        text += f',{{"unit":"{p}{n}","policy_id":"{p}","asset_name":"{n}","quantity":"{quantity}"}}'
+    return text
+
+
+def _has_script(body: Body) -> bool:
     return (
-        body.datum_hash is None
-        and body.inline_datum is None
-        and body.script_ref is None
-        and body.script_ref_hash is None
-        and not body.is_collateral_return
+        body.datum_hash is not None
+        or body.inline_datum is not None
+        or body.script_ref is not None
+        or body.script_ref_hash is not None
+        or body.is_collateral_return
     )
 
 

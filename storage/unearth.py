@@ -48,7 +48,7 @@ class Unearthed:
         known_as = None if self.details is None else self.details.block_id
         self.block_id = block.height if known_as is None else known_as
         self.transactions = list(buried.of_block(txn, ordinal))
-        names.update((found.position, found.txid) for found in self.transactions)
+        names.update((found.position, found.txid) for found in self.transactions if not found.flags & TxFlag.INVALID)
         self._spent = self._spends(ordinal)
         self.inputs = self._inputs()
         self.failed = [found for found in self.transactions if found.flags & TxFlag.INVALID]
@@ -110,8 +110,8 @@ class Unearthed:
             spender = spender_of(row)
             body = row if spender is None else row[MARKED:]
             name = output_hash(txid, keys.number(index), body) if body else bytes(HASH)
-            if spender is not None:
-                name += claim(self._names.get(spender[:8], bytes(HASH)), keys.number(spender[8:]))
+            if spender is not None and (by := self._names.get(spender[:8])) is not None:  # else it failed, and lets go
+                name += claim(by, keys.number(spender[8:]))
             yield front + index, name
 
     def _record(self, found: Buried, slots: list[tuple[bytes, bytes]], now: int) -> Record:

@@ -190,7 +190,7 @@ class Daemon:
     def assert_sound(self) -> None:
         """Let `utxod verify` walk the store."""
         done = self.run("verify")
-        assert (done.returncode, done.stdout, done.stderr) == (0, b"sound\n", b"")
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"sound\n", b""), done.stderr.decode()
 
 
 @contextmanager

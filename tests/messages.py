@@ -52,11 +52,10 @@ def take(turns: Turns, *deliveries: Delivery) -> Committed:
 
 
 class Line:
-    """An inbox: batches come one by one, then it is closed. `meanwhile` comes when the first batch has been done."""
+    """An inbox: batches come one by one, then it is closed."""
 
-    def __init__(self, *batches: list[Delivery], meanwhile: Iterable[Delivery] = ()) -> None:
+    def __init__(self, *batches: list[Delivery]) -> None:
         self.batches = list(batches)
-        self.later = list(meanwhile)
         self.finished: list[Delivery] = []
 
     async def take(self) -> list[Delivery]:
@@ -71,27 +70,16 @@ class Line:
     def make_room(self, delivery: Delivery) -> None:
         pass
 
-    def arrive(self) -> None:
-        """Let what comes later be here."""
-        if self.later:
-            self.batches.append(self.later)
-            self.later = []
-
     def __len__(self) -> int:
         return sum(map(len, self.batches))
 
 
-def follow(chain: Chain, line: Line, *, pruning: bool = False, on_commit: Iterable[str] = ()) -> list[Committed]:
+def follow(chain: Chain, line: Line, *, pruning: bool = False) -> list[Committed]:
     """Let the consumer read the line to its end; return what was published. A failure comes out of its task group."""
     published: list[Committed] = []
 
-    def publish(committed: Committed) -> None:
-        published.append(committed)
-        if "arrive" in on_commit and len(published) > 1:
-            line.arrive()
-
     async def main() -> None:
-        await follow_chain(line, Turns(chain, pruning), Limits(1 << 20, 60.0), publish, CapacityLimiter(1))
+        await follow_chain(line, Turns(chain, pruning), Limits(1 << 20, 60.0), published.append, CapacityLimiter(1))
 
     try:
         anyio.run(main)

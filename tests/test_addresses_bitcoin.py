@@ -344,9 +344,18 @@ def test_no_credentials() -> None:
         bitcoin.read_credential("ab" * 28)
 
 
-def test_unknown_network() -> None:
-    with pytest.raises(ValueError, match=r"bitcoin has no network 'testnet', only mainnet, testnet3, testnet4, signet"):
-        codec("bitcoin", "testnet")
+def test_of_an_unknown_network_there_is_hex() -> None:
+    codec_of = codec("bitcoin", "testnet")
+    what = "bitcoin has no network 'testnet', only mainnet, testnet3, testnet4, signet"
+    assert codec_of.missing is not None and codec_of.missing.startswith(what)
+    assert (codec_of.family, codec_of.network) == ("bitcoin", "testnet")
+    script = bytes.fromhex(CORE[10][2])
+    assert codec_of.write(script) == script.hex()
+    assert codec_of.read(script.hex().upper()) == script
+    for text in (CORE[0][1], "tb1qw508d6qejxtdg4y5r3zarvary0c5xw7kxpjzsx", "", "xyz"):
+        with pytest.raises(AddressError, match=r"^malformed: "):
+            codec_of.read(text)
+    assert [codec("bitcoin", name).missing for name in NETWORKS] == [None] * len(NETWORKS)
 
 
 def test_raw_is_hex_both_ways() -> None:

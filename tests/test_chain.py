@@ -26,8 +26,8 @@ from chains import (
 )
 from messages import Line, Listener, follow, json_line, message, take
 
-from handlers.chain import recent
 from handlers.events import BlockPersisted, GenesisOutput, GenesisOutputs, NodeState, Output, Rollback, RollbackPoint
+from handlers.points import recent
 from handlers.utxo import Turns
 from storage.errors import Damaged
 from storage.indexes import address_hash

@@ -126,7 +126,7 @@ def test_status_beside_a_daemon(daemon: Daemon) -> None:
     assert (asked["running"], asked["problem"], asked["socket"]) == (True, None, str(daemon.socket))
     assert (asked["network_tip_height"], asked["lag_blocks"], asked["version"]) == (5, 2, "0.1.0")
     assert 0 < asked["seconds_since_last_block"] < 600 and 0 < asked["answer_ms"] < 5000
-    states = {"socket": "ok", "utxo": "ok", "pruner": "ok", "http": "off", "transactions": "absent"}
+    states = {"socket": "ok", "utxo": "ok", "pruner": "ok", "http": "off", "transactions": "ok"}
     assert handlers(report) == states | {"recovery": "absent"}
 
 
@@ -430,6 +430,19 @@ def test_query_works_without_a_daemon_and_on_another_chain(tmp_path: Path) -> No
         assert "50 satoshi" in utxod(daemon, "query", "address", script.hex()).out
         daemon.configure(chain={"family": "cardano"})
         assert "keeps bitcoin/mainnet" in utxod(daemon, "query", "tx", FIRST).one_line(3)
+
+
+def test_query_on_a_network_whose_addresses_are_not_known(tmp_path: Path) -> None:
+    """They are hex, which a warning says; what a script reads is not touched."""
+    script = bytes.fromhex("76a914") + bytes(20) + bytes.fromhex("88ac")
+    with running(tmp_path, chain={"family": "bitcoin", "network": "private"}) as daemon, daemon.client() as client:
+        client.feed([block(None, tx("pay", {"address": script, "value": 50}))])
+        said = utxod(daemon, "query", "address", script.hex(), "--json")
+        [found] = json.loads(said.out)["utxos"]
+        assert (said.code, found["owner_addr"]) == (0, script.hex())
+        assert said.err.startswith("Warning: bitcoin has no network 'private'") and said.err.count("\n") == 1
+        text = utxod(daemon, "query", "balance", "1111111111111111111114oLvT2")
+        assert text.code == 2 and "malformed" in text.err
 
 
 def test_whoever_reads_may_leave(daemon: Daemon) -> None:

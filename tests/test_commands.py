@@ -121,6 +121,24 @@ def test_there_is_no_store(tmp_path: Path) -> None:
         assert not (tmp_path / "data").exists()  # to look makes nothing
 
 
+def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    with home(tmp_path, data_dir=str(tmp_path / "utxod.toml" / "data")) as daemon:
+        for command in ("run", "status", "verify", "export", "prune", "reindex"):
+            done = daemon.run(command)
+            assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (1, b"", 1), command
+            assert str(tmp_path / "utxod.toml" / "data").encode() in done.stderr
+
+
+def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
+    """Most often it is somebody else's; to root only a folder in its place does the same."""
+    with home(tmp_path) as daemon:
+        (tmp_path / "data" / "lmdb" / "data.mdb").mkdir(parents=True)
+        for command in ("run", "status", "verify", "export", "prune", "reindex"):
+            done = daemon.run(command)
+            assert done.returncode == 1, command
+            assert b"Traceback" not in done.stderr and str(tmp_path / "data" / "lmdb").encode() in done.stderr, command
+
+
 # --- prune -----------------------------------------------------------------------------------------------------------
 
 

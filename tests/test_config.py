@@ -70,7 +70,16 @@ DEFAULTS: dict[str, Any] = {
         "worker_count": 4,
         "lease_duration": 30.0,
         "not_found_grace_period": 1800.0,
+        "not_found_attempts": 3,
         "confirmations": 6,
+        "attempt_timeout": 60.0,
+        "max_attempts": 20,
+        "retry_base": 2.0,
+        "retry_cap": 600.0,
+        "stuck_alert_threshold": 5,
+        "retention": 604800.0,
+        "node_url": None,
+        "node_cookie": None,
         "advisory_lock_id": 0x7574786F64726563,
         "instance_id": None,
     },
@@ -333,6 +342,8 @@ def test_toml_syntax_error_names_the_line_and_the_environment_is_still_judged(wr
         ),
         ('[recovery]\nstore = "postgresql"', '[recovery] store: store = "postgresql" needs dsn, the database'),
         ('[recovery]\ndsn = "pw@host"', "[recovery] dsn: expected postgresql://user@host/database"),
+        ('[recovery]\nnode_url = "pw@host"', "[recovery] node_url: expected http://host:port"),
+        ('[recovery]\nattempt_timeout = "5s"', "[recovery] attempt_timeout: expected 0, without end, or at least 10s"),
         (
             '[socket]\npath = "/s"\n[http]\nlisten = "unix:/s"',
             "[http] listen: http.listen and socket.path are both /s",
@@ -457,7 +468,14 @@ def test_shipped_file_sets_nothing_and_offers_everything(write: Write) -> None:
     offered = re.sub(r"^# (?=[a-z_]+ = )", "", template(), flags=re.MULTILINE)
     config = load(write(offered), {})
     examples = {name: knob.example for name, knob in KNOBS.items() if knob.example}
-    assert examples.keys() == {"socket.path", "http.token", "recovery.dsn", "recovery.instance_id"}
+    assert examples.keys() == {
+        "socket.path",
+        "http.token",
+        "recovery.dsn",
+        "recovery.instance_id",
+        "recovery.node_url",
+        "recovery.node_cookie",
+    }
     replaced = as_dicts(config)
     for name, text in examples.items():
         table, key = name.split(".")

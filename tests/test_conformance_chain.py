@@ -13,10 +13,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import lmdb
 import pytest
 from chains import (
@@ -45,15 +47,19 @@ from chains import (
 )
 from faults import Fault, broken, failing
 from messages import Line, Listener, follow, json_line, message, take
+from pruning import RETENTION, UNMINED, Daemon, open_house
+from pruning import live as live_beside
 
 from daemon.app import decline
 from feeds.cardano.genesis import read_genesis
 from handlers.chain import Chain
 from handlers.events import BlockApplied, OutPoint, Point, Rollback, RollbackPoint
+from handlers.prune_cycle import Terms
 from handlers.utxo import Turns
 from storage import keys
 from storage.errors import Damaged, StoreBusy
 from storage.indexes import address_hash
+from storage.prune import Windows
 from storage.rows import SPENT, BlockRow, Undo, spender_of
 
 HERE = Path(__file__).parent
@@ -518,21 +524,30 @@ def test_utxo_049_pruning_goes_on_step_by_step_after_a_restart(tmp_path: Path) -
 
 
 def test_utxo_050_a_block_does_not_wait_for_pruning(tmp_path: Path) -> None:
-    """The consumer prunes while nothing waits, one bounded step after the other."""
+    """Pruning goes one bounded step after the other, and a block passes between two of them."""
     funds = block(None, tx("funds", *[output(A, n) for n in range(100)]))
     spend = block(funds, tx("spend", spends=[at("funds", n) for n in range(100)]))
     third = block(spend)
-    new, sender = block(third, seq=4), Listener()
-    with open_chain(tmp_path, prune_depth=0, rollback_window=0, prune_batch_size=10) as chain:
-        feed(chain, funds, spend, third)
-        line = Line([message(block(None, tx("funds", *[output(A, n) for n in range(100)])), sender)])
-        line.later = [message(new, sender)]
-        published = follow(chain, line, pruning=True, on_commit=["arrive"])
-        tips = [committed.view.tip for committed in published]
-        assert sender.said() == [(4, "applied")]
-        assert tips.index(new.point) == 2, "after the turn that found nothing new, and one step of pruning"
-        assert len(outputs(chain.store)) == 0
-        assert len(tips) > 10
+    new = block(third, seq=4)
+
+    async def story(daemon: Daemon, idle: Callable[[], Awaitable[None]]) -> None:
+        while not house.published:
+            await anyio.lowlevel.checkpoint()
+        before = len(house.published)
+        await daemon.hear(new)
+        tips = [committed.view.tip for committed in house.published]
+        assert tips.index(new.point) - before <= 2, "at most a step before each of the block's own two turns"
+        await idle()
+        assert len(house.published) > 10
+        assert daemon.sender.said() == [(4, "applied")]
+
+    terms = Terms(retention=RETENTION, unmined_retention=UNMINED, batch_size=10)
+    with open_house(tmp_path, terms, windows=Windows(0, 0, False)) as house:
+        house.chain.may_prune = False
+        feed(house.chain, funds, spend, third)
+        house.chain.may_prune = True
+        live_beside(house, story, at_once=True)
+        assert len(outputs(house.utxo)) == 0
 
 
 def test_utxo_051_blocks_of_another_fork_are_pruned_too(tmp_path: Path) -> None:

@@ -352,3 +352,22 @@ def test_interrupted(daemon: Daemon, tmp_path: Path) -> None:
     while feed(daemon, source).returncode:
         assert monotonic() < until
     assert daemon.export() == expected(blocks)
+
+
+def test_sigterm_ends_a_feed_of_a_silent_pipe(daemon: Daemon) -> None:
+    """In order: what came is acknowledged, and said; nobody waits for the pipe's end."""
+    blocks = chain(5)
+    command = [sys.executable, "-m", "daemon.cli", "feed", "--config", str(daemon.config), "file", "-"]
+    with subprocess.Popen(
+        command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None and process.stderr is not None
+        process.stdin.write(b"".join(encoded(block, "json") for block in blocks))
+        process.stdin.flush()
+        until = monotonic() + PATIENCE_S
+        while daemon.export() != expected(blocks):
+            assert monotonic() < until
+        sleep(0.1)
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+        assert b"5 applied, height 5" in process.stderr.read()

@@ -174,7 +174,7 @@ def test_answers_come_in_the_order_of_the_messages(client: Client) -> None:
         (PERSISTED, "accepted"),
         (PERSISTED, "duplicate"),
         ({"type": "NodeState", "state": "running", "height": 1}, "accepted"),
-        ({"type": "TxUnlocked", "txids": [ONE]}, "unavailable"),
+        ({"type": "TxUnlocked", "txids": [ONE]}, "TX_NOT_FOUND"),
         (back_to("origin"), "rolled_back"),
         (back_to("origin"), "noop"),
         ({"type": "GenesisOutputs", "outputs": []}, "accepted"),

@@ -290,6 +290,10 @@ def test_what_came_true_before_the_disk_was_full_is_not_taken_back(tmp_path: Pat
             "store_full",
         ]
         assert client.hello()["tip"] == point(blocks[0])
+        # all that shares the commit is refused with it, and each is told
+        persisted: Message = {"type": "BlockPersisted", "height": 1}
+        assert statuses(client.feed([large, persisted, chain(1, large)[0]])) == ["store_full"] * 3
+        assert client.hello()["persisted_height"] is None
         assert statuses(client.feed(blocks[1:])) == ["applied"] * 2
         assert daemon.export() == expected(blocks)
         daemon.assert_sound()

@@ -62,11 +62,20 @@ class Exit(click.ClickException):
 @contextmanager
 def stores_speak() -> Iterator[None]:
     """Turn what is wrong with a store into one line and the right exit code."""
+    import lmdb  # not every command opens a store
+
     try:
         yield
     except (Damaged, WrongFormat) as error:
         raise Exit(str(error), DAMAGED) from error
     except StoreError as error:
+        raise Exit(str(error), FAILED) from error
+    except OSError as error:
+        place = "" if error.filename is None else f"{error.filename}: "
+        raise Exit(f"{place}{error.strerror or error}", FAILED) from error
+    except lmdb.Error as error:
+        if error.code <= 0:  # LMDB's own: nobody expects it, so where it came from matters
+            raise
         raise Exit(str(error), FAILED) from error
 
 

@@ -122,6 +122,8 @@ def _asking(config: Config) -> Iterator[Snapshot]:
 def _owner(config: Config, text: str) -> Callable[[Snapshot], tuple[Db, bytes]]:
     """Return where an owner's outputs are listed: 56 hex digits are a credential where the chain has them."""
     text_of = codec(config.chain.family, config.chain.network)
+    if text_of.missing:
+        click.echo(f"Warning: {text_of.missing}", err=True)
     if config.chain.family == "cardano" and len(text) == _CREDENTIAL_DIGITS:
         try:
             credential = bytes.fromhex(text)

@@ -35,8 +35,9 @@ def look(config: Config, path: Path) -> Report:
     else:
         daemon = _daemon(path, welcome, store, numbers, answer_ms)
     handlers = [_socket(daemon), _utxo(config, daemon), _pruner(config, daemon, store), _http(config)]
-    for name, enabled in (("transactions", config.transactions.enabled), ("recovery", config.recovery.enabled)):
-        handlers.append(Handler(name, "absent" if enabled else "off", "not in this version" if enabled else ""))
+    handlers.append(_transactions(config, daemon))
+    recovers = config.recovery.enabled
+    handlers.append(Handler("recovery", "absent" if recovers else "off", "not in this version" if recovers else ""))
     return Report(daemon=daemon, rates=_rates(numbers), handlers=handlers, store=store)
 
 
@@ -127,6 +128,15 @@ def _utxo(config: Config, daemon: DaemonReport) -> Handler:
     if daemon.lag_blocks is not None and daemon.lag_blocks > _FAR_BEHIND:
         return Handler("utxo", "behind", f"{daemon.lag_blocks:,} blocks behind the network")
     return Handler("utxo", "ok", f"{counted(daemon.inbox_messages, 'message')} waiting")
+
+
+def _transactions(config: Config, daemon: DaemonReport) -> Handler:
+    """Return the state of the transaction store: it moves with the UTXO store."""
+    if not (config.utxo.enabled and config.transactions.enabled):
+        return Handler("transactions", "off", "transactions.enabled" if config.utxo.enabled else "utxo.enabled")
+    if not daemon.running:
+        return Handler("transactions", "stopped", "no daemon")
+    return Handler("transactions", "ok", "in the commits of the UTXO store")
 
 
 def _pruner(config: Config, daemon: DaemonReport, store: StoreReport | None) -> Handler:

@@ -18,7 +18,7 @@ from handlers import wire
 from handlers.events import Ack, Error, Fact, Hello, Subscribe, Welcome
 
 FACTS = tuple(kind.__name__ for kind in Fact.__args__)
-_RETRY_S = 1.0
+_RETRY_S = 0.5
 _POLL_S = 0.2
 _LAST_BYTES = 1 << 20  # of a log, to look for its last lines
 _COLOURS = {
@@ -52,21 +52,17 @@ class Printer:
     def fact(self, fact: Fact) -> None:
         """Show what the daemon said just now."""
         if self._as_json:
-            self._print(wire.encode(fact, "json").decode().rstrip("\n"))
+            click.echo(wire.encode(fact, "json").rstrip(b"\n"))
         else:
-            self._print(_readable(time.strftime("%Y-%m-%d %H:%M:%S"), wire.plain(fact)))
+            click.echo(_readable(time.strftime("%Y-%m-%d %H:%M:%S"), wire.plain(fact)))
 
     def log_line(self, line: str) -> None:
         """Show a line of the log; one that is no JSON object as it is."""
         fields = _object(line)
         if fields is None or self._as_json:
-            self._print(line)
+            click.echo(line)
         else:
-            self._print(_readable(str(fields.get("timestamp", ""))[:19].replace("T", " "), fields))
-
-    def _print(self, line: str) -> None:
-        click.echo(line)
-        sys.stdout.flush()
+            click.echo(_readable(str(fields.get("timestamp", ""))[:19].replace("T", " "), fields))
 
 
 def _readable(when: str, fields: dict[str, Any]) -> str:

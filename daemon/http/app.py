@@ -23,12 +23,14 @@ from daemon.http.ear import Ear
 from daemon.http.lists import Find, Lists, of
 from daemon.http.openapi import document
 from daemon.http.reply import CBOR, Problem, answer, failed, hex_of, index_of, known, refused, reply, stamp, wants_cbor
+from daemon.http.transactions import TxRoutes
 from handlers import wire
 from handlers.addresses import AddressError, Codec
 from handlers.answers import Balance, ChainStatus, Health, Status, StorageStatus, UtxoStatus, to_tip
 from handlers.events import Point
 from handlers.query import Listed, NoIndex, Query, Snapshot, Sum, Torn, amounts
 from storage.errors import StoreError
+from storage.indexes import address_hash
 from storage.prune import Windows
 
 log = structlog.get_logger("http")
@@ -41,10 +43,12 @@ _ADDRESSES = 8192  # texts whose bytes are kept
 _SHORT = 128  # characters; there is no room for the few texts that are longer
 _HTML = "text/html; charset=utf-8"
 _FAR_BEHIND = 10  # blocks: more, and answers are too old to be called ready
+_TRANSACTIONS = {
+    "/api/v1/txs/{txid}": "transaction",
+    "/api/v1/txs/{txid}/raw": "raw",
+    "/api/v1/txs/{txid}/utxos": "slots",
+}
 _ABSENT = {
-    "/api/v1/txs/{txid}": "the transaction store",
-    "/api/v1/txs/{txid}/raw": "the transaction store",
-    "/api/v1/txs/{txid}/utxos": "the transaction store",
     "/api/v1/mmr/root": 'utxo.store = "mmr"',
     "/api/v1/mmr/proof/{tx_hash}/{index}": 'utxo.store = "mmr"',
     "/api/v1/recovery/transactions": "recovery",
@@ -56,21 +60,32 @@ _ABSENT = {
 class Site:
     """Answers questions from one store."""
 
-    def __init__(self, query: Query, codec: Codec, windows: Windows, ear: Ear, metrics: Callable[[], bytes]) -> None:
+    def __init__(
+        self,
+        query: Query,
+        codec: Codec,
+        windows: Windows,
+        ear: Ear,
+        metrics: Callable[[], bytes],
+        transactions: TxRoutes | None = None,
+    ) -> None:
         self.query = query
+        self.transactions = transactions
         self.codec = codec
         self.windows = windows
         self.ear = ear
         self.metrics = metrics
-        self._known_address = lru_cache(_ADDRESSES)(codec.read)
+        self._known_key = lru_cache(_ADDRESSES)(self._key)
 
     def routes(self) -> list[Route]:
         """Return every route of the contract."""
         answered: dict[str, Lists | Endpoint] = {
             "/api/v1/addresses/{address}/utxos": Lists(self.query, "address", self._at_address),
             "/api/v1/credentials/{credential}/utxos": Lists(self.query, "credential", self._at_credential),
+            "/api/v1/stakes/{stake}/utxos": Lists(self.query, "stake", self._at_stake),
             "/api/v1/addresses/{address}/balance": self.address_balance,
             "/api/v1/credentials/{credential}/balance": self.credential_balance,
+            "/api/v1/stakes/{stake}/balance": self.stake_balance,
             "/api/v1/utxos/{tx_hash}/{index}": self.utxo,
             "/api/v1/tip": self.tip,
             "/api/v1/status": self.status,
@@ -82,6 +97,11 @@ class Site:
             "/docs": self.docs,
             "/": self.page,
         }
+        for path, name in _TRANSACTIONS.items():
+            if self.transactions is None:
+                answered[path] = self._absent("the transaction store (transactions.enabled)")
+            else:
+                answered[path] = getattr(self.transactions, name)
         routes = [Route(path, endpoint, methods=["GET"]) for path, endpoint in answered.items()]
         return routes + [Route(path, self._absent(what), methods=["GET"]) for path, what in _ABSENT.items()]
 
@@ -90,9 +110,12 @@ class Site:
     def _at_address(self, shot: Snapshot, text: str) -> Listed:
         """Return where the outputs of an address are listed."""
         try:
-            return shot.by_address(self._known_address(text) if len(text) <= _SHORT else self.codec.read(text))
+            return shot.listed("address_hash", self._known_key(text) if len(text) <= _SHORT else self._key(text))
         except AddressError as error:
             raise Problem(400, "bad_address", f"address: {error}") from error
+
+    def _key(self, text: str) -> bytes:
+        return address_hash(self.codec.read(text))
 
     def _at_credential(self, shot: Snapshot, text: str) -> Listed:
         """Return where the outputs of a payment credential are listed."""
@@ -101,6 +124,13 @@ class Site:
         except AddressError as error:
             raise Problem(400, "bad_parameter", f"credential: {error}") from error
 
+    def _at_stake(self, shot: Snapshot, text: str) -> Listed:
+        """Return where the outputs of a stake credential are listed."""
+        try:
+            return shot.listed("stake_credential", self.codec.read_credential(text, "stake"))
+        except AddressError as error:
+            raise Problem(400, "bad_parameter", f"stake: {error}") from error
+
     async def address_balance(self, request: Request) -> Response:
         """What an address holds."""
         return await self._balance(request, self._at_address, request.path_params["address"])
@@ -108,6 +138,10 @@ class Site:
     async def credential_balance(self, request: Request) -> Response:
         """What a payment credential holds."""
         return await self._balance(request, self._at_credential, request.path_params["credential"])
+
+    async def stake_balance(self, request: Request) -> Response:
+        """What delegates by a stake credential."""
+        return await self._balance(request, self._at_stake, request.path_params["stake"])
 
     async def _balance(self, request: Request, find: Find, text: str) -> Response:
         with self.query.snapshot() as shot:
@@ -297,11 +331,14 @@ def build_disabled(token: str | None) -> ASGIApp:
     async def docs(request: Request) -> Response:
         return answer(request, None, pages.docs(), _HTML, pages.headers(pages.docs()))
 
+    async def page(request: Request) -> Response:
+        return answer(request, None, pages.operator(), _HTML, pages.headers(pages.operator()))
+
     async def fail(request: Request, error: Exception) -> Response:
         return failed(request, error, None)
 
-    own = {"/health/live": live, "/health/ready": ready, "/openapi.json": contract, "/docs": docs}
-    routes = [Route(path, own.get(path, data), methods=["GET"]) for path in (*document()["paths"], *own)]
+    own = {"/health/live": live, "/health/ready": ready, "/openapi.json": contract, "/docs": docs, "/": page}
+    routes = [Route(path, own.get(path, data), methods=["GET"]) for path in document()["paths"]]
     app = _application(routes, fail)
     return app if token is None else Guard(app, token)
 

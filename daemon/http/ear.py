@@ -16,23 +16,22 @@ from handlers.events import (
     Ack,
     BlockCommitted,
     Error,
-    Fact,
     Hello,
     Pruned,
     RolledBack,
     Subscribe,
-    TxStatusChanged,
     Welcome,
 )
 
 log = structlog.get_logger("http")
 
-_HEARD: msgspec.msgpack.Decoder[Fact | Welcome | Ack | Error] = msgspec.msgpack.Decoder(
-    BlockCommitted | RolledBack | Pruned | TxStatusChanged | Welcome | Ack | Error
+_Heard = BlockCommitted | RolledBack | Pruned  # what happens to transactions would be thousands a block
+_HEARD: msgspec.msgpack.Decoder[_Heard | Welcome | Ack | Error] = msgspec.msgpack.Decoder(
+    BlockCommitted | RolledBack | Pruned | Welcome | Ack | Error
 )
 _KEPT = 200
-_RETRY_S = 2.0
-_ASK_EVERY_S = 5.0
+_RETRY_S = 0.5
+_ASK_EVERY_S = 1.0
 
 
 class Ear:
@@ -43,7 +42,7 @@ class Ear:
         self.connected = False
         self.network_height: int | None = None
         self.last_block_at: float | None = None  # monotonic
-        self.recent: deque[tuple[float, Fact]] = deque(maxlen=_KEPT)  # with the unix time at which it was heard
+        self.recent: deque[tuple[float, _Heard]] = deque(maxlen=_KEPT)  # with the unix time at which it was heard
 
     def seconds_since_last_block(self) -> float | None:
         """Return how long ago a block was committed, as far as we heard."""
@@ -55,7 +54,7 @@ class Ear:
             try:
                 async with await anyio.connect_unix(self._path) as stream:
                     await stream.send(wire.encode(Hello(client="utxod-http/1"), "frames"))
-                    wish = Subscribe(events=["BlockCommitted", "RolledBack", "Pruned", "TxStatusChanged"])
+                    wish = Subscribe(events=["BlockCommitted", "RolledBack", "Pruned"])
                     await stream.send(wire.encode(wish, "frames"))
                     async with anyio.create_task_group() as both:
                         both.start_soon(self._ask, stream)
@@ -76,7 +75,7 @@ class Ear:
             (length,) = wire.LENGTH.unpack(await stream.receive_exactly(wire.LENGTH.size))
             self.take(_HEARD.decode(await stream.receive_exactly(length)))
 
-    def take(self, heard: Fact | Welcome | Ack | Error) -> None:
+    def take(self, heard: _Heard | Welcome | Ack | Error) -> None:
         """Remember what was said."""
         match heard:
             case Welcome():
@@ -87,5 +86,5 @@ class Ear:
             case BlockCommitted():
                 self.last_block_at = time.monotonic()
                 self.recent.append((time.time(), heard))
-            case RolledBack() | Pruned() | TxStatusChanged():
+            case RolledBack() | Pruned():
                 self.recent.append((time.time(), heard))

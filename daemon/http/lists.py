@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import anyio.lowlevel
 from starlette.types import Receive, Scope, Send
 
 from daemon.http import cbor
-from daemon.http.reply import CBOR, JSON, Problem, known, paging, stamp, wants_cbor
+from daemon.http.reply import CBOR, JSON, Paging, Problem, known, paging, stamp, wants_cbor
 from handlers.events import Point
-from handlers.query import BadCursor, CursorGone, Listed, Order, Query, Snapshot, Walk
+from handlers.query import BadCursor, Boundary, CursorGone, Listed, Query, Snapshot, Walk
 
 Find = Callable[[Snapshot, str], Listed]
+_ROOM = 16 << 20  # bytes of answers that are kept until the store moves
+_OVERHEAD = 1000  # bytes that a kept answer takes beside its body and its question
+
+
+class _Answer(NamedTuple):
+    """What is sent for one question, for as long as the store does not move."""
+
+    etag: str
+    headers: tuple[tuple[bytes, bytes], ...]  # of a 304; a 200 has `more` as well
+    more: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+
+
+_Question = tuple[str, bytes, bool]  # whose list, the query string, and whether as CBOR
 
 
 class Lists:
@@ -22,27 +37,52 @@ class Lists:
         self._query = query
         self._parameter = parameter
         self._find = find
+        self._answers: dict[_Question, _Answer] = {}
+        self._room = 0
+        self._boundary: Boundary | None = None  # of the answers
 
     async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
-        """Answer one request."""
-        asked = paging(scope["query_string"])
-        as_cbor = wants_cbor(scope)
+        """Answer one request. The hot path: a question that was asked since the store moved costs a look at the tip."""
+        question = (scope["path_params"][self._parameter], scope["query_string"], wants_cbor(scope))
         with self._query.snapshot() as shot:
-            etag, _named, headers = stamp(*of(shot, as_cbor=as_cbor))
-            walk = _walk(shot, self._find(shot, scope["path_params"][self._parameter]), asked.order, asked.cursor)
-            if known(scope, etag):
-                await _send(send, 304, [*headers])
-                return
-            if asked.page > 1:
-                for _turn in walk.skip((asked.page - 1) * asked.count):
-                    await anyio.lowlevel.checkpoint()
-            places, cursor = walk.take(asked.count)
-            body = cbor.encode_list(shot.utxos(places)) if as_cbor else shot.json(places)
+            if shot.boundary is not self._boundary:
+                self._forget(shot.boundary)
+            answer = self._answers.get(question) or await self._make(question, shot, scope)
+        if known(scope, answer.etag):
+            await _send(send, 304, [*answer.headers])
+        else:
+            await _send(send, 200, [*answer.headers, *answer.more], answer.body)
+
+    async def _make(self, question: _Question, shot: Snapshot, scope: Scope) -> _Answer:
+        text, query_string, as_cbor = question
+        asked = paging(query_string)
+        etag, _named, headers = stamp(*of(shot, as_cbor=as_cbor))
+        walk = _walk(shot, self._find(shot, text), asked)
+        if known(scope, etag):  # the question is a good one, and its answer is not asked for
+            return _Answer(etag, headers, (), b"")
+        if asked.page > 1 or asked.asset is not None:
+            for _turn in walk.look((asked.page - 1) * asked.count, asked.count):
+                await anyio.lowlevel.checkpoint()
+        places, cursor = walk.take(asked.count)
+        body = cbor.encode_list(shot.utxos(places)) if as_cbor else shot.json(places)
         kind = CBOR if as_cbor else JSON
         more = [(b"content-type", kind.encode()), (b"content-length", b"%d" % len(body))]
         if cursor is not None:
             more.append((b"x-next-cursor", cursor.encode()))
-        await _send(send, 200, [*headers, *more], body)
+        answer = _Answer(etag, headers, tuple(more), body)
+        if shot.boundary is self._boundary:  # others had turns
+            self._keep(question, answer)
+        return answer
+
+    def _keep(self, question: _Question, answer: _Answer) -> None:
+        self._room -= len(answer.body) + len(question[0]) + len(question[1]) + _OVERHEAD
+        if self._room < 0:
+            self._forget(self._boundary)
+        else:
+            self._answers[question] = answer
+
+    def _forget(self, boundary: Boundary | None) -> None:
+        self._answers, self._room, self._boundary = {}, _ROOM, boundary
 
 
 def of(shot: Snapshot, *, as_cbor: bool = False) -> tuple[Point | None, *tuple[str, ...]]:
@@ -52,9 +92,9 @@ def of(shot: Snapshot, *, as_cbor: bool = False) -> tuple[Point | None, *tuple[s
     return (tip, *form) if tip is not None else (tip, str(shot.state.unspent), *form)
 
 
-def _walk(shot: Snapshot, where: Listed, order: Order, cursor: str | None) -> Walk:
+def _walk(shot: Snapshot, where: Listed, asked: Paging) -> Walk:
     try:
-        return shot.walk(where, order, cursor)
+        return shot.walk(where, asked.order, asked.cursor, asked.asset)
     except BadCursor as error:
         raise Problem(400, "bad_parameter", f"cursor: {error}") from error
     except CursorGone as error:

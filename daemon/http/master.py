@@ -6,7 +6,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import anyio
@@ -15,6 +16,8 @@ from anyio.abc import Process
 
 from config.settings import Config
 from config.units import parse_endpoint
+from daemon.door import refuse_if_taken
+from handlers.addresses import codec
 
 log = structlog.get_logger("http")
 
@@ -24,9 +27,14 @@ _BACKLOG = 1024
 
 
 def listen(config: Config) -> socket.socket:
-    """Open the listening socket."""
+    """Open the listening socket.
+
+    Raises:
+        OSError: the address is taken, or not ours to have.
+    """
     where = parse_endpoint(config.http.listen)
     if isinstance(where, Path):
+        refuse_if_taken(where)
         where.unlink(missing_ok=True)
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(where))
@@ -57,11 +65,24 @@ def serve_alone(config: Config, config_file: Path | None, workers: int) -> None:
 
 async def keep_serving(config: Config, config_file: Path | None, workers: int) -> None:
     """Keep so many workers alive, until cancelled. An address that is taken is waited for: the chain does not wait."""
-    with await _listen_at_last(config) as listening:
+    with _closing(await _listen_at_last(config)) as listening:
         log.info("serving", listen=config.http.listen, workers=workers)
+        if missing := codec(config.chain.family, config.chain.network).missing:
+            log.warning("addresses_as_hex", reason=missing)
         async with anyio.create_task_group() as house:
             for number in range(workers):
                 house.start_soon(_keep_one, config_file, listening, number)
+
+
+@contextmanager
+def _closing(listening: socket.socket) -> Iterator[socket.socket]:
+    """Close the socket, and leave no file of it behind."""
+    with listening:
+        try:
+            yield listening
+        finally:
+            if listening.family == socket.AF_UNIX:
+                Path(listening.getsockname()).unlink(missing_ok=True)
 
 
 async def _listen_at_last(config: Config) -> socket.socket:
@@ -81,14 +102,20 @@ async def _keep_one(config_file: Path | None, listening: socket.socket, number: 
     failures = 0
     while True:
         began = anyio.current_time()
-        process = await anyio.open_process(
-            command(config_file, listening.fileno()), stdout=None, stderr=None, pass_fds=[listening.fileno()]
-        )
-        code = await _wait(process)
+        code = await _run(command(config_file, listening.fileno()), listening.fileno())
         failures = 0 if anyio.current_time() - began > _STEADY_S else failures + 1
         pause = _PAUSES_S[min(failures, len(_PAUSES_S)) - 1] if failures else 0
         log.error("http_worker_ended", worker=number, code=code, again_in_s=pause)
         await anyio.sleep(pause)
+
+
+async def _run(command: Sequence[str], descriptor: int) -> int | str:
+    """Run a worker; return its exit code, or why there is none."""
+    try:
+        process = await anyio.open_process(command, stdout=None, stderr=None, pass_fds=[descriptor])
+    except OSError as error:  # no memory, or no descriptors: the chain does not stop for that
+        return str(error)
+    return await _wait(process)
 
 
 async def _wait(process: Process) -> int:

@@ -8,8 +8,9 @@ import msgspec
 
 from daemon import VERSION
 from handlers.answers import Balance, Failure, Health, Status, TipAnswer, Utxo
+from handlers.tx_query import Raw, Slot, Transaction
 
-_TYPES = (Utxo, Balance, TipAnswer, Status, Health, Failure)
+_TYPES = (Utxo, Balance, TipAnswer, Status, Health, Failure, Transaction, Raw, Slot)
 _LIST = (
     ("count", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}, "How many outputs."),
     ("order", {"type": "string", "enum": ["asc", "desc"], "default": "asc"}, "By place in the chain."),
@@ -19,93 +20,175 @@ _LIST = (
         "Page number; costs those before it.",
     ),
     ("cursor", {"type": "string"}, "`X-Next-Cursor` of the answer before; excludes `page`."),
+    (
+        "asset",
+        {"type": "string", "pattern": "^([0-9a-fA-F]{2}){28,60}$"},
+        "Only outputs that hold this `unit`; costs those that are passed by.",
+    ),
 )
 _PATHS: dict[str, tuple[str, dict[str, Any]]] = {
     "address": ("Bech32, base58, or hex of the raw bytes.", {"type": "string"}),
-    "credential": ("A payment credential.", {"type": "string", "pattern": "^[0-9a-fA-F]{56}$"}),
+    "credential": ("A payment credential: 56 hex digits, bech32, or an address that has one.", {"type": "string"}),
     "tx_hash": ("A transaction id.", {"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}),
     "txid": ("A transaction id.", {"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}),
     "index": ("The output's index.", {"type": "integer", "minimum": 0, "maximum": 0xFFFFFFFF}),
+    "stake": (
+        "A stake address, its credential (56 hex digits, bech32), or an address that delegates.",
+        {"type": "string"},
+    ),
 }
+_JSON, _CBOR, _TEXT, _HTML = "application/json", "application/cbor", "text/plain", "text/html"
+_OCTETS = "application/octet-stream"
+_NUMBER, _HASH = "^(origin|[0-9]+)$", "^(origin|[0-9a-f]{64})$"
+_TIP = {
+    "X-Tip-Height": ("Height of the block that the answer is of, `origin` before the first.", _NUMBER),
+    "X-Tip-Slot": ("Its slot.", _NUMBER),
+    "X-Tip-Hash": ("Its hash.", _HASH),
+}
+_TOKEN: dict[str, Any] = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": "The text of `http.token`, where the daemon has one; without it nobody is asked.",
+}
+_RECORDS = "Canonical CBOR with integer keys: a record, or a list of `[[transaction id, index], record]`."
+_TAG = "Changes with the tip, and with what else the answer depends on; `If-None-Match` takes it."
+_CURSOR = "Where the next page begins; absent on the last."
+Object = dict[str, Any]
 
 
-def document() -> dict[str, Any]:
+def document() -> Object:
     """Return the whole contract."""
     _, components = msgspec.json.schema_components(_TYPES, ref_template="#/components/schemas/{name}")
-    utxos = {"type": "array", "items": _ref("Utxo")}
-    anything = {"type": "array", "items": {"type": "object"}}
+    utxos, anything = {"type": "array", "items": _ref("Utxo")}, {"type": "array", "items": {"type": "object"}}
     paths = {
-        "/api/v1/addresses/{address}/utxos": _get("Live outputs of an address.", utxos, ("address",), listed=True),
-        "/api/v1/addresses/{address}/balance": _get("What an address holds.", _ref("Balance"), ("address",)),
-        "/api/v1/credentials/{credential}/utxos": _get(
-            "Live outputs of a payment credential.", utxos, ("credential",), listed=True
-        ),
+        "/api/v1/addresses/{address}/utxos": _list("Live outputs of an address.", utxos, "address"),
+        "/api/v1/addresses/{address}/balance": _get("What an address holds.", _ref("Balance"), "address"),
+        "/api/v1/credentials/{credential}/utxos": _list("Live outputs of a payment credential.", utxos, "credential"),
         "/api/v1/credentials/{credential}/balance": _get(
-            "What a payment credential holds.", _ref("Balance"), ("credential",)
+            "What a payment credential holds.", _ref("Balance"), "credential"
         ),
+        "/api/v1/stakes/{stake}/utxos": _list("Live outputs that delegate by a stake credential.", utxos, "stake"),
+        "/api/v1/stakes/{stake}/balance": _get("What delegates by a stake credential.", _ref("Balance"), "stake"),
         "/api/v1/utxos/{tx_hash}/{index}": _get(
-            "One output, with what spent it while that is kept.", _ref("Utxo"), ("tx_hash", "index"), missing=True
+            "One output, with what spent it while that is kept.",
+            _ref("Utxo"),
+            "tx_hash",
+            "index",
+            missing=True,
+            cbor=True,
         ),
         "/api/v1/tip": _get("The last block.", _ref("TipAnswer"), missing=True),
         "/api/v1/status": _get("Everything that an operator asks first.", _ref("Status")),
         "/api/v1/events": _get("Recent facts, newest first.", anything),
-        "/health/live": _get("Whether this process answers.", _ref("Health")),
-        "/health/ready": _get("Whether answers are fresh.", _ref("Health"), unready=True),
+        "/api/v1/txs/{txid}": _get("A transaction's record.", _ref("Transaction"), "txid", missing=True),
+        "/api/v1/txs/{txid}/raw": _bytes(),
+        "/api/v1/txs/{txid}/utxos": _slots(),
+        "/api/v1/mmr/root": _absent("The root of the MMR store."),
+        "/api/v1/mmr/proof/{tx_hash}/{index}": _absent("A proof from the MMR store.", "tx_hash", "index"),
+        "/api/v1/recovery/transactions": _absent("Pending transactions."),
+        "/api/v1/recovery/transactions/{txid}": _absent("One pending transaction.", "txid"),
+        "/api/v1/pruner/jobs": _absent("The pruner's jobs."),
+        "/health/live": _health("Whether this process answers."),
+        "/health/ready": _health("Whether answers are fresh.", unready=True),
+        "/metrics": _text("Metrics.", _TEXT),
+        "/openapi.json": _get("This contract.", {"type": "object"}),
+        "/docs": _text("A page to read and try this contract.", _HTML),
+        "/": _text("The operator's page.", _HTML),
     }
-    for path in ("/api/v1/txs/{txid}", "/api/v1/txs/{txid}/raw", "/api/v1/txs/{txid}/utxos"):
-        paths[path] = _absent("The transaction store.", ("txid",))
-    paths["/api/v1/mmr/root"] = _absent("The root of the MMR store.")
-    paths["/api/v1/mmr/proof/{tx_hash}/{index}"] = _absent("A proof from the MMR store.", ("tx_hash", "index"))
-    paths["/api/v1/recovery/transactions"] = _absent("Pending transactions.")
-    paths["/api/v1/recovery/transactions/{txid}"] = _absent("One pending transaction.", ("txid",))
-    paths["/api/v1/pruner/jobs"] = _absent("The pruner's jobs.")
     info = {"title": "utxod", "version": VERSION, "description": "Reading the UTXO state. Every answer names its tip."}
-    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": components}}
+    components_of = {"schemas": components, "securitySchemes": {"token": _TOKEN}}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": components_of}
 
 
-def _ref(name: str) -> dict[str, Any]:
+def _ref(name: str) -> Object:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _get(
-    summary: str,
-    schema: dict[str, Any],
-    path: tuple[str, ...] = (),
-    *,
-    listed: bool = False,
-    missing: bool = False,
-    unready: bool = False,
-) -> dict[str, Any]:
-    responses: dict[str, Any] = {"200": _content("The answer.", schema), "401": _failure("The token is missing.")}
-    responses["304"] = {"description": "The client has this answer: `If-None-Match` is its `ETag`."}
+def _list(summary: str, schema: Object, *path: str) -> Object:
+    route = _get(summary, schema, *path, cbor=True)
+    listed: Object = route["get"]
+    listed["parameters"] += [
+        {"name": name, "in": "query", "schema": kind, "description": text} for name, kind, text in _LIST
+    ]
+    listed["responses"]["409"] = _failure("The cursor's block was rolled back.")
+    listed["responses"]["200"]["headers"]["X-Next-Cursor"] = _header(_CURSOR, required=False)
+    return route
+
+
+def _bytes() -> Object:
+    route = _get("A transaction's bytes, if they were given.", _ref("Raw"), "txid", missing=True)
+    content: Object = route["get"]["responses"]["200"]["content"]
+    content[_OCTETS] = {"schema": {"type": "string", "format": "binary"}}
+    return route
+
+
+def _slots() -> Object:
+    route = _list("A transaction's outputs, as who may spend them.", {"type": "array", "items": _ref("Slot")}, "txid")
+    listed: Object = route["get"]
+    listed["parameters"] = [each for each in listed["parameters"] if each["name"] != "asset"]
+    listed["responses"]["404"] = _failure("There is none.")
+    listed["responses"]["200"]["content"].pop(_CBOR)
+    return route
+
+
+def _get(summary: str, schema: Object, *path: str, missing: bool = False, cbor: bool = False) -> Object:
+    kinds = {_JSON: schema, _CBOR: {"description": _RECORDS}} if cbor else {_JSON: schema}
+    responses = _responses("The answer.", kinds)
+    responses["503"] = _failure("What this needs is not kept, or not ready.")
     if path:
         responses["400"] = _failure("A parameter is malformed; it is named.")
-        responses["503"] = _failure("The index that this needs is not kept.")
-    if listed:
-        responses["409"] = _failure("The cursor's block was rolled back.")
     if missing:
         responses["404"] = _failure("There is none.")
+    return _route(summary, responses, path)
+
+
+def _absent(summary: str, *path: str) -> Object:
+    return _route(summary, {"503": _failure("This daemon does not keep it.")}, path)
+
+
+def _health(summary: str, *, unready: bool = False) -> Object:
+    responses = _responses("All is well.", {_JSON: _ref("Health")})
     if unready:
-        responses["503"] = _content("Answers are old, or there are none.", schema)
-    parameters = [_path(name) for name in path]
-    if listed:
-        parameters += [{"name": name, "in": "query", "schema": kind, "description": text} for name, kind, text in _LIST]
-    return {"get": {"summary": summary, "parameters": parameters, "responses": responses}}
+        responses["503"] = _content("Answers are old, or there are none.", {_JSON: _ref("Health")})
+    return _route(summary, responses, (), guarded=False)
 
 
-def _absent(summary: str, path: tuple[str, ...] = ()) -> dict[str, Any]:
-    responses = {"503": _failure("This daemon does not keep it."), "401": _failure("The token is missing.")}
-    return {"get": {"summary": summary, "parameters": [_path(name) for name in path], "responses": responses}}
+def _text(summary: str, kind: str) -> Object:
+    return _route(summary, _responses("The text.", {kind: {"type": "string"}}), (), guarded=kind != _HTML)
 
 
-def _path(name: str) -> dict[str, Any]:
+def _route(summary: str, responses: Object, path: tuple[str, ...], *, guarded: bool = True) -> Object:
+    route: Object = {"summary": summary, "parameters": [_path(name) for name in path], "responses": responses}
+    if guarded:
+        asks = {"WWW-Authenticate": _header("`Bearer`.")}
+        responses["401"] = {**_failure("The token is missing."), "headers": asks}  # a stranger is not told the tip
+        route["security"] = [{"token": []}, {}]
+    return {"get": route}
+
+
+def _responses(description: str, kinds: Object) -> Object:
+    answer = _content(description, kinds)
+    same = {"description": "The client has this answer: `If-None-Match` is its `ETag`.", "headers": answer["headers"]}
+    return {"200": answer, "304": {**same, "headers": dict(answer["headers"])}}
+
+
+def _path(name: str) -> Object:
     text, schema = _PATHS[name]
     return {"name": name, "in": "path", "required": True, "schema": schema, "description": text}
 
 
-def _content(description: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"description": description, "content": {"application/json": {"schema": schema}}}
+def _content(description: str, kinds: Object) -> Object:
+    return {
+        "description": description,
+        "headers": {name: _header(*of) for name, of in _TIP.items()} | {"ETag": _header(_TAG)},
+        "content": {kind: {"schema": schema} for kind, schema in kinds.items()},
+    }
 
 
-def _failure(description: str) -> dict[str, Any]:
-    return _content(description, _ref("Failure"))
+def _failure(description: str) -> Object:
+    return _content(description, {_JSON: _ref("Failure")})
+
+
+def _header(description: str, pattern: str | None = None, *, required: bool = True) -> Object:
+    schema = {"type": "string"} if pattern is None else {"type": "string", "pattern": pattern}
+    return {"description": description, "required": required, "schema": schema}

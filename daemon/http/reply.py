@@ -26,7 +26,8 @@ JSON, CBOR = "application/json", "application/cbor"
 _encode = msgspec.json.Encoder().encode
 _MOST = 1000
 _PAGES = 1 << 32
-_PARAMETERS = {"count", "order", "page", "cursor"}
+_PARAMETERS = {"count", "order", "page", "cursor", "asset"}
+_POLICY_DIGITS, _UNIT_DIGITS = 56, 120
 
 
 class Problem(Exception):
@@ -45,6 +46,7 @@ class Paging(Struct, frozen=True):
     order: Order = "asc"
     page: int = 1
     cursor: str | None = None
+    asset: bytes | None = None  # policy and name
 
 
 @lru_cache(1024)
@@ -65,7 +67,20 @@ def paging(query_string: bytes) -> Paging:
     cursor = query.get("cursor")
     if cursor is not None and "page" in query:
         raise Problem(400, "bad_parameter", "page and cursor exclude each other", "take the cursor: it costs one page")
-    return Paging(count, order, page, cursor)
+    return Paging(count, order, page, cursor, _asset(query.get("asset")))
+
+
+def _asset(text: str | None) -> bytes | None:
+    if text is None:
+        return None
+    try:
+        raw = bytes.fromhex(text) if text.isalnum() and _POLICY_DIGITS <= len(text) <= _UNIT_DIGITS else b""
+    except ValueError:
+        raw = b""
+    if not raw:
+        what = "the hex of a policy id (28 bytes) followed by that of a name (32 at most), as `unit` has it"
+        raise Problem(400, "bad_parameter", f"asset is {text!r}; it is {what}")
+    return raw
 
 
 def _whole(query: Mapping[str, str], name: str, default: int, most: int) -> int:
@@ -130,7 +145,7 @@ def known(scope: Scope, etag: str) -> bool:
 def wants_cbor(scope: Scope) -> bool:
     """Return whether the client would rather have CBOR."""
     said = header(scope, b"accept")
-    return said is not None and CBOR in said and _prefers_cbor(said)
+    return said is not None and "cbor" in said.lower() and _prefers_cbor(said)
 
 
 @lru_cache(64)
@@ -199,4 +214,5 @@ def failed(request: Request, error: Exception, tip: Point | None) -> Response:
         case _:
             log.exception("request_failed", path=request.url.path, exc_info=error)
             problem = Problem(500, "internal_error", "the daemon's log has the reason")
+    headers["ETag"] = tag(tip, problem.failure.error)
     return refused(problem, headers)

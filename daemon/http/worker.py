@@ -10,18 +10,23 @@ import signal
 import socket
 
 import anyio
+import msgspec
 import structlog
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from config.settings import Config, socket_path
 from daemon.http.app import Site, build, build_disabled
 from daemon.http.ear import Ear
 from daemon.http.prometheus import Measured, Scrape
+from daemon.http.reply import JSON
+from daemon.http.transactions import TxRoutes
 from daemon.logs import configure
 from daemon.metrics import Served, encode, folder, keep_shown, worker_sheet
-from daemon.store import open_query, windows
+from daemon.store import open_query, transactions, windows
 from handlers.addresses import codec
+from handlers.answers import Failure
 
 log = structlog.get_logger("http")
 
@@ -41,7 +46,8 @@ def work(config: Config, descriptor: int, parent: int) -> None:
         scrape = Scrape(query, windows(config), sheets, parent, own)
         text = codec(config.chain.family, config.chain.network)
         ear = Ear(socket_path(config, os.environ))
-        site = Site(query, text, windows(config), ear, scrape.text)
+        routes = TxRoutes(query, transactions(query.store, config)) if config.transactions.enabled else None
+        site = Site(query, text, windows(config), ear, scrape.text, routes)
         with keep_shown(sheet, lambda: encode(own)):
             serve_on(Measured(build(site, config.http.token), own), descriptor)
 
@@ -53,7 +59,7 @@ def serve_on(app: ASGIApp, descriptor: int) -> None:
         uvicorn.Config(
             app,
             loop="uvloop",
-            http="httptools",
+            http=_Protocol,
             lifespan="on",
             access_log=False,
             log_config=None,
@@ -65,6 +71,15 @@ def serve_on(app: ASGIApp, descriptor: int) -> None:
     )
     with socket.socket(fileno=descriptor) as listening:
         anyio.run(server.serve, [listening], backend_options={"use_uvloop": True})
+
+
+class _Protocol(HttpToolsProtocol):
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP in the form of every error."""
+        body = msgspec.json.encode(Failure("malformed_request", msg, "speak HTTP/1.1"))
+        head = f"content-type: {JSON}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode() + body)
+        self.transport.close()
 
 
 def _quieten() -> None:

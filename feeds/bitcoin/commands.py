@@ -12,7 +12,7 @@ from feeds import run as runner
 from feeds.bitcoin.access import Address, Login, read_url
 from feeds.bitcoin.networks import NETWORKS
 from feeds.chain import Heights, leading
-from feeds.run import Job, known_tip, options
+from feeds.run import Job, keep_apart, known_tip, options
 from handlers.events import ChainName
 
 _AROUND_BYTES = 32 << 20  # what an answer may have besides a block: a large mempool is one of millions of bytes
@@ -38,6 +38,7 @@ def from_bitcoin_blocks(
     from feeds.bitcoin.source import Chain, Options
 
     job = Job(socket, **shared)
+    keep_apart(job, source)
     choice = Options(skip_orphans=skip_orphans, mark_unspendable=not keep_unspendable)
     with runner.speaking(), Chain(source, NETWORKS[network], choice) as chain:
         for note in chain.notes:

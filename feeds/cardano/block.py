@@ -13,6 +13,8 @@ from handlers.events import BlockApplied, Tx
 FAR_AWAY = 1 << 48  # no chain gets to such a slot or height, and sums with them stay in 64 bits
 MAX_BLOCK_BYTES = 4 * 1024 * 1024  # the chains' own limit has never been above 2,000,000
 
+_EMPTY = {4: b"\x80\x80\xa0", 5: b"\x80\x80\xa0\x80"}  # what follows the header, by the number of parts
+
 _Parsed = tuple[list[Tx], int]
 
 
@@ -27,13 +29,14 @@ def decode_block(buf: bytes, network: Network, at: int = 0) -> tuple[BlockApplie
         BlockError: whatever else is wrong with the bytes. Time and memory are bounded by their number.
     """
     try:
-        pair, inside = fields(buf, at, 2, what="a block with its era")
+        pair, inside = (2, at + 1) if buf[at] == 0x82 else fields(buf, at, 2, what="a block with its era")
         era, inside = uint(buf, inside)
         if era > CONWAY:
             raise BlockError(f"era {era} is not known", at)
         decode = _decode_shelley if era > BYRON else _decode_byron
         block, end = decode(buf, inside, era, network)
-        end = close(buf, end, pair, "a block with its era")
+        if pair < 0:
+            end = close(buf, end, pair, "a block with its era")
     except IndexError:
         end = len(buf) + 1
     except BlockError:
@@ -95,13 +98,13 @@ def _decode_byron(buf: bytes, at: int, era: int, network: Network) -> tuple[Bloc
 def _decode_shelley(buf: bytes, at: int, era: int, network: Network) -> tuple[BlockApplied, int]:
     """Read `[header, bodies, witnesses, metadata]`, since Alonzo with the invalid transactions behind."""
     parts = 5 if era >= ALONZO else 4
-    count, at = fields(buf, at, parts, what="the block")
+    count, at = (parts, at + 1) if buf[at] == 0x80 + parts else fields(buf, at, parts, what="the block")
     height, slot, previous, end = shelley.read_header(buf, at)
     _check_place(height, slot, at)
     digest = blake2b(buf[at:end], digest_size=32).digest()
-    if buf[end] == 0x80:
+    if buf.startswith(_EMPTY[parts], end):
         txs: list[Tx] = []
-        at = skip(buf, end, parts - 1)
+        at = end + parts - 1
     else:
         txs, at = _transactions(buf, end, era)
     block = BlockApplied(

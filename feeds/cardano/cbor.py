@@ -8,6 +8,8 @@ every step looking for itself.
 
 from __future__ import annotations
 
+from struct import Struct
+
 from feeds.cardano.errors import BlockError
 
 BREAK = 0xFF
@@ -34,6 +36,7 @@ def _widths_and_counts() -> tuple[list[int], list[int]]:
 
 
 _WIDTHS, _COUNTS = _widths_and_counts()
+_UNPACK = {first: Struct(form).unpack_from for first, form in ((0x18, ">B"), (0x19, ">H"), (0x1A, ">I"), (0x1B, ">Q"))}
 
 
 def skip(buf: bytes, at: int, items: int = 1) -> int:
@@ -51,7 +54,7 @@ def skip(buf: bytes, at: int, items: int = 1) -> int:
             if width:
                 at += width
                 items += counts[first]
-            elif first == 0x58:
+            elif first == 0x58 or first == 0x78:
                 at += 2 + buf[at + 1]
                 items -= 1
             elif first == 0x9F or first == 0xBF:
@@ -118,8 +121,8 @@ def uint(buf: bytes, at: int) -> tuple[int, int]:
     if first > 0x1B:
         raise BlockError("not a number", at)
     end = at + _WIDTHS[first]
-    buf[end - 1]  # a number cut short is not a smaller one
-    return int.from_bytes(buf[at + 1 : end], "big"), end
+    buf[end - 1]  # a number cut short is an IndexError
+    return _UNPACK[first](buf, at + 1)[0], end
 
 
 def bytestring(buf: bytes, at: int) -> tuple[bytes, int]:

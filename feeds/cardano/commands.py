@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterable, Callable, Iterator, Sequence
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import click
 
 from feeds import run as runner
 from feeds.chain import Heights, leading
-from feeds.run import Job, known_tip, options
+from feeds.run import Job, keep_apart, known_tip, options
 from handlers.events import BlockApplied, ChainName, Inbound, Point, Welcome
-
-_POLL_S = 1.0
 
 
 def _network_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,6 +45,7 @@ def _network_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("source", type=click.Path(exists=True, path_type=Path))
 @_network_options
 @click.option("--follow", is_flag=True, help="Wait for new chunks instead of ending.")
+@click.option("--poll", default=1.0, show_default=True, type=click.FloatRange(min=0.01), help="Seconds between looks.")
 @options
 @click.pass_obj
 def from_cardano_chunks(
@@ -57,6 +56,7 @@ def from_cardano_chunks(
     genesis_files: tuple[Path, ...],
     byron_epochs: int | None,
     follow: bool,
+    poll: float,
     **shared: Any,
 ) -> None:
     """Send the chain of SOURCE, a node's database: its folder, the immutable folder in it, or one chunk file."""
@@ -64,21 +64,27 @@ def from_cardano_chunks(
     from feeds.cardano.genesis import choose_network
 
     job = Job(socket, **shared)
+    keep_apart(job, source)
     with runner.speaking():
         chosen = choose_network(network, genesis_files, byron_epochs)
         check_magic(source, chosen.network)
         last = last_block(source, chosen.network)
     genesis = chosen.outputs if genesis_files else None
+    over = Event()
+
+    def wait() -> bool:
+        return not over.wait(poll)
 
     def blocks(points: Sequence[Point]) -> Iterator[BlockApplied]:
         born = genesis.outputs if genesis else ()
-        wait = _pause if follow else None
-        return read_chain(source, chosen.network, after=points, to_height=job.to, genesis=born, wait=wait)
+        return read_chain(
+            source, chosen.network, after=points, to_height=job.to, genesis=born, wait=wait if follow else None
+        )
 
     reader = Heights(blocks)
 
     def messages(welcome: Welcome) -> AsyncIterable[Inbound]:
-        return leading(welcome, reader.read, genesis, may_wait=follow)
+        return leading(welcome, reader.read, genesis, over=over if follow else None)
 
     height = None if last is None else last.height
     total = height if job.to is None or height is None else min(job.to, height)
@@ -122,8 +128,3 @@ def from_ogmios(
     total = (lambda: chain.tip_height) if job.to is None else job.to
     name = ChainName("cardano", network)
     runner.run(job, shown(url), chain.messages, lambda: chain.height, total, chain.hear, chain=name)
-
-
-def _pause() -> bool:
-    time.sleep(_POLL_S)
-    return True

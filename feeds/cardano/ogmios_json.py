@@ -1,8 +1,8 @@
 """What an Ogmios server says, v6 and v7: the parts of its answers that the set of outputs depends on.
 
-The types are the check: a kind of block, an era, a way to spend, a clause that is not listed here is an error that
-names the place. Whatever else an answer carries (witnesses, metadata, certificates) is skipped. Numbers are exact
-at any size; hashes and the like are still text here.
+The types are the check: a kind of block, an era, a way to spend, a clause, a field of a block, transaction or output
+that is not listed here is an error that names the place. What is listed but has no bearing on outputs (witnesses,
+metadata, certificates) is `Skipped`. Numbers are exact at any size; hashes and the like are still text here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from feeds.errors import SourceError
 T = TypeVar("T")
 Natural = Annotated[int, Meta(ge=0)]
 Origin = Literal["origin"]
+Skipped = msgspec.Raw
 _MOST_SHOWN = 300
 
 
@@ -151,8 +152,38 @@ class Output(Struct, frozen=True, gc=False, rename="camel", forbid_unknown_field
     script: Script | None = None
 
 
-class Transaction(Struct, frozen=True, gc=False, rename="camel"):
-    """One transaction. Other fields than these have no bearing on outputs, in the eras that are listed below."""
+class Beside(Struct, frozen=True, gc=False, rename="camel", forbid_unknown_fields=True):
+    """What else a transaction says, in the eras that are listed below.
+
+    None of it makes an output or ends one: `total_collateral` follows from what is spent and returned, `mint` shows in
+    the outputs, `withdrawals`, `credits` and `proposals` move what accounts have, and the others are conditions,
+    proofs, votes and notes. Any other field might.
+    """
+
+    total_collateral: Skipped = Skipped()
+    mint: Skipped = Skipped()
+    certificates: Skipped = Skipped()
+    withdrawals: Skipped = Skipped()
+    treasury: Skipped = Skipped()
+    proposals: Skipped = Skipped()
+    votes: Skipped = Skipped()
+    network: Skipped = Skipped()
+    validity_interval: Skipped = Skipped()
+    metadata: Skipped = Skipped()
+    script_integrity_hash: Skipped = Skipped()
+    required_extra_signatories: Skipped = Skipped()
+    required_extra_scripts: Skipped = Skipped()
+    signatories: Skipped = Skipped()
+    scripts: Skipped = Skipped()
+    datums: Skipped = Skipped()
+    redeemers: Skipped = Skipped()
+    credits: Skipped = Skipped()  # this and the next two since v7
+    guards: Skipped = Skipped()
+    account_balance_intervals: Skipped = Skipped()
+
+
+class Transaction(Beside, frozen=True, gc=False, kw_only=True):
+    """One transaction."""
 
     id: str
     spends: Literal["inputs", "collaterals"]
@@ -166,7 +197,7 @@ class Transaction(Struct, frozen=True, gc=False, rename="camel"):
     sub_transactions: list[msgspec.Raw] = []
 
 
-class Boundary(Struct, frozen=True, gc=False, tag_field="type", tag="ebb"):
+class Boundary(Struct, frozen=True, gc=False, tag_field="type", tag="ebb", forbid_unknown_fields=True):
     """Byron's first block of an epoch: nothing but a hash. It has no slot, and the height of the block before."""
 
     era: Literal["byron"]
@@ -175,26 +206,30 @@ class Boundary(Struct, frozen=True, gc=False, tag_field="type", tag="ebb"):
     height: Natural
 
 
-class Byron(Struct, frozen=True, gc=False, tag_field="type", tag="bft"):
+class _Block(Struct, frozen=True, gc=False, rename="camel", tag_field="type", forbid_unknown_fields=True):
+    id: str
+    ancestor: str
+    height: Natural
+    slot: Natural
+    transactions: list[Transaction] = []
+    size: Skipped = Skipped()
+    protocol: Skipped = Skipped()
+    issuer: Skipped = Skipped()
+
+
+class Byron(_Block, frozen=True, gc=False, kw_only=True, tag="bft"):
     """A block of Byron."""
 
     era: Literal["byron"]
-    id: str
-    ancestor: str
-    height: Natural
-    slot: Natural
-    transactions: list[Transaction] = []
+    delegate: Skipped = Skipped()
+    operational_certificates: Skipped = Skipped()
 
 
-class Praos(Struct, frozen=True, gc=False, tag_field="type", tag="praos"):
+class Praos(_Block, frozen=True, gc=False, kw_only=True, tag="praos"):
     """A block since Shelley."""
 
     era: Literal["shelley", "allegra", "mary", "alonzo", "babbage", "conway"]
-    id: str
-    ancestor: str
-    height: Natural
-    slot: Natural
-    transactions: list[Transaction] = []
+    nonce: Skipped = Skipped()
 
 
 Block = Boundary | Byron | Praos

@@ -5,6 +5,7 @@ The common encodings are read in line; whatever else CBOR allows goes through th
 
 from __future__ import annotations
 
+import re
 from hashlib import blake2b
 
 from feeds.cardano.cbor import (
@@ -31,8 +32,36 @@ _NATIVE = 0
 Body = tuple[bytes, list[OutPoint], list[Output], list[OutPoint], list[OutPoint], Output | None, int]
 
 
+def _usual_headers() -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
+    """Return a header in its shortest encoding as eras until Alonzo have it, and as those since; see `read_header`.
+
+    Height, slot and the hash of the block before are its groups; every key, proof and signature has its one length.
+    """
+    number = rb"(?:[\x00-\x17]|\x18.|\x19..|\x1a.{4}|\x1b.{8})"
+    key, signature, proof = rb"\x58\x20.{32}", rb"\x58\x40.{64}", rb"\x82\x58\x40.{64}\x58\x50.{80}"
+    begin = b"(" + number + b")(" + number + rb")\x58\x20(.{32})" + 2 * key
+    body, certificate = number + key, key + 2 * number + signature
+    flat = rb"\x82\x8f" + begin + 2 * proof + body + certificate + 2 * number
+    nested = rb"\x82\x8a" + begin + proof + body + rb"\x84" + certificate + rb"\x82" + 2 * number
+    sum_signature = rb"\x59\x01\xc0.{448}"
+    return re.compile(flat + sum_signature, re.DOTALL), re.compile(nested + sum_signature, re.DOTALL)
+
+
+_USUAL_FLAT, _USUAL_NESTED = _usual_headers()
+# {0: address, 1: coin or [coin, assets]} as far as the coin: the address of either length, whether assets follow, coin.
+_USUAL_OUTPUT = re.compile(rb"\xa2\x00\x58(?:\x1d(.{29})|\x39(.{57}))\x01(\x82)?(?:\x1a(.{4})|\x1b(.{8}))", re.DOTALL)
+
+
 def read_header(buf: bytes, at: int) -> tuple[int, int, bytes | None, int]:
-    """Return height, slot, the hash of the block before (None: there is none), and where the header ends."""
+    """Return height, slot, the hash of the block before (None: there is none), and where the header ends.
+
+    Most blocks of a chain are little more than their header, so its usual form is found in one step.
+    """
+    usual = (_USUAL_NESTED if buf[at + 1] == 0x8A else _USUAL_FLAT).match(buf, at)
+    if usual is not None:
+        height, _ = uint(buf, at + 2)
+        slot, _ = uint(buf, usual.start(2))
+        return height, slot, usual[3], usual.end()
     end = skip(buf, at)
     _, at = fields(buf, at, 2, what="the header")
     _, at = fields(buf, at, 10, 15, what="the header's body")
@@ -137,6 +166,12 @@ def _outputs(buf: bytes, at: int) -> tuple[list[Output], int]:
 def _output(buf: bytes, at: int) -> tuple[Output, int]:
     """Return an output in either form: the array of all eras, or the map since Babbage."""
     first = buf[at]
+    if first == 0xA2 and (usual := _USUAL_OUTPUT.match(buf, at)) is not None:
+        assets: list[Asset] = []
+        end = usual.end()
+        if usual[3]:
+            end = _assets(buf, end, assets)
+        return Output(usual[1] or usual[2], int.from_bytes(usual[4] or usual[5], "big"), assets), end
     if first >> 5 == 5:
         return _map_output(buf, at)
     count, at = (first - 0x80, at + 1) if first == 0x82 or first == 0x83 else fields(buf, at, 2, 3, what="an output")
@@ -145,7 +180,7 @@ def _output(buf: bytes, at: int) -> tuple[Output, int]:
         value, at = uint(buf, at)
         if count == 2:
             return Output(address, value), at
-        assets: list[Asset] = []
+        assets = []
     else:
         value, assets, at = _value(buf, at)
     datum_hash = None
@@ -191,19 +226,23 @@ def _value(buf: bytes, at: int) -> tuple[int, list[Asset], int]:
     values, at = fields(buf, at, 2, what="a value")
     coin, at = uint(buf, at)
     assets: list[Asset] = []
+    return coin, assets, close(buf, _assets(buf, at, assets), values, "a value")
+
+
+def _assets(buf: bytes, at: int, assets: list[Asset]) -> int:
+    """Add what an output holds besides coins; return where that ends."""
     count, at = mapping(buf, at)
     while count:
         if buf[at : at + 2] == _POLICY_HEAD:
             policy = buf[at + 2 : at + 30]
             at += 30
         elif count < 0 and buf[at] == BREAK:
-            at += 1
-            break
+            return at + 1
         else:
             policy, at = sized_bytes(buf, at, 28, "a policy id")
         at = _names(buf, at, policy, assets)
         count -= 1
-    return coin, assets, close(buf, at, values, "a value")
+    return at
 
 
 def _names(buf: bytes, at: int, policy: bytes, assets: list[Asset]) -> int:
@@ -220,9 +259,15 @@ def _names(buf: bytes, at: int, policy: bytes, assets: list[Asset]) -> int:
             name, at = bytestring(buf, at)
             if len(name) > 32:
                 raise BlockError("an asset name has more than 32 bytes", at)
-        if buf[at] < 0x18:
-            quantity = buf[at]
+        quantity = buf[at]
+        if quantity < 0x18:
             at += 1
+        elif quantity == 0x18:
+            quantity = buf[at + 1]
+            at += 2
+        elif quantity == 0x19:
+            quantity = buf[at + 1] << 8 | buf[at + 2]
+            at += 3
         else:
             quantity, at = uint(buf, at)
         if quantity:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from handlers.addresses.bitcoin import Bitcoin
+from handlers.addresses.bitcoin import NETWORKS, Bitcoin, Scripts
 from handlers.addresses.cardano import Cardano
 from handlers.addresses.errors import AddressError, Reason
 from handlers.addresses.plain import Codec, Credentials, Family, Kind, Part
@@ -24,14 +24,14 @@ __all__ = ["AddressError", "Codec", "Credentials", "Family", "Kind", "Part", "Re
 def codec(family: Family, network: str) -> Codec:
     """Return how addresses are written on a chain.
 
-    Raises:
-        ValueError: the family has no such network. Cardano takes every name: all but mainnet are test networks.
+    Cardano takes every name of a network: all but mainnet are test networks. Of Bitcoin's networks that we do not know,
+    addresses are hex; the codec's `missing` says so.
     """
     match family:
         case "cardano":
             return Cardano(network)
         case "bitcoin":
-            return Bitcoin(network)
+            return Bitcoin(network) if network in NETWORKS else Scripts(network)
         case "raw":
             return Codec(network)
         case _:

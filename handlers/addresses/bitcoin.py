@@ -34,15 +34,24 @@ _PRIVATE_KEY = {0x80, 0xEF}
 _EXTENDED_KEY_BYTES = 78
 
 
-class Bitcoin(Codec):
-    """Bitcoin's addresses on one network."""
+class Scripts(Codec):
+    """Locking scripts in hex, for a network that we can't write addresses of: private ones have any name."""
 
     family: Family = "bitcoin"
 
     def __init__(self, network: str) -> None:
         super().__init__(network)
-        if network not in NETWORKS:
-            raise ValueError(f"bitcoin has no network {network!r}, only {', '.join(NETWORKS)}")
+        known = ", ".join(NETWORKS)
+        self.missing = f"bitcoin has no network {network!r}, only {known}: addresses are the hex of locking scripts"
+
+
+class Bitcoin(Codec):
+    """Bitcoin's addresses on one of the known networks."""
+
+    family: Family = "bitcoin"
+
+    def __init__(self, network: str) -> None:
+        super().__init__(network)
         self._network = NETWORKS[network]
 
     def _read(self, text: str) -> bytes:

@@ -38,6 +38,7 @@ class Codec:
     """Addresses as plain bytes, in hex; the base of the families that write them otherwise."""
 
     family: Family = "raw"
+    missing: str | None = None  # what this codec can't do and its family can, for who starts to say so
 
     def __init__(self, network: str) -> None:
         self.network = network
@@ -58,7 +59,8 @@ class Codec:
 
     def _read(self, text: str) -> bytes:
         """Return the address in one of the family's own notations."""
-        raise AddressError("malformed", f"an address of the family {self.family} is an even number of hex digits")
+        why = "" if self.missing is None else f" ({self.missing})"
+        raise AddressError("malformed", f"an address of the family {self.family} is an even number of hex digits{why}")
 
     def write(self, raw: bytes) -> str:
         """Return the address as text, and any other bytes as hex."""

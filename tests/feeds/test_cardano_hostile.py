@@ -1,16 +1,21 @@
 """Whatever the bytes are: a block that the daemon understands, or one `BlockError`, in bounded time."""
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
+from unittest.mock import patch
 
 import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from real_data import ROOT
+from real_data import ROOT, need
 from test_cardano_chunks import CHAIN
 from test_cardano_made_blocks import KEY_ADDRESS, body, shelley_block
 
+from feeds.cardano import shelley
 from feeds.cardano.block import MAX_BLOCK_BYTES, decode_block
 from feeds.cardano.chunks import blocks_in
 from feeds.cardano.eras import MAINNET, NAMES
@@ -36,17 +41,46 @@ _encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.Decoder(BlockApplied)
 def survive(raw: bytes) -> BlockApplied | None:
     """Decode; what comes out is also what comes out of the wire."""
     begin = perf_counter()
-    try:
-        block, end = decode_block(raw, MAINNET)
-    except BlockError as error:
-        assert "\n" not in str(error)
-        assert error.offset >= 0
+    found = outcome(raw)
+    assert perf_counter() - begin < 2
+    with step_by_step():
+        assert outcome(raw) == found
+    if isinstance(found, str):
         return None
-    finally:
-        assert perf_counter() - begin < 2
+    block, end = found
     assert 0 < end <= len(raw)
     assert _decode(_encode(block)) == block
     return block
+
+
+def outcome(raw: bytes) -> tuple[BlockApplied, int] | str:
+    try:
+        return decode_block(raw, MAINNET)
+    except BlockError as error:
+        assert "\n" not in str(error)
+        assert error.offset >= 0
+        return str(error)
+
+
+@contextmanager
+def step_by_step() -> Iterator[None]:
+    """Have nothing read in its usual form, so that each field is looked at by itself."""
+    never = re.compile(rb"(?!)")
+    with patch.multiple(shelley, _USUAL_FLAT=never, _USUAL_NESTED=never, _USUAL_OUTPUT=never):
+        yield
+
+
+def test_usual_forms_are_those_of_real_blocks() -> None:
+    """Every header since Shelley has one of them, many outputs have theirs, and they say what the fields say."""
+    outputs = 0
+    for path in need("cardano/single").glob("*.cbor"):
+        if not path.name.startswith("byron"):
+            raw = path.read_bytes()
+            assert survive(raw) is not None
+            header = shelley._USUAL_NESTED if raw[4] == 0x8A else shelley._USUAL_FLAT
+            assert header.match(raw, 3), path
+            outputs += shelley._USUAL_OUTPUT.search(raw) is not None
+    assert outputs
 
 
 @given(st.binary(max_size=400))

@@ -108,6 +108,8 @@ BAD_TXS: list[tuple[Json, str]] = [
     ({"subTransactions": [{}]}, f"transactions inside of transactions are not understood - at `${TX}.subTransactions`"),
     ({"subTransactions": {}}, "Expected `array`, got `object`"),
     ({"spends": None}, "Expected `str`, got `null`"),
+    ({"extraOutputs": []}, f"unknown field `extraOutputs` - at `$.result.block{TX}`"),
+    ({"Mint": {}}, "unknown field `Mint`"),
 ]
 
 
@@ -131,12 +133,22 @@ BAD_BLOCKS: list[tuple[Json, str]] = [
     ({"id": "ab"}, "1 bytes, not 32 - at `$.id`"),
     ({"ancestor": "origin"}, "not hex - at `$.ancestor`"),
     ({"transactions": None}, "Expected `array`, got `null`"),
+    ({"endorsed": [made_tx()]}, "unknown field `endorsed` - at `$.result.block`"),
+    ({"delegate": {}}, "unknown field `delegate`"),
+    ({"type": "bft", "era": "byron", "nonce": {}}, "unknown field `nonce`"),
 ]
 
 
 @pytest.mark.parametrize(("block", "what"), BAD_BLOCKS)
 def test_what_is_no_block(block: Json, what: str) -> None:
     assert what in wrong(made() | block)
+
+
+def test_what_is_no_boundary() -> None:
+    boundary = {"type": "ebb", "era": "byron", "id": "eb" * 32, "ancestor": "ab" * 32, "height": 5}
+    assert decoded(boundary).height == 5
+    for more in ("slot", "transactions", "size"):
+        assert f"unknown field `{more}` - at `$.result.block`" in wrong(boundary | {more: []})
 
 
 def test_only_since_alonzo_a_transaction_can_fail() -> None:

@@ -1,0 +1,263 @@
+"""`utxod bench http`: pages beside a constant answer, alone and while blocks are applied; an address that is large."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from urllib.request import urlopen
+
+import click
+import msgspec
+from msgspec import Struct
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from bench import giant, load
+from bench.daemon import Client, running
+from bench.load import Load, Task
+from bench.made import Feeder, Made
+from daemon.http.worker import serve_on
+from handlers import wire
+from handlers.addresses import codec
+
+_CONNECTIONS = 16
+_CONSTANT = b'{"ok":true}'
+_WALLETS, _OFTEN = 3000, 200  # that hold a page each; so many of them are asked again and again
+_OUTPUTS = 30  # of a wallet
+
+
+# --- servers ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _serving(*command: str, environ: dict[str, str], listening: socket.socket | None = None) -> Iterator[int]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command],
+        env=os.environ | environ,
+        stderr=subprocess.DEVNULL,
+        pass_fds=() if listening is None else (listening.fileno(),),
+    )
+    try:
+        yield process.pid
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@contextmanager
+def _constant() -> Iterator[tuple[int, int]]:
+    """Serve the constant; give the port and the process."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(1024)
+        with _serving("bench.http", str(listening.fileno()), environ={}, listening=listening) as process:
+            yield listening.getsockname()[1], process
+
+
+@contextmanager
+def _workers(folder: Path, number: int) -> Iterator[tuple[int, int]]:
+    """Serve the store; give the port, and the process that keeps the workers."""
+    port = _free_port()
+    command = ("daemon.cli", "serve", "--config", str(folder / "utxod.toml"), "--workers", str(number))
+    with _serving(*command, environ={"UTXOD_HTTP__LISTEN": f"127.0.0.1:{port}"}) as keeper:
+        yield port, keeper
+
+
+def _free_port() -> int:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port: int = unused.getsockname()[1]
+    return port
+
+
+def _children(process: int) -> list[int]:
+    return [*map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())]
+
+
+def _busy_s(processes: list[int]) -> float:
+    """Return the processor time that processes have used."""
+    fields = [Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split() for each in processes]
+    return sum(int(user) + int(system) for *_, user, system in (each[:13] for each in fields)) / os.sysconf(
+        "SC_CLK_TCK"
+    )
+
+
+def _wait_for(port: int, path: str) -> None:
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        try:
+            with urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+                answer.read()
+                return
+        except OSError:
+            time.sleep(0.05)
+    raise click.ClickException(f"nothing answers at port {port}")
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+
+
+class Measured(Struct, frozen=True):
+    """One measurement: how fast questions were answered, and how fast the writer was meanwhile."""
+
+    load: Load | None = None
+    server_us: float | None = None  # of the servers' processors, for one answer
+    writer_txs_per_s: float | None = None
+
+
+class Asked(Struct, frozen=True):
+    """Which questions go to whom."""
+
+    name: str
+    port: int
+    paths: list[str]
+    servers: list[int]
+
+
+class Bench:
+    """Measures in turn, so that a machine that is busy otherwise is so for all of them."""
+
+    def __init__(self, feeder: Feeder, seconds: float, rounds: int) -> None:
+        self._feeder = feeder
+        self._seconds, self._rounds = seconds, rounds
+
+    def alone(self, questions: Iterable[Asked]) -> dict[str, list[Measured]]:
+        """Ask, with nobody else about."""
+        return self._in_turn({asked.name: partial(self._ask, asked) for asked in questions})
+
+    def fed(self, questions: Iterable[Asked]) -> dict[str, list[Measured]]:
+        """Ask while blocks are applied, and apply blocks while nobody asks."""
+        return self._in_turn(
+            {"nobody asks": partial(self._feed, None)} | {asked.name: partial(self._feed, asked) for asked in questions}
+        )
+
+    def _in_turn(self, each: Mapping[str, Callable[[], Measured]]) -> dict[str, list[Measured]]:
+        found: dict[str, list[Measured]] = {name: [] for name in each}
+        for _ in range(self._rounds):
+            for name, measure in each.items():
+                found[name].append(measure())
+        return found
+
+    def _ask(self, asked: Asked) -> Measured:
+        task, began = Task(asked.port, asked.paths, _CONNECTIONS, self._seconds), _busy_s(asked.servers)
+        got = load.result(load.start(task))
+        answers = got.requests_per_s * (task.seconds + task.warm_s)  # it asked as much while it warmed up
+        return Measured(got, (_busy_s(asked.servers) - began) / answers * 1e6)
+
+    def _feed(self, asked: Asked | None) -> Measured:
+        with self._feeder.feeding(self._seconds) as rates:
+            if asked is None:
+                time.sleep(self._seconds)
+            got = Measured() if asked is None else self._ask(asked)
+        return Measured(got.load, got.server_us, round(rates[0]))
+
+
+@click.command("http")
+@click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(min=0.5), help="Of one measurement.")
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="The median of them is told.")
+@click.option("--blocks", default=600, show_default=True, type=click.IntRange(min=10), help="Made to be fed.")
+@click.option("--txs", default=2000, show_default=True, type=click.IntRange(min=1), help="Transactions in a block.")
+@click.option(
+    "--outputs", default=1_000_000, show_default=True, type=click.IntRange(min=0), help="Of the large address; 0: none."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def http(seconds: float, rounds: int, blocks: int, txs: int, outputs: int, as_json: bool) -> None:
+    """Measure pages of 25 outputs beside a constant answer of the same server, alone and beside a busy writer.
+
+    Then, in a store of its own, pages and balances of an address with very many outputs.
+    """
+    load_before = os.getloadavg()[0]
+    _tell("machine", {"cores": os.cpu_count() or 0, "load_average_before": round(load_before, 2)}, as_json)
+    _beside_the_constant(seconds, rounds, blocks, txs, as_json)
+    if outputs:
+        _large_address(outputs, as_json)
+
+
+def _large_address(outputs: int, as_json: bool) -> None:
+    with tempfile.TemporaryDirectory(prefix="utxod-bench-") as temporary:
+        folder, made = Path(temporary) / "store", Made(_WALLETS)
+        large, write = made.wallets.pop(), codec("cardano", "mainnet").write
+        with running(folder, family="cardano", network="mainnet"), closing(Client(folder / "utxod.sock")) as client:
+            for block in (*made.fill(_OUTPUTS), *made.enrich(large, outputs)):
+                client.feed([wire.encode(block, "frames")])
+            with _workers(folder, 1) as (port, keeper):
+                _wait_for(port, "/api/v1/status")
+                [worker] = _children(keeper)
+                found = giant.measure(port, worker, write(large), [write(wallet) for wallet in made.wallets])
+    _tell("an address with many outputs", msgspec.structs.asdict(found), as_json)
+
+
+def _beside_the_constant(seconds: float, rounds: int, blocks: int, txs: int, as_json: bool) -> None:
+    with tempfile.TemporaryDirectory(prefix="utxod-bench-") as temporary, ExitStack() as house:
+        folder, made = Path(temporary) / "store", Made(_WALLETS)
+        house.enter_context(running(folder, family="cardano", network="mainnet"))
+        client = Client(folder / "utxod.sock")
+        client.feed([wire.encode(block, "frames") for block in made.fill(_OUTPUTS)])
+        client.close()
+        feeder = house.enter_context(closing(Feeder(folder / "utxod.sock", made, Path(temporary), blocks, txs)))
+        constant, server = house.enter_context(_constant())
+        (one, keeper), (two, keeper_of_two) = (house.enter_context(_workers(folder, number)) for number in (1, 2))
+        write = codec("cardano", "mainnet").write
+        pages = [f"/api/v1/addresses/{write(wallet)}/utxos?count=25" for wallet in made.wallets]
+        balances = [f"/api/v1/addresses/{write(wallet)}/balance" for wallet in made.wallets]
+        for port, path in ((constant, "/"), (one, pages[0]), (two, pages[0])):
+            _wait_for(port, path)
+        worker, workers = _children(keeper), _children(keeper_of_two)
+        questions = [
+            Asked("constant", constant, ["/"], [server]),
+            Asked("page", one, pages[:_OFTEN], worker),
+            Asked("page, each for the first time", one, pages, worker),
+            Asked("page, two workers", two, pages[:_OFTEN], workers),
+            Asked("balance", one, balances, worker),
+            Asked("balance, two workers", two, balances, workers),
+        ]
+        bench = Bench(feeder, seconds, rounds)
+        _show("nobody feeds", bench.alone(questions), as_json)
+        _show("blocks are applied without pause", bench.fed(questions), as_json)
+
+
+def _show(title: str, found: dict[str, list[Measured]], as_json: bool) -> None:
+    constant = found["constant"]
+    for name, each in found.items():
+        row: dict[str, float] = {}
+        if loads := [one.load for one in each if one.load is not None]:
+            row = {
+                field: round(median(getattr(one, field) for one in loads), 3)
+                for field in ("requests_per_s", "p50_ms", "p99_ms", "worst_ms", "bytes_per_answer")
+            } | {"failures": sum(one.failures for one in loads)}
+            beside = [
+                one.load.requests_per_s / other.load.requests_per_s
+                for one, other in zip(each, constant, strict=True)
+                if one.load and other.load
+            ]
+            row["server_us_per_answer"] = round(median(one.server_us for one in each if one.server_us is not None), 1)
+            row |= {"of_the_constant": round(median(beside), 3), "p99_by_p50": round(row["p99_ms"] / row["p50_ms"], 2)}
+        if rates := [one.writer_txs_per_s for one in each if one.writer_txs_per_s is not None]:
+            row["writer_txs_per_s"] = round(median(rates))
+        _tell(f"{title}: {name}", row, as_json)
+
+
+def _tell(title: str, figures: Mapping[str, float], as_json: bool) -> None:
+    if as_json:
+        click.echo(msgspec.json.encode({"what": title, **figures}).decode())
+    else:
+        click.echo(f"{title}\n" + "".join(f"  {name:32} {figure}\n" for name, figure in figures.items()))
+
+
+async def _answer(_: Request) -> Response:
+    return Response(_CONSTANT, 200, {}, "application/json")
+
+
+if __name__ == "__main__":
+    serve_on(Starlette(routes=[Route("/", _answer)]), int(sys.argv[1]))

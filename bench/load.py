@@ -1,0 +1,145 @@
+"""Asking over HTTP as fast as answers come: keep-alive connections on one loop, each with one question under way.
+
+It runs as a process of its own (`python -m bench.load`), so that its work shares no GIL with what it measures. It reads
+a `Task` from standard input and writes a `Load` to standard output, both as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from itertools import cycle, islice
+from statistics import quantiles
+from typing import cast
+
+import msgspec
+import uvloop
+from msgspec import Struct
+
+_END, _LENGTH = b"\r\n\r\n", b"content-length: "
+
+
+class Task(Struct, frozen=True):
+    """What to ask, of whom, and for how long."""
+
+    port: int
+    paths: list[str]
+    connections: int
+    seconds: float
+    warm_s: float = 0.5
+
+
+class Load(Struct, frozen=True):
+    """How fast it was answered."""
+
+    requests_per_s: float
+    p50_ms: float
+    p99_ms: float
+    worst_ms: float
+    bytes_per_answer: int
+    failures: int
+
+
+class _Asker(asyncio.Protocol):
+    """One connection: the next question goes out when the answer before is complete."""
+
+    def __init__(self, questions: Sequence[bytes]) -> None:
+        self._questions = cycle(questions)
+        self._missing = 0
+        self._head = b""
+        self._asked_at = 0.0
+        self.took: list[float] = []
+        self.received = 0
+        self.failures = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._ask()
+
+    def _ask(self) -> None:
+        self._asked_at = time.perf_counter()
+        self._transport.write(next(self._questions))
+
+    def data_received(self, data: bytes) -> None:
+        self.received += len(data)
+        if not self._missing:
+            data = self._head + data
+            end = data.find(_END)
+            if end < 0:
+                self._head = data
+                return
+            self._head = b""
+            begin = data.index(_LENGTH) + len(_LENGTH)
+            self._missing = int(data[begin : data.index(b"\r", begin)]) + end + len(_END)
+            if not data.startswith(b"HTTP/1.1 200 "):
+                self.failures += 1
+        self._missing -= len(data)
+        if not self._missing:
+            self.took.append(time.perf_counter() - self._asked_at)
+            self._ask()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self.failures += not self._transport.is_closing()
+
+    def reset(self) -> None:
+        """Forget what was measured so far."""
+        self.took.clear()
+        self.received = self.failures = 0
+
+    def close(self) -> None:
+        self._transport.abort()
+
+
+async def _load(task: Task) -> Load:
+    loop = asyncio.get_running_loop()
+    questions = [f"GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n".encode() for path in task.paths]
+    askers: list[_Asker] = []
+    for number in range(task.connections):
+        own = list(islice(questions, number, None, task.connections)) or questions
+        askers.append((await loop.create_connection(lambda own=own: _Asker(own), "127.0.0.1", task.port))[1])  # type: ignore[misc]
+    await asyncio.sleep(task.warm_s)
+    for asker in askers:
+        asker.reset()
+    began = time.perf_counter()
+    await asyncio.sleep(task.seconds)
+    took, elapsed = [each for asker in askers for each in asker.took], time.perf_counter() - began
+    received, failures = sum(asker.received for asker in askers), sum(asker.failures for asker in askers)
+    for asker in askers:
+        asker.close()
+    cuts = quantiles(took, n=100, method="inclusive")
+    return Load(
+        round(len(took) / elapsed, 1),
+        round(cuts[49] * 1000, 3),
+        round(cuts[98] * 1000, 3),
+        round(max(took) * 1000, 3),
+        received // len(took),
+        failures,
+    )
+
+
+def start(task: Task) -> subprocess.Popen[bytes]:
+    """Begin to ask, in another process."""
+    command = [sys.executable, "-m", "bench.load"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(msgspec.json.encode(task))
+    process.stdin.close()
+    return process
+
+
+def result(process: subprocess.Popen[bytes]) -> Load:
+    """Wait for the figures."""
+    assert process.stdout is not None
+    with process.stdout as out:
+        raw = out.read()
+    if process.wait():
+        raise RuntimeError(f"the load ended with {process.returncode}")
+    return msgspec.json.decode(raw, type=Load)
+
+
+if __name__ == "__main__":
+    told = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
+    sys.stdout.buffer.write(msgspec.json.encode(uvloop.run(_load(told))))

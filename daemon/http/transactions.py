@@ -1,0 +1,87 @@
+"""The transaction store's routes. Its records move without the tip, so their ETags know of the answer itself."""
+
+from __future__ import annotations
+
+import anyio
+import msgspec
+from anyio import to_thread
+from starlette.requests import Request
+from starlette.responses import Response
+
+from daemon.http.reply import Paging, Problem, answer, hex_of, paging
+from handlers.desk import Held
+from handlers.query import BadCursor, CursorGone, Query, Snapshot
+from handlers.transactions import Transactions
+from handlers.tx_query import Raw, TxQuery
+from storage import keys
+from storage.errors import BlobFailed
+
+_BYTES = "application/octet-stream"
+_encode = msgspec.json.Encoder().encode
+
+
+class TxRoutes:
+    """Answers what is asked of transactions."""
+
+    def __init__(self, query: Query, transactions: Transactions) -> None:
+        self._query = query
+        self._transactions = transactions
+        self._tx_query = TxQuery(transactions)
+
+    async def transaction(self, request: Request) -> Response:
+        """One transaction's record."""
+        with self._query.snapshot() as shot:
+            held, tip = self._find(shot, request), shot.tip()
+            body = _encode(self._tx_query.transaction(shot.txn, held))
+        return answer(request, tip, body)
+
+    async def raw(self, request: Request) -> Response:
+        """One transaction's bytes: as hex in JSON, or as they are for who accepts that."""
+        with self._query.snapshot() as shot:
+            held, tip = self._find(shot, request), shot.tip()
+            inline = None if held.record.external else self._tx_query.raw(shot.txn, held)
+        try:
+            raw = await to_thread.run_sync(self._tx_query.blob, held) if held.record.external else inline
+        except BlobFailed as error:
+            raise Problem(503, "blob_store_away", str(error), "ask again") from error
+        if raw is None:
+            raise Problem(
+                404, "no_bytes", f"the bytes of transaction {held.txid.hex()} were not given, or are not kept"
+            )
+        if _BYTES in request.headers.get("accept", ""):
+            return answer(request, tip, raw, _BYTES)
+        return answer(request, tip, _encode(Raw(held.txid.hex(), raw.hex())))
+
+    async def slots(self, request: Request) -> Response:
+        """A page of one transaction's slots, by index."""
+        asked = paging(request.scope["query_string"])
+        with self._query.snapshot() as shot:
+            held, tip = self._find(shot, request), shot.tip()
+            question = held.txid + b"slots"
+            order = range(held.record.total) if asked.order == "asc" else range(held.record.total - 1, -1, -1)
+            first = self._first(shot, asked, question, order)
+            body = _encode(self._tx_query.slots(shot.txn, held, order[first : first + asked.count]))
+            headers = {}
+            if first + asked.count < len(order):
+                place = bytes(8) + keys.u32(first + asked.count)
+                headers["X-Next-Cursor"] = shot.cut(place, question, asked.order)
+        await anyio.lowlevel.checkpoint()
+        return answer(request, tip, body, more=headers)
+
+    @staticmethod
+    def _first(shot: Snapshot, asked: Paging, question: bytes, order: range) -> int:
+        if asked.cursor is None:
+            return min((asked.page - 1) * asked.count, len(order))
+        try:
+            return keys.number(shot.read_cut(asked.cursor, question, asked.order)[8:])
+        except BadCursor as error:
+            raise Problem(400, "bad_parameter", f"cursor: {error}") from error
+        except CursorGone as error:
+            raise Problem(409, "cursor_gone", str(error), "begin again without a cursor") from error
+
+    def _find(self, shot: Snapshot, request: Request) -> Held:
+        txid, tip = hex_of(request.path_params["txid"], 32, "txid"), shot.tip()
+        held = self._tx_query.find(shot.txn, txid, tip.height if tip else 0)
+        if held is None:
+            raise Problem(404, "unknown_transaction", f"transaction {txid.hex()} is not here: never seen, or pruned")
+        return held

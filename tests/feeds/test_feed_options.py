@@ -1,0 +1,94 @@
+"""What all feeds are told alike: up to a height, and into a file instead of a daemon."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from bitcoin_feeds import Argument, cli, exported, tip_of
+from daemons import Daemon, encoded, running
+from stories import chain as story
+from test_bitcoin_blkfiles import CHAIN, record, write
+from test_bitcoin_block import hash_of
+from test_cardano_follow import BLOCKS, left_after
+from test_cardano_made_blocks import decode
+
+Feed = tuple[list[Argument], list[str], dict[str, str]]  # its command, the hashes of its blocks, whose chain it is
+
+
+@pytest.fixture(params=["bitcoin-blocks", "cardano-chunks", "file"])
+def feed(request: pytest.FixtureRequest, tmp_path: Path) -> Feed:
+    """Give a feed of twelve blocks."""
+    source = tmp_path / "source"
+    source.mkdir()
+    if request.param == "bitcoin-blocks":
+        write(source, 0, b"".join(map(record, CHAIN)))
+        ids = [hash_of(raw).hex() for raw in CHAIN]
+        return [request.param, source, "--network", "regtest"], ids, {"family": "bitcoin", "network": "regtest"}
+    if request.param == "cardano-chunks":
+        (source / "00000.chunk").write_bytes(b"".join(BLOCKS))
+        ids = [decode(raw).hash.hex() for raw in BLOCKS]
+        return [request.param, source, "--network", "preview"], ids, {"family": "cardano", "network": "preview"}
+    told = story(12)
+    (source / "events").write_bytes(b"".join(encoded(message, "frames") for message in told))
+    return [request.param, source / "events"], [message["hash"].hex() for message in told], {"family": "raw"}
+
+
+@pytest.fixture
+def daemon(feed: Feed, tmp_path: Path) -> Iterator[Daemon]:
+    with running(tmp_path, chain=feed[2]) as daemon:
+        yield daemon
+
+
+def said(*arguments: Argument) -> str:
+    """Run a feed to its end; return what it says."""
+    done = cli("feed", *arguments)
+    assert done.exit_code == 0, done.output
+    return done.stderr
+
+
+def test_up_to_a_height_and_on(feed: Feed, daemon: Daemon) -> None:
+    command, ids, _ = feed
+    for height, count in ((5, 5), (6, 1), (12, 6)):
+        text = said("--config", daemon.config, *command, "--to", height)
+        assert f"{count} applied" in text and f"height {height}" in text
+        assert tip_of(daemon) == ids[height - 1]
+        assert "nothing to send" in said("--config", daemon.config, *command, "--to", height)
+    assert "nothing to send" in said("--config", daemon.config, *command, "--to", 3)
+    assert "nothing to send" in said("--config", daemon.config, *command, "--to", 99)
+
+
+def test_into_a_file(feed: Feed, daemon: Daemon, tmp_path: Path) -> None:
+    """It asks no daemon, and holds what a daemon would have been sent: JSON, a line for each event."""
+    command, ids, _ = feed
+    events = tmp_path / "events.jsonl"
+    nowhere = ("--socket", tmp_path / "nowhere")
+    assert "7 written" in said(*nowhere, *command, "--to", 7, "--output", events)
+    assert [json.loads(line)["hash"] for line in events.read_bytes().splitlines()] == ids[:7]
+    assert "12 written" in said(*nowhere, *command, "--output", events)
+    assert tip_of(daemon) is None
+    assert "12 applied" in said("--config", daemon.config, "file", events)
+    assert tip_of(daemon) == ids[-1]
+    assert "nothing to send" in said("--config", daemon.config, *command)
+    if command[0] == "cardano-chunks":
+        assert exported(daemon) == left_after(12)
+
+
+def test_never_over_the_source(feed: Feed, tmp_path: Path) -> None:
+    command, _, _ = feed
+    source = Path(str(command[1]))
+    file = source if source.is_file() else next(source.iterdir())
+    before = file.read_bytes()
+    (tmp_path / "link").symlink_to(file)
+    for read in (source, file):
+        done = cli("feed", command[0], read, *command[2:], "--output", tmp_path / "link")
+        assert (done.exit_code, "link would be written over what is read" in done.stderr) == (2, True), done.output
+        assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(("where", "what"), [("", "Is a directory"), ("nowhere/events", "No such file or directory")])
+def test_a_file_that_can_not_be_written(feed: Feed, tmp_path: Path, where: str, what: str) -> None:
+    done = cli("feed", *feed[0], "--output", tmp_path / where)
+    assert (done.exit_code, done.stderr.splitlines()[-1]) == (1, f"Error: {tmp_path / where}: {what}")

@@ -1,0 +1,324 @@
+"""`utxod verify` walks the transaction store too: each of its rules, broken by hand, is found and named."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from daemons import Daemon, home, running
+from stories import at, block, digest, output, tx
+
+from config.load import load
+from daemon.store import open_disk
+from handlers.audit import Audited, audit
+from storage import keys
+from storage.disk import Txn
+from storage.jobs import JobStore
+from storage.rows import BlockDetails, pack
+from storage.transactions import BODY_PAGE, FROZEN, HASH, MASTER, Body, Lock, Page, Record, TxStore, claim
+from storage.utxo import UtxoStore
+
+RETENTION = 200
+LOCK = Lock(b"owner", 1.0, 2.0, 1, "host", 3)
+Damage = Callable[[TxStore, Txn], object]
+
+
+def name(of: str) -> bytes:
+    return digest("tx", of)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Give the folder of a sound store that has a transaction of every kind."""
+    folder = tmp_path_factory.mktemp("audit")
+    with running(folder, transactions={"batch_size": 2, "block_height_retention": RETENTION}) as daemon:
+        paid = [output("x", 1), output("y", 2)]
+        first = block(None, *(tx(each, *paid, output("z", 3)) for each in ("p", "q", "r")))
+        m, gone = tx("m", *paid, spends=[at("p", 2)]), tx("gone", output("x"), spends=[at("r")])
+        second = block(first, m, gone, tx("raw", output("x"), spends=[at("q", 2)], raw=b"raw"))
+        third = block(second, tx("w", output("x"), spends=[at("m"), at("gone"), at("q", 1)]))
+        pending = [
+            tx("u", *paid, spends=[at("p")]),
+            tx("v", output("x"), spends=[at("u"), at("m", 1)]),
+            tx("big", *(output("b", n + 1) for n in range(5)), spends=[at("q")]),
+            tx("l", output("x"), spends=[at("q", 1)]),
+        ]
+        early: list[dict[str, Any]] = [{"type": "TxSubmitted", "tx": each} for each in (m, gone)]
+        late: list[dict[str, Any]] = [{"type": "TxSubmitted", "tx": each} for each in pending]
+        child = {"type": "TxSubmitted", "tx": tx("c", output("x"), spends=[at("big", 2), at("big", 3)])}
+        frozen = {"type": "OutputsFrozen", "outpoints": [at("p", 1), at("u", 1)]}
+        kept = {"type": "TxPreserved", "txids": [name("raw")], "until": 50}
+        with daemon.client() as client:
+            for message in [first, *early, second, *late, child, third, frozen, kept]:
+                assert client.ask(message).get("status") in {"applied", "accepted"}, message
+        assert daemon.term() == 0
+        daemon.assert_sound()
+    yield folder
+
+
+@pytest.fixture
+def store(whole: Path, tmp_path: Path) -> Iterator[Daemon]:
+    """Give a copy of it."""
+    with home(tmp_path, transactions={"batch_size": 2, "block_height_retention": RETENTION}) as daemon:
+        shutil.copytree(whole / "data", tmp_path / "data")
+        yield daemon
+
+
+def harm(daemon: Daemon, damage: Damage) -> None:
+    with open_disk(load(daemon.config, {})) as disk:
+        disk.write(lambda txn: damage(TxStore(disk), txn))
+
+
+def audited(daemon: Daemon) -> Audited:
+    with open_disk(load(daemon.config, {}), readonly=True) as disk:
+        return audit(UtxoStore(disk), RETENTION)
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+def record(of: str, **fields: Any) -> Damage:
+    """Return what writes fields of a master behind the store's back, the indexes in step."""
+
+    def damage(store: TxStore, txn: Txn) -> None:
+        kept = store.record(txn, name(of))
+        assert kept is not None
+        for field, value in fields.items():
+            assert getattr(kept, field) != value
+            setattr(kept, field, value)
+        store.put_record(txn, name(of), kept)
+
+    return damage
+
+
+def page(of: str, number: int, **fields: Any) -> Damage:
+    def damage(store: TxStore, txn: Txn) -> None:
+        kept = store.page(txn, name(of), number)
+        assert kept is not None
+        for field, value in fields.items():
+            setattr(kept, field, value)
+        store.put_page(txn, name(of), number, kept)
+
+    return damage
+
+
+def slot(of: str, number: int, index: int, tail: bytes | None, *, spent: int = 0) -> Damage:
+    """Return what gives a slot another end, and counts that."""
+
+    def damage(store: TxStore, txn: Txn) -> None:
+        row = store.slot(txn, name(of), number, index) or digest("hash")
+        if tail is None:
+            store.drop_slot(txn, name(of), number, index)
+        else:
+            store.put_slot(txn, name(of), number, index, row[:HASH] + tail)
+        if spent and (kept := store.page(txn, name(of), number)) is not None:
+            kept.spent += spent
+            store.put_page(txn, name(of), number, kept)
+
+    return damage
+
+
+def both(*damages: Damage) -> Damage:
+    return lambda store, txn: [damage(store, txn) for damage in damages]
+
+
+def index(table: str, at_height: int, txid: bytes, *, remove: bool = False) -> Damage:
+    def damage(store: TxStore, txn: Txn) -> None:
+        db = store.disk.tables[table]
+        if remove:
+            assert txn.delete(keys.u32(at_height), txid, db)
+        else:
+            txn.put(keys.u32(at_height), txid, db=db)
+
+    return damage
+
+
+def put(key: bytes, row: bytes, table: str = "tx") -> Damage:
+    return lambda store, txn: txn.put(key, row, db=store.disk.tables[table])
+
+
+def delete(key: bytes, table: str = "tx") -> Damage:
+    return lambda store, txn: txn.delete(key, db=store.disk.tables[table])
+
+
+BY_U = claim(name("u"), 0)
+BY_NOBODY = claim(name("nobody"), 0)
+BODY = keys.u32(BODY_PAGE)
+NO_DETAILS = pack(BlockDetails(None, [], [], [], []))
+KINDS: dict[str, tuple[Damage, str]] = {
+    "a wrong count of recorded outputs": (record("m", recorded=3), "recorded outputs, its slots are 2"),
+    "a wrong count of spent outputs": (record("u", spent=2), "spent outputs, of its slots 1 are"),
+    "a wrong count on a page": (page("big", 1, spent=1), "page 1 of transaction"),
+    "a wrong total": (record("big", total=6), "5 outputs on its pages, its record says 6"),
+    "a wrong count of spent pages": (record("big", spent_pages=2), "1 further pages all spent, its record says 2"),
+    "a page that is missing": (
+        lambda store, txn: store.remove_page(txn, name("big"), 2),
+        "1 further pages, its record says 2",
+    ),
+    "a page between that is missing": (
+        lambda store, txn: store.remove_page(txn, name("big"), 1),
+        "has a page 2, but none 1",
+    ),
+    "a page that is being created alone": (page("big", 2, creating=True), "is being created, the transaction is not"),
+    "an output beyond its page": (
+        both(slot("m", 0, 7, b""), record("m", recorded=3)),
+        "is beyond the 2 of its page",
+    ),
+    "a slot without a page": (put(name("big") + keys.u32(2) + keys.u32(1), digest("h")), "page 2"),
+    "a slot of a page that is nowhere": (put(name("m") + keys.u32(1) + MASTER, digest("h")), "has no page"),
+    "a slot of a wrong length": (slot("m", 0, 1, b"short"), "has 37 bytes"),
+    "an index row too many": (index("tx_unmined", 3, name("m")), "the index of unmined_since has transaction"),
+    "an index row of nobody": (index("tx_preserved", 3, name("nobody")), "the index of preserve_until has transaction"),
+    "an index row too few": (index("tx_preserved", 50, name("raw"), remove=True), "the index does not have it"),
+    "an end that no rule gives": (record("u", delete_at=9), "is to be deleted at 9, the rule does not say so"),
+    "an end that is not there": (record("gone", delete_at=None), "should have a height at which it is deleted"),
+    "an end of what is preserved": (record("raw", delete_at=9), "is preserved until 50, and to be deleted at 9"),
+    "an end of a loser that is not there": (record("l", delete_at=None), "should have a height at which it is"),
+    "a block on the longest chain that it is not in": (record("m", main_ids=[2, 77]), "that it is not in: [2, 77]"),
+    "blocks without heights": (record("m", block_heights=[]), "has 1 blocks, 0 heights"),
+    "mined and unmined": (record("m", unmined_since=2), "is mined and unmined"),
+    "neither mined nor unmined": (record("u", unmined_since=None), "is neither mined nor unmined"),
+    "an input that is not held": (slot("p", 0, 0, None), f"input 0 of transaction {name('u').hex()}"),
+    "an input of a record that is not held": (
+        slot("u", 0, 0, b"", spent=-1),
+        f"input 0 of transaction {name('v').hex()}",
+    ),
+    "an input that another holds": (slot("p", 0, 0, claim(name("c"), 0)), f"input 0 of transaction {name('u').hex()}"),
+    "spent in a block, unspent here": (
+        both(slot("m", 0, 0, b"", spent=-1)),
+        f"is spent by {name('w').hex()} in the UTXO store, by nobody here",
+    ),
+    "spent in a block, by another here": (slot("m", 0, 0, BY_U), f"in the UTXO store, by {name('u').hex()} here"),
+    "spent by another input": (slot("m", 0, 0, claim(name("w"), 9)), "in the UTXO store, by"),
+    "unspent in a block, spent by one of a block here": (
+        slot("m", 0, 1, claim(name("w"), 0)),
+        "is unspent in the UTXO store, spent by",
+    ),
+    "unspent here, not there at all": (
+        both(put(name("m") + MASTER + keys.u32(2), digest("h")), record("m", recorded=3, outputs=3, total=3)),
+        "is not spent here, but gone from the UTXO store",
+    ),
+    "unspent in a block, no slot here": (
+        both(slot("raw", 0, 0, None), record("raw", recorded=0)),
+        "is unspent in the UTXO store, and has no slot here",
+    ),
+    "a spender that nobody knows": (slot("u", 0, 0, BY_NOBODY), "which is not known"),
+    "a claim of somebody unknown": (slot("p", 0, 0, BY_NOBODY), f"is claimed by {name('nobody').hex()}, which is not"),
+    "a claim of a block's transaction": (slot("p", 0, 0, claim(name("w"), 0)), "which is in a block without spending"),
+    "a claim that claims nothing": (slot("p", 0, 0, b""), "is neither claimed nor frozen, and has a row"),
+    "a claim on what a block has spent": (slot("p", 0, 2, BY_U), "beside the UTXO store, which has spent it"),
+    "a freeze of what is not there": (slot("p", 0, 9, FROZEN), "beside the UTXO store, which does not have it"),
+    "a freeze of nobody's output": (slot("nobody", 0, 0, FROZEN), "beside the UTXO store, which does not have it"),
+    "a body without a record": (put(name("x") + BODY, pack(Body([]))), "has a body, but no record"),
+    "a record without a body": (delete(name("u") + BODY), "has a record, but no body"),
+    "a page without a record": (put(name("x") + keys.u32(1), pack(Page(0, 0))), "page 1 of transaction"),
+    "a slot on a page without a record": (put(name("x") + keys.u32(1) + MASTER, digest("h")), "has no record"),
+    "a row of no kind": (put(name("x") + b"123", b""), "is none that the transaction store has"),
+    "a record that can't be read": (put(name("u") + MASTER, b"\xc1"), f"transaction {name('u').hex()} can't be read"),
+    "a page size of nothing": (record("big", page_size=0), "can't be read: ZeroDivisionError"),
+    "details of no block": (
+        put(keys.u32(99), pack(BlockDetails(None, [], [], [], [])), "tx_block"),
+        "which has no row",
+    ),
+    "details of too few": (put(keys.u32(1), NO_DETAILS, "tx_block"), "there are more"),
+    "details that contradict themselves": (
+        put(keys.u32(1), pack(BlockDetails(None, [3, 3, 3], [], [], [])), "tx_block"),
+        "contradict themselves",
+    ),
+    "details that can't be read": (put(keys.u32(1), b"\xc1", "tx_block"), "the details of blocks can't be read"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_is_found(store: Daemon, kind: str) -> None:
+    damage, told = KINDS[kind]
+    assert audited(store) == Audited([], [])
+    harm(store, damage)
+    found = audited(store).findings
+    assert any(told in finding for finding in found), found
+
+
+def test_verify_exits_3_unless_the_transaction_store_is_off(store: Daemon) -> None:
+    harm(store, KINDS["a wrong total"][0])
+    done = store.run("verify")
+    assert (done.returncode, done.stdout) == (3, b"")
+    assert b"its record says 6" in done.stderr and b"Traceback" not in done.stderr
+    store.configure(transactions={"enabled": False})
+    store.assert_sound()
+
+
+def test_what_is_half_made_is_no_damage(store: Daemon) -> None:
+    """A creation that was cut off leaves pages, or a lock alone; one that goes on has a lock and is not told of."""
+    harm(store, lambda store, txn: store.put_lock(txn, name("begun"), LOCK))
+    harm(store, lambda store, txn: store.put_lock(txn, name("going on"), LOCK))
+    for of in ("cut off", "going on"):
+        half = Record(2, 0, creating=True, total=6, page_size=2, pages=2, unmined_since=3, born=3)
+        harm(store, lambda store, txn, of=of, half=half: store.put_record(txn, name(of), half))  # type: ignore[misc]
+        harm(store, lambda store, txn, of=of: store.put_body(txn, name(of), Body([(name("p"), 2)])))  # type: ignore[misc]
+        harm(store, put(name(of) + keys.u32(1), pack(Page(2, 0, creating=True))))
+    found = audited(store)
+    assert found.findings == []
+    assert sorted(found.half_made) == sorted(
+        [
+            f"transaction {name('begun').hex()} was begun: it has a lock and nothing else",
+            f"transaction {name('cut off').hex()} is half-made: 2 of 3 pages, and nobody goes on",
+        ]
+    )
+    done = store.run("verify")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert sorted(done.stdout.decode().splitlines()) == sorted([*found.half_made, "sound"])
+
+
+def test_pages_that_the_pruner_is_about_to_remove(store: Daemon) -> None:
+    """A large transaction goes page by page: its master first, and what is left is on a list."""
+
+    def damage(kept: TxStore, txn: Txn) -> None:
+        for number in (1, 2):
+            txn.put(name("x") + keys.u32(number), pack(Page(1, 1)), db=kept.tx)
+            txn.put(name("x") + keys.u32(number) + MASTER, digest("h"), db=kept.tx)
+        JobStore(kept.disk).leave(txn, [(name("x"), 2)])
+
+    harm(store, damage)
+    assert audited(store).findings == []
+    harm(store, lambda kept, txn: JobStore(kept.disk).next_left(txn))
+    assert any("page 2 of transaction" in finding for finding in audited(store).findings)
+
+
+def test_a_spender_that_was_pruned(store: Daemon) -> None:
+    harm(store, slot("u", 0, 0, BY_NOBODY))
+    assert any("which is not known" in finding for finding in audited(store).findings)
+    harm(store, record("u", deleted_children=[name("nobody")]))
+    assert not any("which is not known" in finding for finding in audited(store).findings)
+
+
+def test_many_findings_are_told_up_to_a_hundred(store: Daemon) -> None:
+    rows = [(digest("x", n) + BODY, pack(Body([]))) for n in range(300)]
+    harm(store, lambda kept, txn: [txn.put(key, row, db=kept.tx) for key, row in rows])
+    assert len(audited(store).findings) == 100
+
+
+@pytest.mark.parametrize("table", ["tx", "tx_block", "tx_delete_at", "tx_unmined", "tx_preserved"])
+def test_any_row_that_is_cut_or_changed_is_an_answer(store: Daemon, table: str) -> None:
+    """Whatever is in a row, it is found or does not matter; nothing of it ends in a crash."""
+    random = Random(table)
+    with open_disk(load(store.config, {})) as disk:
+        db, utxo = disk.tables[table], UtxoStore(disk)
+        with disk.read() as txn:
+            rows = list(txn.cursor(db))
+        sound = audit(utxo, RETENTION)
+        for _ in range(60 if table == "tx" else 10):
+            key, value = random.choice(rows)
+            harmed = bytearray(value)
+            harmed[random.randrange(len(harmed))] ^= 1 << random.randrange(8)
+            cut = not table.startswith("tx_") and random.random() < 0.5
+            row = value[: random.randrange(len(value))] if cut else bytes(harmed)
+            disk.write(lambda txn, key=key, value=value: txn.delete(key, value, db))  # type: ignore[misc]
+            disk.write(lambda txn, key=key, row=row: txn.put(key, row, db=db))  # type: ignore[misc]
+            assert isinstance(audit(utxo, RETENTION), Audited)
+            disk.write(lambda txn, key=key, row=row: txn.delete(key, row, db))  # type: ignore[misc]
+            disk.write(lambda txn, key=key, value=value: txn.put(key, value, db=db))  # type: ignore[misc]
+        assert audit(utxo, RETENTION) == sound == Audited([], [])

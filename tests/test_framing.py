@@ -1,0 +1,209 @@
+"""Patience and room, in small: readers of real sockets that share an inbox, and who gives way to whom."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+import anyio
+import pytest
+from anyio.abc import UNIXSocketStream
+
+from daemon.bus import Inbox
+from daemon.framing import Reader, Unfinished
+from handlers.refusal import Refused
+
+MIB = 1 << 20
+LONGEST = 8 * MIB
+
+
+class Ends:
+    """A reader and the other end of its socket."""
+
+    def __init__(self, stream: UNIXSocketStream, far: socket.socket, reader: Reader) -> None:
+        self.stream, self.far, self.reader = stream, far, reader
+
+
+def reading(test: Callable[[Callable[..., Any], Inbox], Any], capacity: int = MIB) -> None:
+    """Run a test with a way to make readers that share an inbox."""
+
+    async def main() -> None:
+        inbox, unfinished = Inbox(capacity, capacity), Unfinished(capacity)
+        async with ExitStackOfStreams() as stack:
+
+            async def connect(patience_s: float = 0.1, longest: int = LONGEST) -> Ends:
+                near, far = socket.socketpair()
+                stream = await UNIXSocketStream.from_socket(near)
+                far.setblocking(False)
+                stack.opened += [(stream, far)]
+                return Ends(stream, far, Reader(stream, inbox, unfinished, longest, patience_s))
+
+            await test(connect, inbox)
+
+    anyio.run(main, backend_options={"use_uvloop": True})
+
+
+class ExitStackOfStreams:
+    def __init__(self) -> None:
+        self.opened: list[tuple[UNIXSocketStream, socket.socket]] = []
+
+    async def __aenter__(self) -> ExitStackOfStreams:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for stream, far in self.opened:
+            far.close()
+            await stream.aclose()
+
+
+@pytest.mark.parametrize("part", [b"\0\0\0\x05ab", b"\0\0", b'{"type":'])
+def test_who_begins_a_message_goes_on(part: bytes) -> None:
+    async def test(connect: Callable[..., Any], inbox: Inbox) -> None:
+        ends = await connect()
+        ends.far.send(part)
+        began = monotonic()
+        with pytest.raises(TimeoutError, match="not finished in time"):
+            await ends.reader.message()
+        assert 0.09 < monotonic() - began < 5
+        assert inbox.reserved == 0
+
+    reading(test)
+
+
+def test_between_messages_there_is_no_hurry() -> None:
+    async def test(connect: Callable[..., Any], inbox: Inbox) -> None:
+        ends = await connect()
+        async with anyio.create_task_group() as both:
+            both.start_soon(later, ends.far, b"\0\0\0\x02ab")
+            assert await ends.reader.message() == b"ab"
+            both.start_soon(later, ends.far, b"\0\0\0\x02c", b"d")
+            assert await ends.reader.message() == b"cd"
+
+    async def later(far: socket.socket, *parts: bytes) -> None:
+        await anyio.sleep(0.3)
+        for part in parts:
+            await anyio.sleep(0.02)
+            far.send(part)
+
+    reading(test)
+
+
+def test_a_long_message_has_longer_and_waiting_for_room_is_no_fault() -> None:
+    async def test(connect: Callable[..., Any], inbox: Inbox) -> None:
+        ends = await connect()
+        await inbox.reserve(MIB)  # full
+        ends.far.send(struct.pack(">I", 70_000) + b"x" * 70_000)
+        async with anyio.create_task_group() as both:
+            both.start_soon(free, inbox)
+            assert await ends.reader.message() == b"x" * 70_000
+            ends.far.send(b"\0\0\0\x02ab")
+            assert await ends.reader.message() == b"ab"
+
+    async def free(inbox: Inbox) -> None:
+        await anyio.sleep(0.5)
+        inbox.release(MIB)
+
+    reading(test)
+
+
+async def pour(far: socket.socket, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[far.send(view) :]
+        except BlockingIOError:
+            await anyio.sleep(0.001)
+
+
+def test_who_dawdles_is_given_up_for_others() -> None:
+    """Nine hold nine tenths of the room and stop; a longer message gets through at once, and some of them give up."""
+
+    async def test(connect: Callable[..., Any], inbox: Inbox) -> None:
+        given_up: list[str] = []
+
+        async def dawdle(ends: Ends) -> None:
+            try:
+                await ends.reader.message()
+            except TimeoutError as error:
+                given_up.append(str(error))
+
+        slow = [await connect(30.0) for _ in range(9)]
+        async with anyio.create_task_group() as all_:
+            for ends in slow:
+                all_.start_soon(dawdle, ends)
+                await pour(ends.far, struct.pack(">I", LONGEST) + b"x" * 100_000)
+            await anyio.sleep(0.6)
+            fast = await connect()
+            all_.start_soon(pour, fast.far, struct.pack(">I", 300_000) + b"y" * 300_000)
+            with anyio.fail_after(5):
+                assert await fast.reader.message() == b"y" * 300_000
+            await anyio.sleep(0.05)
+            assert 0 < len(given_up) < 9
+            assert set(given_up) == {"an unfinished message was given up: there is no room for all of them"}
+            all_.cancel_scope.cancel()
+
+    reading(test)
+
+
+@pytest.mark.parametrize("head", [struct.pack(">I", 3 * MIB), b"{"])
+def test_one_alone_may_be_longer_than_the_room(head: bytes) -> None:
+    async def test(connect: Callable[..., Any], inbox: Inbox) -> None:
+        ends = await connect(30.0)
+        data = b"x" * (3 * MIB)
+        async with anyio.create_task_group() as both:
+            both.start_soon(pour, ends.far, head + data + b"\n")
+            message = await ends.reader.message()
+            assert message is not None and message.endswith(data)
+
+    reading(test)
+
+
+def test_the_longest_gives_way_to_others_that_are_quick() -> None:
+    async def test(connect: Callable[..., Any], inbox: Inbox) -> None:
+        giant = await connect(30.0)
+        given_up: list[BaseException] = []
+
+        async def flood() -> None:
+            try:
+                async with anyio.create_task_group() as both:
+                    both.start_soon(pour, giant.far, b"{" + b"x" * (LONGEST - 10))
+                    await giant.reader.message()
+            except* TimeoutError as group:
+                given_up.append(group)
+
+        async with anyio.create_task_group() as all_:
+            all_.start_soon(flood)
+            for _ in range(20):
+                small = await connect()
+                all_.start_soon(pour, small.far, struct.pack(">I", 100_000) + b"y" * 100_000)
+                with anyio.fail_after(5):
+                    assert await small.reader.message() == b"y" * 100_000
+                inbox.release(inbox.reserved)
+            all_.cancel_scope.cancel()
+
+    reading(test)
+
+
+def test_too_long_lines_are_skipped_and_frames_are_not() -> None:
+    async def test(connect: Callable[..., Any], inbox: Inbox) -> None:
+        ends = await connect(longest=100)
+        ends.far.send(b"{" + b"x" * 100 + b"\n{}\n{" + b"x" * 5000)
+        with pytest.raises(Refused, match="longer than 100") as refused:
+            await ends.reader.message()
+        assert (refused.value.code, refused.value.broken) == ("too_large", False)
+        assert await ends.reader.message() == b"{}"
+        async with anyio.create_task_group() as both:
+            both.start_soon(pour, ends.far, b"x" * 500_000 + b'\n{"a":1}\n')
+            with pytest.raises(Refused, match="longer than 100"):
+                await ends.reader.message()
+            assert await ends.reader.message() == b'{"a":1}'
+        framed = await connect(longest=100)
+        framed.far.send(struct.pack(">I", 101) + b"x" * 101)
+        with pytest.raises(Refused, match="longer than 100") as refused:
+            await framed.reader.message()
+        assert (refused.value.code, refused.value.broken) == ("malformed", True)
+
+    reading(test)

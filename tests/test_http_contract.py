@@ -1,0 +1,214 @@
+"""The OpenAPI document against the routes, and whatever it allows (and forbids) against a real daemon."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import jsonschema_rs
+import pytest
+import schemathesis
+from daemons import running
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from questions import Web, free_port, short_folder
+from schemathesis import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from starlette.routing import Route
+from stories import address, at, back_to, block, chain, digest, output, tx
+from test_http import ABSENT, HERE, TRANSACTIONS, every_path
+
+from daemon.http.app import Site
+from daemon.http.openapi import document
+from handlers.addresses import codec
+from handlers.query import Query
+
+DOCUMENT = document()
+SCHEMA: Any = schemathesis.openapi.from_dict(DOCUMENT)
+OPERATIONS: dict[str, Any] = {made.ok().label: made.ok() for made in SCHEMA.get_all_operations()}
+CHECKS = [
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+BASE = b"\x01" + digest("credential", "ann", size=28) + digest("credential", "delegate", size=28)
+KNOWN: dict[str, list[Any]] = {  # parameters that find something
+    "address": [address(name).hex() for name in ("ann", "bob", "nobody")]
+    + [codec("cardano", "mainnet").write(address("ann"))],
+    "credential": [digest("credential", name, size=28).hex() for name in ("ann", "bob", "nobody")],
+    "tx_hash": [digest("tx", name).hex() for name in ("many", "rich", "spend", "1", "5")],
+    "stake": [digest("credential", name, size=28).hex() for name in ("delegate", "nobody")]
+    + [codec("cardano", "mainnet").stake(BASE)],
+    "txid": [digest("tx", "many").hex()],
+    "index": [0, 1, 2, 39],
+}
+RICH = output(
+    "ann", 7, assets=[[bytes(28), b"x", 1 << 62]], inline_datum=b"\x00", script_ref=b"\x01", script_ref_hash=bytes(28)
+)
+FIRST = block(
+    None, tx("many", *(output("ann", n) for n in range(40)), raw=b"\x00\xff"), tx("rich", RICH), time=1, epoch=2
+)
+SPEND = tx("spend", output("bob"), spends=[at("many", 0), at("many", 1)])
+DELEGATED = tx("delegated", {"address": BASE, "value": 5})
+BAD = tx("bad", valid=False, collateral=[at("many", 2)], collateral_return=output("ann", 3))
+
+
+@pytest.fixture(scope="module")
+def web() -> Iterator[Web]:
+    port = free_port()
+    http = {"workers": 1, "listen": f"127.0.0.1:{port}"}
+    utxo = {"index": {"stake_credential": True}}
+    with short_folder() as folder, running(folder, http=http, utxo=utxo) as daemon, Web(port) as web:
+        web.get("/health/live")
+        with daemon.client() as client:
+            second = block(FIRST, SPEND, BAD, DELEGATED)
+            client.feed([FIRST, second, *chain(2, second, branch="gone"), back_to(second), *chain(3, second)])
+        yield web
+
+
+# --- the document --------------------------------------------------------------------------------------------------
+
+
+def resolved(schema: Any, components: dict[str, Any]) -> Any:
+    """Return a schema with what it refers to beside it."""
+    return {**schema, "components": {"schemas": components}}
+
+
+def test_the_document_is_openapi(web: Web) -> None:
+    """Each schema in it is one, each reference leads somewhere, and each parameter of a path is described."""
+    assert web.get("/openapi.json") == DOCUMENT
+    assert DOCUMENT["openapi"] == "3.1.0"
+    components = DOCUMENT["components"]["schemas"]
+    text = str(DOCUMENT)
+    assert set(re.findall(r"#/components/schemas/(\w+)", text)) <= set(components)
+    for schema in components.values():
+        jsonschema_rs.Draft202012Validator(resolved(schema, components))
+    for path, verbs in DOCUMENT["paths"].items():
+        assert list(verbs) == ["get"]
+        assert verbs["get"]["summary"].endswith(".")
+        told = {each["name"]: each for each in verbs["get"]["parameters"]}
+        assert {name for name, each in told.items() if each["in"] == "path"} == set(re.findall(r"{(\w+)}", path))
+        assert all(each["required"] for each in told.values() if each["in"] == "path")
+        for status, answer in verbs["get"]["responses"].items():
+            assert re.fullmatch("[2345]..", status) and answer["description"]
+
+
+def test_the_document_says_how_answers_come() -> None:
+    """The token, the headers, CBOR, and the text of the metrics."""
+    assert DOCUMENT["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
+    tip = {"X-Tip-Height", "X-Tip-Slot", "X-Tip-Hash", "ETag"}
+    for path, verbs in DOCUMENT["paths"].items():
+        route, opened = verbs["get"], path in ("/", "/docs", "/health/live", "/health/ready")
+        assert ("401" in route["responses"]) == ("security" in route) == (not opened), path
+        assert opened or route["security"] == [{"token": []}, {}]  # where there is no token, nobody is asked
+        for status, said in route["responses"].items():
+            assert set(said["headers"]) >= (tip if status != "401" else {"WWW-Authenticate"}), (path, status)
+        kinds = set(route["responses"].get("200", {"content": {}})["content"])
+        lists = path.endswith("/utxos")
+        outputs = (lists and "/txs/" not in path) or path.startswith("/api/v1/utxos/")
+        assert (kinds == {"application/json", "application/cbor"}) == outputs, path
+        assert ("X-Next-Cursor" in route["responses"].get("200", {"headers": ()})["headers"]) == lists
+        assert ("409" in route["responses"]) == lists
+    assert set(DOCUMENT["paths"]["/metrics"]["get"]["responses"]["200"]["content"]) == {"text/plain"}
+
+
+def test_the_document_and_the_routes_are_the_same() -> None:
+    site = Site.__new__(Site)
+    site.query, site.transactions = Query.__new__(Query), None
+    site.codec = codec("cardano", "mainnet")
+    routes: dict[str, Route] = {route.path: route for route in site.routes()}
+    assert set(routes) == set(DOCUMENT["paths"])
+    for route in routes.values():
+        assert route.methods == {"GET", "HEAD"}
+
+
+def test_what_the_tests_ask_for_covers_the_document() -> None:
+    asked = [
+        *every_path("lists", "balances", "stakes", "outputs", "others", "health"),
+        "/health/ready",
+        *(path.format(**HERE) for path in (*ABSENT, *TRANSACTIONS)),
+    ]
+    for path in DOCUMENT["paths"]:
+        pattern = re.compile(re.sub(r"{\w+}", "[^/]+", path))
+        assert any(pattern.fullmatch(each.split("?")[0]) for each in asked), path
+
+
+# --- whatever may be asked -----------------------------------------------------------------------------------------
+
+
+def check(web: Web, case: Any, met: Counter[int]) -> None:
+    """Ask, and hold the answer to the document. A 503 says that something is not kept: it is no failure here."""
+    answer = case.call(base_url=web.url, timeout=30)
+    met[answer.status_code] += 1
+    assert answer.status_code < 500 or answer.status_code == 503, answer.text
+    if answer.status_code in (404, 405) and str(answer.status_code) not in case.operation.definition.raw["responses"]:
+        assert answer.json()["error"] in ("unknown_path", "method_not_allowed")  # what was made is another path
+        return
+    case.validate_response(answer, checks=CHECKS)
+
+
+QUESTIONS = [(label, GenerationMode.POSITIVE) for label in OPERATIONS] + [
+    (label, GenerationMode.NEGATIVE)  # where there is something that the document forbids
+    for label, operation in OPERATIONS.items()
+    if any(each["schema"] != {"type": "string"} for each in operation.definition.raw["parameters"])
+]
+
+
+@pytest.mark.parametrize(("label", "mode"), QUESTIONS)
+def test_no_question_breaks_a_route(web: Web, label: str, mode: GenerationMode) -> None:
+    operation, met = OPERATIONS[label], Counter[int]()
+
+    @settings(max_examples=60, deadline=None, database=None, suppress_health_check=[*HealthCheck])
+    @given(case=operation.as_strategy(generation_mode=mode), known=st.data())
+    def ask(case: Any, known: st.DataObject) -> None:
+        for name in case.path_parameters:
+            if mode is GenerationMode.POSITIVE and known.draw(st.integers(0, 3)):
+                case.path_parameters[name] = known.draw(st.sampled_from(KNOWN[name]))
+        check(web, case, met)
+
+    ask()
+    if mode is GenerationMode.POSITIVE and "200" in operation.definition.raw["responses"]:
+        assert met[200], met
+
+
+@settings(max_examples=150, deadline=None, database=None, suppress_health_check=[*HealthCheck])
+@given(
+    query=st.dictionaries(
+        st.sampled_from(["count", "order", "page", "cursor"]),
+        st.one_of(st.integers(-1, 1100).map(str), st.sampled_from(["asc", "desc"]), st.text(max_size=8)),
+        max_size=3,
+    ),
+    accept=st.sampled_from(
+        ["*/*", "application/cbor", "application/json;q=0.1, application/cbor;q=x", "text/\xfc;=;,", ";;q"]
+    ),
+)
+def test_no_paging_breaks_a_list(web: Web, query: dict[str, str], accept: str) -> None:
+    for path in every_path("lists"):
+        answer = web._client.get(
+            path.replace(HERE["rich"], address("ann").hex()),
+            params=query,
+            headers={b"Accept": accept.encode("latin-1")},
+        )
+        assert answer.status_code in (200, 400), answer.text
+
+
+@settings(max_examples=150, deadline=None, database=None, suppress_health_check=[*HealthCheck])
+@given(
+    parts=st.lists(
+        st.one_of(st.text(max_size=12), st.sampled_from(["api", "v1", "utxos", "addresses", "..", "."])), max_size=6
+    )
+)
+def test_no_path_breaks_the_worker(web: Web, parts: list[str]) -> None:
+    answer = web.ask(web.url + "/" + "/".join(quote(part, safe="") for part in parts))
+    assert answer.status_code in (200, 400, 404, 503), answer.text
+    if answer.status_code != 200:
+        assert set(answer.json()) == {"error", "message", "hint"}
