@@ -1,7 +1,7 @@
 """The same blocks through a general CBOR decoder, for `utxod bench feed`: Alonzo and Babbage, of files that are sound.
 
-It takes hashes where they are due and makes the same events, but checks nothing and stops at nothing: what a feed pays
-for its own decoder is the difference.
+It takes hashes where they are due and makes the same events, but checks nothing and stops at nothing: the measure that
+our own decoder has to hold against.
 """
 
 from __future__ import annotations
