@@ -26,6 +26,7 @@ from daemon.http.master import keep_serving
 from daemon.metrics import daemon_sheet, encode, folder, keep_shown
 from daemon.notify import Notifier
 from daemon.pruning import prune_along
+from daemon.recovery import enabled, recover_along
 from daemon.store import open_disk, open_lives, open_utxo, windows
 from handlers.chain import Chain
 from handlers.delivery import refuse
@@ -79,6 +80,8 @@ async def serve(config: Config, config_file: Path | None) -> None:
                     doors.start_soon(_watch, notifier, notifier.watchdog_s / 2, turns, writer)
                 if turns and config.pruner.enabled:
                     doors.start_soon(prune_along, config, turns, hall, committed, writer)
+                if turns and enabled(config):
+                    doors.start_soon(recover_along, config, turns, hall, writer)
                 if config.http.workers:
                     doors.start_soon(keep_serving, config, config_file, config.http.workers)
                 log.info("listening", socket=str(path), **_place(hall))

@@ -31,6 +31,7 @@ from daemon.commands.common import (
 )
 from daemon.commands.common import show as show_on_screen
 from daemon.commands.query import query
+from daemon.commands.recovery import recovery
 from daemon.logs import configure
 from feeds.commands import feed as feed_commands
 
@@ -65,7 +66,7 @@ def run(context: click.Context) -> None:
 class _Bench(click.Group):
     """Imports a measurement only when it is asked for: they need packages that the daemon does not."""
 
-    NAMES = ("apply", "feed", "http", "prune")
+    NAMES = ("apply", "feed", "http", "large", "prune", "recovery")
 
     def list_commands(self, _: click.Context) -> list[str]:
         """Return the names of the measurements."""
@@ -106,6 +107,7 @@ def feed(context: click.Context, socket: Path | None) -> None:
 for command in feed_commands.commands.values():
     feed.add_command(command)
 main.add_command(query)
+main.add_command(recovery)
 
 
 @main.command()

@@ -28,6 +28,7 @@ from msgspec import Struct, field
 from config.settings import Config
 from handlers.events import BlockCommitted, Pruned, RolledBack
 from handlers.pruner import PrunerNumbers
+from handlers.recovery.numbers import Numbers as RecoveryNumbers
 from handlers.utxo import Committed, Work
 from handlers.wire import MESSAGES
 
@@ -105,6 +106,7 @@ class Numbers(Struct):
     inbox_bytes: int = 0
     connections: int = 0
     pruner: PrunerNumbers = field(default_factory=PrunerNumbers)
+    recovery: RecoveryNumbers | None = None
 
     def heard(self, kind: str) -> None:
         """Count a message; what is no message of the protocol must not grow the table."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -14,7 +15,7 @@ from handlers.desk import Rules
 from handlers.lives import Lives
 from handlers.query import Query
 from handlers.transactions import Transactions
-from storage.blobs import Cached, open_blobs
+from storage.blobs import Blobs, Cached, Late, open_blobs
 from storage.buried import BuriedStore
 from storage.disk import Disk
 from storage.errors import StoreError
@@ -72,13 +73,34 @@ def open_utxo(disk: Disk, config: Config) -> UtxoStore:
 
 def open_lives(store: UtxoStore, config: Config) -> Lives | None:
     """Open the transaction store beside the UTXO store, if the configuration wants it."""
+    records = TxStore(store.disk)
     if not config.transactions.enabled:
+        if records.give_up():
+            log.warning(
+                "records_go_stale", advice="transactions.enabled is off: their records are dropped when it is on"
+            )
         return None
+    if records.drop_stale():
+        log.warning("stale_records_dropped", reason="blocks may have come while transactions.enabled was off")
     return Lives(transactions(store, config))
 
 
 def transactions(store: UtxoStore, config: Config) -> Transactions:
-    """Return the operations on the transaction store that shares the UTXO store's disk."""
+    """Return the operations on the transaction store that shares the UTXO store's disk.
+
+    Raises:
+        BlobFailed: the blobs can't be opened.
+    """
+    return _transactions(store, config, open_blobs(config.transactions.blob_store, config.data_dir))
+
+
+def reading(store: UtxoStore, config: Config) -> Transactions:
+    """Return the same for who only reads: the blobs are opened by the first question to them."""
+    where = partial(open_blobs, config.transactions.blob_store, config.data_dir, make=False)
+    return _transactions(store, config, Late(where))
+
+
+def _transactions(store: UtxoStore, config: Config, blobs: Blobs) -> Transactions:
     wish = config.transactions
     rules = Rules(
         batch_size=wish.batch_size,
@@ -88,8 +110,8 @@ def transactions(store: UtxoStore, config: Config) -> Transactions:
         externalize_all=wish.externalize_all,
     )
     records = TxStore(store.disk)
-    blobs = Cached(open_blobs(wish.blob_store, config.data_dir), _BLOB_CACHE)
-    return Transactions(records, BuriedStore(store, records, wish.coinbase_maturity), blobs, rules)
+    cached = Cached(blobs, _BLOB_CACHE)
+    return Transactions(records, BuriedStore(store, records, wish.coinbase_maturity), cached, rules)
 
 
 def chain_name(config: Config) -> str:

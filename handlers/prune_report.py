@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from storage.disk import Disk
+from storage.disk import Disk, Txn
 from storage.jobs import Job, JobState, JobStore
 
 
@@ -34,10 +34,14 @@ class PrunerJob(Struct, frozen=True, kw_only=True):
 
 def pruner_jobs(disk: Disk, count: int, *, page: int = 1, before: int | None = None) -> list[PrunerJob]:
     """Return cycles, the latest first: a page of them, or those that come after the job `before`."""
-    store = JobStore(disk)
     with disk.read() as txn:
-        first = 0 if before is not None else (page - 1) * count
-        return [_told(job) for job in islice(store.latest(txn, before), first, first + count)]
+        return jobs_of(disk, txn, count, page=page, before=before)
+
+
+def jobs_of(disk: Disk, txn: Txn, count: int, *, page: int = 1, before: int | None = None) -> list[PrunerJob]:
+    """Return the same in a read transaction of the caller."""
+    first = 0 if before is not None else (page - 1) * count
+    return [_told(job) for job in islice(JobStore(disk).latest(txn, before), first, first + count)]
 
 
 def _told(job: Job) -> PrunerJob:

@@ -12,7 +12,7 @@ from handlers.answers import Hash, Hex
 from handlers.desk import Held, blob_name
 from handlers.transactions import Transactions
 from storage.disk import Txn
-from storage.transactions import HASH, claimant
+from storage.transactions import HASH, Page, claimant
 
 _COUNTED = 20_000  # outputs of a transaction without a record that are looked at to count them
 Status = Literal["creating", "conflicting", "unmined", "mined"]
@@ -77,7 +77,11 @@ class Raw(Struct, frozen=True):
 
 
 class Slot(Struct, frozen=True):
-    """One output: 32 bytes of hash, and 36 of the spender when it is spent, or all ones when it is frozen."""
+    """One output: 32 bytes of hash, and 36 of the spender when it is spent, or all ones when it is frozen.
+
+    Of a transaction without a record the pruned part is zeros: the hash of an output whose body has gone, the id of a
+    spender that has.
+    """
 
     output_index: int
     status: SlotStatus
@@ -107,8 +111,8 @@ class TxQuery:
     def transaction(self, txn: Txn, held: Held) -> Transaction:
         """Return a transaction."""
         record = held.record
-        counted = held.buried is None or bool(record.recorded)
-        pages = [record, *(page for n in range(1, record.pages + 1) if (page := self._store.page(txn, held.txid, n)))]
+        counted = held.buried is None or bool(record.recorded) or record.total <= _COUNTED
+        pages = {0: record, **{n: page for n in range(1, record.pages + 1) if (page := self._page(txn, held, n))}}
         return Transaction(
             txid=held.txid.hex(),
             status=_status(held),
@@ -133,12 +137,12 @@ class TxQuery:
             block_heights=record.block_heights,
             subtree_idxs=record.subtree_idxs,
             conflicting_children=[child.hex() for child in record.conflicting_children],
-            deleted_children=[child.hex() for page in pages for child in page.deleted_children],
+            deleted_children=[child.hex() for page in pages.values() for child in page.deleted_children],
             reassignments=[
                 Reassignment(
                     n * record.page_size + slot if n else slot, old.hex(), new.hex(), at, page.spendable_in[slot]
                 )
-                for n, page in enumerate(pages)
+                for n, page in pages.items()
                 for slot, old, new, at in page.reassignments
             ],
             fee=record.fee,
@@ -160,11 +164,20 @@ class TxQuery:
 
     def slots(self, txn: Txn, held: Held, indexes: Sequence[int]) -> list[Slot]:
         """Return some of a transaction's slots, in the order of `indexes`."""
-        found = []
+        if held.buried is not None:
+            return [_slot(index, self._transactions.slot(txn, held, index)[3], None) for index in indexes]
+        found, pages = [], dict[int, Page | None]({0: held.record})
         for index in indexes:
-            page, _, slot, row = self._transactions.slot(txn, held, index)
-            found.append(_slot(index, row, page.spendable_in.get(slot)))
+            number, slot = held.record.place(index)
+            if number not in pages:  # of which few are asked for, and each may be long
+                pages[number] = self._page(txn, held, number)
+            page = pages[number]
+            row = None if page is None else self._store.slot(txn, held.txid, number, slot)
+            found.append(_slot(index, row, None if page is None else page.spendable_in.get(slot)))
         return found
+
+    def _page(self, txn: Txn, held: Held, number: int) -> Page | None:
+        return self._store.page(txn, held.txid, number)
 
 
 def _slot(index: int, row: bytes | None, spendable_in: int | None) -> Slot:
@@ -172,7 +185,8 @@ def _slot(index: int, row: bytes | None, spendable_in: int | None) -> Slot:
         return Slot(index, "none", None, None, None, None)
     if spending.spent(row):
         txid, number = claimant(row)
-        return Slot(index, "spent", row.hex(), txid.hex(), number, spendable_in)
+        known = any(txid)
+        return Slot(index, "spent", row.hex(), txid.hex() if known else None, number, spendable_in)
     return Slot(index, "frozen" if len(row) > HASH else "unspent", row.hex(), None, None, spendable_in)
 
 

@@ -12,8 +12,9 @@ import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Protocol
@@ -71,17 +72,18 @@ class Blobs(Protocol):
         """
 
 
-def open_blobs(where: str, data_dir: Path) -> Blobs:
+def open_blobs(where: str, data_dir: Path, *, make: bool = True) -> Blobs:
     """Return the blobs at `file:folder` (below `data_dir` when relative) or `s3://bucket/prefix`.
 
-    A folder is made when it is missing. A bucket is not spoken to before the first call; its endpoint, region and
-    credentials are the environment's (AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID, ...).
+    A folder is made when it is missing, unless told otherwise: who only reads must not hide that it is gone. A bucket
+    is not spoken to before the first call; its endpoint, region and credentials are the environment's
+    (AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID, ...).
 
     Raises:
         BlobFailed: `where` or the environment is wrong, or the folder cannot be made.
     """
     if file := _FILE.fullmatch(where):
-        return Files(data_dir / file[1])
+        return Files(data_dir / file[1], make=make)
     if s3 := _S3.fullmatch(where):
         try:
             from storage.bucket import Bucket
@@ -94,9 +96,11 @@ def open_blobs(where: str, data_dir: Path) -> Blobs:
 class Files:
     """Blobs as files below `root`, spread over 256 folders by the first byte of the txid."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, make: bool = True) -> None:
         self.root = root
         self._ready: set[str] = set()
+        if not make:
+            return
         with _file_errors(root):
             root.mkdir(parents=True, exist_ok=True)
             _sync(root.parent)
@@ -142,6 +146,12 @@ class Files:
                 else:
                     _sweep(entry)
 
+    def count(self) -> int:
+        """Return how many there are; unlike `names` it sweeps nothing."""
+        with _file_errors(self.root):
+            self._need_root()
+            return sum(1 for path in self.root.glob("??/*") if NAME.fullmatch(path.name))
+
     def check(self) -> None:
         """See `Blobs.check`."""
         probe, data = self.root / leftover("check"), secrets.token_bytes(64)
@@ -185,6 +195,33 @@ class Files:
         """Without its folder (a disk that is not mounted) nothing is known about any blob."""
         if not self.root.is_dir():
             raise BlobFailed(f"{self.root}: the folder is gone")
+
+
+class Late:
+    """Blobs that are opened when they are first needed: who only reads records does not depend on them."""
+
+    def __init__(self, opened: Callable[[], Blobs]) -> None:
+        self._blobs = cache(opened)
+
+    def put(self, name: str, data: bytes) -> None:
+        """See `Blobs.put`."""
+        self._blobs().put(name, data)
+
+    def get(self, name: str) -> bytes | None:
+        """See `Blobs.get`."""
+        return self._blobs().get(name)
+
+    def delete(self, name: str) -> bool:
+        """See `Blobs.delete`."""
+        return self._blobs().delete(name)
+
+    def names(self) -> Iterator[tuple[str, float]]:
+        """See `Blobs.names`."""
+        return self._blobs().names()
+
+    def check(self) -> None:
+        """See `Blobs.check`."""
+        self._blobs().check()
 
 
 class Cached:

@@ -27,6 +27,7 @@ TABLES = ("tx", "tx_delete_at*", "tx_unmined*", "tx_preserved*")
 BODY_PAGE, LOCK_PAGE = 0xFFFF_FFFE, 0xFFFF_FFFF
 MASTER = keys.u32(0)
 _BODY, _LOCK = keys.u32(BODY_PAGE), keys.u32(LOCK_PAGE)
+_STALE = b"records_stale"  # in utxo_meta: blocks may have come while nobody kept the records
 HASH, CLAIM = 32, 36  # bytes
 FROZEN = b"\xff" * CLAIM
 HIGHEST = keys.LAST_U32 - 1  # height that the indexes can hold: a block that claims more counts as this
@@ -128,6 +129,28 @@ class TxStore:
         self.details = disk.tables["tx_block"]  # moves with the blocks of the UTXO set
         self.delete_at, self.unmined = disk.tables["tx_delete_at"], disk.tables["tx_unmined"]
         self.preserved = disk.tables["tx_preserved"]
+
+    # --- being switched off and on -------------------------------------------------------------------------------
+
+    def give_up(self) -> bool:
+        """Remember that nobody keeps the records in step from now on; return whether there are any."""
+        with self.disk.read() as txn:
+            empty, known = self.empty(txn), txn.get(_STALE, db=self.disk.tables["utxo_meta"]) is not None
+        if not empty and not known:
+            self.disk.write(lambda txn: txn.put(_STALE, b"1", db=self.disk.tables["utxo_meta"]))
+        return not empty
+
+    def drop_stale(self) -> bool:
+        """Remove all records if nobody kept them in step for a while; return whether that was so."""
+
+        def drop(txn: Txn) -> bool:
+            for db in (self.tx, self.delete_at, self.unmined, self.preserved):
+                txn.drop(db, delete=False)
+            return txn.delete(_STALE, db=self.disk.tables["utxo_meta"])
+
+        with self.disk.read() as txn:
+            stale = txn.get(_STALE, db=self.disk.tables["utxo_meta"]) is not None
+        return stale and self.disk.write(drop)
 
     # --- pages ---------------------------------------------------------------------------------------------------
 

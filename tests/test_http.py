@@ -25,17 +25,27 @@ ROUTES = {  # of the contract, with parameters that find something
     "balances": ["/api/v1/addresses/{rich}/balance", "/api/v1/credentials/{credential}/balance"],
     "stakes": ["/api/v1/stakes/{stake}/utxos", "/api/v1/stakes/{stake}/balance"],  # unless their index is kept: 503
     "outputs": ["/api/v1/utxos/{live}", "/api/v1/utxos/{spent}"],
-    "others": ["/api/v1/tip", "/api/v1/status", "/api/v1/events", "/metrics", "/openapi.json", "/docs", "/"],
+    "others": [
+        "/api/v1/tip",
+        "/api/v1/status",
+        "/api/v1/events",
+        "/api/v1/pruner/jobs",
+        "/metrics",
+        "/openapi.json",
+        "/docs",
+        "/",
+    ],
     "health": ["/health/live"],
 }
 TRANSACTIONS = ["/api/v1/txs/{txid}", "/api/v1/txs/{txid}/raw", "/api/v1/txs/{txid}/utxos"]
 ABSENT = [
     "/api/v1/mmr/root",
     "/api/v1/mmr/proof/{live}",
+]
+RECOVERY = [
     "/api/v1/recovery/transactions",
     "/api/v1/recovery/transactions?status=pending",
     "/api/v1/recovery/transactions/{txid}",
-    "/api/v1/pruner/jobs",
 ]
 VECTORS = {  # bech32 and base58 that others wrote, with their bytes (CIP 19, and Byron's mainnet)
     "base": (
@@ -969,7 +979,7 @@ def test_an_unknown_path(told: Asked, path: str) -> None:
 def test_everything_is_read_with_get(told: Asked, method: str) -> None:
     for path in [
         *every_path("lists", "balances", "stakes", "outputs", "others", "health"),
-        *(each.format(**HERE) for each in (*ABSENT, *TRANSACTIONS)),
+        *(each.format(**HERE) for each in (*ABSENT, *RECOVERY, *TRANSACTIONS)),
     ]:
         answer = told.ask(path, method)
         failure(answer, 405, "method_not_allowed")
@@ -999,7 +1009,7 @@ def test_what_this_daemon_does_not_keep(told: Asked, path: str) -> None:
 def test_a_daemon_that_keeps_no_transactions() -> None:
     with short_folder() as folder, asked(folder, transactions={"enabled": False}) as asking:
         asking.feed(FIRST)
-        for path in TRANSACTIONS:
+        for path in (*TRANSACTIONS, *RECOVERY):
             failure(asking.ask(path.format(**HERE)), 503, "not_enabled", "transactions.enabled")
         assert asking.get(utxo_path("bare")) == expected_bare()
 
@@ -1020,10 +1030,10 @@ def test_indexes_that_are_not_kept() -> None:
 def test_a_daemon_without_the_utxo_store() -> None:
     with short_folder() as folder, asked(folder, utxo={"enabled": False}) as asking:
         kinds = ("lists", "balances", "stakes", "outputs")
-        for path in [*every_path(*kinds), "/api/v1/tip", "/api/v1/status", "/metrics"]:
+        for path in [*every_path(*kinds), "/api/v1/tip", "/api/v1/status", "/api/v1/pruner/jobs", "/metrics"]:
             assert asking.ask(path).status_code == 503, path
             failure(asking.ask(path), 503, "not_enabled", "not enabled")
-        for path in (*ABSENT, *TRANSACTIONS):
+        for path in (*ABSENT, *RECOVERY, *TRANSACTIONS):
             failure(asking.ask(path.format(**HERE)), 503, "not_enabled")
         failure(asking.ask("/nothing"), 404, "unknown_path")
         failure(asking.ask("/api/v1/tip", "POST"), 405, "method_not_allowed")

@@ -24,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from starlette.routing import Route
 from stories import address, at, back_to, block, chain, digest, output, tx
-from test_http import ABSENT, HERE, TRANSACTIONS, every_path
+from test_http import ABSENT, HERE, RECOVERY, TRANSACTIONS, every_path
 
 from daemon.http.app import Site
 from daemon.http.openapi import document
@@ -48,7 +48,7 @@ KNOWN: dict[str, list[Any]] = {  # parameters that find something
     "tx_hash": [digest("tx", name).hex() for name in ("many", "rich", "spend", "1", "5")],
     "stake": [digest("credential", name, size=28).hex() for name in ("delegate", "nobody")]
     + [codec("cardano", "mainnet").stake(BASE)],
-    "txid": [digest("tx", "many").hex()],
+    "txid": [digest("tx", name).hex() for name in ("many", "waits", "lost", "large", "spend", "nobody")],
     "index": [0, 1, 2, 39],
 }
 RICH = output(
@@ -59,6 +59,9 @@ FIRST = block(
 )
 SPEND = tx("spend", output("bob"), spends=[at("many", 0), at("many", 1)])
 DELEGATED = tx("delegated", {"address": BASE, "value": 5})
+WAITS = tx("waits", output("cid"), output("dan"), spends=[at("many", 3), at("many", 4)], raw=b"\x00")
+LOST = tx("lost", output("cid"), spends=[at("many", 0)])
+LARGE = tx("large", *(output("eve", n) for n in range(50)), spends=[at("many", 5)], raw=bytes(99))
 BAD = tx("bad", valid=False, collateral=[at("many", 2)], collateral_return=output("ann", 3))
 
 
@@ -67,11 +70,18 @@ def web() -> Iterator[Web]:
     port = free_port()
     http = {"workers": 1, "listen": f"127.0.0.1:{port}"}
     utxo = {"index": {"stake_credential": True}}
-    with short_folder() as folder, running(folder, http=http, utxo=utxo) as daemon, Web(port) as web:
+    large = {"batch_size": 20}
+    with (
+        short_folder() as folder,
+        running(folder, http=http, utxo=utxo, transactions=large) as daemon,
+        Web(port) as web,
+    ):
         web.get("/health/live")
         with daemon.client() as client:
             second = block(FIRST, SPEND, BAD, DELEGATED)
-            client.feed([FIRST, second, *chain(2, second, branch="gone"), back_to(second), *chain(3, second)])
+            for message in (FIRST, *({"type": "TxSubmitted", "tx": each} for each in (WAITS, LOST, LARGE))):
+                assert client.ask(message)["status"] in {"applied", "accepted"}
+            client.feed([second, *chain(2, second, branch="gone"), back_to(second), *chain(3, second)])
         yield web
 
 
@@ -113,8 +123,8 @@ def test_the_document_says_how_answers_come() -> None:
         for status, said in route["responses"].items():
             assert set(said["headers"]) >= (tip if status != "401" else {"WWW-Authenticate"}), (path, status)
         kinds = set(route["responses"].get("200", {"content": {}})["content"])
-        lists = path.endswith("/utxos")
-        outputs = (lists and "/txs/" not in path) or path.startswith("/api/v1/utxos/")
+        lists = path.endswith(("/utxos", "/pruner/jobs", "/recovery/transactions"))
+        outputs = (path.endswith("/utxos") and "/txs/" not in path) or path.startswith("/api/v1/utxos/")
         assert (kinds == {"application/json", "application/cbor"}) == outputs, path
         assert ("X-Next-Cursor" in route["responses"].get("200", {"headers": ()})["headers"]) == lists
         assert ("409" in route["responses"]) == lists
@@ -123,7 +133,7 @@ def test_the_document_says_how_answers_come() -> None:
 
 def test_the_document_and_the_routes_are_the_same() -> None:
     site = Site.__new__(Site)
-    site.query, site.transactions = Query.__new__(Query), None
+    site.query, site.transactions, site.jobs, site.recovery = Query.__new__(Query), None, None, None
     site.codec = codec("cardano", "mainnet")
     routes: dict[str, Route] = {route.path: route for route in site.routes()}
     assert set(routes) == set(DOCUMENT["paths"])
@@ -135,7 +145,7 @@ def test_what_the_tests_ask_for_covers_the_document() -> None:
     asked = [
         *every_path("lists", "balances", "stakes", "outputs", "others", "health"),
         "/health/ready",
-        *(path.format(**HERE) for path in (*ABSENT, *TRANSACTIONS)),
+        *(path.format(**HERE) for path in (*ABSENT, *RECOVERY, *TRANSACTIONS)),
     ]
     for path in DOCUMENT["paths"]:
         pattern = re.compile(re.sub(r"{\w+}", "[^/]+", path))

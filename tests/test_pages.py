@@ -248,6 +248,8 @@ def test_outputs_and_transactions_are_found(fed: Seen, width: int) -> None:
     until(lambda: "owner_payment_credential" in window.text("#found-body li .fields"))
     window.click("#found-body > p a")  # all outputs of this transaction
     until(lambda: window.text("#found-title") == f"Transaction {made['txid']}")
+    until(lambda: window.text("#found-body .record .tag") == "mined")
+    assert f"{len(made['outputs'])} output" in window.text("#found-body .record")
     names = [f"{made['txid']}#{index}" for index in range(len(made["outputs"]))]
     until(lambda: [text for text in window.texts("#found-body li a") if "#" in text] == names)
     spent = made["inputs"][0]
@@ -260,6 +262,19 @@ def test_outputs_and_transactions_are_found(fed: Seen, width: int) -> None:
     fed.search("ab" * 28)
     until(lambda: window.text(".balance span") == "in 61 unspent outputs")
     assert window.text("#found-title").startswith("Credential")
+    assert fits(window)
+
+
+def test_a_transaction_that_waits_is_found(fed: Seen) -> None:
+    window, waits = fed.look("/", WIDTHS[-1]), "77" * 32
+    paid = {"txid": waits, "inputs": [], "outputs": [{"address": RICH, "value": 1}] * 2}
+    assert statuses(fed._client.feed([{"type": "TxSubmitted", "tx": paid, "locked": True}])) == ["accepted"]
+    fed.search(waits)
+    until(lambda: "No block of the chain has this transaction" in window.text("#found-body"))
+    assert window.texts("#found-body .record .tag") == ["unmined", "locked"]
+    assert "2 outputs, 0 of them spent, waiting since block" in window.text("#found-body .record")
+    window.click("#found-body .record summary")
+    until(lambda: "unmined_since" in window.text("#found-body .record .fields"))
     assert fits(window)
 
 

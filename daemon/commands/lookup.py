@@ -9,15 +9,17 @@ from typing import Any
 
 import click
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 from rich.table import Table
 
 from config.settings import Config
 from daemon.commands.common import FAILED, WRONG_USE, Exit, readers_may_leave, show, stores_speak
-from daemon.store import open_query
+from daemon.store import open_query, reading
 from handlers.addresses import AddressError, codec
-from handlers.answers import Amount, Balance, Failure, Utxo, to_tip
+from handlers.answers import Amount, Balance, Failure, TipAnswer, Utxo, to_tip
 from handlers.query import BadCursor, CursorGone, NoIndex, Order, Page, Snapshot, Sum, amounts
+from handlers.tx_query import Inpoint, Slot, Transaction, TxQuery
+from storage import keys
 from storage.disk import Db
 
 _encode = msgspec.json.Encoder().encode
@@ -79,12 +81,51 @@ def utxo(config: Config, txid: str, index: str | None, *, as_json: bool) -> None
         show(table)
 
 
-def tx(config: Config, text: str, *, as_json: bool) -> None:
-    """Print what is kept of a transaction, and that it is not the transaction."""
+def tx(config: Config, text: str, count: int, page: int, *, as_json: bool) -> None:
+    """Print a transaction's record, where it is, and a page of its slots beside the outputs that the set keeps."""
     txid = _txid(text)
+    if not config.transactions.enabled:
+        _outputs_of(config, txid, as_json=as_json)
+        return
+    with _asking(config) as shot:
+        told = _told(config, shot, txid, range((page - 1) * count, page * count))
+    if told is None:
+        message = f"transaction {text} is not here: never seen, or pruned"
+        if as_json:
+            _json(Failure("unknown_transaction", message))
+            sys.exit(FAILED)
+        raise Exit(message, FAILED)
+    if as_json:
+        _json(told)
+        return
+    left = told.transaction.total_utxos - page * count
+    more = [f"{left:,} more: --page {page + 1}"] if left > 0 else []
+    with readers_may_leave():
+        show(_fields(told), "", _slots(told), *more)
+
+
+def _told(config: Config, shot: Snapshot, txid: bytes, page: range) -> Told | None:
+    asking, tip = TxQuery(reading(shot.store, config)), shot.tip()
+    held = asking.find(shot.txn, txid, tip.height if tip else 0)
+    if held is None:
+        return None
+    home = shot.txn.get(txid, db=shot.store.txid)
+    block = None if home is None else shot.point(keys.number(home))
+    indexes = range(held.record.total)[page.start : page.stop]
+    return Told(
+        tip=None if tip is None else to_tip(tip),
+        block=None if block is None else to_tip(block),
+        transaction=asking.transaction(shot.txn, held),
+        slots=asking.slots(shot.txn, held, indexes),
+        utxos=[utxo for index in indexes if (utxo := shot.find(txid, index)) is not None],
+    )
+
+
+def _outputs_of(config: Config, txid: bytes, *, as_json: bool) -> None:
+    """Print what is kept of a transaction where transactions are not, and that it is not the transaction."""
     with _asking(config) as shot:
         outputs = shot.of_transaction(txid)
-    what = "transactions are not kept by this version (transactions.enabled)"
+    what = "transactions are not kept (transactions.enabled)"
     if outputs:
         message = f"{what}; the UTXO store has {len(outputs)} of its outputs"
     else:
@@ -96,6 +137,16 @@ def tx(config: Config, text: str, *, as_json: bool) -> None:
         with readers_may_leave():
             show(_list(outputs))
     raise Exit(message, FAILED)
+
+
+class Told(Struct, frozen=True):
+    """A transaction: `block` is where the UTXO set has it, `utxos` are those of its `slots` that are kept there."""
+
+    tip: TipAnswer | None
+    block: TipAnswer | None
+    transaction: Transaction
+    slots: list[Slot]
+    utxos: list[Utxo]
 
 
 # --- what was asked ----------------------------------------------------------------------------------------------
@@ -188,6 +239,42 @@ def _list(utxos: Sequence[Utxo]) -> Table:
     return table
 
 
+def _fields(told: Told) -> Table:
+    """Return what a transaction's record says; what it says nothing about is left out."""
+    table, block = Table.grid(padding=(0, 3)), told.block
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    table.add_row("where", f"not in the chain: {told.transaction.status}" if block is None else _place(block))
+    if not told.transaction.has_record:
+        table.add_row("record", "none: its block tells all of it")
+    for name, value in msgspec.structs.asdict(told.transaction).items():
+        if value not in (None, False, []) and name != "has_record":
+            table.add_row(name, _readable(value))
+    return table
+
+
+def _place(block: TipAnswer) -> str:
+    return f"height {block.height:,}, slot {block.slot:,}, {block.hash}"
+
+
+def _slots(told: Told) -> Table:
+    """Return who may spend each output, and what it holds where that is known."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("output", justify="right", no_wrap=True)
+    for name in ("state", "spent by"):
+        table.add_column(name, overflow="fold")
+    table.add_column("amount", justify="right", no_wrap=True)
+    table.add_column("owner", overflow="fold")
+    utxos = {utxo.output_index: utxo for utxo in told.utxos}
+    for slot in told.slots:
+        spender = "" if slot.spending_tx_hash is None else f"{slot.spending_tx_hash} input {slot.spending_input_index}"
+        state = slot.status if slot.spendable_in is None else f"{slot.status}, spendable from {slot.spendable_in:,}"
+        utxo = utxos.get(slot.output_index)
+        amount = "" if utxo is None else f"{utxo.lovelace_amount:,} {utxo.amounts[0].unit}"
+        table.add_row(str(slot.output_index), state, spender, amount, "" if utxo is None else utxo.owner_addr)
+    return table
+
+
 def _more(page: Page) -> list[str]:
     if page.next_cursor is None:
         return [] if page.utxos else ["no unspent outputs"]
@@ -208,11 +295,23 @@ def _parts(utxo: Utxo) -> str:
     return ", ".join(name for name, there in parts.items() if there)
 
 
+def _item(value: object) -> str:
+    match value:
+        case Inpoint():
+            return f"{value.tx_hash}#{value.output_index}"
+        case Struct():
+            return ", ".join(f"{name} {said}" for name, said in msgspec.structs.asdict(value).items())
+        case None:
+            return "–"
+        case _:
+            return str(value)
+
+
 def _readable(value: object) -> str:
     match value:
         case bool():
             return "yes" if value else "no"
         case list():
-            return "\n".join(map(_amount, value))
+            return "\n".join(_amount(each) if isinstance(each, Amount) else _item(each) for each in value)
         case _:
             return str(value)

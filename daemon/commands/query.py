@@ -69,13 +69,15 @@ def utxo(context: click.Context, txid: str, index: str | None, as_json: bool) ->
 @query.command()
 @config_option
 @click.argument("txid")
-@json_option("An object: `error` and `message` as HTTP has them, and `utxos`.")
+@click.option("--count", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many of its outputs.")
+@click.option("--page", type=click.IntRange(1, 1 << 32), default=1, show_default=True, help="Which of them.")
+@json_option("An object: `transaction`, `slots` and `utxos` as HTTP has them, `block` where it is, and `tip`.")
 @click.pass_context
-def tx(context: click.Context, txid: str, as_json: bool) -> None:
-    """List what the UTXO store has of transaction TXID.
+def tx(context: click.Context, txid: str, count: int, page: int, as_json: bool) -> None:
+    """Show the record of transaction TXID, where it is, and who may spend its outputs.
 
-    The transaction itself is not kept by this version: exit code 1.
+    Where transactions are not kept (transactions.enabled) it lists the outputs in the UTXO store: exit code 1.
     """
     from daemon.commands import lookup
 
-    lookup.tx(context.obj.config, txid, as_json=as_json)
+    lookup.tx(context.obj.config, txid, count, page, as_json=as_json)

@@ -8,12 +8,15 @@ import msgspec
 from msgspec import Struct
 
 from handlers.answers import TipAnswer
+from handlers.prune_report import PrunerJob
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-State = Literal["ok", "busy", "behind", "silent", "away", "stopped", "off", "absent"]
-_COLOURS = {"ok": "green", "off": "dim", "absent": "dim", "behind": "yellow", "busy": "yellow", "stopped": "yellow"}
+State = Literal["ok", "busy", "behind", "waiting", "failed", "silent", "away", "stopped", "off", "absent"]
+_COLOURS = {"ok": "green", "off": "dim", "absent": "dim"} | dict.fromkeys(
+    ("behind", "busy", "waiting", "stopped"), "yellow"
+)
 
 
 class DaemonReport(Struct, frozen=True, kw_only=True):
@@ -68,6 +71,9 @@ class StoreReport(Struct, frozen=True, kw_only=True):
     map_size: int
     disk_free: int
     folder: str
+    unmined: int
+    blobs: int | None  # None where they are not counted: in a bucket, or without transactions
+    pruner_job: PrunerJob | None  # the latest
 
 
 class Report(Struct, frozen=True, kw_only=True):

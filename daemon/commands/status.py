@@ -15,9 +15,14 @@ from daemon.client import Line
 from daemon.commands.report import DaemonReport, Handler, Rates, Report, StoreReport, counted
 from daemon.metrics import Numbers, daemon_numbers
 from daemon.metrics import folder as sheets
+from daemon.recovery import enabled
 from daemon.store import folder, open_query, windows
 from handlers.answers import to_tip
 from handlers.events import Hello, Welcome
+from handlers.prune_report import PrunerJob, jobs_of
+from storage.blobs import Files, open_blobs
+from storage.errors import BlobFailed
+from storage.transactions import TxStore
 
 _PATIENCE_S = 2.0
 _FAR_BEHIND = 10  # blocks
@@ -35,9 +40,8 @@ def look(config: Config, path: Path) -> Report:
     else:
         daemon = _daemon(path, welcome, store, numbers, answer_ms)
     handlers = [_socket(daemon), _utxo(config, daemon), _pruner(config, daemon, store), _http(config)]
-    handlers.append(_transactions(config, daemon))
-    recovers = config.recovery.enabled
-    handlers.append(Handler("recovery", "absent" if recovers else "off", "not in this version" if recovers else ""))
+    handlers.append(_transactions(config, daemon, store))
+    handlers.append(_recovery(config, daemon, numbers))
     return Report(daemon=daemon, rates=_rates(numbers), handlers=handlers, store=store)
 
 
@@ -97,7 +101,22 @@ def _store(config: Config, numbers: Numbers | None) -> StoreReport:
             map_size=numbers.map_size if numbers else store.disk.map_size(),
             disk_free=shutil.disk_usage(place).free,
             folder=str(place),
+            unmined=shot.txn.stat(TxStore(store.disk).unmined)["entries"],
+            blobs=_blobs(config),
+            pruner_job=next(iter(jobs_of(store.disk, shot.txn, 1)), None),
         )
+
+
+def _blobs(config: Config) -> int | None:
+    """Return how many blobs there are in a folder; a bucket takes too long to tell."""
+    wish = config.transactions
+    if not wish.enabled:
+        return None
+    try:
+        blobs = open_blobs(wish.blob_store, config.data_dir, make=False)
+        return blobs.count() if isinstance(blobs, Files) else None
+    except BlobFailed:
+        return None
 
 
 def _rates(numbers: Numbers | None) -> Rates | None:
@@ -130,22 +149,53 @@ def _utxo(config: Config, daemon: DaemonReport) -> Handler:
     return Handler("utxo", "ok", f"{counted(daemon.inbox_messages, 'message')} waiting")
 
 
-def _transactions(config: Config, daemon: DaemonReport) -> Handler:
+def _transactions(config: Config, daemon: DaemonReport, store: StoreReport | None) -> Handler:
     """Return the state of the transaction store: it moves with the UTXO store."""
-    if not (config.utxo.enabled and config.transactions.enabled):
-        return Handler("transactions", "off", "transactions.enabled" if config.utxo.enabled else "utxo.enabled")
+    if store is None or not config.transactions.enabled:
+        return Handler("transactions", "off", "transactions.enabled" if store else "utxo.enabled")
+    blobs = "blobs" if store.blobs is None else counted(store.blobs, "blob")
+    kept = f"{store.unmined:,} unmined, {blobs} in {config.transactions.blob_store}"
+    return Handler("transactions", "ok" if daemon.running else "stopped", kept)
+
+
+def _recovery(config: Config, daemon: DaemonReport, numbers: Numbers | None) -> Handler:
+    """Return the state of the recovery service; how many are pending is counted now and then."""
+    if not enabled(config):
+        needs = "recovery.enabled" if not config.recovery.enabled else "transactions.enabled"
+        return Handler("recovery", "off", needs if config.utxo.enabled else "utxo.enabled")
+    service = None if numbers is None else numbers.recovery
     if not daemon.running:
-        return Handler("transactions", "stopped", "no daemon")
-    return Handler("transactions", "ok", "in the commits of the UTXO store")
+        return Handler("recovery", "stopped", "no daemon")
+    if service is None or not service.sweeps:
+        return Handler("recovery", "waiting", f"{config.recovery.store}: not there yet")
+    pending = f"{counted(service.backlog['pending'], 'transaction')} pending"
+    away = [name for name, circuit in service.circuits.items() if circuit == "open"]
+    if away:
+        return Handler("recovery", "away", f"{pending}; no answer from {', '.join(away)}")
+    return Handler("recovery", "ok", pending if service.leader else f"{pending}; another instance leads")
 
 
 def _pruner(config: Config, daemon: DaemonReport, store: StoreReport | None) -> Handler:
     if store is None or not config.pruner.enabled:
         return Handler("pruner", "off", "pruner.enabled" if store else "utxo.enabled")
-    due = store.prune_backlog_blocks
+    due, job = store.prune_backlog_blocks, store.pruner_job
+    said = f"{counted(due, 'block')} due{_last(job)}"
     if not daemon.running:
-        return Handler("pruner", "stopped", f"{counted(due, 'block')} due")
-    return Handler("pruner", "busy" if due else "ok", f"{counted(due, 'block')} due")
+        return Handler("pruner", "stopped", said)
+    if job is not None and job.state == "failed":
+        return Handler("pruner", "failed", said)
+    if job is not None and job.state == "queued" and job.reason is not None:
+        return Handler("pruner", "waiting", said)
+    return Handler("pruner", "busy" if due else "ok", said)
+
+
+def _last(job: PrunerJob | None) -> str:
+    """Return what became of the latest job, and why where it did not go well."""
+    if job is None:
+        return ""
+    why = f": {job.error or job.reason}" if job.error or job.reason else ""
+    kept = sum(job.skipped.values())
+    return f", job {job.number} at height {job.height:,} {job.state}{why}" + (f", {kept:,} kept" if kept else "")
 
 
 def _http(config: Config) -> Handler:

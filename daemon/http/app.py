@@ -20,8 +20,10 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 from daemon import PROTOCOL, VERSION
 from daemon.http import cbor, pages
 from daemon.http.ear import Ear
+from daemon.http.jobs import JobRoutes
 from daemon.http.lists import Find, Lists, of
 from daemon.http.openapi import document
+from daemon.http.recovery import RecoveryRoutes
 from daemon.http.reply import CBOR, Problem, answer, failed, hex_of, index_of, known, refused, reply, stamp, wants_cbor
 from daemon.http.transactions import TxRoutes
 from handlers import wire
@@ -51,9 +53,6 @@ _TRANSACTIONS = {
 _ABSENT = {
     "/api/v1/mmr/root": 'utxo.store = "mmr"',
     "/api/v1/mmr/proof/{tx_hash}/{index}": 'utxo.store = "mmr"',
-    "/api/v1/recovery/transactions": "recovery",
-    "/api/v1/recovery/transactions/{txid}": "recovery",
-    "/api/v1/pruner/jobs": "the pruner's journal",
 }
 
 
@@ -68,9 +67,11 @@ class Site:
         ear: Ear,
         metrics: Callable[[], bytes],
         transactions: TxRoutes | None = None,
+        jobs: JobRoutes | None = None,
+        recovery: RecoveryRoutes | None = None,
     ) -> None:
         self.query = query
-        self.transactions = transactions
+        self.transactions, self.jobs, self.recovery = transactions, jobs, recovery
         self.codec = codec
         self.windows = windows
         self.ear = ear
@@ -90,6 +91,7 @@ class Site:
             "/api/v1/tip": self.tip,
             "/api/v1/status": self.status,
             "/api/v1/events": self.events,
+            "/api/v1/pruner/jobs": self.jobs.jobs if self.jobs else self._absent("the pruner (pruner.enabled)"),
             "/health/live": self.live,
             "/health/ready": self.ready,
             "/metrics": self.prometheus,
@@ -102,6 +104,9 @@ class Site:
                 answered[path] = self._absent("the transaction store (transactions.enabled)")
             else:
                 answered[path] = getattr(self.transactions, name)
+        no_rows = self._absent("the recovery service (recovery.enabled, transactions.enabled)")
+        answered["/api/v1/recovery/transactions"] = self.recovery.transactions if self.recovery else no_rows
+        answered["/api/v1/recovery/transactions/{txid}"] = self.recovery.transaction if self.recovery else no_rows
         routes = [Route(path, endpoint, methods=["GET"]) for path, endpoint in answered.items()]
         return routes + [Route(path, self._absent(what), methods=["GET"]) for path, what in _ABSENT.items()]
 
@@ -355,6 +360,8 @@ def build(site: Site, token: str | None) -> ASGIApp:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(site.ear.listen)
             yield {}
+            if site.recovery:
+                await site.recovery.close()
             tasks.cancel_scope.cancel()
 
     app = _application(site.routes(), site.fail, lifespan)

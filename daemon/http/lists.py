@@ -9,9 +9,9 @@ import anyio.lowlevel
 from starlette.types import Receive, Scope, Send
 
 from daemon.http import cbor
-from daemon.http.reply import CBOR, JSON, Paging, Problem, known, paging, stamp, wants_cbor
+from daemon.http.reply import CBOR, JSON, Paging, good_cursor, known, paging, stamp, wants_cbor
 from handlers.events import Point
-from handlers.query import BadCursor, Boundary, CursorGone, Listed, Query, Snapshot, Walk
+from handlers.query import Boundary, Listed, Query, Snapshot, Walk
 
 Find = Callable[[Snapshot, str], Listed]
 _ROOM = 16 << 20  # bytes of answers that are kept until the store moves
@@ -93,12 +93,8 @@ def of(shot: Snapshot, *, as_cbor: bool = False) -> tuple[Point | None, *tuple[s
 
 
 def _walk(shot: Snapshot, where: Listed, asked: Paging) -> Walk:
-    try:
+    with good_cursor():
         return shot.walk(where, asked.order, asked.cursor, asked.asset)
-    except BadCursor as error:
-        raise Problem(400, "bad_parameter", f"cursor: {error}") from error
-    except CursorGone as error:
-        raise Problem(409, "cursor_gone", str(error), "begin again without a cursor") from error
 
 
 async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes = b"") -> None:

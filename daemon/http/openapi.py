@@ -8,11 +8,27 @@ import msgspec
 
 from daemon import VERSION
 from handlers.answers import Balance, Failure, Health, Status, TipAnswer, Utxo
+from handlers.prune_report import PrunerJob
+from handlers.recovery.report import Recovering, RecoveringWhole
 from handlers.tx_query import Raw, Slot, Transaction
+from storage.recovery.rows import STATUSES
 
-_TYPES = (Utxo, Balance, TipAnswer, Status, Health, Failure, Transaction, Raw, Slot)
+_TYPES = (
+    Utxo,
+    Balance,
+    TipAnswer,
+    Status,
+    Health,
+    Failure,
+    Transaction,
+    Raw,
+    Slot,
+    PrunerJob,
+    Recovering,
+    RecoveringWhole,
+)
 _LIST = (
-    ("count", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}, "How many outputs."),
+    ("count", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}, "How many."),
     ("order", {"type": "string", "enum": ["asc", "desc"], "default": "asc"}, "By place in the chain."),
     (
         "page",
@@ -85,9 +101,11 @@ def document() -> Object:
         "/api/v1/txs/{txid}/utxos": _slots(),
         "/api/v1/mmr/root": _absent("The root of the MMR store."),
         "/api/v1/mmr/proof/{tx_hash}/{index}": _absent("A proof from the MMR store.", "tx_hash", "index"),
-        "/api/v1/recovery/transactions": _absent("Pending transactions."),
-        "/api/v1/recovery/transactions/{txid}": _absent("One pending transaction.", "txid"),
-        "/api/v1/pruner/jobs": _absent("The pruner's jobs."),
+        "/api/v1/recovery/transactions": _recovering(),
+        "/api/v1/recovery/transactions/{txid}": _get(
+            "One submitted transaction, with its latest attempts.", _ref("RecoveringWhole"), "txid", missing=True
+        ),
+        "/api/v1/pruner/jobs": _jobs(),
         "/health/live": _health("Whether this process answers."),
         "/health/ready": _health("Whether answers are fresh.", unready=True),
         "/metrics": _text("Metrics.", _TEXT),
@@ -125,10 +143,33 @@ def _bytes() -> Object:
 def _slots() -> Object:
     route = _list("A transaction's outputs, as who may spend them.", {"type": "array", "items": _ref("Slot")}, "txid")
     listed: Object = route["get"]
-    listed["parameters"] = [each for each in listed["parameters"] if each["name"] != "asset"]
+    _takes_no(listed, "asset")
     listed["responses"]["404"] = _failure("There is none.")
-    listed["responses"]["200"]["content"].pop(_CBOR)
     return route
+
+
+def _jobs() -> Object:
+    route = _list("The pruner's cycles, the latest first.", {"type": "array", "items": _ref("PrunerJob")})
+    _takes_no(route["get"], "asset", "order")
+    return route
+
+
+def _recovering() -> Object:
+    route = _list("Submitted transactions by submission.", {"type": "array", "items": _ref("Recovering")})
+    statuses = {"type": "string", "enum": list(STATUSES)}
+    route["get"]["parameters"].append(
+        {"name": "status", "in": "query", "schema": statuses, "description": "Only these."}
+    )
+    _takes_no(route["get"], "asset")
+    return route
+
+
+def _takes_no(listed: Object, *names: str) -> None:
+    """Take parameters off a list that refuses them, and CBOR, which is for outputs."""
+    listed["parameters"] = [each for each in listed["parameters"] if each["name"] not in names]
+    listed["description"] = f"Refuses {' and '.join(f'`{name}`' for name in names)} with 400."
+    listed["responses"]["400"] = _failure("A parameter is malformed, or not for this list; it is named.")
+    listed["responses"]["200"]["content"].pop(_CBOR)
 
 
 def _get(summary: str, schema: Object, *path: str, missing: bool = False, cbor: bool = False) -> Object:

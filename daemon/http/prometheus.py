@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from daemon.http.service_metrics import services
 from daemon.metrics import BOUNDS_S, Histogram, Numbers, Served, daemon_numbers, served
 from handlers.query import Query
 from handlers.utxo import Work
@@ -66,6 +67,7 @@ class Scrape(Collector):
         yield _gauge("daemon_running", "1 while a daemon keeps this store, else 0.", numbers is not None)
         yield from self._store(numbers)
         yield from _daemon(numbers)
+        yield from services(numbers)
         answers, workers = served(self._sheets, self._parent)
         yield _gauge("http_workers", "HTTP workers that live.", max(workers, 1))
         yield _queries(answers if workers else self._own)
@@ -73,11 +75,13 @@ class Scrape(Collector):
     def _store(self, numbers: Numbers | None) -> Iterator[Metric]:
         with self._query.snapshot() as shot:
             state, tip, floor = shot.state, shot.tip(), shot.point(self._windows.floor(shot.state))
+            unmined = shot.txn.stat(self._query.store.disk.tables["tx_unmined"])["entries"]
         disk = self._query.store.disk
         height, slot = (None, None) if tip is None else (tip.height, tip.slot)
         lowest = None if tip is None else floor.height if floor else 0
         map_size = disk.map_size() if numbers is None else numbers.map_size
         yield _gauge("unspent", "Unspent outputs in the set.", state.unspent)
+        yield _gauge("unmined_transactions", "Records of transactions that are in no block.", unmined)
         yield _gauge("tip_height", "Height of the last committed block.", height)
         yield _gauge("tip_slot", "Slot of the last committed block.", slot)
         yield _gauge("rollback_floor_height", "Height of the lowest block that a rollback can reach.", lowest)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Literal
 from urllib.parse import parse_qsl
@@ -18,15 +19,15 @@ from starlette.types import Scope
 
 from handlers.answers import Failure
 from handlers.events import Point
-from handlers.query import NoIndex, Order, Torn
+from handlers.query import BadCursor, CursorGone, NoIndex, Order, Snapshot, Torn
 
 log = structlog.get_logger("http")
 
-JSON, CBOR = "application/json", "application/cbor"
+JSON, CBOR, OCTETS = "application/json", "application/cbor", "application/octet-stream"
 _encode = msgspec.json.Encoder().encode
 _MOST = 1000
 _PAGES = 1 << 32
-_PARAMETERS = {"count", "order", "page", "cursor", "asset"}
+_PARAMETERS = frozenset({"count", "order", "page", "cursor", "asset"})
 _POLICY_DIGITS, _UNIT_DIGITS = 56, 120
 
 
@@ -50,11 +51,16 @@ class Paging(Struct, frozen=True):
 
 
 @lru_cache(1024)
-def paging(query_string: bytes) -> Paging:
-    """Return the paging parameters; nothing is clamped in silence, and what is not ours is ignored."""
+def paging(query_string: bytes, refused: frozenset[str] = frozenset()) -> Paging:
+    """Return the paging parameters; nothing is clamped in silence, and what is not ours is ignored.
+
+    What other lists take and this one can't do is `refused`: an answer that ignores it would be a wrong one.
+    """
     given = [(name, value) for name, value in parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)]
     query = {name: value for name, value in given if name in _PARAMETERS}
     for name in query:
+        if name in refused:
+            raise Problem(400, "bad_parameter", f"{name} is not for this list")
         if [each for each, _ in given].count(name) > 1:
             raise Problem(400, "bad_parameter", f"{name} is given more than once")
     order: Literal["asc", "desc"]
@@ -68,6 +74,25 @@ def paging(query_string: bytes) -> Paging:
     if cursor is not None and "page" in query:
         raise Problem(400, "bad_parameter", "page and cursor exclude each other", "take the cursor: it costs one page")
     return Paging(count, order, page, cursor, _asset(query.get("asset")))
+
+
+def resumed(shot: Snapshot, asked: Paging, question: bytes) -> bytes | None:
+    """Return the place where a cursor was cut, None without one."""
+    if asked.cursor is None:
+        return None
+    with good_cursor():
+        return shot.read_cut(asked.cursor, question, asked.order)
+
+
+@contextmanager
+def good_cursor() -> Iterator[None]:
+    """Refuse a cursor that can't be gone on from."""
+    try:
+        yield
+    except BadCursor as error:
+        raise Problem(400, "bad_parameter", f"cursor: {error}") from error
+    except CursorGone as error:
+        raise Problem(409, "cursor_gone", str(error), "begin again without a cursor") from error
 
 
 def _asset(text: str | None) -> bytes | None:
@@ -145,17 +170,23 @@ def known(scope: Scope, etag: str) -> bool:
 def wants_cbor(scope: Scope) -> bool:
     """Return whether the client would rather have CBOR."""
     said = header(scope, b"accept")
-    return said is not None and "cbor" in said.lower() and _prefers_cbor(said)
+    return said is not None and "cbor" in said.lower() and _prefers(said, CBOR)
+
+
+def wants_bytes(scope: Scope) -> bool:
+    """Return whether the client would rather have plain bytes."""
+    said = header(scope, b"accept")
+    return said is not None and _prefers(said, OCTETS)
 
 
 @lru_cache(64)
-def _prefers_cbor(accept: str) -> bool:
+def _prefers(accept: str, form: str) -> bool:
     weights = {}
     for part in accept.split(","):
         kind, *parameters = (each.strip() for each in part.split(";"))
         weights[kind.lower()] = _weight(parameters)
     other = next((weights[kind] for kind in (JSON, "application/*", "*/*") if kind in weights), 0.0)
-    return weights.get(CBOR, 0.0) >= max(other, 0.001)
+    return weights.get(form, 0.0) >= max(other, 0.001)
 
 
 def _weight(parameters: list[str]) -> float:

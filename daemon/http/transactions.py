@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import anyio
 import msgspec
 from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
-from daemon.http.reply import Paging, Problem, answer, hex_of, paging
+from daemon.http.reply import JSON, OCTETS, Problem, answer, hex_of, paging, resumed, wants_bytes
 from handlers.desk import Held
-from handlers.query import BadCursor, CursorGone, Query, Snapshot
+from handlers.query import Query, Snapshot
 from handlers.transactions import Transactions
 from handlers.tx_query import Raw, TxQuery
 from storage import keys
 from storage.errors import BlobFailed
 
-_BYTES = "application/octet-stream"
+_NO_SLOT_HAS = frozenset({"asset"})  # a slot commits to its output: what that holds, its own route says
+_VARIES = {"Vary": "Accept"}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -48,36 +48,25 @@ class TxRoutes:
             raise Problem(
                 404, "no_bytes", f"the bytes of transaction {held.txid.hex()} were not given, or are not kept"
             )
-        if _BYTES in request.headers.get("accept", ""):
-            return answer(request, tip, raw, _BYTES)
-        return answer(request, tip, _encode(Raw(held.txid.hex(), raw.hex())))
+        if wants_bytes(request.scope):
+            return answer(request, tip, raw, OCTETS, _VARIES)
+        return answer(request, tip, _encode(Raw(held.txid.hex(), raw.hex())), JSON, _VARIES)
 
     async def slots(self, request: Request) -> Response:
         """A page of one transaction's slots, by index."""
-        asked = paging(request.scope["query_string"])
+        asked = paging(request.scope["query_string"], _NO_SLOT_HAS)
         with self._query.snapshot() as shot:
             held, tip = self._find(shot, request), shot.tip()
             question = held.txid + b"slots"
             order = range(held.record.total) if asked.order == "asc" else range(held.record.total - 1, -1, -1)
-            first = self._first(shot, asked, question, order)
+            place = resumed(shot, asked, question)
+            first = (asked.page - 1) * asked.count if place is None else keys.number(place[8:])
             body = _encode(self._tx_query.slots(shot.txn, held, order[first : first + asked.count]))
             headers = {}
             if first + asked.count < len(order):
                 place = bytes(8) + keys.u32(first + asked.count)
                 headers["X-Next-Cursor"] = shot.cut(place, question, asked.order)
-        await anyio.lowlevel.checkpoint()
         return answer(request, tip, body, more=headers)
-
-    @staticmethod
-    def _first(shot: Snapshot, asked: Paging, question: bytes, order: range) -> int:
-        if asked.cursor is None:
-            return min((asked.page - 1) * asked.count, len(order))
-        try:
-            return keys.number(shot.read_cut(asked.cursor, question, asked.order)[8:])
-        except BadCursor as error:
-            raise Problem(400, "bad_parameter", f"cursor: {error}") from error
-        except CursorGone as error:
-            raise Problem(409, "cursor_gone", str(error), "begin again without a cursor") from error
 
     def _find(self, shot: Snapshot, request: Request) -> Held:
         txid, tip = hex_of(request.path_params["txid"], 32, "txid"), shot.tip()

@@ -19,12 +19,16 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from config.settings import Config, socket_path
 from daemon.http.app import Site, build, build_disabled
 from daemon.http.ear import Ear
+from daemon.http.jobs import JobRoutes
 from daemon.http.prometheus import Measured, Scrape
+from daemon.http.recovery import RecoveryRoutes
 from daemon.http.reply import JSON
 from daemon.http.transactions import TxRoutes
 from daemon.logs import configure
 from daemon.metrics import Served, encode, folder, keep_shown, worker_sheet
-from daemon.store import open_query, transactions, windows
+from daemon.recovery import enabled as recovers
+from daemon.recovery import open_storage
+from daemon.store import open_query, reading, windows
 from handlers.addresses import codec
 from handlers.answers import Failure
 
@@ -46,8 +50,10 @@ def work(config: Config, descriptor: int, parent: int) -> None:
         scrape = Scrape(query, windows(config), sheets, parent, own)
         text = codec(config.chain.family, config.chain.network)
         ear = Ear(socket_path(config, os.environ))
-        routes = TxRoutes(query, transactions(query.store, config)) if config.transactions.enabled else None
-        site = Site(query, text, windows(config), ear, scrape.text, routes)
+        routes = TxRoutes(query, reading(query.store, config)) if config.transactions.enabled else None
+        jobs = JobRoutes(query) if config.pruner.enabled else None
+        rows = RecoveryRoutes(query, lambda: open_storage(config, readonly=True)) if recovers(config) else None
+        site = Site(query, text, windows(config), ear, scrape.text, routes, jobs, rows)
         with keep_shown(sheet, lambda: encode(own)):
             serve_on(Measured(build(site, config.http.token), own), descriptor)
 

@@ -137,9 +137,11 @@ class Breaker:
 class FinalityHandler:
     """Asks the sources in their order until one is sure: the handler of the daemon."""
 
-    def __init__(self, sources: Sequence[Breaker], confirmations: int) -> None:
-        """Take the sources, the one to believe first."""
-        self.sources = sources
+    def __init__(
+        self, sources: Sequence[Breaker], confirmations: int, patience: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        """Take the sources, the one to believe first, and for how long what waits is left alone."""
+        self.sources, self._patience = sources, patience
         self._confirmations = confirmations
 
     def available(self) -> bool:
@@ -165,9 +167,10 @@ class FinalityHandler:
                 case Conflicting(reason):
                     return Invalid(reason)
                 case Mined(height, depth):
-                    nearest = Busy(f"mined at height {height}, {depth} of {self._confirmations} blocks deep")
+                    reason = f"mined at height {height}, {depth} of {self._confirmations} blocks deep"
+                    nearest = Busy(reason, self._patience())
                 case Pending():
-                    nearest = nearest or Busy("waits to be mined")
+                    nearest = nearest or Busy("waits to be mined", self._patience())
                 case Unknown():
                     pass
         if nearest is not None:

@@ -21,8 +21,8 @@ class Numbers(Struct):
     sweeps: int = 0
     claims: int = 0
     attempts: int = 0
-    outcomes: Counter[str] = field(default_factory=Counter)  # by name of the outcome; `timeout` too
-    settled: Counter[str] = field(default_factory=Counter)  # by status that was written
+    outcomes: dict[str, int] = field(default_factory=Counter)  # by name of the outcome; `timeout` too
+    settled: dict[str, int] = field(default_factory=Counter)  # by status that was written
     released: int = 0
     timeouts: int = 0
     interrupted: int = 0

@@ -20,9 +20,10 @@ class Invalid(Struct, frozen=True):
 
 
 class Busy(Struct, frozen=True):
-    """It is on its way: look again."""
+    """It is on its way: look again, not before `patience_s`."""
 
     reason: str = ""
+    patience_s: float = 0.0
 
 
 class NotFound(Struct, frozen=True):

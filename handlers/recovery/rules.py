@@ -41,9 +41,9 @@ def settle(claim: Claim, outcome: Outcome, knobs: Recovery, dice: Dice, *, timed
             return final("confirmed", message)
         case Invalid(reason):
             return final("deleted", reason)
-        case Busy(reason):
+        case Busy(reason, patience_s):
             cap_s = min(knobs.retry_cap, max(_BUSY_CAP_S, knobs.scan_interval))
-            return again(pause(claim.attempts, knobs.scan_interval, cap_s, dice), reason)
+            return again(patience_s + pause(claim.attempts, knobs.scan_interval, cap_s, dice), reason)
         case NotFound(caught_up, reason):
             if not caught_up:
                 error = f"{reason}, but who was asked has not caught up with the chain"

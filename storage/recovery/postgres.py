@@ -18,6 +18,7 @@ from storage.errors import WrongFormat
 from storage.recovery import postgres_sql as sql
 from storage.recovery.postgres_session import ANSWER_S, AWAY, PostgresSession, told
 from storage.recovery.rows import (
+    FINAL,
     STATUSES,
     VERSION,
     Claim,
@@ -49,15 +50,19 @@ def lock_id(*names: str | int) -> int:
 class PostgresStorage:
     """The tables in one database, by default in the first schema of the search path; see `Storage`."""
 
-    def __init__(self, dsn: str, *, lease_s: float, lock: int = 0, table: str = "recovery_tx") -> None:
+    def __init__(
+        self, dsn: str, *, lease_s: float, lock: int = 0, table: str = "recovery_tx", readonly: bool = False
+    ) -> None:
         """Take the database; nothing is opened yet.
 
         A leader that is silent for `lease_s` loses its session: the server ends it, even if the leader is only paused
-        or cut off. `lock` tells apart groups of instances that share the tables' name and schema.
+        or cut off. `lock` tells apart groups of instances that share the tables' name and schema. `readonly` is for
+        whoever only looks: no schema is made.
         """
         if not table.isidentifier() or table != table.lower():
             raise ValueError(f"{table!r} is no name of a table")
         self._dsn, self._lease_s, self._lock, self._table = dsn, lease_s, lock, table
+        self._readonly = readonly
         self._pool: asyncpg.Pool | None = None
         self._turn = asyncio.Lock()  # what one owner writes to several rows at once never waits for itself in a circle
         self._schema = ""
@@ -75,7 +80,8 @@ class PostgresStorage:
             )
             async with self._pool.acquire() as connection:
                 self._schema = await connection.fetchval("SELECT current_schema()")
-                await self._migrate(connection)
+                if not self._readonly:
+                    await self._migrate(connection)
         except AWAY as error:
             await self.close()
             raise told(error) from error
@@ -166,9 +172,10 @@ class PostgresStorage:
         """See `Storage`."""
         return await self._change(sql.REPLAY, sorted(set(txids)), None, ring=True)
 
-    async def reopen(self, txids: Iterable[bytes], message: str) -> set[bytes]:
+    async def reopen(self, txids: Iterable[bytes], message: str, statuses: Sequence[Status] = FINAL) -> set[bytes]:
         """See `Storage`."""
-        return await self._change(sql.REOPEN, sorted(set(txids)), shortened(message), ring=True)
+        wanted = [status for status in statuses if status != "pending"]
+        return await self._change(sql.REOPEN, sorted(set(txids)), shortened(message), wanted, ring=True)
 
     async def discard(self, txids: Iterable[bytes], message: str) -> set[bytes]:
         """See `Storage`."""
@@ -212,6 +219,11 @@ class PostgresStorage:
         if after is not None:
             values += [after.submitted_at, after.txid]
         return [_row(row) for row in await self._run(lambda connection: connection.fetch(query, *values))]
+
+    async def waiting(self, after: bytes, limit: int) -> list[bytes]:
+        """See `Storage`."""
+        query = self._sql(sql.WAITING)
+        return [row[0] for row in await self._run(lambda connection: connection.fetch(query, after, limit))]
 
     async def counts(self) -> Counts:
         """See `Storage`."""

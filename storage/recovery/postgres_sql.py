@@ -96,7 +96,8 @@ AFRESH = """
         reopened = reopened + 1, updated_at = now()
     WHERE txid = ANY ($1::bytea[]) AND """
 REPLAY = AFRESH + "status || '' IN ('dead', 'orphan') RETURNING txid"
-REOPEN = AFRESH + "status || '' <> 'pending' RETURNING txid"
+REOPEN = AFRESH + "status || '' = ANY ($3::text[]) RETURNING txid"
+WAITING = "SELECT txid FROM {table} WHERE txid > $1 AND status || '' = 'pending' ORDER BY txid LIMIT $2"
 DISCARD = f"""
     UPDATE {{table}} SET status = 'deleted', message = $2, reopened = reopened + 1, {END}
     WHERE txid = ANY ($1::bytea[]) AND status || '' IN ('pending', 'dead', 'orphan') RETURNING txid"""

@@ -13,6 +13,7 @@ from storage.errors import StoreError
 
 Status = Literal["pending", "confirmed", "deleted", "orphan", "dead"]
 STATUSES: tuple[Status, ...] = ("pending", "confirmed", "deleted", "orphan", "dead")
+FINAL = STATUSES[1:]
 HISTORY = 20  # attempts that a row remembers
 LONGEST_TEXT = 500  # characters of a message or an error
 VERSION = 1  # of the schema
@@ -173,8 +174,8 @@ class Storage(Protocol):
     async def discard(self, txids: Iterable[bytes], message: str) -> set[bytes]:
         """Give up pending, dead and orphan rows: deleted; return which."""
 
-    async def reopen(self, txids: Iterable[bytes], message: str) -> set[bytes]:
-        """Make any final rows pending again, with fresh counters: only for an operator, or a rollback."""
+    async def reopen(self, txids: Iterable[bytes], message: str, statuses: Sequence[Status] = FINAL) -> set[bytes]:
+        """Make rows of final statuses pending again, with fresh counters: only for an operator, or the chain."""
 
     async def expire(self) -> int:
         """Take the owner off rows whose lease has ended; return how many. They can be claimed either way."""
@@ -195,6 +196,9 @@ class Storage(Protocol):
         newest_first: bool = False,
     ) -> list[Row]:
         """Return a page of rows in the order of submission, of one status or of all."""
+
+    async def waiting(self, after: bytes, limit: int) -> list[bytes]:
+        """Return the next pending transactions in ascending order, greater than `after`; none at the end."""
 
     async def counts(self) -> Counts:
         """Count the rows. Reads an index, not the rows, but all of it: not for every scan."""

@@ -21,6 +21,7 @@ import msgspec
 from storage.errors import Damaged, StoreError, WrongFormat
 from storage.recovery import sqlite_sql as sql
 from storage.recovery.rows import (
+    FINAL,
     STATUSES,
     VERSION,
     Attempt,
@@ -47,9 +48,11 @@ def machine_ms() -> int:
 class SqliteStorage:
     """The tables in one file; see `Storage`."""
 
-    def __init__(self, path: Path, clock_ms: Callable[[], int] = machine_ms) -> None:
-        """Take the file; nothing is opened yet."""
+    def __init__(self, path: Path, clock_ms: Callable[[], int] = machine_ms, *, readonly: bool = False) -> None:
+        """Take the file; nothing is opened yet. `readonly` is for whoever only looks: it has to be there then."""
         self._path = path
+        self._uri = f"{path.absolute().as_uri()}?mode={'ro' if readonly else 'rwc'}"
+        self._readonly = readonly
         self._clock_ms = clock_ms
         self._connection: aiosqlite.Connection | None = None
         self._turn = asyncio.Lock()
@@ -59,8 +62,11 @@ class SqliteStorage:
         """See `Storage`."""
         try:
             # NOTE: aiosqlite leaves a thread behind where there is nothing to open, so that is found out before.
-            await asyncio.to_thread(lambda: sqlite3.connect(self._path, timeout=_BUSY_S).close())
-            self._connection = await aiosqlite.connect(self._path, timeout=_BUSY_S, isolation_level=None)
+            await asyncio.to_thread(lambda: sqlite3.connect(self._uri, timeout=_BUSY_S, uri=True).close())
+            self._connection = await aiosqlite.connect(self._uri, timeout=_BUSY_S, isolation_level=None, uri=True)
+            if self._readonly:
+                await self._check()
+                return
             await self._connection.create_function("of_hex", 1, bytes.fromhex, deterministic=True)
             for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
                 await self._connection.execute(f"PRAGMA {pragma}")
@@ -68,15 +74,22 @@ class SqliteStorage:
         except sqlite3.Error as error:
             await self.close()
             raise _told(error, self._path) from error
-        except WrongFormat:
+        except StoreError:
             await self.close()
             raise
 
+    async def _check(self) -> int:
+        """Return the version of the schema, which must not be above ours; who only looks needs one."""
+        ((version,),) = await self._open().execute_fetchall("PRAGMA user_version")
+        if version > VERSION:
+            raise WrongFormat(f"{self._path} has the recovery schema {version}, this version knows {VERSION}")
+        if version < VERSION and self._readonly:
+            raise StoreAway(f"{self._path} has no schema yet: a daemon makes it")
+        return int(version)
+
     async def _migrate(self) -> None:
         async with self._write() as db:
-            ((version,),) = await db.execute_fetchall("PRAGMA user_version")
-            if version > VERSION:
-                raise WrongFormat(f"{self._path} has the recovery schema {version}, this version knows {VERSION}")
+            version = await self._check()
             for script in sql.MIGRATIONS[version:]:
                 for statement in _statements(script):
                     await db.execute(statement)
@@ -147,9 +160,10 @@ class SqliteStorage:
         """See `Storage`."""
         return await self._each(sql.REPLAY, _named(txids), ring=True, message=None)
 
-    async def reopen(self, txids: Iterable[bytes], message: str) -> set[bytes]:
+    async def reopen(self, txids: Iterable[bytes], message: str, statuses: Sequence[Status] = FINAL) -> set[bytes]:
         """See `Storage`."""
-        return await self._each(sql.REOPEN, _named(txids), ring=True, message=shortened(message))
+        wanted = msgspec.json.encode([status for status in statuses if status != "pending"]).decode()
+        return await self._each(sql.REOPEN, _named(txids), ring=True, message=shortened(message), statuses=wanted)
 
     async def discard(self, txids: Iterable[bytes], message: str) -> set[bytes]:
         """See `Storage`."""
@@ -197,6 +211,10 @@ class SqliteStorage:
             values |= {"at": round(after.submitted_at.timestamp() * 1000), "txid": after.txid}
         query = f"{parts} ORDER BY submitted_at {order}, txid {order} LIMIT :limit OFFSET :offset"
         return [_row(row) for row in await self._read(query, values)]
+
+    async def waiting(self, after: bytes, limit: int) -> list[bytes]:
+        """See `Storage`."""
+        return [txid for (txid,) in await self._read(sql.WAITING, (after, limit))]
 
     async def counts(self) -> Counts:
         """See `Storage`."""

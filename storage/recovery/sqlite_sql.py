@@ -82,7 +82,8 @@ AFRESH = f"""
         failures = 0, not_found = 0, not_found_since = NULL, reopened = reopened + 1, updated_at = :now
     {BATCH} AND """
 REPLAY = AFRESH + "+t.status IN ('dead', 'orphan') RETURNING txid"
-REOPEN = AFRESH + "+t.status <> 'pending' RETURNING txid"
+REOPEN = AFRESH + "+t.status IN (SELECT value FROM json_each(:statuses)) RETURNING txid"
+WAITING = "SELECT txid FROM recovery_tx WHERE txid > ? AND +status = 'pending' ORDER BY txid LIMIT ?"
 DISCARD = f"""
     UPDATE recovery_tx AS t SET status = 'deleted', message = :message, reopened = reopened + 1, {END}
     {BATCH} AND +t.status IN ('pending', 'dead', 'orphan') RETURNING txid"""

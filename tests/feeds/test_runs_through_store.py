@@ -1,12 +1,13 @@
 """Every run of real blocks, applied to a real store, is after each block what another decoder computed.
 
 What the store holds is read back from its tables: the outputs that a block created by their place, those that it spent
-by its undo record. At checkpoints and after rollbacks the whole set is read.
+by its undo record. At checkpoints and after rollbacks the whole set is read. A commit is of one block with the one kind
+of undo records, of several with the other.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -29,6 +30,10 @@ from storage.rows import SPENT, Body, body_of, unpack
 from storage.utxo import TABLES, UtxoStore
 from storage.verify import verify
 
+Stretch = list[tuple[BlockApplied, dict[str, Any]]]  # blocks, each with the figures that are expected after it
+KINDS = pytest.mark.parametrize(
+    ("self_contained", "at_once"), [(False, 1), (True, 7)], ids=["compact", "self-contained"]
+)
 CARDANO_RUNS = names("cardano/*-*")
 
 
@@ -65,6 +70,17 @@ class Reader:
             for place, row in store.rows(txn, places).items():
                 assert row[0] == SPENT
                 self.acc -= number(line(store, txn, place, row))
+
+    def see(self, stretch: Stretch) -> None:
+        """Apply some blocks in one commit, and compare what each of them did."""
+        for block, _ in stretch:
+            self.chain.apply(block, None)
+        self.chain.commit()
+        first = self.chain.state.tip - len(stretch) + 1
+        for ordinal, (block, expected) in enumerate(stretch, first):
+            self.follow(ordinal)
+            assert self.figures()["acc"] == expected["acc"], f"after block {block.height}"
+        assert self.figures() == stretch[-1][1], f"after block {stretch[-1][0].height}"
 
     def whole(self, *, addresses: bool = False) -> list[str]:
         """Return a line for each live output, with its address or without."""
@@ -108,43 +124,47 @@ def number(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest(), "big")
 
 
-def apply_all(
-    chain: Chain,
+def stretches(
     blocks: Iterable[BlockApplied],
     wanted: Iterable[dict[str, Any]],
     figures: Callable[[dict[str, Any]], dict[str, Any]],
-    marks: dict[str, dict[str, Any]],
-) -> Reader:
-    """Apply a run block by block, and look at the whole set at `marks`.
+    length: int,
+    ends: Container[str],
+) -> Iterator[Stretch]:
+    """Yield so many blocks at a time, with what is expected after each; those that `ends` names are a last one."""
+    stretch: Stretch = []
+    for block, expected in zip(blocks, wanted, strict=True):
+        stretch.append((block, figures(expected)))
+        if len(stretch) == length or block.hash.hex() in ends or any(not tx.valid for tx in block.txs):
+            yield stretch
+            stretch = []
+    if stretch:
+        yield stretch
 
-    Now and then, and with every block in which a transaction failed, take a random number of blocks back, look, and
-    bring them again.
+
+def apply_all(chain: Chain, run: Iterable[Stretch], marks: dict[str, dict[str, Any]]) -> Reader:
+    """Apply a run, a commit for each stretch; look at what every block did, and at the whole set at `marks`.
+
+    Now and then, and with every block in which a transaction failed, take a random number of blocks back, look at the
+    whole set, and bring them again.
     """
-    random, reader, done = Random(7), Reader(chain), list[tuple[BlockApplied, dict[str, Any]]]()
+    random, reader, done = Random(7), Reader(chain), Stretch()
     reader.begin()
     rollbacks = 0
-    for block, expected in zip(blocks, wanted, strict=True):
-        chain.apply(block, None)
-        chain.commit()
-        reader.follow(chain.state.tip)
-        assert reader.figures() == figures(expected), f"after block {block.height}"
-        done.append((block, figures(expected)))
+    for stretch in run:
+        reader.see(stretch)
+        done += stretch
         del done[:-60]
-        failed = any(not tx.valid for tx in block.txs)
-        if len(done) == 3 or ((failed or random.random() < 0.002) and len(done) > 1):
+        last = done[-1][0]
+        failed = any(not tx.valid for tx in last.txs)
+        if (not rollbacks and len(done) > 2) or ((failed or random.random() < 0.002 * len(stretch)) and len(done) > 1):
             rollbacks += 1
             back = random.randrange(1, len(done))
             chain.rollback(Rollback(to=RollbackPoint(hash=done[-1 - back][0].hash)))
             reader.begin()
-            assert reader.figures() == done[-1 - back][1], (
-                f"after {back} blocks were taken back to {block.height - back}"
-            )
-            for again, _ in done[-back:]:
-                chain.apply(again, None)
-            chain.commit()
-            reader.begin()
-            assert reader.figures() == done[-1][1], f"after block {block.height} was brought again"
-        if (mark := marks.pop(block.hash.hex(), None)) is not None:
+            assert reader.figures() == done[-1 - back][1], f"after {back} blocks were taken back from {last.height}"
+            reader.see(done[-back:])
+        if (mark := marks.pop(last.hash.hex(), None)) is not None:
             reader.assert_checkpoint(mark)
     assert rollbacks and not marks
     return reader
@@ -155,8 +175,8 @@ def plain_figures(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("run", CARDANO_RUNS)
-@pytest.mark.parametrize("self_contained", [False, True], ids=["compact", "self-contained"])
-def test_cardano_run(run: str, self_contained: bool, tmp_path: Path) -> None:
+@KINDS
+def test_cardano_run(run: str, self_contained: bool, at_once: int, tmp_path: Path) -> None:
     folder = need(run)
     expected = need(f"expected/{run.replace('/', '-')}.blocks.jsonl.xz")
     network = CARDANO[Path(run).name.split("-")[0]]
@@ -167,7 +187,8 @@ def test_cardano_run(run: str, self_contained: bool, tmp_path: Path) -> None:
             chain.seed(genesis)
         born = genesis.outputs if genesis else ()
         blocks = read_chain(folder, network, genesis=born)
-        apply_all(chain, blocks, rows(expected), plain_figures, checkpoints(run.replace("/", "-")))
+        marks = checkpoints(run.replace("/", "-"))
+        apply_all(chain, stretches(blocks, rows(expected), plain_figures, at_once, set(marks)), marks)
         while chain.due_for_pruning():
             chain.prune()
         assert verify(chain.store, windows) == []
@@ -175,8 +196,8 @@ def test_cardano_run(run: str, self_contained: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("keep", [False, True], ids=["core", "utxo"])
-@pytest.mark.parametrize("self_contained", [False, True], ids=["compact", "self-contained"])
-def test_bitcoin_run(run: str, keep: bool, self_contained: bool, tmp_path: Path) -> None:
+@KINDS
+def test_bitcoin_run(run: str, keep: bool, self_contained: bool, at_once: int, tmp_path: Path) -> None:
     source, name, expected = open_run(run, mark_unspendable=not keep)
     wanted = {"digest", "digest_script"} if keep else {"core_digest"}
     marks = {at: {each: row[each] for each in wanted} for at, row in checkpoints(Path(name).name).items()}
@@ -185,7 +206,8 @@ def test_bitcoin_run(run: str, keep: bool, self_contained: bool, tmp_path: Path)
         return plain_figures(row if keep else row["core"])
 
     with source, opened(tmp_path, "bitcoin", Windows(80, 100, self_contained)) as chain:
-        apply_all(chain, every_output(source.blocks()) if keep else source.blocks(), expected, figures, marks)
+        blocks = every_output(source.blocks()) if keep else source.blocks()
+        apply_all(chain, stretches(blocks, expected, figures, at_once, set(marks)), marks)
         assert verify(chain.store, chain.windows) == []
 
 

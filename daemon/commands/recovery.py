@@ -1,0 +1,179 @@
+"""`utxod recovery …`: pending transactions, read and changed in the recovery tables, beside a daemon or without one."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from daemon.commands.common import FAILED, Exit, config_option, json_option, readers_may_leave, show, stores_speak
+
+if TYPE_CHECKING:
+    from config.settings import Config
+    from storage.recovery.rows import Storage
+
+T = TypeVar("T")
+_STATUSES = click.Choice(["pending", "confirmed", "deleted", "orphan", "dead"])
+_PAGE = 1000
+
+
+def _txid(_: click.Context, __: click.Parameter, given: tuple[str, ...] | str) -> list[bytes]:
+    found = []
+    for text in (given,) if isinstance(given, str) else given:
+        try:
+            found.append(bytes.fromhex(text))
+        except ValueError:
+            found.append(b"")
+        if len(found[-1]) != 32:
+            raise click.BadParameter(f"{text!r} is no transaction id: 64 hex digits")
+    return found
+
+
+_txids = click.argument("txids", metavar="TXID...", nargs=-1, required=True, callback=_txid)
+
+
+@click.group()
+@config_option
+def recovery() -> None:
+    """Look at transactions that wait to be final, and decide about those that got stuck.
+
+    Works beside a running daemon, which hears of it at its next scan, or without one.
+    """
+
+
+def _with(config: Config, work: Callable[[Storage], Awaitable[T]], *, readonly: bool) -> T:
+    """Do something with the open tables."""
+    from daemon.recovery import open_storage
+
+    async def main() -> T:
+        storage = open_storage(config, readonly=readonly)
+        await storage.open()
+        try:
+            return await work(storage)
+        finally:
+            await storage.close()
+
+    with stores_speak():
+        return asyncio.run(main())
+
+
+@recovery.command("list")
+@config_option
+@click.option("--status", type=_STATUSES, help="Only these.")
+@click.option("--count", type=click.IntRange(1, 1_000_000), default=100, show_default=True, help="How many.")
+@click.option("--order", type=click.Choice(["asc", "desc"]), default="asc", show_default=True, help="By submission.")
+@json_option("One JSON object a line, as HTTP lists them.")
+@click.pass_context
+def list_rows(context: click.Context, status: str | None, count: int, order: str, as_json: bool) -> None:
+    """List transactions by their submission."""
+    import msgspec
+
+    from daemon.commands.recovery_report import table
+    from handlers.recovery.report import told
+    from storage.recovery.rows import Row
+
+    async def work(storage: Storage) -> list[Row]:
+        found: list[Row] = []
+        while more := await storage.rows(
+            status,  # type: ignore[arg-type]
+            min(_PAGE, count - len(found)),
+            after=found[-1].place if found else None,
+            newest_first=order == "desc",
+        ):
+            found += more
+            if len(found) >= count:
+                break
+        return found
+
+    found = _with(context.obj.config, work, readonly=True)
+    with readers_may_leave():
+        if as_json:
+            for row in found:
+                click.echo(msgspec.json.encode(told(row)))
+        else:
+            show(table(found) if found else "there are none")
+
+
+@recovery.command("show")
+@config_option
+@click.argument("txid", callback=_txid)
+@json_option("The same object as HTTP.")
+@click.pass_context
+def show_row(context: click.Context, txid: list[bytes], as_json: bool) -> None:
+    """Show one transaction, and every look at it."""
+    import msgspec
+
+    from daemon.commands.recovery_report import whole
+    from handlers.recovery.report import told_whole
+
+    row = _with(context.obj.config, lambda storage: storage.row(txid[0]), readonly=True)
+    if row is None:
+        raise Exit(f"transaction {txid[0].hex()} has no row: never submitted here, or final for long", FAILED)
+    if as_json:
+        click.echo(msgspec.json.encode(told_whole(row)))
+    else:
+        show(*whole(row))
+
+
+def _tell(asked: list[bytes], changed: set[bytes], what: str, why_not: str) -> None:
+    """Say of each transaction whether it was changed; fail when none was."""
+    for txid in asked:
+        click.echo(f"{txid.hex()} {what if txid in changed else why_not}")
+    if not changed:
+        sys.exit(FAILED)
+
+
+@recovery.command()
+@config_option
+@_txids
+@click.pass_context
+def replay(context: click.Context, txids: list[bytes]) -> None:
+    """Make dead and orphan transactions pending again, with fresh counters."""
+    changed = _with(context.obj.config, lambda storage: storage.replay(txids), readonly=False)
+    _tell(txids, changed, "pending again", "is neither dead nor an orphan")
+
+
+@recovery.command()
+@config_option
+@_txids
+@click.option("--reason", default="discarded by an operator", show_default=True, help="What the row says then.")
+@click.pass_context
+def discard(context: click.Context, txids: list[bytes], reason: str) -> None:
+    """Give up pending, dead or orphan transactions: deleted. The transaction store keeps what it has."""
+    changed = _with(context.obj.config, lambda storage: storage.discard(txids, reason), readonly=False)
+    _tell(txids, changed, "deleted", "is final already, or not known")
+
+
+@recovery.command()
+@config_option
+@_txids
+@click.option("--reason", default="reopened by an operator", show_default=True, help="What the row says then.")
+@click.pass_context
+def reopen(context: click.Context, txids: list[bytes], reason: str) -> None:
+    """Make transactions of any final status pending again: what is true is found out anew."""
+    changed = _with(context.obj.config, lambda storage: storage.reopen(txids, reason), readonly=False)
+    _tell(txids, changed, "pending again", "is pending already, or not known")
+
+
+@recovery.command()
+@config_option
+@json_option("An object: `by_status`, `oldest_pending_s`, and `daemon` if one runs.")
+@click.pass_context
+def status(context: click.Context, as_json: bool) -> None:
+    """Count transactions by status, and say what the daemon's service is doing."""
+    import msgspec
+
+    from daemon.commands.recovery_report import counted
+    from daemon.metrics import daemon_numbers, folder
+
+    counts = _with(context.obj.config, lambda storage: storage.counts(), readonly=True)
+    numbers = daemon_numbers(folder(context.obj.config))
+    service = None if numbers is None else numbers.recovery
+    if as_json:
+        plain = {"by_status": counts.by_status, "oldest_pending_s": counts.oldest_pending_s, "daemon": service}
+        click.echo(msgspec.json.encode(plain))
+    else:
+        show(*counted(counts, service))

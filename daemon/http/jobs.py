@@ -1,0 +1,38 @@
+"""The pruner's journal: it moves without the tip, so its ETag knows of the answer itself."""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from daemon.http.reply import answer, paging, resumed
+from handlers.prune_report import jobs_of
+from handlers.query import Query
+
+_LATEST_FIRST = frozenset({"asset", "order"})
+_QUESTION = b"pruner jobs"
+_PLACE = struct.Struct(">4xQ")  # as long as a place in the chain
+_encode = msgspec.json.Encoder().encode
+
+
+class JobRoutes:
+    """Answers what is asked of the pruner."""
+
+    def __init__(self, query: Query) -> None:
+        self._query = query
+
+    async def jobs(self, request: Request) -> Response:
+        """A page of the pruner's cycles, the latest first."""
+        asked = paging(request.scope["query_string"], _LATEST_FIRST)
+        with self._query.snapshot() as shot:
+            place, tip = resumed(shot, asked, _QUESTION), shot.tip()
+            before = None if place is None else _PLACE.unpack(place)[0]
+            disk, txn = shot.store.disk, shot.txn
+            jobs = jobs_of(disk, txn, asked.count, page=asked.page, before=before)
+            headers = {}
+            if jobs and jobs_of(disk, txn, 1, before=jobs[-1].number):
+                headers["X-Next-Cursor"] = shot.cut(_PLACE.pack(jobs[-1].number), _QUESTION, asked.order)
+        return answer(request, tip, _encode(jobs), more=headers)

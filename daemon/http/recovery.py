@@ -1,0 +1,124 @@
+"""Pending transactions, from the recovery tables: opened when somebody asks, beside the daemon, only to look."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64decode, urlsafe_b64encode
+from collections.abc import Callable
+from urllib.parse import parse_qs
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from daemon.http.reply import Problem, answer, hex_of, paging
+from handlers.events import Point
+from handlers.query import Order, Query
+from handlers.recovery.report import told, told_whole
+from storage.recovery.rows import STATUSES, Place, Status, Storage, StoreAway
+
+_REFUSED = frozenset({"asset"})
+_encode = msgspec.json.Encoder().encode
+
+
+class _Cut(Struct, frozen=True, array_like=True):
+    """Where a page ended, and of which list."""
+
+    status: Status | None
+    order: Order
+    place: Place
+
+
+class RecoveryRoutes:
+    """Answers what is asked of pending transactions. Its rows move without the tip."""
+
+    def __init__(self, query: Query, make: Callable[[], Storage]) -> None:
+        self._query, self._make = query, make
+        self._storage: Storage | None = None
+        self._opening = asyncio.Lock()
+
+    async def close(self) -> None:
+        """Let go of the tables."""
+        storage, self._storage = self._storage, None
+        if storage is not None:
+            await storage.close()
+
+    async def transactions(self, request: Request) -> Response:
+        """A page of transactions by their submission."""
+        asked = paging(request.scope["query_string"], _REFUSED)
+        status = _status(request.scope["query_string"])
+        after = None if asked.cursor is None else _read(asked.cursor, status, asked.order)
+        storage = await self._open()
+        try:
+            rows = await storage.rows(
+                status,
+                asked.count + 1,
+                after=after,
+                offset=0 if after else (asked.page - 1) * asked.count,
+                newest_first=asked.order == "desc",
+            )
+        except StoreAway as error:
+            raise _away(error) from error
+        headers = {}
+        if len(rows) > asked.count:
+            rows.pop()
+            cut = msgspec.msgpack.encode(_Cut(status, asked.order, rows[-1].place))
+            headers["X-Next-Cursor"] = urlsafe_b64encode(cut).rstrip(b"=").decode()
+        return answer(request, self._tip(), _encode([told(row) for row in rows]), more=headers)
+
+    async def transaction(self, request: Request) -> Response:
+        """One transaction with its latest attempts."""
+        txid = hex_of(request.path_params["txid"], 32, "txid")
+        storage = await self._open()
+        try:
+            row = await storage.row(txid)
+        except StoreAway as error:
+            raise _away(error) from error
+        if row is None:
+            what = f"transaction {txid.hex()} has no row: never submitted here, or final for long"
+            raise Problem(404, "unknown_transaction", what)
+        return answer(request, self._tip(), _encode(told_whole(row)))
+
+    async def _open(self) -> Storage:
+        async with self._opening:
+            if self._storage is None:
+                storage = self._make()
+                try:
+                    await storage.open()
+                except StoreAway as error:
+                    raise _away(error) from error
+                self._storage = storage
+            return self._storage
+
+    def _tip(self) -> Point | None:
+        with self._query.snapshot() as shot:
+            return shot.tip()
+
+
+def _away(error: StoreAway) -> Problem:
+    return Problem(503, "recovery_store_away", str(error), "ask again")
+
+
+def _status(query_string: bytes) -> Status | None:
+    given = parse_qs(query_string.decode("latin-1"), keep_blank_values=True).get("status", [])
+    if not given:
+        return None
+    if len(given) > 1:
+        raise Problem(400, "bad_parameter", "status is given more than once")
+    for status in STATUSES:
+        if given == [status]:
+            return status
+    raise Problem(400, "bad_parameter", f"status is {given[0]!r}; it is one of {', '.join(STATUSES)}")
+
+
+def _read(cursor: str, status: Status | None, order: Order) -> Place:
+    """Return the place where a page ended. It stays good: rows keep their place, and those that go are not missed."""
+    try:
+        raw = b64decode(cursor + "=" * (-len(cursor) % 4), altchars="-_", validate=True)
+        cut = msgspec.msgpack.decode(raw, type=_Cut)
+    except (ValueError, msgspec.DecodeError) as error:
+        raise Problem(400, "bad_parameter", "cursor: not a cursor from X-Next-Cursor") from error
+    if (cut.status, cut.order) != (status, order):
+        raise Problem(400, "bad_parameter", "cursor: a cursor of another list")
+    return cut.place

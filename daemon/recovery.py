@@ -1,0 +1,194 @@
+"""The recovery service's place in the daemon: its tables, who knows what became of a transaction, and who hears of it.
+
+It stands beside what follows the chain and never in its way: what it reads there are short turns on the writer's
+thread. While its database is away the daemon goes on, and a survey makes up for what was not written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import anyio
+import structlog
+from anyio import CancelScope, CapacityLimiter, to_thread
+
+from config.settings import Config
+from daemon.connection import Hall
+from feeds.bitcoin.access import Login, NodeAway, NodeError, RpcError, read_url
+from feeds.bitcoin.jsonrpc import Node
+from handlers.events import TxStatusChanged
+from handlers.recovery.finality import Breaker, FinalityHandler, Mined, NodeFinality, SourceAway, State
+from handlers.recovery.listener import Listener
+from handlers.recovery.manager import Change, Manager
+from handlers.recovery.records import Records
+from handlers.recovery.survey import Survey
+from handlers.utxo import Turns
+from storage.errors import StoreError
+from storage.recovery.postgres import PostgresStorage
+from storage.recovery.rows import Storage, StoreAway
+from storage.recovery.sqlite import SqliteStorage
+
+T = TypeVar("T")
+log = structlog.get_logger("recovery")
+
+_AWAY_S = 5.0  # between two attempts to reach the database
+_LOOKS_A_SECOND = 400  # at transactions that only wait: with more of them, each is looked at more seldom
+_LONGEST_PATIENCE_S = 600.0
+_FAR_BEHIND = 1  # blocks: less, and not to be known here says something
+_LONGEST_ANSWER = 64 << 20  # bytes of a node's
+_RPC_PORT = 8332
+
+
+def enabled(config: Config) -> bool:
+    """Return whether this daemon looks after pending transactions."""
+    return config.recovery.enabled and config.transactions.enabled and config.utxo.enabled
+
+
+def open_storage(config: Config, *, readonly: bool = False) -> Storage:
+    """Return the recovery tables as they are configured; nothing is connected yet."""
+    wish = config.recovery
+    if wish.store == "postgresql":
+        assert wish.dsn is not None  # checked with the configuration
+        return PostgresStorage(wish.dsn, lease_s=wish.lease_duration, lock=wish.advisory_lock_id, readonly=readonly)
+    return SqliteStorage(config.data_dir / "recovery.db", readonly=readonly)
+
+
+class ChainFinality:
+    """The daemon's own stores as a source. What is asked while the writer is busy shares one turn."""
+
+    name = "chain"
+
+    def __init__(
+        self,
+        records: Records,
+        turn: Callable[[Callable[[], list[State]]], asyncio.Future[list[State]]],
+        listener: Listener,
+        caught_up: Callable[[], bool],
+    ) -> None:
+        """Take the stores, the way to the writer's thread, and whether the chain is at the network's tip."""
+        self._records, self._turn, self._listener, self._caught_up = records, turn, listener, caught_up
+        self._asked: dict[bytes, None] = {}
+        self._answer: asyncio.Future[dict[bytes, State]] | None = None
+
+    async def state_of(self, txid: bytes) -> State:
+        """See `Finality`."""
+        self._asked[txid] = None
+        if self._answer is None:
+            self._answer = asyncio.ensure_future(self._look())
+        state = (await asyncio.shield(self._answer))[txid]
+        if isinstance(state, Mined):
+            self._listener.track(txid, state.height)
+        return state
+
+    async def _look(self) -> dict[bytes, State]:
+        await asyncio.sleep(0)  # whoever asks in this round of the loop comes along
+        asked, self._asked, self._answer = list(self._asked), {}, None
+        try:
+            return dict(zip(asked, await self._turn(partial(self._records.states, asked)), strict=True))
+        except StoreError as error:
+            raise SourceAway(str(error)) from error
+
+    async def caught_up(self) -> bool:
+        """See `Finality`."""
+        return self._caught_up()
+
+
+async def recover_along(config: Config, turns: Turns, hall: Hall, writer: CapacityLimiter) -> None:
+    """Look after pending transactions, until cancelled."""
+    lives = turns.chain.lives
+    assert lives is not None
+    wish, records = config.recovery, Records(lives.transactions)
+
+    def turn(work: Callable[[], T]) -> asyncio.Future[T]:
+        # A task of its own: whoever waits may be cancelled, but the next turn must not begin before this one ends.
+        return asyncio.shield(asyncio.ensure_future(to_thread.run_sync(work, limiter=writer)))
+
+    def changed(changes: list[Change]) -> None:
+        hall.bus.publish([TxStatusChanged(txid=each.txid, status=each.status, height=tip()) for each in changes])
+
+    def tip() -> int:
+        return hall.view.tip.height if hall.view.tip else 0
+
+    def caught_up() -> bool:
+        node, network = turns.node, hall.network_height
+        if (node is not None and node.state != "running") or (node is None and network is None):
+            return False
+        return network is None or network - tip() <= _FAR_BEHIND
+
+    storage, listener = open_storage(config), Listener(wish.ttl, wish.confirmations, changed)
+    sources = [Breaker(ChainFinality(records, turn, listener, caught_up)), *_node(config)]
+    handler = FinalityHandler(sources, wish.confirmations, patience=lambda: _patience(manager))
+    survey = Survey(
+        storage,
+        records,
+        listener,
+        turn,
+        turns.chain.write_alone,
+        tip,
+        lambda fact: hall.bus.publish([fact]),
+        wish.ttl,
+        alone=wish.store == "sqlite",
+    )
+
+    async def circuits() -> None:
+        manager.numbers.circuits = {source.name: source.circuit for source in sources}
+
+    manager = Manager(storage, handler, wish, available=handler.available, changed=changed, chores=[circuits, survey])
+    hall.numbers.recovery = manager.numbers
+    for kind in ("TxStatusChanged", "BlockCommitted", "RolledBack"):
+        hall.bus.listen(kind, listener.hear)
+    try:
+        await _opened(storage)
+        async with anyio.create_task_group() as both:
+            both.start_soon(listener.write_along, storage)
+            both.start_soon(_managed, manager)
+    finally:
+        with CancelScope(shield=True):
+            await storage.close()
+
+
+def _patience(manager: Manager) -> float:
+    """Return how long what waits is left alone: its commits are heard anyway, a look is for what was missed."""
+    return min(manager.numbers.backlog["pending"] / _LOOKS_A_SECOND, _LONGEST_PATIENCE_S)
+
+
+def _node(config: Config) -> list[Breaker]:
+    """Return the node that is asked too, if there is one."""
+    wish = config.recovery
+    if wish.node_url is None:
+        return []
+    address, in_url = read_url(wish.node_url, _RPC_PORT)
+    node = Node(address, Login(in_url, wish.node_cookie), longest=_LONGEST_ANSWER)
+    return [Breaker(NodeFinality(node, refused=RpcError, away=(NodeAway, NodeError)))]
+
+
+async def _opened(storage: Storage) -> None:
+    """Wait for the database; the chain does not."""
+    told = False
+    while True:
+        try:
+            with CancelScope(shield=True):  # half open, it would leave a thread behind that keeps the process
+                await storage.open()
+        except StoreAway as error:
+            if not told:
+                log.error("recovery_store_away", error=str(error))
+            told = True
+            await anyio.sleep(_AWAY_S)
+        else:
+            return
+
+
+async def _managed(manager: Manager) -> None:
+    """Run the service in a task of its own: it leaves in its own time, however often we are cancelled."""
+    running = asyncio.ensure_future(manager.run())
+    try:
+        await asyncio.wait({running})
+    finally:
+        running.cancel()
+        with CancelScope(shield=True):
+            await asyncio.wait({running})
+    if not running.cancelled():
+        running.result()

@@ -1,0 +1,116 @@
+"""What the daemon's own stores know of pending transactions, and what of them was left half-made.
+
+Everything here is for the writer's thread, in steps that are short: blocks wait for one step at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import time
+from typing import NamedTuple
+
+import structlog
+
+from handlers.creation import orphaned
+from handlers.recovery.finality import Conflicting, Mined, Pending, State, Unknown
+from handlers.spending import TxFault
+from handlers.transactions import Transactions
+from storage import keys
+from storage.disk import Txn
+from storage.transactions import LOCK_PAGE
+
+log = structlog.get_logger("recovery")
+
+_SEEKS = 2000  # in a step
+
+
+class Waiting(NamedTuple):
+    """Some of the transactions that wait for a block, and where to go on; nowhere at the end."""
+
+    txids: list[bytes]
+    half_made: list[bytes]
+    after: tuple[int, bytes] | None
+
+
+class Records:
+    """The transaction store as recovery sees it."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+        self._store = transactions.store
+
+    def states(self, txids: Sequence[bytes]) -> list[State]:
+        """Return where transactions are, by the last commit."""
+        assert self._transactions.buried is not None
+        chain = self._transactions.buried.utxo
+        with self._store.disk.read() as txn:
+            tip = chain.state(txn).tip
+            height = chain.block_at(txn, tip).height if tip else 0
+            return [self._state(txn, txid, height) for txid in txids]
+
+    def _state(self, txn: Txn, txid: bytes, tip: int) -> State:
+        held = self._transactions.hold(txn, txid)
+        if held is None:
+            return Unknown()
+        record = held.record
+        if record.mined:
+            height = max(record.block_heights)
+            return Mined(height, tip - height + 1)
+        return Conflicting() if record.conflicting else Pending()
+
+    def waiting(self, after: tuple[int, bytes] | None) -> Waiting:
+        """Return the next transactions that wait for a block: those of the chain's own conflicts do not."""
+        store, txids, half_made = self._store, list[bytes](), list[bytes]()
+        with store.disk.read() as txn:
+            cursor, seen = txn.cursor(store.unmined), list[tuple[int, bytes]]()
+            found = cursor.first() if after is None else cursor.set_range_dup(keys.u32(after[0]), after[1])
+            if after is not None and not found:  # that height has no more
+                found = cursor.set_range(keys.u32(after[0] + 1))
+            if found:
+                for key, txid in cursor:
+                    if len(seen) > _SEEKS:
+                        break
+                    seen.append((keys.number(key), txid))
+            records = store.records(txn, [txid for _, txid in seen])
+        for place in seen:
+            record = records.get(place[1])
+            if place == after or record is None or record.conflicting or record.is_coinbase:
+                continue
+            (half_made if record.creating else txids).append(place[1])
+        return Waiting(txids, half_made, seen[-1] if len(seen) > _SEEKS else None)
+
+    def locked(self, after: bytes) -> tuple[list[bytes], bytes | None]:
+        """Return transactions that have a lock and no record, by a walk over some more of all; None at the end."""
+        found = list[bytes]()
+        with self._store.disk.read() as txn:
+            for seeks, txid in enumerate(self._store.txids(txn, after)):
+                if seeks == _SEEKS:
+                    return found, txid
+                key = txid + keys.u32(LOCK_PAGE)
+                if txn.get(key, db=self._store.tx) is not None and self._store.record(txn, txid) is None:
+                    found.append(txid)
+        return found, None
+
+    def heal(self, txn: Txn, txid: bytes) -> bool | None:
+        """End a half-made creation that nobody is at work on: True when it is whole now, False when it is removed.
+
+        None when it is somebody's, or no longer half-made.
+        """
+        store = self._store
+        record, lock = store.record(txn, txid), store.lock(txn, txid)
+        if txid in self._transactions.on_their_way or (record is not None and not record.creating):
+            return None
+        if lock is not None and lock.expires_at > time() and not orphaned(lock):
+            return None
+        if record is None:
+            store.put_lock(txn, txid, None)
+            return False
+        try:
+            with self._transactions.all_or_nothing(txn) as child:
+                self._transactions.finish(child, txid, spends=True)
+        except TxFault as fault:
+            log.warning("creation_removed", txid=txid.hex(), why=str(fault))
+            store.remove(txn, txid)
+            return False
+        store.put_lock(txn, txid, None)
+        return True

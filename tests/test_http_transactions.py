@@ -1,0 +1,557 @@
+"""The transaction store and the pruner over HTTP: real daemons, every field, and what is no longer there."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from time import monotonic
+from typing import Any
+
+import pytest
+from daemons import Message, as_hex, running
+from questions import TIP, Asked, Web, asked, failure, free_port, short_folder
+from stories import address, at, back_to, block, digest, output, tx
+
+PAGE = 4  # outputs of a record's page here
+FROZEN = "ff" * 36
+LONG = b"\x00\xff" * 60
+OCTETS = {"Accept": "application/octet-stream"}
+TRANSACTIONS = {"batch_size": PAGE, "max_inline_bytes": 100, "coinbase_maturity": 3}
+FIELDS = {
+    "txid": "",
+    "status": "unmined",
+    "has_record": True,
+    "record_utxos": 1,
+    "spent_utxos": 0,
+    "total_utxos": 1,
+    "total_extra_recs": 0,
+    "spent_extra_recs": 0,
+    "is_coinbase": False,
+    "locked": False,
+    "creating": False,
+    "conflicting": False,
+    "external": False,
+    "partial": False,
+    "unmined_since": None,
+    "created_at": None,
+    "preserve_until": None,
+    "delete_at_height": None,
+    "spending_height": None,
+    "block_ids": [],
+    "block_heights": [],
+    "subtree_idxs": [],
+    "conflicting_children": [],
+    "deleted_children": [],
+    "reassignments": [],
+    "fee": None,
+    "size_in_bytes": None,
+    "tx_inpoints": [],
+}
+DATA = {"address": b"\x6a", "value": 0, "spendable": False}
+FIRST = block(
+    None,
+    tx("reward", output("miner", 50), coinbase=True),
+    tx("p", output("p0"), output("p1"), DATA, output("p3"), fee=170, size=291, subtree_index=6),
+    tx("q", output("q0"), output("q1")),
+    tx("whole", output("whole"), raw=b"of a block"),
+    time=1_700_000_000,
+)
+UNMINED = tx("a", output("a0", 5), output("a1", 6), spends=[at("p"), at("p", 1)], raw=b"\x00\xff", fee=7)
+LOSER = tx("loser", output("x"), spends=[at("q")])
+BIG = tx("big", *(output(f"big{n}") for n in range(3 * PAGE - 1)), spends=[at("q", 1)], raw=LONG)
+SECOND = block(FIRST, tx("winner", output("w"), spends=[at("q")]), block_id=77)
+
+
+def submit(transaction: Message, **fields: Any) -> Message:
+    return {"type": "TxSubmitted", "tx": transaction} | fields
+
+
+def said(kind: str, *names: object, **fields: Any) -> Message:
+    return {"type": kind, "txids": [digest("tx", name) for name in names]} | fields
+
+
+def on_outputs(kind: str, *outpoints: list[Any]) -> Message:
+    return {"type": kind, "outpoints": list(outpoints)}
+
+
+def txid(name: object) -> str:
+    return digest("tx", name).hex()
+
+
+def path(name: object, more: str = "") -> str:
+    return f"/api/v1/txs/{txid(name)}{more}"
+
+
+def one_by_one(asking: Asked, *messages: Message) -> None:
+    """Let each message be carried out before the next is sent: a block in the same batch would be before the others."""
+    with asking.daemon.client() as client:
+        for message in messages:
+            assert client.ask(message).get("status") in {"applied", "accepted", "rolled_back"}, message
+
+
+def inpoints(*outpoints: list[Any]) -> list[Message]:
+    return [{"tx_hash": txid.hex(), "output_index": index} for txid, index in outpoints]
+
+
+def hash_of(asking: Asked | Web, name: object, index: int = 0) -> str:
+    """Return what an output's slot commits to."""
+    [slot] = asking.get(path(name, f"/utxos?count=1&page={index + 1}"))
+    return str(slot["slot"][:64])
+
+
+@pytest.fixture(scope="module")
+def told() -> Iterator[Asked]:
+    """A daemon that was told of transactions of every kind; nobody moves it any more."""
+    with short_folder() as folder, asked(folder, transactions=TRANSACTIONS) as asking:
+        one_by_one(asking, FIRST, submit(UNMINED), submit(LOSER), submit(BIG), SECOND)
+        one_by_one(asking, on_outputs("OutputsFrozen", at("big", 1), at("big", PAGE), at("p", 3)))
+        one_by_one(asking, {"type": "OutputReassigned", "outpoint": at("big", PAGE), "address": address("heir")})
+        one_by_one(asking, said("TxMined", "big", block_id=9, height=2, subtree_index=4))
+        one_by_one(asking, said("TxPreserved", "big", until=50))
+        yield asking
+
+
+# --- the record ------------------------------------------------------------------------------------------------------
+
+
+def record(asking: Asked, name: object, **fields: Any) -> None:
+    """Check a whole answer, the time of its making apart."""
+    found = asking.get(path(name))
+    assert list(found) == list(FIELDS)
+    assert (found["created_at"] is None) is not found["has_record"]
+    assert found["created_at"] is None or found["created_at"] > 1_700_000_000_000
+    assert found | {"created_at": None} == FIELDS | {"txid": txid(name)} | fields
+
+
+def test_an_unmined_transaction(told: Asked) -> None:
+    spends = inpoints(at("p"), at("p", 1))
+    record(told, "a", record_utxos=2, total_utxos=2, unmined_since=1, fee=7, size_in_bytes=2, tx_inpoints=spends)
+
+
+def test_one_that_only_its_block_tells_of(told: Asked) -> None:
+    """What an unmined transaction claims of it is counted; what only carries data has no slot."""
+    record(
+        told,
+        "p",
+        status="mined",
+        has_record=False,
+        partial=True,
+        record_utxos=3,
+        spent_utxos=2,
+        total_utxos=4,
+        block_ids=[1],
+        block_heights=[1],
+        subtree_idxs=[6],
+        fee=170,
+        size_in_bytes=291,
+    )
+    block_77: Message = {"block_ids": [77], "block_heights": [2], "subtree_idxs": [None]}
+    record(told, "winner", status="mined", has_record=False, partial=True, tx_inpoints=inpoints(at("q")), **block_77)
+
+
+def test_a_coinbase(told: Asked) -> None:
+    at_1: Message = {"block_ids": [1], "block_heights": [1], "subtree_idxs": [None]}
+    record(told, "reward", status="mined", has_record=False, partial=True, is_coinbase=True, spending_height=4, **at_1)
+
+
+def test_a_conflicting_transaction_and_its_parent(told: Asked) -> None:
+    record(
+        told,
+        "loser",
+        status="conflicting",
+        conflicting=True,
+        unmined_since=1,
+        delete_at_height=290,
+        tx_inpoints=inpoints(at("q")),
+    )
+    parent = told.get(path("q"))
+    assert (parent["status"], parent["has_record"]) == ("mined", True)
+    assert parent["conflicting_children"] == [txid("loser")]
+
+
+def test_a_large_transaction(told: Asked) -> None:
+    """Mined, preserved, with an output that was given away: it adds one to what could be spent."""
+    heir = hash_of(told, "big", PAGE)
+    given = told.get(path("big"))["reassignments"]
+    assert given == [
+        {"output_index": PAGE, "old_hash": given[0]["old_hash"], "new_hash": heir, "height": 2, "spendable_in": 1002}
+    ]
+    assert given[0]["old_hash"] != heir and len(given[0]["old_hash"]) == 64
+    record(
+        told,
+        "big",
+        status="mined",
+        record_utxos=PAGE,
+        total_utxos=3 * PAGE - 1,
+        total_extra_recs=2,
+        external=True,
+        preserve_until=50,
+        block_ids=[9],
+        block_heights=[2],
+        subtree_idxs=[4],
+        reassignments=given,
+        size_in_bytes=len(LONG),
+        tx_inpoints=inpoints(at("q", 1)),
+    )
+
+
+def test_a_genesis_transaction() -> None:
+    seeded = [{"txid": digest("genesis"), "index": 7, "output": output("seed")}]
+    with short_folder() as folder, asked(folder) as asking:
+        asking.feed({"type": "GenesisOutputs", "outputs": seeded})
+        for empty_block in (block(None), block(block(None))):
+            found = asking.get(f"/api/v1/txs/{digest('genesis').hex()}")
+            assert (found["status"], found["block_heights"], found["record_utxos"]) == ("mined", [0], 1)
+            slots = asking.get(f"/api/v1/txs/{digest('genesis').hex()}/utxos")
+            assert [each["status"] for each in slots] == ["none"] * 7 + ["unspent"]
+            asking.feed(empty_block)
+
+
+# --- slots -----------------------------------------------------------------------------------------------------------
+
+
+def slot(index: int, status: str, text: str | None, *by: Any, spendable_in: int | None = None) -> Message:
+    spender = dict(zip(("spending_tx_hash", "spending_input_index"), by or (None, None), strict=True))
+    return {"output_index": index, "status": status, "slot": text, **spender, "spendable_in": spendable_in}
+
+
+def test_slots_of_a_record(told: Asked) -> None:
+    names = [hash_of(told, "big", index) for index in range(3 * PAGE - 1)]
+    expected = [slot(index, "unspent", name) for index, name in enumerate(names)]
+    expected[1] = slot(1, "frozen", names[1] + FROZEN)
+    expected[PAGE] = slot(PAGE, "unspent", names[PAGE], spendable_in=1002)
+    found = told.get(path("big", "/utxos"))
+    assert found == expected and list(found[0]) == list(expected[0])
+    assert len(set(names)) == len(names) and {len(name) for name in names} == {64}
+
+
+def test_slots_of_one_that_only_its_block_tells_of(told: Asked) -> None:
+    names = [hash_of(told, "p", index) for index in (0, 1, 3)]
+    by = [(txid("a"), index) for index in (0, 1)]
+    assert told.get(path("p", "/utxos")) == [
+        slot(0, "spent", names[0] + txid("a") + "00000000", *by[0]),
+        slot(1, "spent", names[1] + txid("a") + "01000000", *by[1]),
+        slot(2, "none", None),
+        slot(3, "frozen", names[2] + FROZEN),
+    ]
+    assert told.get(path("q", "/utxos"))[0]["spending_tx_hash"] == txid("winner")
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+@pytest.mark.parametrize("count", [1, 3, PAGE, 3 * PAGE - 2, 3 * PAGE - 1, 1000])
+def test_pages_of_slots(told: Asked, order: str, count: int) -> None:
+    """By cursor and by number they are the same, and together they are all."""
+    whole = told.get(path("big", f"/utxos?order={order}"))
+    assert [each["output_index"] for each in whole] == sorted(range(3 * PAGE - 1), reverse=order == "desc")
+    pages = told.web.pages(path("big", "/utxos"), count, order)
+    assert [each for page in pages for each in page] == whole
+    assert {len(page) for page in pages[:-1]} <= {count} and pages[-1]
+    for number, page in enumerate(pages, 1):
+        assert told.get(path("big", f"/utxos?count={count}&order={order}&page={number}")) == page
+    assert told.get(path("big", f"/utxos?count={count}&page={len(pages) + 1}")) == []
+    assert told.get(path("big", "/utxos?page=4294967296")) == []
+
+
+def test_what_slots_refuse(told: Asked) -> None:
+    cursor = told.ask(path("big", "/utxos?count=2")).headers["x-next-cursor"]
+    ann = told.ask(f"/api/v1/addresses/{address('x').hex()}/utxos?cursor={cursor}")
+    failure(ann, 400, "bad_parameter", "cursor", "another list")
+    for query, named in (
+        (f"asset={'ab' * 28}", "asset"),
+        ("asset=", "asset"),
+        ("count=0", "count"),
+        ("count=1001", "count"),
+        ("count=1&count=2", "count"),
+        ("page=0", "page"),
+        ("order=up", "order"),
+        ("cursor=nonsense", "cursor"),
+        (f"cursor={cursor}&page=2", "page"),
+        (f"cursor={cursor}&order=desc", "cursor"),
+    ):
+        failure(told.ask(path("big", f"/utxos?{query}")), 400, "bad_parameter", named)
+    failure(told.ask(path("a", f"/utxos?cursor={cursor}")), 400, "bad_parameter", "another list")
+    failure(told.ask(path("nobody", "/utxos?count=0")), 400, "bad_parameter", "count")
+    assert told.get(path("a", "/utxos?unknown=1"))
+
+
+def test_a_cursor_across_a_rollback() -> None:
+    with short_folder() as folder, asked(folder, transactions=TRANSACTIONS) as asking:
+        one_by_one(asking, FIRST, submit(BIG))
+        kept = asking.ask(path("big", "/utxos?count=2")).headers["x-next-cursor"]
+        asking.feed(SECOND)
+        cut = asking.ask(path("big", "/utxos?count=2")).headers["x-next-cursor"]
+        assert [each["output_index"] for each in asking.get(path("big", f"/utxos?count=2&cursor={kept}"))] == [2, 3]
+        asking.feed(back_to(FIRST))
+        failure(asking.ask(path("big", f"/utxos?cursor={cut}")), 409, "cursor_gone")
+        failure(asking.ask(path("big", f"/utxos?cursor={cut}"), **{"If-None-Match": "*"}), 409, "cursor_gone")
+        assert [each["output_index"] for each in asking.get(path("big", f"/utxos?count=2&cursor={kept}"))] == [2, 3]
+
+
+# --- bytes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "raw"), [("a", b"\x00\xff"), ("big", LONG), ("whole", b"of a block")])
+def test_bytes_of_a_transaction(told: Asked, name: str, raw: bytes) -> None:
+    """Inline, and from a blob: as hex in JSON, or as they are."""
+    assert told.get(path(name, "/raw")) == {"txid": txid(name), "raw": raw.hex()}
+    plain = told.ask(path(name, "/raw"), **OCTETS)
+    assert (plain.status_code, plain.content, plain.headers["content-type"]) == (200, raw, OCTETS["Accept"])
+    as_json = told.ask(path(name, "/raw"))
+    assert plain.headers["vary"] == as_json.headers["vary"] == "Accept"
+    assert plain.headers["etag"] != as_json.headers["etag"]
+    assert [plain.headers[each] for each in TIP] == [as_json.headers[each] for each in TIP]
+    same = told.ask(path(name, "/raw"), **OCTETS, **{"If-None-Match": plain.headers["etag"]})
+    assert (same.status_code, same.content, same.headers["vary"]) == (304, b"", "Accept")
+
+
+@pytest.mark.parametrize(
+    ("accept", "octets"),
+    [
+        ("*/*", False),
+        ("application/json", False),
+        ("application/json, application/octet-stream", True),
+        ("application/octet-stream;q=0.5, application/json", False),
+        ("application/octet-stream;q=0, */*", False),
+        ("Application/Octet-Stream", True),
+        ("application/octet-stream;q=nonsense", False),
+    ],
+)
+def test_the_form_that_is_wanted_more(told: Asked, accept: str, octets: bool) -> None:
+    kind = told.ask(path("a", "/raw"), Accept=accept).headers["content-type"]
+    assert kind == (OCTETS["Accept"] if octets else "application/json")
+
+
+def test_bytes_that_are_not_kept(told: Asked) -> None:
+    """Of a transaction that was only in a block, or whose feeder gave none."""
+    for name in ("p", "loser"):
+        for accept in (OCTETS, {}):
+            answer = told.ask(path(name, "/raw"), **accept)
+            failure(answer, 404, "no_bytes", txid(name))
+
+
+def test_a_blob_store_that_is_away() -> None:
+    with short_folder() as folder, asked(folder, transactions=TRANSACTIONS) as asking:
+        asking.feed(FIRST, submit(BIG), submit(UNMINED))
+        blobs = folder / "data" / "blobs"
+        blobs.rename(folder / "away")
+        failure(asking.ask(path("big", "/raw")), 503, "blob_store_away", "blobs")
+        assert asking.get(path("big"))["external"] and asking.get(path("a", "/raw"))
+        assert not blobs.exists()  # who reads makes no folder in its place
+        (folder / "away").rename(blobs)
+        assert asking.ask(path("big", "/raw"), **OCTETS).content == LONG
+        shutil.rmtree(blobs / txid("big")[:2])
+        failure(asking.ask(path("big", "/raw")), 404, "no_bytes")
+
+
+# --- tags ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tag_changes_with_the_record_though_the_tip_stays() -> None:
+    steps = [
+        said("TxLocked", "a"),
+        said("TxUnlocked", "a"),
+        on_outputs("OutputsFrozen", at("a")),
+        said("TxPreserved", "a", until=9),
+        submit(tx("child", output("x"), spends=[at("a", 1)])),
+    ]
+    with short_folder() as folder, asked(folder, transactions=TRANSACTIONS) as asking:
+        asking.feed(FIRST, submit(UNMINED))
+        for step in steps:
+            before = {each: asking.ask(path("a", each)) for each in ("", "/utxos", "/raw")}
+            asking.feed(step)
+            for each, old in before.items():
+                new = asking.ask(path("a", each), **{"If-None-Match": old.headers["etag"]})
+                assert [new.headers[name] for name in TIP] == [old.headers[name] for name in TIP]
+                same = asking.ask(path("a", each)).content == old.content
+                assert new.status_code == (304 if same else 200), (step, each)
+            slots, records = asking.get(path("a", "/utxos")), asking.get(path("a"))
+            assert (slots, records) != (before["/utxos"].json(), before[""].json()), step
+        assert asking.ask(path("a"), **{"If-None-Match": "*"}).status_code == 304
+
+
+def test_what_the_client_has_is_not_sent_again(told: Asked) -> None:
+    for each in ("", "/utxos", "/utxos?count=2", "/raw"):
+        answer = told.ask(path("big", each))
+        same = told.ask(path("big", each), **{"If-None-Match": answer.headers["etag"]})
+        assert (same.status_code, same.content, same.headers["etag"]) == (304, b"", answer.headers["etag"])
+        assert same.headers.get("x-next-cursor") == answer.headers.get("x-next-cursor")
+        head = told.ask(path("big", each), "HEAD")
+        assert (head.status_code, head.content, head.headers["etag"]) == (200, b"", answer.headers["etag"])
+
+
+# --- what is not there -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", ["", "/raw", "/utxos"])
+def test_a_transaction_that_is_not_there(told: Asked, more: str) -> None:
+    failure(told.ask(path("nobody", more)), 404, "unknown_transaction", txid("nobody"))
+    failure(told.ask(path("nobody", more), **{"If-None-Match": "*"}), 404, "unknown_transaction")
+    for text in ("ab", txid("a") + "00", "zz" * 32, f"{'ab' * 31}%20a"):
+        failure(told.ask(f"/api/v1/txs/{text}{more}"), 400, "bad_parameter", "txid")
+    assert told.ask(f"/api/v1/txs/{txid('a').upper()}{more}").content == told.ask(path("a", more)).content
+
+
+def empty(last: Message, count: int) -> list[Message]:
+    return [last := block(last) for _ in range(count)]
+
+
+def gone(asking: Asked, name: str) -> None:
+    """Wait until a transaction is gone, and see that it is so whatever is asked of it."""
+    asking.web.until(path(name), 404)
+    for more in ("", "/raw", "/utxos"):
+        failure(asking.ask(path(name, more)), 404, "unknown_transaction", txid(name))
+
+
+SOON = {
+    "transactions": TRANSACTIONS | {"block_height_retention": 3},
+    "pruner": {"unmined_retention": 2, "parent_preservation_blocks": 5},
+    "utxo": {"prune_depth": 50, "rollback_window": 50},
+}
+
+
+def test_what_is_spent_for_long_is_gone() -> None:
+    """With a record by the pruner; without one because its record would be gone, though its rows are kept."""
+    spent = tx("a", output("a0"), spends=[at("p"), at("p", 1), at("p", 3)], raw=b"raw")
+    second = block(FIRST, spent)
+    third = block(second, tx("b", output("b0"), spends=[at("a")]))
+    with short_folder() as folder, asked(folder, **SOON) as asking:
+        one_by_one(asking, FIRST, submit(spent), second, third)
+        assert (asking.get(path("a"))["delete_at_height"], asking.get(path("p"))["delete_at_height"]) == (6, 5)
+        more = empty(third, 3)
+        asking.feed(more[0])
+        assert asking.get(path("a"))["has_record"] is True and asking.get(path("p"))["has_record"] is False
+        asking.feed(*more[1:])
+        gone(asking, "p")
+        gone(asking, "a")
+        assert asking.get(f"/api/v1/utxos/{txid('p')}/0")["spent_tx_hash"] == txid("a")  # its rows are kept
+        assert asking.get(path("b"))["status"] == "mined"
+        asking.feed(back_to(third))
+        assert asking.get(path("p"))["status"] == "mined"
+
+
+# --- the pruner's jobs -----------------------------------------------------------------------------------------------
+
+JOB = {
+    "number",
+    "state",
+    "height",
+    "safe_height",
+    "trigger",
+    "phase",
+    "reason",
+    "error",
+    "queued_at",
+    "started_at",
+    "finished_at",
+    "duration_seconds",
+    "passed_heights",
+    "counts",
+    "skipped",
+    "phase_seconds",
+}
+JOBS = "/api/v1/pruner/jobs"
+
+
+def settled(asking: Asked, height: int) -> list[Message]:
+    """Wait until the pruner has done a height; return its jobs."""
+    until = monotonic() + 30
+    while True:
+        jobs: list[Message] = asking.get(JOBS)
+        if jobs and (jobs[0]["height"], jobs[0]["state"]) == (height, "done"):
+            return jobs
+        assert monotonic() < until, jobs[:3]
+
+
+@pytest.fixture(scope="module")
+def pruned() -> Iterator[Asked]:
+    """A daemon whose pruner has done some cycles, one after each block."""
+    with short_folder() as folder, asked(folder, **SOON) as asking:
+        assert asking.get(JOBS) == []
+        second = block(FIRST, tx("a", output("a0"), spends=[at("whole")]))  # which has a record, and leaves no output
+        for each in (FIRST, second, *empty(second, 5)):
+            asking.feed(each)
+            settled(asking, each["height"])
+        yield asking
+
+
+def test_jobs_are_told_latest_first(pruned: Asked) -> None:
+    jobs = pruned.get(JOBS)
+    assert [job["height"] for job in jobs] == list(range(7, 0, -1))
+    numbers = [job["number"] for job in jobs]
+    assert numbers == sorted(numbers, reverse=True) and len(set(numbers)) == 7
+    for job in jobs:
+        assert set(job) == JOB
+        assert (job["state"], job["error"], job["reason"]) == ("done", None, None)
+        assert (job["trigger"], job["safe_height"], job["passed_heights"]) == ("applied", job["height"], 0)
+        assert 1_700_000_000 < job["queued_at"] <= job["started_at"] <= job["finished_at"]
+        assert 0 <= job["duration_seconds"] < 30
+        assert all(seconds >= 0 for seconds in job["phase_seconds"].values())
+        assert all(type(number) is int for number in [*job["counts"].values(), *job["skipped"].values()])
+    assert any(job["counts"] and job["phase_seconds"] for job in jobs)
+
+
+def test_pages_of_jobs(pruned: Asked) -> None:
+    whole = pruned.get(JOBS)
+    for count in (1, 3, 6, 7, 8):
+        found, query = [], f"?count={count}"
+        while True:
+            answer = pruned.ask(JOBS + query)
+            found.append(answer.json())
+            if "x-next-cursor" not in answer.headers:
+                break
+            query = f"?count={count}&cursor={answer.headers['x-next-cursor']}"
+        assert [job for page in found for job in page] == whole
+        assert [len(page) for page in found[:-1]] == [count] * (len(found) - 1) and found[-1]
+        for number, page in enumerate(found, 1):
+            assert pruned.get(f"{JOBS}?count={count}&page={number}") == page
+    assert pruned.get(f"{JOBS}?page=4294967296") == []
+    answer = pruned.ask(JOBS)
+    assert pruned.ask(JOBS, **{"If-None-Match": answer.headers["etag"]}).status_code == 304
+
+
+def test_what_jobs_refuse(pruned: Asked) -> None:
+    cursor = pruned.ask(f"{JOBS}?count=2").headers["x-next-cursor"]
+    slots = pruned.ask(path("a", f"/utxos?cursor={cursor}"))
+    failure(slots, 400, "bad_parameter", "another list")
+    for query, named in (
+        ("order=asc", "order"),
+        ("order=desc", "order"),
+        (f"asset={'ab' * 28}", "asset"),
+        ("count=0", "count"),
+        ("page=x", "page"),
+        ("cursor=x", "cursor"),
+        (f"cursor={cursor}&page=1", "page"),
+    ):
+        failure(pruned.ask(f"{JOBS}?{query}"), 400, "bad_parameter", named)
+
+
+def test_a_new_job_changes_the_tag_and_a_rollback_ends_a_cursor() -> None:
+    blocks = [FIRST, *empty(FIRST, 3)]
+    with short_folder() as folder, asked(folder, **SOON) as asking:
+        for each in blocks:
+            asking.feed(each)
+            settled(asking, each["height"])
+        before = asking.ask(f"{JOBS}?count=2")
+        asking.feed(back_to(blocks[-2]))
+        failure(asking.ask(f"{JOBS}?cursor={before.headers['x-next-cursor']}"), 409, "cursor_gone")
+        asking.feed(block(blocks[-2], branch="other"), block(block(blocks[-2], branch="other")))
+        jobs = settled(asking, 5)
+        assert jobs[0]["number"] > before.json()[0]["number"]
+        assert asking.ask(f"{JOBS}?count=2").headers["etag"] != before.headers["etag"]
+
+
+def test_a_daemon_that_does_not_prune() -> None:
+    with short_folder() as folder, asked(folder, pruner={"enabled": False}) as asking:
+        asking.feed(FIRST)
+        failure(asking.ask(JOBS), 503, "not_enabled", "pruner.enabled")
+
+
+def test_jobs_over_tcp_ask_for_the_token() -> None:
+    port = free_port()
+    http = {"workers": 1, "listen": f"127.0.0.1:{port}", "token": "a-long-random-text"}
+    with short_folder() as folder, running(folder, http=http), Web(port) as web:
+        for each in (JOBS, path("a"), path("a", "/raw"), path("a", "/utxos")):
+            failure(web.ask(each), 401, "unauthorized")
+        shown = {"Authorization": "Bearer a-long-random-text"}
+        assert web.get(JOBS, **shown) == as_hex([])
+        failure(web.ask(path("a"), **shown), 404, "unknown_transaction")

@@ -1,0 +1,228 @@
+"""Recovery inside the daemon, from outside: what is submitted gets a row, and the row follows the chain."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+from daemons import PATIENCE_S, Client, Daemon, Message, home, running, statuses
+from questions import Web
+from recovering import postgres_uri
+from stories import at, back_to, block, chain, digest, output, tx
+
+__all__ = ["postgres_uri"]
+
+SOON = {"ttl": "200ms", "scan_interval": "200ms", "confirmations": 3, "lease_duration": "2s"}
+FUNDS = tx("funds", *(output("ann", 10 + n) for n in range(8)))
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with TemporaryDirectory(prefix="utxod-") as name:
+        yield Path(name)
+
+
+def until(what: Callable[[], Any], wanted: Any) -> None:
+    give_up = monotonic() + PATIENCE_S
+    while (found := what()) != wanted:
+        assert monotonic() < give_up, found
+        sleep(0.03)
+
+
+def pay(name: str, n: int) -> Message:
+    return tx(name, output(name), spends=[at("funds", n)])
+
+
+def submit(client: Client, *transactions: Message) -> None:
+    sent = [{"type": "TxSubmitted", "tx": each} for each in transactions]
+    assert set(statuses(client.feed(sent))) == {"accepted"}
+
+
+def said(daemon: Daemon, *words: str) -> Any:
+    done = daemon.run("recovery", *words)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+def rows(daemon: Daemon) -> dict[str, str]:
+    """Return the status of every row, by the id's name."""
+    listed = [json.loads(line) for line in said(daemon, "list", "--json").splitlines()]
+    return {row["txid"]: row["status"] for row in listed}
+
+
+def named(**expected: str) -> dict[str, str]:
+    return {digest("tx", name).hex(): status for name, status in expected.items()}
+
+
+def test_a_row_follows_its_transaction(folder: Path) -> None:
+    """Pending, confirmed when it is deep enough, deleted when another has won, pending again when blocks go back."""
+    with running(folder, recovery=SOON, utxo={"rollback_window": 20}) as daemon, daemon.client() as client:
+        listener = daemon.client()
+        listener.ask({"type": "Subscribe", "events": ["TxStatusChanged"]})
+        first = block(None, FUNDS)
+        client.feed([first])
+        submit(client, pay("mined", 0), pay("loses", 1), pay("waits", 2))
+        until(lambda: rows(daemon), named(mined="pending", loses="pending", waits="pending"))
+        second = block(first, pay("mined", 0), tx("wins", output("bob"), spends=[at("funds", 1)]))
+        client.feed([second])
+        until(lambda: rows(daemon), named(mined="pending", loses="deleted", waits="pending"))
+        more = chain(2, second)
+        client.feed(more)
+        until(lambda: rows(daemon), named(mined="confirmed", loses="deleted", waits="pending"))
+        client.feed([back_to(first)])
+        until(lambda: rows(daemon)[digest("tx", "mined").hex()], "pending")
+        client.feed([second, *more])
+        until(lambda: rows(daemon)[digest("tx", "mined").hex()], "confirmed")
+        assert rows(daemon)[digest("tx", "waits").hex()] == "pending"
+        heard: list[tuple[str, str]] = []
+        while ("mined", "confirmed") not in heard[-1:] or heard.count(("mined", "confirmed")) < 2:
+            fact = listener.receive()
+            assert fact is not None
+            names = {digest("tx", name).hex(): name for name in ("mined", "loses", "waits")}
+            heard.append((names.get(fact["txid"], "another"), fact["status"]))
+        listener.close()
+        assert [status for name, status in heard if name == "mined"] == [
+            *("pending", "mined", "confirmed"),
+            *("pending", "mined", "confirmed"),
+        ]
+        assert [status for name, status in heard if name == "loses"] == ["pending", "conflicting", "deleted"]
+        assert daemon.term() == 0
+        assert "recovery_stopped" in daemon.events()
+
+
+def test_a_kill_between_the_two_stores_loses_no_row(folder: Path) -> None:
+    """The transaction store is durable when the submission is acknowledged; the row may not be there yet."""
+    with home(folder, recovery={"ttl": "1h"}) as daemon:
+        daemon.start()
+        with daemon.client() as client:
+            client.feed([block(None, FUNDS)])
+            submit(client, *(pay(f"tx {n}", n) for n in range(4)))
+        daemon.kill()
+        assert sum(b"recovery_reconciled" in line for line in daemon.log_text().encode().splitlines()) == 0
+        daemon.start()
+        until(lambda: rows(daemon), named(**{f"tx {n}": "pending" for n in range(4)}))
+        assert [line["added"] for line in daemon.log_lines() if line["event"] == "recovery_reconciled"] != []
+
+
+def test_what_happened_while_nobody_looked_is_found_at_the_start(folder: Path) -> None:
+    """Rows that lag behind the chain: mined deep and lost, while recovery was off."""
+    with home(folder, recovery={"ttl": "1h", "confirmations": 3}) as daemon:
+        daemon.start()
+        with daemon.client() as client:
+            first = block(None, FUNDS)
+            client.feed([first])
+            submit(client, pay("mined", 0), pay("loses", 1), pay("waits", 2))
+            until(lambda: rows(daemon), named(mined="pending", loses="pending", waits="pending"))
+        daemon.term()
+        daemon.configure(recovery={"enabled": False})
+        daemon.start()
+        assert not [event for event in daemon.events()[-3:] if event.startswith("recovery")]
+        with daemon.client() as client:
+            second = block(first, pay("mined", 0), tx("wins", output("bob"), spends=[at("funds", 1)]))
+            client.feed([second, *chain(2, second)])
+            submit(client, pay("new", 3))
+        daemon.term()
+        daemon.configure(recovery={"ttl": "1h", "confirmations": 3})
+        daemon.start()
+        expected = named(mined="confirmed", loses="deleted", waits="pending", new="pending")
+        until(lambda: rows(daemon), expected)
+
+
+def test_operators_replay_discard_and_reopen(folder: Path) -> None:
+    with running(folder, recovery={"ttl": "1h", "scan_interval": "300ms"}) as daemon:
+        with daemon.client() as client:
+            client.feed([block(None, FUNDS)])
+            submit(client, pay("waits", 0))
+        txid = digest("tx", "waits").hex()
+        until(lambda: rows(daemon), {txid: "pending"})
+        assert daemon.run("recovery", "replay", txid).returncode == 1  # it is neither dead nor an orphan
+        assert txid in said(daemon, "discard", txid, "--reason", "nobody wants it")
+        shown = json.loads(said(daemon, "show", txid, "--json"))
+        assert (shown["status"], shown["message"], shown["history"]) == ("deleted", "nobody wants it", [])
+        assert txid in said(daemon, "reopen", txid)
+        assert json.loads(said(daemon, "show", txid, "--json"))["reopened"] == 2
+        until(lambda: bool(json.loads(said(daemon, "show", txid, "--json"))["history"]), True)  # looked at, again
+        assert "Busy" not in said(daemon, "show", txid) and "waits to be mined" in said(daemon, "show", txid)
+        counts = json.loads(said(daemon, "status", "--json"))
+        assert counts["by_status"]["pending"] == 1
+        assert daemon.run("recovery", "show", "00" * 32).returncode == 1
+        assert daemon.run("recovery", "show", "nonsense").returncode == 2
+
+
+def test_two_daemons_share_a_database_and_the_leader_dies(folder: Path, postgres_uri: str) -> None:
+    """Each has a chain of its own; what was submitted to one is seen through by the other."""
+    shared = SOON | {"store": "postgresql", "dsn": postgres_uri, "advisory_lock_id": 77}
+    (folder / "a").mkdir()
+    (folder / "b").mkdir()
+    with running(folder / "a", recovery=shared) as one, running(folder / "b", recovery=shared) as two:
+        first = block(None, FUNDS)
+        second = block(first, pay("mined", 0))
+        for daemon in (one, two):
+            with daemon.client() as client:
+                client.feed([first])
+                submit(client, pay("mined", 0))
+        until(lambda: rows(two), named(mined="pending"))
+        until(lambda: "leadership_taken" in one.events() + two.events(), True)
+        leader, other = (one, two) if "leadership_taken" in one.events() else (two, one)
+        leader.kill()
+        until(lambda: "leadership_taken" in other.events(), True)
+        with other.client() as client:
+            client.feed([second, *chain(2, second)])
+        until(lambda: rows(other), named(mined="confirmed"))
+
+
+def test_a_database_that_is_away_does_not_stop_the_chain(folder: Path) -> None:
+    away = SOON | {"store": "postgresql", "dsn": "postgresql://nobody@127.0.0.1:1/none"}
+    with running(folder, recovery=away) as daemon, daemon.client() as client:
+        client.feed([block(None, FUNDS)])
+        submit(client, pay("waits", 0))
+        until(lambda: "recovery_store_away" in daemon.events(), True)
+        assert daemon.run("recovery", "list").returncode == 1
+        assert daemon.term() == 0
+
+
+def test_pending_transactions_over_http(folder: Path) -> None:
+    http = {"workers": 1, "listen": f"unix:{folder}/http"}
+    with running(folder, recovery={"ttl": "1h"}, http=http) as daemon, Web(folder / "http") as web:
+        with daemon.client() as client:
+            client.feed([block(None, FUNDS)])
+            submit(client, *(pay(f"tx {n}", n) for n in range(5)))
+        until(lambda: len(rows(daemon)), 5)
+        path = "/api/v1/recovery/transactions"
+        whole = web.ask(path).json()
+        assert {row["txid"]: row["status"] for row in whole} == rows(daemon)
+        paged, cursor = list[Any](), ""
+        while True:
+            answer = web.ask(f"{path}?status=pending&count=2{cursor}")
+            paged += answer.json()
+            if "x-next-cursor" not in answer.headers:
+                break
+            cursor = f"&cursor={answer.headers['x-next-cursor']}"
+        assert paged == whole == web.ask(f"{path}?order=desc").json()[::-1]
+        assert web.ask(f"{path}?count=2&page=3").json() == whole[4:]
+        assert web.ask(f"{path}?status=dead").json() == []
+        for wrong in ("status=lost", "status=dead&status=dead", f"status=dead{cursor}", "cursor=x", "asset=00"):
+            assert web.ask(f"{path}?{wrong}").status_code == 400, wrong
+        txid = digest("tx", "tx 3").hex()
+        assert daemon.run("recovery", "discard", txid).returncode == 0
+        row = web.ask(f"{path}/{txid}").json()
+        assert (row["status"], row["message"], row["history"]) == ("deleted", "discarded by an operator", [])
+        assert web.ask(f"{path}/{'00' * 32}").status_code == 404
+        assert web.ask(f"{path}/nonsense").status_code == 400
+
+
+def test_a_daemon_that_does_not_look_after_them(folder: Path) -> None:
+    http = {"workers": 1, "listen": f"unix:{folder}/http"}
+    with running(folder, recovery={"enabled": False}, http=http) as daemon, Web(folder / "http") as web:
+        with daemon.client() as client:
+            client.feed([block(None, FUNDS)])
+            submit(client, pay("waits", 0))
+        answer = web.ask("/api/v1/recovery/transactions")
+        assert (answer.status_code, answer.json()["error"]) == (503, "not_enabled")
+        assert not (folder / "data" / "recovery.db").exists()
+        assert daemon.run("recovery", "list").returncode == 1

@@ -1,0 +1,107 @@
+"""What the recovery scan does to half-made transactions and lone locks, while the daemon runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from conformance.transactions_subject import Subject
+from test_creation import LARGE, STEPS, WHOLE_AFTER, Rows, check_honest, dying, fresh, rows
+
+import handlers.recovery.records
+from handlers.creation import acquire
+from handlers.recovery.records import Records
+from handlers.spending import TxFault
+
+
+@pytest.fixture
+def subject() -> Iterator[Subject]:
+    with closing(fresh()) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def before() -> Rows:
+    with closing(fresh()) as made:
+        return rows(made)
+
+
+@pytest.fixture(scope="module")
+def after() -> Rows:
+    with closing(fresh()) as made:
+        assert made.run(LARGE) == {"result": "ok"}
+        return rows(made)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_what_a_creator_leaves_is_ended_when_its_lock_has(
+    step: str, subject: Subject, before: Rows, after: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the lock counts nobody touches it; then it is whole or gone, and a second look finds nothing."""
+    dying(subject, step, "after")
+    assert subject.run(LARGE) == {"result": "error", "code": "CRASH"}
+    records, txid = Records(subject.transactions), subject.txid("A")
+    done, left = STEPS.index(step) + 1, rows(subject, locks=True)
+    monkeypatch.setattr(handlers.recovery.records, "time", lambda: 0.0)  # its lock counts
+    assert subject.write(lambda txn: records.heal(txn, txid)) is None
+    assert rows(subject, locks=True) == left
+    monkeypatch.setattr(handlers.recovery.records, "time", lambda: 1e12)  # every lock has ended
+    healed = subject.write(lambda txn: records.heal(txn, txid))
+    assert healed is (None if done > WHOLE_AFTER else done >= 5)
+    assert rows(subject) == (after if done >= 5 else before)
+    assert subject.write(lambda txn: records.heal(txn, txid)) in (None, False)
+    check_honest(subject)
+
+
+def test_what_is_on_its_way_is_left_alone(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    dying(subject, "record.write:1", "after")
+    subject.run(LARGE)
+    monkeypatch.setattr(handlers.recovery.records, "time", lambda: 1e12)
+    records, txid, left = Records(subject.transactions), subject.txid("A"), rows(subject, locks=True)
+    subject.transactions.on_their_way.add(txid)
+    assert subject.write(lambda txn: records.heal(txn, txid)) is None
+    assert rows(subject, locks=True) == left
+
+
+def test_locks_that_stand_alone_are_found(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many transactions there are: the walk is made of steps."""
+    monkeypatch.setattr(handlers.recovery.records, "_SEEKS", 2)
+    for n in range(5):
+        subject.run({"op": "create", "tx": f"T{n}", "outs": 1, "height": 1})
+    lone = sorted(subject.txid(f"L{n}") for n in range(3))
+    for txid in lone:
+        subject.write(lambda txn, txid=txid: acquire(subject.transactions, txn, txid, b"owner", 2, 1000.0))  # type: ignore[misc]
+    records, found, after, steps = Records(subject.transactions), list[bytes](), b"", 0
+    while True:
+        some, further = records.locked(after)
+        found, steps = found + some, steps + 1
+        if further is None:
+            break
+        after = further
+    assert sorted(set(found)) == lone and steps > 3
+    for txid in lone:  # they ended long ago
+        assert subject.write(lambda txn, txid=txid: records.heal(txn, txid)) is False  # type: ignore[misc]
+    assert records.locked(b"")[0] == []
+
+
+def test_whatever_waits_is_found_in_steps(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when many wait since the same height, and when a step ends between two heights."""
+    monkeypatch.setattr(handlers.recovery.records, "_SEEKS", 3)
+    for n in range(11):
+        subject.run({"op": "create", "tx": f"W{n}", "outs": 1, "height": 1 + n // 4})
+    subject.run({"op": "create", "tx": "C", "outs": 1, "height": 2, "conflicting": True})
+    subject.run({"op": "create", "tx": "B", "outs": 1, "height": 2, "coinbase": True})
+    dying(subject, "record.write:0", "after")
+    subject.run(LARGE)
+    records, txids, half_made, after, steps = Records(subject.transactions), list[bytes](), list[bytes](), None, 0
+    while True:
+        some = records.waiting(after)
+        txids, half_made, steps = txids + some.txids, half_made + some.half_made, steps + 1
+        if some.after is None:
+            break
+        after = some.after
+    assert sorted(txids) == sorted(subject.txid(name) for name in ["P", *(f"W{n}" for n in range(11))])
+    assert half_made == [subject.txid("A")] and steps > 3
+    with pytest.raises(TxFault):
+        subject.write(lambda txn: subject.transactions.need(txn, subject.txid("nobody")))
