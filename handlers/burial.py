@@ -212,6 +212,7 @@ class Burial:
     def _delete(self, txn: Txn, place: Place, terms: _Terms, pages: Pages, step: Deleted) -> None:
         txid = place.txid
         record = self._check(txn, place, terms, pages)
+        self._settle_claims(txn, txid, record, pages)
         marks = list(self._marks(txn, txid, pages))
         if record.external:
             name = blob_name(txid, partial=record.partial)
@@ -299,6 +300,19 @@ class Burial:
 
     def _deep(self, record: Record, height: int) -> bool:
         return record.mined and height >= max(record.block_heights) + self.transactions.rules.retention
+
+    def _settle_claims(self, txn: Txn, txid: bytes, record: Record, pages: Pages) -> None:
+        """End claims on parents without a record: a loser's is free again, for another the parent gets a record."""
+        for parent, index in self.store.body(txn, txid).inputs:
+            if pages.master(parent) is not None:
+                continue
+            row = self.store.slot(txn, parent, 0, index)
+            if row is None or not spending.spent(row) or claimant(row)[0] != txid:
+                continue
+            if record.conflicting:
+                self.store.drop_slot(txn, parent, 0, index)
+            elif self.transactions.hold(txn, parent) is not None:
+                pages.learn(parent, self.transactions.need(txn, parent))
 
     def _marks(self, txn: Txn, txid: bytes, pages: Pages) -> Iterator[tuple[bytes, int, bool]]:
         """Yield the pages of parents that have to hear of a deletion, and whether the child spends there.

@@ -65,6 +65,11 @@ def orphaned(lock: Lock) -> bool:
     return lock.hostname == socket.gethostname() and lock.process_id != os.getpid()
 
 
+def ended(lock: Lock) -> bool:
+    """Return whether a lock counts no more."""
+    return lock.expires_at <= time() or orphaned(lock)
+
+
 def release(transactions: Transactions, txn: Txn, txid: bytes, owner: bytes) -> bool:
     """Give the lock back if it is still ours; another's stays."""
     held = transactions.store.lock(txn, txid)

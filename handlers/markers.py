@@ -50,6 +50,10 @@ class Pages:
             page.deleted_children.append(child)
             self._marked.add((txid, number))
 
+    def learn(self, txid: bytes, record: Record) -> None:
+        """Take in a record that was made meanwhile."""
+        self._pages[txid, 0] = record
+
     def forget(self, txid: bytes) -> None:
         """Drop the pages of a transaction that goes itself."""
         record = self.master(txid)

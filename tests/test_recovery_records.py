@@ -9,6 +9,7 @@ import pytest
 from conformance.transactions_subject import Subject
 from test_creation import LARGE, STEPS, WHOLE_AFTER, Rows, check_honest, dying, fresh, rows
 
+import handlers.creation
 import handlers.recovery.records
 from handlers.creation import acquire
 from handlers.recovery.records import Records
@@ -43,10 +44,10 @@ def test_what_a_creator_leaves_is_ended_when_its_lock_has(
     assert subject.run(LARGE) == {"result": "error", "code": "CRASH"}
     records, txid = Records(subject.transactions), subject.txid("A")
     done, left = STEPS.index(step) + 1, rows(subject, locks=True)
-    monkeypatch.setattr(handlers.recovery.records, "time", lambda: 0.0)  # its lock counts
+    monkeypatch.setattr(handlers.creation, "time", lambda: 0.0)  # its lock counts
     assert subject.write(lambda txn: records.heal(txn, txid)) is None
     assert rows(subject, locks=True) == left
-    monkeypatch.setattr(handlers.recovery.records, "time", lambda: 1e12)  # every lock has ended
+    monkeypatch.setattr(handlers.creation, "time", lambda: 1e12)  # every lock has ended
     healed = subject.write(lambda txn: records.heal(txn, txid))
     assert healed is (None if done > WHOLE_AFTER else done >= 5)
     assert rows(subject) == (after if done >= 5 else before)
@@ -57,7 +58,7 @@ def test_what_a_creator_leaves_is_ended_when_its_lock_has(
 def test_what_is_on_its_way_is_left_alone(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     dying(subject, "record.write:1", "after")
     subject.run(LARGE)
-    monkeypatch.setattr(handlers.recovery.records, "time", lambda: 1e12)
+    monkeypatch.setattr(handlers.creation, "time", lambda: 1e12)
     records, txid, left = Records(subject.transactions), subject.txid("A"), rows(subject, locks=True)
     subject.transactions.on_their_way.add(txid)
     assert subject.write(lambda txn: records.heal(txn, txid)) is None

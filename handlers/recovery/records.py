@@ -6,12 +6,11 @@ Everything here is for the writer's thread, in steps that are short: blocks wait
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import time
 from typing import NamedTuple
 
 import structlog
 
-from handlers.creation import orphaned
+from handlers.creation import ended
 from handlers.recovery.finality import Conflicting, Mined, Pending, State, Unknown
 from handlers.spending import TxFault
 from handlers.transactions import Transactions
@@ -100,7 +99,7 @@ class Records:
         record, lock = store.record(txn, txid), store.lock(txn, txid)
         if txid in self._transactions.on_their_way or (record is not None and not record.creating):
             return None
-        if lock is not None and lock.expires_at > time() and not orphaned(lock):
+        if lock is not None and not ended(lock):
             return None
         if record is None:
             store.put_lock(txn, txid, None)
