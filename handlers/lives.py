@@ -165,7 +165,7 @@ class Lives:
         if loser is not None and self._mined(txn, loser):
             return None  # the chain spent it before: to this block it is missing
         self._warn_of_lock(record, outpoint, block)
-        if row[HASH:] != by:
+        if row[HASH : HASH + 32] != by[:32]:  # what it lists twice it spends once, by the first
             record.spent += not spending.spent(row)
             sheaf.put_slot(key, row[:HASH] + by)
         return loser
@@ -179,7 +179,8 @@ class Lives:
         if loser is not None and self._mined(txn, loser):
             return None
         self._warn_of_lock(record, outpoint, block)
-        self.transactions.mark_spent(txn, held, outpoint[1], by)
+        if row[HASH : HASH + 32] != by[:32]:
+            self.transactions.mark_spent(txn, held, outpoint[1], by)
         return loser
 
     def _mined(self, txn: Txn, txid: bytes) -> bool:

@@ -760,3 +760,18 @@ def test_records_that_nobody_kept_in_step_are_dropped(tmp_path: Path) -> None:
             answer = client.ask(submit(tx("a", output("x"), spends=[at("p")])))
             assert answer["code"] == "UTXO_ERROR" and answer["detail"]["inputs"][0]["code"] == "SPENT"
         daemon.assert_sound()
+
+
+@pytest.mark.parametrize("valid", [True, False])
+def test_what_a_block_lists_twice_is_spent_once(valid: bool, daemon: Daemon) -> None:
+    """Also on the way back: a transaction that failed lets go of it, another goes on claiming it."""
+    one = block(None, *coins("p"), tx("a", output("x"), output("y"), raw=b"raw"))
+    twice = {"spends": [at("a", 1)] * 2} if valid else {"collateral": [at("a", 1)] * 2, "valid": False}
+    with daemon.client() as client:
+        done(client, one, block(one, tx("b", output("z"), **twice)))
+        daemon.assert_sound()
+        done(client, back_to(one))
+        daemon.assert_sound()
+        again = client.ask(submit(tx("c", output("z"), spends=[at("a", 1)])))
+        assert (again.get("status") == "accepted") != valid
+        daemon.assert_sound()
