@@ -119,6 +119,7 @@ class Lives:
             (tx.txid, n, outpoint)
             for _, tx in block.txs
             for n, outpoint in enumerate(tx.inputs if tx.valid else tx.collateral)
+            if tx.valid or self.buried.find(txn, outpoint[0]) is not None  # one that failed claims nothing it lacks
         ]
         sheaf = Sheaf(self.store, txn)
         sheaf.read(

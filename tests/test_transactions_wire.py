@@ -775,3 +775,13 @@ def test_what_a_block_lists_twice_is_spent_once(valid: bool, daemon: Daemon) -> 
         again = client.ask(submit(tx("c", output("z"), spends=[at("a", 1)])))
         assert (again.get("status") == "accepted") != valid
         daemon.assert_sound()
+
+
+def test_a_failed_transaction_claims_nothing_of_what_waits(daemon: Daemon) -> None:
+    one, other = block(None, tx("a", output("x"), output("y"), raw=b"raw")), block(None, branch="other")
+    failed = tx("b", valid=False, spends=[at("a")], collateral=[at("a", 1)])
+    with daemon.client() as client:
+        done(client, one, back_to("origin"), {**other, "txs": [failed]})
+        daemon.assert_sound()
+        done(client, submit(tx("c", output("z"), spends=[at("a", 1)])), back_to("origin"))
+        daemon.assert_sound()

