@@ -106,7 +106,7 @@ def test_a_kill_between_the_two_stores_loses_no_row(folder: Path) -> None:
             daemon.kill()
             client.close()
             daemon.start()
-            until(lambda: rows(daemon), named(**{f"tx {each}": "pending" for each in range(n + 1)}))  # noqa: B023
+            until(lambda: rows(daemon), named(**{f"tx {each}": "pending" for each in range(n + 1)}))
             client = daemon.client()
         client.close()
         assert [line["added"] for line in daemon.log_lines() if line["event"] == "recovery_reconciled"] != []
