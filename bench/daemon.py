@@ -114,11 +114,11 @@ class Daemon:
 
 
 @contextmanager
-def running(folder: Path, family: str = "bitcoin", network: str = "regtest") -> Iterator[Daemon]:
-    """Run a daemon on a new store in `folder`."""
+def running(folder: Path, family: str = "bitcoin", network: str = "regtest", more: str = "") -> Iterator[Daemon]:
+    """Run a daemon on a new store in `folder`; `more` is added to its configuration."""
     folder.mkdir(parents=True)
     config = folder / "utxod.toml"
-    config.write_text(_CONFIG.format(folder=folder, family=family, network=network))
+    config.write_text(_CONFIG.format(folder=folder, family=family, network=network) + more)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("UTXOD_")}
     with (folder / "log").open("wb") as log:
         command = [sys.executable, "-m", "daemon.cli", "run", "--config", str(config)]

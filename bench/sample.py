@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from hashlib import blake2b
+from itertools import islice
 from random import Random
 
 import click
@@ -66,9 +67,8 @@ class Sample:
     def _pay(self, number: int, branch: str) -> Tx:
         """Spend one or two coins, some of this very block; now and then a transaction fails its script."""
         random, txid = self._random, self._digest("tx", self.height, number, branch)
-        names = list(self.coins)
-        spent = [names[-1 - min(int(random.expovariate(0.02)), len(names) - 1)] for _ in range(random.randint(1, 2))]
-        spent = list(dict.fromkeys(spent))
+        places = [min(int(random.expovariate(0.02)), len(self.coins) - 1) for _ in range(random.randint(1, 2))]
+        spent = list(dict.fromkeys(next(islice(reversed(self.coins), n, None)) for n in places))
         value = sum(self.coins.pop(name).value for name in spent)
         if random.random() < 0.01:
             back = Output(random.choice(self._addresses), value - value // 10)

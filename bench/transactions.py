@@ -1,0 +1,108 @@
+"""What the transaction store costs: submissions, catch-up with and without it, and spends of small and large pages."""
+
+from __future__ import annotations
+
+import tempfile
+from hashlib import blake2b
+from pathlib import Path
+from statistics import median
+
+import click
+
+from bench.daemon import Client, running
+from bench.workload import Workload, made_up
+from handlers import wire
+from handlers.events import BlockApplied, OutPoint, Output, Tx, TxSubmitted
+
+_OFF = "[transactions]\nenabled = false\n"
+_CHAINS = 100  # of submissions that each spend the one before
+_SLOTS = 20_000
+
+
+@click.command()
+@click.option("--blocks", default=60, show_default=True, type=click.IntRange(min=8), help="Of a catch-up.")
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="In turns; the median counts.")
+@click.option(
+    "--submissions", default=50_000, show_default=True, type=click.IntRange(min=_CHAINS), help="Of 2 in, 2 out."
+)
+@click.option("--work", type=click.Path(path_type=Path), help="Where stores go; else a temporary folder.")
+def transactions(blocks: int, rounds: int, submissions: int, work: Path | None) -> None:
+    """Measure submissions, catch-up beside the same without the store, and the cost of a spend by the page's size."""
+    load, rates = made_up(blocks, 2000), dict[str, list[float]]()
+    with tempfile.TemporaryDirectory(dir=work) as parent:
+        for turn in range(rounds):
+            for name, more in (("off", _OFF), ("on", "")):
+                rates.setdefault(name, []).append(_catch_up(load, Path(parent) / f"{name}{turn}", more))
+        off, on = median(rates["off"]), median(rates["on"])
+        click.echo(f"catch-up without the store: {off:,.0f} transactions/s, with it: {on:,.0f}, {on / off:.2f} times")
+        click.echo(f"  all turns: without {_rates(rates['off'])}, with {_rates(rates['on'])}")
+        click.echo(_submitted(Path(parent) / "submitted", submissions))
+        click.echo(_pages(Path(parent) / "pages"))
+
+
+def _catch_up(load: Workload, folder: Path, more: str) -> float:
+    with running(folder, more=more) as daemon:
+        client = Client(daemon.folder / "utxod.sock")
+        client.feed(load.warm)
+        took = client.feed(load.timed)
+        client.close()
+    return load.transactions / took
+
+
+def _submitted(folder: Path, count: int) -> str:
+    """Measure chains of transactions, each with two inputs, the outputs of the one before, and two outputs."""
+    funds = [_tx(f"fund {n}", [], 2) for n in range(_CHAINS)]
+    orders, last = list[bytes](), [fund.txid for fund in funds]
+    for n in range(count):
+        chain = n % _CHAINS
+        tx = _tx(f"tx {n}", [(last[chain], 0), (last[chain], 1)], 2)
+        last[chain] = tx.txid
+        orders.append(_order(n, tx))
+    with running(folder) as daemon:
+        client = Client(daemon.folder / "utxod.sock")
+        client.feed([_block(1, funds)])
+        took = client.feed(orders)
+        client.close()
+        peak = daemon.peak_mb
+    return (
+        f"submissions: {count / took:,.0f} a second, {count:,} of them in {_CHAINS} chains, peak memory {peak:.0f} MB"
+    )
+
+
+def _pages(folder: Path) -> str:
+    """Measure spends of one output each: of a page with very many slots, and of transactions with two."""
+    large = _tx("large", [], _SLOTS)
+    small = [_tx(f"small {n}", [], 2) for n in range(_SLOTS // 2)]
+    of_large = [_order(n, _tx(f"l {n}", [(large.txid, 2 * n)], 1)) for n in range(_SLOTS // 2)]
+    of_small = [_order(n, _tx(f"s {n}", [(tx.txid, 0)], 1)) for n, tx in enumerate(small)]
+    half = len(of_large) // 2
+    with running(folder) as daemon:
+        client = Client(daemon.folder / "utxod.sock")
+        client.feed([_order(0, tx) for tx in (large, *small)])  # they have records, and so slots
+        took = {"large": 0.0, "small": 0.0}
+        for part in (slice(0, half), slice(half, None)):
+            took["small"] += client.feed(of_small[part])
+            took["large"] += client.feed(of_large[part])
+        client.close()
+    each = {name: seconds / len(of_large) * 1e6 for name, seconds in took.items()}
+    return (
+        f"a submission that spends of a page of {_SLOTS:,} slots: {each['large']:.0f} µs, "
+        f"of 2 slots: {each['small']:.0f} µs, {each['large'] / each['small']:.2f} times"
+    )
+
+
+def _rates(rates: list[float]) -> str:
+    return ", ".join(f"{rate:,.0f}" for rate in rates)
+
+
+def _tx(name: str, inputs: list[OutPoint], outputs: int) -> Tx:
+    txid = blake2b(name.encode(), digest_size=32).digest()
+    return Tx(txid, inputs, [Output(b"\x76" + txid[:24], 1000)] * outputs, fee=1, size=374)
+
+
+def _order(seq: int, tx: Tx) -> bytes:
+    return wire.encode(TxSubmitted(seq=seq, tx=tx), "frames")
+
+
+def _block(height: int, txs: list[Tx]) -> bytes:
+    return wire.encode(BlockApplied(seq=0, height=height, hash=height.to_bytes(32, "big"), txs=txs), "frames")
