@@ -21,7 +21,10 @@ OPERATOR = frozenset(kind.__name__ for kind in OperatorMessage.__args__)
 FEEDING = frozenset({"BlockApplied", "Rollback", "GenesisOutputs"})
 _OWN = frozenset({"Hello", "Subscribe"})  # answered here, whatever the writer is doing
 _OWN_MAX_BYTES = 1 << 16
-_UNREAD_MAX_BYTES = 4 << 20
+_UNREAD_BYTES = 4 << 20  # of answers and facts that a client may leave unread for a while
+_UNREAD_MAX_BYTES = 16 << 20  # and for no moment at all: about the answers to an inbox full of messages
+_PATIENCE_S = 1.0  # a commit answers tens of thousands of messages at once: who reads them is not slow
+_PIECE = 256 << 10  # bytes that are sent at once, so that reading shows
 _FAREWELL_S = 2.0
 
 
@@ -67,6 +70,7 @@ class Connection:
         self._reader = Reader(stream, hall.inbox, hall.unfinished, hall.max_bytes)
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
+        self._sending_since: float | None = None  # what the client has not taken yet
         self._wake = anyio.Event()
         self._quiet = anyio.Event()
         self._ending = False
@@ -216,9 +220,15 @@ class Connection:
         message = wire.encode(answer, self._reader.encoding or "frames")
         self._unsent.append(message)
         self._unsent_bytes += len(message)
-        if self._unsent_bytes > _UNREAD_MAX_BYTES:
+        if self._unsent_bytes > _UNREAD_BYTES and self._is_slow():
             self._cut_off()
         self._wake.set()
+
+    def _is_slow(self) -> bool:
+        """Return whether the client does not read, or has left more unread than anybody may."""
+        since = self._sending_since
+        stuck = since is not None and anyio.current_time() - since > _PATIENCE_S
+        return stuck or self._unsent_bytes > _UNREAD_MAX_BYTES
 
     def _cut_off(self) -> None:
         """Drop what a client does not read; it may still hear why."""
@@ -241,8 +251,11 @@ class Connection:
         with self._sending:
             while True:
                 while self._unsent:
-                    messages, self._unsent, self._unsent_bytes = self._unsent, [], 0
-                    await self._stream.send(b"".join(messages))
+                    messages, self._unsent, self._unsent_bytes = b"".join(self._unsent), [], 0
+                    for at in range(0, len(messages), _PIECE):
+                        self._sending_since = anyio.current_time()
+                        await self._stream.send(messages[at : at + _PIECE])
+                    self._sending_since = None
                 if self._ending:
                     return
                 self._wake = anyio.Event()

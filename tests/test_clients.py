@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
 from time import monotonic
 
 import pytest
-from daemons import PATIENCE_S, Client, Daemon, Encoding, Message, ack, error, running, statuses
+from daemons import PATIENCE_S, Client, Daemon, Encoding, Message, ack, encoded, error, running, statuses
 from stories import back_to, block, chain, digest, expected, point
 
 from storage.disk import Disk
@@ -270,6 +271,21 @@ def test_a_fact_is_sent_after_the_commit_that_it_speaks_of(daemon: Daemon, encod
                 assert found is not None and found <= at_least
         assert daemon.status()["tip"] == point(blocks[-1])
         assert daemon.export() == expected(blocks)
+
+
+def test_a_client_that_reads_may_be_answered_very_often_at_once(tmp_path: Path) -> None:
+    """One commit answers all that came before it: more than anybody may leave unread, in the very same moment."""
+    states = 60_000
+    with running(tmp_path, batch={"max_delay_ms": 10_000}) as daemon, daemon.client("frames") as client:
+        [first] = chain(1)
+        assert client.ask(first)["status"] == "applied"
+        message = encoded({"type": "NodeState", "seq": 1, "state": "running", "height": 1}, "frames")
+        sender = Thread(target=client.raw, args=(message * states,))
+        sender.start()
+        for _ in range(states):
+            ack(client.receive(), "accepted", point(first))
+        sender.join()
+        assert "client_too_slow" not in daemon.log_text()
 
 
 def test_a_subscriber_that_does_not_read_is_cut_off(daemon: Daemon, encoding: Encoding) -> None:
