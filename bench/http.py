@@ -165,21 +165,20 @@ class Bench:
 
 @click.command("http")
 @click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(min=0.5), help="Of one measurement.")
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="The median of them is told.")
-@click.option("--blocks", default=600, show_default=True, type=click.IntRange(min=10), help="Made to be fed.")
+@click.option("--rounds", default=5, show_default=True, type=click.IntRange(min=1), help="The median of them is told.")
 @click.option("--txs", default=2000, show_default=True, type=click.IntRange(min=1), help="Transactions in a block.")
 @click.option(
     "--outputs", default=1_000_000, show_default=True, type=click.IntRange(min=0), help="Of the large address; 0: none."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-def http(seconds: float, rounds: int, blocks: int, txs: int, outputs: int, as_json: bool) -> None:
+def http(seconds: float, rounds: int, txs: int, outputs: int, as_json: bool) -> None:
     """Measure pages of 25 outputs beside a constant answer of the same server, alone and beside a busy writer.
 
     Then, in a store of its own, pages and balances of an address with very many outputs.
     """
     load_before = os.getloadavg()[0]
     _tell("machine", {"cores": os.cpu_count() or 0, "load_average_before": round(load_before, 2)}, as_json)
-    _beside_the_constant(seconds, rounds, blocks, txs, as_json)
+    _beside_the_constant(seconds, rounds, txs, as_json)
     if outputs:
         _large_address(outputs, as_json)
 
@@ -198,14 +197,14 @@ def _large_address(outputs: int, as_json: bool) -> None:
     _tell("an address with many outputs", msgspec.structs.asdict(found), as_json)
 
 
-def _beside_the_constant(seconds: float, rounds: int, blocks: int, txs: int, as_json: bool) -> None:
+def _beside_the_constant(seconds: float, rounds: int, txs: int, as_json: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="utxod-bench-") as temporary, ExitStack() as house:
         folder, made = Path(temporary) / "store", Made(_WALLETS)
         house.enter_context(running(folder, family="cardano", network="mainnet"))
         client = Client(folder / "utxod.sock")
         client.feed([wire.encode(block, "frames") for block in made.fill(_OUTPUTS)])
         client.close()
-        feeder = house.enter_context(closing(Feeder(folder / "utxod.sock", made, Path(temporary), blocks, txs)))
+        feeder = house.enter_context(closing(Feeder(folder / "utxod.sock", made, txs)))
         constant, server = house.enter_context(_constant())
         (one, keeper), (two, keeper_of_two) = (house.enter_context(_workers(folder, number)) for number in (1, 2))
         write = codec("cardano", "mainnet").write

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import mmap
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +15,10 @@ import click
 import msgspec
 
 from handlers import wire
-from handlers.events import BlockApplied, OutPoint, Output, Rollback, RollbackPoint, Tx
+from handlers.events import BlockApplied, OutPoint, Output, Tx
 
 _AHEAD = 48  # blocks that are sent before they are acknowledged
-_FASTEST = 60  # blocks a second that no daemon here applies; what was seen says better
-_BACK = 20  # blocks that are taken back at once
+_FASTEST = 60  # blocks a second that no daemon here applies
 _WARM_S = 1.0
 _PAID_AT_ONCE = 500  # outputs of a transaction to the large address
 _POLICY = bytes(range(28))
@@ -33,7 +32,6 @@ class Made:
         self._random = Random(1)
         self.wallets = [self._address() for _ in range(wallets)]
         self._height, self._tip = 0, bytes(32)
-        self.points: list[RollbackPoint] = []
         self._spendable: list[OutPoint] = []
 
     def _address(self) -> bytes:
@@ -82,7 +80,6 @@ class Made:
         self._height += 1
         name, before = self._random.randbytes(32), self._tip if self._height > 1 else None
         self._tip, slot = name, self._height * 20
-        self.points.append(RollbackPoint(slot=slot, hash=name, height=self._height))
         return BlockApplied(
             seq=self._height,
             height=self._height,
@@ -96,34 +93,22 @@ class Made:
 
 
 class Feeder:
-    """Sends blocks without pause whenever it is told to; they were made before, and wait in a file.
+    """Sends new blocks without pause whenever it is told to; they are made while nobody measures."""
 
-    When they come to their end it takes them back, and sends them again.
-    """
-
-    def __init__(self, path: Path, made: Made, folder: Path, blocks: int, txs: int) -> None:
-        self._txs, self._base = txs, len(made.points) - 1
-        self._fastest: float = 0
-        self._ends = [0]
-        with (folder / "blocks").open("wb") as file:
-            for _ in range(blocks):
-                file.write(wire.encode(made.pay(txs), "frames"))
-                self._ends.append(file.tell())
-        self._points = made.points
-        self._file = (folder / "blocks").open("rb")
-        self._frames = memoryview(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ))
+    def __init__(self, path: Path, made: Made, txs: int) -> None:
+        self._made, self._txs = made, txs
+        self._left = deque[bytes]()  # made, and not sent
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(str(path))
         self._answers = self._socket.makefile("rb")
-        self._sent = 0
 
     @contextmanager
     def feeding(self, seconds: float) -> Iterator[list[float]]:
         """Send for about so long, while the caller's block runs; then the list has how many transactions a second."""
-        if self._sent + int((seconds + 2 * _WARM_S) * (self._fastest * 1.5 or _FASTEST)) + _AHEAD >= len(self._ends):
-            self._take_back()
+        while len(self._left) < (seconds + 2 * _WARM_S) * _FASTEST + _AHEAD:
+            self._left.append(wire.encode(self._made.pay(self._txs), "frames"))
         self._stop, rates = threading.Event(), list[float]()
-        self._ahead, self._own = threading.Semaphore(_AHEAD), 0
+        self._ahead, self._sent = threading.Semaphore(_AHEAD), 0
         sender, times = threading.Thread(target=self._send), list[float]()
         receiver = threading.Thread(target=self._receive, args=(sender, times))
         sender.start()
@@ -134,35 +119,24 @@ class Feeder:
         finally:
             self._stop.set()
             receiver.join()
-        if self._sent + 1 >= len(self._ends):
-            raise click.ClickException("there were too few blocks for that long a measurement: --blocks")
+        if not self._left:
+            raise click.ClickException(f"{self._sent} blocks were too few for that measurement")
         later = [at for at in times if at > times[0] + 0.03]  # those of the first commit were applied before it
         rates.append(len(later) * self._txs / (times[-1] - times[0]))
-        self._fastest = max(self._fastest, rates[0] / self._txs)
-
-    def _take_back(self) -> None:
-        for height in range(self._base + self._sent, self._base, -_BACK):
-            to = self._points[max(height - _BACK, self._base)]
-            self._socket.sendall(wire.encode(Rollback(seq=1, to=to), "frames"))
-            self._acknowledged()
-        self._sent = 0
 
     def close(self) -> None:
         """Hang up."""
         self._answers.close()
         self._socket.close()
-        self._frames.release()
-        self._file.close()
 
     def _send(self) -> None:
-        while not self._stop.is_set() and self._sent + 1 < len(self._ends):
+        while not self._stop.is_set() and self._left:
             self._ahead.acquire()
-            self._socket.sendall(self._frames[self._ends[self._sent] : self._ends[self._sent + 1]])
+            self._socket.sendall(self._left.popleft())
             self._sent += 1
-            self._own += 1
 
     def _receive(self, sender: threading.Thread, times: list[float]) -> None:
-        while sender.is_alive() or len(times) < self._own:
+        while sender.is_alive() or len(times) < self._sent:
             self._acknowledged()
             times.append(time.perf_counter())
             self._ahead.release()
