@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import select
+
 import anyio
 import structlog
-from anyio.abc import ByteStream
+from anyio.abc import ByteStream, SocketAttribute
 
 from daemon.bus import Bus, Inbox, weight
 from daemon.framing import Reader, Unfinished
@@ -26,6 +28,7 @@ _UNREAD_MAX_BYTES = 16 << 20  # and for no moment at all: about the answers to a
 _PATIENCE_S = 1.0  # a commit answers tens of thousands of messages at once: who reads them is not slow
 _PIECE = 256 << 10  # bytes that are sent at once, so that reading shows
 _FAREWELL_S = 2.0
+_HANDOVER_S = 5.0  # that a new feeder waits for one who has hung up and whose messages are still on their way
 
 
 class Hall:
@@ -73,6 +76,7 @@ class Connection:
         self._sending_since: float | None = None  # what the client has not taken yet
         self._wake = anyio.Event()
         self._quiet = anyio.Event()
+        self._left = anyio.Event()  # was the feeder, and is no more
         self._ending = False
         self._pending = 0  # messages on their way through the consumers
         self._reading = anyio.CancelScope()
@@ -100,6 +104,15 @@ class Connection:
             self._ending = True
             self._leave()
 
+    async def leave_if_gone(self) -> None:
+        """Wait a moment until this client is not the feeder any more, if it has hung up: another one is waiting."""
+        descriptor, poll = self._stream.extra(SocketAttribute.raw_socket).fileno(), select.poll()
+        if descriptor >= 0:  # else we have closed it ourselves
+            poll.register(descriptor, select.POLLRDHUP)
+        if descriptor < 0 or poll.poll(0):
+            with anyio.move_on_after(_HANDOVER_S):
+                await self._left.wait()
+
     def stop_reading(self) -> None:
         """Take nothing more in: the daemon is leaving."""
         self._reading.cancel()
@@ -113,7 +126,7 @@ class Connection:
                 if raw is None:
                     return
                 self._hall.numbers.bytes_in += len(raw)
-                refused = self._route(raw)
+                refused = await self._route(raw)
             except Refused as error:
                 refused = error
                 await self._refuse(refused)
@@ -128,7 +141,7 @@ class Connection:
         await self._hall.inbox.reserve(weight(0))
         self._deliver(b"", self._hall.inbox, refused)
 
-    def _route(self, raw: bytes) -> Refused | None:
+    async def _route(self, raw: bytes) -> Refused | None:
         """Hand a message to its consumer; return what was found against it: it keeps its place all the same."""
         encoding = self._reader.encoding
         assert encoding is not None
@@ -141,6 +154,8 @@ class Connection:
                 inbox.release(weight(len(raw)))
                 return None
             inbox = self._hall.bus.consumer(kind) or inbox
+            if kind in FEEDING and (feeder := self._hall.feeder) is not None and feeder is not self:
+                await feeder.leave_if_gone()
             self._check(kind)
         except Refused as error:
             refused = error
@@ -210,6 +225,7 @@ class Connection:
         """Stop being the feeder, once gone and with nothing left on the way."""
         if self._ending and not self._pending and self._hall.feeder is self:
             self._hall.feeder = None
+            self._left.set()
 
     def _tell(self, fact: Fact) -> None:
         self._queue(fact)

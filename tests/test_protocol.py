@@ -45,8 +45,7 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 @pytest.fixture
 def asker(standing: Daemon, encoding: Encoding) -> Iterator[Client]:
     with standing.client(encoding) as client:
-        while client.ask(back_to("origin")).get("code") == "feeder_busy":
-            pass  # the one before has just left
+        assert client.ask(back_to("origin"))["type"] == "Ack"
         yield client
         if client.socket.fileno() >= 0:
             assert client.hello()  # the connection goes on
