@@ -41,6 +41,7 @@ from handlers.events import (
 )
 from handlers.refusal import Refused
 from handlers.utxo import Committed, Limits, Turns, follow_chain
+from storage.blobs import BlobFailed, Blobs
 from storage.errors import StoreFull
 
 log = structlog.get_logger("daemon")
@@ -78,6 +79,8 @@ async def serve(config: Config, config_file: Path | None) -> None:
                 doors.start_soon(_report, notifier, bus.bell(BlockCommitted, RolledBack), hall)
                 if notifier.watchdog_s:
                     doors.start_soon(_watch, notifier, notifier.watchdog_s / 2, turns, writer)
+                if turns and turns.chain.lives:
+                    doors.start_soon(_try_blobs, turns.chain.lives.transactions.blobs)
                 if turns and config.pruner.enabled:
                     doors.start_soon(prune_along, config, turns, hall, committed, writer)
                 if turns and enabled(config):
@@ -185,6 +188,14 @@ def _numbers(hall: Hall, inside: set[Connection]) -> bytes:
     numbers.inbox_messages, numbers.inbox_bytes = len(hall.inbox), hall.inbox.reserved
     numbers.connections = len(inside)
     return encode(numbers)
+
+
+async def _try_blobs(blobs: Blobs) -> None:
+    """Say at the start what else the first long transaction would say; the chain goes on without them."""
+    try:
+        await to_thread.run_sync(blobs.check, abandon_on_cancel=True)
+    except BlobFailed as error:
+        log.error("blob_store_unusable", error=str(error))
 
 
 async def _watch(notifier: Notifier, every_s: float, turns: Turns | None, writer: CapacityLimiter) -> None:

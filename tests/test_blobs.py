@@ -27,6 +27,7 @@ from urllib.request import Request, urlopen
 
 import obstore
 import pytest
+from daemons import PATIENCE_S, running
 
 import storage.blobname
 import storage.blobs
@@ -620,6 +621,24 @@ def test_a_bucket_that_is_not_there_is_said_by_the_real_server(s3: str, monkeypa
             BlobFailed, match=r"^s3://other/p: cannot .*NoSuchBucket: The specified bucket does not exist$"
         ):
             call()
+
+
+def test_a_daemon_says_at_its_start_that_it_has_no_blobs(
+    s3: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+    with running(tmp_path, transactions={"blob_store": "s3://other/p"}) as daemon, daemon.client() as client:
+        assert client.ask({"type": "BlockApplied", "height": 1, "hash": bytes(32)})["status"] == "applied"
+        until = time.monotonic() + PATIENCE_S
+        while not (said := [line for line in daemon.log_lines() if line["event"] == "blob_store_unusable"]):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert "The specified bucket does not exist" in said[0]["error"]
+        assert daemon.term() == 0
+        daemon.configure(transactions={"blob_store": "s3://box/p"})
+        daemon.start()
+        assert daemon.term() == 0
+        assert len([line for line in daemon.log_lines() if line["event"] == "blob_store_unusable"]) == 1
 
 
 @pytest.mark.parametrize("sent", [0, 1, 999])
