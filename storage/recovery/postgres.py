@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ import asyncpg  # type: ignore[import-untyped]
 
 from storage.errors import WrongFormat
 from storage.recovery import postgres_sql as sql
-from storage.recovery.postgres_session import ANSWER_S, AWAY, PostgresSession, told
+from storage.recovery.postgres_session import ANSWER_S, AWAY, PostgresSession, silence_ms, told
 from storage.recovery.rows import (
     FINAL,
     STATUSES,
@@ -76,7 +77,8 @@ class PostgresStorage:
                 max_size=_CONNECTIONS,
                 timeout=ANSWER_S,
                 command_timeout=ANSWER_S,
-                server_settings=_PLANS,
+                # Who falls silent inside a transaction keeps its rows from others for no longer than a lease.
+                server_settings=_PLANS | {"idle_in_transaction_session_timeout": str(silence_ms(self._lease_s))},
             )
             async with self._pool.acquire() as connection:
                 self._schema = await connection.fetchval("SELECT current_schema()")
@@ -155,6 +157,12 @@ class PostgresStorage:
             [each.failed for each in settlements],
             [each.not_found for each in settlements],
         )
+
+    async def landed(self, settlements: Sequence[Settlement]) -> set[bytes]:
+        """See `Storage`."""
+        keys, query = _keys([each.claim for each in settlements]), self._sql(sql.LANDED)
+        statuses = [each.status for each in settlements]
+        return {row[0] for row in await self._run(lambda connection: connection.fetch(query, *keys, statuses))}
 
     async def release(self, claims: Sequence[Claim]) -> set[bytes]:
         """See `Storage`."""
@@ -263,7 +271,7 @@ class PostgresStorage:
             return set()
 
         async def work(connection: asyncpg.Connection) -> set[bytes]:
-            async with connection.transaction():
+            async with connection.transaction() if ring else nullcontext():  # one statement is one by itself
                 changed = {row[0] for row in await connection.fetch(self._sql(statement), keys, *values)}
                 if changed and ring:
                     await connection.execute("SELECT pg_notify($1, '')", self._bell)

@@ -31,13 +31,12 @@ class PostgresSession:
 
     async def open(self, bell: str, wake: Callable[[], None]) -> None:
         """Connect, and listen for the bell."""
-        idle_ms = max(round(self._lease_s * 1000), 1000)
         self._wake = wake
         self._connection = await asyncpg.connect(
             self._dsn,
             timeout=ANSWER_S,
             command_timeout=min(ANSWER_S, self._lease_s),
-            server_settings={"idle_session_timeout": str(idle_ms)},
+            server_settings={"idle_session_timeout": str(silence_ms(self._lease_s))},
         )
         self._connection.add_termination_listener(self._ended)
         await self._connection.add_listener(bell, self._rung)
@@ -89,6 +88,11 @@ class PostgresSession:
             await connection.close(timeout=2)
         if not connection.is_closed():
             connection.terminate()
+
+
+def silence_ms(lease_s: float) -> int:
+    """Return how long the server lets us be silent."""
+    return max(round(lease_s * 1000), 1000)
 
 
 def told(error: BaseException) -> StoreAway:
