@@ -95,23 +95,6 @@ def test_a_row_follows_its_transaction(folder: Path) -> None:
         assert "recovery_stopped" in daemon.events()
 
 
-def test_a_kill_between_the_two_stores_loses_no_row(folder: Path) -> None:
-    """The transaction store is durable when the submission is acknowledged; the row may not be there yet."""
-    with home(folder, recovery={"ttl": "1h"}) as daemon:
-        daemon.start()
-        client = daemon.client()
-        client.feed([block(None, FUNDS)])
-        for n in range(4):  # on a busy machine the rows may be there before the kill
-            submit(client, pay(f"tx {n}", n))
-            daemon.kill()
-            client.close()
-            daemon.start()
-            until(lambda: rows(daemon), named(**{f"tx {each}": "pending" for each in range(n + 1)}))
-            client = daemon.client()
-        client.close()
-        assert [line["added"] for line in daemon.log_lines() if line["event"] == "recovery_reconciled"] != []
-
-
 def test_what_happened_while_nobody_looked_is_found_at_the_start(folder: Path) -> None:
     """Rows that lag behind the chain: mined deep and lost, while recovery was off."""
     with home(folder, recovery={"ttl": "1h", "confirmations": 3}) as daemon:

@@ -6,9 +6,10 @@ import ast
 import asyncio
 import os
 import signal
+import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -221,6 +222,61 @@ async def test_one_daemon_on_sqlite_killed_and_restarted(tmp_path: Path) -> None
             await thread(one.end)
             assert len(story.unknown) < await ended_once(storage, story, [one]) < ROWS
         assert watch.longest_s < LEASE_S + SCAN_S + SLACK_S
+
+
+@asynccontextmanager
+async def nothing_written(lab: Lab, way: Proxy) -> AsyncIterator[None]:
+    """Keep everybody from writing rows: another process has the file, or nothing gets to the database."""
+    if lab.kind == "postgresql":
+        way.cut()
+        yield
+        way.mend()
+        return
+    with closing(sqlite3.connect(lab.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_a_kill_between_the_two_stores_loses_nothing(kind: str, shared: Lab, tmp_path: Path) -> None:
+    """What is acknowledged is in the transaction store, and by kill -9 nowhere else: its row is made at the start."""
+    story, folder = Story(60), tmp_path / "one"
+    lab = shared if kind == "postgresql" else Lab("sqlite", folder / "data", "")
+    submitted = {each["tx"]["txid"] for each in story.submissions}
+    async with Proxy(shared.uri) as way:
+        knobs = SOON | ({"store": "postgresql", "dsn": way.uri} if kind == "postgresql" else {}) | {"ttl": "1h"}
+        with teller(folder, story, knobs) as one:
+
+            async def rows() -> dict[bytes, str]:
+                return {bytes(txid): status for txid, status in await lab.sql("SELECT txid, status FROM {t}")}
+
+            async def killed_in_the_gap(work: Callable[..., None], *values: Any) -> None:
+                async with nothing_written(lab, way):
+                    await thread(work, *values)
+                    await thread(one.kill)
+
+            await thread(one.start)
+            await thread(one.feed, story.before)
+            await until(partial(thread, one.swept), ENDS_S)
+            await killed_in_the_gap(one.submit)
+            assert await rows() == {}
+            await thread(one.start)
+            await until_so(rows, dict.fromkeys(submitted, "pending"))
+            await thread(one.feed, story.before)
+            await killed_in_the_gap(one.feed, len(story.blocks))
+            assert await rows() == dict.fromkeys(submitted, "pending")
+            await thread(one.start)
+            await until_so(rows, {txid: story.right(txid) for txid in submitted})
+            await thread(one.end)
+            assert set(one.told.values()) == {1}
+            assert {bytes.fromhex(txid) for txid, _ in one.told} == submitted
+
+
+async def until_so(rows: Callable[[], Awaitable[dict[bytes, str]]], wanted: dict[bytes, str]) -> None:
+    async def so() -> bool:
+        return await rows() == wanted
+
+    await until(so, ENDS_S)
 
 
 def test_no_code_of_ours_reads_the_wall_clock_where_instances_share_rows() -> None:
