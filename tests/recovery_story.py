@@ -36,7 +36,7 @@ class Story:
         losers, heard = [n for n in numbers if n % 20 == 1], [n for n in numbers if 2 <= n % 20 < 10]
         gone = [n for n in numbers if n % 20 >= 10]
         self.gone = [self.txid(n) for n in gone]
-        self.submissions = [{"type": "TxSubmitted", "tx": self._pay(n)} for n in (*losers, *heard)]
+        self.submissions: list[Message] = [{"type": "TxSubmitted", "tx": self._pay(n)} for n in (*losers, *heard)]
         funds = [tx(f"funds {n}", *[output("ann")] * _OUTPUTS) for n in range(-(-count // _OUTPUTS))]
         self.blocks = [block(None, *funds)]
         self._mine([self._pay(n) for n in gone])
