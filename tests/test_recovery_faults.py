@@ -272,6 +272,25 @@ async def test_a_kill_between_the_two_stores_loses_nothing(kind: str, shared: La
             assert {bytes.fromhex(txid) for txid, _ in one.told} == submitted
 
 
+async def test_a_daemon_that_is_cut_off_leaves_soon(shared: Lab, tmp_path: Path) -> None:
+    """With claims, results and facts in its hands: the database gets a moment, whatever would have to be said."""
+    story = Story(600)
+    async with Proxy(shared.uri, DELAY_S) as way, shared.storage() as storage:
+        knobs = SOON | {"store": "postgresql", "dsn": way.uri, "lease_duration": "1m"}
+        with teller(tmp_path / "one", story, knobs) as one:
+            await thread(one.start)
+            await thread(one.feed, story.before)
+            await thread(one.submit)
+            await until(partial(thread, one.swept), ENDS_S)
+            way.cut_before(b"confirmed")
+            await storage.add(story.gone, 0.0, 60.0)
+            await until(lambda: way.is_cut, ENDS_S)
+            await thread(one.feed, len(story.blocks))
+            began = time.monotonic()
+            await thread(one.end)
+            assert time.monotonic() - began < 2 * SLACK_S
+
+
 async def until_so(rows: Callable[[], Awaitable[dict[bytes, str]]], wanted: dict[bytes, str]) -> None:
     async def so() -> bool:
         return await rows() == wanted

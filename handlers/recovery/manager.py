@@ -24,7 +24,7 @@ from handlers.recovery.doubts import Doubts
 from handlers.recovery.numbers import Numbers
 from handlers.recovery.outcome import Handler, Outcome
 from handlers.recovery.rules import settle
-from handlers.recovery.tasks import end, say_failure, wait
+from handlers.recovery.tasks import Patience, end, say_failure, wait
 from storage.errors import StoreError
 from storage.recovery.rows import Claim, Session, Settlement, Status, Storage
 
@@ -34,7 +34,7 @@ _FIRST_DELAY_S = 1.0  # at most: instances that start together do not ask togeth
 _BEATS = 3  # heartbeats in a lease
 _BATCHES = 4  # that are in our hands at most, from the claim until the result is written
 _COUNT_S = 15.0  # between two counts of the tables, which read an index whole
-_LEAVE_S = 5.0  # for what came of attempts to be written when we are asked to stop
+_LEAVE_S = 5.0  # when we are asked to stop: for attempts to end, and for the database to hear what came of them
 _FORGET = 1000
 _SHORTEST_LEASE_S = 1.0
 
@@ -72,13 +72,8 @@ class Manager:
         self.numbers = Numbers()
         self.owner = ""
         self._storage, self._handler, self._knobs = storage, handler, knobs
-        self._available, self._changed, self._chores, self._dice, self._leave_s = (
-            available,
-            changed,
-            chores,
-            dice,
-            leave_s,
-        )
+        self._available, self._changed, self._chores = available, changed, chores
+        self._dice, self._leave_s = dice, leave_s
         self._attempts = Attempts(handler, knobs, self.numbers)
         self._doubts = Doubts(storage)
         self._held: dict[bytes, Held] = {}
@@ -130,32 +125,36 @@ class Manager:
             await asyncio.shield(asyncio.ensure_future(self.stop()))
 
     async def stop(self) -> None:
-        """End: attempts under way get a moment, what was not started is free at once, the leader's lock too."""
+        """End: attempts under way get a moment, what was not started is free at once, the leader's lock too.
+
+        A database that does not answer gets a moment as well: what can't be given back is free when its lease ends.
+        """
         if not self._tasks:
             return
-        self._stopping = True
+        self._stopping, patience = True, Patience(_LEAVE_S)
         sweeper, settler, beater, *workers = self._tasks
         await end(sweeper)
         if self._claiming is not None:
-            await asyncio.wait({self._claiming})
+            await patience.wait(self._claiming)
         unstarted = list(self._queue)
         self._queue.clear()
-        await self._release(unstarted)
+        await patience.wait(*self._giving_back(unstarted))
         self._work.set()
         await asyncio.wait(workers, timeout=self._leave_s)
         for worker in workers:
             await end(worker)
         self._done.set()
-        await asyncio.wait({settler}, timeout=_LEAVE_S)
+        await patience.wait(settler)
         await end(settler)
         interrupted = [held for txid, held in self._held.items() if txid not in self._attempts.abandoned]
         self.numbers.interrupted += len(interrupted)
         for held in interrupted:
             log.info("recovery_interrupted", txid=held.claim.txid.hex())
-        await self._release(interrupted)
+        self._giving_back(interrupted)
         await end(beater)
-        if self._giving:
-            await asyncio.wait(self._giving)
+        await patience.wait(*self._giving)
+        for late in (*self._giving, *filter(None, [self._claiming])):
+            late.cancel()
         self._held.clear()
         await self._end_session()
         self._tasks = []
@@ -340,14 +339,18 @@ class Manager:
 
     async def _release(self, helds: list[Held]) -> None:
         """Give claims back; where that fails they are free when their lease ends."""
+        for giving in self._giving_back(helds):
+            await asyncio.shield(giving)  # `stop` waits for it, whoever of us is cancelled
+
+    def _giving_back(self, helds: list[Held]) -> list[asyncio.Task[None]]:
         if not helds:
-            return
+            return []
         for held in helds:
             self._held.pop(held.claim.txid, None)
         giving = asyncio.ensure_future(self._give_back([held.claim for held in helds]))
-        self._giving.add(giving)  # `stop` waits for it, whoever of us is cancelled
+        self._giving.add(giving)
         giving.add_done_callback(self._giving.discard)
-        await asyncio.shield(giving)
+        return [giving]
 
     async def _give_back(self, claims: list[Claim]) -> None:
         try:

@@ -4,10 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from time import monotonic
+from typing import Any
 
 import structlog
 
 log = structlog.get_logger("recovery")
+
+
+class Patience:
+    """A time that several waits share: who does not answer the first does not hold up the others."""
+
+    def __init__(self, left_s: float) -> None:
+        """Take the time for all of them together."""
+        self._left_s = left_s
+
+    async def wait(self, *tasks: asyncio.Task[Any]) -> None:
+        """Wait for tasks, as long as there is time."""
+        if tasks:
+            began = monotonic()
+            await asyncio.wait(tasks, timeout=max(self._left_s, 0.0))
+            self._left_s -= monotonic() - began
 
 
 async def wait(event: asyncio.Event, most_s: float) -> None:

@@ -17,7 +17,7 @@ import asyncpg  # type: ignore[import-untyped]
 
 from storage.errors import WrongFormat
 from storage.recovery import postgres_sql as sql
-from storage.recovery.postgres_session import ANSWER_S, AWAY, PostgresSession, silence_ms, told
+from storage.recovery.postgres_session import ANSWER_S, AWAY, LEAVE_S, PostgresSession, silence_ms, told
 from storage.recovery.rows import (
     FINAL,
     STATUSES,
@@ -73,10 +73,11 @@ class PostgresStorage:
         try:
             self._pool = await asyncpg.create_pool(
                 self._dsn,
-                min_size=1,
+                min_size=0,  # NOTE: what asyncpg opens ahead by itself it logs in its own words when it can't
                 max_size=_CONNECTIONS,
                 timeout=ANSWER_S,
                 command_timeout=ANSWER_S,
+                reset=_as_it_is,
                 # Who falls silent inside a transaction keeps its rows from others for no longer than a lease.
                 server_settings=_PLANS | {"idle_in_transaction_session_timeout": str(silence_ms(self._lease_s))},
             )
@@ -110,7 +111,7 @@ class PostgresStorage:
         pool, self._pool = self._pool, None
         if pool is not None:
             try:
-                await asyncio.wait_for(pool.close(), ANSWER_S / 2)
+                await asyncio.wait_for(pool.close(), LEAVE_S)
             except AWAY:  # nobody answers: hang up
                 pool.terminate()
 
@@ -287,11 +288,19 @@ class PostgresStorage:
         for attempt in range(_DEADLOCKS):
             try:
                 async with self._pool.acquire(timeout=ANSWER_S) as connection:
-                    return await work(connection)
+                    try:
+                        return await work(connection)
+                    except asyncio.CancelledError:  # we leave: nobody waits for what the server may still say
+                        connection.terminate()
+                        raise
             except AWAY as error:  # a deadlock with another instance took everything back: once more
                 if not isinstance(error, asyncpg.DeadlockDetectedError) or attempt == _DEADLOCKS - 1:
                     raise told(error) from error
         raise AssertionError
+
+
+async def _as_it_is(_: object) -> None:
+    """Leave a connection as it is: none of our statements changes its settings, locks or channels."""
 
 
 def _span(seconds: float) -> timedelta:

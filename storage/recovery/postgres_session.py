@@ -12,6 +12,7 @@ import asyncpg  # type: ignore[import-untyped]
 from storage.recovery.rows import StoreAway
 
 ANSWER_S = 10.0  # how long a statement may take
+LEAVE_S = 1.0  # how long it may take to say goodbye
 AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
@@ -84,8 +85,8 @@ class PostgresSession:
             return
         connection.remove_termination_listener(self._ended)
         with suppress(*AWAY):  # before closing, so that the lock is free when we return
-            await connection.execute("SELECT pg_advisory_unlock_all()", timeout=2)
-            await connection.close(timeout=2)
+            await connection.execute("SELECT pg_advisory_unlock_all()", timeout=LEAVE_S)
+            await connection.close(timeout=LEAVE_S)
         if not connection.is_closed():
             connection.terminate()
 
