@@ -467,6 +467,16 @@ async def test_instances_that_start_together_make_one_schema(pg_lab: Lab) -> Non
             await store.close()
 
 
+async def test_times_are_moments_and_indexes_partial(pg_lab: Lab) -> None:
+    async with pg_lab.storage():
+        columns = "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = '{t}'"
+        types = {name: kind for name, kind in await pg_lab.sql(columns) if name.endswith(("_at", "_until", "_since"))}
+        assert len(types) == 6 and set(types.values()) == {"timestamp with time zone"}
+        indexes = dict(await pg_lab.sql("SELECT indexname, indexdef FROM pg_indexes WHERE tablename = '{t}'"))
+        assert indexes[f"{pg_lab.table}_due"].endswith("(next_attempt_at) WHERE (status = 'pending'::text)")
+        assert indexes[f"{pg_lab.table}_held"].endswith("(owner) WHERE (owner IS NOT NULL)")
+
+
 async def test_errors_tell_what_is_wrong(tmp_path: Path, pg_lab: Lab) -> None:
     (tmp_path / "broken.db").write_bytes(b"this is no database" * 100)
     with pytest.raises(Damaged, match="not a database"):
