@@ -20,7 +20,7 @@ class Proxy:
         self._open = asyncio.Event()
         self._open.set()
         self._ways: list[asyncio.StreamWriter] = []
-        self._last = self._held = b""
+        self._last = self._held = self.kept = b""
 
     async def __aenter__(self) -> Proxy:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -42,7 +42,7 @@ class Proxy:
         self._last = words
 
     def cut_before(self, words: bytes) -> None:
-        """Keep the next message with some bytes, and all that follows, until it is let go."""
+        """Keep the next message with some bytes, which is `kept` then, and all that follows, until it is let go."""
         self._held = words
 
     def let_go(self) -> None:
@@ -73,7 +73,7 @@ class Proxy:
             while data := await source.read(1 << 16):
                 await asyncio.sleep(self._delay_s)
                 if to_server and self._held and self._held in data:
-                    self._held = b""
+                    self._held, self.kept = b"", data
                     self.cut()
                 await self._open.wait()
                 sink.write(data)

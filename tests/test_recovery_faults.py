@@ -19,7 +19,7 @@ import asyncpg  # type: ignore[import-untyped]
 import pytest
 from anyio import to_thread
 from proxy import Proxy
-from recovering import Lab, until
+from recovering import Lab, read, until
 from recovery_story import Story, Teller, teller
 
 from storage.recovery.rows import Row, Storage
@@ -114,17 +114,16 @@ class House:
         self.lab, self.tellers = lab, tellers
         self.ways = dict(zip(tellers, ways, strict=True))
 
-    async def held(self, by: Teller) -> int:
-        """Return how many rows a process holds."""
-        ((count,),) = await self.lab.sql(f"SELECT count(*) FROM {{t}} WHERE owner LIKE '%/{by.pid}/%'")
-        return int(count)
+    async def rows_of(self, pid: int) -> list[bytes]:
+        """Return the rows that a process holds."""
+        return [row[0] for row in await self.lab.sql(f"SELECT txid FROM {{t}} WHERE owner LIKE '%/{pid}/%'")]
 
     async def leader(self) -> Teller:
         """Wait until somebody has rows in its hands."""
         found = list[Teller]()
 
         async def holds() -> bool:
-            found[:] = [each for each in self.tellers if each.daemon.alive() and await self.held(each)]
+            found[:] = [each for each in self.tellers if each.daemon.alive() and await self.rows_of(each.pid)]
             return bool(found)
 
         await until(holds, ENDS_S)
@@ -132,11 +131,10 @@ class House:
 
     async def taken_over(self, owner: int) -> None:
         """Wait until a process holds no row; those whose lease has ended come before what has been due for longer."""
-        his = f"owner LIKE '%/{owner}/%'"
 
         async def taken() -> bool:
-            await self.lab.pass_time(3600, f"{his} AND lease_until < now()")
-            return not await self.lab.sql(f"SELECT 1 FROM {{t}} WHERE {his}")
+            await self.lab.pass_time(3600, f"owner LIKE '%/{owner}/%' AND lease_until < now()")
+            return not await self.rows_of(owner)
 
         await until(taken, LEASE_S + SCAN_S + SLACK_S)
 
@@ -144,6 +142,7 @@ class House:
 async def test_three_daemons_killed_paused_and_cut_off(shared: Lab, tmp_path: Path) -> None:
     """Their clocks are two hours apart from one to the next, too."""
     story = Story(ROWS)
+    gone = frozenset(story.gone)
     async with AsyncExitStack() as stack:
         storage = await stack.enter_async_context(shared.storage())
         ways = [await stack.enter_async_context(Proxy(shared.uri, DELAY_S)) for _ in range(3)]
@@ -173,13 +172,20 @@ async def test_three_daemons_killed_paused_and_cut_off(shared: Lab, tmp_path: Pa
         house.ways[paused].cut_before(b"confirmed")  # a result, on its way, that will arrive late
         await until(lambda: house.ways[paused].is_cut, ENDS_S)
         paused.send(signal.SIGSTOP)
+        late = next(
+            txid for txid in await house.rows_of(paused.pid) if txid in gone and txid in house.ways[paused].kept
+        )
+        stale = (await read(storage, late)).generation
+        (successor,) = [each for each in tellers if each not in (killed, paused)]
+        house.ways[successor].cut_before(late)
+        await thread(successor.feed, (story.before + len(story.blocks)) // 2)  # the paused one hears it when he wakes
         await house.taken_over(paused.pid)
-        for each in tellers:
-            if each not in (killed, paused):  # half of what is to come, which he hears of when he wakes
-                await thread(each.feed, (story.before + len(story.blocks)) // 2)
+        await until(lambda: house.ways[successor].is_cut, ENDS_S)  # he has it in his hands, and it is not written yet
         house.ways[paused].let_go()
         paused.send(signal.SIGCONT)
         await until(lambda: {"leadership_lost", "result_too_late"} <= set(paused.daemon.events()), ENDS_S)
+        assert stale not in [look.generation for look in (await read(storage, late)).history]
+        house.ways[successor].let_go()
 
         away = await house.leader()
         house.ways[away].cut()

@@ -290,7 +290,7 @@ async def test_what_waits_is_listed_by_id_in_pages(lab: Lab) -> None:
         for limit in (1, 3, 15, 16):
             listed, after = list[bytes](), b""
             while page := await storage.waiting(after, limit):
-                assert len(page) <= limit
+                assert len(page) <= limit and page[0] > after
                 listed, after = listed + page, page[-1]
             assert listed == pending
         assert await storage.waiting(tx(18), 5) == []
@@ -410,20 +410,20 @@ async def test_who_is_cut_off_inside_a_transaction_keeps_no_row_for_longer_than_
 async def test_who_lost_an_answer_learns_what_landed(lab: Lab, end: Status) -> None:
     """Only what this very claim has written: not what a listener, another claim or an operator did to the row."""
     async with lab.storage() as storage:
-        await due(storage, *range(6))
-        claims = {claim.txid: claim for claim in await storage.claim("A", 30.0, 6)}
-        ours = {n: final(claims[tx(n)], end) for n in range(6)}
+        await due(storage, *range(7))
+        claims = {claim.txid: claim for claim in await storage.claim("A", 30.0, 7)}
+        ours = {n: final(claims[tx(n)], end) for n in range(7)}
         assert await storage.landed(list(ours.values())) == set()
-        assert await storage.settle([ours[0], ours[4], ours[5]]) == {tx(0), tx(4), tx(5)}
+        assert await storage.settle([ours[0], *(ours[n] for n in (4, 5, 6))]) == {tx(0), tx(4), tx(5), tx(6)}
         await storage.conclude([tx(1)], end, "the listener")
         await storage.release([ours[2].claim, ours[3].claim])
         (taken,) = [claim for claim in await storage.claim("B", 30.0, 1) if claim.txid in (tx(2), tx(3))]
         await storage.settle([final(taken, end)])
-        await storage.reopen([tx(4)], "it was not so")
+        await storage.reopen([tx(4), tx(6)], "it was not so")
+        await storage.conclude([tx(6)], end, "but it was")
         other: Status = "deleted" if end != "deleted" else "confirmed"
-        sent = [*ours.values(), Settlement(ours[5].claim, other, "valid")]
-        assert await storage.landed(sent[:5]) == {tx(0)}
-        assert await storage.landed(sent[-1:]) == set()
+        assert await storage.landed([ours[n] for n in (0, 1, 2, 3, 4, 6)]) == {tx(0)}
+        assert await storage.landed([Settlement(ours[5].claim, other, "valid")]) == set()
         assert await storage.landed([]) == set()
 
 
