@@ -1,8 +1,11 @@
-"""What the transaction store costs: submissions, catch-up with and without it, and spends of small and large pages."""
+"""What the transaction store costs, and recovery beside it: submissions, catch-up with and without, large pages."""
 
 from __future__ import annotations
 
+import sqlite3
 import tempfile
+import time
+from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
 from statistics import median
@@ -15,6 +18,11 @@ from handlers import wire
 from handlers.events import BlockApplied, OutPoint, Output, Tx, TxSubmitted
 
 _OFF = "[transactions]\nenabled = false\n"
+_NO_RECOVERY = "[recovery]\nenabled = false\n"
+_IN_A_BLOCK = 2000
+_AHEAD = 10_000  # submissions at a time: on a busy machine more answers than that may stay unread for too long
+_CONFIRMATIONS = 6  # recovery.confirmations
+_PATIENCE_S = 120.0
 _CHAINS = 100  # of submissions that each spend the one before
 _SLOTS = 20_000
 
@@ -31,12 +39,14 @@ def transactions(blocks: int, rounds: int, submissions: int, work: Path | None) 
     load, rates = made_up(blocks, 2000), dict[str, list[float]]()
     with tempfile.TemporaryDirectory(dir=work) as parent:
         for turn in range(rounds):
-            for name, more in (("off", _OFF), ("on", "")):
+            for name, more in (("off", _OFF), ("alone", _NO_RECOVERY), ("on", "")):
                 rates.setdefault(name, []).append(_catch_up(load, Path(parent) / f"{name}{turn}", more))
         off, on = median(rates["off"]), median(rates["on"])
         click.echo(f"catch-up without the store: {off:,.0f} transactions/s, with it: {on:,.0f}, {on / off:.2f} times")
         click.echo(f"  all turns: without {_rates(rates['off'])}, with {_rates(rates['on'])}")
+        _compare("catch-up, nothing pending", rates["alone"], rates["on"])
         click.echo(_submitted(Path(parent) / "submitted", submissions))
+        _with_recovery(Path(parent), rounds, submissions)
         click.echo(_pages(Path(parent) / "pages"))
 
 
@@ -51,22 +61,71 @@ def _catch_up(load: Workload, folder: Path, more: str) -> float:
 
 def _submitted(folder: Path, count: int) -> str:
     """Measure chains of transactions, each with two inputs, the outputs of the one before, and two outputs."""
-    funds = [_tx(f"fund {n}", [], 2) for n in range(_CHAINS)]
-    orders, last = list[bytes](), [fund.txid for fund in funds]
-    for n in range(count):
-        chain = n % _CHAINS
-        tx = _tx(f"tx {n}", [(last[chain], 0), (last[chain], 1)], 2)
-        last[chain] = tx.txid
-        orders.append(_order(n, tx))
+    funds, chained = _chained(count)
+    orders = [_order(n, tx) for n, tx in enumerate(chained)]
     with running(folder) as daemon:
         client = Client(daemon.folder / "utxod.sock")
         client.feed([_block(1, funds)])
-        took = client.feed(orders)
+        took = _submit(client, orders)
         client.close()
         peak = daemon.peak_mb
     return (
         f"submissions: {count / took:,.0f} a second, {count:,} of them in {_CHAINS} chains, peak memory {peak:.0f} MB"
     )
+
+
+def _submit(client: Client, orders: list[bytes]) -> float:
+    return sum(client.feed(orders[at : at + _AHEAD]) for at in range(0, len(orders), _AHEAD))
+
+
+def _chained(count: int) -> tuple[list[Tx], list[Tx]]:
+    """Return what funds the chains, and their transactions, parents first."""
+    funds = [_tx(f"fund {n}", [], 2) for n in range(_CHAINS)]
+    txs, last = list[Tx](), [fund.txid for fund in funds]
+    for n in range(count):
+        chain = n % _CHAINS
+        txs.append(_tx(f"tx {n}", [(last[chain], 0), (last[chain], 1)], 2))
+        last[chain] = txs[-1].txid
+    return funds, txs
+
+
+def _with_recovery(parent: Path, rounds: int, count: int) -> None:
+    """Compare submissions, and the blocks that have them, with recovery and without, in turns."""
+    funds, txs = _chained(count)
+    orders = [_order(n, tx) for n, tx in enumerate(txs)]
+    some = [txs[first : first + _IN_A_BLOCK] for first in range(0, count, _IN_A_BLOCK)]
+    blocks = [_block(height, each) for height, each in enumerate([*some, *[[]] * (_CONFIRMATIONS - 1)], 2)]
+    rates, lags = dict[str, list[tuple[float, float]]](), list[float]()
+    for turn in range(rounds):
+        for name, more in (("off", _NO_RECOVERY), ("on", "")):
+            with running(parent / f"recovery {name}{turn}", more=more) as daemon:
+                client = Client(daemon.folder / "utxod.sock")
+                client.feed([_block(1, funds)])
+                submitted = count / _submit(client, orders)
+                rates.setdefault(name, []).append((submitted, count / client.feed(blocks)))
+                if name == "on":
+                    lags.append(_until_final(daemon.folder / "recovery.db", count))
+                client.close()
+    for n, what in enumerate(("submissions", "blocks that have what was submitted")):
+        _compare(what, *([each[n] for each in rates[name]] for name in ("off", "on")))
+    click.echo(f"rows final after the last block: {', '.join(f'{lag:.2f}' for lag in lags)} s")
+
+
+def _until_final(path: Path, count: int) -> float:
+    """Wait until every row is confirmed; return how long that took."""
+    began = time.perf_counter()
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as rows:
+        while rows.execute("SELECT count(*) FROM recovery_tx WHERE status = 'confirmed'").fetchone() != (count,):
+            if time.perf_counter() - began > _PATIENCE_S:
+                raise RuntimeError("rows do not become final")
+            time.sleep(0.05)
+    return time.perf_counter() - began
+
+
+def _compare(what: str, off: list[float], on: list[float]) -> None:
+    times = median(on) / median(off)
+    click.echo(f"{what}: without recovery {median(off):,.0f}/s, with it {median(on):,.0f}/s, {times:.2f} times")
+    click.echo(f"  all turns: without {_rates(off)}, with {_rates(on)}")
 
 
 def _pages(folder: Path) -> str:

@@ -67,9 +67,11 @@ class ChainFinality:
         turn: Callable[[Callable[[], list[State]]], asyncio.Future[list[State]]],
         listener: Listener,
         caught_up: Callable[[], bool],
+        confirmations: int,
     ) -> None:
         """Take the stores, the way to the writer's thread, and whether the chain is at the network's tip."""
         self._records, self._turn, self._listener, self._caught_up = records, turn, listener, caught_up
+        self._confirmations = confirmations
         self._asked: dict[bytes, None] = {}
         self._answer: asyncio.Future[dict[bytes, State]] | None = None
 
@@ -79,7 +81,7 @@ class ChainFinality:
         if self._answer is None:
             self._answer = asyncio.ensure_future(self._look())
         state = (await asyncio.shield(self._answer))[txid]
-        if isinstance(state, Mined):
+        if isinstance(state, Mined) and state.depth < self._confirmations:  # else who asked writes what it means
             self._listener.track(txid, state.height)
         return state
 
@@ -119,7 +121,7 @@ async def recover_along(config: Config, turns: Turns, hall: Hall, writer: Capaci
         return network is None or network - tip() <= _FAR_BEHIND
 
     storage, listener = open_storage(config), Listener(wish.ttl, wish.confirmations, changed)
-    sources = [Breaker(ChainFinality(records, turn, listener, caught_up)), *_node(config)]
+    sources = [Breaker(ChainFinality(records, turn, listener, caught_up, wish.confirmations)), *_node(config)]
     handler = FinalityHandler(sources, wish.confirmations, patience=lambda: _patience(manager))
     survey = Survey(
         storage,

@@ -65,6 +65,12 @@ class Lab:
         finally:
             await beside.close()
 
+    def now(self, in_s: float = 0.0) -> str:
+        """Return a moment from now in the words of the database."""
+        if self.kind == "sqlite":
+            return f"(julianday('now') - 2440587.5) * 86400000 + {round(in_s * 1000)}"
+        return f"now() + interval '{in_s} s'"
+
     async def pass_time(self, seconds: float, where: str = "true") -> None:
         """Let time pass for the rows: all that they say about it moves back."""
         back = str(round(seconds * 1000)) if self.kind == "sqlite" else f"interval '{seconds} s'"
@@ -115,11 +121,11 @@ class Says:
 
 
 class Shaky:
-    """A real store whose verbs fail as long as they are named in `broken`; counts the calls."""
+    """A real store whose verbs fail as long as they are named in `broken`, or do it and lose the answer in `mute`."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self.broken = set[str]()
+        self.broken, self.mute = set[str](), set[str]()
         self.calls = list[str]()
 
     def __getattr__(self, verb: str) -> Any:
@@ -129,7 +135,10 @@ class Shaky:
             self.calls.append(verb)
             if verb in self.broken:
                 raise StoreAway(f"{verb} does not work")
-            return await real(*args, **kwargs)
+            answer = await real(*args, **kwargs)
+            if verb in self.mute:
+                raise StoreAway(f"the answer of {verb} is lost")
+            return answer
 
         return call
 

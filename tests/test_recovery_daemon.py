@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, cast
+from urllib.parse import quote
 
 import pytest
+from bitcoin_rpc_chain import FakeNode, Fault
+from bitcoin_rpc_server import LOGIN, serving
 from daemons import PATIENCE_S, Client, Daemon, Message, home, running, statuses
 from questions import Web
 from recovering import postgres_uri
 from stories import at, back_to, block, chain, digest, output, tx
+from test_metrics import scrape
+from test_recovery_service import Explorer
 
 __all__ = ["postgres_uri"]
 
@@ -95,23 +103,6 @@ def test_a_row_follows_its_transaction(folder: Path) -> None:
         assert "recovery_stopped" in daemon.events()
 
 
-def test_a_kill_between_the_two_stores_loses_no_row(folder: Path) -> None:
-    """The transaction store is durable when the submission is acknowledged; the row may not be there yet."""
-    with home(folder, recovery={"ttl": "1h"}) as daemon:
-        daemon.start()
-        client = daemon.client()
-        client.feed([block(None, FUNDS)])
-        for n in range(4):  # on a busy machine the rows may be there before the kill
-            submit(client, pay(f"tx {n}", n))
-            daemon.kill()
-            client.close()
-            daemon.start()
-            until(lambda: rows(daemon), named(**{f"tx {each}": "pending" for each in range(n + 1)}))
-            client = daemon.client()
-        client.close()
-        assert [line["added"] for line in daemon.log_lines() if line["event"] == "recovery_reconciled"] != []
-
-
 def test_what_happened_while_nobody_looked_is_found_at_the_start(folder: Path) -> None:
     """Rows that lag behind the chain: mined deep and lost, while recovery was off."""
     with home(folder, recovery={"ttl": "1h", "confirmations": 3}) as daemon:
@@ -187,6 +178,54 @@ def test_a_database_that_is_away_does_not_stop_the_chain(folder: Path) -> None:
         until(lambda: "recovery_store_away" in daemon.events(), True)
         assert daemon.run("recovery", "list").returncode == 1
         assert daemon.term() == 0
+
+
+def test_a_node_is_asked_too_and_its_circuit_is_seen(folder: Path) -> None:
+    """What it has deep enough is confirmed. While it is away nothing is held against what only it could know."""
+    there = Explorer()
+    there.mined[digest("tx", "ahead").hex()] = 95
+    http = {"workers": 1, "listen": f"unix:{folder}/http"}
+    with serving(cast("FakeNode", there)) as server:
+        url = f"http://{quote(LOGIN, safe=':')}@127.0.0.1:{server.port}"
+        wish = SOON | {"node_url": url, "retry_base": "50ms", "retry_cap": "50ms"}
+        with running(folder, recovery=wish, http=http) as daemon, daemon.client() as client:
+            listener = daemon.client()
+            listener.ask({"type": "Subscribe", "events": ["TxStatusChanged"]})
+            client.feed([block(None, FUNDS)])
+            submit(client, pay("ahead", 0))
+            until(lambda: rows(daemon), named(ahead="confirmed"))
+            assert json.loads(said(daemon, "show", digest("tx", "ahead").hex(), "--json"))["message"] == (
+                "mined at height 95"
+            )
+            heard = [listener.receive() for _ in range(2)]
+            assert [fact and fact["status"] for fact in heard] == ["pending", "confirmed"]
+            listener.close()
+            until(lambda: scrape(daemon).get("utxod_recovery_settled_total{status=confirmed}"), 1)
+            numbers = scrape(daemon)
+            assert numbers["utxod_recovery_outcomes_total{outcome=valid}"] == 1
+            assert numbers["utxod_recovery_leader"] == 1 <= numbers["utxod_recovery_claims_total"]
+            assert node_circuit(daemon) == "closed"
+            there.says = Fault(-28, "Loading block index")
+            with closing(sqlite3.connect(folder / "data" / "recovery.db")) as beside, beside:
+                beside.execute(
+                    "INSERT INTO recovery_tx (txid, status, submitted_at, created_at, updated_at, next_attempt_at)"
+                    " VALUES (?, 'pending', 0, 0, 0, 0)",
+                    (digest("tx", "unknown"),),
+                )
+            until(lambda: node_circuit(daemon), "open")
+            row = json.loads(said(daemon, "show", digest("tx", "unknown").hex(), "--json"))
+            assert (row["status"], row["attempts"], row["history"]) == ("pending", 0, [])
+            assert "Loading block index" in row["last_error"] or "not asked for a while" in row["last_error"]
+            there.says = None
+            until(lambda: node_circuit(daemon), "closed")
+
+
+def node_circuit(daemon: Daemon) -> str:
+    """Return what the metrics say of the node's circuit."""
+    found = re.compile(r"utxod_recovery_circuit\{.*source=node.*\}")
+    (state,) = [name for name, value in scrape(daemon).items() if value and found.fullmatch(name)]
+    (said,) = re.findall("state=(\\w+)", state)
+    return str(said)
 
 
 def test_pending_transactions_over_http(folder: Path) -> None:

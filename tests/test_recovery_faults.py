@@ -1,4 +1,4 @@
-"""Instances as real processes: killed, paused past their lease, cut off. Every transaction ends once, as it has to."""
+"""Whole daemons that share the recovery tables, killed, paused, cut off: every transaction ends once, as it has to."""
 
 from __future__ import annotations
 
@@ -6,265 +6,307 @@ import ast
 import asyncio
 import os
 import signal
-import sys
+import sqlite3
 import time
-from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
-import msgspec
+import asyncpg  # type: ignore[import-untyped]
 import pytest
 from anyio import to_thread
-from recovering import Lab, tx, until
-from recovery_instance import Order, right
+from proxy import Proxy
+from recovering import Lab, read, until
+from recovery_story import Story, Teller, teller
 
-from storage.recovery.rows import Storage
+from storage.recovery.rows import Row, Storage
 
 pytestmark = pytest.mark.anyio
-HERE = Path(__file__).parent
-ROWS = int(os.environ.get("UTXOD_RECOVERY_ROWS", "1500"))  # 10000 for the whole thing
+T = TypeVar("T")
+ROWS = int(os.environ.get("UTXOD_RECOVERY_ROWS", "10000"))
 LEASE_S, SCAN_S = 2.0, 0.3
 SLACK_S = 10.0  # for this machine, which has other things to do
-ENDS_S = 60.0
+ENDS_S = 120.0
+DELAY_S = 0.005  # to the database, one way: so there is time to do something to whoever works
+SOON = {
+    "ttl": "2s",
+    "scan_interval": f"{SCAN_S}s",
+    "lease_duration": f"{LEASE_S}s",
+    "batch_size": max(ROWS // 1000, 2),
+    "worker_count": 2,
+    "not_found_grace_period": "2s",
+}
 
 
-class Proxy:
-    """A way to the database on loopback that can be cut: nothing passes any more, and nobody is told."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._open = asyncio.Event()
-        self._open.set()
-        self._ways: list[asyncio.StreamWriter] = []
-
-    async def __aenter__(self) -> Proxy:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.uri = (
-            f"postgresql://postgres@127.0.0.1:{self._server.sockets[0].getsockname()[1]}/postgres?sslmode=disable"
-        )
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        self._open.set()
-        self._hang_up()
-        await asyncio.sleep(0.1)
-
-    def cut(self) -> None:
-        self._open.clear()
-
-    def mend(self) -> None:
-        self._hang_up()
-        self._open.set()
-
-    def _hang_up(self) -> None:
-        while self._ways:
-            self._ways.pop().transport.abort()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._ways.append(writer)
-        await self._open.wait()
-        there_reader, there_writer = await asyncio.open_unix_connection(self._path)
-        self._ways.append(there_writer)
-        await asyncio.gather(self._pump(reader, there_writer), self._pump(there_reader, writer))
-
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        try:
-            while data := await source.read(1 << 16):
-                await self._open.wait()
-                sink.write(data)
-                await sink.drain()
-        except OSError:
-            pass
-        finally:
-            sink.close()
-
-
-class Instance:
-    """One process of the service."""
-
-    def __init__(self, process: asyncio.subprocess.Process, proxy: Proxy | None) -> None:
-        self.process, self.proxy = process, proxy
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def send(self, sign: signal.Signals) -> None:
-        self.process.send_signal(sign)
-
-    async def numbers(self) -> dict[str, int]:
-        """Ask it to leave, and return what it has done."""
-        self.send(signal.SIGTERM)
-        out, _ = await asyncio.wait_for(self.process.communicate(), 30)
-        assert self.process.returncode == 0
-        found: dict[str, int] = msgspec.json.decode(out.decode().rpartition("numbers ")[2])
-        return found
-
-
-@asynccontextmanager
-async def instance(order: Order, proxy: Proxy | None = None) -> AsyncIterator[Instance]:
-    script, said = str(HERE / "recovery_instance.py"), Path(f"{order.journal}.log").open("a")  # noqa: SIM115, ASYNC230
-    path = os.pathsep.join([str(HERE.parent), str(HERE)])
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        script,
-        msgspec.json.encode(order).decode(),
-        env=os.environ | {"PYTHONPATH": path},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=said,
-    )
-    try:
-        yield Instance(process, proxy)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()
-        said.close()
+def thread(work: Callable[..., T], *values: Any) -> Any:
+    """Do something that waits, while the proxies go on."""
+    return to_thread.run_sync(work, *values)
 
 
 class Watch:
-    """Looks at the rows from beside, and remembers the longest time in which none ended."""
+    """Looks at the rows from beside, and remembers the longest time in which some were due and nobody took any."""
 
-    def __init__(self, storage: Storage, rows: int) -> None:
-        self.longest_s, self._storage, self._rows = 0.0, storage, rows
-        self.final = 0
+    def __init__(self, lab: Lab) -> None:
+        self.longest_s, self.final, self.claims, self._lab = 0.0, 0, 0, lab
+        self._due = (
+            "SELECT sum(CASE WHEN status <> 'pending' THEN 1 ELSE 0 END), sum(generation), "
+            f"sum(CASE WHEN next_attempt_at < {lab.now()} THEN 1 ELSE 0 END) FROM {{t}}"
+        )
 
     async def keep(self) -> None:
-        moved = time.monotonic()
-        while self.final < self._rows:
-            counts = (await self._storage.counts()).by_status
-            final = sum(counts.values()) - counts["pending"]
-            if final != self.final:
-                self.final, moved = final, time.monotonic()
+        before, moved = (-1, -1), time.monotonic()
+        while self.final < ROWS:
+            ((final, generations, due),) = await self._lab.sql(self._due)
+            if (final, generations) != before or not due:
+                before, moved = (final, generations), time.monotonic()
+            self.final, self.claims = final or 0, generations or 0
             self.longest_s = max(self.longest_s, time.monotonic() - moved)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1)
 
-    async def more(self, rows: int) -> None:
-        """Wait until so many more rows have ended."""
-        goal = min(self.final + rows, self._rows)
-        await until(lambda: self.final >= goal, ENDS_S)
+    async def goes_on(self) -> None:
+        """Wait until a good many more rows were looked into."""
+        goal = self.claims + ROWS // 20
+        await until(lambda: self.claims >= goal, ENDS_S)
 
 
-async def ended_once(lab: Lab, storage: Storage, journal: Path) -> None:
-    """Check that every row ended as it has to, by the last claim that anybody had, and was told of at most once."""
-    lines = await to_thread.run_sync(lambda: journal.read_text().splitlines())
-    told = Counter(line.split()[0] for line in lines)
-    assert set(told.values()) == {1}
-    wrong, seen, after = [], 0, None
+async def ended_once(storage: Storage, story: Story, tellers: list[Teller]) -> int:
+    """Check that every row ended as it has to, by the last claim or a listener; return how many the scan ended."""
+    wrong, seen, scanned, after = list[Row](), 0, 0, None
     while page := await storage.rows(None, 1000, after=after):
         after, seen = page[-1].place, seen + len(page)
         for row in page:
-            ends = [attempt for attempt in row.history if attempt.outcome != "transient"]
-            if row.status != right(row.txid) or len(ends) != 1 or ends[0].generation != row.generation:
+            ends = [look for look in row.history if look.outcome in ("valid", "invalid")]
+            if row.status == "orphan":
+                ends = [look for look in row.history[-1:] if look.outcome == "notfound"]
+            by_scan = bool(ends) and ends == row.history[-1:] and ends[0].generation == row.generation
+            by_listener = not ends and all(look.generation < row.generation for look in row.history)
+            if row.status != story.right(row.txid) or not (by_scan or by_listener) or row.owner or row.reopened:
                 wrong.append(row)
-            if row.owner is not None or row.reopened or ends[0] != row.history[-1]:
-                wrong.append(row)
+            scanned += by_scan
     assert wrong == []
     assert seen == ROWS
-    assert set(lines) <= {f"{tx(n).hex()} {right(tx(n))}" for n in range(ROWS)}
+    told = sum((each.told for each in tellers), start=type(tellers[0].told)())
+    assert set(told.values()) == {1}
+    assert all(status == story.right(bytes.fromhex(txid)) for txid, status in told)
+    return scanned
 
 
-async def holder(lab: Lab) -> int:
-    """Return the process that holds claims at the moment."""
-    owner = "SELECT owner FROM {t} WHERE owner IS NOT NULL ORDER BY lease_until DESC LIMIT 1"
-    found = await lab.sql(owner)
-    return int(found[0][0].split("/")[1]) if found else 0
+@pytest.fixture
+async def shared(postgres_uri: str, tmp_path: Path) -> AsyncIterator[Lab]:
+    """Give a database of its own, with the tables where daemons look for them."""
+    name = f"faults_{os.getpid()}"
+    beside = await asyncpg.connect(postgres_uri)
+    await beside.execute(f"DROP DATABASE IF EXISTS {name}")
+    await beside.execute(f"CREATE DATABASE {name}")
+    await beside.close()
+    lab = Lab("postgresql", tmp_path, urlsplit(postgres_uri)._replace(path=f"/{name}").geturl())
+    lab.table = "recovery_tx"
+    yield lab
 
 
-async def test_three_instances_killed_paused_and_cut_off(pg_lab: Lab, tmp_path: Path) -> None:
+class House:
+    """Three daemons on one database, each with a chain and a way to the database of its own."""
+
+    def __init__(self, lab: Lab, tellers: list[Teller], ways: list[Proxy]) -> None:
+        self.lab, self.tellers = lab, tellers
+        self.ways = dict(zip(tellers, ways, strict=True))
+
+    async def rows_of(self, pid: int) -> list[bytes]:
+        """Return the rows that a process holds."""
+        return [row[0] for row in await self.lab.sql(f"SELECT txid FROM {{t}} WHERE owner LIKE '%/{pid}/%'")]
+
+    async def leader(self) -> Teller:
+        """Wait until somebody has rows in its hands."""
+        found = list[Teller]()
+
+        async def holds() -> bool:
+            found[:] = [each for each in self.tellers if each.daemon.alive() and await self.rows_of(each.pid)]
+            return bool(found)
+
+        await until(holds, ENDS_S)
+        return found[0]
+
+    async def taken_over(self, owner: int) -> None:
+        """Wait until a process holds no row; those whose lease has ended come before what has been due for longer."""
+
+        async def taken() -> bool:
+            await self.lab.pass_time(3600, f"owner LIKE '%/{owner}/%' AND lease_until < now()")
+            return not await self.rows_of(owner)
+
+        await until(taken, LEASE_S + SCAN_S + SLACK_S)
+
+
+async def test_three_daemons_killed_paused_and_cut_off(shared: Lab, tmp_path: Path) -> None:
     """Their clocks are two hours apart from one to the next, too."""
-    journal, path = tmp_path / "journal", f"{parse_qs(urlsplit(pg_lab.uri).query)['host'][0]}/.s.PGSQL.5432"
+    story = Story(ROWS)
+    gone = frozenset(story.gone)
     async with AsyncExitStack() as stack:
-        storage = await stack.enter_async_context(pg_lab.storage())
-        await storage.add([tx(n) for n in range(ROWS)], 0.0, 60.0)
-        living: dict[int, Instance] = {}
-        for n in range(3):
-            proxy = await stack.enter_async_context(Proxy(path))
-            order = Order(
-                proxy.uri, str(journal), pg_lab.table, LEASE_S, SCAN_S, skew_s=(n - 1) * 7200.0, work_s=4 * 10.0 / ROWS
-            )
-            started = await stack.enter_async_context(instance(order, proxy))
-            living[started.pid] = started
-        watch = Watch(storage, ROWS)
+        storage = await stack.enter_async_context(shared.storage())
+        ways = [await stack.enter_async_context(Proxy(shared.uri, DELAY_S)) for _ in range(3)]
+        tellers = []
+        for n, way in enumerate(ways):
+            knobs = SOON | {"store": "postgresql", "dsn": way.uri}
+            tellers.append(stack.enter_context(teller(tmp_path / f"{n}", story, knobs, (n - 1) * 7200.0)))
+        house = House(shared, tellers, ways)
+        for each in tellers:
+            await thread(each.start)
+            await thread(each.feed, story.before)
+            await thread(each.submit)
+        for each in tellers:
+            await until(partial(thread, each.swept), ENDS_S)
+        await storage.add(story.gone + story.unknown, 0.0, 60.0)
+        watch = Watch(shared)
         watching = asyncio.ensure_future(watch.keep())
-        share = ROWS // 6
+        await watch.goes_on()
 
-        async def leader() -> Instance:
-            found = 0
+        killed = await house.leader()
+        pid = killed.pid
+        await thread(killed.kill)
+        await house.taken_over(pid)
+        await watch.goes_on()
 
-            async def leads() -> bool:
-                nonlocal found
-                found = await holder(pg_lab)
-                return found in living
-
-            await until(leads, ENDS_S)
-            return living[found]
-
-        await watch.more(share)
-        killed = await leader()
-        killed.send(signal.SIGKILL)
-        await killed.process.wait()
-        del living[killed.pid]
-        await watch.more(share)
-
-        paused = await leader()
+        paused = await house.leader()
+        house.ways[paused].cut_before(b"confirmed")  # a result, on its way, that will arrive late
+        await until(lambda: house.ways[paused].is_cut, ENDS_S)
         paused.send(signal.SIGSTOP)
-        del living[paused.pid]
-        await watch.more(share)  # somebody else took over
-        assert (await leader()).pid != paused.pid
-        his = f"owner LIKE '%/{paused.pid}/%'"
-
-        async def taken_over() -> bool:  # at once, though others have waited longer
-            await pg_lab.pass_time(3600, f"{his} AND lease_until < now()")
-            return not await pg_lab.sql(f"SELECT 1 FROM {{t}} WHERE {his}")
-
-        await until(taken_over, LEASE_S + SCAN_S + SLACK_S)
+        late = next(
+            txid for txid in await house.rows_of(paused.pid) if txid in gone and txid in house.ways[paused].kept
+        )
+        stale = (await read(storage, late)).generation
+        (successor,) = [each for each in tellers if each not in (killed, paused)]
+        house.ways[successor].cut_before(late)
+        await thread(successor.feed, (story.before + len(story.blocks)) // 2)  # the paused one hears it when he wakes
+        await house.taken_over(paused.pid)
+        await until(lambda: house.ways[successor].is_cut, ENDS_S)  # he has it in his hands, and it is not written yet
+        house.ways[paused].let_go()
         paused.send(signal.SIGCONT)
-        living[paused.pid] = paused
-        await watch.more(share)
+        await until(lambda: {"leadership_lost", "result_too_late"} <= set(paused.daemon.events()), ENDS_S)
+        assert stale not in [look.generation for look in (await read(storage, late)).history]
+        house.ways[successor].let_go()
 
-        away = await leader()
-        assert away.proxy is not None
-        away.proxy.cut()
-        del living[away.pid]
-        await watch.more(share)
-        assert (await leader()).pid != away.pid
-        away.proxy.mend()
-        living[away.pid] = away
+        away = await house.leader()
+        house.ways[away].cut()
+        await house.taken_over(away.pid)
+        await thread(away.feed, len(story.blocks))  # the chain goes on, the facts have nowhere to go
+        assert await house.leader() is not away
+        house.ways[away].mend()
+        await thread(killed.start)  # with a chain from before all that
+        for each in tellers:
+            await thread(each.feed, len(story.blocks))
 
         await asyncio.wait_for(watching, ENDS_S)
-        numbers = [await each.numbers() for each in living.values()]
-        await ended_once(pg_lab, storage, journal)
-        assert sum(each["leadership_losses"] for each in numbers) >= 2
-        assert sum(each["conflicts"] + each["lease_losses"] for each in numbers) > 0  # what came too late was refused
+        for each in tellers:
+            await thread(each.end)
+        scanned = await ended_once(storage, story, tellers)
+        assert len(story.unknown) < scanned < ROWS
         assert watch.longest_s < LEASE_S + SCAN_S + SLACK_S
 
 
-async def test_one_instance_on_sqlite_killed_and_restarted(sqlite_lab: Lab, tmp_path: Path) -> None:
-    journal = tmp_path / "journal"
-    async with sqlite_lab.storage() as storage:
-        await storage.add([tx(n) for n in range(ROWS)], 0.0, 60.0)
-        watch = Watch(storage, ROWS)
-        watching = asyncio.ensure_future(watch.keep())
-        order = Order(str(sqlite_lab.path), str(journal), lease_s=1.0, scan_s=0.2, work_s=4 * 4.0 / ROWS)
-        for _ in range(3):
-            async with instance(order) as victim:
-                await watch.more(ROWS // 6)
-                victim.send(signal.SIGKILL)
-                await victim.process.wait()
-        async with instance(order) as last:
+async def test_one_daemon_on_sqlite_killed_and_restarted(tmp_path: Path) -> None:
+    """While the scan is at work, and twice between a block and what it means for the rows."""
+    story, folder = Story(ROWS), tmp_path / "one"
+    lab = Lab("sqlite", folder / "data", "")
+    with teller(folder, story, SOON) as one:
+        await thread(one.start)
+        await thread(one.feed, story.before)
+        await thread(one.submit)
+        await until(partial(thread, one.swept), ENDS_S)
+        async with lab.storage() as storage:
+            await storage.add(story.gone + story.unknown, 0.0, 60.0)
+            watch = Watch(lab)
+            watching = asyncio.ensure_future(watch.keep())
+            await watch.goes_on()
+            for height in (story.before, (story.before + len(story.blocks)) // 2, len(story.blocks)):
+                await thread(one.feed, height)
+                await thread(one.kill)
+                await thread(one.start)
+            await thread(one.feed, len(story.blocks))  # nothing more: that it has caught up
             await asyncio.wait_for(watching, ENDS_S)
-            numbers = await last.numbers()
-        await ended_once(sqlite_lab, storage, journal)
-        assert numbers["conflicts"] == 0
+            await thread(one.end)
+            assert len(story.unknown) < await ended_once(storage, story, [one]) < ROWS
+        assert watch.longest_s < LEASE_S + SCAN_S + SLACK_S
+
+
+@asynccontextmanager
+async def nothing_written(lab: Lab, way: Proxy) -> AsyncIterator[None]:
+    """Keep everybody from writing rows: another process has the file, or nothing gets to the database."""
+    if lab.kind == "postgresql":
+        way.cut()
+        yield
+        way.mend()
+        return
+    with closing(sqlite3.connect(lab.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_a_kill_between_the_two_stores_loses_nothing(kind: str, shared: Lab, tmp_path: Path) -> None:
+    """What is acknowledged is in the transaction store, and by kill -9 nowhere else: its row is made at the start."""
+    story, folder = Story(60), tmp_path / "one"
+    lab = shared if kind == "postgresql" else Lab("sqlite", folder / "data", "")
+    submitted = {each["tx"]["txid"] for each in story.submissions}
+    async with Proxy(shared.uri) as way:
+        knobs = SOON | ({"store": "postgresql", "dsn": way.uri} if kind == "postgresql" else {}) | {"ttl": "1h"}
+        with teller(folder, story, knobs) as one:
+
+            async def rows() -> dict[bytes, str]:
+                return {bytes(txid): status for txid, status in await lab.sql("SELECT txid, status FROM {t}")}
+
+            async def killed_in_the_gap(work: Callable[..., None], *values: Any) -> None:
+                async with nothing_written(lab, way):
+                    await thread(work, *values)
+                    await thread(one.kill)
+
+            await thread(one.start)
+            await thread(one.feed, story.before)
+            await until(partial(thread, one.swept), ENDS_S)
+            await killed_in_the_gap(one.submit)
+            assert await rows() == {}
+            await thread(one.start)
+            await until_so(rows, dict.fromkeys(submitted, "pending"))
+            await thread(one.feed, story.before)
+            await killed_in_the_gap(one.feed, len(story.blocks))
+            assert await rows() == dict.fromkeys(submitted, "pending")
+            await thread(one.start)
+            await until_so(rows, {txid: story.right(txid) for txid in submitted})
+            await thread(one.end)
+            assert set(one.told.values()) == {1}
+            assert {bytes.fromhex(txid) for txid, _ in one.told} == submitted
+
+
+async def test_a_daemon_that_is_cut_off_leaves_soon(shared: Lab, tmp_path: Path) -> None:
+    """With claims, results and facts in its hands: the database gets a moment, whatever would have to be said."""
+    story = Story(600)
+    async with Proxy(shared.uri, DELAY_S) as way, shared.storage() as storage:
+        knobs = SOON | {"store": "postgresql", "dsn": way.uri, "lease_duration": "1m"}
+        with teller(tmp_path / "one", story, knobs) as one:
+            await thread(one.start)
+            await thread(one.feed, story.before)
+            await thread(one.submit)
+            await until(partial(thread, one.swept), ENDS_S)
+            way.cut_before(b"confirmed")
+            await storage.add(story.gone, 0.0, 60.0)
+            await until(lambda: way.is_cut, ENDS_S)
+            await thread(one.feed, len(story.blocks))
+            began = time.monotonic()
+            await thread(one.end)
+            assert time.monotonic() - began < 2 * SLACK_S
+
+
+async def until_so(rows: Callable[[], Awaitable[dict[bytes, str]]], wanted: dict[bytes, str]) -> None:
+    async def so() -> bool:
+        return await rows() == wanted
+
+    await until(so, ENDS_S)
 
 
 def test_no_code_of_ours_reads_the_wall_clock_where_instances_share_rows() -> None:
     """What tells the time is the database; SQLite's file has one machine, whose clock it is."""
-    root = HERE.parent
+    root = Path(__file__).parent.parent
     paths = [*(root / "handlers" / "recovery").glob("*.py"), *(root / "storage" / "recovery").glob("postgres*.py")]
     assert len(paths) >= 8
     for path in paths:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import pytest
 from conformance.transactions_subject import Subject
@@ -11,9 +14,14 @@ from test_creation import LARGE, STEPS, WHOLE_AFTER, Rows, check_honest, dying, 
 
 import handlers.creation
 import handlers.recovery.records
+import handlers.recovery.survey
 from handlers.creation import acquire
+from handlers.events import TxStatusChanged
+from handlers.recovery.listener import Listener
 from handlers.recovery.records import Records
+from handlers.recovery.survey import Survey
 from handlers.spending import TxFault
+from storage.recovery.sqlite import SqliteStorage
 
 
 @pytest.fixture
@@ -106,3 +114,41 @@ def test_whatever_waits_is_found_in_steps(subject: Subject, monkeypatch: pytest.
     assert half_made == [subject.txid("A")] and steps > 3
     with pytest.raises(TxFault):
         subject.write(lambda txn: subject.transactions.need(txn, subject.txid("nobody")))
+
+
+@pytest.mark.anyio
+async def test_a_survey_ends_what_is_half_made_at_once_and_on_schedule(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What becomes whole is told of, and what waits has a row; a lock that stands alone goes too."""
+    dying(subject, STEPS[5], "after")
+    assert await asyncio.to_thread(subject.run, LARGE) == {"result": "error", "code": "CRASH"}
+    subject.write(lambda txn: acquire(subject.transactions, txn, subject.txid("L"), b"owner", 2, 1000.0))
+    monkeypatch.setattr(handlers.creation, "time", lambda: 1e12)  # every lock has ended
+    told = list[TxStatusChanged]()
+    listener, storage = Listener(30.0, 3, lambda _: None), SqliteStorage(tmp_path / "recovery.db")
+
+    async def turn(work: Callable[[], Any]) -> Any:
+        return work()
+
+    survey = Survey(
+        *(storage, Records(subject.transactions), listener, turn, subject.write, lambda: 7, told.append, 30.0),
+        alone=True,
+    )
+    await storage.open()
+    try:
+        await survey()
+        assert told == [TxStatusChanged(txid=subject.txid("A"), status="pending", height=7)]
+        assert not listener.lost
+        assert Records(subject.transactions).locked(b"") == ([], None)
+        assert [row.txid for row in await storage.rows("pending", 9)] == [subject.txid("P")]
+        await asyncio.to_thread(subject.run, {"op": "create", "tx": "N", "outs": 1, "height": 1})
+        await survey()  # not due again
+        assert len(await storage.rows("pending", 9)) == 1
+        monkeypatch.setattr(handlers.recovery.survey, "_EVERY_S", 0.0)
+        await survey()
+        waiting = {subject.txid(name) for name in ("P", "N", "A")}
+        assert {row.txid for row in await storage.rows("pending", 9)} == waiting
+        assert len(told) == 1
+    finally:
+        await storage.close()

@@ -13,8 +13,25 @@ from bitcoin_rpc_chain import FakeNode, Fault
 from bitcoin_rpc_server import LOGIN, serving
 from hypothesis import given
 from hypothesis import strategies as st
-from recovering import Lab, Says, Shaky, becomes, capture_logs, knobs, least, manage, managing, read, status, tx, until
+from proxy import Proxy
+from recovering import (
+    Change,
+    Lab,
+    Says,
+    Shaky,
+    becomes,
+    capture_logs,
+    knobs,
+    least,
+    manage,
+    managing,
+    read,
+    status,
+    tx,
+    until,
+)
 
+from daemon.recovery import ChainFinality
 from feeds.bitcoin.access import Address, Login, NodeAway, NodeError, RpcError
 from feeds.bitcoin.jsonrpc import Node
 from handlers.recovery.finality import (
@@ -242,6 +259,76 @@ async def test_an_outage_burns_no_attempts(lab: Lab) -> None:
             assert breaker.circuit == "closed"
 
 
+async def test_who_is_busy_is_left_alone_for_as_long_as_it_says(lab: Lab) -> None:
+    """No look before its patience is over, however often the scan comes by; then one, and a bell still counts."""
+    async with lab.storage() as storage:
+        await old(storage, 1, 2)
+        handler = Says(lambda txid: Busy("on its way", 100.0 if txid == tx(1) else 0.0))
+        async with managing(storage, handler) as manager:
+            await until(lambda: handler.asked.count(tx(2)) >= 5)  # without patience: with every scan
+            row = await read(storage, tx(1))
+            assert handler.asked.count(tx(1)) == 1
+            assert (row.status, row.attempts, row.failures, row.last_error) == ("pending", 1, 0, "on its way")
+            assert row.next_attempt_at is not None
+            assert (row.next_attempt_at - row.updated_at).total_seconds() == pytest.approx(100.0, abs=0.1)
+            await lab.pass_time(101, f"next_attempt_at > {lab.now(50)}")
+            await until(lambda: handler.asked.count(tx(1)) == 2)
+            await storage.wake([tx(1)])
+            await until(lambda: handler.asked.count(tx(1)) == 3)
+        assert manager.numbers.outcomes["busy"] == len(handler.asked)
+
+
+@pytest.mark.parametrize(("attempts", "cap_s"), [(0, 2.0), (3, 16.0), (60, 60.0)])
+def test_patience_comes_before_the_pause(attempts: int, cap_s: float) -> None:
+    """And counts no failure: the pause with its jitter is added to what was asked for."""
+    claim, settings = Claim(tx(1), "A", 1, attempts, 0, 0, 1.0, 0.0), knobs(scan_interval=2.0, retry_cap=100.0)
+    for dice, pause_s in ((least, 0.0), (lambda _, high: high, cap_s)):
+        settled = settle(claim, Busy("x", 25.0), settings, dice)
+        assert (settled.delay_s, settled.status, settled.failed) == (25.0 + pause_s, "pending", False)
+
+
+async def test_what_landed_is_told_though_the_answer_was_lost(lab: Lab) -> None:
+    """Once, and not before the database can be asked; what did not land is looked into again."""
+    async with lab.storage() as storage:
+        await old(storage, 1, 2)
+        shaky, told = Shaky(storage), list[Change]()
+        shaky.mute.add("settle")
+        shaky.broken.add("landed")
+        async with managing(shaky, Says(), changed=told.extend) as manager:
+            await until(becomes(storage, tx(1), "confirmed"))
+            await until(becomes(storage, tx(2), "confirmed"))
+            await until(lambda: "landed" in shaky.calls)
+            assert told == []
+            shaky.mute.clear()
+            shaky.broken.clear()
+            await until(lambda: len(told) == 2)
+            await old(storage, 3)
+            shaky.broken.add("settle")
+            await until(lambda: shaky.calls.count("settle") >= 3)
+            shaky.broken.clear()
+            await until(lambda: len(told) == 3)
+            calls = len(shaky.calls)
+            await until(lambda: shaky.calls[calls:].count("claim") >= 3)
+        assert sorted(told, key=lambda change: change.txid) == [Change(tx(n), "confirmed", "") for n in (1, 2, 3)]
+        assert (manager.numbers.settled["confirmed"], manager.numbers.conflicts) == (3, 0)
+
+
+async def test_a_connection_that_breaks_after_a_result_landed(pg_lab: Lab) -> None:
+    """The database has it, nobody said so: its fact is told when there is a connection again."""
+    async with Proxy(pg_lab.uri) as way, pg_lab.storage() as beside, pg_lab.storage(uri=way.uri) as storage:
+        told = list[Change]()
+        async with managing(storage, Says(lambda _: Invalid("cut here")), changed=told.extend) as manager:
+            await until(lambda: manager.numbers.leader)
+            way.cut_after(b"cut here")
+            await old(beside, 1)
+            await until(lambda: way.is_cut)
+            await until(becomes(beside, tx(1), "deleted"))
+            assert told == []
+            way.mend()
+            await until(lambda: told, 30.0)
+        assert told == [Change(tx(1), "deleted", "cut here")]
+
+
 async def test_chores_are_done_first_and_then_with_every_scan(lab: Lab) -> None:
     async with lab.storage() as storage:
         done: list[int] = []
@@ -374,6 +461,20 @@ async def test_a_crash_between_the_two_stores_loses_nothing(lab: Lab, tmp_path: 
 async def test_what_sources_say_together(states: list[State | None], outcome: Outcome) -> None:
     handler = FinalityHandler([Breaker(Source(state, f"{n}")) for n, state in enumerate(states)], 6)
     assert await handler.recover(tx(1)) == outcome
+
+
+async def test_the_listener_gets_only_what_is_not_deep_enough_yet() -> None:
+    """What the scan can end itself nobody else is asked to end: they would race for the row, and one works in vain."""
+    found, heard = {tx(1): Mined(7, 3), tx(2): Mined(8, 2)}, dict[bytes, int]()
+    records = SimpleNamespace(states=lambda txids: [found[txid] for txid in txids])
+    listener = SimpleNamespace(track=heard.__setitem__)
+
+    async def turn(work: Any) -> Any:
+        return work()
+
+    chain = ChainFinality(cast("Any", records), cast("Any", turn), cast("Any", listener), lambda: True, 3)
+    assert await asyncio.gather(*map(chain.state_of, found)) == list(found.values())
+    assert heard == {tx(2): 8}
 
 
 async def test_unknown_counts_only_where_the_chain_has_caught_up(lab: Lab) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import asyncpg  # type: ignore[import-untyped]
 import pytest
-from recovering import Lab, becomes, read, status, tx
+from proxy import Proxy
+from recovering import Lab, becomes, read, status, tx, until
 
 from storage.errors import Damaged, WrongFormat
 from storage.recovery import postgres_sql, sqlite_sql
@@ -256,6 +257,45 @@ async def test_operators_replay_discard_and_reopen(lab: Lab, end: Status) -> Non
         assert (row.status, row.message, row.owner) == ("deleted", "given up", None)
 
 
+@pytest.mark.parametrize("wanted", [(), ("confirmed",), ("orphan", "dead"), ("pending", "deleted"), FINAL])
+async def test_only_rows_of_the_named_statuses_are_reopened(lab: Lab, wanted: tuple[Status, ...]) -> None:
+    """What is pending, or held, is never touched, also where it is named."""
+    async with lab.storage() as storage:
+        await due(storage, 0)
+        (held,) = await storage.claim("A", 30.0, 1)
+        for n, end in enumerate(FINAL, 1):
+            await due(storage, n)
+            await storage.conclude([tx(n)], end, "why")
+        again = {tx(n) for n, end in enumerate(FINAL, 1) if end in wanted}
+        assert await storage.reopen([tx(n) for n in range(7)], "it was not so", wanted) == again
+        for n, end in enumerate(FINAL, 1):
+            row = await read(storage, tx(n))
+            reopened = ("pending", "it was not so", 1) if tx(n) in again else (end, "why", 0)
+            assert (row.status, row.message, row.reopened) == reopened
+        assert {claim.txid for claim in await storage.claim("B", 30.0, 10)} == again
+        row = await read(storage, tx(0))
+        assert (row.owner, row.generation, row.reopened) == ("A", held.generation, 0)
+        assert await storage.reopen([tx(n) for n in range(7)], "again", wanted) == set()
+
+
+async def test_what_waits_is_listed_by_id_in_pages(lab: Lab) -> None:
+    """Held or not, due or not; what is final is left out, wherever a page ends."""
+    async with lab.storage() as storage:
+        assert await storage.waiting(b"", 5) == []
+        await due(storage, *range(8, 12))
+        await storage.add([tx(n) for n in (*range(8), *range(12, 20))], 3600.0)
+        await storage.claim("A", 30.0, 3)
+        await storage.conclude([tx(n) for n in (0, 4, 5, 9, 19)], "confirmed", "")
+        pending = [tx(n) for n in range(20) if n not in (0, 4, 5, 9, 19)]
+        for limit in (1, 3, 15, 16):
+            listed, after = list[bytes](), b""
+            while page := await storage.waiting(after, limit):
+                assert len(page) <= limit and page[0] > after
+                listed, after = listed + page, page[-1]
+            assert listed == pending
+        assert await storage.waiting(tx(18), 5) == []
+
+
 async def test_a_listener_concludes_without_a_claim(lab: Lab) -> None:
     async with lab.storage() as storage:
         claim = await claim_one(storage)
@@ -349,6 +389,44 @@ async def test_bells_ring_for_what_is_due_at_once(lab: Lab) -> None:
         assert not rung.is_set()
 
 
+async def test_who_is_cut_off_inside_a_transaction_keeps_no_row_for_longer_than_a_lease(pg_lab: Lab) -> None:
+    """The server would wait for hours, with the row locked, and a claim passes by what is locked."""
+    async with Proxy(pg_lab.uri) as way, pg_lab.storage() as other:
+        await other.add([tx(1)], 0.0, 60.0)
+        async with pg_lab.storage(lease_s=1.0, uri=way.uri) as storage:
+            way.cut_after(tx(1))
+            waking = asyncio.ensure_future(storage.wake([tx(1)]))
+            await until(lambda: way.is_cut)
+            silent = f"state = 'idle in transaction' AND query LIKE '%{pg_lab.table}%'"
+            await until(lambda: pg_lab.sql(f"SELECT 1 FROM pg_stat_activity WHERE {silent}"))
+            assert await other.claim("B", 30.0, 1) == []
+            await until(lambda: other.claim("B", 30.0, 1))
+            way.mend()
+            with pytest.raises(StoreAway):
+                await waking
+
+
+@pytest.mark.parametrize("end", FINAL)
+async def test_who_lost_an_answer_learns_what_landed(lab: Lab, end: Status) -> None:
+    """Only what this very claim has written: not what a listener, another claim or an operator did to the row."""
+    async with lab.storage() as storage:
+        await due(storage, *range(7))
+        claims = {claim.txid: claim for claim in await storage.claim("A", 30.0, 7)}
+        ours = {n: final(claims[tx(n)], end) for n in range(7)}
+        assert await storage.landed(list(ours.values())) == set()
+        assert await storage.settle([ours[0], *(ours[n] for n in (4, 5, 6))]) == {tx(0), tx(4), tx(5), tx(6)}
+        await storage.conclude([tx(1)], end, "the listener")
+        await storage.release([ours[2].claim, ours[3].claim])
+        (taken,) = [claim for claim in await storage.claim("B", 30.0, 1) if claim.txid in (tx(2), tx(3))]
+        await storage.settle([final(taken, end)])
+        await storage.reopen([tx(4), tx(6)], "it was not so")
+        await storage.conclude([tx(6)], end, "but it was")
+        other: Status = "deleted" if end != "deleted" else "confirmed"
+        assert await storage.landed([ours[n] for n in (0, 1, 2, 3, 4, 6)]) == {tx(0)}
+        assert await storage.landed([Settlement(ours[5].claim, other, "valid")]) == set()
+        assert await storage.landed([]) == set()
+
+
 async def test_a_caller_that_goes_away_does_not_tear_a_transaction(lab: Lab) -> None:
     async with lab.storage() as storage:
         for n in range(20):
@@ -387,6 +465,16 @@ async def test_instances_that_start_together_make_one_schema(pg_lab: Lab) -> Non
     finally:
         for store in stores:
             await store.close()
+
+
+async def test_times_are_moments_and_indexes_partial(pg_lab: Lab) -> None:
+    async with pg_lab.storage():
+        columns = "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = '{t}'"
+        types = {name: kind for name, kind in await pg_lab.sql(columns) if name.endswith(("_at", "_until", "_since"))}
+        assert len(types) == 6 and set(types.values()) == {"timestamp with time zone"}
+        indexes = dict(await pg_lab.sql("SELECT indexname, indexdef FROM pg_indexes WHERE tablename = '{t}'"))
+        assert indexes[f"{pg_lab.table}_due"].endswith("(next_attempt_at) WHERE (status = 'pending'::text)")
+        assert indexes[f"{pg_lab.table}_held"].endswith("(owner) WHERE (owner IS NOT NULL)")
 
 
 async def test_errors_tell_what_is_wrong(tmp_path: Path, pg_lab: Lab) -> None:

@@ -1,6 +1,6 @@
 """What commits say of transactions, written into the recovery tables: the short way to finality.
 
-Only hints wait here. They are bounded, and may be lost with the process or while the database is away: then `lost`
+Only hints wait here, also while the database is away. They are bounded, and may be lost with the process: then `lost`
 says so, and the next `Survey` makes up for them from the transaction store, which is the authority.
 """
 
@@ -15,16 +15,18 @@ import structlog
 from handlers.events import BlockCommitted, Fact, RolledBack, TxStatusChanged
 from handlers.recovery.manager import Change
 from storage.errors import StoreError
-from storage.recovery.rows import Status, Storage
+from storage.recovery.rows import FINAL, Status, Storage
 
 log = structlog.get_logger("recovery")
 
 _GATHER_S = 0.05  # submissions that come close together share a commit
 _MOST = 500_000  # facts that wait
+_AGAIN_S = 1.0
 _ROWS = 5_000  # rows that one statement takes
 CONFLICTING = "another transaction spends its inputs"
 BACK = "the chain gave it back"
 HAS_IT = "the chain has it"
+GIVEN_UP: tuple[Status, ...] = ("deleted", "orphan", "dead")
 
 
 class Listener:
@@ -38,7 +40,7 @@ class Listener:
         self._at: dict[bytes, int] = {}
         self._tip = 0
         self._rung = anyio.Event()
-        self.lost = True  # what was before us nobody has heard, and until `begin` we do not listen
+        self.lost = True  # what was before us nobody has heard
 
     def hear(self, fact: Fact) -> None:
         """Take a fact; never waits."""
@@ -46,18 +48,27 @@ class Listener:
             case TxStatusChanged(txid=txid, status=("pending" | "mined" | "conflicting" | "pruned") as status):
                 if len(self._facts) >= _MOST:
                     self._forget("too many facts wait")
-                elif not self.lost:
+                else:
                     self._facts.append((txid, status, fact.height or 0))
                     self._rung.set()
             case RolledBack(to=to):
+                self._gave_back()
                 self._tip = 0 if to == "origin" else to.height
             case BlockCommitted():
                 self._tip = fact.height
                 if self._mined and min(self._mined) <= fact.height + 1 - self._confirmations:
                     self._rung.set()
 
+    def _gave_back(self) -> None:
+        """Tell apart what a rollback made pending, which was said just before, from what was submitted."""
+        for at in range(len(self._facts) - 1, -1, -1):
+            txid, status, height = self._facts[at]
+            if status != "pending":
+                return
+            self._facts[at] = (txid, "back", height)
+
     def begin(self, tip: int) -> None:
-        """Hear from now on: a survey makes up for what was before."""
+        """Hear from here on as if nothing had been lost: a survey makes up for what was before."""
         self._tip, self.lost = tip, False
 
     def track(self, txid: bytes, height: int) -> None:
@@ -95,16 +106,22 @@ class Listener:
                 await self._write(storage, facts)
                 await self._confirm(storage)
             except StoreError as error:
-                self._forget(str(error))
-                await anyio.sleep(1)
+                log.warning("recovery_facts_wait", facts=len(facts), why=str(error))
+                self._facts[:0] = facts  # each may be written twice
+                if len(self._facts) > _MOST:
+                    self._forget("too many facts wait")
+                await anyio.sleep(_AGAIN_S)
+                self._rung.set()
 
     async def _write(self, storage: Storage, facts: list[tuple[bytes, str, int]]) -> None:
-        """Write facts. Of one transaction's the last counts, but that it was pending makes the row."""
+        """Write facts. Of one transaction's the last counts; each makes the row, if its submission could not."""
         last = {txid: (status, height) for txid, status, height in facts}
-        pending = list(dict.fromkeys(txid for txid, status, _ in facts if status == "pending"))
-        for some in _parts(pending):
-            if await storage.add(some, self._ttl_s) < len(some):
-                await storage.reopen(some, BACK)
+        back = {txid for txid, status, _ in facts if status == "back"}
+        pending = {txid for txid, (status, _) in last.items() if status == "pending"} - back
+        await self._pending(storage, back, FINAL)
+        await self._pending(storage, pending, GIVEN_UP)  # confirmed stays: we may be behind who confirmed it
+        for some in _parts([txid for txid, (status, _) in last.items() if status in ("mined", "conflicting")]):
+            await storage.add(some, self._ttl_s)
         mined, lost, pruned = list[bytes](), list[bytes](), list[bytes]()
         for txid, (status, height) in last.items():
             if status == "mined":
@@ -115,16 +132,22 @@ class Listener:
             elif status == "conflicting":
                 lost.append(txid)
         for some in _parts(mined):
-            await storage.reopen(some, HAS_IT, ("deleted", "orphan", "dead"))
+            await storage.reopen(some, HAS_IT, GIVEN_UP)
         await self._conclude(storage, lost, "deleted", CONFLICTING)
         await self._conclude(storage, pruned, "confirmed", "mined, and buried since")
+
+    async def _pending(self, storage: Storage, txids: set[bytes], statuses: tuple[Status, ...]) -> None:
+        """Make rows of transactions, or make those pending again that have one of some statuses."""
+        for some in _parts(sorted(txids)):
+            if await storage.add(some, self._ttl_s) < len(some):
+                await storage.reopen(some, BACK, statuses)
 
     async def _confirm(self, storage: Storage) -> None:
         deep = [height for height in self._mined if height <= self._tip + 1 - self._confirmations]
         for height in sorted(deep):
             txids = list(self._mined[height])
             for some in _parts(txids):  # another instance may have seen another branch
-                await storage.reopen(some, HAS_IT, ("deleted", "orphan", "dead"))
+                await storage.reopen(some, HAS_IT, GIVEN_UP)
             await self._conclude(storage, txids, "confirmed", f"mined at height {height}")
             for txid in txids:
                 if self._at.get(txid) == height:

@@ -11,7 +11,6 @@ import os
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from random import uniform
 from time import monotonic
 from uuid import uuid4
@@ -21,9 +20,11 @@ from msgspec import Struct
 
 from config.settings import Recovery
 from handlers.recovery.attempts import Attempts, Held
+from handlers.recovery.doubts import Doubts
 from handlers.recovery.numbers import Numbers
 from handlers.recovery.outcome import Handler, Outcome
 from handlers.recovery.rules import settle
+from handlers.recovery.tasks import Patience, end, say_failure, wait
 from storage.errors import StoreError
 from storage.recovery.rows import Claim, Session, Settlement, Status, Storage
 
@@ -33,7 +34,7 @@ _FIRST_DELAY_S = 1.0  # at most: instances that start together do not ask togeth
 _BEATS = 3  # heartbeats in a lease
 _BATCHES = 4  # that are in our hands at most, from the claim until the result is written
 _COUNT_S = 15.0  # between two counts of the tables, which read an index whole
-_LEAVE_S = 5.0  # for what came of attempts to be written when we are asked to stop
+_LEAVE_S = 5.0  # when we are asked to stop: for attempts to end, and for the database to hear what came of them
 _FORGET = 1000
 _SHORTEST_LEASE_S = 1.0
 
@@ -71,14 +72,10 @@ class Manager:
         self.numbers = Numbers()
         self.owner = ""
         self._storage, self._handler, self._knobs = storage, handler, knobs
-        self._available, self._changed, self._chores, self._dice, self._leave_s = (
-            available,
-            changed,
-            chores,
-            dice,
-            leave_s,
-        )
+        self._available, self._changed, self._chores = available, changed, chores
+        self._dice, self._leave_s = dice, leave_s
         self._attempts = Attempts(handler, knobs, self.numbers)
+        self._doubts = Doubts(storage)
         self._held: dict[bytes, Held] = {}
         self._queue: deque[Held] = deque()
         self._results: deque[Settlement] = deque()
@@ -113,7 +110,7 @@ class Manager:
         jobs += [self._look_on() for _ in range(knobs.worker_count)]
         self._tasks = [asyncio.ensure_future(job) for job in jobs]
         for task in self._tasks:
-            task.add_done_callback(_say_failure)
+            task.add_done_callback(say_failure)
         log.info("recovery_started", owner=self.owner, store=knobs.store)
 
     async def run(self) -> None:
@@ -128,32 +125,36 @@ class Manager:
             await asyncio.shield(asyncio.ensure_future(self.stop()))
 
     async def stop(self) -> None:
-        """End: attempts under way get a moment, what was not started is free at once, the leader's lock too."""
+        """End: attempts under way get a moment, what was not started is free at once, the leader's lock too.
+
+        A database that does not answer gets a moment as well: what can't be given back is free when its lease ends.
+        """
         if not self._tasks:
             return
-        self._stopping = True
+        self._stopping, patience = True, Patience(_LEAVE_S)
         sweeper, settler, beater, *workers = self._tasks
-        await _end(sweeper)
+        await end(sweeper)
         if self._claiming is not None:
-            await asyncio.wait({self._claiming})
+            await patience.wait(self._claiming)
         unstarted = list(self._queue)
         self._queue.clear()
-        await self._release(unstarted)
+        await patience.wait(*self._giving_back(unstarted))
         self._work.set()
         await asyncio.wait(workers, timeout=self._leave_s)
         for worker in workers:
-            await _end(worker)
+            await end(worker)
         self._done.set()
-        await asyncio.wait({settler}, timeout=_LEAVE_S)
-        await _end(settler)
+        await patience.wait(settler)
+        await end(settler)
         interrupted = [held for txid, held in self._held.items() if txid not in self._attempts.abandoned]
         self.numbers.interrupted += len(interrupted)
         for held in interrupted:
             log.info("recovery_interrupted", txid=held.claim.txid.hex())
-        await self._release(interrupted)
-        await _end(beater)
-        if self._giving:
-            await asyncio.wait(self._giving)
+        self._giving_back(interrupted)
+        await end(beater)
+        await patience.wait(*self._giving)
+        for late in (*self._giving, *filter(None, [self._claiming])):
+            late.cancel()
         self._held.clear()
         await self._end_session()
         self._tasks = []
@@ -173,13 +174,15 @@ class Manager:
                 self._failed("sweep", error)
                 await self._end_session()
             self._report()
-            await _wait(self._rung, scan_s)
+            await wait(self._rung, scan_s)
 
     async def _do_chores(self) -> None:
         """Do what is done once in a scan interval, however often the bell rings."""
         if monotonic() - self._swept < self._knobs.scan_interval:
             return
         self._swept = monotonic()
+        while known := await self._doubts.clear_up():
+            self._publish(known)
         for chore in self._chores:
             await chore()
         if self._swept - self._counted >= _COUNT_S:
@@ -203,7 +206,7 @@ class Manager:
             room = min(most - len(self._queue) - len(self._attempts.abandoned), _BATCHES * most - len(self._held))
             if 2 * room < most and len(self._held) > len(self._attempts.abandoned):
                 self._room.clear()
-                await _wait(self._room, self._knobs.lease_duration / _BEATS)
+                await wait(self._room, self._knobs.lease_duration / _BEATS)
                 continue
             self._claiming = asyncio.ensure_future(self._claim(room))
             if len(await asyncio.shield(self._claiming)) < room:  # `stop` waits for it too: nothing is forgotten
@@ -306,12 +309,12 @@ class Manager:
                 landed = await self._storage.settle(batch)
             except StoreError as error:
                 self._failed("settle", error)
+                self._doubts.add(batch)
                 await self._release([self._held[each.claim.txid] for each in batch if each.claim.txid in self._held])
                 continue
             self._tell(batch, landed)
 
     def _tell(self, batch: list[Settlement], landed: set[bytes]) -> None:
-        changes: list[Change] = []
         for each in batch:
             txid = each.claim.txid
             if (held := self._held.get(txid)) is not None and held.claim is each.claim:
@@ -319,26 +322,35 @@ class Manager:
             if txid not in landed:
                 self.numbers.conflicts += 1
                 log.warning("result_too_late", txid=txid.hex(), outcome=each.outcome)
-                continue
+        self._room.set()
+        self._publish([each for each in batch if each.claim.txid in landed])
+
+    def _publish(self, landed: list[Settlement]) -> None:
+        changes: list[Change] = []
+        for each in landed:
+            txid = each.claim.txid
             self.numbers.settled[each.status] += 1
             if each.status != "pending":
                 changes.append(Change(txid, each.status, each.message))
             if each.status in ("orphan", "dead"):
                 log.warning(f"transaction_{each.status}", txid=txid.hex(), error=each.error)
-        self._room.set()
         if changes:
             self._changed(changes)
 
     async def _release(self, helds: list[Held]) -> None:
         """Give claims back; where that fails they are free when their lease ends."""
+        for giving in self._giving_back(helds):
+            await asyncio.shield(giving)  # `stop` waits for it, whoever of us is cancelled
+
+    def _giving_back(self, helds: list[Held]) -> list[asyncio.Task[None]]:
         if not helds:
-            return
+            return []
         for held in helds:
             self._held.pop(held.claim.txid, None)
         giving = asyncio.ensure_future(self._give_back([held.claim for held in helds]))
-        self._giving.add(giving)  # `stop` waits for it, whoever of us is cancelled
+        self._giving.add(giving)
         giving.add_done_callback(self._giving.discard)
-        await asyncio.shield(giving)
+        return [giving]
 
     async def _give_back(self, claims: list[Claim]) -> None:
         try:
@@ -382,19 +394,3 @@ class Manager:
             claimed, settled = (now - before for now, before in zip(done, self._told, strict=True))
             log.info("recovery_swept", claimed=claimed, settled=settled, skipped=numbers.stuck, held=numbers.held)
             self._told = done
-
-
-async def _wait(event: asyncio.Event, most_s: float) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(most_s):
-            await event.wait()
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait({task})
-
-
-def _say_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("recovery_failed", error=repr(error))

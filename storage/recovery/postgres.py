@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ import asyncpg  # type: ignore[import-untyped]
 
 from storage.errors import WrongFormat
 from storage.recovery import postgres_sql as sql
-from storage.recovery.postgres_session import ANSWER_S, AWAY, PostgresSession, told
+from storage.recovery.postgres_session import ANSWER_S, AWAY, LEAVE_S, PostgresSession, silence_ms, told
 from storage.recovery.rows import (
     FINAL,
     STATUSES,
@@ -72,11 +73,13 @@ class PostgresStorage:
         try:
             self._pool = await asyncpg.create_pool(
                 self._dsn,
-                min_size=1,
+                min_size=0,  # NOTE: what asyncpg opens ahead by itself it logs in its own words when it can't
                 max_size=_CONNECTIONS,
                 timeout=ANSWER_S,
                 command_timeout=ANSWER_S,
-                server_settings=_PLANS,
+                reset=_as_it_is,
+                # Who falls silent inside a transaction keeps its rows from others for no longer than a lease.
+                server_settings=_PLANS | {"idle_in_transaction_session_timeout": str(silence_ms(self._lease_s))},
             )
             async with self._pool.acquire() as connection:
                 self._schema = await connection.fetchval("SELECT current_schema()")
@@ -108,7 +111,7 @@ class PostgresStorage:
         pool, self._pool = self._pool, None
         if pool is not None:
             try:
-                await asyncio.wait_for(pool.close(), ANSWER_S / 2)
+                await asyncio.wait_for(pool.close(), LEAVE_S)
             except AWAY:  # nobody answers: hang up
                 pool.terminate()
 
@@ -155,6 +158,12 @@ class PostgresStorage:
             [each.failed for each in settlements],
             [each.not_found for each in settlements],
         )
+
+    async def landed(self, settlements: Sequence[Settlement]) -> set[bytes]:
+        """See `Storage`."""
+        keys, query = _keys([each.claim for each in settlements]), self._sql(sql.LANDED)
+        statuses = [each.status for each in settlements]
+        return {row[0] for row in await self._run(lambda connection: connection.fetch(query, *keys, statuses))}
 
     async def release(self, claims: Sequence[Claim]) -> set[bytes]:
         """See `Storage`."""
@@ -263,7 +272,7 @@ class PostgresStorage:
             return set()
 
         async def work(connection: asyncpg.Connection) -> set[bytes]:
-            async with connection.transaction():
+            async with connection.transaction() if ring else nullcontext():  # one statement is one by itself
                 changed = {row[0] for row in await connection.fetch(self._sql(statement), keys, *values)}
                 if changed and ring:
                     await connection.execute("SELECT pg_notify($1, '')", self._bell)
@@ -279,11 +288,19 @@ class PostgresStorage:
         for attempt in range(_DEADLOCKS):
             try:
                 async with self._pool.acquire(timeout=ANSWER_S) as connection:
-                    return await work(connection)
+                    try:
+                        return await work(connection)
+                    except asyncio.CancelledError:  # we leave: nobody waits for what the server may still say
+                        connection.terminate()
+                        raise
             except AWAY as error:  # a deadlock with another instance took everything back: once more
                 if not isinstance(error, asyncpg.DeadlockDetectedError) or attempt == _DEADLOCKS - 1:
                     raise told(error) from error
         raise AssertionError
+
+
+async def _as_it_is(_: object) -> None:
+    """Leave a connection as it is: none of our statements changes its settings, locks or channels."""
 
 
 def _span(seconds: float) -> timedelta:

@@ -12,6 +12,7 @@ import asyncpg  # type: ignore[import-untyped]
 from storage.recovery.rows import StoreAway
 
 ANSWER_S = 10.0  # how long a statement may take
+LEAVE_S = 1.0  # how long it may take to say goodbye
 AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
@@ -31,13 +32,12 @@ class PostgresSession:
 
     async def open(self, bell: str, wake: Callable[[], None]) -> None:
         """Connect, and listen for the bell."""
-        idle_ms = max(round(self._lease_s * 1000), 1000)
         self._wake = wake
         self._connection = await asyncpg.connect(
             self._dsn,
             timeout=ANSWER_S,
             command_timeout=min(ANSWER_S, self._lease_s),
-            server_settings={"idle_session_timeout": str(idle_ms)},
+            server_settings={"idle_session_timeout": str(silence_ms(self._lease_s))},
         )
         self._connection.add_termination_listener(self._ended)
         await self._connection.add_listener(bell, self._rung)
@@ -85,10 +85,15 @@ class PostgresSession:
             return
         connection.remove_termination_listener(self._ended)
         with suppress(*AWAY):  # before closing, so that the lock is free when we return
-            await connection.execute("SELECT pg_advisory_unlock_all()", timeout=2)
-            await connection.close(timeout=2)
+            await connection.execute("SELECT pg_advisory_unlock_all()", timeout=LEAVE_S)
+            await connection.close(timeout=LEAVE_S)
         if not connection.is_closed():
             connection.terminate()
+
+
+def silence_ms(lease_s: float) -> int:
+    """Return how long the server lets us be silent."""
+    return max(round(lease_s * 1000), 1000)
 
 
 def told(error: BaseException) -> StoreAway:

@@ -83,6 +83,11 @@ SETTLE = f"""
                 $9::bool[], $10::bool[], $11::bool[])
         AS b (txid, owner, generation, status, outcome, delay, message, error, attempt, failed, not_found)
     WHERE {MINE} RETURNING t.txid"""
+LANDED = """
+    SELECT t.txid FROM {table} AS t, unnest($1::bytea[], $2::text[], $3::bigint[], $4::text[])
+        AS b (txid, owner, generation, status)
+    WHERE t.txid = b.txid AND t.generation = b.generation AND t.status || '' = b.status AND t.status || '' <> 'pending'
+        AND t.history -> -1 ->> 'owner' = b.owner AND (t.history -> -1 ->> 'generation')::bigint = b.generation"""
 END = "owner = NULL, lease_until = NULL, generation = generation + 1, updated_at = now(), next_attempt_at = NULL"
 CONCLUDE = f"""
     UPDATE {{table}} SET status = $2, message = $3, {END}

@@ -159,6 +159,9 @@ class Storage(Protocol):
     async def settle(self, settlements: Sequence[Settlement]) -> set[bytes]:
         """Write what came of claims; return the transactions whose claim was still the current one."""
 
+    async def landed(self, settlements: Sequence[Settlement]) -> set[bytes]:
+        """Return the rows that these very settlements have ended: for one whose earlier answer was lost."""
+
     async def release(self, claims: Sequence[Claim]) -> set[bytes]:
         """Give back claims that nothing came of: the rows are due at once, as if never claimed."""
 

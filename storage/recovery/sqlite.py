@@ -144,6 +144,11 @@ class SqliteStorage:
         at = datetime.fromtimestamp(self._clock_ms() / 1000, UTC)
         return await self._each(sql.SETTLE, [_settlement(each, at) for each in settlements])
 
+    async def landed(self, settlements: Sequence[Settlement]) -> set[bytes]:
+        """See `Storage`."""
+        batch = [_key(each.claim) | {"status": each.status} for each in settlements]
+        return {txid for (txid,) in await self._read(sql.LANDED, {"batch": msgspec.json.encode(batch).decode()})}
+
     async def release(self, claims: Sequence[Claim]) -> set[bytes]:
         """See `Storage`."""
         return await self._each(sql.RELEASE, [_key(claim) for claim in claims], ring=True)

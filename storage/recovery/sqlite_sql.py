@@ -70,6 +70,12 @@ SETTLE = f"""
                        THEN json_insert(json_remove(history, '$[0]'), '$[#]', json(v -> 'entry'))
                        ELSE json_insert(history, '$[#]', json(v -> 'entry')) END
     {BATCH} AND {MINE}"""
+LANDED = """
+    SELECT t.txid FROM json_each(:batch) AS b CROSS JOIN recovery_tx AS t
+    WHERE t.txid = of_hex(b.value ->> 'txid') AND t.generation = b.value ->> 'generation'
+        AND +t.status = b.value ->> 'status' AND +t.status <> 'pending'
+        AND t.history ->> '$[#-1].owner' = b.value ->> 'owner'
+        AND t.history ->> '$[#-1].generation' = b.value ->> 'generation'"""
 END = "owner = NULL, lease_until = NULL, generation = generation + 1, updated_at = :now, next_attempt_at = NULL"
 CONCLUDE = f"""
     UPDATE recovery_tx AS t SET status = :status, message = :message, {END}
