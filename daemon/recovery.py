@@ -132,6 +132,7 @@ async def recover_along(config: Config, turns: Turns, hall: Hall, writer: Capaci
         tip,
         lambda fact: hall.bus.publish([fact]),
         wish.ttl,
+        wish.not_found_grace_period,
         alone=wish.store == "sqlite",
     )
 

@@ -21,6 +21,7 @@ from handlers.recovery.listener import Listener
 from handlers.recovery.records import Records
 from handlers.recovery.survey import Survey
 from handlers.spending import TxFault
+from storage.recovery.rows import Settlement
 from storage.recovery.sqlite import SqliteStorage
 
 
@@ -132,7 +133,7 @@ async def test_a_survey_ends_what_is_half_made_at_once_and_on_schedule(
         return work()
 
     survey = Survey(
-        *(storage, Records(subject.transactions), listener, turn, subject.write, lambda: 7, told.append, 30.0),
+        *(storage, Records(subject.transactions), listener, turn, subject.write, lambda: 7, told.append, 30.0, 1800.0),
         alone=True,
     )
     await storage.open()
@@ -150,5 +151,42 @@ async def test_a_survey_ends_what_is_half_made_at_once_and_on_schedule(
         waiting = {subject.txid(name) for name in ("P", "N", "A")}
         assert {row.txid for row in await storage.rows("pending", 9)} == waiting
         assert len(told) == 1
+    finally:
+        await storage.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("grace_s", "again"), [(0.0, False), (3600.0, False), (0.003, True)])
+async def test_a_survey_vouches_for_what_waits_here(
+    subject: Subject, tmp_path: Path, grace_s: float, again: bool
+) -> None:
+    """Another instance leads and has not found it: that is no evidence, however short the grace is."""
+    await asyncio.to_thread(subject.run, {"op": "create", "tx": "W", "outs": 1, "height": 1})
+    ours, other = subject.txid("W"), bytes(32)
+    storage = SqliteStorage(tmp_path / "recovery.db")
+
+    async def turn(work: Callable[[], Any]) -> Any:
+        return work()
+
+    async def look() -> tuple[int, int]:
+        await storage.wake([ours, other])
+        for claim in await storage.claim("another", 30.0, 9):
+            await storage.settle([Settlement(claim, "pending", "notfound", not_found=True)])
+        await survey()
+        not_found = {row.txid: row.not_found for row in await storage.rows("pending", 9)}
+        return not_found[ours], not_found[other]
+
+    listener = Listener(30.0, 3, lambda _: None)
+    survey = Survey(
+        *(storage, Records(subject.transactions), listener, turn, subject.write, lambda: 7, lambda _: None, 30.0),
+        grace_s,
+        alone=False,
+    )
+    await storage.open()
+    try:
+        await storage.add([ours, other], 0.0, 60.0)
+        assert await look() == (0, 1)
+        await asyncio.sleep(0.002)
+        assert await look() == (0 if again else 1, 2)
     finally:
         await storage.close()

@@ -278,6 +278,23 @@ async def test_only_rows_of_the_named_statuses_are_reopened(lab: Lab, wanted: tu
         assert await storage.reopen([tx(n) for n in range(7)], "again", wanted) == set()
 
 
+async def test_who_has_a_transaction_vouches_for_it(lab: Lab) -> None:
+    """Then it counts for nothing that others did not find it; the claim of who looks at it goes on."""
+    async with lab.storage() as storage:
+        await due(storage, 0, 1, 2, 3)
+        claims = {claim.txid: claim for claim in await storage.claim("A", 30.0, 10)}
+        for n in range(3):
+            await storage.settle([Settlement(claims[tx(n)], "pending", "notfound", not_found=True)])
+        await storage.conclude([tx(2)], "orphan", "")
+        assert await storage.vouch([]) == set()
+        assert await storage.vouch([tx(n) for n in (0, 2, 3, 9)]) == {tx(0)}
+        for n, counted in enumerate((0, 1, 1, 0)):
+            row = await read(storage, tx(n))
+            assert (row.not_found, row.not_found_since is not None, row.reopened) == (counted, bool(counted), 0)
+        assert await storage.renew([claims[tx(3)]], 30.0) == {tx(3)}
+        assert (await read(storage, tx(2))).status == "orphan"
+
+
 async def test_what_waits_is_listed_by_id_in_pages(lab: Lab) -> None:
     """Held or not, due or not; what is final is left out, wherever a page ends."""
     async with lab.storage() as storage:

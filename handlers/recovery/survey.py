@@ -27,6 +27,7 @@ T = TypeVar("T")
 log = structlog.get_logger("recovery")
 
 _EVERY_S = 600.0
+_TIMES_IN_GRACE = 3
 _LOCKS_EVERY_S = 3600.0
 _ROWS = 2000
 
@@ -65,23 +66,25 @@ class Survey:
         tip: Callable[[], int],
         told: Callable[[TxStatusChanged], None],
         ttl_s: float,
+        grace_s: float,
         *,
         alone: bool,
     ) -> None:
         """Take both sides. `alone` says that no other instance, with a chain of its own, writes the tables.
 
         `write` makes one step on the records a commit of its own, on the writer's thread; `told` hears of what became
-        whole.
+        whole. What we have is said several times in the `grace_s` after which nobody's transactions are given up.
         """
         self._storage, self._records, self._listener, self._turn = storage, records, listener, turn
         self._write, self._tip, self._told, self._ttl_s = write, tip, told, ttl_s
         self._wrong: tuple[Status, ...] = ("confirmed", "orphan") if alone else ("orphan",)
+        self._vouch_s = grace_s / _TIMES_IN_GRACE or _EVERY_S
         self._done = self._walked = float("-inf")
 
     async def __call__(self) -> None:
         """Look at everything, if that is due or facts were lost."""
         now = monotonic()
-        if not self._listener.lost and now - self._done < _EVERY_S:
+        if not self._listener.lost and now - self._done < min(_EVERY_S, self._vouch_s):
             return
         self._listener.begin(self._tip())  # before the look: what happens meanwhile is heard
         try:
@@ -108,7 +111,9 @@ class Survey:
         unsettled = Unsettled(waiting)
         await reconcile(self._storage, unsettled, self._ttl_s)
         for at in range(0, len(unsettled.txids), _ROWS):
-            await self._storage.reopen(unsettled.txids[at : at + _ROWS], BACK, self._wrong)
+            part = unsettled.txids[at : at + _ROWS]
+            await self._storage.reopen(part, BACK, self._wrong)
+            await self._storage.vouch(part)  # the leader may be another, that never heard of them
         await self._catch_up(unsettled.known)
         return half_made
 

@@ -190,6 +190,10 @@ class PostgresStorage:
         """See `Storage`."""
         return await self._change(sql.DISCARD, sorted(set(txids)), shortened(message))
 
+    async def vouch(self, txids: Iterable[bytes]) -> set[bytes]:
+        """See `Storage`."""
+        return await self._change(sql.VOUCH, sorted(set(txids)))
+
     async def expire(self) -> int:
         """See `Storage`."""
         return len(await self._run(lambda connection: connection.fetch(self._sql(sql.EXPIRE))))

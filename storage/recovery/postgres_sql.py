@@ -106,6 +106,9 @@ WAITING = "SELECT txid FROM {table} WHERE txid > $1 AND status || '' = 'pending'
 DISCARD = f"""
     UPDATE {{table}} SET status = 'deleted', message = $2, reopened = reopened + 1, {END}
     WHERE txid = ANY ($1::bytea[]) AND status || '' IN ('pending', 'dead', 'orphan') RETURNING txid"""
+VOUCH = """
+    UPDATE {table} SET not_found = 0, not_found_since = NULL
+    WHERE txid = ANY ($1::bytea[]) AND status || '' = 'pending' AND not_found > 0 RETURNING txid"""
 EXPIRE = """
     UPDATE {table} SET owner = NULL, lease_until = NULL
     WHERE owner IS NOT NULL AND lease_until < now() RETURNING txid"""

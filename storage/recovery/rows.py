@@ -180,6 +180,9 @@ class Storage(Protocol):
     async def reopen(self, txids: Iterable[bytes], message: str, statuses: Sequence[Status] = FINAL) -> set[bytes]:
         """Make rows of final statuses pending again, with fresh counters: only for an operator, or the chain."""
 
+    async def vouch(self, txids: Iterable[bytes]) -> set[bytes]:
+        """Forget that pending rows were not found: somebody has these transactions. Returns which."""
+
     async def expire(self) -> int:
         """Take the owner off rows whose lease has ended; return how many. They can be claimed either way."""
 

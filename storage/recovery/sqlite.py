@@ -174,6 +174,10 @@ class SqliteStorage:
         """See `Storage`."""
         return await self._each(sql.DISCARD, _named(txids), message=shortened(message))
 
+    async def vouch(self, txids: Iterable[bytes]) -> set[bytes]:
+        """See `Storage`."""
+        return await self._each(sql.VOUCH, _named(txids))
+
     async def expire(self) -> int:
         """See `Storage`."""
         now = self._clock_ms()

@@ -93,6 +93,9 @@ WAITING = "SELECT txid FROM recovery_tx WHERE txid > ? AND +status = 'pending' O
 DISCARD = f"""
     UPDATE recovery_tx AS t SET status = 'deleted', message = :message, reopened = reopened + 1, {END}
     {BATCH} AND +t.status IN ('pending', 'dead', 'orphan') RETURNING txid"""
+VOUCH = f"""
+    UPDATE recovery_tx AS t SET not_found = 0, not_found_since = NULL
+    {BATCH} AND +t.status = 'pending' AND +t.not_found > 0 RETURNING txid"""
 EXPIRE = "UPDATE recovery_tx SET owner = NULL, lease_until = NULL WHERE owner IS NOT NULL AND lease_until < ?"
 FORGET = """
     DELETE FROM recovery_tx WHERE txid IN
