@@ -256,6 +256,7 @@ class Pruned(Event, frozen=True, kw_only=True):
     transactions: int
     undo_records: int
     floor: Point | None
+    mmr_nodes: int = 0
 
 
 class TxStatusChanged(Event, frozen=True, kw_only=True):

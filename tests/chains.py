@@ -18,9 +18,12 @@ import msgspec
 import pytest
 from model import Model
 
+from handlers.addresses import codec
 from handlers.chain import Chain
 from handlers.events import BlockApplied, GenesisOutput, GenesisOutputs, OutPoint, Output, Rollback, RollbackPoint, Tx
+from handlers.records import LeafWriter
 from handlers.refusal import Refused
+from handlers.scribe import Scribe
 from storage import keys
 from storage.disk import GIB, Disk
 from storage.indexes import TABLES as INDEXES
@@ -252,6 +255,9 @@ def random_genesis(rng: Random) -> GenesisOutputs:
 # --- a store under them --------------------------------------------------------------------------------------------
 
 
+LEAVES = LeafWriter(Scribe(codec("cardano", "mainnet"), "cardano"))  # of an MMR store
+
+
 class Options(TypedDict, total=False):
     """What a test may want otherwise."""
 
@@ -265,6 +271,7 @@ class Options(TypedDict, total=False):
     max_map_size: int
     durable: bool
     chain: str
+    store: str
 
 
 @contextmanager
@@ -277,8 +284,9 @@ def open_chain(folder: Path, **options: Unpack[Options]) -> Iterator[Chain]:
         max_map_size=options.get("max_map_size", 2 * GIB),
         durable=options.get("durable", False),
     ) as disk:
-        store = UtxoStore(disk)
-        store.open(options.get("chain", "cardano/mainnet"), options.get("indexes", tuple(INDEXES)))
+        store = UtxoStore(disk, LEAVES)
+        wanted = options.get("indexes", tuple(INDEXES))
+        store.open(options.get("chain", "cardano/mainnet"), wanted, options.get("store", "classic"))
         windows = Windows(
             options.get("prune_depth", 10), options.get("rollback_window", 10), options.get("self_contained", False)
         )
