@@ -112,7 +112,7 @@ class LeafWriter:
             text, rest, owned = kept_owner(address) if len(address) <= short else owner(address)
             more, others = _NOTHING_MORE if raw[0] == _PLAIN else _more(body)
             count = bytes((0xA0 + owned + others + born,))
-            place = _OUTPOINT + txid + head(0x00, index)
+            place = _PAIRS + txid + head(0x00, index)
             return place + count + text + head(0x00, body.value) + more + birth + rest
 
         return write
@@ -127,6 +127,11 @@ class LeafWriter:
             (STAKE_ADDRESS, owner.owner_stake_addr),
         )
         return text.raw + bytes((VALUE,)), rest.raw, text.count + rest.count + 1
+
+
+def outpoint(txid: bytes, index: int) -> bytes:
+    """Return how the leaf of an output begins."""
+    return _PAIRS + txid + _head(0x00, index)
 
 
 def _more(body: Body) -> _Part:
@@ -176,5 +181,5 @@ def _head(kind: int, number: int) -> bytes:
     return bytes((kind | 27,)) + number.to_bytes(8, "big")
 
 
-_OUTPOINT = bytes.fromhex("82825820")  # a pair whose first is a pair whose first has 32 bytes
+_PAIRS = bytes.fromhex("82825820")  # a pair whose first is a pair whose first has 32 bytes
 _NOTHING_MORE = _entries((IS_RETURN, False))

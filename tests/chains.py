@@ -255,7 +255,8 @@ def random_genesis(rng: Random) -> GenesisOutputs:
 # --- a store under them --------------------------------------------------------------------------------------------
 
 
-LEAVES = LeafWriter(Scribe(codec("cardano", "mainnet"), "cardano"))  # of an MMR store
+CODEC = codec("cardano", "mainnet")
+LEAVES = LeafWriter(Scribe(CODEC, "cardano"))  # of an MMR store
 
 
 class Options(TypedDict, total=False):
@@ -309,6 +310,8 @@ def prune_all(chain: Chain) -> None:
         before = chain.state
         chain.prune()
         assert chain.state != before or not chain.due_for_pruning(), "a step that gets nowhere is not due again"
+    while chain.nodes_due():
+        chain.prune_nodes()
     chain.may_prune = allowed
 
 
