@@ -200,6 +200,20 @@ def verify(context: click.Context, quick: bool) -> None:
     click.echo("sound")
 
 
+@main.command("verify-proof")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True))
+@click.option("--root", help="State root that the proof must lead to, from somebody to be believed: 64 hex digits.")
+def verify_proof(file: Path, root: str | None) -> None:
+    """Check a proof from /api/v1/mmr/proof, with no store at hand; - is standard input.
+
+    Prints what is proven: the output was created, and whether it is unspent at the block. Exits 3 if something
+    contradicts, and says what; 2 if it is no proof at all.
+    """
+    from daemon.commands.proof import verify as check
+
+    check(file, root)
+
+
 @main.command()
 @config_option
 @click.option(

@@ -2,8 +2,8 @@
 
 A proof holds the output itself, the way from its leaf to the root over all outputs, the chunk of bits that says whether
 it is unspent, and the way from that to the root over all bits. Both roots, and how many nodes there are, make the state
-root. Who has a state root from somebody to be believed needs to believe nothing in the proof; which block the root is of
-is not in the hash: that comes from there too.
+root. Who has a state root from somebody to be believed needs to believe nothing in the proof. Which block the root is
+of is not in the hash: that comes from there too.
 """
 
 from __future__ import annotations
@@ -12,28 +12,16 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from handlers.answers import Hash, Hex
+from handlers.answers import Hash, Hex, MmrRoot, Number
 from handlers.query import Query, Snapshot
 from handlers.records import LeafWriter, outpoint
 from storage import keys, mmr
 from storage.mmr_store import CHUNK_BITS, CHUNK_BYTES, chunks, is_set, state_root
 from storage.rows import MARKED, SPENT, body_of
 
-Number = Annotated[int, Meta(ge=0, lt=1 << 62)]
-Bits = Annotated[str, Meta(pattern=f"^[0-9a-f]{{{2 * CHUNK_BYTES}}}$", description="1024 bits, the first leaf's on top")]
-
-
-class MmrRoot(Struct, frozen=True, kw_only=True):
-    """What an MMR store commits to: the outputs that were ever created, and which of them are unspent."""
-
-    height: Annotated[int | None, Meta(description="of the block that it is true of, null before the first")]
-    slot: int | None
-    hash: Hash | None
-    size: Annotated[Number, Meta(description="nodes over the outputs")]
-    leaves: Annotated[Number, Meta(description="outputs ever created")]
-    output_root: Hash
-    bitmap_root: Hash
-    root: Annotated[Hash, Meta(description="over size, output_root and bitmap_root")]
+Bits = Annotated[
+    str, Meta(pattern=f"^[0-9a-f]{{{2 * CHUNK_BYTES}}}$", description="1024 bits, the first leaf's on top")
+]
 
 
 class MmrProof(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,26 +62,28 @@ class Contradiction(Exception):
         self.step = step
 
 
+def mmr_root(shot: Snapshot) -> MmrRoot | None:
+    """Return what an MMR store commits to at a block boundary; None of a classic store."""
+    if shot.store.mmr is None:
+        return None
+    roots, tip = shot.store.mmr.roots(shot.txn), shot.tip()
+    return MmrRoot(
+        height=None if tip is None else tip.height,
+        slot=None if tip is None else tip.slot,
+        hash=None if tip is None else tip.hash.hex(),
+        size=roots.size,
+        leaves=roots.leaves,
+        output_root=roots.output_root.hex(),
+        bitmap_root=roots.bitmap_root.hex(),
+        root=roots.root.hex(),
+    )
+
+
 class Prover:
-    """Makes proofs from an MMR store."""
+    """Makes proofs from an MMR store, at the block boundaries that it is shown."""
 
     def __init__(self, query: Query) -> None:
         self._leaves = LeafWriter(query.scribe)
-
-    def root(self, shot: Snapshot) -> MmrRoot:
-        """Return what the store commits to at this block boundary."""
-        assert shot.store.mmr is not None
-        roots, tip = shot.store.mmr.roots(shot.txn), shot.tip()
-        return MmrRoot(
-            height=tip and tip.height,
-            slot=tip and tip.slot,
-            hash=None if tip is None else tip.hash.hex(),
-            size=roots.size,
-            leaves=roots.leaves,
-            output_root=roots.output_root.hex(),
-            bitmap_root=roots.bitmap_root.hex(),
-            root=roots.root.hex(),
-        )
 
     def proof(self, shot: Snapshot, txid: bytes, index: int) -> MmrProof:
         """Return the proof of an output that was created, live or spent.
@@ -102,15 +92,18 @@ class Prover:
             NoProof: it was never created, or is spent for so long that what a proof needs is gone.
         """
         store, txn, name = shot.store, shot.txn, f"{txid.hex()}#{index}"
-        assert store.mmr is not None
+        roots = mmr_root(shot)
+        assert store.mmr is not None and roots is not None
         home = txn.get(txid, db=store.txid)
         place = b"" if home is None else home + keys.u32(index)
         row = store.row(txn, place) if place else None
         if row is None:
-            raise NoProof(f"{name} is not here: never created, or spent so long ago that its row and its nodes are gone")
+            raise NoProof(
+                f"{name} is not here: never created, or spent so long ago that its row and its nodes are gone"
+            )
         if row[0] == SPENT and len(row) == MARKED:
             raise NoProof(f"{name} is spent for so long that its body is gone, and its leaf can't be shown")
-        path, roots = store.mmr.path(txn, place), self.root(shot)
+        path = store.mmr.path(txn, place)
         data = self._leaves(store.block_at(txn, keys.number(place)))(txid, index, body_of(row))
         return MmrProof(
             height=roots.height,

@@ -82,7 +82,7 @@ class _Part(NamedTuple):
     """Some entries of a map, one after the other, and how many they are."""
 
     raw: bytes
-    count: int
+    entries: int
 
 
 class LeafWriter:
@@ -126,7 +126,7 @@ class LeafWriter:
             (STAKE, _raw(owner.owner_stake_credential)),
             (STAKE_ADDRESS, owner.owner_stake_addr),
         )
-        return text.raw + bytes((VALUE,)), rest.raw, text.count + rest.count + 1
+        return text.raw + bytes((VALUE,)), rest.raw, text.entries + rest.entries + 1
 
 
 def outpoint(txid: bytes, index: int) -> bytes:

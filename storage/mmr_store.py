@@ -7,7 +7,8 @@ utxo_mmr_tx          position of a transaction → number of its first leaf u64,
 utxo_mmr_dead        number u64 → numbers of leaves, u64 each, that are dead for good and not yet let go
 
 A transaction's leaves are its stored outputs in order. Where these are not 0, 1, 2, ... (an unspendable one was left
-out, or only a collateral return came), `runs` say from which index on which leaf follows: index u32, rank u32, and again.
+out, or only a collateral return came), `runs` say it: index u32, rank u32, for each output whose index does not follow
+that of the one before.
 """
 
 from __future__ import annotations
@@ -152,9 +153,13 @@ class MmrStore:
         if not removed:
             return before
         kept = self.locate(txn, [removed[0] + bytes(4)])[0]
-        outputs = sum(1 for place, row in change.outputs.after.items() if row is None and place in change.outputs.before)
+        outputs = sum(
+            1 for place, row in change.outputs.after.items() if row is None and place in change.outputs.before
+        )
         if before - kept != outputs:
-            raise Damaged(f"{outputs} outputs are taken back from {keys.show(removed[0])} on, but {before - kept} leaves")
+            raise Damaged(
+                f"{outputs} outputs are taken back from {keys.show(removed[0])} on, but {before - kept} leaves"
+            )
         for home in removed:
             txn.delete(home, db=self.tx)
         _cut(txn, self.nodes, mmr.size_of(kept))

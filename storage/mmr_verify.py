@@ -1,4 +1,4 @@
-"""Walking an MMR store by its own rules: nodes over leaves, leaves of outputs, bits of live ones, and what was let go."""
+"""Walking an MMR store by its own rules: nodes over leaves, leaves of outputs, bits of live ones, what was let go."""
 
 from __future__ import annotations
 
@@ -85,7 +85,10 @@ def _family(position: int, node: bytes, children: list[bytes]) -> Iterator[str]:
 def _leaves(
     store: UtxoStore, kept: MmrStore, txn: Txn, leaves: int, bits: bytearray, waiting: set[int]
 ) -> Generator[str, None, int]:
-    """Leaves of outputs: there, unmarked, in chain order, the hash of the output. Sets the bits of live ones; counts."""
+    """Leaves of outputs: there, unmarked, in chain order, the hash of the output.
+
+    Sets the bits of live ones, and returns how many outputs have a row.
+    """
     count, last, home, first, txid, encode = 0, -1, b"", b"", b"", None
     for place, row in store.scan(txn, store.output):
         if place[:8] != home:
@@ -128,7 +131,7 @@ def _transactions(store: UtxoStore, kept: MmrStore, txn: Txn, leaves: int) -> It
 
 
 def _undos(store: UtxoStore, kept: MmrStore, txn: Txn, state: State, leaves: int) -> Iterator[str]:
-    """Undo records: each begins with as many leaves as the one before it ended with, and its transactions say so too."""
+    """Undo records: each begins with the leaves that the one before it left, and its transactions say so too."""
     following = None
     for ordinal in range(state.floor + 1, state.tip + 1):
         undo = store.undo_at(txn, ordinal)

@@ -61,7 +61,7 @@ class UtxoStore:
         self.meta = disk.tables["utxo_meta"]
         self.details = disk.tables["tx_block"]
         self.indexes: tuple[tuple[Db, indexes.Keys], ...] = ()
-        self.mmr = MmrStore(disk, self.meta, leaves) if self.kind() == _MMR else None
+        self.mmr = MmrStore(disk, self.meta, leaves) if self._written_kind() == _MMR else None
 
     # --- opening -------------------------------------------------------------------------------------------------
 
@@ -80,10 +80,10 @@ class UtxoStore:
             self.mmr = MmrStore(self.disk, self.meta, self.leaves) if kind == _MMR else None
             self.disk.write(lambda txn: self._create(txn, chain, wanted, kind))
         self.check_format(chain)
-        if (written := self.kind()) != kind:
+        if self.kind != kind:
             raise WrongFormat(
-                f'{self.disk.folder}: this is a store of kind "{written}", utxo.store says "{kind}": say "{written}" '
-                "there, or apply the chain anew with another data_dir"
+                f'{self.disk.folder}: this is a {self.kind} store, the configuration says utxo.store = "{kind}": '
+                f'say "{self.kind}", or apply the chain anew in another data_dir'
             )
         with self.disk.read() as txn:
             kept = self.kept_indexes(txn)
@@ -114,10 +114,14 @@ class UtxoStore:
         if chain is not None and chain != kept:
             raise WrongFormat(f"{self.disk.folder}: this store keeps {kept}, the configuration says {chain}")
 
+    @property
     def kind(self) -> str:
         """Return which kind of store this is."""
+        return _MMR if self.mmr else _CLASSIC
+
+    def _written_kind(self) -> str:
         with self.disk.read() as txn:
-            return txn.get(_KIND, _CLASSIC.encode(), db=self.meta).decode(errors="replace")
+            return txn.get(_KIND, b"", db=self.meta).decode(errors="replace")
 
     def use_indexes(self, names: Iterable[str]) -> None:
         """Keep these indexes from now on."""

@@ -121,7 +121,7 @@ def test_a_proof_leads_to_its_root_and_nothing_else_does(leaves: int, random: Ra
     for at, each in enumerate(path):
         changed = bytes((each[0] ^ 1,)) + each[1:]
         assert mmr.climb(size, leaf, data, [*path[:at], changed, *path[at + 1 :]]) != root
-    for wrong in (path + [bytes(32)], path[:-1]):
+    for wrong in ([*path, bytes(32)], path[:-1]):
         if len(wrong) != len(path):
             with pytest.raises(ValueError, match="the path has"):
                 mmr.climb(size, leaf, data, wrong)

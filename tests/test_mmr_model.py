@@ -90,8 +90,8 @@ def created(moments: Sequence[Moment]) -> list[tuple[OutPoint, Coin, Moment]]:
     born = [(point, coin, moments[0]) for point, coin in genesis]
     for ordinal, moment in enumerate(moments[1:], start=1):
         assert moment.block is not None
-        for number, tx in enumerate(moment.block.txs):
-            born += [((tx.txid, index), coin, moment) for index, coin in made(tx, ordinal, number)]
+        for number, each in enumerate(moment.block.txs):
+            born += [((each.txid, index), coin, moment) for index, coin in made(each, ordinal, number)]
     return born
 
 
@@ -163,7 +163,7 @@ class MmrStory(Story):
     def proofs_hold(
         self, outputs: list[tuple[OutPoint, Coin, Moment]], leaves: list[bytes], live: set[tuple[int, int, int]]
     ) -> None:
-        """Every unspent output is proved to be so; a spent one to have been created, for as long as its body is kept."""
+        """Every unspent output is proved to be so; a spent one to have been created, while its body is kept."""
         query = Query(self.chain.store, CODEC, "cardano")
         prover = Prover(query)
         homes = {point[0]: coin.place[:2] for point, coin, _ in outputs}
@@ -241,7 +241,9 @@ EXPECTED = {
 
 @settings(max_examples=50)
 @given(SEEDS, WINDOWS, st.booleans(), st.booleans())
-def test_back_and_forth_leaves_the_same_bytes(seed: int, rollback_window: int, self_contained: bool, forget: bool) -> None:
+def test_back_and_forth_leaves_the_same_bytes(
+    seed: int, rollback_window: int, self_contained: bool, forget: bool
+) -> None:
     """A reorganisation that ends where it began has not happened, whatever was let go before it."""
     rng = Random(seed)
     options = Options(
