@@ -67,9 +67,10 @@ class Site:
         transactions: TxRoutes | None = None,
         jobs: JobRoutes | None = None,
         recovery: RecoveryRoutes | None = None,
+        mmr: MmrRoutes | None = None,
     ) -> None:
         self.query = query
-        self.transactions, self.jobs, self.recovery = transactions, jobs, recovery
+        self.transactions, self.jobs, self.recovery, self.mmr = transactions, jobs, recovery, mmr
         self.codec = codec
         self.windows = windows
         self.ear = ear
@@ -105,9 +106,9 @@ class Site:
         no_rows = self._absent("the recovery service (recovery.enabled, transactions.enabled)")
         answered["/api/v1/recovery/transactions"] = self.recovery.transactions if self.recovery else no_rows
         answered["/api/v1/recovery/transactions/{txid}"] = self.recovery.transaction if self.recovery else no_rows
-        mmr, no_mmr = MmrRoutes(self.query), self._absent('utxo.store = "mmr"')
-        answered["/api/v1/mmr/root"] = mmr.root if self.query.store.mmr else no_mmr
-        answered["/api/v1/mmr/proof/{tx_hash}/{index}"] = mmr.proof if self.query.store.mmr else no_mmr
+        no_mmr = self._absent('an MMR store (utxo.store = "mmr")')
+        answered["/api/v1/mmr/root"] = self.mmr.root if self.mmr else no_mmr
+        answered["/api/v1/mmr/proof/{tx_hash}/{index}"] = self.mmr.proof if self.mmr else no_mmr
         return [Route(path, endpoint, methods=["GET"]) for path, endpoint in answered.items()]
 
     # --- lists and sums ------------------------------------------------------------------------------------------
