@@ -104,16 +104,15 @@ class LeafWriter:
             (EPOCH, block.epoch),
             (TIME, block.time),
         )
-        owner, short, kept_owner, head = self._owner, _SHORT, self._kept_owner, _head
+        owner, kept_owner, plain = self._owner, self._kept_owner, _NOTHING_MORE
 
         def write(txid: bytes, index: int, raw: bytes) -> bytes:
             body = _read_body(raw)
             address = body.address
-            text, rest, owned = kept_owner(address) if len(address) <= short else owner(address)
-            more, others = _NOTHING_MORE if raw[0] == _PLAIN else _more(body)
-            count = bytes((0xA0 + owned + others + born,))
-            place = _PAIRS + txid + head(0x00, index)
-            return place + count + text + head(0x00, body.value) + more + birth + rest
+            text, rest, owned = kept_owner(address) if len(address) <= _SHORT else owner(address)
+            more, others = plain if raw[0] == _PLAIN else _more(body)
+            place = _PAIRS + txid + (_SMALL[index] if index < 24 else _head(0x00, index))
+            return place + _MAPS[owned + others + born] + text + _head(0x00, body.value) + more + birth + rest
 
         return write
 
@@ -182,4 +181,6 @@ def _head(kind: int, number: int) -> bytes:
 
 
 _PAIRS = bytes.fromhex("82825820")  # a pair whose first is a pair whose first has 32 bytes
+_SMALL = tuple(bytes((number,)) for number in range(24))
+_MAPS = tuple(bytes((0xA0 + entries,)) for entries in range(17))  # how a map of so many entries begins
 _NOTHING_MORE = _entries((IS_RETURN, False))
