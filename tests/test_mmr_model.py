@@ -40,7 +40,7 @@ from test_model import MET, SEEDS, STORIES, WINDOWS, Story, fresh
 import handlers.chain
 from handlers.chain import Chain
 from handlers.events import BlockApplied, OutPoint
-from handlers.proofs import NoProof, Prover, check
+from handlers.proofs import MmrProof, NoProof, Prover, check
 from handlers.query import Query
 from storage import mmr
 from storage.keys import locator
@@ -310,6 +310,45 @@ def test_a_store_of_several_chunks(tmp_path: Path) -> None:
         assert chain.rollback(back_to(first))
         assert dump(chain.store) == before
         check_all(chain)
+
+
+def test_a_proof_does_not_change_when_its_neighbour_is_let_go(tmp_path: Path) -> None:
+    """UTXO-105: two leaves; the proof of the second is the same, byte for byte, once the first has gone."""
+    with open_chain(tmp_path, store="mmr", prune_depth=0, rollback_window=0) as chain:
+        first = block(None, tx("two", output("ann"), output("bob")))
+        second = block(first, tx("spend", spends=[at("two", 0)]))
+        feed(chain, first, second)
+        before = proof_of(chain, at("two", 1))
+        feed(chain, third := block(second), block(third))
+        prune_all(chain)
+        assert [len(node) for node in dump(chain.store)["utxo_mmr_nodes"].values()] == [33, 32, 32]
+        after = proof_of(chain, at("two", 1))
+        assert (after.path, after.root, after.data) == (before.path, before.root, before.data)
+        with pytest.raises(NoProof):
+            proof_of(chain, at("two", 0))
+
+
+def test_proofs_of_before_a_rolled_back_block_hold_again(tmp_path: Path) -> None:
+    """UTXO-106: a block appends five leaves and spends two older ones; without it root, size and bits are as before."""
+    with open_chain(tmp_path, store="mmr") as chain:
+        first = block(None, tx("old", *(output("ann", n) for n in range(7))))
+        feed(chain, first)
+        before = {n: proof_of(chain, at("old", n)) for n in range(7)}
+        news = tx("new", *(output("bob") for _ in range(5)), spends=[at("old", 2), at("old", 6)])
+        feed(chain, block(first, news))
+        moved = {n: proof_of(chain, at("old", n)) for n in range(7)}
+        assert [n for n, proof in moved.items() if not proof.unspent] == [2, 6]
+        for n, proof in moved.items():
+            check(proof)
+            assert proof.root != before[n].root and proof.size == mmr.size_of(12)
+        assert chain.rollback(back_to(first))
+        assert {n: proof_of(chain, at("old", n)) for n in range(7)} == before
+
+
+def proof_of(chain: Chain, point: OutPoint) -> MmrProof:
+    query = Query(chain.store, CODEC, "cardano")
+    with query.snapshot() as shot:
+        return Prover(query).proof(shot, *point)
 
 
 def check_all(chain: Chain) -> None:
