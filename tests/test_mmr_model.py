@@ -15,6 +15,7 @@ from struct import pack
 from typing import Any
 
 import cbor2
+import msgspec
 import pytest
 from chains import (
     CODEC,
@@ -43,8 +44,10 @@ from handlers.events import BlockApplied, OutPoint
 from handlers.proofs import MmrProof, NoProof, Prover, check
 from handlers.query import Query
 from storage import mmr
-from storage.keys import locator
+from storage.errors import Damaged
+from storage.keys import locator, u32
 from storage.mmr_verify import mountains
+from storage.rows import pack_undo
 
 CHUNK = 1024
 
@@ -343,6 +346,34 @@ def test_proofs_of_before_a_rolled_back_block_hold_again(tmp_path: Path) -> None
             assert proof.root != before[n].root and proof.size == mmr.size_of(12)
         assert chain.rollback(back_to(first))
         assert {n: proof_of(chain, at("old", n)) for n in range(7)} == before
+
+
+def test_a_block_that_was_applied_to_other_leaves_is_not_taken_back(tmp_path: Path) -> None:
+    """What its undo record says of the leaves before it is compared with its transactions; nothing is changed."""
+    with open_chain(tmp_path, store="mmr") as chain:
+        first = block(None, tx("one", output("ann")))
+        feed(chain, first, block(first, tx("two", output("bob"))))
+        store, own = chain.store, u32(2)
+        with store.disk.read() as txn:
+            undo = store.undo_at(txn, 2)
+        assert undo is not None and undo.mmr == 1
+        wrong = pack_undo(msgspec.structs.replace(undo, mmr=2))
+        store.disk.write(lambda txn: txn.put(own, wrong, db=store.delta))
+        before = dump(store)
+        with pytest.raises(Damaged, match="block 2 was applied to 2 leaves, its transactions say otherwise"):
+            chain.rollback(back_to(first))
+        assert dump(store) == before
+
+
+def test_nothing_is_elided_far_below_the_tip(tmp_path: Path) -> None:
+    """Outputs that are born and spent in one batch have their leaves, and every block can be taken back."""
+    with open_chain(tmp_path / "far", store="mmr") as far, open_chain(tmp_path / "near", store="mmr") as near:
+        first = block(None, tx("one", output("ann")), tx("two", output("bob"), spends=[at("one")]))
+        second = block(first, tx("three", spends=[at("two")]))
+        feed(far, first, second, network_height=1_000_000)
+        feed(near, first, second)
+        assert dump(far.store) == dump(near.store)
+        assert far.rollback(back_to("origin"))
 
 
 def proof_of(chain: Chain, point: OutPoint) -> MmrProof:
