@@ -209,7 +209,10 @@ class MmrStore:
         stored = dict(txn.cursor(self.bits).getmulti([U64.pack(chunk) for chunk in chosen]))
         changed: dict[int, bytes] = {}
         for chunk in chosen:
-            was = int.from_bytes(stored.get(U64.pack(chunk), b""), "big")
+            raw = stored.get(U64.pack(chunk), b"")
+            if len(raw) != (CHUNK_BYTES if chunk < chunks(kept) else 0):
+                raise Damaged(f"the bits of leaves {chunk * CHUNK_BITS} and on cannot be read")
+            was = int.from_bytes(raw, "big")
             bits = (was | ones.get(chunk, 0)) & ~zeros.get(chunk, 0)
             changed[chunk] = bits.to_bytes(CHUNK_BYTES, "big")
         made = mmr.rehash(chunks(after), changed, lambda positions: self.read(txn, self.bit_nodes, positions))

@@ -18,7 +18,9 @@ from config.load import load
 from daemon.store import leaf_writer, open_disk, windows
 from handlers.proofs import Contradiction, MmrProof, check
 from storage import keys, mmr
+from storage.change import ChangeSet
 from storage.disk import Txn
+from storage.errors import Damaged
 from storage.mmr import U64
 from storage.mmr_store import MmrStore
 from storage.prune import prune_nodes
@@ -294,6 +296,22 @@ def test_damage_is_found_and_named(store: Daemon, kind: str) -> None:
     assert any(words in finding for finding in found), found
     done = store.run("verify")
     assert done.returncode == 3 and words in done.stderr.decode() and b"Traceback" not in done.stderr
+
+
+def test_bits_that_are_gone_are_not_made_up(store: Daemon) -> None:
+    """A block that spends what has its bit there is not written."""
+    config = load(store.config, {})
+    with open_disk(config) as disk:
+        kept = UtxoStore(disk, leaf_writer(config))
+        assert kept.mmr is not None
+        bits = kept.mmr.bits
+        disk.write(lambda txn: txn.delete(key(0), db=bits))
+        with disk.read() as txn:
+            undone = kept.change_of(txn, kept.state(txn).tip, ChangeSet()).reversed()
+            state = kept.state(txn)
+        kept.use_indexes(["address_hash", "payment_credential"])
+        with pytest.raises(Damaged, match="the bits of leaves 0 and on cannot be read"):
+            disk.write(lambda txn: kept.write(txn, undone, state))
 
 
 def test_a_leaf_that_is_let_go_twice_stops_the_pruner(store: Daemon) -> None:

@@ -211,6 +211,7 @@ class Story(RuleBasedStateMachine):
                 MET.meet("spent outputs were pruned", pruned.spent_outputs)
                 MET.meet("transactions were pruned", pruned.transactions)
                 MET.meet("undo records were pruned", pruned.undo_records)
+                MET.meet("nodes of a mountain range were let go", pruned.mmr_nodes)
 
     @rule()
     def prune(self) -> None:
