@@ -66,7 +66,7 @@ def run(context: click.Context) -> None:
 class _Bench(click.Group):
     """Imports a measurement only when it is asked for: they need packages that the daemon does not."""
 
-    NAMES = ("apply", "feed", "http", "large", "prune", "recovery", "transactions")
+    NAMES = ("apply", "feed", "http", "large", "mmr", "prune", "recovery", "transactions")
 
     def list_commands(self, _: click.Context) -> list[str]:
         """Return the names of the measurements."""
@@ -198,6 +198,20 @@ def verify(context: click.Context, quick: bool) -> None:
     if found.findings:
         sys.exit(DAMAGED)
     click.echo("sound")
+
+
+@main.command("verify-proof")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True))
+@click.option("--root", help="State root that the proof must lead to, from somebody to be believed: 64 hex digits.")
+def verify_proof(file: Path, root: str | None) -> None:
+    """Check a proof from /api/v1/mmr/proof, with no store at hand; - is standard input.
+
+    Prints what is proven: the output was created, and whether it is unspent at the block. Exits 3 if something
+    contradicts, and says what; 2 if it is no proof at all.
+    """
+    from daemon.commands.proof import verify as check
+
+    check(file, root)
 
 
 @main.command()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from config.settings import Config
-from daemon.store import chain_name, open_disk, windows
+from daemon.store import chain_name, leaf_writer, open_disk, windows
 from handlers.audit import Audited, audit
 from storage import keys
 from storage.rows import SPENT, Body, address_of, unpack
@@ -18,7 +18,7 @@ _CHUNK_ROWS = 4096
 
 
 def _open(config: Config) -> UtxoStore:
-    store = UtxoStore(open_disk(config, readonly=True))
+    store = UtxoStore(open_disk(config, readonly=True), leaf_writer(config))
     store.check_format(chain_name(config))
     return store
 

@@ -90,6 +90,7 @@ class Numbers(Struct):
     pruned_outputs: int = 0
     pruned_transactions: int = 0
     pruned_undo_records: int = 0
+    pruned_mmr_nodes: int = 0
     bytes_in: int = 0
     messages: dict[str, int] = field(default_factory=lambda: dict.fromkeys(sorted(MESSAGES), 0))
     unknown_messages: int = 0
@@ -139,6 +140,7 @@ class Numbers(Struct):
                     self.pruned_outputs += fact.spent_outputs
                     self.pruned_transactions += fact.transactions
                     self.pruned_undo_records += fact.undo_records
+                    self.pruned_mmr_nodes += fact.mmr_nodes
         if blocks:
             self.blocks += blocks
             self.batch_blocks = blocks

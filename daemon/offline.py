@@ -13,7 +13,7 @@ from handlers.spending import TxFault
 from storage import keys
 from storage.disk import Txn
 from storage.errors import StoreError
-from storage.prune import Gone, Windows, prunable
+from storage.prune import Gone, Windows, prunable, prune_nodes
 from storage.prune import prune as prune_step
 from storage.reindex import reindex as reindex_store
 from storage.utxo import UtxoStore
@@ -44,6 +44,18 @@ class _AllRows:
             return prune_step(self._store, txn, self._reach, self._budget), self._store.state(txn) == before
 
         gone, self._stuck = self._store.disk.write(work)
+        return self._took(gone)
+
+    def nodes_due(self) -> bool:
+        """Return whether there are dead leaves to be let go."""
+        with self._store.disk.read() as txn:
+            return self._store.mmr is not None and self._store.mmr.anything_dead(txn)
+
+    def step_nodes(self) -> Gone:
+        """Let some go."""
+        return self._took(self._store.disk.write(lambda txn: prune_nodes(self._store, txn, self._budget)))
+
+    def _took(self, gone: Gone) -> Gone:
         self.total = self.total.plus(gone)
         log.info("pruned", **gone._asdict())
         return gone
@@ -78,9 +90,10 @@ def prune(config: Config) -> str:
                 raise
             pruner.finish(cycle)
             counts = cycle.job.counts
-    outputs, removed, records = rows.total
+    outputs, removed, records, nodes = rows.total
     buried = counts.get("transactions_deleted", 0)
     also = f", {buried} records of transactions" if buried else ""
+    also += f", {nodes} nodes of the mountain range" if nodes else ""
     return f"pruned {outputs} spent outputs, {removed} transactions, {records} undo records{also}"
 
 

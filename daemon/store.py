@@ -14,11 +14,12 @@ from handlers.addresses import codec
 from handlers.desk import Rules
 from handlers.lives import Lives
 from handlers.query import Query
+from handlers.records import LeafWriter
+from handlers.scribe import Scribe
 from handlers.transactions import Transactions
 from storage.blobs import Blobs, Cached, Late, open_blobs
 from storage.buried import BuriedStore
 from storage.disk import Disk
-from storage.errors import StoreError
 from storage.indexes import CARDANO_ONLY, TABLES
 from storage.jobs import TABLES as JOB_TABLES
 from storage.prune import Windows
@@ -59,16 +60,15 @@ def open_query(config: Config) -> Iterator[Query]:
 
 
 def open_utxo(disk: Disk, config: Config) -> UtxoStore:
-    """Open the UTXO store for writing.
-
-    Raises:
-        StoreError: the configuration asks for a store that this version does not have.
-    """
-    if config.utxo.store != "classic":
-        raise StoreError(f'utxo.store = "{config.utxo.store}" is not in this version; only "classic" is')
-    store = UtxoStore(disk)
-    store.open(chain_name(config), wanted_indexes(config))
+    """Open the UTXO store for writing, made if it is not there."""
+    store = UtxoStore(disk, leaf_writer(config))
+    store.open(chain_name(config), wanted_indexes(config), config.utxo.store)
     return store
+
+
+def leaf_writer(config: Config) -> LeafWriter:
+    """Return what an output's leaf is in an MMR store of this chain."""
+    return LeafWriter(Scribe(codec(config.chain.family, config.chain.network), config.chain.family))
 
 
 def open_lives(store: UtxoStore, config: Config) -> Lives | None:

@@ -74,6 +74,22 @@ class Failure(Struct, frozen=True):
     hint: str | None = None
 
 
+Number = Annotated[int, Meta(ge=0, lt=1 << 62)]
+
+
+class MmrRoot(Struct, frozen=True, kw_only=True):
+    """What an MMR store commits to: the outputs that were ever created, and which of them are unspent."""
+
+    height: Annotated[int | None, Meta(description="of the block that it is true of, null before the first")]
+    slot: int | None
+    hash: Hash | None
+    size: Annotated[Number, Meta(description="nodes over the outputs")]
+    leaves: Annotated[Number, Meta(description="outputs ever created")]
+    output_root: Hash
+    bitmap_root: Hash
+    root: Annotated[Hash, Meta(description="over size, output_root and bitmap_root")]
+
+
 class UtxoStatus(Struct, frozen=True, kw_only=True):
     """The UTXO store."""
 
@@ -87,6 +103,7 @@ class UtxoStatus(Struct, frozen=True, kw_only=True):
     prune_backlog_blocks: int
     indexes: list[str]
     rows: dict[str, int]
+    mmr: MmrRoot | None
 
 
 class StorageStatus(Struct, frozen=True, kw_only=True):

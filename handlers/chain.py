@@ -32,7 +32,7 @@ from storage import keys
 from storage.change import ChangeSet
 from storage.disk import Txn
 from storage.errors import StoreFull
-from storage.prune import Gone, Windows, prunable, prune, raise_floor, sweep
+from storage.prune import Gone, Windows, prunable, prune, prune_nodes, raise_floor, sweep
 from storage.rows import State
 from storage.utxo import TxidsTaken, UtxoStore
 
@@ -71,8 +71,15 @@ class Chain:
         self.batch = Batch()
         with self.store.disk.read() as txn:
             self.state = self.store.state(txn)
-            self.view = self._reach().view(txn)
+            self._look(txn)
         self.tip = self.view.tip
+
+    def _look(self, txn: Txn) -> None:
+        """Take over what the store says beside its state."""
+        mmr = self.store.mmr
+        self.leaves = mmr.count(txn) if mmr else None  # from then on with those of the blocks that wait
+        self._dead = mmr is not None and mmr.anything_dead(txn)
+        self.view = self._reach().view(txn)
 
     def _reach(self) -> Reach:
         return Reach(self.store, self.windows, self.state)
@@ -110,7 +117,10 @@ class Chain:
             rows,
             embed_bodies=self.windows.self_contained,
             details=self.lives is not None,
+            leaves=self.leaves,
         )
+        if self.leaves is not None:
+            self.leaves += connected.created
         if self.lives and touching:
             self.batch.steps.append(partial(self.lives.connect, block=touching))
         self._count(block, connected, network_height)
@@ -151,7 +161,8 @@ class Chain:
         self.batch.facts.append(fact)
         if connected.missing:
             self.batch.missing.append((point, connected.missing))
-        self.batch.deep &= network_height is not None and network_height - point.height > self.windows.keep_undo
+        far = network_height is not None and network_height - point.height > self.windows.keep_undo
+        self.batch.deep &= far and self.store.mmr is None  # there every output has a leaf, live or not
 
     def step(self, work: Callable[[Txn], None], touched: Iterable[bytes]) -> None:
         """Let `work` on the records of transactions wait for the commit, after all that waits already.
@@ -207,6 +218,7 @@ class Chain:
                 self.store.put_state(txn, self._forget(txn, change, state))
             self._take_steps(txn, batch.steps)
             gone = prune(self.store, txn, self.windows, budget) if budget else Gone()
+            gone = gone.plus(prune_nodes(self.store, txn, budget))
             return self.store.state(txn), gone
 
         return work
@@ -251,6 +263,22 @@ class Chain:
         self._settle(state, gone)
         return gone
 
+    def prune_nodes(self) -> Gone:
+        """Let go of a bounded number of dead leaves of the mountain range, in a commit of its own; return what went."""
+        if not self.nodes_due():
+            return Gone()
+
+        def work(txn: Txn) -> tuple[State, Gone]:
+            return self.store.state(txn), prune_nodes(self.store, txn, self.prune_batch_size)
+
+        state, gone = self._write(work)
+        self._settle(state, gone)
+        return gone
+
+    def nodes_due(self) -> bool:
+        """Return whether leaves of the mountain range wait to be let go, and may go."""
+        return self.may_prune and self._dead
+
     def due_for_pruning(self) -> bool:
         """Return whether there may be something to prune, and it is allowed."""
         return self.may_prune and self.state != self._nothing_at and prunable(self.state, self.windows)
@@ -267,7 +295,7 @@ class Chain:
         self.batch = Batch()
         self.state = state
         with self.store.disk.read() as txn:
-            self.view = self._reach().view(txn)
+            self._look(txn)
         if gone:
             self.facts.append(Pruned(**gone._asdict(), floor=self.view.floor))
 

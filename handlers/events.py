@@ -249,13 +249,14 @@ class RolledBack(Event, frozen=True, kw_only=True, rename={"from_": "from"}):
     blocks: int
 
 
-class Pruned(Event, frozen=True, kw_only=True):
-    """Rows that no reorganisation can reach are gone."""
+class Pruned(Event, frozen=True, kw_only=True, omit_defaults=True):
+    """Rows that no reorganisation can reach are gone, and nodes of an MMR store below which nothing lives."""
 
     spent_outputs: int
     transactions: int
     undo_records: int
     floor: Point | None
+    mmr_nodes: int = 0
 
 
 class TxStatusChanged(Event, frozen=True, kw_only=True):

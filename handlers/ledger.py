@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 from handlers.events import BlockApplied, GenesisOutput, OutPoint, Output, Point, Tx
 from storage import keys
 from storage.change import ChangeSet
-from storage.rows import MARK, SPENT, BlockDetails, BlockFlag, BlockRow, Body, TxFlag, Undo, pack, unpack
+from storage.rows import MARK, SPENT, BlockDetails, BlockFlag, BlockRow, Body, TxFlag, Undo, pack, pack_undo, unpack
 
 _REPLACED = keys.u32(keys.LAST_U32)  # the input index of an output that a transaction with the same id replaced
 _FLAGS = tuple(bytes((flags,)) for flags in range(8))
@@ -54,13 +54,15 @@ def connect(
     *,
     embed_bodies: bool,
     details: bool = False,
+    leaves: int | None = None,
 ) -> Connected:
     """Add what `block`, as the `ordinal`-th, does to the set to what the `batch` before it does.
 
     `homes` and `rows` are what the store has of the transactions and outputs that the block spends from (`named`,
     `places`). Onto an empty batch this is the block's own change, and the changes of several blocks compose to the
-    batch. `details` keeps what only the transaction store asks for. A transaction id that the batch has used already
-    replaces the earlier outputs; one that is stored is found when the batch is written (`take_over`).
+    batch. `details` keeps what only the transaction store asks for; `leaves` are those that an MMR has before the
+    block. A transaction id that the batch has used already replaces the earlier outputs; one that is stored is found
+    when the batch is written (`take_over`).
     """
     run = _Run(ordinal, batch, homes, rows, embed_bodies)
     for number, tx in zip(keys.numbers(len(block.txs)), block.txs, strict=False):
@@ -72,7 +74,7 @@ def connect(
             run.special(position, tx)
     if details:
         batch.details.after[run.own] = pack_details(block)
-    return run.close(block)
+    return run.close(block, leaves)
 
 
 def pack_details(block: BlockApplied) -> bytes:
@@ -185,7 +187,7 @@ class _Run:
         if home[:4] != self.own:
             self.replaced.append((txid, home))
 
-    def close(self, block: BlockApplied) -> Connected:
+    def close(self, block: BlockApplied, leaves: int | None) -> Connected:
         """Add the block's own rows."""
         point, change = block.point, self.change
         change.blocks.after[self.own] = pack(BlockRow(point.height, point.slot, point.hash, block.time, block.epoch))
@@ -198,8 +200,9 @@ class _Run:
             tx_flags=bytes(self.flags) if any(self.flags) else b"",
             replaced=self.replaced,
             bodies=self.bodies,
+            mmr=leaves,
         )
-        change.undos.after[self.own] = pack(undo)
+        change.undos.after[self.own] = pack_undo(undo)
         return Connected(sum(self.created), len(self.spent), self.missing)
 
 
@@ -227,7 +230,7 @@ def take_over(change: ChangeSet, txid: bytes, home: bytes, stored: Mapping[bytes
     raw = change.undos.after[own]
     assert raw is not None
     undo = unpack(Undo, raw, "an undo record")
-    change.undos.after[own] = pack(
+    change.undos.after[own] = pack_undo(
         structs.replace(
             undo,
             spent=undo.spent + b"".join(live),

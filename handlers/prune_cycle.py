@@ -21,8 +21,8 @@ from storage.prune import Gone
 
 log = structlog.get_logger("pruner")
 
-Phase = Literal["preserve", "expire", "transactions", "pages", "blobs", "rows"]
-PHASES: tuple[Phase, ...] = ("preserve", "expire", "transactions", "pages", "blobs", "rows")
+Phase = Literal["preserve", "expire", "transactions", "pages", "blobs", "rows", "mmr"]
+PHASES: tuple[Phase, ...] = ("preserve", "expire", "transactions", "pages", "blobs", "rows", "mmr")
 REASONS = ("preserved", "creating", "unmined_child", "unstable_child", "unreadable_child")
 _ORPHAN_S = 3600.0  # age at which a blob without a record is nobody's: it is put before its record
 _NAMES = 500  # blobs that are looked at in a turn
@@ -46,13 +46,19 @@ class Terms(Struct, frozen=True):
 
 
 class Rows(Protocol):
-    """The UTXO store's own old rows: spent outputs, undo records."""
+    """The UTXO store's own old rows: spent outputs, undo records, and what is below dead leaves of an MMR store."""
 
     def due(self) -> bool:
         """Return whether there may be some."""
 
     def step(self) -> Gone | None:
         """Remove a bounded number of them; None while blocks wait for their commit."""
+
+    def nodes_due(self) -> bool:
+        """Return whether there are dead leaves to be let go: those of outputs whose rows are gone."""
+
+    def step_nodes(self) -> Gone | None:
+        """Let a bounded number of leaves go; None while blocks wait for their commit."""
 
 
 class NoRows:
@@ -63,6 +69,14 @@ class NoRows:
         return False
 
     def step(self) -> Gone | None:
+        """Remove nothing."""
+        return Gone()
+
+    def nodes_due(self) -> bool:
+        """Return that there are none."""
+        return False
+
+    def step_nodes(self) -> Gone | None:
         """Remove nothing."""
         return Gone()
 
@@ -111,6 +125,8 @@ class Cycle:
             yield from self._sweep_blobs(burial)
         if self.rows.due():
             yield from self._phase("rows", self._prune)
+        if self.rows.nodes_due():
+            yield from self._phase("mmr", self._prune_nodes)
         self.job = job = msgspec.structs.replace(self.job, state="done", phase=None, finished_at=time())
         yield Turn(lambda: self.jobs.disk.write(lambda txn: self.jobs.put(txn, job, self.terms.history)))
 
@@ -275,6 +291,13 @@ class Cycle:
             names = {"outputs_removed": gone.spent_outputs, "undo_records_removed": gone.undo_records}
             self.job = counted(self.job, chain_transactions_removed=gone.transactions, **names)
             self._more = self.rows.due()
+
+    def _prune_nodes(self) -> None:
+        gone = self.rows.step_nodes()
+        self.waits = gone is None
+        if gone is not None:
+            self.job = counted(self.job, mmr_nodes_removed=gone.mmr_nodes)
+            self._more = self.rows.nodes_due()
 
     def _burial(self) -> Burial:
         assert self.burial is not None

@@ -75,13 +75,24 @@ class ChainRows:
 
     def step(self) -> Gone | None:
         """Remove some; None while a block waits for its commit, which removes some too."""
+        return self._take(self._turns.chain.prune)
+
+    def nodes_due(self) -> bool:
+        """Return whether there are dead leaves that may go now."""
+        return self._turns.chain.nodes_due()
+
+    def step_nodes(self) -> Gone | None:
+        """Let some go; None while a block waits for its commit, which does so too."""
+        return self._take(self._turns.chain.prune_nodes)
+
+    def _take(self, step: Callable[[], Gone]) -> Gone | None:
         if not self._turns.at_rest:
             return None
-        committed, gone = self._turns.prune(), Gone()
+        committed, gone = self._turns.prune(step), Gone()
         self._done.append(committed)
         for fact in committed.facts:
             if isinstance(fact, Pruned):
-                gone = gone.plus(Gone(fact.spent_outputs, fact.transactions, fact.undo_records))
+                gone = gone.plus(Gone(fact.spent_outputs, fact.transactions, fact.undo_records, fact.mmr_nodes))
         return gone
 
     def tell(self) -> None:
@@ -258,7 +269,7 @@ async def _run(
         await to_thread.run_sync(pruner.fail, cycle, str(error), limiter=writer)
     except Damaged as error:
         await to_thread.run_sync(pruner.fail, cycle, str(error), limiter=writer)
-        if cycle.job.phase == "rows":  # the chain's own tables: nobody may go on with these
+        if cycle.job.phase in ("rows", "mmr"):  # the chain's own tables: nobody may go on with these
             raise
     except get_cancelled_exc_class():
         with CancelScope(shield=True):
@@ -316,8 +327,9 @@ async def _let_blocks_pass(around: Surroundings) -> None:
 
 async def _prune_rows(rows: Rows, around: Surroundings, writer: CapacityLimiter) -> None:
     """Go on with the UTXO store's old rows while nobody waits: they need no cycle, only the window."""
-    while rows.due() and around.quiet():
-        gone = await to_thread.run_sync(rows.step, limiter=writer)
-        around.after_turn()
-        if gone is None:
-            return
+    for due, step in ((rows.due, rows.step), (rows.nodes_due, rows.step_nodes)):
+        while due() and around.quiet():
+            gone = await to_thread.run_sync(step, limiter=writer)
+            around.after_turn()
+            if gone is None:
+                return

@@ -76,7 +76,7 @@ class Scribe:
 
     def utxo(self, txid: bytes, index: int, body: Body, block: BlockRow) -> Utxo:
         """Return an output as an object."""
-        owner, script, birth = self._owner(body.address), _script(body), _birth(block)
+        owner, script, birth = self.owner(body.address), _script(body), _birth(block)
         return Utxo(
             tx_hash=txid.hex(),
             output_index=index,
@@ -115,9 +115,10 @@ class Scribe:
         return _inside(_birth(block))
 
     def _owner_json(self, address: bytes) -> str:
-        return _inside(self._owner(address))
+        return _inside(self.owner(address))
 
-    def _owner(self, address: bytes) -> Owner:
+    def owner(self, address: bytes) -> Owner:
+        """Return what an address says."""
         payment = stake = None
         if self._credentials:
             payment, stake = indexes.payment_credential(address), indexes.stake_credential(address)
@@ -192,12 +193,16 @@ def _has_script(body: Body) -> bool:
     )
 
 
+def data_hash(body: Body) -> bytes | None:
+    """Return the hash of an output's datum; of an inline one it is derived where it was not given."""
+    if body.datum_hash is None and body.inline_datum is not None:
+        return blake2b(body.inline_datum, digest_size=32).digest()
+    return body.datum_hash
+
+
 def _script(body: Body) -> _Script:
-    data_hash = body.datum_hash
-    if data_hash is None and body.inline_datum is not None:
-        data_hash = blake2b(body.inline_datum, digest_size=32).digest()
     return _Script(
-        _hex(data_hash),
+        _hex(data_hash(body)),
         _hex(body.inline_datum),
         _hex(body.script_ref),
         _hex(body.script_ref_hash),

@@ -47,6 +47,7 @@ from handlers.transactions import Transactions
 from handlers.turnstile import Gap, Turnstile
 from storage.disk import Txn
 from storage.errors import StoreFull
+from storage.prune import Gone
 
 log = structlog.get_logger("utxo")
 _T = TypeVar("_T")
@@ -220,11 +221,11 @@ class Turns:
             self.chain.store.disk.forget_dead_readers()
         return self._committed(started)
 
-    def prune(self) -> Committed:
-        """Take one bounded step of pruning."""
+    def prune(self, step: Callable[[], Gone]) -> Committed:
+        """Take one bounded step of pruning, one of the chain's."""
         started = monotonic()
         try:
-            if self.chain.prune():
+            if step():
                 self._timings.append(("prune", monotonic() - started))
         except StoreFull as full:  # deleting needs new pages too: try again with the next block
             log.warning("store_full", during="prune", error=str(full))
@@ -357,7 +358,8 @@ def _log(committed: Committed, turns: Turns) -> None:
             case RolledBack() as fact:
                 _log_rollback(fact)
             case Pruned() as fact:
-                log.debug("pruned", outputs=fact.spent_outputs, txs=fact.transactions, undo_records=fact.undo_records)
+                counts = {"outputs": fact.spent_outputs, "txs": fact.transactions, "mmr_nodes": fact.mmr_nodes}
+                log.debug("pruned", **counts, undo_records=fact.undo_records)
     for point, missing in turns.chain.take_missing():
         first = f"{missing[0][0].hex()}#{missing[0][1]}"
         log.warning("missing_inputs", height=point.height, slot=point.slot, count=len(missing), first=first)

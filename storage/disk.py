@@ -24,6 +24,7 @@ _T = TypeVar("_T")
 
 MIB = 1 << 20
 GIB = 1 << 30
+_MORE_TABLES = 8  # that may be opened later
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -46,25 +47,32 @@ class Disk:
         on_grow: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.folder = folder
+        self._readonly = readonly
         self._max_map_size = max_map_size
         self._on_grow = on_grow
         self._lock = None if readonly else _hold(folder)
         try:
             self.env = _open(folder, map_size, len(tables), readonly, durable)
             self.tables: dict[str, Db] = {}
-            for table in tables:
-                name = table.rstrip("*")
-                fixed = table.endswith("*")
-                self.tables[name] = self.env.open_db(name.encode(), create=not readonly, dupsort=fixed, dupfixed=fixed)
-        except lmdb.NotFoundError as error:
-            self.close()
-            raise StoreError(f"{folder}: a table is missing: {error}; was this store ever run?") from error
-        except lmdb.CorruptedError as error:
-            self.close()
-            raise Damaged(f"{folder}: the store is damaged: {error}") from error
+            self.open_tables(tables)
         except BaseException:
             self.close()
             raise
+
+    def open_tables(self, tables: Sequence[str]) -> None:
+        """Open tables, made if they are not there and the disk is writable; not inside of a transaction.
+
+        Raises:
+            StoreError: the disk is read-only and one of them is not there.
+        """
+        try:
+            for table in tables:
+                name, fixed, make = table.rstrip("*"), table.endswith("*"), not self._readonly
+                self.tables[name] = self.env.open_db(name.encode(), create=make, dupsort=fixed, dupfixed=fixed)
+        except lmdb.NotFoundError as error:
+            raise StoreError(f"{self.folder}: a table is missing: {error}; was this store ever run?") from error
+        except lmdb.CorruptedError as error:
+            raise Damaged(f"{self.folder}: the store is damaged: {error}") from error
 
     def close(self) -> None:
         """Close the environment and let another process have it."""
@@ -163,7 +171,7 @@ def _open(folder: Path, map_size: int, tables: int, readonly: bool, durable: boo
         return lmdb.open(
             str(folder),
             map_size=map_size,
-            max_dbs=tables + 4,
+            max_dbs=tables + _MORE_TABLES,
             readonly=readonly,
             sync=durable,
             max_readers=1024,

@@ -51,6 +51,7 @@ class Gone(NamedTuple):
     spent_outputs: int = 0
     transactions: int = 0
     undo_records: int = 0
+    mmr_nodes: int = 0
 
     def __bool__(self) -> bool:
         return any(self)
@@ -68,6 +69,11 @@ def prune(store: UtxoStore, txn: Txn, windows: Windows, budget: int) -> Gone:
     state, transactions, records = _prune_undo(store, txn, state, min(undo_limit, state.spent_cursor[0]), budget)
     store.put_state(txn, state)
     return Gone(outputs, transactions, records)
+
+
+def prune_nodes(store: UtxoStore, txn: Txn, budget: int) -> Gone:
+    """Let go of at most `budget` leaves of the mountain range whose outputs are gone; return what went."""
+    return Gone(mmr_nodes=store.mmr.prune(txn, budget)) if store.mmr else Gone()
 
 
 def prunable(state: State, windows: Windows) -> bool:
@@ -107,6 +113,8 @@ def _prune_spent(
 
 def _drop_bodies(store: UtxoStore, txn: Txn, ordinal: int, places: list[bytes], *, leave_marks: bool) -> int:
     rows, by = store.rows(txn, places), keys.u32(ordinal)
+    if store.mmr and not leave_marks:
+        store.mmr.forget(txn, list(rows))
     for place, row in rows.items():
         if row[0] != SPENT or row[1:5] != by:
             raise Damaged(f"output {keys.show(place)} should have been spent by block {ordinal}")
@@ -130,6 +138,8 @@ def _prune_undo(store: UtxoStore, txn: Txn, state: State, limit: int, budget: in
         own = keys.u32(ordinal)
         state = raise_floor(store, txn, state, ordinal)
         if undo.bodies is not None:
+            if store.mmr:
+                store.mmr.forget(txn, places)
             for place in places:
                 txn.delete(place, db=store.output)
         transactions += sweep(store, txn, state.floor, {place[:8] for place in places if place[:4] != own})
@@ -183,6 +193,8 @@ def _remove_tx(store: UtxoStore, txn: Txn, place: bytes) -> int:
     raw = txn.pop(place, db=store.tx)
     if raw is None:
         return 0
+    if store.mmr:
+        store.mmr.forget_tx(txn, place)
     if txn.get(raw[:32], db=store.txid) == place:  # a later transaction may have taken the id over
         txn.delete(raw[:32], db=store.txid)
     return 1

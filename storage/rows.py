@@ -61,7 +61,7 @@ class Undo(Struct, array_like=True, frozen=True):
 
     `spent` are locators in the order of spending, with those of the block's own outputs. `bodies` stand beside them
     when undo is self-contained; else the bodies are read from the spent rows. `replaced` are the earlier homes of
-    transaction ids that this block used again.
+    transaction ids that this block used again. `mmr` is how many leaves there were before the block, in an MMR store.
     """
 
     hash: bytes
@@ -71,6 +71,7 @@ class Undo(Struct, array_like=True, frozen=True):
     tx_flags: bytes = b""  # TxFlag of each transaction, empty when all are 0
     replaced: list[tuple[bytes, bytes]] = []
     bodies: list[bytes] | None = None
+    mmr: int | None = None
 
 
 class BlockDetails(Struct, array_like=True, frozen=True):
@@ -107,6 +108,11 @@ class State(Struct, array_like=True, frozen=True):
 def pack(row: Struct | tuple[object, ...]) -> bytes:
     """Return a row's bytes."""
     return _encode(row)
+
+
+def pack_undo(undo: Undo) -> bytes:
+    """Return an undo record's bytes; where there is no MMR, its field is not there."""
+    return _encode(undo if undo.mmr is not None else msgspec.structs.astuple(undo)[:-1])
 
 
 def unpack(kind: type[_T], raw: bytes, what: str) -> _T:

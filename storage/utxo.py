@@ -16,6 +16,7 @@ from storage import indexes, keys
 from storage.change import ChangeSet, Diff
 from storage.disk import Db, Disk, Txn
 from storage.errors import Damaged, WrongFormat
+from storage.mmr_store import Leaves, MmrStore
 from storage.rows import MARKED, SPENT, BlockRow, State, Undo, pack, unpack
 
 FORMAT = 1
@@ -34,6 +35,7 @@ TABLES = (
     "tx_block",
 )
 _FORMAT, _CHAIN, _INDEXES, _GENESIS, _STATE = b"format", b"chain", b"indexes", b"genesis", b"state"
+_KIND, _CLASSIC, _MMR = b"store", "classic", "mmr"  # a classic store says nothing
 
 
 class TxidsTaken(Exception):
@@ -45,32 +47,44 @@ class TxidsTaken(Exception):
 
 
 class UtxoStore:
-    """The tables of the UTXO set on one disk."""
+    """The tables of the UTXO set on one disk, and those of its mountain ranges where it is an MMR store.
 
-    def __init__(self, disk: Disk) -> None:
+    Whoever applies blocks to one says with `leaves` what an output's leaf is.
+    """
+
+    def __init__(self, disk: Disk, leaves: Leaves | None = None) -> None:
         self.disk = disk
+        self.leaves = leaves
         self.block, self.block_hash = disk.tables["utxo_block"], disk.tables["utxo_block_hash"]
         self.tx, self.txid = disk.tables["utxo_tx"], disk.tables["utxo_txid"]
         self.output, self.delta = disk.tables["utxo_output"], disk.tables["utxo_block_delta"]
         self.meta = disk.tables["utxo_meta"]
         self.details = disk.tables["tx_block"]
         self.indexes: tuple[tuple[Db, indexes.Keys], ...] = ()
+        self.mmr = MmrStore(disk, self.meta, leaves) if self._written_kind() == _MMR else None
 
     # --- opening -------------------------------------------------------------------------------------------------
 
-    def open(self, chain: str, wanted: Sequence[str]) -> None:
+    def open(self, chain: str, wanted: Sequence[str], kind: str = _CLASSIC) -> None:
         """Check that this store is ours, or make it ours when it is new.
 
-        `chain` names family and network; `wanted` are the indexes to keep.
+        `chain` names family and network; `wanted` are the indexes to keep; `kind` is "classic" or "mmr".
 
         Raises:
-            WrongFormat: another version wrote it, it keeps another chain, or a wanted index is not complete.
+            WrongFormat: another version wrote it, it keeps another chain, is of another kind, or a wanted index is not
+                complete.
         """
         with self.disk.read() as txn:
             new = txn.get(_FORMAT, db=self.meta) is None
         if new:
-            self.disk.write(lambda txn: self._create(txn, chain, wanted))
+            self.mmr = MmrStore(self.disk, self.meta, self.leaves) if kind == _MMR else None
+            self.disk.write(lambda txn: self._create(txn, chain, wanted, kind))
         self.check_format(chain)
+        if self.kind != kind:
+            raise WrongFormat(
+                f'{self.disk.folder}: this is a {self.kind} store, the configuration says utxo.store = "{kind}": '
+                f'say "{self.kind}", or apply the chain anew in another data_dir'
+            )
         with self.disk.read() as txn:
             kept = self.kept_indexes(txn)
         missing = [name for name in wanted if name not in kept]
@@ -100,6 +114,15 @@ class UtxoStore:
         if chain is not None and chain != kept:
             raise WrongFormat(f"{self.disk.folder}: this store keeps {kept}, the configuration says {chain}")
 
+    @property
+    def kind(self) -> str:
+        """Return which kind of store this is."""
+        return _MMR if self.mmr else _CLASSIC
+
+    def _written_kind(self) -> str:
+        with self.disk.read() as txn:
+            return txn.get(_KIND, b"", db=self.meta).decode(errors="replace")
+
     def use_indexes(self, names: Iterable[str]) -> None:
         """Keep these indexes from now on."""
         self.indexes = tuple(
@@ -114,7 +137,10 @@ class UtxoStore:
         """Return the family and network that this store keeps."""
         return txn.get(_CHAIN, b"", db=self.meta).decode()
 
-    def _create(self, txn: Txn, chain: str, wanted: Sequence[str]) -> None:
+    def _create(self, txn: Txn, chain: str, wanted: Sequence[str], kind: str) -> None:
+        if self.mmr:
+            txn.put(_KIND, kind.encode(), db=self.meta)
+            self.mmr.create(txn)
         txn.put(_FORMAT, FORMAT.to_bytes(4, "big"), db=self.meta)
         txn.put(_CHAIN, chain.encode(), db=self.meta)
         txn.put(_INDEXES, ",".join(wanted).encode(), db=self.meta)
@@ -215,6 +241,8 @@ class UtxoStore:
         undo = self.undo_at(txn, ordinal)
         if undo is None:
             raise Damaged(f"block {ordinal} has no undo record")
+        if self.mmr and undo.mmr != self.mmr.before(txn, ordinal):
+            raise Damaged(f"block {ordinal} was applied to {undo.mmr} leaves, its transactions say otherwise")
         change, key = ChangeSet(), keys.u32(ordinal)
         change.undos.after[key] = change.blocks.after[key] = b""  # reversed: they go
         change.hashes.after[undo.hash] = key
@@ -271,6 +299,8 @@ class UtxoStore:
         born, gone = _turns(change.outputs)
         for db, rule in self.indexes:
             self._index(txn, db, rule, born, gone)
+        if self.mmr:
+            self.mmr.write(txn, change, born, gone)
         state = msgspec.structs.replace(state, unspent=state.unspent + len(born) - len(gone))
         self.put_state(txn, state)
         return state

@@ -15,6 +15,7 @@ from storage import indexes, keys
 from storage.change import ChangeSet
 from storage.disk import Disk, Txn
 from storage.errors import StoreError
+from storage.mmr_verify import check_copy, mountains
 from storage.prune import Windows
 from storage.rows import MARKED, SPENT, BlockRow, Body, State, body_of, spender_of, unpack
 from storage.utxo import TABLES, UtxoStore
@@ -56,6 +57,7 @@ def _walk(store: UtxoStore, txn: Txn, state: State) -> Iterator[str]:
         "outputs": _outputs(store, txn, state, spent),
         "indexes": _indexes(store, txn),
         "undo records": _undos(store, txn, state, spent),
+        "mountain ranges": mountains(store, txn, state),
     }
     for what, findings in walks.items():
         try:
@@ -171,7 +173,7 @@ def _undo_on_a_copy(store: UtxoStore, windows: Windows) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="utxod-verify-", dir=store.disk.folder.parent) as folder:
         store.disk.env.copy(folder)  # NOTE: not compacted: LMDB 0.9.36 crashes on some sound stores when it compacts
         with Disk(Path(folder), TABLES, map_size=store.disk.map_size(), durable=False) as disk:
-            copy = UtxoStore(disk)
+            copy = UtxoStore(disk, store.leaves)
             with disk.read() as txn:
                 state = copy.state(txn)
                 copy.use_indexes(copy.kept_indexes(txn))
@@ -185,5 +187,7 @@ def _undo_on_a_copy(store: UtxoStore, windows: Windows) -> Iterator[str]:
 
 
 def _take_back(store: UtxoStore, txn: Txn, ordinal: int) -> None:
-    undone = store.change_of(txn, ordinal, ChangeSet()).reversed()
+    undo, undone = store.undo_at(txn, ordinal), store.change_of(txn, ordinal, ChangeSet()).reversed()
     store.write(txn, undone, msgspec.structs.replace(store.state(txn), tip=ordinal - 1))
+    if undo is not None and undo.mmr is not None:
+        check_copy(store, txn, undo.mmr)

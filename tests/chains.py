@@ -18,9 +18,12 @@ import msgspec
 import pytest
 from model import Model
 
+from handlers.addresses import codec
 from handlers.chain import Chain
 from handlers.events import BlockApplied, GenesisOutput, GenesisOutputs, OutPoint, Output, Rollback, RollbackPoint, Tx
+from handlers.records import LeafWriter
 from handlers.refusal import Refused
+from handlers.scribe import Scribe
 from storage import keys
 from storage.disk import GIB, Disk
 from storage.indexes import TABLES as INDEXES
@@ -252,6 +255,10 @@ def random_genesis(rng: Random) -> GenesisOutputs:
 # --- a store under them --------------------------------------------------------------------------------------------
 
 
+CODEC = codec("cardano", "mainnet")
+LEAVES = LeafWriter(Scribe(CODEC, "cardano"))  # of an MMR store
+
+
 class Options(TypedDict, total=False):
     """What a test may want otherwise."""
 
@@ -265,6 +272,7 @@ class Options(TypedDict, total=False):
     max_map_size: int
     durable: bool
     chain: str
+    store: str
 
 
 @contextmanager
@@ -277,8 +285,9 @@ def open_chain(folder: Path, **options: Unpack[Options]) -> Iterator[Chain]:
         max_map_size=options.get("max_map_size", 2 * GIB),
         durable=options.get("durable", False),
     ) as disk:
-        store = UtxoStore(disk)
-        store.open(options.get("chain", "cardano/mainnet"), options.get("indexes", tuple(INDEXES)))
+        store = UtxoStore(disk, LEAVES)
+        wanted = options.get("indexes", tuple(INDEXES))
+        store.open(options.get("chain", "cardano/mainnet"), wanted, options.get("store", "classic"))
         windows = Windows(
             options.get("prune_depth", 10), options.get("rollback_window", 10), options.get("self_contained", False)
         )
@@ -301,6 +310,8 @@ def prune_all(chain: Chain) -> None:
         before = chain.state
         chain.prune()
         assert chain.state != before or not chain.due_for_pruning(), "a step that gets nowhere is not due again"
+    while chain.nodes_due():
+        chain.prune_nodes()
     chain.may_prune = allowed
 
 

@@ -53,13 +53,14 @@ def after(before: Moment, ordinal: int, block: BlockApplied) -> Moment:
         for point in [point for point in coins if point[0] == tx.txid]:
             del coins[point]  # the same id again: what the earlier one left is gone
             spent += 1
-        for index, coin in _made(tx, ordinal, number):
+        for index, coin in made(tx, ordinal, number):
             coins[tx.txid, index] = coin
             created += 1
     return Moment(coins, block, created, spent, tuple(missing))
 
 
-def _made(tx: Tx, ordinal: int, number: int) -> list[tuple[int, Coin]]:
+def made(tx: Tx, ordinal: int, number: int) -> list[tuple[int, Coin]]:
+    """Return what a transaction creates, by index."""
     if tx.valid:
         kept = [(index, output) for index, output in enumerate(tx.outputs) if output.spendable]
         return [(index, Coin((ordinal, number, index), output)) for index, output in kept]
@@ -93,12 +94,13 @@ class Model:
     has forgotten already is its own affair, but never more than that.
     """
 
-    def __init__(self, prune_depth: int = 10, rollback_window: int = 10) -> None:
+    def __init__(self, prune_depth: int = 10, rollback_window: int = 10, *, elides: bool = True) -> None:
         self.prune_depth, self.rollback_window = prune_depth, rollback_window
+        self.elides = elides  # an MMR store keeps the way back however far below the network's tip it is
         self.moments = [Moment()]
         self.committed = 0
         self.floor = 0
-        self.deep = True  # all that waits lies far below the network's tip
+        self.deep = elides  # all that waits lies far below the network's tip
         self.persisted: int | None = None
 
     @property
@@ -137,7 +139,7 @@ class Model:
         """Make durable what waits; far below the network's tip there is no way back from it."""
         if self.deep and self.committed < len(self.moments) - 1:
             self.floor = len(self.moments) - 1
-        self.committed, self.deep = len(self.moments) - 1, True
+        self.committed, self.deep = len(self.moments) - 1, self.elides
         if prunes:
             self.prune()
 
@@ -148,7 +150,7 @@ class Model:
     def crash(self) -> None:
         """Lose what was not durable."""
         del self.moments[self.committed + 1 :]
-        self.deep = True
+        self.deep = self.elides
 
     def lowest(self) -> int:
         """Return the lowest ordinal that can be rolled back to, once all that may be forgotten is."""

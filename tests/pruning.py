@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 from anyio import CapacityLimiter, to_thread
-from chains import output, txid
+from chains import LEAVES, output, txid
 from messages import Listener, message
 
 from daemon.bus import Bell
@@ -40,10 +40,12 @@ RETENTION, UNMINED, PRESERVATION = 10, 5, 40
 class House:
     """What `open_house` opens."""
 
-    def __init__(self, folder: Path, disk: Disk, terms: Terms, windows: Windows, page: int, blobs: Blobs) -> None:
+    def __init__(
+        self, folder: Path, disk: Disk, terms: Terms, windows: Windows, page: int, blobs: Blobs, kind: str
+    ) -> None:
         self.folder, self.disk = folder, disk
-        self.utxo, self.store, self.jobs = UtxoStore(disk), TxStore(disk), JobStore(disk)
-        self.utxo.open("cardano/mainnet", ["address_hash"])
+        self.utxo, self.store, self.jobs = UtxoStore(disk, LEAVES), TxStore(disk), JobStore(disk)
+        self.utxo.open("cardano/mainnet", ["address_hash"], kind)
         rules = Rules(batch_size=page, retention=RETENTION, maturity=0, max_inline_bytes=1000)
         self.transactions = Transactions(self.store, BuriedStore(self.utxo, self.store, 0), blobs, rules)
         self.chain = Chain(self.utxo, windows, terms.batch_size, Lives(self.transactions))
@@ -103,12 +105,13 @@ def open_house(
     page: int = 4,
     blobs: Blobs | None = None,
     durable: bool = False,
+    kind: str = "classic",
 ) -> Iterator[House]:
     tables = tuple(dict.fromkeys((*TABLES, *TX_TABLES, *JOB_TABLES)))
     with Disk(folder / "lmdb", tables, map_size=GIB, durable=durable) as disk:
         terms = terms or Terms(retention=RETENTION, unmined_retention=UNMINED)
         reach = windows or Windows(10, 10, False)
-        yield House(folder, disk, terms, reach, page, blobs or Files(folder / "blobs"))
+        yield House(folder, disk, terms, reach, page, blobs or Files(folder / "blobs"), kind)
 
 
 def pay(name: str, *spends: OutPoint, outs: int = 1, **parts: Any) -> Tx:

@@ -69,7 +69,7 @@ BAD = tx("bad", valid=False, collateral=[at("many", 2)], collateral_return=outpu
 def web() -> Iterator[Web]:
     port = free_port()
     http = {"workers": 1, "listen": f"127.0.0.1:{port}"}
-    utxo = {"index": {"stake_credential": True}}
+    utxo = {"index": {"stake_credential": True}, "store": "mmr"}
     large = {"batch_size": 20}
     with (
         short_folder() as folder,
@@ -134,6 +134,7 @@ def test_the_document_says_how_answers_come() -> None:
 def test_the_document_and_the_routes_are_the_same() -> None:
     site = Site.__new__(Site)
     site.query, site.transactions, site.jobs, site.recovery = Query.__new__(Query), None, None, None
+    site.mmr = None
     site.codec = codec("cardano", "mainnet")
     routes: dict[str, Route] = {route.path: route for route in site.routes()}
     assert set(routes) == set(DOCUMENT["paths"])

@@ -20,7 +20,7 @@ from stories import LiveSet, back_to, expected
 from bench.sample import Sample
 from config.load import load
 from daemon.inspect import export
-from daemon.store import open_disk, windows
+from daemon.store import leaf_writer, open_disk, windows
 from storage.utxo import UtxoStore
 from storage.verify import verify
 
@@ -34,12 +34,14 @@ STORES: list[dict[str, Any]] = [
         "prune_batch_size": 5,
         "delta": {"self_contained": True},
         "index": {"stake_credential": True, "policy": True},
+        "store": "mmr",
     },
     {
         "rollback_window": 6,
         "prune_depth": 6,
         "prune_batch_size": 2,
         "index": {"address_hash": False, "payment_credential": False},
+        "store": "mmr",
     },
 ]
 _WRITER_LOCK = 64  # where LMDB's lock file has the writer's, and
@@ -175,7 +177,7 @@ class Victim:
         """See that the store is sound, at a block boundary, with all that was acknowledged; return where to go on."""
         config = load(self.daemon.config, {})
         with open_disk(config, readonly=True) as disk:
-            store = UtxoStore(disk)
+            store = UtxoStore(disk, leaf_writer(config))
             with disk.read() as txn:
                 ordinal = store.state(txn).tip
                 self.tip = store.block_at(txn, ordinal).hash.hex() if ordinal else None
@@ -198,8 +200,11 @@ def tables(daemon: Daemon) -> dict[str, list[tuple[bytes, bytes]]]:
     """Return the chain's rows, once everything is pruned that is due; records and the journal have their own times."""
     done = daemon.run("prune")
     assert done.returncode == 0, done.stderr
-    with open_disk(load(daemon.config, {}), readonly=True) as disk, disk.read() as txn:
-        return {name: list(txn.cursor(db)) for name, db in disk.tables.items() if name.startswith("utxo_")}
+    with open_disk(load(daemon.config, {}), readonly=True) as disk:
+        store = UtxoStore(disk)
+        assert (store.mmr is not None) == ("utxo_mmr_nodes" in disk.tables)
+        with disk.read() as txn:
+            return {name: list(txn.cursor(db)) for name, db in disk.tables.items() if name.startswith("utxo_")}
 
 
 def kill_one_store(folder: Path, number: int) -> Counter[str]:

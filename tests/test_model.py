@@ -81,6 +81,8 @@ Index = dict[bytes, list[OutPoint]]
 class Story(RuleBasedStateMachine):
     """One store and one model, told the same."""
 
+    store = "classic"
+
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="utxod-story-"))
@@ -121,9 +123,10 @@ class Story(RuleBasedStateMachine):
             may_prune=may_prune,
             indexes=indexes,
             map_size=map_size,
+            store=self.store,
         )
         self.exact = prune_batch_size == 1000  # a step prunes all there is
-        self.model = Model(prune_depth, rollback_window)
+        self.model = Model(prune_depth, rollback_window, elides=self.store == "classic")
         self.forgotten = 0  # the lowest floor that there can be: below it the way back is certainly gone
         self.chain = self.open.enter_context(open_chain(self.folder, **self.options))
         MET.meet("self-contained undo" if self_contained else "compact undo")
@@ -208,6 +211,7 @@ class Story(RuleBasedStateMachine):
                 MET.meet("spent outputs were pruned", pruned.spent_outputs)
                 MET.meet("transactions were pruned", pruned.transactions)
                 MET.meet("undo records were pruned", pruned.undo_records)
+                MET.meet("nodes of a mountain range were let go", pruned.mmr_nodes)
 
     @rule()
     def prune(self) -> None:

@@ -20,6 +20,7 @@ from handlers.prune_cycle import PHASES, Terms
 from handlers.prune_request import Request
 from storage.disk import Txn
 from storage.prune import Windows
+from storage.verify import verify
 
 _T = TypeVar("_T")
 TERMS = Terms(retention=RETENTION, unmined_retention=UNMINED, chunk_size=2, batch_size=3)
@@ -65,7 +66,7 @@ def make_large(txn: Txn, house: House) -> None:
     house.transactions.set_conflicting(txn, large.txid, on=True)
 
 
-open_kill_house = partial(open_house, terms=TERMS, windows=Windows(5, 5, False), page=2)
+open_kill_house = partial(open_house, terms=TERMS, windows=Windows(5, 5, False), page=2, kind="mmr")
 
 
 def cycle(house: House, hear: Callable[[str], None]) -> None:
@@ -145,7 +146,8 @@ def test_kill_in_every_phase(tmp_path: Path) -> None:
     with open_kill_house(tmp_path / "alone") as house:
         cycle(house, lambda _: None)
         expected, blobs = tables(house), list(house.transactions.blobs.names())
-        assert house.journal()[0].counts["transactions_deleted"] == 5
+        counts = house.journal()[0].counts
+        assert (counts["transactions_deleted"], counts["mmr_nodes_removed"]) == (5, 14)  # of 15 nodes the top is left
         assert blobs == []
     child = subprocess.run(
         [sys.executable, "-c", CHILD, str(template)],
@@ -167,4 +169,5 @@ def test_kill_in_every_phase(tmp_path: Path) -> None:
             assert (states == ["done"]) == (phase == "end" and name.endswith("True"))
             cycle(house, lambda _: None)
             assert tables(house) == expected, f"killed in {phase}, {name}"
+            assert verify(house.utxo, house.chain.windows) == []
             assert list(house.transactions.blobs.names()) == []

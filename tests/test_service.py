@@ -228,11 +228,20 @@ def test_a_file_that_is_no_store(tmp_path: Path) -> None:
         assert b"this is not a store" in done.stderr and b"Traceback" not in done.stderr
 
 
-def test_a_store_that_this_version_does_not_have(tmp_path: Path) -> None:
-    with home(tmp_path, utxo={"store": "mmr"}) as daemon:
+@pytest.mark.parametrize(("kind", "other"), [("classic", "mmr"), ("mmr", "classic")])
+def test_a_store_of_another_kind(kind: str, other: str, tmp_path: Path) -> None:
+    """It is refused before anything is touched, with what can be done about it; its own kind goes on with it."""
+    with running(tmp_path, utxo={"store": kind}) as daemon:
+        daemon.term()
+        daemon.configure(utxo={"store": other})
         done = daemon.run("run")
-        assert (done.returncode, done.stderr.count(b"\n")) == (1, 1)
-        assert b"mmr" in done.stderr
+        assert done.returncode == 3
+        assert f'this is a {kind} store, the configuration says utxo.store = "{other}": say "{kind}"' in str(
+            done.stderr, "utf-8"
+        )
+        daemon.configure(utxo={"store": kind})
+        daemon.start()
+        daemon.assert_sound()
 
 
 def test_a_wrong_configuration(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 from msgspec import Struct
 
-from handlers.answers import TipAnswer
+from handlers.answers import MmrRoot, TipAnswer
 from handlers.prune_report import PrunerJob
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ class StoreReport(Struct, frozen=True, kw_only=True):
     prune_backlog_blocks: int
     indexes: list[str]
     rows: dict[str, int]
+    store: str
+    mmr: MmrRoot | None
     bytes_used: int
     map_size: int
     disk_free: int
@@ -129,6 +131,7 @@ def _lines(report: Report) -> list[tuple[str, str]]:
         ("lag", lag + last),
         ("rate", speed + over),
         ("set", f"{store.unspent:,} unspent outputs after {counted(store.blocks_applied, 'block')}"),
+        *([("leaves", f"{store.mmr.leaves:,}, root {store.mmr.root}")] if store.mmr else []),
         ("windows", reach),
         ("floor", _point(store.rollback_floor)),
         ("persisted", "–" if store.persisted_height is None else f"height {store.persisted_height:,}"),

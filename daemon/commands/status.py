@@ -19,6 +19,7 @@ from daemon.recovery import enabled
 from daemon.store import folder, open_query, windows
 from handlers.answers import to_tip
 from handlers.events import Hello, Welcome
+from handlers.proofs import mmr_root
 from handlers.prune_report import PrunerJob, jobs_of
 from storage.blobs import Files, open_blobs
 from storage.errors import BlobFailed
@@ -97,6 +98,8 @@ def _store(config: Config, numbers: Numbers | None) -> StoreReport:
             prune_backlog_blocks=reach.backlog(state),
             indexes=store.kept_indexes(shot.txn),
             rows={name: shot.txn.stat(db)["entries"] for name, db in store.disk.tables.items()},
+            store=store.kind,
+            mmr=mmr_root(shot),
             bytes_used=store.disk.used(),
             map_size=numbers.map_size if numbers else store.disk.map_size(),
             disk_free=shutil.disk_usage(place).free,

@@ -22,6 +22,7 @@ from daemon.http import cbor, pages
 from daemon.http.ear import Ear
 from daemon.http.jobs import JobRoutes
 from daemon.http.lists import Find, Lists, of
+from daemon.http.mmr import MmrRoutes
 from daemon.http.openapi import document
 from daemon.http.recovery import RecoveryRoutes
 from daemon.http.reply import CBOR, Problem, answer, failed, hex_of, index_of, known, refused, reply, stamp, wants_cbor
@@ -30,6 +31,7 @@ from handlers import wire
 from handlers.addresses import AddressError, Codec
 from handlers.answers import Balance, ChainStatus, Health, Status, StorageStatus, UtxoStatus, to_tip
 from handlers.events import Point
+from handlers.proofs import mmr_root
 from handlers.query import Listed, NoIndex, Query, Snapshot, Sum, Torn, amounts
 from storage.errors import StoreError
 from storage.indexes import address_hash
@@ -50,10 +52,6 @@ _TRANSACTIONS = {
     "/api/v1/txs/{txid}/raw": "raw",
     "/api/v1/txs/{txid}/utxos": "slots",
 }
-_ABSENT = {
-    "/api/v1/mmr/root": 'utxo.store = "mmr"',
-    "/api/v1/mmr/proof/{tx_hash}/{index}": 'utxo.store = "mmr"',
-}
 
 
 class Site:
@@ -69,9 +67,10 @@ class Site:
         transactions: TxRoutes | None = None,
         jobs: JobRoutes | None = None,
         recovery: RecoveryRoutes | None = None,
+        mmr: MmrRoutes | None = None,
     ) -> None:
         self.query = query
-        self.transactions, self.jobs, self.recovery = transactions, jobs, recovery
+        self.transactions, self.jobs, self.recovery, self.mmr = transactions, jobs, recovery, mmr
         self.codec = codec
         self.windows = windows
         self.ear = ear
@@ -107,8 +106,10 @@ class Site:
         no_rows = self._absent("the recovery service (recovery.enabled, transactions.enabled)")
         answered["/api/v1/recovery/transactions"] = self.recovery.transactions if self.recovery else no_rows
         answered["/api/v1/recovery/transactions/{txid}"] = self.recovery.transaction if self.recovery else no_rows
-        routes = [Route(path, endpoint, methods=["GET"]) for path, endpoint in answered.items()]
-        return routes + [Route(path, self._absent(what), methods=["GET"]) for path, what in _ABSENT.items()]
+        no_mmr = self._absent('an MMR store (utxo.store = "mmr")')
+        answered["/api/v1/mmr/root"] = self.mmr.root if self.mmr else no_mmr
+        answered["/api/v1/mmr/proof/{tx_hash}/{index}"] = self.mmr.proof if self.mmr else no_mmr
+        return [Route(path, endpoint, methods=["GET"]) for path, endpoint in answered.items()]
 
     # --- lists and sums ------------------------------------------------------------------------------------------
 
@@ -211,7 +212,7 @@ class Site:
             ),
             utxo=UtxoStatus(
                 enabled=True,
-                store="classic",
+                store=store.kind,
                 blocks_applied=state.tip,
                 unspent=state.unspent,
                 rollback_floor=None if floor is None else to_tip(floor),
@@ -220,6 +221,7 @@ class Site:
                 prune_backlog_blocks=self.windows.backlog(state),
                 indexes=shot.boundary.indexes,
                 rows={name: shot.txn.stat(db)["entries"] for name, db in store.disk.tables.items()},
+                mmr=mmr_root(shot),
             ),
             storage=StorageStatus(bytes_used=store.disk.used(), map_size=store.disk.map_size()),
         )

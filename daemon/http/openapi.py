@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from daemon import VERSION
-from handlers.answers import Balance, Failure, Health, Status, TipAnswer, Utxo
+from handlers.answers import Balance, Failure, Health, MmrRoot, Status, TipAnswer, Utxo
+from handlers.proofs import MmrProof
 from handlers.prune_report import PrunerJob
 from handlers.recovery.report import Recovering, RecoveringWhole
 from handlers.tx_query import Raw, Slot, Transaction
@@ -26,6 +27,8 @@ _TYPES = (
     PrunerJob,
     Recovering,
     RecoveringWhole,
+    MmrRoot,
+    MmrProof,
 )
 _LIST = (
     ("count", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}, "How many."),
@@ -99,8 +102,14 @@ def document() -> Object:
         "/api/v1/txs/{txid}": _get("A transaction's record.", _ref("Transaction"), "txid", missing=True),
         "/api/v1/txs/{txid}/raw": _bytes(),
         "/api/v1/txs/{txid}/utxos": _slots(),
-        "/api/v1/mmr/root": _absent("The root of the MMR store."),
-        "/api/v1/mmr/proof/{tx_hash}/{index}": _absent("A proof from the MMR store.", "tx_hash", "index"),
+        "/api/v1/mmr/root": _get("What the MMR store commits to.", _ref("MmrRoot")),
+        "/api/v1/mmr/proof/{tx_hash}/{index}": _get(
+            "A proof that an output was created, and whether it is unspent; `utxod verify-proof` checks it.",
+            _ref("MmrProof"),
+            "tx_hash",
+            "index",
+            missing=True,
+        ),
         "/api/v1/recovery/transactions": _recovering(),
         "/api/v1/recovery/transactions/{txid}": _get(
             "One submitted transaction, with its latest attempts.", _ref("RecoveringWhole"), "txid", missing=True
@@ -181,10 +190,6 @@ def _get(summary: str, schema: Object, *path: str, missing: bool = False, cbor: 
     if missing:
         responses["404"] = _failure("There is none.")
     return _route(summary, responses, path)
-
-
-def _absent(summary: str, *path: str) -> Object:
-    return _route(summary, {"503": _failure("This daemon does not keep it.")}, path)
 
 
 def _health(summary: str, *, unready: bool = False) -> Object:

@@ -30,7 +30,12 @@ _COUNTERS = {  # what the daemon counts
     "rolled_back_blocks": ("rolled_back_blocks_total", "Blocks taken back."),
     "bytes_in": ("received_bytes_total", "Bytes of messages received on the socket."),
 }
-_PRUNED = {"outputs": "pruned_outputs", "transactions": "pruned_transactions", "undo_records": "pruned_undo_records"}
+_PRUNED = {
+    "outputs": "pruned_outputs",
+    "transactions": "pruned_transactions",
+    "undo_records": "pruned_undo_records",
+    "mmr_nodes": "pruned_mmr_nodes",
+}
 _GAUGES = {  # what the daemon has at hand
     "started_at": ("daemon_start_time_seconds", "When the daemon started, in unix time."),
     "batch_blocks": ("batch_blocks", "Blocks in the last commit that had any."),
@@ -75,12 +80,15 @@ class Scrape(Collector):
     def _store(self, numbers: Numbers | None) -> Iterator[Metric]:
         with self._query.snapshot() as shot:
             state, tip, floor = shot.state, shot.tip(), shot.point(self._windows.floor(shot.state))
+            mmr = shot.store.mmr
+            leaves = None if mmr is None else mmr.count(shot.txn)
             unmined = shot.txn.stat(self._query.store.disk.tables["tx_unmined"])["entries"]
         disk = self._query.store.disk
         height, slot = (None, None) if tip is None else (tip.height, tip.slot)
         lowest = None if tip is None else floor.height if floor else 0
         map_size = disk.map_size() if numbers is None else numbers.map_size
         yield _gauge("unspent", "Unspent outputs in the set.", state.unspent)
+        yield _gauge("mmr_leaves", "Leaves of the MMR store: outputs ever created.", leaves)
         yield _gauge("unmined_transactions", "Records of transactions that are in no block.", unmined)
         yield _gauge("tip_height", "Height of the last committed block.", height)
         yield _gauge("tip_slot", "Slot of the last committed block.", slot)

@@ -20,6 +20,7 @@ from config.settings import Config, socket_path
 from daemon.http.app import Site, build, build_disabled
 from daemon.http.ear import Ear
 from daemon.http.jobs import JobRoutes
+from daemon.http.mmr import MmrRoutes
 from daemon.http.prometheus import Measured, Scrape
 from daemon.http.recovery import RecoveryRoutes
 from daemon.http.reply import JSON
@@ -53,7 +54,8 @@ def work(config: Config, descriptor: int, parent: int) -> None:
         routes = TxRoutes(query, reading(query.store, config)) if config.transactions.enabled else None
         jobs = JobRoutes(query) if config.pruner.enabled else None
         rows = RecoveryRoutes(query, lambda: open_storage(config, readonly=True)) if recovers(config) else None
-        site = Site(query, text, windows(config), ear, scrape.text, routes, jobs, rows)
+        mmr = MmrRoutes(query) if query.store.mmr else None
+        site = Site(query, text, windows(config), ear, scrape.text, routes, jobs, rows, mmr)
         with keep_shown(sheet, lambda: encode(own)):
             serve_on(Measured(build(site, config.http.token), own), descriptor)
 
