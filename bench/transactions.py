@@ -20,7 +20,6 @@ from handlers.events import BlockApplied, OutPoint, Output, Tx, TxSubmitted
 _OFF = "[transactions]\nenabled = false\n"
 _NO_RECOVERY = "[recovery]\nenabled = false\n"
 _IN_A_BLOCK = 2000
-_AHEAD = 10_000  # submissions at a time: on a busy machine more answers than that may stay unread for too long
 _CONFIRMATIONS = 6  # recovery.confirmations
 _PATIENCE_S = 120.0
 _CHAINS = 100  # of submissions that each spend the one before
@@ -66,16 +65,12 @@ def _submitted(folder: Path, count: int) -> str:
     with running(folder) as daemon:
         client = Client(daemon.folder / "utxod.sock")
         client.feed([_block(1, funds)])
-        took = _submit(client, orders)
+        took = client.feed(orders)
         client.close()
         peak = daemon.peak_mb
     return (
         f"submissions: {count / took:,.0f} a second, {count:,} of them in {_CHAINS} chains, peak memory {peak:.0f} MB"
     )
-
-
-def _submit(client: Client, orders: list[bytes]) -> float:
-    return sum(client.feed(orders[at : at + _AHEAD]) for at in range(0, len(orders), _AHEAD))
 
 
 def _chained(count: int) -> tuple[list[Tx], list[Tx]]:
@@ -101,7 +96,7 @@ def _with_recovery(parent: Path, rounds: int, count: int) -> None:
             with running(parent / f"recovery {name}{turn}", more=more) as daemon:
                 client = Client(daemon.folder / "utxod.sock")
                 client.feed([_block(1, funds)])
-                submitted = count / _submit(client, orders)
+                submitted = count / client.feed(orders)
                 rates.setdefault(name, []).append((submitted, count / client.feed(blocks)))
                 if name == "on":
                     lags.append(_until_final(daemon.folder / "recovery.db", count))
