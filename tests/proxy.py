@@ -3,7 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
+
+
+class Messages:
+    """Cuts what a client sends into whole messages, however it came. The first one has no type before its length."""
+
+    def __init__(self) -> None:
+        self._rest, self._type = b"", 0
+
+    def whole(self, data: bytes) -> bytes:
+        """Return the messages that are whole now."""
+        self._rest += data
+        end = 0
+        while len(self._rest) >= (begin := end + self._type) + 4:
+            following = begin + int.from_bytes(self._rest[begin : begin + 4], "big")
+            if following > len(self._rest):
+                break
+            end, self._type = following, 1
+        found, self._rest = self._rest[:end], self._rest[end:]
+        return found
 
 
 class Proxy:
@@ -20,7 +40,8 @@ class Proxy:
         self._open = asyncio.Event()
         self._open.set()
         self._ways: list[asyncio.StreamWriter] = []
-        self._last = self._held = self.kept = b""
+        self._last = self.kept = b""
+        self._held: Callable[[bytes], bool] | None = None
 
     async def __aenter__(self) -> Proxy:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -41,9 +62,9 @@ class Proxy:
         """Let the next message with some bytes through to the server, and nothing after it, its answer neither."""
         self._last = words
 
-    def cut_before(self, words: bytes) -> None:
-        """Keep the next message with some bytes, which is `kept` then, and all that follows, until it is let go."""
-        self._held = words
+    def cut_before(self, held: Callable[[bytes], bool]) -> None:
+        """Keep the next message of a kind, which is `kept` then, and all that follows, until it is let go."""
+        self._held = held
 
     def let_go(self) -> None:
         """Deliver late what was kept."""
@@ -69,11 +90,13 @@ class Proxy:
         await asyncio.gather(self._pump(reader, there_writer, True), self._pump(there_reader, writer, False))
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, to_server: bool) -> None:
+        messages = Messages()
         try:
             while data := await source.read(1 << 16):
+                data = messages.whole(data) if to_server else data
                 await asyncio.sleep(self._delay_s)
-                if to_server and self._held and self._held in data:
-                    self._held, self.kept = b"", data
+                if to_server and self._held and self._held(data):
+                    self._held, self.kept = None, data
                     self.cut()
                 await self._open.wait()
                 sink.write(data)

@@ -158,9 +158,10 @@ async def test_a_survey_ends_what_is_half_made_at_once_and_on_schedule(
 @pytest.mark.anyio
 @pytest.mark.parametrize(("grace_s", "again"), [(0.0, False), (3600.0, False), (0.003, True)])
 async def test_a_survey_vouches_for_what_waits_here(
-    subject: Subject, tmp_path: Path, grace_s: float, again: bool
+    subject: Subject, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, grace_s: float, again: bool
 ) -> None:
     """Another instance leads and has not found it: that is no evidence, however short the grace is."""
+    monkeypatch.setattr(handlers.recovery.survey, "_OFTEN_S", 0.0)
     await asyncio.to_thread(subject.run, {"op": "create", "tx": "W", "outs": 1, "height": 1})
     ours, other = subject.txid("W"), bytes(32)
     storage = SqliteStorage(tmp_path / "recovery.db")

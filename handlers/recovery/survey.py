@@ -26,7 +26,7 @@ from storage.recovery.rows import Status, Storage
 T = TypeVar("T")
 log = structlog.get_logger("recovery")
 
-_EVERY_S = 600.0
+_EVERY_S, _OFTEN_S = 600.0, 30.0
 _TIMES_IN_GRACE = 3
 _LOCKS_EVERY_S = 3600.0
 _ROWS = 2000
@@ -78,13 +78,13 @@ class Survey:
         self._storage, self._records, self._listener, self._turn = storage, records, listener, turn
         self._write, self._tip, self._told, self._ttl_s = write, tip, told, ttl_s
         self._wrong: tuple[Status, ...] = ("confirmed", "orphan") if alone else ("orphan",)
-        self._vouch_s = grace_s / _TIMES_IN_GRACE or _EVERY_S
+        self._vouch_s = grace_s / _TIMES_IN_GRACE if grace_s else _EVERY_S
         self._done = self._walked = float("-inf")
 
     async def __call__(self) -> None:
         """Look at everything, if that is due or facts were lost."""
         now = monotonic()
-        if not self._listener.lost and now - self._done < min(_EVERY_S, self._vouch_s):
+        if not self._listener.lost and now - self._done < min(_EVERY_S, max(_OFTEN_S, self._vouch_s)):
             return
         self._listener.begin(self._tip())  # before the look: what happens meanwhile is heard
         try:
