@@ -13,7 +13,7 @@ from handlers.spending import TxFault
 from storage import keys
 from storage.disk import Txn
 from storage.errors import StoreError
-from storage.prune import Gone, Windows, prunable, prune_nodes
+from storage.prune import Gone, Part, Windows, prunable
 from storage.prune import prune as prune_step
 from storage.reindex import reindex as reindex_store
 from storage.utxo import UtxoStore
@@ -29,33 +29,24 @@ class _AllRows:
     def __init__(self, store: UtxoStore, reach: Windows, budget: int) -> None:
         self._store, self._reach, self._budget = store, reach, budget
         self.total = Gone()
-        self._stuck = False
+        self._stuck = set[Part]()
 
-    def due(self) -> bool:
+    def due(self, part: Part) -> bool:
         """Return whether there may be some; undo records of another configuration may hold them up."""
         with self._store.disk.read() as txn:
-            return not self._stuck and prunable(self._store.state(txn), self._reach)
+            return part not in self._stuck and part in prunable(self._store, txn, self._reach)
 
-    def step(self) -> Gone:
+    def step(self, part: Part) -> Gone:
         """Remove some."""
 
         def work(txn: Txn) -> tuple[Gone, bool]:
             before = self._store.state(txn)
-            return prune_step(self._store, txn, self._reach, self._budget), self._store.state(txn) == before
+            gone = prune_step(self._store, txn, self._reach, self._budget, part)
+            return gone, not gone and self._store.state(txn) == before
 
-        gone, self._stuck = self._store.disk.write(work)
-        return self._took(gone)
-
-    def nodes_due(self) -> bool:
-        """Return whether there are dead leaves to be let go."""
-        with self._store.disk.read() as txn:
-            return self._store.mmr is not None and self._store.mmr.anything_dead(txn)
-
-    def step_nodes(self) -> Gone:
-        """Let some go."""
-        return self._took(self._store.disk.write(lambda txn: prune_nodes(self._store, txn, self._budget)))
-
-    def _took(self, gone: Gone) -> Gone:
+        gone, stuck = self._store.disk.write(work)
+        if stuck:
+            self._stuck.add(part)
         self.total = self.total.plus(gone)
         log.info("pruned", **gone._asdict())
         return gone

@@ -32,7 +32,7 @@ from storage import keys
 from storage.change import ChangeSet
 from storage.disk import Txn
 from storage.errors import StoreFull
-from storage.prune import Gone, Windows, prunable, prune, prune_nodes, raise_floor, sweep
+from storage.prune import PARTS, Gone, Part, Windows, prunable, prune, raise_floor, sweep
 from storage.rows import State
 from storage.utxo import TxidsTaken, UtxoStore
 
@@ -61,7 +61,7 @@ class Chain:
         self.windows = windows
         self.prune_batch_size = prune_batch_size
         self.may_prune = True
-        self._nothing_at: State | None = None  # where pruning found nothing more to do
+        self._nothing_at: dict[Part, State] = {}  # where pruning found nothing more to do
         self.facts: list[Fact] = []  # durable, not yet taken by `take_facts`
         self.missing: list[tuple[Point, list[OutPoint]]] = []
         self._reload()
@@ -78,7 +78,7 @@ class Chain:
         """Take over what the store says beside its state."""
         mmr = self.store.mmr
         self.leaves = mmr.count(txn) if mmr else None  # from then on with those of the blocks that wait
-        self._dead = mmr is not None and mmr.anything_dead(txn)
+        self._prunable = prunable(self.store, txn, self.windows)
         self.view = self._reach().view(txn)
 
     def _reach(self) -> Reach:
@@ -218,7 +218,6 @@ class Chain:
                 self.store.put_state(txn, self._forget(txn, change, state))
             self._take_steps(txn, batch.steps)
             gone = prune(self.store, txn, self.windows, budget) if budget else Gone()
-            gone = gone.plus(prune_nodes(self.store, txn, budget))
             return self.store.state(txn), gone
 
         return work
@@ -248,40 +247,25 @@ class Chain:
         sweep(self.store, txn, state.floor, {place for place in spent if place[:4] not in undone})
         return state
 
-    def prune(self) -> Gone:
+    def prune(self, *parts: Part) -> Gone:
         """Take one bounded step of pruning in a commit of its own; return what went."""
-        if not self.due_for_pruning():
+        if not self.due_for_pruning(*parts):
             return Gone()
 
         def work(txn: Txn) -> tuple[State, Gone]:
-            gone = prune(self.store, txn, self.windows, self.prune_batch_size)
+            gone = prune(self.store, txn, self.windows, self.prune_batch_size, *parts)
             return self.store.state(txn), gone
 
         state, gone = self._write(work)
-        if state == self.state:  # undo records of another configuration may hold it up
-            self._nothing_at = state
+        if state == self.state and not gone:  # undo records of another configuration may hold it up
+            self._nothing_at |= dict.fromkeys(parts or PARTS, state)
         self._settle(state, gone)
         return gone
 
-    def prune_nodes(self) -> Gone:
-        """Let go of a bounded number of dead leaves of the mountain range, in a commit of its own; return what went."""
-        if not self.nodes_due():
-            return Gone()
-
-        def work(txn: Txn) -> tuple[State, Gone]:
-            return self.store.state(txn), prune_nodes(self.store, txn, self.prune_batch_size)
-
-        state, gone = self._write(work)
-        self._settle(state, gone)
-        return gone
-
-    def nodes_due(self) -> bool:
-        """Return whether leaves of the mountain range wait to be let go, and may go."""
-        return self.may_prune and self._dead
-
-    def due_for_pruning(self) -> bool:
-        """Return whether there may be something to prune, and it is allowed."""
-        return self.may_prune and self.state != self._nothing_at and prunable(self.state, self.windows)
+    def due_for_pruning(self, *parts: Part) -> bool:
+        """Return whether there may be something to prune, in one of these parts or in any, and it is allowed."""
+        there = self._prunable.intersection(parts or PARTS)
+        return self.may_prune and any(self._nothing_at.get(part) != self.state for part in there)
 
     def _write(self, work: Callable[[Txn], tuple[State, Gone]]) -> tuple[State, Gone]:
         try:

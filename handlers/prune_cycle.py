@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from time import monotonic, time
 from typing import Literal, NamedTuple, Protocol, TypeVar
@@ -17,12 +18,12 @@ from handlers.prune_request import Trigger
 from storage.blobs import BlobFailed
 from storage.disk import Txn
 from storage.jobs import Job, JobStore
-from storage.prune import Gone
+from storage.prune import PARTS, Gone, Part
 
 log = structlog.get_logger("pruner")
 
-Phase = Literal["preserve", "expire", "transactions", "pages", "blobs", "rows", "mmr"]
-PHASES: tuple[Phase, ...] = ("preserve", "expire", "transactions", "pages", "blobs", "rows", "mmr")
+Phase = Literal["preserve", "expire", "transactions", "pages", "blobs"] | Part
+PHASES: tuple[Phase, ...] = ("preserve", "expire", "transactions", "pages", "blobs", *PARTS)
 REASONS = ("preserved", "creating", "unmined_child", "unstable_child", "unreadable_child")
 _ORPHAN_S = 3600.0  # age at which a blob without a record is nobody's: it is put before its record
 _NAMES = 500  # blobs that are looked at in a turn
@@ -48,35 +49,21 @@ class Terms(Struct, frozen=True):
 class Rows(Protocol):
     """The UTXO store's own old rows: spent outputs, undo records, and what is below dead leaves of an MMR store."""
 
-    def due(self) -> bool:
+    def due(self, part: Part) -> bool:
         """Return whether there may be some."""
 
-    def step(self) -> Gone | None:
+    def step(self, part: Part) -> Gone | None:
         """Remove a bounded number of them; None while blocks wait for their commit."""
-
-    def nodes_due(self) -> bool:
-        """Return whether there are dead leaves to be let go: those of outputs whose rows are gone."""
-
-    def step_nodes(self) -> Gone | None:
-        """Let a bounded number of leaves go; None while blocks wait for their commit."""
 
 
 class NoRows:
     """Without a UTXO store there are none."""
 
-    def due(self) -> bool:
+    def due(self, part: Part) -> bool:  # noqa: ARG002 -- whichever
         """Return that there are none."""
         return False
 
-    def step(self) -> Gone | None:
-        """Remove nothing."""
-        return Gone()
-
-    def nodes_due(self) -> bool:
-        """Return that there are none."""
-        return False
-
-    def step_nodes(self) -> Gone | None:
+    def step(self, part: Part) -> Gone | None:  # noqa: ARG002 -- whichever
         """Remove nothing."""
         return Gone()
 
@@ -123,10 +110,9 @@ class Cycle:
                 yield from self._phase("pages", self._sweep)
         if burial is not None and self.sweeps:
             yield from self._sweep_blobs(burial)
-        if self.rows.due():
-            yield from self._phase("rows", self._prune)
-        if self.rows.nodes_due():
-            yield from self._phase("mmr", self._prune_nodes)
+        for part in PARTS:
+            if self.rows.due(part):
+                yield from self._phase(part, partial(self._prune, part))
         self.job = job = msgspec.structs.replace(self.job, state="done", phase=None, finished_at=time())
         yield Turn(lambda: self.jobs.disk.write(lambda txn: self.jobs.put(txn, job, self.terms.history)))
 
@@ -284,20 +270,18 @@ class Cycle:
         self._old = orphans
         self.job = counted(self.job, orphans_deleted=deleted, errors=failed)
 
-    def _prune(self) -> None:
-        gone = self.rows.step()
+    def _prune(self, part: Part) -> None:
+        gone = self.rows.step(part)
         self.waits = gone is None
         if gone is not None:
-            names = {"outputs_removed": gone.spent_outputs, "undo_records_removed": gone.undo_records}
-            self.job = counted(self.job, chain_transactions_removed=gone.transactions, **names)
-            self._more = self.rows.due()
-
-    def _prune_nodes(self) -> None:
-        gone = self.rows.step_nodes()
-        self.waits = gone is None
-        if gone is not None:
-            self.job = counted(self.job, mmr_nodes_removed=gone.mmr_nodes)
-            self._more = self.rows.nodes_due()
+            self.job = counted(
+                self.job,
+                outputs_removed=gone.spent_outputs,
+                chain_transactions_removed=gone.transactions,
+                undo_records_removed=gone.undo_records,
+                mmr_nodes_removed=gone.mmr_nodes,
+            )
+            self._more = self.rows.due(part)
 
     def _burial(self) -> Burial:
         assert self.burial is not None

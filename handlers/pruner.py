@@ -25,7 +25,7 @@ from handlers.spending import TxFault
 from handlers.utxo import Committed, Turns
 from storage.errors import Damaged, StoreFull
 from storage.jobs import Job, JobStore
-from storage.prune import Gone
+from storage.prune import PARTS, Gone, Part
 
 log = structlog.get_logger("pruner")
 
@@ -69,26 +69,15 @@ class ChainRows:
         self._turns, self._publish = turns, publish
         self._done: list[Committed] = []
 
-    def due(self) -> bool:
+    def due(self, part: Part) -> bool:
         """Return whether there may be some, and they may go now."""
-        return self._turns.chain.due_for_pruning()
+        return self._turns.chain.due_for_pruning(part)
 
-    def step(self) -> Gone | None:
+    def step(self, part: Part) -> Gone | None:
         """Remove some; None while a block waits for its commit, which removes some too."""
-        return self._take(self._turns.chain.prune)
-
-    def nodes_due(self) -> bool:
-        """Return whether there are dead leaves that may go now."""
-        return self._turns.chain.nodes_due()
-
-    def step_nodes(self) -> Gone | None:
-        """Let some go; None while a block waits for its commit, which does so too."""
-        return self._take(self._turns.chain.prune_nodes)
-
-    def _take(self, step: Callable[[], Gone]) -> Gone | None:
         if not self._turns.at_rest:
             return None
-        committed, gone = self._turns.prune(step), Gone()
+        committed, gone = self._turns.prune(part), Gone()
         self._done.append(committed)
         for fact in committed.facts:
             if isinstance(fact, Pruned):
@@ -269,7 +258,7 @@ async def _run(
         await to_thread.run_sync(pruner.fail, cycle, str(error), limiter=writer)
     except Damaged as error:
         await to_thread.run_sync(pruner.fail, cycle, str(error), limiter=writer)
-        if cycle.job.phase in ("rows", "mmr"):  # the chain's own tables: nobody may go on with these
+        if cycle.job.phase in PARTS:  # the chain's own tables: nobody may go on with these
             raise
     except get_cancelled_exc_class():
         with CancelScope(shield=True):
@@ -327,9 +316,9 @@ async def _let_blocks_pass(around: Surroundings) -> None:
 
 async def _prune_rows(rows: Rows, around: Surroundings, writer: CapacityLimiter) -> None:
     """Go on with the UTXO store's old rows while nobody waits: they need no cycle, only the window."""
-    for due, step in ((rows.due, rows.step), (rows.nodes_due, rows.step_nodes)):
-        while due() and around.quiet():
-            gone = await to_thread.run_sync(step, limiter=writer)
+    for part in PARTS:
+        while rows.due(part) and around.quiet():
+            gone = await to_thread.run_sync(rows.step, part, limiter=writer)
             around.after_turn()
             if gone is None:
                 return

@@ -47,7 +47,7 @@ from handlers.transactions import Transactions
 from handlers.turnstile import Gap, Turnstile
 from storage.disk import Txn
 from storage.errors import StoreFull
-from storage.prune import Gone
+from storage.prune import Part
 
 log = structlog.get_logger("utxo")
 _T = TypeVar("_T")
@@ -221,11 +221,11 @@ class Turns:
             self.chain.store.disk.forget_dead_readers()
         return self._committed(started)
 
-    def prune(self, step: Callable[[], Gone]) -> Committed:
-        """Take one bounded step of pruning, one of the chain's."""
+    def prune(self, *parts: Part) -> Committed:
+        """Take one bounded step of pruning."""
         started = monotonic()
         try:
-            if step():
+            if self.chain.prune(*parts):
                 self._timings.append(("prune", monotonic() - started))
         except StoreFull as full:  # deleting needs new pages too: try again with the next block
             log.warning("store_full", during="prune", error=str(full))

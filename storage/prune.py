@@ -8,7 +8,7 @@ The cost is O(changes), never a scan of the set; the cursors are in the state ro
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -17,6 +17,9 @@ from storage.disk import Txn
 from storage.errors import Damaged
 from storage.rows import MARKED, SPENT, State, Undo
 from storage.utxo import UtxoStore
+
+Part = Literal["outputs", "undo", "mmr"]
+PARTS: tuple[Part, ...] = ("outputs", "undo", "mmr")  # in this order: each forgets what the one before it has let go
 
 
 class Windows(NamedTuple):
@@ -61,25 +64,36 @@ class Gone(NamedTuple):
         return Gone(*(a + b for a, b in zip(self, other, strict=True)))
 
 
-def prune(store: UtxoStore, txn: Txn, windows: Windows, budget: int) -> Gone:
-    """Remove at most `budget` spent outputs, and as many entries of old undo records; return what went."""
+def prune(store: UtxoStore, txn: Txn, windows: Windows, budget: int, *parts: Part) -> Gone:
+    """Remove at most `budget` spent outputs, as many entries of old undo records, and let as many leaves go.
+
+    With `parts` only what these are. Returns what went.
+    """
+    parts = parts or PARTS
+    state, gone = store.state(txn), Gone()
+    spent_limit, undo_limit = _limits(state, windows)
+    if "outputs" in parts:
+        state, outputs = _prune_spent(store, txn, state, spent_limit, undo_limit, budget)
+        gone = gone.plus(Gone(spent_outputs=outputs))
+    if "undo" in parts:
+        state, transactions, records = _prune_undo(store, txn, state, min(undo_limit, state.spent_cursor[0]), budget)
+        gone = gone.plus(Gone(transactions=transactions, undo_records=records))
+    if "mmr" in parts and store.mmr:
+        gone = gone.plus(Gone(mmr_nodes=store.mmr.prune(txn, budget)))
+    store.put_state(txn, state)
+    return gone
+
+
+def prunable(store: UtxoStore, txn: Txn, windows: Windows) -> frozenset[Part]:
+    """Return the parts in which a step may find something; it is a look at the state, not at the rows."""
     state = store.state(txn)
     spent_limit, undo_limit = _limits(state, windows)
-    state, outputs = _prune_spent(store, txn, state, spent_limit, undo_limit, budget)
-    state, transactions, records = _prune_undo(store, txn, state, min(undo_limit, state.spent_cursor[0]), budget)
-    store.put_state(txn, state)
-    return Gone(outputs, transactions, records)
-
-
-def prune_nodes(store: UtxoStore, txn: Txn, budget: int) -> Gone:
-    """Let go of at most `budget` leaves of the mountain range whose outputs are gone; return what went."""
-    return Gone(mmr_nodes=store.mmr.prune(txn, budget)) if store.mmr else Gone()
-
-
-def prunable(state: State, windows: Windows) -> bool:
-    """Return whether a step may find something, without looking."""
-    spent_limit, undo_limit = _limits(state, windows)
-    return state.spent_cursor[0] < spent_limit or state.undo_cursor[0] < undo_limit
+    found: dict[Part, bool] = {
+        "outputs": state.spent_cursor[0] < spent_limit,
+        "undo": state.undo_cursor[0] < min(undo_limit, state.spent_cursor[0]),
+        "mmr": store.mmr is not None and store.mmr.anything_dead(txn),
+    }
+    return frozenset(part for part, there in found.items() if there)
 
 
 def _limits(state: State, windows: Windows) -> tuple[int, int]:

@@ -308,10 +308,8 @@ def prune_all(chain: Chain) -> None:
     allowed, chain.may_prune = chain.may_prune, True
     while chain.due_for_pruning():
         before = chain.state
-        chain.prune()
-        assert chain.state != before or not chain.due_for_pruning(), "a step that gets nowhere is not due again"
-    while chain.nodes_due():
-        chain.prune_nodes()
+        moved = chain.prune() or chain.state != before
+        assert moved or not chain.due_for_pruning(), "a step that gets nowhere is not due again"
     chain.may_prune = allowed
 
 

@@ -73,9 +73,9 @@ def rows_gone(chain: Chain) -> None:
     """Tell a chain and prune its rows, so that leaves of an MMR store wait to be let go."""
     told(*BLOCKS)(chain)
     chain.may_prune = True
-    while chain.due_for_pruning():
-        chain.prune()
-    assert chain.nodes_due()
+    while chain.due_for_pruning("outputs", "undo"):
+        chain.prune("outputs", "undo")
+    assert chain.due_for_pruning("mmr")
 
 
 DEEDS = {
@@ -108,7 +108,7 @@ DEEDS = {
     ),
     "a step of letting leaves go": Deed(
         rows_gone,
-        lambda chain: chain.prune_nodes(),
+        lambda chain: chain.prune("mmr"),
         {"store": "mmr", "prune_depth": 0, "rollback_window": 0, "may_prune": True, "prune_batch_size": 3},
     ),
     "a genesis": Deed(lambda _: None, lambda chain: chain.seed(genesis(ann=1, bob=2))),
@@ -276,7 +276,7 @@ def test_a_full_disk_stops_pruning_until_the_next_block(tmp_path: Path) -> None:
         before = dump(chain.store)
         assert chain.due_for_pruning()
         with failing(chain.store.disk, Fault(1)):
-            assert turns.prune(chain.prune).facts == []
+            assert turns.prune().facts == []
         assert not chain.due_for_pruning()
         assert dump(chain.store) == before
         take(turns, message(block(BLOCKS[-1]), Listener()))

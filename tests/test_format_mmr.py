@@ -97,7 +97,7 @@ def test_bytes_of_what_was_let_go(tmp_path: Path) -> None:
         feed(chain, third := block(BLOCKS[-1], hash=b"\xb3" * 32))
         feed(chain, block(third, hash=b"\xb4" * 32))
         chain.may_prune = True
-        chain.prune()
+        chain.prune("outputs", "undo")
         waiting = in_hex(chain)
         assert waiting["utxo_mmr_dead"] == {"00" * 8: f"{0:016x}{1:016x}{3:016x}"}
         assert waiting["utxo_mmr_nodes"] == MMR["utxo_mmr_nodes"]

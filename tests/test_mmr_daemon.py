@@ -23,7 +23,7 @@ from storage.disk import Txn
 from storage.errors import Damaged
 from storage.mmr import U64
 from storage.mmr_store import MmrStore
-from storage.prune import prune_nodes
+from storage.prune import Windows, prune
 from storage.rows import SPENT
 from storage.utxo import UtxoStore
 from storage.verify import verify
@@ -321,6 +321,6 @@ def test_a_leaf_that_is_let_go_twice_stops_the_pruner(store: Daemon) -> None:
         leaf = kept.mmr.locate(txn, [place])[0]
         txn.put(key(0), key(leaf) * 2, db=kept.mmr.dead)
         with pytest.raises(Exception, match=f"leaf {leaf} is to be let go, but is not there, or was before"):
-            prune_nodes(kept, txn, 10)
+            prune(kept, txn, Windows(9, 9, False), 10, "mmr")
 
     assert findings(store, twice)

@@ -137,7 +137,7 @@ class MmrStory(Story):
     @rule()
     def let_go(self) -> None:
         self.commit()
-        self.chain.prune_nodes()
+        self.chain.prune("mmr")
         self.heard([])
 
     @invariant()
