@@ -461,6 +461,28 @@ def test_a_cycle_that_takes_too_long_leaves_the_rest(tmp_path: Path) -> None:
         live(house, story)
 
 
+@pytest.mark.parametrize("every_s", [1e-9, 30.0])
+def test_a_long_cycle_says_how_far_it_is(tmp_path: Path, every_s: float) -> None:
+    async def story(daemon: Daemon, idle: Idle) -> None:
+        await daemon.hear(*blocks(13))
+        await idle()
+        assert house.journal()[0].state == "done"
+
+    terms = msgspec.structs.replace(TERMS, batch_size=1, progress_every_s=every_s)
+    with capture_logs() as logs, open_house(tmp_path, terms) as house:
+        for n in range(5):
+            house.create(pay(f"spent {n}"), 1, mined=1)
+            house.create(pay(f"spender {n}", at(f"spent {n}")), 2, mined=2)
+        live(house, story)
+    said = [line for line in logs if line["event"] == "pruning"]
+    if every_s > 1:
+        assert said == []
+        return
+    far = [line["transactions_deleted"] for line in said if "transactions_deleted" in line]
+    assert far == sorted(far) and set(far) >= {1, 2, 3, 4, 5}
+    assert {line["height"] for line in said} == {13} and "transactions" in {line["phase"] for line in said}
+
+
 @pytest.mark.parametrize("what", ["rollback", "node"])
 def test_a_cycle_stops_when_the_world_turns(tmp_path: Path, what: str) -> None:
     terms = msgspec.structs.replace(TERMS, batch_size=1)
