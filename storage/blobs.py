@@ -110,9 +110,7 @@ class Files:
         path = self._path(name)
         with _file_errors(path):
             self._make_folder(path.parent)
-            if path.is_file():
-                os.utime(path)  # as good as new: no sweep may take it for an orphan before its record is written
-            else:
+            if not (path.is_file() and _renewed(path)):
                 self._write(path, data)
             _sync(path.parent)  # of a blob that was there, too: whoever put it may have been killed before its own
 
@@ -304,6 +302,15 @@ def _file_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         problem = "there is no room" if error.errno in _FULL else "the blob store failed"
         raise BlobFailed(f"{path}: {problem}: {error.strerror or error}") from error
+
+
+def _renewed(path: Path) -> bool:
+    """Make a blob as good as new: no sweep may take it for an orphan before its record is written."""
+    try:
+        os.utime(path)
+    except FileNotFoundError:  # deleted since it was seen
+        return False
+    return True
 
 
 def _write_new(path: Path, data: bytes) -> None:

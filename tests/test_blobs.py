@@ -942,6 +942,19 @@ def test_the_cache_equals_the_store_whatever_happens(tmp_path: Path) -> None:
     assert min(cached.hits, cached.misses) > 100
 
 
+def test_a_blob_that_goes_while_it_is_put_again_is_written(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.put(A, b"a")
+    utime = os.utime
+
+    def too_late(path: Path) -> None:
+        path.unlink()
+        utime(path)
+
+    monkeypatch.setattr(os, "utime", too_late)
+    files.put(A, b"a")
+    assert files.get(A) == b"a"
+
+
 def test_threads_share_the_cache(files: Files) -> None:
     cached = Cached(files, 3 * SIZE)
 
