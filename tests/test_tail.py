@@ -39,6 +39,7 @@ class Tail:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
+        self._readers = list[Thread]()
         self.out, self.err = self._lines(process.stdout), self._lines(process.stderr)
 
     def _lines(self, stream: IO[str] | None) -> Queue[str]:
@@ -49,8 +50,15 @@ class Tail:
             for line in stream:
                 lines.put(line.rstrip("\n"))
 
-        Thread(target=read, daemon=True).start()
+        self._readers.append(Thread(target=read))
+        self._readers[-1].start()
         return lines
+
+    def end(self) -> None:
+        """Kill it, and read what it had said: its pipes are closed after that."""
+        self.process.kill()
+        for each in self._readers:
+            each.join()
 
     def said(self) -> str:
         """Return the next line of what is followed."""
@@ -75,10 +83,11 @@ def tail(*arguments: str | Path) -> Iterator[Tail]:
     command = [sys.executable, "-m", "daemon.cli", "tail", *map(str, arguments)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment(), text=True) as process:
+        following = Tail(process)
         try:
-            yield Tail(process)
+            yield following
         finally:
-            process.kill()
+            following.end()
 
 
 def readable(line: str) -> tuple[str, str]:
