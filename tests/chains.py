@@ -313,6 +313,19 @@ def prune_all(chain: Chain) -> None:
     chain.may_prune = allowed
 
 
+def go_all_the_way_back(chain: Chain, rng: Random) -> None:
+    """Tell a chain random blocks, and take them back in random steps: every table is what it was at each of them."""
+    blocks, before = random_chain(rng, 10), [dump(chain.store)]
+    for each in blocks:
+        feed(chain, each)
+        before.append(dump(chain.store))
+    left = len(blocks)
+    while left:
+        left -= rng.randint(1, left)
+        chain.rollback(back_to(blocks[left - 1] if left else "origin"))
+        assert dump(chain.store) == before[left]
+
+
 def refused(code: str, act: Callable[[], object]) -> Refused:
     """Return why an act was refused, which must be for `code`."""
     with pytest.raises(Refused) as why:

@@ -25,6 +25,7 @@ from chains import (
     block,
     dump,
     feed,
+    go_all_the_way_back,
     open_chain,
     output,
     prune_all,
@@ -282,15 +283,7 @@ def test_a_rollback_leaves_what_was_there_before(seed: int, self_contained: bool
     with pytest.MonkeyPatch.context() as patch, fresh(**options) as chain:
         patch.setattr(handlers.chain, "_ROLLBACK_ROWS", rollback_rows)
         chain.seed(random_genesis(rng))
-        blocks, before = random_chain(rng, 10), [dump(chain.store)]
-        for each in blocks:
-            feed(chain, each)
-            before.append(dump(chain.store))
-        left = len(blocks)
-        while left:
-            left -= rng.randint(1, left)
-            chain.rollback(back_to(blocks[left - 1] if left else "origin"))
-            assert dump(chain.store) == before[left]
+        go_all_the_way_back(chain, rng)
 
 
 def test_a_store_of_several_chunks(tmp_path: Path) -> None:

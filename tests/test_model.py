@@ -27,6 +27,7 @@ from chains import (
     dump,
     feed,
     found,
+    go_all_the_way_back,
     live,
     open_chain,
     output,
@@ -597,15 +598,7 @@ def test_a_rollback_leaves_what_was_there_before(seed: int, self_contained: bool
     with fresh(rollback_window=20, self_contained=self_contained) as chain:
         if rng.random() < 0.5:
             chain.seed(random_genesis(rng))
-        blocks, before = random_chain(rng, 10), [dump(chain.store)]
-        for each in blocks:
-            feed(chain, each)
-            before.append(dump(chain.store))
-        left = len(blocks)
-        while left:
-            left -= rng.randint(1, left)
-            chain.rollback(back_to(blocks[left - 1] if left else "origin"))
-            assert dump(chain.store) == before[left]
+        go_all_the_way_back(chain, rng)
 
 
 @settings(max_examples=200)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import test_creation
 from conformance.transactions_subject import Subject
-from test_creation import LARGE, STEPS, WHOLE_AFTER, Rows, check_honest, dying, fresh, rows
+from test_creation import LARGE, STEPS, WHOLE_AFTER, Rows, check_honest, dying, rows
 
 import handlers.creation
 import handlers.recovery.records
@@ -24,24 +24,7 @@ from handlers.spending import TxFault
 from storage.recovery.rows import Settlement
 from storage.recovery.sqlite import SqliteStorage
 
-
-@pytest.fixture
-def subject() -> Iterator[Subject]:
-    with closing(fresh()) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def before() -> Rows:
-    with closing(fresh()) as made:
-        return rows(made)
-
-
-@pytest.fixture(scope="module")
-def after() -> Rows:
-    with closing(fresh()) as made:
-        assert made.run(LARGE) == {"result": "ok"}
-        return rows(made)
+subject, before, after = test_creation.subject, test_creation.before, test_creation.after
 
 
 @pytest.mark.parametrize("step", STEPS)
