@@ -66,7 +66,7 @@ def run(context: click.Context) -> None:
 class _Bench(click.Group):
     """Imports a measurement only when it is asked for: they need packages that the daemon does not."""
 
-    NAMES = ("apply", "feed", "http", "large", "mmr", "prune", "recovery", "transactions")
+    NAMES = ("apply", "feed", "http", "large", "mmr", "prune", "recovery", "soak", "transactions")
 
     def list_commands(self, _: click.Context) -> list[str]:
         """Return the names of the measurements."""

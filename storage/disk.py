@@ -168,6 +168,8 @@ def _open(folder: Path, map_size: int, tables: int, readonly: bool, durable: boo
         raise StoreError(f"{folder}: there is no store here")
     folder.mkdir(parents=True, exist_ok=True)
     try:
+        if not (folder / "data.mdb").exists():
+            _make(folder)
         return lmdb.open(
             str(folder),
             map_size=map_size,
@@ -181,6 +183,20 @@ def _open(folder: Path, map_size: int, tables: int, readonly: bool, durable: boo
         raise Damaged(f"{folder}: this is not a store, or it is damaged: {error}") from error
     except lmdb.Error as error:
         raise StoreError(f"the store cannot be opened: {error}") from error
+
+
+def _make(folder: Path) -> None:
+    """Make an empty environment that is durable before it gets its name: a power cut leaves a whole one or none."""
+    making = folder / "data.mdb.making"
+    making.unlink(missing_ok=True)
+    with lmdb.open(str(making), subdir=False, lock=False, mode=0o640) as env:
+        env.sync(True)
+    making.rename(folder / "data.mdb")
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def _hold(folder: Path) -> int:

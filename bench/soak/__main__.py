@@ -1,0 +1,18 @@
+"""`python -m bench.soak KIND FOLDER SEED`: one round in a process of its own; what it met as JSON, 1 if it broke."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from bench.soak import one_round
+from bench.soak.target import Broken
+
+kind, folder, seed = sys.argv[1:]
+try:
+    met = one_round(kind, Path(folder), int(seed))
+except Broken as broken:
+    sys.exit(str(broken))
+sys.stdout.buffer.write(msgspec.json.encode([dict(met), met.peaks]))

@@ -1,0 +1,146 @@
+"""Fuzzed messages on the socket: each is answered or ends its connection, and nobody else notices.
+
+In a round either an honest feeder works beside the fuzz, and its answers may not wait; or the fuzz feeds the chain.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+from bench.soak.mutation import Mutator, corpus
+from bench.soak.story import Story, digest_of
+from bench.soak.target import Broken, Met, Target, any_kind
+from handlers.events import Ack, Error, TxSubmitted
+
+MESSAGES = 40_000  # in a round
+_AT_ONCE = 200
+_LONGEST_WAIT_S = 1.0  # of an honest client
+_MOST_MEMORY = 256 << 20
+_VARIETY = 3000  # different messages in a round: the daemon is tried, not the generator
+
+
+class Honest:
+    """A feeder beside an attack: it feeds a story, one message at a time, and notes the longest wait."""
+
+    def __init__(self, target: Target, story: Story) -> None:
+        self._target, self._story = target, story
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._feed)
+        self.done, self.longest_s, self.failure = 0, 0.0, None if story else ""
+
+    def __enter__(self) -> Honest:
+        """Begin to feed."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Feed the rest."""
+        self._ending.set()
+        self._thread.join()
+
+    def check(self) -> None:
+        """Fail where a message was refused, or had to wait too long."""
+        if self.failure:
+            raise Broken(self.failure)
+        if self.longest_s > _LONGEST_WAIT_S:
+            raise Broken(f"an honest feeder waited {self.longest_s:.2f} s for an answer")
+
+    def _feed(self) -> None:
+        try:
+            with self._target.link() as link:
+                while self.done < len(self._story):
+                    began = time.monotonic()
+                    answer = link.ask(self._story.numbered(self.done))
+                    self.longest_s = max(self.longest_s, time.monotonic() - began)
+                    submitted = isinstance(self._story.steps[self.done].message, TxSubmitted)
+                    if not isinstance(answer, Ack) and not (submitted and isinstance(answer, Error)):
+                        self.failure = f"an honest message was answered {answer}"
+                        return
+                    self.done += 1
+                    self._ending.wait(0.01)
+        except Broken as error:
+            self.failure = f"an honest feeder failed: {error}"
+
+
+def round(folder: Path, seed: int) -> Met:
+    """Send fuzzed messages to one daemon; return what was met."""
+    random, met = Random(seed), Met()
+    beside = bool(random.randrange(2))
+    story = Story(seed, 60)
+    with Target(folder, any_kind(random)) as target:
+        target.start()
+        if beside:
+            with Honest(target, story) as honest:
+                _attack(target, random, story, met)
+            honest.check()
+            met["honest messages"] += honest.done
+            met.highest("fuzz: longest wait of a feeder, ms", honest.longest_s * 1000)
+        else:
+            _attack(target, random, story, met)
+        target.check_alive()
+        met.highest("fuzz: memory, MiB", target.memory() / (1 << 20))
+        if target.memory() > _MOST_MEMORY:
+            raise Broken(f"the daemon took {target.memory() >> 20} MiB")
+        target.kill()
+        target.start()  # what was written under attack can be opened again
+        target.stop()
+        target.verify(records_may_differ=True)
+        if beside and digest_of(target.live_set()) != story.digest(len(story)):
+            raise Broken("the live set is another than that of the honest feeder")
+    met["fuzz rounds beside an honest feeder" if beside else "fuzz rounds that feed"] += 1
+    return met
+
+
+def _attack(target: Target, random: Random, story: Story, met: Met) -> None:
+    """Send messages in both encodings, over as many connections as it takes."""
+    mutator = Mutator(random, corpus(story))
+    lines = [mutator.line() for _ in range(_VARIETY)]
+    frames = [mutator.frame() for _ in range(_VARIETY)]
+    sent = 0
+    while sent < MESSAGES:
+        messages, json = random.choice(((lines, True), (frames, False)))
+        with target.link() as link:
+            for _ in range(random.randint(1, 20)):
+                burst = random.choices(messages, k=_AT_ONCE)
+                sent += len(burst)
+                if not _exchange(link.socket, b"".join(burst), json=json, met=met):
+                    met["connections ended by the daemon"] += 1
+                    break
+        met["fuzzed connections"] += 1
+    met["fuzzed messages"] += sent
+
+
+def _exchange(link: socket.socket, out: bytes, *, json: bool, met: Met) -> bool:
+    """Send while reading what comes back; return whether the connection still stands."""
+    until, heard, view = time.monotonic() + 60.0, bytearray(), memoryview(out)
+    link.setblocking(False)
+    quiet_s = 0.0
+    while view or quiet_s < 0.02:
+        readable, writable, _ = select.select([link], [link] if view else [], [], 0.02)
+        if time.monotonic() > until:
+            raise Broken("the daemon neither reads nor answers a fuzzed client")
+        quiet_s = 0.0 if readable or writable else 1.0
+        try:
+            if writable:
+                view = view[link.send(view[: 1 << 16]) :]
+            if readable:
+                more = link.recv(1 << 18)
+                if not more:
+                    return False
+                heard += more
+        except BlockingIOError:
+            continue
+        except ConnectionError:
+            return False
+    if json:  # frames are cut by whoever reads them; lines can be checked as they come
+        whole = heard[: heard.rfind(b"\n") + 1].splitlines()
+        for line in whole:
+            met[f"answered {msgspec.json.decode(line).get('code', 'otherwise')}"] += 1
+    return True

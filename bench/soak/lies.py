@@ -1,0 +1,200 @@
+"""Well-formed messages that lie: a chain that contradicts itself, claims of anybody, rollbacks to anywhere.
+
+The rules of the set of unspent outputs hold whatever is claimed, a restart finds the same state, and a rollback of
+everything that the window holds succeeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+from bench.soak.story import digest_of
+from bench.soak.target import Broken, Met, Target, any_kind
+from handlers.events import (
+    Ack,
+    BlockApplied,
+    BlockPersisted,
+    Error,
+    Inbound,
+    NodeState,
+    OutPoint,
+    Output,
+    OutputReassigned,
+    OutputsFrozen,
+    OutputsUnfrozen,
+    Rollback,
+    RollbackPoint,
+    Tx,
+    TxConflicting,
+    TxLocked,
+    TxMined,
+    TxPreserved,
+    TxSubmitted,
+    TxUnlocked,
+    WinnersDecided,
+)
+
+_MESSAGES = 400
+_ODD = (0, 1, 7, (1 << 31) - 1, (1 << 32) - 1, 1 << 32, (1 << 63) - 1, (1 << 64) - 1)
+
+
+class Liar:
+    """Makes messages about few transactions and outputs, so that lies meet each other."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._txids = [random.randbytes(32) for _ in range(25)]
+        self.chain: list[BlockApplied] = []
+        self._ways: list[tuple[int, Callable[[], Inbound]]] = [
+            (30, self._block),
+            (25, lambda: TxSubmitted(tx=self._tx(), locked=random.random() < 0.2)),
+            (6, self._rollback),
+            (
+                5,
+                lambda: TxMined(
+                    txids=self._some(), block_id=self._odd(), height=self._odd(), unset=random.random() < 0.4
+                ),
+            ),
+            (5, lambda: TxConflicting(txids=self._some(), value=random.random() < 0.6)),
+            (4, lambda: WinnersDecided(txids=self._some())),
+            (4, lambda: OutputsFrozen(outpoints=self._points(2))),
+            (3, lambda: OutputsUnfrozen(outpoints=self._points(2))),
+            (3, lambda: OutputReassigned(outpoint=self._points(1)[0], address=random.randbytes(29))),
+            (3, lambda: TxLocked(txids=self._some())),
+            (3, lambda: TxUnlocked(txids=self._some())),
+            (3, lambda: TxPreserved(txids=self._some(), until=self._odd())),
+            (4, lambda: BlockPersisted(height=self._odd())),
+            (3, lambda: NodeState(state=random.choice(("running", "catching_up", "stopped")), height=self._odd())),
+        ]
+
+    def message(self) -> Inbound:
+        """Return the next message."""
+        weights = [weight for weight, _ in self._ways]
+        return self._random.choices(self._ways, weights)[0][1]()
+
+    def heard(self, message: Inbound, answer: Ack | Error) -> None:
+        """Follow what was carried out."""
+        if isinstance(answer, Error):
+            return
+        match message:
+            case BlockApplied() if answer.status == "applied":
+                self.chain.append(message)
+            case Rollback(to="origin"):
+                self.chain.clear()
+            case Rollback(to=RollbackPoint(hash=to)):
+                while self.chain and self.chain[-1].hash != to:
+                    self.chain.pop()
+
+    def _block(self) -> BlockApplied:
+        random = self._random
+        tip = self.chain[-1] if self.chain and random.random() < 0.95 else None
+        height = tip.height + 1 if tip else random.choice((1, 1, self._odd()))
+        txs = [self._tx() for _ in range(random.randint(0, 4))]
+        before = tip.hash if tip else None
+        return BlockApplied(height=height, slot=height * 20, hash=random.randbytes(32), prev_hash=before, txs=txs)
+
+    def _tx(self) -> Tx:
+        """Return any transaction: its id may be used, its inputs spent, missing, or of itself."""
+        random = self._random
+        outputs = [self._output() for _ in range(random.randint(0, 3))]
+        return Tx(
+            txid=random.choice(self._txids),
+            inputs=self._points(random.randint(0, 3)),
+            outputs=outputs,
+            valid=random.random() < 0.75,
+            collateral=self._points(random.randint(0, 2)),
+            collateral_return=self._output() if random.random() < 0.3 else None,
+            coinbase=random.random() < 0.1,
+            raw=random.randbytes(20) if random.random() < 0.3 else None,
+        )
+
+    def _output(self) -> Output:
+        random = self._random
+        return Output(b"\x61" + random.randbytes(28), random.getrandbits(40), spendable=random.random() < 0.9)
+
+    def _rollback(self) -> Rollback:
+        random = self._random
+        if not self.chain or random.random() < 0.2:
+            return Rollback(to=random.choice(("origin", RollbackPoint(hash=random.randbytes(32)))))
+        to = self.chain[max(0, len(self.chain) - 1 - random.randint(0, 8))]
+        return Rollback(to=RollbackPoint(slot=to.point.slot, hash=to.hash, height=to.height))
+
+    def _some(self) -> list[bytes]:
+        return self._random.choices(self._txids, k=self._random.randint(1, 3))
+
+    def _points(self, count: int) -> list[OutPoint]:
+        return [(self._random.choice(self._txids), self._random.randint(0, 3)) for _ in range(count)]
+
+    def _odd(self) -> int:
+        near = len(self.chain) + self._random.randint(-3, 3)
+        return self._random.choice((max(near, 0), max(near, 0), max(near, 0), self._random.choice(_ODD)))
+
+
+def live(chain: list[BlockApplied]) -> list[str]:
+    """Return what is unspent after a chain, whatever it claims: missing inputs are skipped, a used id replaces."""
+    coins: dict[OutPoint, Output] = {}
+    for block in chain:
+        for tx in block.txs:
+            for point in tx.inputs if tx.valid else tx.collateral:
+                coins.pop(point, None)
+            made = dict(enumerate(tx.outputs)) if tx.valid else {}
+            if not tx.valid and tx.collateral_return is not None:
+                made = {len(tx.outputs): tx.collateral_return}
+            coins |= {(tx.txid, n): paid for n, paid in made.items() if paid.spendable}
+    return [f"{txid.hex()},{n},{paid.value},{paid.address.hex()}" for (txid, n), paid in coins.items()]
+
+
+def round(folder: Path, seed: int) -> Met:
+    """Tell one daemon lies; return what was met."""
+    random, met = Random(seed), Met()
+    liar = Liar(random)
+    with Target(folder, any_kind(random)) as target:
+        target.start()
+        link = target.link()
+        for n in range(_MESSAGES):
+            message = liar.message()
+            answer = link.ask(msgspec.structs.replace(message, seq=n))
+            if not isinstance(answer, Ack | Error):
+                raise Broken(f"{message} was answered {answer}")
+            liar.heard(message, answer)
+            met[f"{type(message).__name__} {answer.status if isinstance(answer, Ack) else answer.code}"] += 1
+            if random.random() < 0.01:
+                link.socket.close()
+                target.kill()
+                target.start()
+                link = target.link()
+                met["restarts"] += 1
+        _check(target, liar, met)
+        _roll_everything_back(target, liar, met)
+        target.stop()
+    met["lies"] += _MESSAGES
+    met["rounds of lies"] += 1
+    return met
+
+
+def _check(target: Target, liar: Liar, met: Met) -> None:
+    """Compare the live set with the rule, and walk the store."""
+    if digest_of(target.live_set()) != digest_of(live(liar.chain)):
+        raise Broken("the live set is not what the blocks say")
+    target.verify(records_may_differ=True)
+    met["walks after lies"] += 1
+
+
+def _roll_everything_back(target: Target, liar: Liar, met: Met) -> None:
+    """Roll back block after block as far as the window goes, and compare again."""
+    with target.link() as link:
+        while len(liar.chain) > 1:
+            to = liar.chain[-2]
+            message = Rollback(seq=1, to=RollbackPoint(slot=to.point.slot, hash=to.hash, height=to.height))
+            answer = link.ask(message)
+            if isinstance(answer, Error) and answer.code == "beyond_rollback_floor":
+                break
+            if not isinstance(answer, Ack):
+                raise Broken(f"a rollback of an applied block was answered {answer}")
+            liar.heard(message, answer)
+            met["blocks of lies rolled back"] += 1
+    _check(target, liar, met)
