@@ -82,6 +82,10 @@ class Http(Table, frozen=True, kw_only=True):
             extra={"notation": ENDPOINT},
         ),
     ] = "127.0.0.1:8410"
+    ready_grace: Annotated[
+        Seconds,
+        Meta(ge=0, description="Time without any feeder after which answers are not called ready any more."),
+    ] = 60.0
     workers: Annotated[int, Meta(ge=0, le=1024, description="Processes that answer; 0 turns HTTP off.")] = 1
     token: Annotated[
         Secret | None,

@@ -27,7 +27,7 @@ from daemon.metrics import daemon_sheet, encode, folder, keep_shown
 from daemon.notify import Notifier
 from daemon.pruning import prune_along
 from daemon.recovery import enabled, recover_along
-from daemon.store import open_disk, open_lives, open_utxo, windows
+from daemon.store import open_disk, open_lives, open_utxo, store_id, windows
 from handlers.chain import Chain
 from handlers.delivery import refuse
 from handlers.events import (
@@ -62,7 +62,14 @@ async def serve(config: Config, config_file: Path | None) -> None:
         sheet = stores.enter_context(daemon_sheet(folder(config)))
         kinds = _consumed(turns)
         inbox = bus.inbox(*kinds, capacity=config.batch.max_bytes, most=config.batch.max_bytes)
-        hall = Hall(bus, inbox, _welcome(config), admins(config.socket.admin_uids), config.socket.max_frame_bytes)
+        hall = Hall(
+            bus,
+            inbox,
+            _welcome(config),
+            admins(config.socket.admin_uids),
+            config.socket.max_frame_bytes,
+            config.http.ready_grace,
+        )
         _quieten_collector()
         async with anyio.create_task_group() as house:
             writer, committed = CapacityLimiter(1), Bell()
@@ -151,6 +158,7 @@ def _welcome(config: Config) -> Welcome:
         points=[],
         rollback_floor=None,
         persisted_height=None,
+        store_id=store_id(config) if config.utxo.enabled else None,
     )
 
 
@@ -184,7 +192,8 @@ async def _report(notifier: Notifier, moved: Bell, hall: Hall) -> None:
 def _numbers(hall: Hall, inside: set[Connection]) -> bytes:
     """Return what is counted and what is at hand, for whoever answers `/metrics`."""
     numbers = hall.numbers
-    numbers.network_height, numbers.map_size = hall.network_height, hall.view.map_size
+    numbers.network_height, numbers.map_size = hall.known_network_height(), hall.view.map_size
+    numbers.feeder_away_s = hall.feeder_away_s()
     numbers.inbox_messages, numbers.inbox_bytes = len(hall.inbox), hall.inbox.reserved
     numbers.connections = len(inside)
     return encode(numbers)

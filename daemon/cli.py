@@ -119,10 +119,10 @@ def status(context: click.Context, socket: Path | None, as_json: bool) -> None:
     """Say on one screen where the daemon and its store are.
 
     Asks the daemon's socket and reads the store beside it. Without a daemon it shows what the store says, and that no
-    daemon answers.
+    daemon answers. Exits 0 when the daemon runs and none of its parts is away, silent or failed, else 1.
     """
     from daemon.commands.report import plain, screen
-    from daemon.commands.status import look
+    from daemon.commands.status import failed, look
 
     with stores_speak():
         report = look(context.obj.config, context.obj.socket(socket))
@@ -130,6 +130,8 @@ def status(context: click.Context, socket: Path | None, as_json: bool) -> None:
         click.echo(plain(report))
     else:
         show_on_screen(*screen(report))
+    if failed(report):
+        sys.exit(FAILED)
 
 
 def _events(_: click.Context, __: click.Parameter, begun: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import time
 
 import anyio
 import structlog
@@ -34,7 +35,9 @@ _HANDOVER_S = 5.0  # that a new feeder waits for one who has hung up and whose m
 class Hall:
     """What all connections share."""
 
-    def __init__(self, bus: Bus, inbox: Inbox, welcome: Welcome, admins: frozenset[int], max_bytes: int) -> None:
+    def __init__(
+        self, bus: Bus, inbox: Inbox, welcome: Welcome, admins: frozenset[int], max_bytes: int, grace_s: float
+    ) -> None:
         self.bus = bus
         self.inbox = inbox  # for what has no consumer: it keeps answers in order
         self.welcome = welcome
@@ -44,7 +47,28 @@ class Hall:
         self.numbers = Numbers()
         self.feeder: Connection | None = None
         self.network_height: int | None = None  # as the last feeder said
+        self.grace_s = grace_s
+        self._feeders: set[Connection] = set()  # who feeds, or says how far the network is
+        self._feeder_left_at = time.monotonic()  # nobody came yet: as if one had just left
         self.view = View()
+
+    def feeds(self, connection: Connection) -> None:
+        """Note that a client feeds the chain, or says how far the network is."""
+        self._feeders.add(connection)
+
+    def left(self, connection: Connection) -> None:
+        """Note that a client has gone."""
+        if connection in self._feeders:
+            self._feeders.remove(connection)
+            self._feeder_left_at = time.monotonic()
+
+    def feeder_away_s(self) -> float:
+        """Return how long no feeder has been connected."""
+        return 0.0 if self._feeders else round(time.monotonic() - self._feeder_left_at, 3)
+
+    def known_network_height(self) -> int | None:
+        """Return how far the network is; None once nobody has been there to say so for the grace period."""
+        return None if self.feeder_away_s() > self.grace_s else self.network_height
 
     def greet(self, seq: int | None) -> Welcome:
         """Return what a client needs to know now."""
@@ -57,7 +81,9 @@ class Hall:
             points=view.points,
             rollback_floor=view.floor,
             persisted_height=view.persisted_height,
-            network_tip_height=self.network_height,
+            network_tip_height=self.known_network_height(),
+            feeder_away_s=self.feeder_away_s(),
+            store_id=same.store_id,
             seconds_since_last_block=None if since is None else round(since, 3),
             seq=seq,
         )
@@ -103,6 +129,7 @@ class Connection:
             self._hall.bus.forget(self._tell)
             self._ending = True
             self._leave()
+            self._hall.left(self)
 
     async def leave_if_gone(self) -> None:
         """Wait a moment until this client is not the feeder any more, if it has hung up: another one is waiting."""
@@ -173,6 +200,7 @@ class Connection:
             if feeder is not None and feeder is not self:
                 raise Refused("feeder_busy", "another connection is feeding the chain", retryable=True)
             self._hall.feeder = self
+            self._hall.feeds(self)
             self._reader.feeding = True
             self._hall.network_height = self.network_height or self._hall.network_height
 
@@ -198,6 +226,7 @@ class Connection:
 
     def _network_is_at(self, height: int) -> None:
         self.network_height = height
+        self._hall.feeds(self)
         if self._hall.feeder in {None, self}:
             self._hall.network_height = height
 

@@ -102,6 +102,7 @@ class Numbers(Struct):
     recent: list[tuple[float, int, int]] = []  # monotonic time, blocks and transactions of the last commits
     moved_at: float | None = None  # monotonic
     network_height: int | None = None
+    feeder_away_s: float | None = None
     map_size: int = 0
     inbox_messages: int = 0
     inbox_bytes: int = 0
@@ -150,12 +151,6 @@ class Numbers(Struct):
     def seconds_since_last_block(self) -> float | None:
         """Return how long ago a block was committed; the clock is the same in every process."""
         return None if self.moved_at is None else max(time.monotonic() - self.moved_at, 0.0)
-
-    def lag(self, height: int | None) -> int | None:
-        """Return how many blocks the network is ahead of a height, as far as feeders have said."""
-        if self.network_height is None:
-            return None
-        return max(self.network_height - (height or 0), 0)
 
 
 class Served(Struct):

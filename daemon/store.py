@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 
 import structlog
@@ -36,6 +37,12 @@ _BLOB_CACHE = 64 << 20  # bytes of blobs that are kept in memory
 def folder(config: Config) -> Path:
     """Return where the LMDB environment lives."""
     return config.data_dir / "lmdb"
+
+
+def store_id(config: Config) -> str:
+    """Return a name for this very store: another store has another, and so has a copy of it."""
+    found = (folder(config) / "data.mdb").stat()
+    return blake2b(b"%d %d" % (found.st_dev, found.st_ino), digest_size=8).hexdigest()
 
 
 def open_disk(config: Config, *, readonly: bool = False) -> Disk:

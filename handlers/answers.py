@@ -138,9 +138,11 @@ class Status(Struct, frozen=True, kw_only=True):
 class Health(Struct, frozen=True, kw_only=True):
     """Whether questions can be answered, and how old the answers are."""
 
-    status: str
+    status: Annotated[str, Meta(description="live; or ready, daemon_away, empty, no_feeder, behind, not_enabled")]
+    reason: Annotated[str | None, Meta(description="why it is not ready")]
     seconds_since_last_block: float | None
-    lag_blocks: int | None
+    lag_blocks: Annotated[int | None, Meta(description="null while nobody says how far the network is")]
+    store_id: Annotated[str | None, Meta(description="of the store that is read: another daemon has another")]
 
 
 def to_tip(point: Point) -> TipAnswer:

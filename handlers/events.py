@@ -292,6 +292,8 @@ class Welcome(Event, frozen=True, kw_only=True):
     persisted_height: int | None
     network_tip_height: int | None = None
     seconds_since_last_block: float | None = None
+    feeder_away_s: float | None = None  # 0 while a feeder is connected, else since the last one left
+    store_id: str | None = None  # of the store that this daemon keeps
     seq: int | None = None
 
 

@@ -233,6 +233,17 @@ class TxStore:
         """Return each index and the field of the master that it follows."""
         return ((self.delete_at, "delete_at"), (self.unmined, "unmined_since"), (self.preserved, "preserve_until"))
 
+    def unmined_counts(self, txn: Txn, most: int) -> tuple[int, int] | None:
+        """Return how many unmined transactions wait for a block, and how many have lost a conflict.
+
+        More than `most` of them are not read: None.
+        """
+        if txn.stat(self.unmined)["entries"] > most:
+            return None
+        records = [self.record(txn, txid) for _, txid in txn.cursor(self.unmined)]
+        lost = sum(record is not None and record.conflicting for record in records)
+        return len(records) - lost, lost
+
     # --- slots ---------------------------------------------------------------------------------------------------
 
     def slot(self, txn: Txn, txid: bytes, page: int, slot: int) -> bytes | None:

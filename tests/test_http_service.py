@@ -8,7 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
@@ -17,18 +17,11 @@ from typing import Any
 import httpx
 import pytest
 from daemons import PATIENCE_S, Daemon, environment, home, running, write_config
-from questions import TIP, Web, asked, failure, free_port, short_folder
+from questions import TIP, Web, asked, failure, free_port, short_folder, until
 from stories import address, block, chain, digest, output, point, tx
 
 TOKEN = "a long random text"
 STORY = chain(3)
-
-
-def until(happened: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
-    give_up = monotonic() + patience_s
-    while not happened():
-        assert monotonic() < give_up, what
-        sleep(0.01)
 
 
 def children(pid: int) -> set[int]:
@@ -188,7 +181,7 @@ def test_a_daemon_without_a_store_asks_for_its_token_too() -> None:
 def ready(web: Web) -> tuple[int, dict[str, Any]]:
     answer = web.ask("/health/ready")
     content = answer.json()
-    assert set(content) == {"status", "seconds_since_last_block", "lag_blocks"}
+    assert set(content) == {"status", "reason", "seconds_since_last_block", "lag_blocks", "store_id"}
     assert answer.headers["content-type"] == "application/json"
     return answer.status_code, content
 
@@ -203,11 +196,9 @@ def becomes(web: Web, status: int, word: str) -> dict[str, Any]:
 
 def test_ready_says_whether_answers_are_fresh() -> None:
     with short_folder() as folder, asked(folder) as asking, asking.daemon.client() as feeder:
-        assert becomes(asking.web, 503, "empty") == {
-            "status": "empty",
-            "seconds_since_last_block": None,
-            "lag_blocks": None,
-        }
+        empty = becomes(asking.web, 503, "empty")
+        assert empty["seconds_since_last_block"] is None and empty["lag_blocks"] is None
+        assert "no block" in empty["reason"]
         feeder.feed(STORY[:2])
         until(lambda: ready(asking.web)[1]["seconds_since_last_block"] is not None, "it has not heard of the block")
         found = becomes(asking.web, 200, "ready")

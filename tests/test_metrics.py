@@ -24,7 +24,7 @@ from daemons import PATIENCE_S, ROOT, Daemon, Message, environment, error, home,
 from prometheus_client.parser import text_string_to_metric_families
 from stories import back_to, block, chain, digest, output, tx
 
-from config.settings import Config
+from config.settings import Config, Utxo
 from daemon import metrics
 from daemon.app import _numbers, _welcome
 from daemon.bus import Bus
@@ -213,7 +213,7 @@ def test_what_is_at_hand_is_shown() -> None:
     async def main() -> bytes:
         bus = Bus()
         inbox = bus.inbox(capacity=1 << 20, most=1 << 20)
-        hall = Hall(bus, inbox, _welcome(Config()), frozenset(), 1 << 20)
+        hall = Hall(bus, inbox, _welcome(Config(utxo=Utxo(enabled=False))), frozenset(), 1 << 20, 60.0)
         hall.network_height, hall.view = 77, View(map_size=4096)
         await inbox.reserve(700)
         inbox.put(Delivery(b"x", "json", None, None))  # type: ignore[arg-type]

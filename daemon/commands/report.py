@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from handlers.answers import MmrRoot, TipAnswer
 from handlers.prune_report import PrunerJob
+from handlers.readiness import Readiness
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,6 +35,7 @@ class DaemonReport(Struct, frozen=True, kw_only=True):
     network_tip_height: int | None = None
     lag_blocks: int | None = None
     seconds_since_last_block: float | None = None
+    ready: Readiness | None = None
 
 
 class Rates(Struct, frozen=True):
@@ -74,6 +76,8 @@ class StoreReport(Struct, frozen=True, kw_only=True):
     disk_free: int
     folder: str
     unmined: int
+    waiting: int | None  # of the unmined: those that a block may still take; None where too many to be read
+    conflicting: int | None  # of the unmined: those that lost a conflict
     blobs: int | None  # None where they are not counted: in a bucket, or without transactions
     pruner_job: PrunerJob | None  # the latest
 
@@ -117,6 +121,7 @@ def _lines(report: Report) -> list[tuple[str, str]]:
     if store is None:
         return [*lines, ("store", "the UTXO store is not enabled (utxo.enabled)")]
     since = daemon.seconds_since_last_block
+    ready = "no" if daemon.ready is None or daemon.ready.state != "ready" else "yes"
     lag = "unknown" if daemon.lag_blocks is None else f"{counted(daemon.lag_blocks, 'block')} behind the network"
     last = "" if since is None else f", last block {_span(since)} ago"
     speed = "–" if rates is None else f"{rates.blocks_per_s:,} blocks/s, {rates.txs_per_s:,} transactions/s"
@@ -128,6 +133,7 @@ def _lines(report: Report) -> list[tuple[str, str]]:
         *lines,
         ("chain", store.chain),
         ("tip", _point(store.tip)),
+        ("ready", ready + (f": {daemon.ready.reason}" if daemon.ready and daemon.ready.reason else "")),
         ("lag", lag + last),
         ("rate", speed + over),
         ("set", f"{store.unspent:,} unspent outputs after {counted(store.blocks_applied, 'block')}"),

@@ -9,6 +9,8 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from socket import AF_UNIX, socket
 
+import msgspec
+
 from config.settings import Config
 from config.units import parse_endpoint
 from daemon.client import Line
@@ -16,38 +18,56 @@ from daemon.commands.report import DaemonReport, Handler, Rates, Report, StoreRe
 from daemon.metrics import Numbers, daemon_numbers
 from daemon.metrics import folder as sheets
 from daemon.recovery import enabled
-from daemon.store import folder, open_query, windows
+from daemon.store import folder, open_query, store_id, windows
 from handlers.answers import to_tip
 from handlers.events import Hello, Welcome
 from handlers.proofs import mmr_root
 from handlers.prune_report import PrunerJob, jobs_of
+from handlers.readiness import blocks_behind, readiness
 from storage.blobs import Files, open_blobs
 from storage.errors import BlobFailed
 from storage.transactions import TxStore
 
 _PATIENCE_S = 2.0
-_FAR_BEHIND = 10  # blocks
+_MOST_READ = 20_000  # unmined transactions whose records are read: more would take too long
+_FAILED = {"away", "silent", "failed"}
 
 
 def look(config: Config, path: Path) -> Report:
     """Ask the daemon, read the store, and put both together."""
     began = time.monotonic()
-    welcome, problem = ask(path)
+    welcome, problem = ask(path, _own_store(config))
     answer_ms = round((time.monotonic() - began) * 1000, 1)
     numbers = daemon_numbers(sheets(config))
     store = _store(config, numbers) if config.utxo.enabled else None
     if welcome is None:
         daemon = DaemonReport(running=False, socket=str(path), problem=problem)
     else:
-        daemon = _daemon(path, welcome, store, numbers, answer_ms)
+        daemon = _daemon(config, path, welcome, store, numbers, answer_ms)
     handlers = [_socket(daemon), _utxo(config, daemon), _pruner(config, daemon, store), _http(config)]
     handlers.append(_transactions(config, daemon, store))
     handlers.append(_recovery(config, daemon, numbers))
     return Report(daemon=daemon, rates=_rates(numbers), handlers=handlers, store=store)
 
 
-def ask(path: Path) -> tuple[Welcome | None, str | None]:
-    """Return what the daemon at a socket says, or why it says nothing."""
+def failed(report: Report) -> bool:
+    """Return whether something that should run does not: for scripts, the exit code says so."""
+    return not report.daemon.running or any(handler.state in _FAILED for handler in report.handlers)
+
+
+def _own_store(config: Config) -> str | None:
+    """Return the name of the store that the configuration means, None where there is none."""
+    try:
+        return store_id(config)
+    except FileNotFoundError:
+        return None
+
+
+def ask(path: Path, own: str | None = None) -> tuple[Welcome | None, str | None]:
+    """Return what the daemon at a socket answers, or why that is no answer for us.
+
+    With the name of our `own` store the answer of a daemon that keeps another one does not count.
+    """
     try:
         with Line(path, _PATIENCE_S) as line:
             line.send(Hello(client="utxod-status/1"))
@@ -58,13 +78,24 @@ def ask(path: Path) -> tuple[Welcome | None, str | None]:
         return None, f"it took the call and said nothing for {_PATIENCE_S:g} s"
     except OSError as error:
         return None, error.strerror or str(error)
-    return (answer, None) if isinstance(answer, Welcome) else (None, f"it answered {type(answer).__name__}")
+    if not isinstance(answer, Welcome):
+        return None, f"it answered {type(answer).__name__}"
+    if own is not None and answer.store_id is not None and answer.store_id != own:
+        kept = f"{answer.chain.family}/{answer.chain.network}"
+        return None, f"another daemon answers there, with a store of its own ({kept})"
+    return answer, None
 
 
 def _daemon(
-    path: Path, welcome: Welcome, store: StoreReport | None, numbers: Numbers | None, answer_ms: float
+    config: Config,
+    path: Path,
+    welcome: Welcome,
+    store: StoreReport | None,
+    numbers: Numbers | None,
+    answer_ms: float,
 ) -> DaemonReport:
     height, network = store.tip.height if store and store.tip else None, welcome.network_tip_height
+    lag = None if height is None else blocks_behind(network, height)
     return DaemonReport(
         running=True,
         socket=str(path),
@@ -76,8 +107,15 @@ def _daemon(
         inbox_messages=None if numbers is None else numbers.inbox_messages,
         inbox_bytes=None if numbers is None else numbers.inbox_bytes,
         network_tip_height=network,
-        lag_blocks=None if network is None or height is None else max(network - height, 0),
+        lag_blocks=lag,
         seconds_since_last_block=welcome.seconds_since_last_block,
+        ready=readiness(
+            daemon=True,
+            tip_height=height,
+            lag_blocks=lag,
+            feeder_away_s=welcome.feeder_away_s,
+            grace_s=config.http.ready_grace,
+        ),
     )
 
 
@@ -85,6 +123,8 @@ def _store(config: Config, numbers: Numbers | None) -> StoreReport:
     reach, place = windows(config), folder(config)
     with open_query(config) as query, query.snapshot() as shot:
         state, store, tip = shot.state, shot.store, shot.tip()
+        records = TxStore(store.disk)
+        waiting, conflicting = records.unmined_counts(shot.txn, _MOST_READ) or (None, None)
         floor = shot.point(reach.floor(state))
         return StoreReport(
             chain=store.chain(shot.txn),
@@ -104,7 +144,9 @@ def _store(config: Config, numbers: Numbers | None) -> StoreReport:
             map_size=numbers.map_size if numbers else store.disk.map_size(),
             disk_free=shutil.disk_usage(place).free,
             folder=str(place),
-            unmined=shot.txn.stat(TxStore(store.disk).unmined)["entries"],
+            unmined=shot.txn.stat(records.unmined)["entries"],
+            waiting=waiting,
+            conflicting=conflicting,
             blobs=_blobs(config),
             pruner_job=next(iter(jobs_of(store.disk, shot.txn, 1)), None),
         )
@@ -147,9 +189,10 @@ def _utxo(config: Config, daemon: DaemonReport) -> Handler:
         return Handler("utxo", "off", "utxo.enabled")
     if not daemon.running:
         return Handler("utxo", "stopped", "no daemon")
-    if daemon.lag_blocks is not None and daemon.lag_blocks > _FAR_BEHIND:
-        return Handler("utxo", "behind", f"{daemon.lag_blocks:,} blocks behind the network")
-    return Handler("utxo", "ok", f"{counted(daemon.inbox_messages, 'message')} waiting")
+    waiting = f"{counted(daemon.inbox_messages, 'message')} waiting"
+    if daemon.ready is None or daemon.ready.reason is None:
+        return Handler("utxo", "ok", waiting)
+    return Handler("utxo", "behind" if daemon.ready.state == "behind" else "waiting", daemon.ready.reason)
 
 
 def _transactions(config: Config, daemon: DaemonReport, store: StoreReport | None) -> Handler:
@@ -157,7 +200,8 @@ def _transactions(config: Config, daemon: DaemonReport, store: StoreReport | Non
     if store is None or not config.transactions.enabled:
         return Handler("transactions", "off", "transactions.enabled" if store else "utxo.enabled")
     blobs = "blobs" if store.blobs is None else counted(store.blobs, "blob")
-    kept = f"{store.unmined:,} unmined, {blobs} in {config.transactions.blob_store}"
+    split = "" if store.waiting is None else f" ({store.waiting:,} waiting, {store.conflicting:,} conflicting)"
+    kept = f"{store.unmined:,} in no block{split}, {blobs} in {config.transactions.blob_store}"
     return Handler("transactions", "ok" if daemon.running else "stopped", kept)
 
 
@@ -171,7 +215,7 @@ def _recovery(config: Config, daemon: DaemonReport, numbers: Numbers | None) -> 
         return Handler("recovery", "stopped", "no daemon")
     if service is None or not service.sweeps:
         return Handler("recovery", "waiting", f"{config.recovery.store}: not there yet")
-    pending = f"{counted(service.backlog['pending'], 'transaction')} pending"
+    pending = f"{counted(service.backlog['pending'], 'transaction')} not final yet"
     away = [name for name, circuit in service.circuits.items() if circuit == "open"]
     if away:
         return Handler("recovery", "away", f"{pending}; no answer from {', '.join(away)}")
@@ -215,13 +259,22 @@ def _http(config: Config) -> Handler:
         else:
             connection.port = where[1]
         connection.request("GET", "/health/live")
-        live = b'"live"' in connection.getresponse().read()
+        live = _health(connection.getresponse().read())
     except TimeoutError:
         return Handler("http", "silent", f"{listen} took the call and said nothing for {_PATIENCE_S:g} s")
     except (OSError, HTTPException) as error:
         return Handler("http", "away", f"{listen}: {getattr(error, 'strerror', None) or type(error).__name__}")
     finally:
         connection.close()
-    if not live:
+    if live is None or live.get("status") != "live":
         return Handler("http", "away", f"{listen}: another program answers there")
+    if live.get("store_id") != _own_store(config):
+        return Handler("http", "away", f"{listen}: another daemon answers there, with a store of its own")
     return Handler("http", "ok", f"{listen} answered in {(time.monotonic() - began) * 1000:.1f} ms")
+
+
+def _health(body: bytes) -> dict[str, object] | None:
+    try:
+        return msgspec.json.decode(body, type=dict[str, object])
+    except msgspec.MsgspecError:
+        return None

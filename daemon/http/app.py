@@ -33,6 +33,7 @@ from handlers.answers import Balance, ChainStatus, Health, Status, StorageStatus
 from handlers.events import Point
 from handlers.proofs import mmr_root
 from handlers.query import Listed, NoIndex, Query, Snapshot, Sum, Torn, amounts
+from handlers.readiness import blocks_behind, readiness
 from storage.errors import StoreError
 from storage.indexes import address_hash
 from storage.prune import Windows
@@ -46,7 +47,6 @@ _encode = msgspec.json.Encoder().encode
 _ADDRESSES = 8192  # texts whose bytes are kept
 _SHORT = 128  # characters; there is no room for the few texts that are longer
 _HTML = "text/html; charset=utf-8"
-_FAR_BEHIND = 10  # blocks: more, and answers are too old to be called ready
 _TRANSACTIONS = {
     "/api/v1/txs/{txid}": "transaction",
     "/api/v1/txs/{txid}/raw": "raw",
@@ -63,6 +63,8 @@ class Site:
         codec: Codec,
         windows: Windows,
         ear: Ear,
+        store_id: str,
+        ready_grace_s: float,
         metrics: Callable[[], bytes],
         transactions: TxRoutes | None = None,
         jobs: JobRoutes | None = None,
@@ -73,7 +75,7 @@ class Site:
         self.transactions, self.jobs, self.recovery, self.mmr = transactions, jobs, recovery, mmr
         self.codec = codec
         self.windows = windows
-        self.ear = ear
+        self.ear, self.store_id, self.ready_grace_s = ear, store_id, ready_grace_s
         self.metrics = metrics
         self._known_key = lru_cache(_ADDRESSES)(self._key)
 
@@ -227,8 +229,8 @@ class Site:
         )
 
     def _lag(self, shot: Snapshot) -> int | None:
-        tip, network = shot.tip(), self.ear.network_height
-        return None if network is None or tip is None else max(network - tip.height, 0)
+        tip = shot.tip()
+        return None if tip is None else blocks_behind(self.ear.network_height, tip.height)
 
     async def events(self, request: Request) -> Response:
         """Recent facts, newest first: what the operator's page shows."""
@@ -239,19 +241,30 @@ class Site:
 
     async def live(self, request: Request) -> Response:
         """Whether this process answers."""
-        return answer(request, self._tip(), _encode(self._health("live", None)))
+        return answer(request, self._tip(), _encode(self._health("live", None, None)))
 
     async def ready(self, request: Request) -> Response:
         """Whether answers are fresh."""
         with self.query.snapshot() as shot:
             lag, tip = self._lag(shot), shot.tip()
-        behind = lag is not None and lag > _FAR_BEHIND
-        state = "daemon_away" if not self.ear.connected else "empty" if tip is None else "behind" if behind else "ready"
-        return answer(request, tip, _encode(self._health(state, lag)), status=200 if state == "ready" else 503)
+        found = readiness(
+            daemon=self.ear.connected,
+            tip_height=None if tip is None else tip.height,
+            lag_blocks=lag,
+            feeder_away_s=self.ear.feeder_away_s,
+            grace_s=self.ready_grace_s,
+        )
+        body = _encode(self._health(found.state, found.reason, lag))
+        return answer(request, tip, body, status=200 if found.state == "ready" else 503)
 
-    def _health(self, state: str, lag: int | None) -> Health:
-        since = self.ear.seconds_since_last_block()
-        return Health(status=state, seconds_since_last_block=since, lag_blocks=lag)
+    def _health(self, state: str, reason: str | None, lag: int | None) -> Health:
+        return Health(
+            status=state,
+            reason=reason,
+            seconds_since_last_block=self.ear.seconds_since_last_block(),
+            lag_blocks=lag,
+            store_id=self.store_id,
+        )
 
     async def prometheus(self, request: Request) -> Response:
         """Metrics as Prometheus text."""
@@ -351,7 +364,7 @@ def build_disabled(token: str | None) -> ASGIApp:
 
 
 def _no_health(status: str) -> Health:
-    return Health(status=status, seconds_since_last_block=None, lag_blocks=None)
+    return Health(status=status, reason=None, seconds_since_last_block=None, lag_blocks=None, store_id=None)
 
 
 def build(site: Site, token: str | None) -> ASGIApp:

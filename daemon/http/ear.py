@@ -41,6 +41,7 @@ class Ear:
         self._path = path
         self.connected = False
         self.network_height: int | None = None
+        self.feeder_away_s: float | None = None
         self.last_block_at: float | None = None  # monotonic
         self.recent: deque[tuple[float, _Heard]] = deque(maxlen=_KEPT)  # with the unix time at which it was heard
 
@@ -81,6 +82,7 @@ class Ear:
             case Welcome():
                 self.connected = True
                 self.network_height = heard.network_tip_height
+                self.feeder_away_s = heard.feeder_away_s
                 if heard.seconds_since_last_block is not None:
                     self.last_block_at = time.monotonic() - heard.seconds_since_last_block
             case BlockCommitted():

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from daemon.http.service_metrics import services
 from daemon.metrics import BOUNDS_S, Histogram, Numbers, Served, daemon_numbers, served
 from handlers.query import Query
+from handlers.readiness import blocks_behind, readiness
 from handlers.utxo import Work
 from storage.prune import Windows
 
@@ -55,11 +56,14 @@ _UNMATCHED = "unmatched"  # requests for nothing that we have: any path must not
 class Scrape(Collector):
     """Everything that is known at one moment, whichever worker is asked."""
 
-    def __init__(self, query: Query, windows: Windows, sheets: Path, parent: int, own: Served) -> None:
+    def __init__(
+        self, query: Query, windows: Windows, sheets: Path, parent: int, own: Served, ready_grace_s: float
+    ) -> None:
         self._query = query
         self._windows = windows
         self._sheets = sheets
         self._parent = parent
+        self._ready_grace_s = ready_grace_s
         self._own = own  # counts where no sheet can be written
 
     def text(self) -> bytes:
@@ -96,8 +100,23 @@ class Scrape(Collector):
         yield _gauge("prune_backlog_blocks", "Blocks due for pruning.", self._windows.backlog(state))
         yield _gauge("map_size_bytes", "Size of the LMDB map.", map_size)
         yield _gauge("used_bytes", "How far the LMDB file has grown, free pages included.", disk.used())
-        lag = None if numbers is None else numbers.lag(height)
+        yield from self._freshness(numbers, height)
+
+    def _freshness(self, numbers: Numbers | None, height: int | None) -> Iterator[Metric]:
+        lag = None if numbers is None else blocks_behind(numbers.network_height, height)
+        away_s = None if numbers is None else numbers.feeder_away_s
+        found = readiness(
+            daemon=numbers is not None,
+            tip_height=height,
+            lag_blocks=lag,
+            feeder_away_s=away_s,
+            grace_s=self._ready_grace_s,
+        )
         yield _gauge("lag_blocks", "Blocks that the network is ahead, as the feeder says.", lag)
+        yield _gauge("feeder_away_seconds", "Since the last feeder left; 0 while one is connected.", away_s)
+        yield _gauge(
+            "ready", "1 while answers are fresh, by the rule of /health/ready, else 0.", found.state == "ready"
+        )
 
 
 def _daemon(numbers: Numbers | None) -> Iterator[Metric]:

@@ -29,7 +29,7 @@ from daemon.logs import configure
 from daemon.metrics import Served, encode, folder, keep_shown, worker_sheet
 from daemon.recovery import enabled as recovers
 from daemon.recovery import open_storage
-from daemon.store import open_query, reading, windows
+from daemon.store import open_query, reading, store_id, windows
 from handlers.addresses import codec
 from handlers.answers import Failure
 
@@ -48,14 +48,15 @@ def work(config: Config, descriptor: int, parent: int) -> None:
     sheets = folder(config)
     with open_query(config) as query, worker_sheet(sheets, parent) as sheet:
         own = sheet.shown(Served) or Served()  # a dead worker's counts go on
-        scrape = Scrape(query, windows(config), sheets, parent, own)
+        grace_s = config.http.ready_grace
+        scrape = Scrape(query, windows(config), sheets, parent, own, grace_s)
         text = codec(config.chain.family, config.chain.network)
         ear = Ear(socket_path(config, os.environ))
         routes = TxRoutes(query, reading(query.store, config)) if config.transactions.enabled else None
         jobs = JobRoutes(query) if config.pruner.enabled else None
         rows = RecoveryRoutes(query, lambda: open_storage(config, readonly=True)) if recovers(config) else None
         mmr = MmrRoutes(query) if query.store.mmr else None
-        site = Site(query, text, windows(config), ear, scrape.text, routes, jobs, rows, mmr)
+        site = Site(query, text, windows(config), ear, store_id(config), grace_s, scrape.text, routes, jobs, rows, mmr)
         with keep_shown(sheet, lambda: encode(own)):
             serve_on(Measured(build(site, config.http.token), own), descriptor)
 
