@@ -65,7 +65,7 @@ class Knob(NamedTuple):
         try:
             parsed = self.notation.parse(raw) if self.notation else raw
             return msgspec.convert(parsed, self.annotation, dec_hook=special)
-        except (ValueError, msgspec.ValidationError):
+        except (ValueError, msgspec.ValidationError, RecursionError):
             given = "" if self.secret else f"{_shortened(raw)}: "
             raise ValueError(f"{given}expected {self.expects}") from None
 
@@ -139,7 +139,10 @@ def _bounds(kind: inspect.Type, notation: Notation | None = None) -> str:
 
 
 def _shortened(raw: object) -> str:
-    text = json.dumps(raw, ensure_ascii=False, default=str)
+    try:
+        text = json.dumps(raw, ensure_ascii=False, default=str)
+    except RecursionError:
+        text = "(nested too deeply to show)"
     return text if len(text) <= 80 else text[:77] + "..."
 
 

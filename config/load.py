@@ -63,6 +63,12 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
     return config
 
 
+def named_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
+    """Return the file that is named on the command line or in the environment, None where the default one is read."""
+    named = environ.get("UTXOD_CONFIG")
+    return path or (Path(named) if named else None)
+
+
 def _assemble(values: Mapping[str, object], environ: Mapping[str, str]) -> Config:
     state = first_directory(environ, "STATE_DIRECTORY")
     tree: dict[str, Any] = {"data_dir": state} if state else {}
@@ -76,13 +82,13 @@ def _assemble(values: Mapping[str, object], environ: Mapping[str, str]) -> Confi
 
 
 def _from_file(path: Path | None, environ: Mapping[str, str], problems: list[str]) -> dict[str, _Said]:
-    named = environ.get("UTXOD_CONFIG")
-    file = path or (Path(named) if named else DEFAULT_FILE)
+    named = named_file(path, environ)
+    file = named or DEFAULT_FILE
     said: dict[str, _Said] = {}
     try:
         _walk(_parse(file), ROOT, file, said, problems)
     except FileNotFoundError:
-        if path or named:
+        if named:
             problems.append(f"{file}: there is no such file" + ("" if path else ", but UTXOD_CONFIG names it"))
     except OSError as error:
         problems.append(f"{file}: cannot be read: {error.strerror}")
@@ -101,6 +107,8 @@ def _parse(file: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         last_line = len(raw.splitlines())
         raise ValueError(str(error).replace("at end of document", f"at line {last_line}, the end")) from None
+    except RecursionError:
+        raise ValueError("lists or tables are nested too deeply") from None
 
 
 def _walk(data: dict[str, Any], table: Table, file: Path, said: dict[str, _Said], problems: list[str]) -> None:
@@ -155,5 +163,5 @@ def _as_toml(text: str, kind: inspect.Type) -> object:
             return text
     try:
         return tomllib.loads(f"value = {source}")["value"]
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

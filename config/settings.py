@@ -301,6 +301,10 @@ class Config(Table, frozen=True, kw_only=True):
             "by default $STATE_DIRECTORY, else utxod-data."
         ),
     ] = Path("utxod-data")
+    shutdown_timeout: Annotated[
+        Seconds,
+        Meta(gt=0, description="Time at SIGTERM for what was received before; less than systemd's TimeoutStopSec."),
+    ] = 60.0
     chain: Chain = Chain()
     socket: Socket = Socket()
     http: Http = Http()

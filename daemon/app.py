@@ -6,28 +6,33 @@ commit is made, its answers go out, and then the store closes.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
-import signal
-from collections.abc import AsyncIterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import anyio
 import structlog
 from anyio import CapacityLimiter, to_thread
+from anyio.abc import TaskGroup
 
+from config.load import DEFAULT_FILE, named_file
 from config.settings import Config, socket_path
 from daemon import PROTOCOL, VERSION
 from daemon.bus import Bell, Bus, Inbox
 from daemon.connection import Connection, Hall
+from daemon.diagnostics import dump
 from daemon.door import admins, admit, open_door
-from daemon.http.master import keep_serving
+from daemon.http.master import Keeper
 from daemon.metrics import daemon_sheet, encode, folder, keep_shown
 from daemon.notify import Notifier
 from daemon.pruning import prune_along
 from daemon.recovery import enabled, recover_along
-from daemon.store import open_disk, open_lives, open_utxo, store_id, windows
+from daemon.reload import Reloader
+from daemon.signals import heed, receiver
+from daemon.sink import lines_dropped
+from daemon.store import chain_name, open_disk, open_lives, open_utxo, store_id, windows
 from handlers.chain import Chain
 from handlers.delivery import refuse
 from handlers.events import (
@@ -46,18 +51,33 @@ from storage.errors import StoreFull
 
 log = structlog.get_logger("daemon")
 
-_GRACE_S = 60.0  # for what was received before we were asked to leave
+_SHOWN_CLIENTS = 20
 
 
-def run(config: Config, config_file: Path | None) -> None:
-    """Run the daemon until it is asked to leave; workers read the same configuration anew."""
-    anyio.run(serve, config, config_file, backend_options={"use_uvloop": True})
+def run(config: Config, config_file: Path | None) -> bool:
+    """Run the daemon until it is asked to leave; return whether everything that it had received was carried out.
+
+    `config_file` is the one named on the command line: SIGHUP reads the configuration again.
+    """
+    found = named_file(config_file, os.environ) or (DEFAULT_FILE if DEFAULT_FILE.exists() else "defaults")
+    log.info(
+        "starting",
+        version=VERSION,
+        config=str(found),
+        chain=chain_name(config),
+        store=config.utxo.store if config.utxo.enabled else None,
+        data_dir=str(config.data_dir.absolute()),
+        socket=str(socket_path(config, os.environ)),
+        http=config.http.listen if config.http.workers else None,
+        pid=os.getpid(),
+    )
+    return anyio.run(serve, config, config_file, backend_options={"use_uvloop": True})
 
 
-async def serve(config: Config, config_file: Path | None) -> None:
+async def serve(config: Config, config_file: Path | None) -> bool:
     """Open the store, the handlers and the door, and close them in the opposite order."""
     notifier, bus = Notifier(os.environ), Bus()
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals, ExitStack() as stores:
+    with receiver() as signals, ExitStack() as stores:
         turns = _open_turns(config, stores)
         sheet = stores.enter_context(daemon_sheet(folder(config)))
         kinds = _consumed(turns)
@@ -73,9 +93,10 @@ async def serve(config: Config, config_file: Path | None) -> None:
         _quieten_collector()
         async with anyio.create_task_group() as house:
             writer, committed = CapacityLimiter(1), Bell()
+            limits = Limits(config.batch.max_bytes, config.batch.max_delay_ms / 1000)
             if turns:
                 hall.view = turns.chain.view
-                house.start_soon(_follow, config, inbox, turns, hall, writer, committed)
+                house.start_soon(_follow, limits, inbox, turns, hall, writer, committed)
             else:
                 house.start_soon(decline, inbox)
             inside: set[Connection] = set()
@@ -92,19 +113,34 @@ async def serve(config: Config, config_file: Path | None) -> None:
                     doors.start_soon(prune_along, config, turns, hall, committed, writer)
                 if turns and enabled(config):
                     doors.start_soon(recover_along, config, turns, hall, writer)
+                keeper = Keeper(config, config.http.workers)
                 if config.http.workers:
-                    doors.start_soon(keep_serving, config, config_file, config.http.workers)
+                    doors.start_soon(keeper.serve)
+
+                def apply(new: Config, changed: list[str]) -> None:
+                    hall.admins = admins(new.socket.admin_uids)
+                    limits.max_delay_s = new.batch.max_delay_ms / 1000
+                    keeper.reload(new, changed)
+
+                reloader = Reloader(config, config_file, apply)
                 log.info("listening", socket=str(path), **_place(hall))
-                notifier.say("READY=1")
-                await _asked_to_leave(signals)
+                doors.start_soon(notifier.deliver, "READY=1")
+                number = await heed(
+                    signals, lambda: _dump(hall, inside), lambda: doors.start_soon(_reload, notifier, reloader)
+                )
+                log.info("stopping", signal=number.name)
                 doors.cancel_scope.cancel()
             notifier.say("STOPPING=1")
-            house.cancel_scope.deadline = anyio.current_time() + _GRACE_S
+            late = asyncio.get_running_loop().call_later(
+                config.shutdown_timeout, _give_up, config.shutdown_timeout, hall, inside, house
+            )
             for connection in inside:
                 connection.stop_reading()
             bus.close()
             inbox.close()
+        late.cancel()
         log.info("stopped", **_place(hall))
+        return not house.cancel_scope.cancel_called
 
 
 def _open_turns(config: Config, stores: ExitStack) -> Turns | None:
@@ -125,9 +161,7 @@ def _consumed(turns: Turns | None) -> tuple[type[Message], ...]:
     return (*ChainMessage.__args__, *(TxMessage.__args__ if turns.chain.lives else ()))
 
 
-async def _follow(config: Config, inbox: Inbox, turns: Turns, hall: Hall, writer: CapacityLimiter, bell: Bell) -> None:
-    limits = Limits(config.batch.max_bytes, config.batch.max_delay_ms / 1000)
-
+async def _follow(limits: Limits, inbox: Inbox, turns: Turns, hall: Hall, writer: CapacityLimiter, bell: Bell) -> None:
     def publish(committed: Committed) -> None:
         hall.view = committed.view
         hall.numbers.committed(committed)
@@ -174,10 +208,24 @@ def _quieten_collector() -> None:
     gc.disable()
 
 
-async def _asked_to_leave(signals: AsyncIterator[signal.Signals]) -> None:
-    async for number in signals:
-        log.info("stopping", signal=signal.Signals(number).name)
-        return
+async def _reload(notifier: Notifier, reloader: Reloader) -> None:
+    await notifier.reloading()
+    await reloader()
+    await notifier.deliver("READY=1")
+
+
+def _dump(hall: Hall, inside: set[Connection]) -> None:
+    """Write what the daemon is doing to the log; of the clients those with most on its way."""
+    clients = sorted((connection.about() for connection in inside), key=lambda about: about["pending"], reverse=True)
+    inbox = {"messages": len(hall.inbox), "bytes": hall.inbox.reserved, "capacity": hall.inbox.capacity}
+    dump(**_place(hall), inbox=inbox, connections=len(inside), busiest=clients[:_SHOWN_CLIENTS])
+
+
+def _give_up(after_s: float, hall: Hall, inside: set[Connection], house: TaskGroup) -> None:
+    """End though something is left: it was never acknowledged, so feeders send it again."""
+    left = sum(connection.about()["pending"] for connection in inside)
+    log.error("drain_timed_out", after_s=after_s, messages=left, bytes=hall.inbox.reserved)
+    house.cancel_scope.cancel()
 
 
 async def _report(notifier: Notifier, moved: Bell, hall: Hall) -> None:
@@ -196,6 +244,7 @@ def _numbers(hall: Hall, inside: set[Connection]) -> bytes:
     numbers.feeder_away_s = hall.feeder_away_s()
     numbers.inbox_messages, numbers.inbox_bytes = len(hall.inbox), hall.inbox.reserved
     numbers.connections = len(inside)
+    numbers.log_lines_dropped = lines_dropped()
     return encode(numbers)
 
 

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
 import click
 from click.shell_completion import get_completion_class
 
-from config.settings import socket_path
+from config.load import named_file
+from config.settings import Config, socket_path
 from config.show import render
 from daemon import VERSION
 from daemon.commands.common import (
     DAMAGED,
     FAILED,
+    WRONG_USE,
     Context,
     Exit,
     config_option,
@@ -32,7 +33,9 @@ from daemon.commands.common import (
 from daemon.commands.common import show as show_on_screen
 from daemon.commands.query import query
 from daemon.commands.recovery import recovery
+from daemon.commands.service import one_failure, service
 from daemon.logs import configure
+from daemon.sink import hold_standard_descriptors, take_stderr
 from feeds.commands import feed as feed_commands
 
 
@@ -42,6 +45,7 @@ from feeds.commands import feed as feed_commands
 @click.pass_context
 def main(context: click.Context, path: Path | None) -> None:
     """Keep the set of unspent outputs beside a chain node."""
+    hold_standard_descriptors()
     context.obj = Context(path)
 
 
@@ -52,15 +56,26 @@ def run(context: click.Context) -> None:
     """Run the daemon until SIGTERM."""
     from daemon.app import run as run_daemon
 
-    config = context.obj.config
-    configure(config.log)
-    with stores_speak():
+    with service(lambda: context.obj.config) as config, stores_speak():
+        _refuse_a_surprise(config, context.obj.path)
         try:
-            with _one_failure():
-                run_daemon(config, context.obj.path)
+            with one_failure():
+                drained = run_daemon(config, context.obj.path)
         except OSError as error:
             place = error.filename or socket_path(config, os.environ)
             raise Exit(f"{place}: {error.strerror or error}", FAILED) from error
+    if not drained:
+        sys.exit(FAILED)
+
+
+def _refuse_a_surprise(config: Config, path: Path | None) -> None:
+    """Do not begin a store in the working directory for somebody who has not named a configuration or a folder."""
+    if config.data_dir == Config().data_dir and not named_file(path, os.environ) and not config.data_dir.exists():
+        raise Exit(
+            f"no configuration names a data folder, and {config.data_dir.absolute()} does not exist: "
+            "name a configuration with --config FILE, or a folder with UTXOD_DATA_DIR",
+            WRONG_USE,
+        )
 
 
 class _Bench(click.Group):
@@ -83,24 +98,13 @@ class _Bench(click.Group):
         return command
 
 
-@contextmanager
-def _one_failure() -> Iterator[None]:
-    """Unwrap the failure that ended the daemon, if it is one alone."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-            error = error.exceptions[0]
-        raise error from group
-
-
 @main.group()
 @socket_option
 @config_option
 @click.pass_context
 def feed(context: click.Context, socket: Path | None) -> None:
     """Turn a chain into events and send them to the daemon."""
+    take_stderr(lambda lines, _: f"{lines} lines are missing here: standard error did not take them")
     context.obj = context.obj.socket(socket)
 
 
@@ -292,16 +296,15 @@ def reindex(context: click.Context) -> None:
 @click.pass_context
 def serve(context: click.Context, workers: int | None, inherit: tuple[int, int] | None) -> None:
     """Answer questions over HTTP, beside a running daemon or without one."""
-    config = context.obj.config
-    with stores_speak():
-        if inherit is not None:
-            from daemon.http.worker import work
+    if inherit is not None:
+        from daemon.http.worker import handed_over, work
 
+        with service(lambda: handed_over(inherit[1])) as config, stores_speak(), one_failure():
             work(config, *inherit)
-            return
-        from daemon.http.master import serve_alone
+        return
+    from daemon.http.master import serve_alone
 
-        configure(config.log)
+    with service(lambda: context.obj.config) as config, stores_speak(), one_failure():
         serve_alone(config, context.obj.path, workers or max(config.http.workers, 1))
 
 

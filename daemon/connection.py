@@ -140,6 +140,11 @@ class Connection:
             with anyio.move_on_after(_HANDOVER_S):
                 await self._left.wait()
 
+    def about(self) -> dict[str, int]:
+        """Return what this client is doing, for diagnostics."""
+        feeding = int(self._hall.feeder is self)
+        return {"uid": self._uid, "feeding": feeding, "pending": self._pending, "unsent_bytes": self._unsent_bytes}
+
     def stop_reading(self) -> None:
         """Take nothing more in: the daemon is leaving."""
         self._reading.cancel()

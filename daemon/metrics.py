@@ -107,6 +107,7 @@ class Numbers(Struct):
     inbox_messages: int = 0
     inbox_bytes: int = 0
     connections: int = 0
+    log_lines_dropped: int = 0
     pruner: PrunerNumbers = field(default_factory=PrunerNumbers)
     recovery: RecoveryNumbers | None = None
 
@@ -154,9 +155,10 @@ class Numbers(Struct):
 
 
 class Served(Struct):
-    """What an HTTP worker counts: how long answers took, by `status route`."""
+    """What an HTTP worker counts: how long answers took, by `status route`, and log lines that it has dropped."""
 
     seconds: dict[str, Histogram] = {}
+    log_lines_dropped: int = 0
 
     def observe(self, route: str, status: int, seconds: float) -> None:
         """Count one answer."""
@@ -167,6 +169,7 @@ class Served(Struct):
 
     def add(self, other: Served) -> None:
         """Count what another worker has."""
+        self.log_lines_dropped += other.log_lines_dropped
         for key, histogram in other.seconds.items():
             if key in self.seconds:
                 self.seconds[key].add(histogram)

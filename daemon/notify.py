@@ -1,11 +1,15 @@
-"""Words with systemd: readiness, status, watchdog, and the sockets that it passes. Without it, silence."""
+"""The protocol of systemd: readiness, status, watchdog, and the sockets that it passes. Without it, nothing is sent."""
 
 from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 
+import anyio
+
+_QUEUE_FULL_S = 0.1
 _FIRST_PASSED = 3
 
 
@@ -17,16 +21,33 @@ class Notifier:
         usec = environ.get("WATCHDOG_USEC", "")
         self.watchdog_s = int(usec) / 1_000_000 if usec.isdigit() else None
 
-    def say(self, *lines: str) -> None:
-        """Send one message; that nobody listens is no failure of ours."""
+    def say(self, *lines: str) -> bool:
+        """Send one message without waiting; return False when it has to be sent again, because the queue is full.
+
+        A service manager that is gone is no failure of ours, and one that reads nothing must not stop us.
+        """
         if not self._address:
-            return
+            return True
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as out:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as out:
             try:
                 out.sendto("\n".join(lines).encode(), address)
+            except BlockingIOError:
+                return False
             except OSError:
+                return True
+        return True
+
+    async def deliver(self, *lines: str) -> None:
+        """Send one message that must not be lost: it waits until there is room in the queue."""
+        while True:
+            if self.say(*lines):
                 return
+            await anyio.sleep(_QUEUE_FULL_S)
+
+    async def reloading(self) -> None:
+        """Say that a reload has begun; `READY=1` ends it."""
+        await self.deliver("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 
 def passed_socket(environ: Mapping[str, str]) -> socket.socket | None:

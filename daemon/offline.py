@@ -6,12 +6,12 @@ import structlog
 
 from config.settings import Config
 from daemon.pruning import open_pruner
-from daemon.store import chain_name, open_disk, transactions, wanted_indexes, windows
+from daemon.store import chain_name, folder, open_disk, transactions, wanted_indexes, windows
 from handlers.prune_report import PrunerJob, pruner_jobs
 from handlers.prune_request import Request
 from handlers.spending import TxFault
 from storage import keys
-from storage.disk import Txn
+from storage.disk import Disk, Txn
 from storage.errors import StoreError
 from storage.prune import Gone, Part, Windows, prunable
 from storage.prune import prune as prune_step
@@ -52,13 +52,25 @@ class _AllRows:
         return gone
 
 
+def _open_disk(config: Config) -> Disk:
+    """Open the store for writing, but do not begin one.
+
+    Raises:
+        StoreError: there is none, or another process has it.
+    """
+    if not (folder(config) / "data.mdb").exists():
+        raise StoreError(f"{folder(config)}: there is no store here")
+    return open_disk(config)
+
+
 def prune(config: Config) -> str:
     """Prune everything that is due, transactions and old rows; return what went. The journal has it too.
 
     Raises:
-        StoreError: a daemon has the store, or a transaction can't be read whose parents have to be preserved.
+        StoreError: there is no store, or a daemon has it, or a transaction whose parents have to be preserved can't be
+            read.
     """
-    with open_disk(config) as disk:
+    with _open_disk(config) as disk:
         store = UtxoStore(disk)
         store.check_format(chain_name(config))
         with disk.read() as txn:
@@ -98,7 +110,7 @@ def prune_status(config: Config, count: int) -> list[PrunerJob]:
 def reindex(config: Config) -> str:
     """Build the configured indexes anew; return what was done."""
     wanted = wanted_indexes(config)
-    with open_disk(config) as disk:
+    with _open_disk(config) as disk:
         store = UtxoStore(disk)
         store.check_format(chain_name(config))
         outputs = reindex_store(store, wanted, lambda done: log.info("reindexing", outputs=done))

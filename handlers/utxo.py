@@ -76,8 +76,8 @@ class Inbox(Protocol):
         """How many messages wait."""
 
 
-class Limits(Struct, frozen=True):
-    """When a batch is committed though more waits."""
+class Limits(Struct):
+    """When a batch is committed though more waits; may be changed while it is in use."""
 
     max_bytes: int
     max_delay_s: float

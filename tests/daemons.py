@@ -36,12 +36,29 @@ def environment(**more: str) -> dict[str, str]:
     return plain | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "160"} | more
 
 
-def utxod(*arguments: str | Path, stdin: bytes = b"", **environ: str) -> subprocess.CompletedProcess[bytes]:
+def utxod(
+    *arguments: str | Path, stdin: bytes = b"", cwd: Path | None = None, **environ: str
+) -> subprocess.CompletedProcess[bytes]:
     """Run a command to its end."""
     command = [sys.executable, "-m", "daemon.cli", *map(str, arguments)]
     return subprocess.run(
-        command, input=stdin, capture_output=True, timeout=PATIENCE_S, env=environment(**environ), check=False
+        command, input=stdin, capture_output=True, timeout=PATIENCE_S, env=environment(**environ), cwd=cwd, check=False
     )
+
+
+def log_lines(text: bytes | str) -> list[dict[str, Any]]:
+    """Return every whole line of a log; each has to be a JSON object with its event."""
+    text = text.decode() if isinstance(text, bytes) else text
+    lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    assert all(isinstance(line, dict) and line["event"] for line in lines)
+    return lines
+
+
+def reason(done: subprocess.CompletedProcess[bytes]) -> str:
+    """Return why a service ended, as the last line of its log says."""
+    last = log_lines(done.stderr)[-1]
+    assert (last["event"], last["level"], last["exit_code"]) == ("process_failed", "critical", done.returncode)
+    return str(last["error"])
 
 
 def write_config(folder: Path, tables: Mapping[str, Any]) -> Path:
@@ -149,10 +166,7 @@ class Daemon:
 
     def log_lines(self) -> list[dict[str, Any]]:
         """Return every whole log line so far; each has to be a JSON object with its event."""
-        text = self.log_text()
-        lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        assert all(isinstance(line, dict) and line["event"] for line in lines)
-        return lines
+        return log_lines(self.log_text())
 
     def events(self) -> list[str]:
         """Return the names of the log lines."""

@@ -27,6 +27,7 @@ MIB = 1024 * 1024
 # Section 4 of the protocol, and `storage`, which is ours.
 DEFAULTS: dict[str, Any] = {
     "data_dir": Path("utxod-data"),
+    "shutdown_timeout": 60.0,
     "chain": {"family": "cardano", "network": "mainnet"},
     "socket": {"path": None, "max_frame_bytes": 256 * MIB, "admin_uids": ()},
     "http": {"listen": "127.0.0.1:8410", "ready_grace": 60.0, "workers": 1, "token": None},

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
+import pickle
 import socket
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import monotonic
 
 import anyio
 import structlog
@@ -16,7 +17,10 @@ from anyio.abc import Process
 
 from config.settings import Config
 from config.units import parse_endpoint
+from daemon.diagnostics import dump
 from daemon.door import refuse_if_taken
+from daemon.reload import Reloader
+from daemon.signals import heed, receiver
 from handlers.addresses import codec
 
 log = structlog.get_logger("http")
@@ -24,6 +28,8 @@ log = structlog.get_logger("http")
 _PAUSES_S = (0.5, 1, 2, 5, 15)
 _STEADY_S = 60.0  # a worker that lived so long starts again at once
 _BACKLOG = 1024
+_LEAVE_S = 10.0  # for a worker that was asked to leave; it gives its clients 5 s
+_REMIND_S = (30.0, 600.0)  # first and longest time after which an unchanged reason is logged again
 
 
 def listen(config: Config) -> socket.socket:
@@ -53,25 +59,56 @@ def serve_alone(config: Config, config_file: Path | None, workers: int) -> None:
     """Serve until asked to leave, with no daemon of our own."""
 
     async def main() -> None:
-        async with anyio.create_task_group() as house:
-            house.start_soon(keep_serving, config, config_file, workers)
-            with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-                async for _ in signals:
-                    break
-            house.cancel_scope.cancel()
+        keeper = Keeper(config, workers)
+        reload = Reloader(config, config_file, keeper.reload)
+        with receiver() as signals:
+            async with anyio.create_task_group() as house:
+                house.start_soon(keeper.serve)
+                number = await heed(signals, dump, lambda: house.start_soon(reload))
+                log.info("stopping", signal=number.name)
+                house.cancel_scope.cancel()
 
     anyio.run(main, backend_options={"use_uvloop": True})
 
 
-async def keep_serving(config: Config, config_file: Path | None, workers: int) -> None:
-    """Keep so many workers alive, until cancelled. An address that is taken is waited for: the chain does not wait."""
-    with _closing(await _listen_at_last(config)) as listening:
-        log.info("serving", listen=config.http.listen, workers=workers)
-        if missing := codec(config.chain.family, config.chain.network).missing:
-            log.warning("addresses_as_hex", reason=missing)
-        async with anyio.create_task_group() as house:
-            for number in range(workers):
-                house.start_soon(_keep_one, config_file, listening, number)
+class Keeper:
+    """Keeps so many workers alive. Each is handed the configuration in force, whatever its file says by now."""
+
+    def __init__(self, config: Config, workers: int) -> None:
+        self._config = config
+        self._workers = workers
+        self._running: dict[int, anyio.CancelScope] = {}
+
+    def reload(self, config: Config, changed: list[str]) -> None:
+        """Replace the workers by such with another configuration, if anything has changed that concerns them."""
+        self._config = config
+        if any(name.startswith(("http.", "log.")) for name in changed):
+            for running in self._running.values():
+                running.cancel()
+
+    async def serve(self) -> None:
+        """Serve until cancelled. An address that is taken is waited for: the chain does not wait."""
+        with _closing(await _listen_at_last(self._config)) as listening:
+            log.info("serving", listen=self._config.http.listen, workers=self._workers)
+            if missing := codec(self._config.chain.family, self._config.chain.network).missing:
+                log.warning("addresses_as_hex", reason=missing)
+            async with anyio.create_task_group() as house:
+                for number in range(self._workers):
+                    house.start_soon(self._keep_one, listening, number)
+
+    async def _keep_one(self, listening: socket.socket, number: int) -> None:
+        failures = 0
+        while True:
+            began = anyio.current_time()
+            with anyio.CancelScope() as self._running[number]:
+                code = await _run(command(listening.fileno()), listening.fileno(), self._config)
+            if self._running[number].cancelled_caught:
+                log.info("http_worker_replaced", worker=number)
+                continue
+            failures = 0 if anyio.current_time() - began > _STEADY_S else failures + 1
+            pause = _PAUSES_S[min(failures, len(_PAUSES_S)) - 1] if failures else 0
+            log.error("http_worker_ended", worker=number, code=code, again_in_s=pause)
+            await anyio.sleep(pause)
 
 
 @contextmanager
@@ -85,50 +122,70 @@ def _closing(listening: socket.socket) -> Iterator[socket.socket]:
                 Path(listening.getsockname()).unlink(missing_ok=True)
 
 
+class Reminder:
+    """Says when something that fails again and again is worth a line: a new reason, or a long time."""
+
+    def __init__(self, now: Callable[[], float] = monotonic) -> None:
+        self._now = now
+        self._reason = ""
+        self._due = self._pause = 0.0
+
+    def due(self, reason: str) -> bool:
+        """Return whether to say this now; the same reason is due after a pause that doubles each time."""
+        first, longest = _REMIND_S
+        if reason == self._reason and self._now() < self._due:
+            return False
+        self._pause = min(self._pause * 2, longest) if reason == self._reason else first
+        self._reason, self._due = reason, self._now() + self._pause
+        return True
+
+
 async def _listen_at_last(config: Config) -> socket.socket:
-    tries = 0
+    tries, reminder = 0, Reminder()
     while True:
         try:
             return listen(config)
         except OSError as error:
             pause = _PAUSES_S[min(tries, len(_PAUSES_S) - 1)]
             what = error.strerror or str(error)
-            log.error("http_listen_failed", listen=config.http.listen, error=what, again_in_s=pause)
+            if reminder.due(what):
+                log.error("http_listen_failed", listen=config.http.listen, error=what, again_in_s=pause)
             await anyio.sleep(pause)
             tries += 1
 
 
-async def _keep_one(config_file: Path | None, listening: socket.socket, number: int) -> None:
-    failures = 0
-    while True:
-        began = anyio.current_time()
-        code = await _run(command(config_file, listening.fileno()), listening.fileno())
-        failures = 0 if anyio.current_time() - began > _STEADY_S else failures + 1
-        pause = _PAUSES_S[min(failures, len(_PAUSES_S)) - 1] if failures else 0
-        log.error("http_worker_ended", worker=number, code=code, again_in_s=pause)
-        await anyio.sleep(pause)
-
-
-async def _run(command: Sequence[str], descriptor: int) -> int | str:
+async def _run(command: Sequence[str], descriptor: int, config: Config) -> int | str:
     """Run a worker; return its exit code, or why there is none."""
-    try:
-        process = await anyio.open_process(command, stdout=None, stderr=None, pass_fds=[descriptor])
+    try:  # a session of its own: what a terminal sends to the whole group is for us to act on
+        process = await anyio.open_process(
+            command, stdout=None, stderr=None, pass_fds=[descriptor], start_new_session=True
+        )
     except OSError as error:  # no memory, or no descriptors: the chain does not stop for that
         return str(error)
-    return await _wait(process)
-
-
-async def _wait(process: Process) -> int:
     try:
+        assert process.stdin is not None
+        with suppress(anyio.BrokenResourceError):  # it has ended: its exit code says more
+            await process.stdin.send(pickle.dumps(config))
+        await process.stdin.aclose()
         return await process.wait()
     except BaseException:
         with anyio.CancelScope(shield=True):
-            process.terminate()
-            await process.wait()
+            await _end(process)
         raise
 
 
-def command(config_file: Path | None, descriptor: int) -> Sequence[str]:
-    """Return what starts a worker on an inherited socket."""
-    config = [] if config_file is None else ["--config", str(config_file)]
-    return [sys.executable, "-m", "daemon.cli", "serve", *config, "--inherit", str(descriptor), str(os.getpid())]
+async def _end(process: Process) -> None:
+    """Ask a worker to leave; end one that does not, for it would keep the daemon."""
+    with suppress(ProcessLookupError):
+        process.terminate()
+    with anyio.move_on_after(_LEAVE_S):
+        await process.wait()
+    if process.returncode is None:
+        log.warning("http_worker_killed", pid=process.pid, after_s=_LEAVE_S)
+        process.kill()
+        await process.wait()
+
+
+def command(descriptor: int) -> Sequence[str]:
+    """Return what starts a worker on an inherited socket; it reads its configuration from standard input."""
+    return [sys.executable, "-m", "daemon.cli", "serve", "--inherit", str(descriptor), str(os.getpid())]

@@ -78,8 +78,13 @@ class Scrape(Collector):
         yield from _daemon(numbers)
         yield from services(numbers)
         answers, workers = served(self._sheets, self._parent)
+        answers = answers if workers else self._own
         yield _gauge("http_workers", "HTTP workers that live.", max(workers, 1))
-        yield _queries(answers if workers else self._own)
+        yield _queries(answers)
+        dropped = {"http": answers.log_lines_dropped}
+        if numbers is not None:
+            dropped["daemon"] = numbers.log_lines_dropped
+        yield _counter("log_lines_dropped_total", "Log lines that standard error did not take.", "process", dropped)
 
     def _store(self, numbers: Numbers | None) -> Iterator[Metric]:
         with self._query.snapshot() as shot:

@@ -1,0 +1,40 @@
+"""What the process does when it is sent a signal: leave, reload, say what it is doing, or nothing."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
+
+import anyio
+import structlog
+
+log = structlog.get_logger("process")
+
+_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+_STAY = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def stay_meanwhile() -> None:
+    """Ignore what would end the process without asking, until `receiver` is there."""
+    for number in _STAY:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def receiver() -> AbstractContextManager[AsyncIterator[signal.Signals]]:
+    """Receive every signal that `heed` knows."""
+    return anyio.open_signal_receiver(*_LEAVE, *_STAY)
+
+
+async def heed(
+    signals: AsyncIterator[signal.Signals], dump: Callable[[], None], reload: Callable[[], object] | None = None
+) -> signal.Signals:
+    """React to signals until one asks the process to leave; return that one. What is called must not wait."""
+    while (number := signal.Signals(await anext(signals))) not in _LEAVE:
+        if number == signal.SIGHUP and reload is not None:
+            reload()
+        elif number == signal.SIGUSR1:
+            dump()
+        else:
+            log.warning("signal_ignored", signal=number.name)
+    return number

@@ -1,0 +1,426 @@
+"""The log of real processes: it never stops the chain, and whatever a process says there is one JSON object a line."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from http.client import HTTPConnection
+from pathlib import Path
+from socket import AF_UNIX, socket
+from time import monotonic, sleep
+from typing import Any, TypeVar
+
+import pytest
+from daemons import PATIENCE_S, Client, Daemon, Message, encoded, environment, home, log_lines, reason, statuses, utxod
+from prometheus_client.parser import text_string_to_metric_families
+from questions import short_folder
+from stories import block, digest, expected, output, tx
+
+T = TypeVar("T")
+_SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ
+DROPPED = "utxod_log_lines_dropped_total"
+
+
+def until(what: Callable[[], T], wanted: Callable[[T], object] = bool) -> T:
+    """Ask again until the answer is as wanted, and return it."""
+    give_up = monotonic() + PATIENCE_S
+    while not wanted(answer := what()):
+        assert monotonic() < give_up, answer
+        sleep(0.02)
+    return answer
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as name:
+        yield name
+
+
+@contextmanager
+def full_pipe() -> Iterator[tuple[int, int]]:
+    """Give both ends of a pipe that takes nothing more."""
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, _SET_PIPE_SIZE, 4096)
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, b'{"event":"filler"}\n')
+    os.set_blocking(writer, True)  # it belongs to the open file: to whoever inherits it too
+    try:
+        yield reader, writer
+    finally:
+        os.close(reader)
+        with suppress(OSError):  # the test may have closed it
+            os.close(writer)
+
+
+@contextmanager
+def process(
+    stderr: int | None, *arguments: str | Path, before: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[bytes]]:
+    command = [*before, sys.executable, "-m", "daemon.cli", *map(str, arguments)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=stderr, env=environment()) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def connected(daemon: Daemon, running: subprocess.Popen[bytes]) -> Client:
+    """Connect as soon as somebody listens."""
+    give_up = monotonic() + PATIENCE_S
+    while True:
+        try:
+            return daemon.client()
+        except OSError:
+            assert running.poll() is None, f"it ended with {running.returncode}"
+            assert monotonic() < give_up
+            sleep(0.02)
+
+
+def get(folder: Path, path: str) -> str:
+    """Ask over HTTP, as soon as a worker answers."""
+    give_up = monotonic() + PATIENCE_S
+    while True:
+        connection = HTTPConnection("localhost")
+        try:
+            with socket(AF_UNIX) as connection.sock:
+                connection.sock.connect(str(folder / "http"))
+                connection.request("GET", path)
+                with connection.getresponse() as answer:
+                    return answer.read().decode()
+        except OSError:
+            assert monotonic() < give_up
+            sleep(0.02)
+
+
+def dropped(folder: Path, which: str) -> float:
+    for family in text_string_to_metric_families(get(folder, "/metrics")):
+        for sample in family.samples:
+            if sample.name == DROPPED and sample.labels == {"process": which}:
+                return sample.value
+    return -1
+
+
+def noisy(count: int, parent: Message | None = None) -> list[Message]:
+    """Return blocks each of which makes a log line: it spends what is not there."""
+    blocks: list[Message] = []
+    for _ in range(count):
+        number = blocks[-1]["height"] if blocks else parent["height"] if parent else 0
+        lost = tx(("noisy", number), output(number), spends=[[digest("nobody", number), 0]])
+        blocks.append(block(blocks[-1] if blocks else parent, lost))
+    return blocks
+
+
+def web(folder: Path) -> dict[str, Any]:
+    return {"http": {"workers": 1, "listen": f"unix:{folder}/http"}, "log": {"level": "debug"}}
+
+
+# --- the log never stops the chain -------------------------------------------------------------------------------
+
+
+def test_a_reader_that_stands_still_does_not_stop_the_chain(folder: Path) -> None:
+    """Thousands of lines come and nobody reads; later one does, and finds whole lines in order and one gap."""
+    with home(folder, **web(folder)) as daemon, full_pipe() as (reader, writer):
+        blocks = noisy(3000)
+        with process(writer, "run", "--config", daemon.config) as running:
+            os.close(writer)
+            with connected(daemon, running) as client:
+                slowest = 0.0
+                for n in range(0, len(blocks), 500):
+                    assert statuses(client.feed(blocks[n : n + 500])) == ["applied"] * 500
+                    began = monotonic()
+                    client.hello()
+                    slowest = max(slowest, monotonic() - began)
+                assert slowest < 5  # far less on a quiet machine; nobody waits for the log
+                assert json.loads(get(folder, "/api/v1/tip"))["height"] == 3000
+                lost = until(lambda: dropped(folder, "daemon"))
+                assert 500 < lost < 3000 and dropped(folder, "http") == 0
+                text = bytearray()
+                os.set_blocking(reader, False)
+
+                def read() -> bytearray:
+                    with suppress(BlockingIOError):
+                        while more := os.read(reader, 1 << 16):
+                            text.extend(more)
+                    return text
+
+                until(read, lambda text: b"log_lines_dropped" in text and text.endswith(b"\n"))
+                client.feed(noisy(1, blocks[-1]))
+                until(read, lambda text: b'"height":3001' in text and text.endswith(b"\n"))
+            running.terminate()
+            assert running.wait(PATIENCE_S) == 0
+        lines = log_lines(bytes(read()))
+        [gap] = [line for line in lines if line["event"] == "log_lines_dropped"]
+        assert (gap["lines"], gap["level"]) == (lost, "warning") and gap["since"] < gap["timestamp"]
+        told = [line["height"] for line in lines if line["event"] == "missing_inputs"]
+        assert told == sorted(told) and told[0] == 1 and told[-1] == 3001
+        assert lines[-1]["event"] == "stopped"  # what is said last is written before the process ends
+        assert daemon.export() == expected([*blocks, *noisy(1, blocks[-1])])
+
+
+def _closed(pipe: tuple[int, int]) -> int:
+    os.close(pipe[0])
+    return pipe[1]
+
+
+FAILING: dict[str, Callable[[], int]] = {
+    "a reader that is gone": lambda: _closed(os.pipe()),
+    "a full disk": lambda: os.open("/dev/full", os.O_WRONLY),
+}
+
+
+@pytest.mark.parametrize("how", FAILING)
+def test_a_log_that_cannot_be_written_does_not_stop_the_chain(how: str, folder: Path) -> None:
+    """Not the start, not a block, not the HTTP workers, and not the end."""
+    with home(folder, **web(folder)) as daemon:
+        descriptor = FAILING[how]()
+        with process(descriptor, "run", "--config", daemon.config) as running:
+            os.close(descriptor)
+            with connected(daemon, running) as client:
+                assert statuses(client.feed(noisy(50))) == ["applied"] * 50
+                assert json.loads(get(folder, "/api/v1/tip"))["height"] == 50
+                [worker] = children(running.pid)
+                os.kill(worker, signal.SIGUSR1)  # it has a lot to say
+                assert json.loads(get(folder, "/api/v1/tip"))["height"] == 50
+                assert children(running.pid) == [worker]
+            began = monotonic()
+            running.terminate()
+            assert running.wait(PATIENCE_S) == 0
+            assert monotonic() - began < 10
+        daemon.assert_sound()
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_reader_that_stands_still_does_not_keep_a_process(folder: Path) -> None:
+    """Neither the daemon nor its worker nor one that can't even start."""
+    with (
+        home(folder, **web(folder)) as daemon,
+        full_pipe() as (_, writer),
+        process(writer, "run", "--config", daemon.config) as running,
+    ):
+        with connected(daemon, running) as client:
+            assert statuses(client.feed(noisy(20))) == ["applied"] * 20
+            get(folder, "/api/v1/tip")
+        with process(writer, "run", "--config", daemon.config) as second:
+            assert second.wait(PATIENCE_S) == 1
+        began = monotonic()
+        running.terminate()
+        assert running.wait(PATIENCE_S) == 0
+        assert monotonic() - began < 10
+
+
+def test_a_closed_standard_error_is_not_taken_for_the_store(folder: Path) -> None:
+    """A descriptor that is closed would be the next file's that is opened, and lines would be written into it."""
+    with home(folder, **web(folder)) as daemon:
+        shell = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh")
+        with process(None, "run", "--config", daemon.config, before=shell) as running:
+            with connected(daemon, running) as client:
+                assert statuses(client.feed(noisy(50))) == ["applied"] * 50
+            get(folder, "/api/v1/tip")
+            for pid in (running.pid, *children(running.pid)):
+                assert {str(Path(f"/proc/{pid}/fd/{number}").readlink()) for number in (1, 2)} == {"/dev/null"}
+            running.terminate()
+            assert running.wait(PATIENCE_S) == 0
+        daemon.assert_sound()
+
+
+@pytest.mark.parametrize("how", [*FAILING, "a reader that stands still"])
+def test_a_feed_goes_on_though_nobody_hears_it(how: str, folder: Path) -> None:
+    blocks = noisy(30)
+    (folder / "chain").write_bytes(b"".join(encoded(message, "json") for message in blocks))
+    with home(folder) as daemon, full_pipe() as (_, writer):
+        daemon.start()
+        descriptor = FAILING[how]() if how in FAILING else os.dup(writer)
+        with process(descriptor, "feed", "--config", daemon.config, "file", folder / "chain") as feed:
+            os.close(descriptor)
+            assert feed.wait(PATIENCE_S) == 0
+        assert daemon.export() == expected(blocks)
+
+
+def test_a_feed_goes_on_on_a_terminal_that_stands_still(folder: Path) -> None:
+    """Somebody pressed Ctrl-S: the bar stands, the feed does not."""
+    blocks = noisy(30)
+    (folder / "chain").write_bytes(b"".join(encoded(message, "json") for message in blocks))
+    ours, theirs = pty.openpty()
+    try:
+        termios.tcflow(theirs, termios.TCOOFF)
+        with home(folder) as daemon:
+            daemon.start()
+            with process(theirs, "feed", "--config", daemon.config, "file", folder / "chain") as feed:
+                assert feed.wait(PATIENCE_S) == 0
+            assert daemon.export() == expected(blocks)
+    finally:
+        termios.tcflow(theirs, termios.TCOON)
+        os.close(ours)
+        os.close(theirs)
+
+
+# --- everything is JSON ------------------------------------------------------------------------------------------
+
+_BUGS = """
+import asyncio, logging, sys, threading, warnings
+import daemon.{module} as patched
+from daemon.cli import main
+
+class Finalized:
+    def __del__(self):
+        raise ValueError("of a finalizer")
+
+async def forgotten():
+    raise ValueError("of a task")
+
+def bugs():
+    Finalized()
+    warnings.warn("of an odd use")
+    logging.getLogger("library").error("a %s of a library", "word")
+    logging.getLogger("library").error("arguments that do not fit: %d", "x")
+    thread = threading.Thread(target=lambda: int("of a thread"), name="loose")
+    thread.start()
+    thread.join()
+
+async def wrong(*_):
+    bugs()
+    task = asyncio.ensure_future(forgotten())
+    await asyncio.wait([task])
+    del task
+    raise RuntimeError("of the program\\nin two lines")
+
+patched.{name} = wrong
+main()
+"""
+
+
+def _assert_bugs(lines: list[dict[str, Any]]) -> None:
+    """Check that every bug of the script is a line of its own that says what it is."""
+    found = {line["event"]: line for line in lines}
+    for event, words in {
+        "exception_ignored": ("ValueError: of a finalizer", "Finalized.__del__"),
+        "warning_issued": ("UserWarning: of an odd use",),
+        "thread_failed": ("ValueError: invalid literal", "loose"),
+        "process_failed": ("RuntimeError: of the program\nin two lines", "Traceback"),
+    }.items():
+        text = json.dumps(found[event])
+        assert all(json.dumps(word)[1:-1] in text for word in words), text
+    library = [(line["logger"], line["message"]) for line in lines if line["event"] == "library_logged"]
+    assert ("library", "a word of a library") in library and ("library", "arguments that do not fit: %d") in library
+    [task] = [line for line in lines if line["event"] == "library_logged" and line["logger"] == "asyncio"]
+    assert "never retrieved" in task["message"] and "ValueError: of a task" in task["exception"]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "command"),
+    [("app", "_report", "run"), ("http.master", "_listen_at_last", "serve"), ("http.worker", "heed", "serve")],
+)
+def test_what_nobody_has_caught_is_json(module: str, name: str, command: str, folder: Path) -> None:
+    """Of the daemon, of `utxod serve` and of its workers: in the main program, threads, tasks, finalizers, warnings."""
+    with home(folder, **web(folder)) as daemon:
+        daemon.start()
+        daemon.term()
+        script = folder / "buggy.py"
+        script.write_text(_BUGS.format(module=module, name=name))
+        # a worker is started with `-m daemon.cli`: the script stands in its place
+        (folder / "run.py").write_text(
+            "import sys, daemon.http.master as master\n"
+            f"master.command = lambda descriptor: [sys.executable, {str(script)!r}, 'serve', '--inherit', "
+            "str(descriptor), str(__import__('os').getpid())]\n"
+            "from daemon.cli import main\nmain()\n"
+        )
+        first = folder / "run.py" if module == "http.worker" else script
+        log = folder / "buggy.log"
+        with log.open("wb") as file:
+            running = subprocess.Popen(
+                [sys.executable, str(first), command, "--config", str(daemon.config)], stderr=file, env=environment()
+            )
+        try:
+            if module == "http.worker":
+                until(lambda: "http_worker_ended" in log.read_text())
+                running.terminate()
+                assert running.wait(PATIENCE_S) == 0
+            else:
+                assert running.wait(PATIENCE_S) == 1
+        finally:
+            running.kill()
+            running.wait()
+        _assert_bugs(log_lines(log.read_bytes()))
+
+
+def test_why_a_service_does_not_start_is_json(tmp_path: Path) -> None:
+    with home(tmp_path, chain={"network": "x"}) as daemon:
+        daemon.start()
+        daemon.term()
+        daemon.configure(chain={"network": 'y "z"'})
+        done = daemon.run("run")
+        assert (done.returncode, done.stdout) == (3, b"")
+        assert 'keeps cardano/x, the configuration says cardano/y "z"' in reason(done)
+        (tmp_path / "utxod.toml").write_text("[log]\nlevel = 3\n[utxo]\nprune_dept = 1\n")
+        for command in ("run", "serve"):
+            done = daemon.run(command)
+            assert done.returncode == 2
+            assert len(reason(done).splitlines()) == 2  # both problems, in one line of the log
+        people = daemon.run("status")
+        assert people.returncode == 2 and people.stderr.startswith(b"Error: ")
+
+
+def test_in_text_a_service_says_it_as_commands_do(tmp_path: Path) -> None:
+    with home(tmp_path, chain={"network": "x"}, log={"format": "text"}) as daemon:
+        daemon.start()
+        daemon.term()
+        assert "listening" in daemon.log_text() and "{" not in daemon.log_text()
+        daemon.configure(chain={"network": "y"}, log={"format": "text"})
+        done = daemon.run("run")
+        assert done.returncode == 3
+        assert done.stderr.splitlines()[-1].startswith(b"Error: ")
+
+
+_ODD = """
+import structlog, sys
+from config.settings import Log
+from daemon.logs import configure
+
+class Odd:
+    def __repr__(self):
+        raise ValueError("no name")
+
+configure(Log(format=sys.argv[1]))
+log = structlog.get_logger()
+endless = []
+endless.append(endless)
+log.info("odd", name="\\ud8ff", number=1 << 100, odd=Odd(), endless=endless, fine=7, raw=b"\\xff")
+try:
+    raise ValueError("\\ud8ff")
+except ValueError:
+    log.exception("failed")
+sys.stderr.write("\\ud8ff\\n")
+"""
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_line_is_written_whatever_is_in_it(form: str) -> None:
+    """The name of a file that is not UTF-8, a value that can't be shown: whoever logs goes on."""
+    done = subprocess.run(
+        [sys.executable, "-c", _ODD, form], stderr=subprocess.PIPE, env=environment(), timeout=PATIENCE_S, check=True
+    )
+    *lines, last = done.stderr.splitlines()
+    assert last == rb"\ud8ff"
+    if form == "json":
+        odd, failed = map(json.loads, lines)
+        assert (odd["event"], odd["fine"], odd["level"]) == ("odd", 7, "info")
+        assert failed["event"] == "failed" and "ValueError" in failed["exception"]
+
+
+def test_wrong_use_is_told_to_people() -> None:
+    """The words of the command line are judged before anything is known of a log."""
+    done = utxod("run", "--nonsense")
+    assert done.returncode == 2 and done.stderr.startswith(b"Usage: ")

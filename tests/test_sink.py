@@ -1,0 +1,270 @@
+"""What stands in the place of standard error: order, bounds, and every way in which a descriptor can fail."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from time import monotonic, sleep
+
+import pytest
+from daemons import PATIENCE_S, environment
+
+from daemon import sink as module
+from daemon.sink import Sink
+
+_SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ
+LINE = b"x" * 99 + b"\n"
+
+
+def notice(lines: int, since: float) -> str:
+    return f"{lines} lines"
+
+
+@contextmanager
+def pipe(size: int = 4096) -> Iterator[tuple[int, int]]:
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, _SET_PIPE_SIZE, size)
+    try:
+        yield reader, writer
+    finally:
+        for end in (reader, writer):
+            try:
+                os.close(end)
+            except OSError as error:  # the test has closed it
+                assert error.errno == errno.EBADF
+
+
+def read_until(reader: int, last: bytes) -> list[bytes]:
+    """Read lines until one ends in `last`."""
+    os.set_blocking(reader, False)
+    text, until = b"", monotonic() + PATIENCE_S
+    while not text.endswith(last + b"\n"):
+        assert monotonic() < until, text[-300:]
+        try:
+            text += os.read(reader, 1 << 16)
+        except BlockingIOError:
+            sleep(0.002)
+    return text.splitlines()
+
+
+def fill(sink: Sink) -> int:
+    """Write until a line is dropped; return how many were taken."""
+    taken = 0
+    while not sink.dropped:
+        sink.write(b"%08d" % taken + LINE)
+        taken += 1
+        assert taken < 10_000
+    return taken - 1
+
+
+def test_lines_arrive_whole_and_in_order() -> None:
+    """Also when two processes share the pipe: what fits into it is written at once."""
+    random = Random(7)
+    with pipe() as (reader, writer):
+        sinks = [Sink(writer, notice) for _ in range(2)]
+        written = [b"%d %d %s\n" % (n % 2, n, b"y" * random.randrange(2000)) for n in range(400)]
+        for n, line in enumerate(written):
+            sinks[n % 2].write(line)
+        found = [line + b"\n" for line in read_until_count(reader, 400)]
+        assert sorted(found) == sorted(written)
+        for n in range(2):
+            assert [line for line in found if line.startswith(b"%d " % n)] == written[n::2]
+        for sink in sinks:
+            sink.finish()
+            assert sink.dropped == 0
+
+
+def read_until_count(reader: int, count: int) -> list[bytes]:
+    text = b""
+    while text.count(b"\n") < count:
+        text += os.read(reader, 1 << 16)
+    return text.splitlines()
+
+
+def test_a_reader_that_stands_still_costs_lines_and_is_told_how_many() -> None:
+    with pipe() as (reader, writer):
+        sink = Sink(writer, notice)
+        taken = fill(sink)
+        assert taken > 1000  # the bound is hundreds of kilobytes
+        for _ in range(41):
+            sink.write(LINE + LINE)  # two lines each
+        assert sink.dropped == 83
+        lines = read_until(reader, b"83 lines")
+        assert lines == [b"%08d" % n + LINE.rstrip() for n in range(taken)] + [b"83 lines"]
+        sink.write(b"again\n")  # and there is room again
+        assert read_until(reader, b"again") == [b"again"]
+        sink.finish()
+
+
+def test_one_gap_is_told_once() -> None:
+    """A slow reader makes room for single lines: nothing is taken before the buffer is empty."""
+    with pipe() as (reader, writer):
+        sink = Sink(writer, notice)
+        taken = fill(sink)
+        os.read(reader, 4096)  # room for some lines
+        dropped = sink.dropped
+        sink.write(b"after\n")
+        assert sink.dropped == dropped + 1
+        lines = read_until(reader, b"lines")
+        assert [line for line in lines if line.endswith(b"lines")] == [b"2 lines"]
+        assert lines[-2] == b"%08d" % (taken - 1) + LINE.rstrip()
+        sink.finish()
+
+
+def test_a_line_larger_than_the_buffer_is_written_alone() -> None:
+    with pipe() as (reader, writer):
+        sink = Sink(writer, notice)
+        sink.write(b"z" * (1 << 20) + b"\n")
+        assert [len(line) for line in read_until_count(reader, 1)] == [1 << 20]
+        sink.finish()
+
+
+def test_a_full_disk_tears_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what is written only a part may fit; the rest follows when there is room."""
+    monkeypatch.setattr(module, "_RETRY_S", 0.01)
+    room, write = [150], os.write  # bytes left on the disk
+
+    def write_some(descriptor: int, raw: bytes) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done = write(descriptor, bytes(raw[: room[0]]))
+        room[0] -= done
+        return done
+
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        monkeypatch.setattr(os, "write", write_some)
+        sink = Sink(file.fileno(), notice)
+        taken = fill(sink)
+        assert path.stat().st_size <= 150
+        room[0] = 1 << 20
+        until = monotonic() + PATIENCE_S
+        while not path.read_bytes().endswith(b" lines\n"):
+            assert monotonic() < until
+            sleep(0.01)
+        assert path.read_bytes().splitlines()[:-1] == [b"%08d" % n + LINE.rstrip() for n in range(taken)]
+        sink.finish()
+
+
+def test_a_reader_that_is_gone_costs_lines_and_no_time() -> None:
+    with pipe() as (reader, writer):
+        sink = Sink(writer, notice)
+        os.close(reader)
+        fill(sink)
+        began = monotonic()
+        sink.finish()
+        assert monotonic() - began < 0.9  # nobody waits for a reader that is gone
+
+
+def test_a_reader_that_stands_still_does_not_keep_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LEAVE_S", 0.05)
+    with pipe() as (reader, writer):
+        sink = Sink(writer, notice)
+        fill(sink)
+        sink.finish()
+        os.set_blocking(writer, False)  # and lets our thread go
+        read_until(reader, b"lines")
+
+
+def test_what_waits_is_written_at_the_end() -> None:
+    with pipe(1 << 16) as (reader, writer):
+        sink = Sink(writer, notice)
+        for n in range(500):
+            sink.write(b"%d\n" % n)
+        sink.finish()
+        os.close(writer)
+        with os.fdopen(os.dup(reader), "rb") as file:
+            assert file.read().splitlines() == [b"%d" % n for n in range(500)]
+
+
+def test_a_descriptor_that_does_not_block_is_waited_for() -> None:
+    """`O_NONBLOCK` may be set by anybody who shares the pipe."""
+    with pipe() as (reader, writer):
+        os.set_blocking(writer, False)
+        sink = Sink(writer, notice)
+        for n in range(1000):
+            sink.write(b"%08d" % n + LINE)
+        assert len(read_until(reader, b"%08d" % 999 + LINE.rstrip())) == 1000
+        sink.finish()
+
+
+_FORKS = """
+import os, sys
+from daemon.sink import take_stderr
+assert take_stderr(lambda lines, since: "")
+sys.stderr.write("parent\\n")
+child = os.fork()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+    sys.stderr.write("parent again\\n")
+else:
+    sys.stderr.write("child\\n")
+"""
+
+
+def test_a_forked_child_writes_too() -> None:
+    """Its threads are not copied, and a lock may be held by one of them."""
+    done = subprocess.run([sys.executable, "-c", _FORKS], stderr=subprocess.PIPE, env=environment(), check=True)
+    lines = done.stderr.splitlines()
+    assert sorted(lines) == [b"child", b"parent", b"parent again"] and lines.index(b"parent") < lines.index(
+        b"parent again"
+    )
+
+
+def test_who_logs_inside_of_a_write_does_not_lock_itself_out() -> None:
+    """A signal handler or a finalizer may run at any line of `write`."""
+    with pipe(1 << 20) as (_, writer):
+        sink = Sink(writer, notice)
+        stream = io.TextIOWrapper(sink, line_buffering=True)  # type: ignore[type-var]  # it has no `name`
+        met = 0
+
+        def handler(*_: object) -> None:
+            nonlocal met
+            met += 1
+            stream.write("inside\n")
+
+        before = signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+        try:
+            until = monotonic() + PATIENCE_S
+            count = 0
+            while met < 100:
+                stream.write("outside\n")
+                count += 1
+                assert monotonic() < until
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        sink.finish()
+        assert not sink._thread.is_alive()
+
+
+def test_threads_lose_nothing() -> None:
+    with pipe(1 << 20) as (reader, writer):
+        sink = Sink(writer, notice)
+
+        def write(who: int) -> None:
+            for n in range(500):
+                sink.write(b"%d %d\n" % (who, n))
+
+        threads = [threading.Thread(target=write, args=(who,)) for who in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        lines = read_until_count(reader, 2000)
+        for who in range(4):
+            assert [line for line in lines if line.startswith(b"%d " % who)] == [
+                b"%d %d" % (who, n) for n in range(500)
+            ]
+        sink.finish()
