@@ -53,7 +53,7 @@ def main(context: click.Context, path: Path | None) -> None:
 @config_option
 @click.pass_context
 def run(context: click.Context) -> None:
-    """Run the daemon until SIGTERM."""
+    """Run the daemon until it is asked to leave."""
     from daemon.app import run as run_daemon
 
     with service(lambda: context.obj.config) as config, stores_speak():

@@ -32,9 +32,10 @@ _json = False
 def configure(config: Log) -> None:
     """Send every log line to standard error in the configured form; may be called again."""
     global _json
-    _json = config.format == "json" or (config.format == "auto" and not (sys.stderr and sys.stderr.isatty()))
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    _json = config.format == "json" or (config.format == "auto" and not terminal)
     structlog.configure(
-        processors=[*_FOR_ALL, *_renderers()],
+        processors=[*_FOR_ALL, *_renderers(terminal)],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, config.level.upper())),
         logger_factory=lambda *_: _Lines(),
         cache_logger_on_first_use=False,  # the level may change
@@ -60,9 +61,9 @@ def _rendered(event: str, level: str, fields: dict[str, object]) -> str:
     return str(line)
 
 
-def _renderers() -> Sequence[Processor]:
+def _renderers(terminal: bool) -> Sequence[Processor]:
     if not _json:
-        return [_tolerant(structlog.dev.ConsoleRenderer())]
+        return [_tolerant(structlog.dev.ConsoleRenderer(colors=terminal))]
     return [structlog.processors.format_exc_info, _tolerant(structlog.processors.JSONRenderer(serializer=_to_json))]
 
 

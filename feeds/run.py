@@ -85,7 +85,7 @@ def run(
     refused: Callable[[bytes, Error], None] | None = None,
     chain: ChainName | None = None,
 ) -> None:
-    """Feed until the source ends, or until SIGTERM; a failure is one clear line.
+    """Feed until the source ends, or until it is asked to leave; a failure is one clear line.
 
     `meet` is handed what tells the operator one line, for a source that has something to say on its way. With
     `refused` the daemon may refuse transactions: each is told there by its id, and the feed goes on. Only a daemon that
@@ -119,11 +119,21 @@ async def _until_told(
     refused: Callable[[bytes, Error], None] | None,
     chain: ChainName | None,
 ) -> None:
-    """Feed, and leave in order on SIGTERM: files are closed, and the next feed goes on from the daemon's tip."""
+    """Feed, and leave in order when asked to: files are closed, and the next feed goes on from the daemon's tip."""
     with anyio.CancelScope() as leaving:
         if threading.current_thread() is threading.main_thread():  # no other may ask for signals
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leaving.cancel)
+            _heed(leaving, progress)
         await _feed(job, messages, progress, refused, chain)
+
+
+def _heed(leaving: anyio.CancelScope, progress: FeedProgress) -> None:
+    """React to signals until the loop closes; one that is ignored at the start, as by nohup, stays so."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, leaving.cancel)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        loop.add_signal_handler(number, lambda: progress.tell(progress.summary()))
 
 
 async def _feed(

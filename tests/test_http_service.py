@@ -20,6 +20,8 @@ from daemons import PATIENCE_S, Daemon, environment, home, running, write_config
 from questions import TIP, Web, asked, failure, free_port, short_folder, until
 from stories import address, block, chain, digest, output, point, tx
 
+from daemon.http.master import Reminder
+
 TOKEN = "a long random text"
 STORY = chain(3)
 
@@ -142,8 +144,27 @@ def test_a_port_that_is_taken_is_waited_for_and_the_chain_goes_on(tmp_path: Path
             until(lambda: "http_listen_failed" in daemon.events(), "it has not said that the address is taken")
             with daemon.client() as client:
                 assert client.ask(STORY[0])["status"] == "applied"
+            sleep(2)  # it tries again, and says nothing new
             taken.close()
             assert web.get("/api/v1/tip") == point(STORY[0])
+            assert [event for event in daemon.events() if event in {"http_listen_failed", "serving"}] == [
+                "http_listen_failed",
+                "serving",
+            ]
+
+
+def test_what_fails_for_long_is_told_seldom() -> None:
+    """A reason at once, the same one at growing intervals of ten minutes at most."""
+    now = 1000.0
+    reminder = Reminder(lambda: now)
+    told: list[float] = []
+    while now < 1000 + 3600:
+        if reminder.due("taken"):
+            told.append(now - 1000)
+        now += 15
+    assert told == [0, 30, 90, 210, 450, 930, 1530, 2130, 2730, 3330]
+    assert reminder.due("not ours") and not reminder.due("not ours")  # another reason is news
+    assert reminder.due("taken")
 
 
 # --- who may ask ---------------------------------------------------------------------------------------------------

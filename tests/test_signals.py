@@ -1,0 +1,410 @@
+"""Signals: leaving in order, reloading the configuration, saying what the process does; a drain that takes too long."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any, TypeVar
+
+import anyio
+import pytest
+from daemons import PATIENCE_S, Client, Daemon, encoded, environment, error, home, running, statuses
+from questions import Web, failure, short_folder
+from stories import chain, expected, point
+
+from config.settings import Batch, Config, Http, Log, Secret, Socket, Utxo
+from daemon.http import master
+from daemon.reload import RELOADED, difference
+
+T = TypeVar("T")
+LEAVING = [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT]
+
+
+def until(what: Callable[[], T], wanted: Callable[[T], object] = bool) -> T:
+    """Ask again until the answer is as wanted, and return it."""
+    give_up = monotonic() + PATIENCE_S
+    while not wanted(answer := what()):
+        assert monotonic() < give_up, answer
+        sleep(0.02)
+    return answer
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as name:
+        yield name
+
+
+def lines(daemon: Daemon, event: str) -> list[dict[str, Any]]:
+    return [line for line in daemon.log_lines() if line["event"] == event]
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def reload(daemon: Daemon, **tables: Any) -> dict[str, Any]:
+    """Write another configuration, send SIGHUP, and return the line that says what came of it."""
+    daemon.configure(**tables)
+    count = len(lines(daemon, "config_reloaded")) + len(lines(daemon, "config_reload_failed"))
+    daemon.process.send_signal(signal.SIGHUP)
+    told = until(
+        lambda: lines(daemon, "config_reloaded") + lines(daemon, "config_reload_failed"), lambda told: len(told) > count
+    )
+    return max(told, key=lambda line: str(line["timestamp"]))
+
+
+# --- leaving -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", LEAVING[1:])
+def test_every_signal_to_leave_drains(number: signal.Signals, tmp_path: Path) -> None:
+    """As SIGTERM does: a terminal sends SIGINT for Ctrl-C and SIGQUIT for Ctrl-backslash."""
+    blocks = chain(300, outputs=10)
+    with running(tmp_path, batch={"max_delay_ms": 10}) as daemon, daemon.client("frames") as client:
+        client.send(*({"seq": n} | sent for n, sent in enumerate(blocks)))
+        client.taken()
+        daemon.process.send_signal(number)
+        assert statuses(client.rest()) == ["applied"] * 300
+        assert daemon.wait() == 0
+        assert lines(daemon, "stopping")[0]["signal"] == number.name
+        assert daemon.export() == expected(blocks)
+
+
+def test_a_drain_that_takes_too_long_says_so(tmp_path: Path) -> None:
+    """What was not carried out was not acknowledged either; the feeder goes on from the tip."""
+    blocks = chain(1500, outputs=60)
+    with home(tmp_path, shutdown_timeout="10ms", batch={"max_delay_ms": 1}) as daemon:
+        daemon.start()
+        with daemon.client("frames") as client:
+            client.send(*({"seq": n} | sent for n, sent in enumerate(blocks)))
+            client.taken()
+            daemon.process.terminate()
+            answers = client.rest()
+            assert daemon.wait() == 1
+        [late] = lines(daemon, "drain_timed_out")
+        assert late["level"] == "error" and late["after_s"] == 0.01
+        assert 0 < late["messages"] <= 1500 and late["bytes"] > 0
+        assert daemon.events()[-1] == "stopped"
+        assert len(answers) < 1500
+        daemon.configure()
+        daemon.start()
+        with daemon.client("frames") as client:
+            tip = client.hello()["tip"]
+            done = tip["height"] if tip else 0
+            assert len(answers) <= done < 1500  # a commit whose answers did not get out any more
+            assert statuses(client.feed(blocks[done:])) == ["applied"] * (1500 - done)
+        assert daemon.export() == expected(blocks)
+
+
+def test_a_worker_that_does_not_leave_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It would keep the daemon, which has not even begun to drain."""
+    monkeypatch.setattr(master, "_LEAVE_S", 0.2)
+    stubborn = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+    )
+
+    async def main() -> int | None:
+        async with await anyio.open_process([sys.executable, "-c", stubborn]) as process:
+            assert process.stdout is not None
+            await process.stdout.receive()
+            await master._end(process)
+            return process.returncode
+
+    assert anyio.run(main, backend_options={"use_uvloop": True}) == -signal.SIGKILL
+
+
+# --- a terminal, which signals the whole group ---------------------------------------------------------------------
+
+
+@contextmanager
+def in_a_group(daemon: Daemon, command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a service as a shell runs a job, logging to the daemon's log."""
+    words = [sys.executable, "-m", "daemon.cli", command, "--config", str(daemon.config)]
+    with (daemon.folder / "utxod.log").open("ab") as log:
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=log, env=environment(), process_group=0)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("command", ["run", "serve"])
+def test_signals_to_the_whole_group(command: str, folder: Path) -> None:
+    """Hanging up reloads, and keeps everything running; Ctrl-backslash leaves in order, the workers with it."""
+    with home(folder, http={"workers": 1, "listen": f"unix:{folder}/http"}) as daemon:
+        daemon.start()  # `serve` needs a store
+        daemon.term()
+        with in_a_group(daemon, command) as process, Web(folder / "http") as web:
+            assert web.ask("/health/live").status_code == 200
+            workers = children(process.pid)
+            for number, told in (
+                (signal.SIGHUP, "config_reloaded"),
+                (signal.SIGUSR1, "diagnostics_dumped"),
+                (signal.SIGUSR2, "signal_ignored"),
+            ):
+                os.killpg(process.pid, number)
+                until(lambda told=told: lines(daemon, told))  # type: ignore[misc]
+            assert web.ask("/health/live").status_code == 200
+            assert children(process.pid) == workers and len(workers) == 1
+            os.killpg(process.pid, signal.SIGQUIT)
+            assert process.wait(PATIENCE_S) == 0
+        assert lines(daemon, "stopping")[-1]["signal"] == "SIGQUIT"
+        assert not lines(daemon, "http_worker_ended")
+
+
+def test_signals_to_a_worker(folder: Path) -> None:
+    """`pkill -HUP utxod` reaches it too: reloading is its daemon's business."""
+    with running(folder, http={"workers": 1, "listen": f"unix:{folder}/http"}) as daemon, Web(folder / "http") as web:
+        web.ask("/health/live")
+        [worker] = children(daemon.process.pid)
+        for number in (signal.SIGHUP, signal.SIGUSR2):
+            os.kill(worker, number)
+        until(lambda: [line["signal"] for line in lines(daemon, "signal_ignored")], lambda told: len(told) == 2)
+        os.kill(worker, signal.SIGUSR1)
+        [dump] = until(lambda: lines(daemon, "diagnostics_dumped"))
+        assert "Ear.listen" in json.dumps(dump["tasks"])
+        assert children(daemon.process.pid) == [worker] and web.ask("/health/live").status_code == 200
+        os.kill(worker, signal.SIGQUIT)
+        [ended] = until(lambda: lines(daemon, "http_worker_ended"))
+        assert ended["code"] == 0
+        assert web.ask("/health/live").status_code == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
+def test_signals_to_a_feed(number: signal.Signals, tmp_path: Path) -> None:
+    """It leaves in order, says on SIGUSR1 where it is, and does not die of SIGUSR2."""
+    blocks = chain(5)
+    with running(tmp_path) as daemon:
+        command = [sys.executable, "-m", "daemon.cli", "feed", "--config", str(daemon.config), "file", "-"]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, env=environment(), stdin=pipe, stderr=pipe) as feed:
+            assert feed.stdin is not None and feed.stderr is not None
+            feed.stdin.write(b"".join(encoded(sent, "json") for sent in blocks))
+            feed.stdin.flush()
+            with daemon.client() as client:
+                until(lambda: client.hello()["tip"], lambda tip: tip == point(blocks[-1]))
+            sleep(0.1)  # the last answers are on their way
+            feed.send_signal(signal.SIGUSR2)
+            feed.send_signal(signal.SIGUSR1)
+            assert b"5 applied, height 5" in feed.stderr.readline()
+            feed.send_signal(number)
+            assert feed.wait(PATIENCE_S) == 0
+            assert b"5 applied, height 5" in feed.stderr.read()
+
+
+def test_nohup_keeps_a_feed(tmp_path: Path) -> None:
+    with running(tmp_path) as daemon:
+        script = (
+            "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+        )
+        command = [sys.executable, "-m", "daemon.cli", "feed", "--config", str(daemon.config), "file", "-"]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(
+            [sys.executable, "-c", script, *command], env=environment(), stdin=pipe, stderr=pipe
+        ) as feed:
+            assert feed.stdin is not None and feed.stderr is not None
+            feed.stdin.write(encoded(chain(1)[0], "json"))
+            feed.stdin.flush()
+            with daemon.client() as client:
+                until(lambda: client.hello()["tip"])
+            feed.send_signal(signal.SIGHUP)
+            feed.send_signal(signal.SIGUSR1)
+            assert b"1 applied" in feed.stderr.readline()
+            assert feed.poll() is None
+            feed.stdin.close()
+            assert feed.wait(PATIENCE_S) == 0
+
+
+# --- SIGUSR1 -----------------------------------------------------------------------------------------------------
+
+
+def test_a_dump_says_what_the_daemon_is_doing(tmp_path: Path) -> None:
+    """Whatever `log.level` is, in one line; thousands of clients that wait alike are one stack."""
+    with running(tmp_path, log={"level": "error"}) as daemon, daemon.client() as feeder:
+        feeder.feed(chain(3))
+        idle = [daemon.client() for _ in range(30)]
+        for client in idle:
+            client.hello()
+        daemon.process.send_signal(signal.SIGUSR1)
+        [dump] = until(lambda: lines(daemon, "diagnostics_dumped"))
+        for client in idle:
+            client.close()
+        assert (dump["height"], dump["connections"], len(dump["busiest"])) == (3, 31, 20)
+        assert dump["inbox"]["messages"] == 0 and dump["inbox"]["capacity"] == 64 << 20
+        assert [about["feeding"] for about in dump["busiest"]].count(1) <= 1
+        assert max(stack["count"] for stack in dump["tasks"]) >= 31
+        stacks = json.dumps(dump["tasks"])
+        assert "follow_chain" in stacks and "Connection" in stacks
+        names = {stack["name"] for stack in dump["threads"]}
+        assert {"MainThread", "stderr", "metrics"} <= names
+        assert daemon.events() == ["diagnostics_dumped"]
+
+
+# --- SIGHUP ------------------------------------------------------------------------------------------------------
+
+
+def test_reload_says_what_changed_and_what_needs_a_restart(tmp_path: Path) -> None:
+    quiet: dict[str, Any] = {"log": {"level": "error"}, "batch": {"max_delay_ms": 0}}
+    with running(tmp_path, **quiet) as daemon, daemon.client("frames") as client:
+        blocks = chain(600)
+        client.feed(blocks[:10])
+        assert not daemon.log_text()
+        told = reload(daemon, log={"level": "info"}, batch={"max_delay_ms": 0}, utxo={"prune_depth": 77})
+        assert told["changed"] == ["log.level"] and told["needs_restart"] == ["utxo.prune_depth"]
+        client.feed(blocks[10:300])
+        commits = len(lines(daemon, "blocks_committed"))
+        assert commits > 200  # with no delay each block has a commit of its own
+        told = reload(daemon, batch={"max_delay_ms": 10_000})
+        assert told["changed"] == ["batch.max_delay_ms"] and told["needs_restart"] == []
+        client.feed(blocks[300:])
+        assert len(lines(daemon, "blocks_committed")) < commits + 100
+        daemon.configure(log={"format": "text"}, batch={"max_delay_ms": 10_000})
+        daemon.process.send_signal(signal.SIGHUP)
+        until(daemon.log_text, lambda text: "changed=['log.format'] needs_restart=[]" in text)
+        assert daemon.term() == 0
+        assert daemon.export() == expected(blocks)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can connect as somebody else")
+def test_reload_lets_other_operators_in(folder: Path) -> None:
+    """Who connects under another uid is told by the kernel; open connections are judged anew too."""
+    stranger = 65534
+    with running(folder) as daemon:
+        folder.chmod(0o755)
+        daemon.socket.chmod(0o666)
+        os.seteuid(stranger)
+        try:
+            client = Client(daemon.socket)
+        finally:
+            os.seteuid(0)
+        frozen = {"type": "OutputsFrozen", "outpoints": [[b"\1" * 32, 0]]}
+        with client:
+            error(client.ask(frozen), "not_permitted")
+            assert reload(daemon, socket={"admin_uids": [stranger]})["changed"] == ["socket.admin_uids"]
+            assert client.ask(frozen)["code"] != "not_permitted"
+            assert reload(daemon)["changed"] == ["socket.admin_uids"]
+            error(client.ask(frozen), "not_permitted")
+
+
+def test_reload_hands_the_workers_another_token(folder: Path) -> None:
+    """They are replaced; meanwhile connections wait, none is refused. What they have counted goes on."""
+    web_of = {"workers": 2, "listen": f"unix:{folder}/http"}
+    with running(folder, http=web_of | {"token": "first"}) as daemon, Web(folder / "http") as web:
+        until(lambda: len(children(daemon.process.pid)), lambda count: count == 2)
+        assert web.ask("/metrics", Authorization="Bearer first").status_code == 200
+        before = children(daemon.process.pid)
+        told = reload(daemon, http=web_of | {"token": "second"})
+        assert told["changed"] == ["http.token"] and "second" not in daemon.log_text()
+        until(lambda: len(lines(daemon, "http_worker_replaced")), lambda count: count == 2)
+        for _ in range(4):
+            failure(web.ask("/metrics", Authorization="Bearer first"), 401, "unauthorized")
+            assert web.ask("/metrics", Authorization="Bearer second").status_code == 200
+        assert not set(children(daemon.process.pid)) & set(before)
+        assert not lines(daemon, "http_worker_ended")
+
+
+BROKEN = {
+    "not TOML": ("[log\n", "at line 1"),
+    "a wrong name": ("[log]\nlevle = 'info'\n", "levle"),
+    "nested without end": ("a = " + "[" * 50_000, "nested too deeply"),
+    "not there": (None, "there is no such file"),
+}
+
+
+def test_a_broken_file_changes_nothing(folder: Path) -> None:
+    """Not for the workers either: one that is started anew has the configuration in force."""
+    with running(folder, http={"workers": 1, "listen": f"unix:{folder}/http"}) as daemon, Web(folder / "http") as web:
+        web.ask("/health/live")
+        whole = daemon.config.read_text()
+        for text, what in BROKEN.values():
+            if text is None:
+                daemon.config.unlink()
+            else:
+                daemon.config.write_text(text)
+            count = len(lines(daemon, "config_reload_failed"))
+            daemon.process.send_signal(signal.SIGHUP)
+            told = until(lambda: lines(daemon, "config_reload_failed"), lambda told, count=count: len(told) > count)  # type: ignore[misc]
+            assert what in told[-1]["error"] and told[-1]["level"] == "error"
+        [worker] = children(daemon.process.pid)
+        os.kill(worker, signal.SIGKILL)
+        until(lambda: children(daemon.process.pid), lambda pids: pids and pids != [worker])
+        assert web.ask("/health/live").status_code == 200
+        with daemon.client() as client:
+            assert statuses(client.feed(chain(1))) == ["applied"]
+        daemon.config.write_text(whole)
+        assert len(lines(daemon, "http_worker_ended")) == 1
+
+
+def test_what_is_reloaded_is_reloaded_and_nothing_else() -> None:
+    old = Config(http=Http(token=Secret("a")), socket=Socket(admin_uids=(7,)))
+    new = Config(
+        data_dir=Path("elsewhere"),
+        log=Log(format="text", level="debug"),
+        http=Http(workers=3),
+        batch=Batch(max_bytes=7, max_delay_ms=7),
+        utxo=Utxo(rollback_window=9),
+    )
+    found = difference(old, new)
+    assert found.changed == ["socket.admin_uids", "http.token", "batch.max_delay_ms", "log.format", "log.level"]
+    assert set(found.changed) == set(RELOADED)
+    assert found.needs_restart == ["data_dir", "http.workers", "utxo.rollback_window", "batch.max_bytes"]
+    assert found.config == Config(log=new.log, batch=Batch(max_delay_ms=7))
+    assert difference(found.config, new).changed == []
+    assert difference(found.config, new).needs_restart == found.needs_restart  # until it is restarted
+
+
+# --- systemd -----------------------------------------------------------------------------------------------------
+
+
+def notified(listener: socket.socket, last: str) -> list[str]:
+    heard: list[str] = []
+    while last not in heard:
+        heard += listener.recv(4096).decode().splitlines()
+    return heard
+
+
+def test_systemd_hears_of_a_reload(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        listener.settimeout(PATIENCE_S)
+        with running(tmp_path, {"NOTIFY_SOCKET": str(tmp_path / "notify")}) as daemon:
+            notified(listener, "READY=1")
+            for broken in (False, True):  # a reload that fails has ended too
+                before = monotonic()
+                if broken:
+                    daemon.config.write_text("nonsense")
+                daemon.process.send_signal(signal.SIGHUP)
+                begun, since, *_, ready = notified(listener, "READY=1")
+                assert (begun, ready) == ("RELOADING=1", "READY=1")
+                assert since.startswith("MONOTONIC_USEC=")
+                assert before <= int(since.partition("=")[2]) / 1e6 <= monotonic()
+
+
+def test_a_service_manager_that_stands_still_does_not_stop_the_chain(tmp_path: Path) -> None:
+    """Its queue is full: what can be lost is lost, what can't is sent when there is room."""
+    blocks = chain(20)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        listener.settimeout(PATIENCE_S)
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as filler,
+            pytest.raises(BlockingIOError),
+        ):
+            while True:
+                filler.sendto(b"filler", str(tmp_path / "notify"))
+        told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "20000"}
+        with running(tmp_path, told) as daemon, daemon.client() as client:
+            for sent in blocks:
+                assert client.ask(sent)["status"] == "applied"
+            assert notified(listener, "READY=1")
+            assert daemon.term() == 0

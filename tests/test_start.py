@@ -1,0 +1,100 @@
+"""How a daemon begins: what its first line says, and that it makes no store where nobody has asked for one."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+from daemons import PATIENCE_S, environment, log_lines, reason, running, utxod
+from questions import short_folder
+
+from config.load import DEFAULT_FILE
+from daemon import VERSION
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as name:
+        yield name
+
+
+@contextmanager
+def started(folder: Path, *arguments: str, **environ: str) -> Iterator[list[dict[str, Any]]]:
+    """Run a daemon in a folder until it listens; give what it has logged."""
+    command = [sys.executable, "-m", "daemon.cli", "run", *arguments]
+    log = folder / "log"
+    with log.open("wb") as file:
+        variables = environment(UTXOD_HTTP__WORKERS="0", **environ)
+        process = subprocess.Popen(command, stderr=file, env=variables, cwd=folder)
+    try:
+        until = monotonic() + PATIENCE_S
+        while "listening" not in [line["event"] for line in log_lines(log.read_bytes())]:
+            assert process.poll() is None and monotonic() < until, log.read_text()
+            sleep(0.01)
+        yield log_lines(log.read_bytes())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_first_line_says_who_and_where(folder: Path) -> None:
+    chain = {"family": "bitcoin", "network": "regtest"}
+    http = {"workers": 1, "listen": f"unix:{folder}/http"}
+    with running(folder, chain=chain, utxo={"store": "mmr"}, http=http) as daemon:
+        first = daemon.log_lines()[0]
+        del first["timestamp"]
+        assert first == {
+            "event": "starting",
+            "level": "info",
+            "version": VERSION,
+            "config": str(daemon.config),
+            "chain": "bitcoin/regtest",
+            "store": "mmr",
+            "data_dir": str(folder / "data"),
+            "socket": str(daemon.socket),
+            "http": f"unix:{folder}/http",
+            "pid": daemon.process.pid,
+        }
+
+
+needs_no_file = pytest.mark.skipif(DEFAULT_FILE.exists(), reason=f"{DEFAULT_FILE} is there")
+
+
+@needs_no_file
+def test_without_a_configuration_nothing_is_begun(folder: Path) -> None:
+    """A variable that names no folder does not help either."""
+    chosen: list[dict[str, Any]] = [{}, {"UTXOD_CHAIN__NETWORK": "preview"}]
+    for variables in chosen:
+        done = utxod("run", cwd=folder, **variables)
+        assert done.returncode == 2
+        assert f"{folder}/utxod-data does not exist" in reason(done) and "--config FILE" in reason(done)
+        assert not [*folder.iterdir()]
+
+
+@needs_no_file
+@pytest.mark.parametrize("how", ["named", "variable", "systemd", "there"])
+def test_a_folder_is_named_or_is_there(how: str, folder: Path) -> None:
+    arguments, variables, place = [], {}, folder / "utxod-data"
+    if how == "named":  # it names no folder, but somebody has chosen it
+        (folder / "chosen.toml").write_text('[chain]\nnetwork = "preview"\n')
+        arguments = ["--config", "chosen.toml"]
+    elif how == "there":
+        place.mkdir()
+    else:
+        place = folder / "elsewhere"
+        variables = {"UTXOD_DATA_DIR" if how == "variable" else "STATE_DIRECTORY": str(place)}
+    with started(folder, *arguments, **variables) as lines:
+        assert lines[0]["data_dir"] == str(place)
+        assert lines[0]["config"] == ("chosen.toml" if how == "named" else "defaults")
+        assert lines[0]["http"] is None
+    assert (place / "lmdb" / "data.mdb").exists()
+    assert (folder / "utxod-data").exists() == (place.name == "utxod-data")
