@@ -21,6 +21,7 @@ from config.load import DEFAULT_FILE, named_file
 from config.settings import Config, socket_path
 from daemon import PROTOCOL, VERSION
 from daemon.bus import Bell, Bus, Inbox
+from daemon.commands.common import FAILED
 from daemon.connection import Connection, Hall
 from daemon.diagnostics import dump
 from daemon.door import admins, admit, open_door
@@ -31,7 +32,7 @@ from daemon.pruning import prune_along
 from daemon.recovery import enabled, recover_along
 from daemon.reload import Reloader
 from daemon.signals import heed, receiver
-from daemon.sink import lines_dropped
+from daemon.sink import lines_dropped, write_out
 from daemon.store import chain_name, open_disk, open_lives, open_utxo, store_id, windows
 from handlers.chain import Chain
 from handlers.delivery import refuse
@@ -52,6 +53,7 @@ from storage.errors import StoreFull
 log = structlog.get_logger("daemon")
 
 _SHOWN_CLIENTS = 20
+_LAST_TURN_S = 5.0  # for the turn at the store that is going on when the time to leave is over
 
 
 def run(config: Config, config_file: Path | None) -> bool:
@@ -129,11 +131,11 @@ async def serve(config: Config, config_file: Path | None) -> bool:
                     signals, lambda: _dump(hall, inside), lambda: doors.start_soon(_reload, notifier, reloader)
                 )
                 log.info("stopping", signal=number.name)
+                late = asyncio.get_running_loop().call_later(
+                    config.shutdown_timeout, _give_up, config.shutdown_timeout, hall, inside, house
+                )
                 doors.cancel_scope.cancel()
             notifier.say("STOPPING=1")
-            late = asyncio.get_running_loop().call_later(
-                config.shutdown_timeout, _give_up, config.shutdown_timeout, hall, inside, house
-            )
             for connection in inside:
                 connection.stop_reading()
             bus.close()
@@ -226,6 +228,14 @@ def _give_up(after_s: float, hall: Hall, inside: set[Connection], house: TaskGro
     left = sum(connection.about()["pending"] for connection in inside)
     log.error("drain_timed_out", after_s=after_s, messages=left, bytes=hall.inbox.reserved)
     house.cancel_scope.cancel()
+    asyncio.get_running_loop().call_later(min(after_s, _LAST_TURN_S), _end_at_once)
+
+
+def _end_at_once() -> None:
+    """End without a turn at the store that does not end: nothing cancels it, and killing is as good as leaving."""
+    log.critical("exit_forced", reason="a turn at the store does not end")
+    write_out()
+    os._exit(FAILED)
 
 
 async def _report(notifier: Notifier, moved: Bell, hall: Hall) -> None:

@@ -144,7 +144,7 @@ def take_stderr(notice: Notice) -> bool:
     _sink = Sink(_STDERR, notice)
     sys.stderr = io.TextIOWrapper(_sink, "utf-8", "backslashreplace", line_buffering=True)
     os.register_at_fork(after_in_child=_sink.start)
-    atexit.register(_sink.finish)
+    atexit.register(write_out)
     return True
 
 
@@ -163,3 +163,9 @@ def hold_standard_descriptors() -> None:
 def lines_dropped() -> int:
     """Return how many lines this process has dropped since it started."""
     return 0 if _sink is None else _sink.dropped
+
+
+def write_out() -> None:
+    """Write what waits, within a moment: the process is about to end."""
+    if _sink is not None:
+        _sink.finish()

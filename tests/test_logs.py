@@ -93,6 +93,7 @@ def get(folder: Path, path: str) -> str:
         connection = HTTPConnection("localhost")
         try:
             with socket(AF_UNIX) as connection.sock:
+                connection.sock.settimeout(PATIENCE_S)
                 connection.sock.connect(str(folder / "http"))
                 connection.request("GET", path)
                 with connection.getresponse() as answer:
@@ -205,7 +206,7 @@ def children(pid: int) -> list[int]:
 
 
 def test_a_reader_that_stands_still_does_not_keep_a_process(folder: Path) -> None:
-    """Neither the daemon nor its worker nor one that can't even start."""
+    """Neither the daemon nor its worker, which counts what it drops too, nor one that can't even start."""
     with (
         home(folder, **web(folder)) as daemon,
         full_pipe() as (_, writer),
@@ -214,6 +215,13 @@ def test_a_reader_that_stands_still_does_not_keep_a_process(folder: Path) -> Non
         with connected(daemon, running) as client:
             assert statuses(client.feed(noisy(20))) == ["applied"] * 20
             get(folder, "/api/v1/tip")
+        [worker] = children(running.pid)
+
+        def provoked() -> bool:
+            os.kill(worker, signal.SIGUSR1)
+            return dropped(folder, "http") > 0
+
+        until(provoked)
         with process(writer, "run", "--config", daemon.config) as second:
             assert second.wait(PATIENCE_S) == 1
         began = monotonic()

@@ -15,6 +15,7 @@ from time import monotonic, sleep
 from typing import Any, TypeVar
 
 import anyio
+import lmdb
 import pytest
 from daemons import PATIENCE_S, Client, Daemon, encoded, environment, error, home, running, statuses
 from questions import Web, failure, short_folder
@@ -105,6 +106,25 @@ def test_a_drain_that_takes_too_long_says_so(tmp_path: Path) -> None:
         assert daemon.export() == expected(blocks)
 
 
+def test_a_turn_that_does_not_end_does_not_keep_the_daemon(tmp_path: Path) -> None:
+    """The disk stands still; here somebody else holds the write lock of the store."""
+    blocks = chain(3)
+    with home(tmp_path, shutdown_timeout="200ms") as daemon:
+        daemon.start()
+        with daemon.client() as client:
+            assert statuses(client.feed(blocks[:2])) == ["applied"] * 2
+            with lmdb.open(str(tmp_path / "data" / "lmdb"), max_dbs=4) as env, env.begin(write=True):
+                client.send({"seq": 3} | blocks[2])
+                client.taken()
+                daemon.process.terminate()
+                assert daemon.wait() == 1
+        [late] = lines(daemon, "drain_timed_out")
+        assert late["messages"] == 1
+        assert daemon.events()[-1] == "exit_forced"
+        daemon.assert_sound()
+        assert daemon.export() == expected(blocks[:2])
+
+
 def test_a_worker_that_does_not_leave_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It would keep the daemon, which has not even begun to drain."""
     monkeypatch.setattr(master, "_LEAVE_S", 0.2)
@@ -159,7 +179,8 @@ def test_signals_to_the_whole_group(command: str, folder: Path) -> None:
             os.killpg(process.pid, signal.SIGQUIT)
             assert process.wait(PATIENCE_S) == 0
         assert lines(daemon, "stopping")[-1]["signal"] == "SIGQUIT"
-        assert not lines(daemon, "http_worker_ended")
+        assert [line["signal"] for line in lines(daemon, "signal_ignored")] == ["SIGUSR2"]  # the workers heard nothing
+        assert len(lines(daemon, "diagnostics_dumped")) == 1 and not lines(daemon, "http_worker_ended")
 
 
 def test_signals_to_a_worker(folder: Path) -> None:
@@ -368,7 +389,9 @@ def test_what_is_reloaded_is_reloaded_and_nothing_else() -> None:
 
 def notified(listener: socket.socket, last: str) -> list[str]:
     heard: list[str] = []
+    give_up = monotonic() + PATIENCE_S
     while last not in heard:
+        assert monotonic() < give_up, heard
         heard += listener.recv(4096).decode().splitlines()
     return heard
 
