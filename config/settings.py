@@ -279,6 +279,19 @@ class Storage(Table, frozen=True, kw_only=True):
     ] = TIB
 
 
+class Store(Table, frozen=True, kw_only=True):
+    """Limits on what the store has to keep."""
+
+    max_reader_age: Annotated[
+        Seconds,
+        Meta(
+            gt=0,
+            description="How long a read transaction may stay behind the latest commit before it is ended; "
+            "until then the pages that it sees cannot be reused, and the file grows.",
+        ),
+    ] = 60.0
+
+
 class Log(Table, frozen=True, kw_only=True):
     """What is said on standard error."""
 
@@ -314,6 +327,7 @@ class Config(Table, frozen=True, kw_only=True):
     pruner: Pruner = Pruner()
     recovery: Recovery = Recovery()
     storage: Storage = Storage()
+    store: Store = Store()
     log: Log = Log()
 
 

@@ -29,6 +29,7 @@ from daemon.http.master import Keeper
 from daemon.metrics import daemon_sheet, encode, folder, keep_shown
 from daemon.notify import Notifier
 from daemon.pruning import prune_along
+from daemon.readers import ReaderWatch
 from daemon.recovery import enabled, recover_along
 from daemon.reload import Reloader
 from daemon.signals import heed, receiver
@@ -48,6 +49,7 @@ from handlers.events import (
 from handlers.refusal import Refused
 from handlers.utxo import Committed, Limits, Turns, follow_chain
 from storage.blobs import BlobFailed, Blobs
+from storage.disk import Disk
 from storage.errors import StoreFull
 
 log = structlog.get_logger("daemon")
@@ -111,6 +113,8 @@ async def serve(config: Config, config_file: Path | None) -> bool:
                     doors.start_soon(_watch, notifier, notifier.watchdog_s / 2, turns, writer)
                 if turns and turns.chain.lives:
                     doors.start_soon(_try_blobs, turns.chain.lives.transactions.blobs)
+                if turns:
+                    doors.start_soon(_watch_readers, config, turns.chain.store.disk, hall, writer)
                 if turns and config.pruner.enabled:
                     doors.start_soon(prune_along, config, turns, hall, committed, writer)
                 if turns and enabled(config):
@@ -256,6 +260,13 @@ def _numbers(hall: Hall, inside: set[Connection]) -> bytes:
     numbers.connections = len(inside)
     numbers.log_lines_dropped = lines_dropped()
     return encode(numbers)
+
+
+async def _watch_readers(config: Config, disk: Disk, hall: Hall, writer: CapacityLimiter) -> None:
+    watch = ReaderWatch(disk, config.store.max_reader_age)
+    while True:
+        hall.numbers.readers = await to_thread.run_sync(watch.look, limiter=writer)
+        await anyio.sleep(watch.every_s)
 
 
 async def _try_blobs(blobs: Blobs) -> None:

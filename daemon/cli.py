@@ -189,7 +189,7 @@ def completion(shell: str) -> None:
 
 @main.command()
 @config_option
-@click.option("--quick", is_flag=True, help="Do not try the undo records on a copy of the store.")
+@click.option("--quick", is_flag=True, help="Read the store in place: make no copy, and do not try the undo records.")
 @click.pass_context
 def verify(context: click.Context, quick: bool) -> None:
     """Walk every table by its own rules; exit 3 and say what is wrong, if something is."""
@@ -227,7 +227,11 @@ def verify_proof(file: Path, root: str | None) -> None:
 )
 @click.pass_context
 def export(context: click.Context, form: str) -> None:
-    """Write the live set in chain order; csv lines are txid,index,value,hex address."""
+    """Write the live set in chain order; csv lines are txid,index,value,hex address.
+
+    It is the set of the block that is the tip when this begins. Exits 1 if that block is rolled back meanwhile, or gets
+    below the rollback floor: what was written is then not the whole set.
+    """
     from daemon.inspect import export as write
 
     with stores_speak(), readers_may_leave():

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import msgspec
 
 from config.settings import Config
-from daemon.store import chain_name, leaf_writer, open_disk, windows
+from daemon.store import chain_name, leaf_writer, limited, open_disk, windows
 from handlers.audit import Audited, audit
-from storage import keys
-from storage.rows import SPENT, Body, address_of, unpack
+from storage.export import live_set
+from storage.rows import Body, address_of, unpack
 from storage.utxo import UtxoStore
 from storage.verify import verify as verify_store
-
-_CHUNK_ROWS = 4096
 
 
 def _open(config: Config) -> UtxoStore:
@@ -25,32 +24,31 @@ def _open(config: Config) -> UtxoStore:
 
 def verify(config: Config, *, quick: bool) -> Audited:
     """Return what is wrong with the store, and which transactions are half-made: that is no damage, it heals."""
-    store = _open(config)
-    with store.disk:
-        findings, half_made = verify_store(store, windows(config), quick=quick), list[str]()
-        if config.transactions.enabled:
-            audited = audit(store, config.transactions.block_height_retention)
-            findings, half_made = findings + audited.findings, audited.half_made
-        return Audited(findings, half_made)
+    store, half_made = _open(config), list[str]()
+
+    def records(seen: UtxoStore) -> list[str]:
+        if not config.transactions.enabled:
+            return []
+        audited = audit(seen, config.transactions.block_height_retention)
+        half_made.extend(audited.half_made)
+        return audited.findings
+
+    in_place = limited(store.disk, "leave out --quick, so that a copy is read")
+    with store.disk, in_place if quick else nullcontext():
+        return Audited(verify_store(store, windows(config), quick=quick, also=records), half_made)
 
 
 def export(config: Config, form: str) -> Iterator[bytes]:
-    """Yield the live set in chain order, some thousand lines at a time."""
+    """Yield the live set in chain order, some thousand lines at a time.
+
+    Raises:
+        ChainMoved: it can't be completed.
+    """
     store = _open(config)
     line = _csv if form == "csv" else _json
-    with store.disk, store.disk.read() as txn:
-        lines: list[bytes] = []
-        home, txid = b"", b""
-        for place, row in store.scan(txn, store.output):
-            if row[0] == SPENT:
-                continue
-            if place[:8] != home:
-                home, txid = place[:8], store.txid_at(txn, place)
-            lines.append(line(txid, keys.number(place[8:]), row))
-            if len(lines) >= _CHUNK_ROWS:
-                yield b"".join(lines)
-                lines.clear()
-        yield b"".join(lines)
+    with store.disk:
+        for live in live_set(store):
+            yield b"".join([line(*output) for output in live])
 
 
 def _csv(txid: bytes, index: int, row: bytes) -> bytes:

@@ -26,6 +26,7 @@ import structlog
 from msgspec import Struct, field
 
 from config.settings import Config
+from daemon.readers import ReaderNumbers
 from handlers.events import BlockCommitted, Pruned, RolledBack
 from handlers.pruner import PrunerNumbers
 from handlers.recovery.numbers import Numbers as RecoveryNumbers
@@ -108,6 +109,7 @@ class Numbers(Struct):
     inbox_bytes: int = 0
     connections: int = 0
     log_lines_dropped: int = 0
+    readers: ReaderNumbers = ReaderNumbers()
     pruner: PrunerNumbers = field(default_factory=PrunerNumbers)
     recovery: RecoveryNumbers | None = None
 

@@ -6,7 +6,7 @@ import structlog
 
 from config.settings import Config
 from daemon.pruning import open_pruner
-from daemon.store import chain_name, folder, open_disk, transactions, wanted_indexes, windows
+from daemon.store import chain_name, folder, limited, open_disk, transactions, wanted_indexes, windows
 from handlers.prune_report import PrunerJob, pruner_jobs
 from handlers.prune_request import Request
 from handlers.spending import TxFault
@@ -102,7 +102,7 @@ def prune(config: Config) -> str:
 
 def prune_status(config: Config, count: int) -> list[PrunerJob]:
     """Return the pruner's latest jobs, beside its daemon or without one."""
-    with open_disk(config, readonly=True) as disk:
+    with open_disk(config, readonly=True) as disk, limited(disk):
         UtxoStore(disk).check_format(chain_name(config))
         return pruner_jobs(disk, count)
 

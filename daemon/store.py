@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
+import click
 import structlog
 
 from config.settings import Config
@@ -21,6 +24,7 @@ from handlers.transactions import Transactions
 from storage.blobs import Blobs, Cached, Late, open_blobs
 from storage.buried import BuriedStore
 from storage.disk import Disk
+from storage.errors import SnapshotExpired
 from storage.indexes import CARDANO_ONLY, TABLES
 from storage.jobs import TABLES as JOB_TABLES
 from storage.prune import Windows
@@ -31,6 +35,7 @@ from storage.utxo import UtxoStore
 
 log = structlog.get_logger("store")
 
+_LOOK_EVERY_S = 0.5
 _BLOB_CACHE = 64 << 20  # bytes of blobs that are kept in memory
 
 
@@ -46,15 +51,40 @@ def store_id(config: Config) -> str:
 
 
 def open_disk(config: Config, *, readonly: bool = False) -> Disk:
-    """Open the environment; a writable one is held by this process alone."""
+    """Open the environment; a writable one is held by this process alone, a read-only one limits its snapshots' age."""
     return Disk(
         folder(config),
         (*UTXO_TABLES, *TX_TABLES, *JOB_TABLES),
         map_size=config.storage.map_size,
         max_map_size=config.storage.max_map_size,
         readonly=readonly,
+        max_reader_age=config.store.max_reader_age if readonly else None,
         on_grow=lambda size: log.info("map_grown", map_size=size),
     )
+
+
+@contextmanager
+def limited(disk: Disk, advice: str = "ask for less, or raise it") -> Iterator[None]:
+    """End this process when a read transaction of `disk` reaches its greatest age, with an error that ends in `advice`.
+
+    This is for commands. A signal asks for the age, so it is asked for whatever the command waits for; `SystemExit` is
+    not taken for an error of the store.
+    """
+
+    def look(*_: object) -> None:
+        try:
+            disk.check_ages()
+        except SnapshotExpired as error:
+            click.echo(f"Error: {error}: {advice}", err=True)
+            sys.exit(1)
+
+    before, every_s = signal.signal(signal.SIGALRM, look), min(_LOOK_EVERY_S, (disk.max_reader_age or 1.0) / 4)
+    signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @contextmanager

@@ -164,6 +164,14 @@ class Snapshot:
         """Return a block's place, None for the origin."""
         return None if ordinal == keys.GENESIS else to_point(self._block(ordinal))
 
+    def check_age(self) -> None:
+        """Refuse to go on once this snapshot has reached its greatest age; whoever gives others a turn asks.
+
+        Raises:
+            SnapshotExpired: it has.
+        """
+        self.store.disk.check_age(self.txn)
+
     # --- lists ---------------------------------------------------------------------------------------------------
 
     def by_address(self, address: bytes) -> Listed:

@@ -218,7 +218,6 @@ class Turns:
         self._commits += 1
         if self._commits % _TIDY_EVERY == 0:
             gc.collect()
-            self.chain.store.disk.forget_dead_readers()
         return self._committed(started)
 
     def prune(self, *parts: Part) -> Committed:

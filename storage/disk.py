@@ -10,13 +10,14 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 import lmdb
 
-from storage.errors import Damaged, StoreBusy, StoreError, StoreFull
+from storage.errors import Damaged, SnapshotExpired, StoreBusy, StoreError, StoreFull
+from storage.readers import Age, Marks, Reader, open_readers
 
 Txn: TypeAlias = "lmdb.Transaction[bytes]"
 Db: TypeAlias = "lmdb._Database"
@@ -25,6 +26,7 @@ _T = TypeVar("_T")
 MIB = 1 << 20
 GIB = 1 << 30
 _MORE_TABLES = 8  # that may be opened later
+_MAX_READERS = 1024  # slots in the table of readers
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -32,7 +34,8 @@ class Disk:
     """One LMDB environment in `folder`, with its tables open.
 
     `tables` are names; one that ends in `*` keeps sorted duplicates of a fixed size. One process holds a writable disk.
-    `durable=False` is for copies that are thrown away.
+    `durable=False` is for copies that are thrown away. A reading process that gives `max_reader_age` (seconds) promises
+    to end its read transactions before they are older, and may be killed when it does not.
     """
 
     def __init__(
@@ -44,17 +47,22 @@ class Disk:
         max_map_size: int = 1024 * GIB,
         readonly: bool = False,
         durable: bool = True,
+        max_reader_age: float | None = None,
         on_grow: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.folder = folder
         self._readonly = readonly
         self._max_map_size = max_map_size
+        self.max_reader_age = max_reader_age
         self._on_grow = on_grow
+        self._marks: Marks | None = None
+        self._ages: dict[Txn, Age] = {}  # of the read transactions that are open here
         self._lock = None if readonly else _hold(folder)
         try:
             self.env = _open(folder, map_size, len(tables), readonly, durable)
             self.tables: dict[str, Db] = {}
             self.open_tables(tables)
+            self._mark()
         except BaseException:
             self.close()
             raise
@@ -71,6 +79,8 @@ class Disk:
                 self.tables[name] = self.env.open_db(name.encode(), create=make, dupsort=fixed, dupfixed=fixed)
         except lmdb.NotFoundError as error:
             raise StoreError(f"{self.folder}: a table is missing: {error}; was this store ever run?") from error
+        except lmdb.ReadersFullError as error:
+            raise _no_slot(self.folder) from error
         except lmdb.CorruptedError as error:
             raise Damaged(f"{self.folder}: the store is damaged: {error}") from error
 
@@ -78,6 +88,9 @@ class Disk:
         """Close the environment and let another process have it."""
         if hasattr(self, "env"):
             self.env.close()
+        if self._marks is not None:
+            self._marks.close()
+            self._marks = None
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -90,14 +103,26 @@ class Disk:
 
     @contextmanager
     def read(self) -> Iterator[Txn]:
-        """Read one consistent state, beside the writer. Short: an old reader keeps freed pages alive."""
+        """Read one consistent state, beside the writer. Keep it short: it prevents the reuse of freed pages."""
+        txn = self._begin()
+        self._ages[txn] = Age(self.env, txn.id())
         try:
-            txn = self.env.begin()
+            with txn:
+                yield txn
+        finally:
+            del self._ages[txn]
+
+    def _begin(self) -> Txn:
+        try:
+            return self.env.begin()
         except lmdb.MapResizedError:  # the writer, another process, has grown the map
             self.env.set_mapsize(0)
-            txn = self.env.begin()
-        with txn:
-            yield txn
+        except lmdb.ReadersFullError:  # some slots may belong to processes that were killed
+            self.env.reader_check()
+        try:
+            return self.env.begin()
+        except lmdb.ReadersFullError as error:
+            raise _no_slot(self.folder) from error
 
     def write(self, work: Callable[[Txn], _T]) -> _T:
         """Run `work` in one write transaction and commit it durably, or change nothing.
@@ -122,9 +147,58 @@ class Disk:
                     raise Damaged(f"{self.folder}: {error}") from error
                 raise
 
-    def forget_dead_readers(self) -> int:
-        """Free what readers hold that were killed: their snapshot would keep freed pages from being used again."""
-        return self.env.reader_check()
+    def copy(self, folder: Path) -> None:
+        """Copy the environment, as of the latest commit, into an empty folder.
+
+        The copy is one read transaction for as long as it takes, and the only one that may exceed `max_reader_age`.
+        """
+        with self._marks.lifted() if self._marks and self._readonly else nullcontext():
+            self.env.copy(str(folder))  # NOTE: not compacted: LMDB 0.9.36 crashes on some sound stores when it compacts
+
+    # --- readers -------------------------------------------------------------------------------------------------
+
+    def _mark(self) -> None:
+        """Free what dead readers hold; or mark this process as a reader that limits the age of its transactions."""
+        if not self._readonly:
+            self.env.reader_check()
+            self._marks = Marks(self.folder, make=True)
+        elif self.max_reader_age is not None:
+            with suppress(FileNotFoundError):  # no writer that looks for marks has had this store
+                self._marks = Marks(self.folder, make=False)
+                self._marks.hold()
+
+    def check_age(self, txn: Txn) -> None:
+        """Refuse to go on with a read transaction of this disk that has reached its greatest age.
+
+        Raises:
+            SnapshotExpired: it has.
+        """
+        if self.max_reader_age is not None and self._ages[txn].seconds() > self.max_reader_age:
+            raise SnapshotExpired(self.max_reader_age)
+
+    def check_ages(self) -> None:
+        """Do so with every read transaction that is open.
+
+        Raises:
+            SnapshotExpired: one has reached its greatest age.
+        """
+        for txn in self._ages:
+            self.check_age(txn)
+
+    def readers(self) -> list[Reader]:
+        """Return the read transactions that are open in any process; the slots of dead processes are freed first."""
+        self.env.reader_check()
+        return open_readers(self.env)
+
+    def may_kill(self, pid: int) -> bool:
+        """Return whether another process is a reader that promised to limit the age of its read transactions."""
+        return self._marks is not None and self._marks.held_by(pid)
+
+    def last_txnid(self) -> int:
+        """Return the number of the latest commit."""
+        return self.env.info()["last_txnid"]
+
+    # --- room ----------------------------------------------------------------------------------------------------
 
     def map_size(self) -> int:
         """Return how far the file may grow before the map does."""
@@ -176,11 +250,13 @@ def _open(folder: Path, map_size: int, tables: int, readonly: bool, durable: boo
             max_dbs=tables + _MORE_TABLES,
             readonly=readonly,
             sync=durable,
-            max_readers=1024,
+            max_readers=_MAX_READERS,
             mode=0o640,
         )
     except (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError) as error:
         raise Damaged(f"{folder}: this is not a store, or it is damaged: {error}") from error
+    except lmdb.ReadersFullError as error:
+        raise _no_slot(folder) from error
     except lmdb.Error as error:
         raise StoreError(f"the store cannot be opened: {error}") from error
 
@@ -197,6 +273,13 @@ def _make(folder: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
+
+
+def _no_slot(folder: Path) -> StoreError:
+    return StoreError(
+        f"{folder}: all {_MAX_READERS} reader slots are taken: end other readers and try again; the daemon frees slots "
+        "of killed processes every second, and without a daemon all are free once no process has lock.mdb open"
+    )
 
 
 def _hold(folder: Path) -> int:

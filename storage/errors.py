@@ -25,3 +25,23 @@ class StoreFull(StoreError):
 
 class BlobFailed(StoreError):
     """The blob store did not do it: nothing of the record is written, and what had to be done can be tried again."""
+
+
+class ChainMoved(StoreError):
+    """What is read in several snapshots can't be completed: its block was rolled back, or is below the floor by now."""
+
+    def __init__(self, block: str, *, passed: bool) -> None:
+        why = "is below the rollback floor by now" if passed else "was rolled back meanwhile"
+        how = ", faster, or from a copy of the store" if passed else ""
+        super().__init__(f"incomplete: {block}, at which this began, {why}: begin again{how}")
+
+
+class SnapshotExpired(Exception):
+    """A question took too long: the read transaction that it looked at kept freed pages from being reused.
+
+    It is no `StoreError`: the store is sound, and the same question may be asked again.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        limit = f"{limit_s:g} s (store.max_reader_age)"
+        super().__init__(f"the read transaction was behind the latest commit for more than {limit} and was ended")

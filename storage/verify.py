@@ -1,11 +1,12 @@
-"""Walking every table by its own rules. Reads one consistent state, writes nothing, and names what is wrong."""
+"""Walking every table by its own rules. Reads one consistent state, changes nothing, and names what is wrong."""
 
 from __future__ import annotations
 
 import struct
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import lmdb
@@ -15,31 +16,37 @@ from storage import indexes, keys
 from storage.change import ChangeSet
 from storage.disk import Disk, Txn
 from storage.errors import StoreError
+from storage.jobs import TABLES as JOB_TABLES
 from storage.mmr_verify import check_copy, mountains
 from storage.prune import Windows
 from storage.rows import MARKED, SPENT, BlockRow, Body, State, body_of, spender_of, unpack
+from storage.transactions import TABLES as TX_TABLES
 from storage.utxo import TABLES, UtxoStore
 
 _MOST = 100  # findings that are reported
 _UNREADABLE = (lmdb.Error, struct.error, IndexError, ValueError)  # what a row of the wrong length leads to
 
 
-def verify(store: UtxoStore, windows: Windows, *, quick: bool = False) -> list[str]:
+def verify(
+    store: UtxoStore, windows: Windows, *, quick: bool = False, also: Callable[[UtxoStore], list[str]] = lambda _: []
+) -> list[str]:
     """Return what is wrong with the store, at most a hundred findings; nothing for a sound one.
 
-    Undo is tried on a copy (not when `quick`): every retained block is taken back, down to the floor, and the
-    copy is walked again.
+    Everything is read from a copy, which takes one read transaction for as long as it is made; `quick` reads the store
+    itself in one. On the copy undo is tried: every retained block is taken back, down to the floor, and the copy is
+    walked again. `also` looks at the same tables before that and returns further findings.
     """
-    findings: list[str] = []
+    findings, others = list[str](), list[str]()
     try:
-        with store.disk.read() as txn:
-            state = store.state(txn)
-            _collect(findings, _walk(store, txn, state))
-        if not findings and not quick:
-            _collect(findings, _undo_on_a_copy(store, windows))
+        with nullcontext(store) if quick else _copied(store) as seen:
+            with seen.disk.read() as txn:
+                _collect(findings, _walk(seen, txn, seen.state(txn)))
+            others = also(seen)
+            if not findings and not quick:
+                _collect(findings, _undo(seen, windows))
     except StoreError as error:
         findings.append(str(error))
-    return findings
+    return findings + others
 
 
 def _collect(findings: list[str], found: Iterator[str]) -> None:
@@ -168,22 +175,27 @@ def _undos(store: UtxoStore, txn: Txn, state: State, spent: Counter[int]) -> Ite
             yield f"there is an undo record of block {keys.number(key)}, above the tip {state.tip}"
 
 
-def _undo_on_a_copy(store: UtxoStore, windows: Windows) -> Iterator[str]:
-    """Take every retained block back on a copy; what is left must be sound too."""
+@contextmanager
+def _copied(store: UtxoStore) -> Iterator[UtxoStore]:
+    """Give a copy of the store that may be written to, and throw it away."""
     with tempfile.TemporaryDirectory(prefix="utxod-verify-", dir=store.disk.folder.parent) as folder:
-        store.disk.env.copy(folder)  # NOTE: not compacted: LMDB 0.9.36 crashes on some sound stores when it compacts
-        with Disk(Path(folder), TABLES, map_size=store.disk.map_size(), durable=False) as disk:
-            copy = UtxoStore(disk, store.leaves)
-            with disk.read() as txn:
-                state = copy.state(txn)
-                copy.use_indexes(copy.kept_indexes(txn))
-            floor = windows.floor(state)
-            for ordinal in range(state.tip, floor, -1):
-                disk.write(lambda txn, ordinal=ordinal: _take_back(copy, txn, ordinal))  # type: ignore[misc]
-            with disk.read() as txn:
-                state = copy.state(txn)
-                for finding in _walk(copy, txn, state):
-                    yield f"after taking blocks back to {floor}: {finding}"
+        store.disk.copy(Path(folder))
+        tables = (*TABLES, *TX_TABLES, *JOB_TABLES)
+        with Disk(Path(folder), tables, map_size=store.disk.map_size(), durable=False) as disk:
+            yield UtxoStore(disk, store.leaves)
+
+
+def _undo(copy: UtxoStore, windows: Windows) -> Iterator[str]:
+    """Take every retained block back on a copy; what is left must be sound too."""
+    with copy.disk.read() as txn:
+        state = copy.state(txn)
+        copy.use_indexes(copy.kept_indexes(txn))
+    floor = windows.floor(state)
+    for ordinal in range(state.tip, floor, -1):
+        copy.disk.write(lambda txn, ordinal=ordinal: _take_back(copy, txn, ordinal))  # type: ignore[misc]
+    with copy.disk.read() as txn:
+        for finding in _walk(copy, txn, copy.state(txn)):
+            yield f"after taking blocks back to {floor}: {finding}"
 
 
 def _take_back(store: UtxoStore, txn: Txn, ordinal: int) -> None:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from config.settings import Config
 from daemon.commands.common import FAILED, WRONG_USE, Exit, readers_may_leave, show, stores_speak
-from daemon.store import open_query, reading
+from daemon.store import limited, open_query, reading
 from handlers.addresses import AddressError, codec
 from handlers.answers import Amount, Balance, Failure, TipAnswer, Utxo, to_tip
 from handlers.query import BadCursor, CursorGone, NoIndex, Order, Page, Snapshot, Sum, amounts
@@ -159,7 +159,7 @@ def _asking(config: Config) -> Iterator[Snapshot]:
         raise Exit("the UTXO store is not enabled (utxo.enabled)", FAILED)
     with stores_speak():
         try:
-            with open_query(config) as query, query.snapshot() as shot:
+            with open_query(config) as query, limited(query.store.disk), query.snapshot() as shot:
                 yield shot
         except NoIndex as error:
             advice = f"utxo.index.{error} switches it on, `utxod reindex` builds it"

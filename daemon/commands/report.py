@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 from msgspec import Struct
 
+from daemon.readers import OldReader
 from handlers.answers import MmrRoot, TipAnswer
 from handlers.prune_report import PrunerJob
 from handlers.readiness import Readiness
@@ -36,6 +37,7 @@ class DaemonReport(Struct, frozen=True, kw_only=True):
     lag_blocks: int | None = None
     seconds_since_last_block: float | None = None
     ready: Readiness | None = None
+    oldest_reader: OldReader | None = None  # None where all see the latest commit, too
 
 
 class Rates(Struct, frozen=True):
@@ -142,6 +144,7 @@ def _lines(report: Report) -> list[tuple[str, str]]:
         ("floor", _point(store.rollback_floor)),
         ("persisted", "–" if store.persisted_height is None else f"height {store.persisted_height:,}"),
         ("store", f"{store.folder}: {sizes}"),
+        *([("oldest reader", _reader(daemon.oldest_reader))] if daemon.oldest_reader else []),
         ("indexes", ", ".join(store.indexes) or "–"),
         ("rows", rows or "–"),
     ]
@@ -149,6 +152,10 @@ def _lines(report: Report) -> list[tuple[str, str]]:
 
 def _point(point: TipAnswer | None) -> str:
     return "the origin" if point is None else f"height {point.height:,}, slot {point.slot:,}, {point.hash}"
+
+
+def _reader(old: OldReader) -> str:
+    return f"process {old.pid} ({old.command}), {counted(old.commits, 'commit')} and {_span(old.age_s)} behind"
 
 
 def counted(number: int | None, what: str) -> str:

@@ -18,7 +18,7 @@ from daemon.commands.report import DaemonReport, Handler, Rates, Report, StoreRe
 from daemon.metrics import Numbers, daemon_numbers
 from daemon.metrics import folder as sheets
 from daemon.recovery import enabled
-from daemon.store import folder, open_query, store_id, windows
+from daemon.store import folder, limited, open_query, store_id, windows
 from handlers.answers import to_tip
 from handlers.events import Hello, Welcome
 from handlers.proofs import mmr_root
@@ -116,12 +116,13 @@ def _daemon(
             feeder_away_s=welcome.feeder_away_s,
             grace_s=config.http.ready_grace,
         ),
+        oldest_reader=None if numbers is None else numbers.readers.oldest,
     )
 
 
 def _store(config: Config, numbers: Numbers | None) -> StoreReport:
-    reach, place = windows(config), folder(config)
-    with open_query(config) as query, query.snapshot() as shot:
+    reach, place, blobs = windows(config), folder(config), _blobs(config)
+    with open_query(config) as query, limited(query.store.disk), query.snapshot() as shot:
         state, store, tip = shot.state, shot.store, shot.tip()
         records = TxStore(store.disk)
         waiting, conflicting = records.unmined_counts(shot.txn, _MOST_READ) or (None, None)
@@ -147,7 +148,7 @@ def _store(config: Config, numbers: Numbers | None) -> StoreReport:
             unmined=shot.txn.stat(records.unmined)["entries"],
             waiting=waiting,
             conflicting=conflicting,
-            blobs=_blobs(config),
+            blobs=blobs,
             pruner_job=next(iter(jobs_of(store.disk, shot.txn, 1)), None),
         )
 

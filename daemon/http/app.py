@@ -34,7 +34,7 @@ from handlers.events import Point
 from handlers.proofs import mmr_root
 from handlers.query import Listed, NoIndex, Query, Snapshot, Sum, Torn, amounts
 from handlers.readiness import blocks_behind, readiness
-from storage.errors import StoreError
+from storage.errors import SnapshotExpired, StoreError
 from storage.indexes import address_hash
 from storage.prune import Windows
 
@@ -162,6 +162,7 @@ class Site:
                 total = so_far
                 if await request.is_disconnected():  # a large sum lets the others through, and ends with who asked
                     break
+                shot.check_age()
         held = amounts(self.query.unit, total.value, sorted(total.assets.items()))
         return reply(Balance(lovelace_amount=total.value, amounts=held, utxo_count=total.count), headers)
 
@@ -384,7 +385,7 @@ def build(site: Site, token: str | None) -> ASGIApp:
 
 
 def _application(routes: list[Route], fail: Fail, lifespan: Lifespan[Starlette] | None = None) -> Starlette:
-    kinds: tuple[type[Exception], ...] = (Problem, NoIndex, Torn, HTTPException, Exception)
+    kinds: tuple[type[Exception], ...] = (Problem, NoIndex, Torn, SnapshotExpired, HTTPException, Exception)
     app = Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, fail), lifespan=lifespan)
     app.router.redirect_slashes = False  # a path with one more is another path, and there is nothing
     return app

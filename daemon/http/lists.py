@@ -63,6 +63,7 @@ class Lists:
         if asked.page > 1 or asked.asset is not None:
             for _turn in walk.look((asked.page - 1) * asked.count, asked.count):
                 await anyio.lowlevel.checkpoint()
+                shot.check_age()
         places, cursor = walk.take(asked.count)
         body = cbor.encode_list(shot.utxos(places)) if as_cbor else shot.json(places)
         kind = CBOR if as_cbor else JSON

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from daemon.http.service_metrics import services
 from daemon.metrics import BOUNDS_S, Histogram, Numbers, Served, daemon_numbers, served
+from daemon.readers import ReaderNumbers
 from handlers.query import Query
 from handlers.readiness import blocks_behind, readiness
 from handlers.utxo import Work
@@ -76,6 +77,7 @@ class Scrape(Collector):
         yield _gauge("daemon_running", "1 while a daemon keeps this store, else 0.", numbers is not None)
         yield from self._store(numbers)
         yield from _daemon(numbers)
+        yield from _readers(None if numbers is None else numbers.readers)
         yield from services(numbers)
         answers, workers = served(self._sheets, self._parent)
         answers = answers if workers else self._own
@@ -142,6 +144,20 @@ def _daemon(numbers: Numbers | None) -> Iterator[Metric]:
         if numbers is not None:
             family.add_metric((), *_buckets(numbers.timings[work]))
         yield family
+
+
+def _readers(numbers: ReaderNumbers | None) -> Iterator[Metric]:
+    oldest = None if numbers is None else numbers.oldest
+    zero = None if numbers is None else 0  # all see the latest commit
+    yield _gauge("readers", "Read transactions that are open, in all processes.", numbers.open if numbers else None)
+    text = "How long the oldest read transaction has been behind the latest commit."
+    yield _gauge("oldest_reader_age_seconds", text, oldest.age_s if oldest else zero)
+    text = "Commits that the oldest read transaction does not see."
+    yield _gauge("oldest_reader_commits", text, oldest.commits if oldest else zero)
+    text = "Process that holds the oldest read transaction; no value when all see the latest commit."
+    yield _gauge("oldest_reader_pid", text, oldest.pid if oldest else None)
+    text = "Reading processes that were killed because they stayed behind."
+    yield _counter("readers_killed_total", text, "", {"": numbers.killed} if numbers else {})
 
 
 def _queries(answers: Served) -> Metric:

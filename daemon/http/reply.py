@@ -20,6 +20,7 @@ from starlette.types import Scope
 from handlers.answers import Failure
 from handlers.events import Point
 from handlers.query import BadCursor, CursorGone, NoIndex, Order, Snapshot, Torn
+from storage.errors import SnapshotExpired
 
 log = structlog.get_logger("http")
 
@@ -237,6 +238,8 @@ def failed(request: Request, error: Exception, tip: Point | None) -> Response:
             problem = Problem(503, "not_enabled", message, "utxod reindex builds it")
         case Torn():
             problem = Problem(503, "store_grew", "the store's map grew during this long answer", "ask again")
+        case SnapshotExpired():
+            problem = Problem(503, "snapshot_expired", str(error), "ask for less, page by cursor, or ask again later")
         case HTTPException(status_code=404):
             problem = Problem(404, "unknown_path", f"there is nothing at {request.url.path}", "see /docs")
         case HTTPException(status_code=405):

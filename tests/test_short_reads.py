@@ -1,0 +1,225 @@
+"""Nothing of ours reads the store for long: exports, verification and answers, however slow whoever takes them is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from random import Random
+from time import sleep
+from typing import Any
+
+import anyio
+from chains import LEAVES, credential, feed, open_chain, wallet
+from chains import at as made_at
+from chains import block as made_block
+from chains import output as paid
+from chains import tx as made_tx
+from daemons import PATIENCE_S, Client, Daemon, Message, running
+from questions import Web
+from reading import Turning, filled, process, table, utxod
+from stories import address, back_to, block, expected, output, tx
+
+from daemon.http.app import Site, build
+from daemon.http.ear import Ear
+from handlers.addresses import codec
+from handlers.query import Query
+from storage.mmr_store import Encode
+from storage.readers import Reader
+from storage.rows import BlockRow
+from storage.utxo import UtxoStore
+from storage.verify import verify
+
+# --- export ----------------------------------------------------------------------------------------------------------
+
+
+def turned_over(client: Client, blocks: list[Message], count: int = 100) -> list[Message]:
+    """Apply blocks that spend from anywhere in the set, each in a commit of its own."""
+    random, told = Random(7), list(blocks)
+    left = [[each["txs"][0]["txid"], n] for each in blocks for n in range(1000)]
+    random.shuffle(left)
+    for n in range(count):
+        spends = [left.pop() for _ in range(100)]
+        told.append(block(told[-1], tx(f"turn {n}", *(output(f"t{n}/{k}") for k in range(100)), spends=spends)))
+        assert client.ask(told[-1])["status"] == "applied"
+    return told
+
+
+def test_an_export_that_nobody_reads_does_not_make_the_file_grow(tmp_path: Path) -> None:
+    sizes = list[int]()
+    for paused in (False, True):
+        folder = tmp_path / str(paused)
+        folder.mkdir()
+        with running(folder) as daemon, daemon.client("frames") as client:
+            blocks = filled(client)
+            data = folder / "data" / "lmdb" / "data.mdb"
+            before = data.stat().st_size
+            if paused:
+                with process(*utxod(daemon, "export"), ready=False) as export:
+                    assert export.stdout is not None
+                    first = os.read(export.stdout.fileno(), 1)  # it has begun, and the pipe is full in a moment
+                    turned_over(client, blocks)
+                    rest = export.stdout.read()
+                    assert export.wait(PATIENCE_S) == 0 and export.stderr is not None and not export.stderr.read()
+                assert (first + rest).decode().splitlines() == expected(blocks), "the set at which it began"
+            else:
+                turned_over(client, blocks)
+            sizes.append(data.stat().st_size)
+    alone, beside = sizes
+    assert alone > before, "these blocks do write"
+    assert beside < 1.5 * alone, sizes
+
+
+def test_an_export_whose_block_is_rolled_back_fails(tmp_path: Path) -> None:
+    with running(tmp_path) as daemon, daemon.client("frames") as client:
+        blocks = filled(client)
+        with process(*utxod(daemon, "export"), ready=False) as export:
+            assert export.stdout is not None and export.stderr is not None
+            os.read(export.stdout.fileno(), 1)
+            assert client.ask(back_to(blocks[-2]))["status"] == "rolled_back"
+            export.stdout.read()
+            name = blocks[-1]["hash"].hex()
+            why = f"incomplete: block 12 {name}, at which this began, was rolled back meanwhile: begin again"
+            assert export.stderr.read().decode() == f"Error: {why}\n" and export.wait(PATIENCE_S) == 1
+
+
+# --- verify ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def slowly(running: subprocess.Popen[bytes], pause_s: float = 0.1) -> Iterator[Callable[[], None]]:
+    """Give a step that lets a stopped process run for a few milliseconds."""
+    running.send_signal(signal.SIGSTOP)
+
+    def step() -> None:
+        sleep(pause_s)
+        running.send_signal(signal.SIGCONT)
+        sleep(0.005)
+        running.send_signal(signal.SIGSTOP)
+
+    try:
+        yield step
+    finally:
+        running.send_signal(signal.SIGCONT)
+
+
+@contextmanager
+def walking(daemon: Daemon) -> Iterator[subprocess.Popen[bytes]]:
+    """Give a quick verify that is in the middle of its walk, which takes some hundred milliseconds."""
+    with table(daemon) as readers:
+        for _ in range(20):
+            with process(*utxod(daemon, "verify", "--quick"), ready=False) as verify:
+                seen = 0
+                while verify.poll() is None and seen < 5:  # to look at the format takes no time
+                    seen = seen + 1 if verify.pid in {reader.pid for reader in readers()} else 0
+                    sleep(0.001)
+                if verify.poll() is None:
+                    yield verify
+                    return
+    raise AssertionError("no walk was met")
+
+
+def test_a_quick_verify_that_takes_too_long_says_what_to_do(tmp_path: Path) -> None:
+    with running(tmp_path) as daemon, daemon.client("frames") as client:
+        turning = Turning(client, filled(client, 20_000)[-1])
+        daemon.configure(store={"max_reader_age": "300ms"})
+        with walking(daemon) as verify:
+            with slowly(verify) as step:
+                turning.until(lambda: (step(), verify.poll())[1], lambda code: code is not None)
+            assert verify.returncode == 1 and verify.stderr is not None
+            assert b"and was ended: leave out --quick, so that a copy is read" in verify.stderr.read()
+
+
+def test_verify_reads_the_store_only_to_copy_it(tmp_path: Path) -> None:
+    """Walks take minutes on a large store, so they read the copy; `quick` is the exception."""
+    first = made_block(None, made_tx("O", *(paid("ann", n) for n in range(30))))
+    with open_chain(tmp_path / "lmdb", store="mmr") as chain:
+        feed(chain, first, made_block(first, made_tx("P", paid("bob"), spends=[made_at("O")])))
+        disk, open_while_walking, looked_at = chain.store.disk, list[list[Reader]](), list[Path]()
+
+        def leaves(block: BlockRow) -> Encode:
+            open_while_walking.append(disk.readers())
+            return LEAVES(block)
+
+        def also(seen: UtxoStore) -> list[str]:
+            looked_at.append(seen.disk.folder)
+            return []
+
+        for quick in (False, True):
+            assert verify(UtxoStore(disk, leaves), chain.windows, quick=quick, also=also) == []
+            assert open_while_walking and all(bool(readers) == quick for readers in open_while_walking)
+            assert (looked_at[-1] == disk.folder) == quick
+            open_while_walking.clear()
+
+
+# --- HTTP ------------------------------------------------------------------------------------------------------------
+
+
+def test_clients_that_never_read_hold_no_snapshot(tmp_path: Path) -> None:
+    http = {"workers": 1, "listen": f"unix:{tmp_path}/http"}
+    with ExitStack() as unread, running(tmp_path, http=http) as daemon, daemon.client("frames") as client:
+        rich = [output("rich", n + 1) for n in range(3000)]
+        turning = Turning(client, block(None, tx("rich", *rich)))
+        assert turning.tip is not None and client.ask(turning.tip)["status"] == "applied"
+        path = f"/api/v1/addresses/{address('rich').hex()}/utxos?count=1000"
+        with Web(tmp_path / "http") as web:
+            assert len(web.ask(path).content) > 1 << 18, "more than a socket holds"
+        for _ in range(20):
+            asking = unread.enter_context(socket.socket(socket.AF_UNIX))
+            asking.connect(str(tmp_path / "http"))
+            asking.sendall(f"GET {path} HTTP/1.1\r\nHost: utxod\r\n\r\n".encode() * 5)
+        with table(daemon) as readers:
+            for _ in range(10):  # a snapshot may be met while an answer is made; it does not stay
+                met = set(readers())
+                turning.until(lambda met=met: not met.intersection(readers()))  # type: ignore[misc]
+
+
+def test_an_answer_that_takes_too_long_is_refused(tmp_path: Path) -> None:
+    """Others have turns meanwhile, so its snapshot grows old: a balance, and a page that is looked for."""
+    asset = credential("policy") + b"name"
+    first = made_block(None, made_tx("a", *(paid("ann", n) for n in range(5000))))
+    with open_chain(tmp_path) as chain:
+        feed(chain, first)
+        text = codec("cardano", "mainnet")
+        query, tip = Query(chain.store, text, "cardano"), first
+        site = Site(query, text, chain.windows, Ear(tmp_path / "nobody"), "store", 60, lambda: b"")
+        app = build(site, None)
+
+        async def receive() -> MutableMapping[str, Any]:  # a block comes with every turn
+            nonlocal tip
+            feed(chain, tip := made_block(tip))
+            await anyio.sleep_forever()
+            raise AssertionError("nobody hangs up")
+
+        def ask(path: str, query_string: bytes = b"") -> tuple[int, Any]:
+            sent = list[MutableMapping[str, Any]]()
+
+            async def send(message: MutableMapping[str, Any]) -> None:
+                sent.append(message)
+
+            async def both() -> None:
+                async with anyio.create_task_group() as tasks:
+                    if query_string:
+                        tasks.start_soon(receive)
+                    await app(scope, receive, send)
+                    tasks.cancel_scope.cancel()
+
+            scope = {"type": "http", "method": "GET", "path": path, "query_string": query_string, "headers": []}
+            anyio.run(both)
+            return sent[0]["status"], json.loads(sent[1]["body"])
+
+        balance = f"/api/v1/addresses/{wallet('ann').hex()}/balance"
+        search = f"/api/v1/addresses/{wallet('ann').hex()}/utxos", b"asset=" + asset.hex().encode()
+        assert ask(balance)[1]["utxo_count"] == 5000 and ask(*search) == (200, [])
+        chain.store.disk.max_reader_age = 0.0
+        for question in ((balance,), search):
+            status, why = ask(*question)
+            assert (status, why["error"]) == (503, "snapshot_expired") and "store.max_reader_age" in why["message"]
+        with chain.store.disk.read():
+            pass
+        assert chain.store.disk.readers() == []
