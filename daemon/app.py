@@ -232,7 +232,7 @@ def _give_up(after_s: float, hall: Hall, inside: set[Connection], house: TaskGro
     left = sum(connection.about()["pending"] for connection in inside)
     log.error("drain_timed_out", after_s=after_s, messages=left, bytes=hall.inbox.reserved)
     house.cancel_scope.cancel()
-    asyncio.get_running_loop().call_later(min(after_s, _LAST_TURN_S), _end_at_once)
+    asyncio.get_running_loop().call_later(_LAST_TURN_S, _end_at_once)
 
 
 def _end_at_once() -> None:

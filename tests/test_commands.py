@@ -84,7 +84,7 @@ def test_status(tmp_path: Path) -> None:
             assert facts["unspent"] == len(expected(blocks)) == facts["rows"]["utxo_addr"]
             assert facts["prune_backlog_blocks"] == 0
             done = daemon.run("status")
-                assert (done.returncode, done.stderr) == (0 if alive else 1, b"")
+            assert (done.returncode, done.stderr) == (0 if alive else 1, b"")
             text = done.stdout.decode()
             assert blocks[-1]["hash"].hex() in text and "cardano/mainnet" in text
             if alive:
