@@ -70,6 +70,10 @@ class Socket(Table, frozen=True, kw_only=True):
         tuple[Uid, ...],
         Meta(description="Users who may send operator messages, besides root and the user of the daemon."),
     ] = ()
+    max_unread_bytes: Annotated[
+        Bytes,
+        Meta(ge=MIB, description="Answers and events that all clients together may leave unread in memory."),
+    ] = 128 * MIB
 
 
 class Http(Table, frozen=True, kw_only=True):

@@ -20,12 +20,13 @@ from anyio.abc import TaskGroup
 from config.load import DEFAULT_FILE, named_file
 from config.settings import Config, socket_path
 from daemon import PROTOCOL, VERSION
-from daemon.bus import Bell, Bus, Inbox
+from daemon.bus import Bell, Bus
 from daemon.commands.common import FAILED
-from daemon.connection import Connection, Hall
+from daemon.connection import Hall
 from daemon.diagnostics import dump
-from daemon.door import admins, admit, open_door
+from daemon.door import Guests, admins, keep_open, most_clients, open_door
 from daemon.http.master import Keeper
+from daemon.inbox import Inbox
 from daemon.metrics import daemon_sheet, encode, folder, keep_shown
 from daemon.notify import Notifier
 from daemon.pruning import prune_along
@@ -46,7 +47,7 @@ from handlers.events import (
     TxMessage,
     Welcome,
 )
-from handlers.refusal import Refused
+from handlers.refusal import Refusal
 from handlers.utxo import Committed, Limits, Turns, follow_chain
 from storage.blobs import BlobFailed, Blobs
 from storage.disk import Disk
@@ -80,21 +81,15 @@ def run(config: Config, config_file: Path | None) -> bool:
 
 async def serve(config: Config, config_file: Path | None) -> bool:
     """Open the store, the handlers and the door, and close them in the opposite order."""
-    notifier, bus = Notifier(os.environ), Bus()
+    most, notifier, bus = most_clients(), Notifier(os.environ), Bus()
     with receiver() as signals, ExitStack() as stores:
         turns = _open_turns(config, stores)
         sheet = stores.enter_context(daemon_sheet(folder(config)))
         kinds = _consumed(turns)
-        inbox = bus.inbox(*kinds, capacity=config.batch.max_bytes, most=config.batch.max_bytes)
-        hall = Hall(
-            bus,
-            inbox,
-            _welcome(config),
-            admins(config.socket.admin_uids),
-            config.socket.max_frame_bytes,
-            config.http.ready_grace,
-        )
-        _quieten_collector()
+        inbox = bus.inbox(*kinds, capacity=config.batch.max_bytes)
+        hall = open_hall(config, bus, inbox)
+        if turns:
+            _quieten_collector()
         async with anyio.create_task_group() as house:
             writer, committed = CapacityLimiter(1), Bell()
             limits = Limits(config.batch.max_bytes, config.batch.max_delay_ms / 1000)
@@ -103,11 +98,11 @@ async def serve(config: Config, config_file: Path | None) -> bool:
                 house.start_soon(_follow, limits, inbox, turns, hall, writer, committed)
             else:
                 house.start_soon(decline, inbox)
-            inside: set[Connection] = set()
-            stores.enter_context(keep_shown(sheet, lambda: _numbers(hall, inside)))
+            guests = Guests(hall, house, most)
+            stores.enter_context(keep_shown(sheet, lambda: _numbers(hall, guests)))
             async with anyio.create_task_group() as doors:
                 path = socket_path(config, os.environ)
-                doors.start_soon(admit, await open_door(path, os.environ), hall, house, inside)
+                doors.start_soon(keep_open, await open_door(path, os.environ), path, os.environ, guests)
                 doors.start_soon(_report, notifier, bus.bell(BlockCommitted, RolledBack), hall)
                 if notifier.watchdog_s:
                     doors.start_soon(_watch, notifier, notifier.watchdog_s / 2, turns, writer)
@@ -132,15 +127,15 @@ async def serve(config: Config, config_file: Path | None) -> bool:
                 log.info("listening", socket=str(path), **_place(hall))
                 doors.start_soon(notifier.deliver, "READY=1")
                 number = await heed(
-                    signals, lambda: _dump(hall, inside), lambda: doors.start_soon(_reload, notifier, reloader)
+                    signals, lambda: _dump(hall, guests), lambda: doors.start_soon(_reload, notifier, reloader)
                 )
                 log.info("stopping", signal=number.name)
                 late = asyncio.get_running_loop().call_later(
-                    config.shutdown_timeout, _give_up, config.shutdown_timeout, hall, inside, house
+                    config.shutdown_timeout, _give_up, config.shutdown_timeout, hall, guests, house
                 )
                 doors.cancel_scope.cancel()
             notifier.say("STOPPING=1")
-            for connection in inside:
+            for connection in guests.inside:
                 connection.stop_reading()
             bus.close()
             inbox.close()
@@ -179,13 +174,17 @@ async def _follow(limits: Limits, inbox: Inbox, turns: Turns, hall: Hall, writer
 
 async def decline(inbox: Inbox) -> None:
     """Answer for the consumers that are not enabled."""
-    disabled = Refused("unavailable", "the UTXO store is not enabled in this daemon (utxo.enabled)")
+    disabled = Refusal("unavailable", "the UTXO store is not enabled in this daemon (utxo.enabled)")
     while batch := await inbox.take():
-        inbox.done(batch)
         for delivery in batch:
-            refused = delivery.refused or disabled
-            for answer in refuse(delivery, delivery.seq(), refused):
+            for answer in refuse(delivery, delivery.seq(), delivery.refused or disabled):
                 answer.send()
+            delivery.done()
+
+
+def open_hall(config: Config, bus: Bus, inbox: Inbox) -> Hall:
+    """Return what all connections share."""
+    return Hall(bus, inbox, _welcome(config), admins(config.socket.admin_uids), config)
 
 
 def _welcome(config: Config) -> Welcome:
@@ -220,16 +219,18 @@ async def _reload(notifier: Notifier, reloader: Reloader) -> None:
     await notifier.deliver("READY=1")
 
 
-def _dump(hall: Hall, inside: set[Connection]) -> None:
+def _dump(hall: Hall, guests: Guests) -> None:
     """Write what the daemon is doing to the log; of the clients those with most on its way."""
-    clients = sorted((connection.about() for connection in inside), key=lambda about: about["pending"], reverse=True)
+    clients = sorted(
+        (connection.about() for connection in guests.inside), key=lambda about: about["pending"], reverse=True
+    )
     inbox = {"messages": len(hall.inbox), "bytes": hall.inbox.reserved, "capacity": hall.inbox.capacity}
-    dump(**_place(hall), inbox=inbox, connections=len(inside), busiest=clients[:_SHOWN_CLIENTS])
+    dump(**_place(hall), inbox=inbox, connections=len(guests.inside), busiest=clients[:_SHOWN_CLIENTS])
 
 
-def _give_up(after_s: float, hall: Hall, inside: set[Connection], house: TaskGroup) -> None:
+def _give_up(after_s: float, hall: Hall, guests: Guests, house: TaskGroup) -> None:
     """End though something is left: it was never acknowledged, so feeders send it again."""
-    left = sum(connection.about()["pending"] for connection in inside)
+    left = sum(connection.about()["pending"] for connection in guests.inside)
     log.error("drain_timed_out", after_s=after_s, messages=left, bytes=hall.inbox.reserved)
     house.cancel_scope.cancel()
     asyncio.get_running_loop().call_later(_LAST_TURN_S, _end_at_once)
@@ -251,13 +252,14 @@ async def _report(notifier: Notifier, moved: Bell, hall: Hall) -> None:
         await anyio.sleep(1)
 
 
-def _numbers(hall: Hall, inside: set[Connection]) -> bytes:
+def _numbers(hall: Hall, guests: Guests) -> bytes:
     """Return what is counted and what is at hand, for whoever answers `/metrics`."""
     numbers = hall.numbers
     numbers.network_height, numbers.map_size = hall.known_network_height(), hall.view.map_size
     numbers.feeder_away_s = hall.feeder_away_s()
     numbers.inbox_messages, numbers.inbox_bytes = len(hall.inbox), hall.inbox.reserved
-    numbers.connections = len(inside)
+    numbers.unread_bytes, numbers.listener_failures = hall.unread.bytes, hall.bus.failures
+    numbers.connections = len(guests.inside)
     numbers.log_lines_dropped = lines_dropped()
     return encode(numbers)
 

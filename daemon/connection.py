@@ -1,4 +1,4 @@
-"""One client of the socket: its messages go to their consumers, its answers come back in order."""
+"""One client of the socket: its messages go to their consumer, its answers come back in order."""
 
 from __future__ import annotations
 
@@ -6,51 +6,52 @@ import select
 import time
 
 import anyio
-import structlog
 from anyio.abc import ByteStream, SocketAttribute
 
-from daemon.bus import Bus, Inbox, weight
+from config.settings import Config
+from daemon.audience import Audience
+from daemon.bus import Bus
 from daemon.framing import Reader, Unfinished
+from daemon.inbox import Channel, Inbox
 from daemon.metrics import Numbers
+from daemon.outbox import Gap, Outbox, Unread
+from daemon.rate import Rate
 from handlers import wire
 from handlers.delivery import Delivery
-from handlers.events import Ack, Error, Fact, Hello, OperatorMessage, Outbound, Subscribe, Welcome
+from handlers.events import Ack, Error, Hello, OperatorMessage, Subscribe, Welcome
 from handlers.points import View
-from handlers.refusal import Refused
-
-log = structlog.get_logger("socket")
+from handlers.refusal import Refusal, Refused
 
 OPERATOR = frozenset(kind.__name__ for kind in OperatorMessage.__args__)
-FEEDING = frozenset({"BlockApplied", "Rollback", "GenesisOutputs"})
+CHAIN = frozenset({"BlockApplied", "Rollback", "GenesisOutputs"})  # who sends one of these is the feeder
+REPORTS = frozenset({"NodeState", "BlockPersisted", "TxMined"})  # from an operator, or from the feeder
 _OWN = frozenset({"Hello", "Subscribe"})  # answered here, whatever the writer is doing
 _OWN_MAX_BYTES = 1 << 16
-_UNREAD_BYTES = 4 << 20  # of answers and facts that a client may leave unread for a while
-_UNREAD_MAX_BYTES = 16 << 20  # and for no moment at all: about the answers to an inbox full of messages
-_PATIENCE_S = 1.0  # a commit answers tens of thousands of messages at once: who reads them is not slow
-_PIECE = 256 << 10  # bytes that are sent at once, so that reading shows
-_FAREWELL_S = 2.0
+_OWN_A_SECOND = 2000  # of all clients together: the writer's thread needs the interpreter more than the loop does
 _HANDOVER_S = 5.0  # that a new feeder waits for one who has hung up and whose messages are still on their way
 
 
 class Hall:
     """What all connections share."""
 
-    def __init__(
-        self, bus: Bus, inbox: Inbox, welcome: Welcome, admins: frozenset[int], max_bytes: int, grace_s: float
-    ) -> None:
+    def __init__(self, bus: Bus, inbox: Inbox, welcome: Welcome, admins: frozenset[int], config: Config) -> None:
         self.bus = bus
-        self.inbox = inbox  # for what has no consumer: it keeps answers in order
+        self.inbox = inbox
         self.welcome = welcome
         self.admins = admins
-        self.max_bytes = max_bytes
+        self.max_bytes = config.socket.max_frame_bytes
         self.unfinished = Unfinished(inbox.capacity)
+        self.unread = Unread(config.socket.max_unread_bytes)
+        self.own_answers = Rate(_OWN_A_SECOND)
         self.numbers = Numbers()
         self.feeder: Connection | None = None
         self.network_height: int | None = None  # as the last feeder said
-        self.grace_s = grace_s
+        self.grace_s = config.http.ready_grace
         self._feeders: set[Connection] = set()  # who feeds, or says how far the network is
         self._feeder_left_at = time.monotonic()  # nobody came yet: as if one had just left
         self.view = View()
+        self.audience = Audience()
+        bus.follow(self.audience.tell)
 
     def feeds(self, connection: Connection) -> None:
         """Note that a client feeds the chain, or says how far the network is."""
@@ -93,41 +94,38 @@ class Connection:
     """One client, from its first byte to its last."""
 
     def __init__(self, hall: Hall, stream: ByteStream, uid: int) -> None:
+        self.uid = uid
+        self.network_height: int | None = None
         self._hall = hall
         self._stream = stream
-        self._uid = uid
-        self._reader = Reader(stream, hall.inbox, hall.unfinished, hall.max_bytes)
-        self._unsent: list[bytes] = []
-        self._unsent_bytes = 0
-        self._sending_since: float | None = None  # what the client has not taken yet
-        self._wake = anyio.Event()
+        self._channel = Channel(hall.inbox, uid)
+        self._reader = Reader(stream, self._channel, hall.unfinished, hall.max_bytes)
+        self._outbox = Outbox(hall.unread, hall.numbers, uid)
         self._quiet = anyio.Event()
         self._left = anyio.Event()  # was the feeder, and is no more
-        self._ending = False
-        self._pending = 0  # messages on their way through the consumers
+        self._pending = 0  # messages on their way through the consumer
         self._reading = anyio.CancelScope()
-        self._sending = anyio.CancelScope()
-        self.network_height: int | None = None
 
     async def serve(self) -> None:
         """Serve the client until one side ends it; answers to what was received still go out."""
         try:
             async with self._stream, anyio.create_task_group() as both:
-                both.start_soon(self._send)
-                try:
-                    with self._reading:
-                        await self._receive()
-                finally:
-                    self._hall.unfinished.let_go(self._reader)
-                while self._pending and not self._ending:  # its answers are not all true yet
-                    self._quiet = anyio.Event()
-                    await self._quiet.wait()
-                self._end()
+                both.start_soon(self._outbox.send, self._stream)
+                with self._outbox.while_open:
+                    try:
+                        with self._reading:
+                            await self._receive()
+                    finally:
+                        self._hall.unfinished.let_go(self._reader)
+                    while self._pending:  # its answers are not all true yet
+                        self._quiet = anyio.Event()
+                        await self._quiet.wait()
+                self._outbox.close()
         except* (anyio.BrokenResourceError, anyio.ClosedResourceError, ConnectionError):
             pass  # the client has gone; what it sent is carried out all the same
         finally:
-            self._hall.bus.forget(self._tell)
-            self._ending = True
+            self._hall.audience.leave(self._outbox)
+            self._outbox.close()
             self._leave()
             self._hall.left(self)
 
@@ -143,7 +141,7 @@ class Connection:
     def about(self) -> dict[str, int]:
         """Return what this client is doing, for diagnostics."""
         feeding = int(self._hall.feeder is self)
-        return {"uid": self._uid, "feeding": feeding, "pending": self._pending, "unsent_bytes": self._unsent_bytes}
+        return {"uid": self.uid, "feeding": feeding, "pending": self._pending, "unsent_bytes": self._outbox.bytes}
 
     def stop_reading(self) -> None:
         """Take nothing more in: the daemon is leaving."""
@@ -152,82 +150,91 @@ class Connection:
     # --- messages in ---------------------------------------------------------------------------------------------
 
     async def _receive(self) -> None:
-        while not self._ending:
-            try:
-                raw = await self._reader.message()
-                if raw is None:
+        while not self._reader.ended and not self._outbox.closed:
+            await self._outbox.ready_for_more()
+            match await self._next():
+                case None:
                     return
-                self._hall.numbers.bytes_in += len(raw)
-                refused = await self._route(raw)
-            except Refused as error:
-                refused = error
-                await self._refuse(refused)
-            except TimeoutError as late:
-                await self._refuse(Refused("malformed", str(late), broken=True))
-                return
-            if refused is not None and self._fatal(refused):
-                return
+                case Refusal() as refusal:  # there is no message, but its answer has a place
+                    await self._channel.reserve(0)
+                    self._deliver(b"", refusal)
+                case raw:
+                    self._hall.numbers.bytes_in += len(raw)
+                    await self._route(raw)
 
-    async def _refuse(self, refused: Refused) -> None:
-        """Answer in its turn for what is no message."""
-        await self._hall.inbox.reserve(weight(0))
-        self._deliver(b"", self._hall.inbox, refused)
-
-    async def _route(self, raw: bytes) -> Refused | None:
-        """Hand a message to its consumer; return what was found against it: it keeps its place all the same."""
-        encoding = self._reader.encoding
-        assert encoding is not None
-        inbox, refused = self._hall.inbox, None
+    async def _next(self) -> bytes | Refusal | None:
+        """Return the next message, or why there is none; None when the client has closed."""
         try:
-            kind = wire.peek(raw, encoding)
+            return await self._reader.message()
+        except Refused as refused:
+            return refused.refusal
+        finally:
+            self._outbox.encoding = self._reader.encoding or "frames"
+
+    async def _route(self, raw: bytes) -> None:
+        """Hand a message to its consumer. One that is refused here keeps its place all the same."""
+        refusal = None
+        try:
+            kind = wire.peek(raw, self._outbox.encoding)
             self._hall.numbers.heard(kind)
             if kind in _OWN:
-                self._answer_myself(raw, kind)
-                inbox.release(weight(len(raw)))
-                return None
-            inbox = self._hall.bus.consumer(kind) or inbox
-            if kind in FEEDING and (feeder := self._hall.feeder) is not None and feeder is not self:
-                await feeder.leave_if_gone()
-            self._check(kind)
-        except Refused as error:
-            refused = error
-        self._deliver(raw, inbox, refused)
-        return refused
+                await self._answer_myself(raw, kind)
+                self._channel.release(len(raw))
+                return
+            await self._check(kind)
+        except Refused as refused:
+            refusal = refused.refusal
+            self._reader.ended = refusal.broken and self._reader.encoding == "frames"
+        except BaseException:  # cancelled
+            self._channel.release(len(raw))
+            raise
+        self._deliver(raw, refusal)
 
-    def _check(self, kind: str) -> None:
-        """Refuse what this client may not send."""
-        if kind in OPERATOR and self._uid not in self._hall.admins:
-            raise Refused("not_permitted", f"{kind} is for operators; uid {self._uid} is none (socket.admin_uids)")
-        if kind in wire.MESSAGES and self._hall.bus.consumer(kind) is None:
+    async def _check(self, kind: str) -> None:
+        """Refuse what this client may not send; let it be the feeder by what only the feeder sends."""
+        is_operator = self.uid in self._hall.admins
+        if kind in OPERATOR and not is_operator:
+            raise Refused("not_permitted", f"{kind} is for operators; uid {self.uid} is none (socket.admin_uids)")
+        if kind in wire.MESSAGES and not self._hall.bus.has_consumer(kind):
             raise Refused("unavailable", f"{kind} has no consumer: its store is not enabled in this daemon")
-        if kind in FEEDING:
-            feeder = self._hall.feeder
-            if feeder is not None and feeder is not self:
+        if kind not in CHAIN and (kind not in REPORTS or is_operator):
+            return
+        if not await self._may_feed():
+            if kind in CHAIN:
                 raise Refused("feeder_busy", "another connection is feeding the chain", retryable=True)
+            why = f"{kind} is for the feeder, which is another connection, and for operators"
+            raise Refused("not_permitted", f"{why}; uid {self.uid} is none (socket.admin_uids)")
+        self._hall.feeds(self)
+        self._reader.feeding = True
+        self._channel.feed()
+        self._hall.network_height = self.network_height or self._hall.network_height
+
+    async def _may_feed(self) -> bool:
+        """Return whether this client is the feeder, now if it was not; one that has hung up makes way."""
+        if self._hall.feeder is not None and self._hall.feeder is not self:
+            await self._hall.feeder.leave_if_gone()
+        if self._hall.feeder is None:
             self._hall.feeder = self
-            self._hall.feeds(self)
-            self._reader.feeding = True
-            self._hall.network_height = self.network_height or self._hall.network_height
+        return self._hall.feeder is self
 
-    def _deliver(self, raw: bytes, inbox: Inbox, refused: Refused | None) -> None:
+    def _deliver(self, raw: bytes, refusal: Refusal | None) -> None:
         self._pending += 1
-        inbox.put(Delivery(raw, self._reader.encoding or "frames", self, refused))
+        self._channel.put(Delivery(raw, self._outbox.encoding, self, refusal))
 
-    def _answer_myself(self, raw: bytes, kind: str) -> None:
-        assert self._reader.encoding is not None
+    async def _answer_myself(self, raw: bytes, kind: str) -> None:
         if len(raw) > _OWN_MAX_BYTES:
             raise Refused("too_large", f"a {kind} of {len(raw)} bytes is longer than {_OWN_MAX_BYTES}")
-        match wire.decode(raw, self._reader.encoding):
+        await self._hall.own_answers.turn()
+        match wire.decode(raw, self._outbox.encoding):
             case Hello() as hello:
                 if hello.network_tip is not None:
                     self._network_is_at(hello.network_tip.height)
-                self._queue(self._hall.greet(hello.seq))
+                self._outbox.put(self._outbox.encoded(self._hall.greet(hello.seq)))
             case Subscribe() as wish:
-                self._hall.bus.forget(self._tell)
-                for event in dict.fromkeys(wish.events):
-                    self._hall.bus.listen(event, self._tell)
+                self._hall.audience.subscribe(self._outbox, wish.events)
                 if wish.seq is not None:
-                    self._queue(Ack(seq=wish.seq, status="accepted", tip=self._hall.view.tip))
+                    accepted = Ack(seq=wish.seq, status="accepted", tip=self._hall.view.tip)
+                    self._outbox.put(self._outbox.encoded(accepted))
 
     def _network_is_at(self, height: int) -> None:
         self.network_height = height
@@ -235,18 +242,19 @@ class Connection:
         if self._hall.feeder in {None, self}:
             self._hall.network_height = height
 
-    def _fatal(self, refused: Refused) -> bool:
-        return refused.broken and self._reader.encoding == "frames"
-
     # --- answers out ---------------------------------------------------------------------------------------------
 
     def answer(self, answer: Ack | Error, *, last: bool = False) -> None:
         """Queue an answer; after the `last` one the connection ends."""
-        if isinstance(answer, Error):
-            self._hall.numbers.refused(answer.code)
-        self._queue(answer)
-        if last:
-            self._end()
+        self._outbox.answer(answer, last=last)
+
+    def hold(self) -> Gap:
+        """Keep a place among the answers for one that comes later."""
+        return self._outbox.hold()
+
+    def make_room(self, size: int) -> None:
+        """Let more in: the bytes of a message of this size are not needed any more."""
+        self._channel.release(size)
 
     def settled(self) -> None:
         """Hear that one message went through."""
@@ -257,56 +265,6 @@ class Connection:
 
     def _leave(self) -> None:
         """Stop being the feeder, once gone and with nothing left on the way."""
-        if self._ending and not self._pending and self._hall.feeder is self:
+        if self._outbox.closed and not self._pending and self._hall.feeder is self:
             self._hall.feeder = None
             self._left.set()
-
-    def _tell(self, fact: Fact) -> None:
-        self._queue(fact)
-
-    def _queue(self, answer: Outbound) -> None:
-        if self._ending:
-            return
-        message = wire.encode(answer, self._reader.encoding or "frames")
-        self._unsent.append(message)
-        self._unsent_bytes += len(message)
-        if self._unsent_bytes > _UNREAD_BYTES and self._is_slow():
-            self._cut_off()
-        self._wake.set()
-
-    def _is_slow(self) -> bool:
-        """Return whether the client does not read, or has left more unread than anybody may."""
-        since = self._sending_since
-        stuck = since is not None and anyio.current_time() - since > _PATIENCE_S
-        return stuck or self._unsent_bytes > _UNREAD_MAX_BYTES
-
-    def _cut_off(self) -> None:
-        """Drop what a client does not read; it may still hear why."""
-        refused = Refused("too_slow", f"{self._unsent_bytes} bytes were not read", retryable=True)
-        self._hall.numbers.refused(refused.code)
-        log.warning("client_too_slow", uid=self._uid, unread_bytes=self._unsent_bytes)
-        self._unsent = [wire.encode(refused.answer(None), self._reader.encoding or "frames")]
-        self._end()
-
-    def _end(self) -> None:
-        """Send what is queued, within a moment, and close."""
-        if not self._ending:
-            self._ending = True
-            self._quiet.set()
-            self._sending.deadline = anyio.current_time() + _FAREWELL_S
-            self._reading.cancel()
-            self._wake.set()
-
-    async def _send(self) -> None:
-        with self._sending:
-            while True:
-                while self._unsent:
-                    messages, self._unsent, self._unsent_bytes = b"".join(self._unsent), [], 0
-                    for at in range(0, len(messages), _PIECE):
-                        self._sending_since = anyio.current_time()
-                        await self._stream.send(messages[at : at + _PIECE])
-                    self._sending_since = None
-                if self._ending:
-                    return
-                self._wake = anyio.Event()
-                await self._wake.wait()

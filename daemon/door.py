@@ -1,4 +1,4 @@
-"""The socket's door: who may come in, and how many at once."""
+"""The socket's door: who may come in, how many at once, and that there always is a door."""
 
 from __future__ import annotations
 
@@ -21,18 +21,40 @@ log = structlog.get_logger("socket")
 
 _MODE = 0o660
 _PEER = struct.Struct("3i")  # pid, uid, gid
-_SPARE_DESCRIPTORS = 64
+_SPARE_DESCRIPTORS = 64  # for everything that is no client
+_LEAST_CLIENTS = 16
 _MOST_CLIENTS = 4096
+_FOR_ADMINS = 8  # places that nobody else is given
+_LOOK_EVERY_S = 1.0  # at the socket's file
+_LOG_EVERY_S = 10.0  # while clients are turned away
 
 
-async def open_door(path: Path, environ: Mapping[str, str]) -> SocketListener:
+class Door:
+    """Where clients come in. `path` is None when systemd listens: then the file is not ours to look after."""
+
+    def __init__(self, listener: SocketListener, path: Path | None) -> None:
+        self.listener = listener
+        self._path = path
+        self._file = _file(path)
+
+    async def gone(self) -> None:
+        """Wait until nobody can come in any more, because the socket's file is not there, or is another's."""
+        if self._path is None:
+            await anyio.sleep_forever()
+        while True:
+            await anyio.sleep(_LOOK_EVERY_S)
+            if _file(self._path) != self._file:
+                return
+
+
+async def open_door(path: Path, environ: Mapping[str, str]) -> Door:
     """Listen on the socket that systemd passed, else on `path`."""
     passed = passed_socket(environ)
     if passed is not None:
-        return await SocketListener.from_socket(passed)
+        return Door(await SocketListener.from_socket(passed), None)
     path.parent.mkdir(parents=True, exist_ok=True)
     refuse_if_taken(path)
-    return await anyio.create_unix_listener(path, mode=_MODE)
+    return Door(await anyio.create_unix_listener(path, mode=_MODE), path)
 
 
 def refuse_if_taken(path: Path) -> None:
@@ -52,31 +74,96 @@ def refuse_if_taken(path: Path) -> None:
     raise OSError(errno.EADDRINUSE, "another process listens there")
 
 
-async def admit(listener: SocketListener, hall: Hall, house: TaskGroup, inside: set[Connection]) -> None:
-    """Let clients in, each into a task of its own, until cancelled."""
-    most = min(_MOST_CLIENTS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _SPARE_DESCRIPTORS)
-    async with listener:
+async def keep_open(door: Door, path: Path, environ: Mapping[str, str], guests: Guests) -> None:
+    """Let clients in until cancelled; when the socket's file was removed, listen on a new one."""
+    while True:
+        async with door.listener, anyio.create_task_group() as both:
+            both.start_soon(guests.admit, door.listener)
+            await door.gone()
+            both.cancel_scope.cancel()
+        door = await _reopened(path, environ)
+        log.warning("socket_reopened", socket=str(path), reason="its file was removed or replaced")
+
+
+async def _reopened(path: Path, environ: Mapping[str, str]) -> Door:
+    told = ""
+    while True:
+        try:
+            return await open_door(path, environ)
+        except OSError as error:
+            if str(error) != told:
+                told = str(error)
+                log.error("socket_reopen_failed", socket=str(path), error=told)
+            await anyio.sleep(_LOOK_EVERY_S)
+
+
+class Guests:
+    """The clients that are inside, and how many may be."""
+
+    def __init__(self, hall: Hall, house: TaskGroup, most: int) -> None:
+        self.inside: set[Connection] = set()
+        self._hall, self._house, self._most = hall, house, most
+        self._turned_away = 0
+        self._told_at = float("-inf")
+
+    async def admit(self, listener: SocketListener) -> None:
+        """Let clients in, each into a task of its own, until cancelled."""
         while True:
             try:
                 stream = await listener.accept()
             except anyio.BrokenResourceError as error:  # out of descriptors: those inside are served, others wait
-                log.error("accept_failed", error=str(error.__cause__))
+                if turned_away := self._to_tell():
+                    log.error("accept_failed", error=str(error.__cause__), turned_away=turned_away)
                 await anyio.sleep(0.5)
                 continue
-            if len(inside) >= most:
-                log.warning("too_many_clients", most=most)
+            assert isinstance(stream, SocketStream)
+            uid = peer_uid(stream)
+            if not self._has_place(uid):
+                if turned_away := self._to_tell():
+                    log.warning("too_many_clients", uid=uid, most=self._most, turned_away=turned_away)
                 await stream.aclose()
                 continue
-            assert isinstance(stream, SocketStream)
-            house.start_soon(_serve, Connection(hall, stream, peer_uid(stream)), inside)
+            connection = Connection(self._hall, stream, uid)
+            self.inside.add(connection)
+            self._house.start_soon(self._serve, connection)
+
+    async def _serve(self, connection: Connection) -> None:
+        try:
+            await connection.serve()
+        except Exception:  # a mistake of ours; it ends this client's connection and no other
+            log.exception("connection_failed", uid=connection.uid)
+        finally:
+            self.inside.discard(connection)
+
+    def _has_place(self, uid: int) -> bool:
+        """Return whether a user may have one more connection: one user alone can't shut the others out."""
+        if uid in self._hall.admins:
+            return len(self.inside) < self._most
+        own = sum(connection.uid == uid for connection in self.inside)
+        return own < self._most // 2 and len(self.inside) < self._most - _FOR_ADMINS
+
+    def _to_tell(self) -> int:
+        """Count a client that was not let in; return how many there were since that was logged, 0 to be silent."""
+        self._turned_away += 1
+        if anyio.current_time() - self._told_at < _LOG_EVERY_S:
+            return 0
+        turned_away, self._turned_away, self._told_at = self._turned_away, 0, anyio.current_time()
+        return turned_away
 
 
-async def _serve(connection: Connection, inside: set[Connection]) -> None:
-    inside.add(connection)
-    try:
-        await connection.serve()
-    finally:
-        inside.discard(connection)
+def most_clients() -> int:
+    """Return how many clients there can be.
+
+    Raises:
+        OSError: the limit of open files leaves room for hardly any.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    most = min(_MOST_CLIENTS, limit - _SPARE_DESCRIPTORS)
+    if most < _LEAST_CLIENTS:
+        needed = _SPARE_DESCRIPTORS + _LEAST_CLIENTS
+        advice = f"raise LimitNOFILE= in the unit, or `ulimit -n`, to {needed} at least"
+        raise OSError(errno.EMFILE, f"the limit of open files, {limit}, leaves no room for clients: {advice}")
+    return most
 
 
 def peer_uid(stream: SocketStream) -> int:
@@ -90,3 +177,12 @@ def peer_uid(stream: SocketStream) -> int:
 def admins(configured: tuple[int, ...]) -> frozenset[int]:
     """Return who may send operator messages: root, the daemon's own user, and those named in the configuration."""
     return frozenset({0, os.getuid(), *configured})
+
+
+def _file(path: Path | None) -> tuple[int, int] | None:
+    """Return which file is there, None without one."""
+    try:
+        found = None if path is None else path.lstat()
+    except OSError:
+        return None
+    return found and (found.st_dev, found.st_ino)

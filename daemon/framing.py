@@ -10,7 +10,7 @@ from __future__ import annotations
 import anyio
 from anyio.abc import ByteReceiveStream
 
-from daemon.bus import Inbox, weight
+from daemon.inbox import Channel
 from handlers.refusal import Refused
 from handlers.wire import LENGTH, Encoding
 
@@ -58,18 +58,18 @@ class Unfinished:
 
 
 class Reader:
-    """Reads one connection's messages. The first byte chooses the encoding."""
+    """Reads one connection's messages. The first byte chooses the encoding; after `ended` there are no more."""
 
     def __init__(
         self,
         stream: ByteReceiveStream,
-        inbox: Inbox,
+        channel: Channel,
         unfinished: Unfinished,
         max_bytes: int,
         patience_s: float = _PATIENCE_S,
     ) -> None:
         self._stream = stream
-        self._inbox = inbox
+        self._channel = channel
         self._unfinished = unfinished
         self._max_bytes = max_bytes
         self._patience_s = patience_s
@@ -77,6 +77,7 @@ class Reader:
         self._began = 0.0  # when the message that is being read did
         self._reading = anyio.CancelScope()
         self._given_up = False
+        self.ended = False
         self.whole = False  # the message is, and waits for room
         self.feeding = False
         self.encoding: Encoding | None = None
@@ -85,12 +86,11 @@ class Reader:
         """Return the next message, with room reserved for it in the inbox; None when the client has closed.
 
         Raises:
-            Refused: it is too long. Lines go on after it; frames can't.
-            TimeoutError: the client began a message and did not finish it in time; it says so.
+            Refused: it is too long (lines go on after it; frames can't), or was begun and not finished in time.
         """
         self.excuse()
         if self.encoding is None:
-            if not self._buffer and not await self._more(0):
+            if not await self._more(0):
                 return None
             self.encoding = "json" if self._buffer[:1] == b"{" else "frames"
         return await (self._line() if self.encoding == "json" else self._frame())
@@ -115,6 +115,7 @@ class Reader:
                 return None
         (length,) = LENGTH.unpack_from(self._buffer)
         if length > self._max_bytes:
+            self.ended = True
             raise Refused("malformed", f"a frame of {length} bytes is longer than {self._max_bytes}", broken=True)
         end = LENGTH.size + length
         while len(self._buffer) < end:
@@ -145,7 +146,7 @@ class Reader:
         """Take a message out of the buffer, as soon as there is room for it."""
         self.whole = True
         try:
-            await self._inbox.reserve(weight(end - start))
+            await self._channel.reserve(end - start)
         finally:
             self.whole = False
             self._unfinished.let_go(self)
@@ -167,6 +168,9 @@ class Reader:
             await self._unfinished.hold(self, len(self._buffer))
             if not self._given_up:
                 return True
+        self.ended = True
         if self._given_up:
-            raise TimeoutError("an unfinished message was given up: there is no room for all of them")
-        raise TimeoutError("a message was begun and not finished in time")
+            why = "an unfinished message was given up: there is no room for all of them, send it again later"
+            raise Refused("unavailable", why, retryable=True, broken=True)
+        why = f"a message was begun and not finished within {self._patience_s:g} s and one more for each MiB"
+        raise Refused("malformed", why, broken=True)

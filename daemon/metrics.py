@@ -107,9 +107,11 @@ class Numbers(Struct):
     map_size: int = 0
     inbox_messages: int = 0
     inbox_bytes: int = 0
+    unread_bytes: int = 0
     connections: int = 0
     log_lines_dropped: int = 0
     readers: ReaderNumbers = ReaderNumbers()
+    listener_failures: int = 0
     pruner: PrunerNumbers = field(default_factory=PrunerNumbers)
     recovery: RecoveryNumbers | None = None
 

@@ -74,7 +74,7 @@ class MessageFile:
         try:
             return wire.decode(raw, encoding)
         except Refused as refused:
-            raise FeedError(f"{self._place(encoding)}: {refused.message}") from refused
+            raise FeedError(f"{self._place(encoding)}: {refused}") from refused
 
     def _place(self, encoding: wire.Encoding, ahead: int = 0) -> str:
         unit = "line" if encoding == "json" else "frame"

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
 from handlers import wire
 from handlers.events import Ack, AckStatus, Error, Inbound, Point
-from handlers.refusal import Refused
+from handlers.refusal import Refusal
+
+
+class Gap(Protocol):
+    """The place of an answer that comes later; those behind it wait."""
+
+    def fill(self, answers: Sequence[Answer]) -> None:
+        """Give the answers that belong here, and let out what waited for them."""
 
 
 class Sender(Protocol):
@@ -21,11 +29,17 @@ class Sender(Protocol):
     def answer(self, answer: Ack | Error, *, last: bool = False) -> None:
         """Queue an answer; never waits. After the `last` one the connection ends."""
 
+    def hold(self) -> Gap:
+        """Keep a place among the answers for one that comes later."""
+
+    def make_room(self, size: int) -> None:
+        """Let more in: the bytes of a message of this size are not needed any more."""
+
     def settled(self) -> None:
         """Hear that a message was carried out, or refused."""
 
 
-class Delivery(Struct, frozen=True, gc=False):
+class Delivery(Struct, frozen=True):
     """One message in. The event loop only moves its bytes.
 
     `refused` is what was found against it on the way: it keeps its place, so that answers come in order.
@@ -34,24 +48,27 @@ class Delivery(Struct, frozen=True, gc=False):
     raw: bytes | bytearray
     encoding: wire.Encoding
     sender: Sender
-    refused: Refused | None = None
+    refused: Refusal | None = None
 
     def event(self) -> Inbound:
         """Return the message.
 
         Raises:
-            Refused: it is none, or was refused before.
+            Refused: it is none.
         """
-        if self.refused is not None:
-            raise self.refused
         return wire.decode(self.raw, self.encoding)
 
     def seq(self) -> int | None:
         """Return the sender's own number of a message that could not be decoded whole."""
         return wire.sequence(self.raw, self.encoding)
 
+    def done(self) -> None:
+        """Tell the sender that this message is carried out and answered."""
+        self.sender.make_room(len(self.raw))
+        self.sender.settled()
 
-class Answer(Struct, frozen=True, gc=False):
+
+class Answer(Struct, frozen=True):
     """What became of a message, held back until it is true on disk."""
 
     sender: Sender
@@ -68,7 +85,7 @@ def acknowledge(delivery: Delivery, seq: int | None, status: AckStatus, tip: Poi
     return [] if seq is None else [Answer(delivery.sender, Ack(seq=seq, status=status, tip=tip))]
 
 
-def refuse(delivery: Delivery, seq: int | None, refused: Refused) -> list[Answer]:
+def refuse(delivery: Delivery, seq: int | None, refusal: Refusal) -> list[Answer]:
     """Return the error; it is sent even when no number was given."""
-    last = refused.broken and delivery.encoding == "frames"
-    return [Answer(delivery.sender, refused.answer(seq), last)]
+    last = refusal.broken and delivery.encoding == "frames"
+    return [Answer(delivery.sender, refusal.answer(seq), last)]

@@ -21,7 +21,7 @@ from handlers.events import (
     WinnersDecided,
 )
 from handlers.lives import Lives
-from handlers.refusal import Refused
+from handlers.refusal import Refusal
 from handlers.spending import TxFault
 from storage.disk import Txn
 from storage.errors import StoreFull
@@ -37,7 +37,7 @@ class Order:
     def __init__(self, event: TxMessage) -> None:
         self.event = event
         self.status: AckStatus = "accepted"
-        self.refused: Refused | None = None
+        self.refused: Refusal | None = None
 
     def touched(self) -> Iterable[bytes]:
         """Return the transactions that may get a record, or a claim on an output."""
@@ -65,14 +65,14 @@ class Order:
             self.refused = refusal(fault)
 
 
-def refusal(fault: TxFault) -> Refused:
+def refusal(fault: TxFault) -> Refusal:
     """Return a fault in the protocol's words."""
     if isinstance(fault.__cause__, StoreFull):
-        return Refused("store_full", str(fault.__cause__), retryable=True)
+        return Refusal("store_full", str(fault.__cause__), retryable=True)
     retryable = fault.code in _RETRYABLE or any(other.code in _RETRYABLE for other in fault.inputs.values())
     if not fault.inputs:
-        return Refused(fault.code, fault.message, retryable=retryable)
-    return Refused(fault.code, fault.message, retryable=retryable, inputs=fault.told())
+        return Refusal(fault.code, fault.message, retryable=retryable)
+    return Refusal(fault.code, fault.message, retryable=retryable, detail={"inputs": fault.told()})
 
 
 def _submit(txn: Txn, lives: Lives, event: TxSubmitted) -> AckStatus:

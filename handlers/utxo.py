@@ -7,8 +7,7 @@ code path: a batch of one is a batch. Answers and facts leave after the commit t
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable
-from itertools import groupby
+from collections.abc import Callable
 from time import monotonic
 from typing import Literal, Protocol, TypeVar
 
@@ -19,32 +18,30 @@ from msgspec import Struct
 
 from handlers import orders
 from handlers.chain import Chain
+from handlers.commit_log import log_commit, log_missing
 from handlers.creation import Creation
-from handlers.delivery import Answer, Delivery, acknowledge, refuse
+from handlers.delivery import Answer, Delivery, Gap, acknowledge, refuse
 from handlers.events import (
     Ack,
     AckStatus,
     BlockApplied,
-    BlockCommitted,
     BlockPersisted,
     Fact,
     GenesisOutputs,
     NodeState,
-    Pruned,
     Rollback,
-    RolledBack,
     Tx,
     TxMessage,
     TxStatusChanged,
     TxSubmitted,
 )
 from handlers.orders import Order
+from handlers.pace import Pace
 from handlers.points import View
 from handlers.prune_request import Node
-from handlers.refusal import Refused
+from handlers.refusal import Refusal, Refused
 from handlers.spending import TxFault
 from handlers.transactions import Transactions
-from handlers.turnstile import Gap, Turnstile
 from storage.disk import Txn
 from storage.errors import StoreFull
 from storage.prune import Part
@@ -52,6 +49,8 @@ from storage.prune import Part
 log = structlog.get_logger("utxo")
 _T = TypeVar("_T")
 
+_SHARED_S = 0.1  # for which a batch is composed, and written, while other clients wait
+_LARGE_BYTES = 16 << 20  # of large transactions that may wait, unless one alone has more
 _TIDY_EVERY = 64  # commits: cycles are rare here, so the collector stays off while blocks are applied
 Work = Literal["apply", "commit", "rollback", "prune"]
 _WORK: dict[AckStatus, Work] = {"applied": "apply", "rolled_back": "rollback"}
@@ -61,23 +60,21 @@ class Inbox(Protocol):
     """Where the messages wait, in order."""
 
     async def take(self) -> list[Delivery]:
-        """Wait for messages and return those that are there; none once it is closed and empty."""
+        """Wait for messages and return some of those that are there; none once it is closed and empty."""
 
     def waiting(self) -> list[Delivery]:
-        """Return the messages that are there, without waiting."""
+        """Return some of the messages that are there, without waiting."""
 
-    def done(self, deliveries: Iterable[Delivery]) -> None:
-        """Make room: these messages are carried out and answered."""
-
-    def make_room(self, delivery: Delivery) -> None:
-        """Let others in though this message is still on its way."""
-
-    def __len__(self) -> int:
-        """How many messages wait."""
+    @property
+    def crowded(self) -> bool:
+        """Whether several clients wait to be carried out."""
 
 
 class Limits(Struct):
-    """When a batch is committed though more waits; may be changed while it is in use."""
+    """When a batch is committed though more waits: what it may hold, and how long it may be composed or written.
+
+    They may be changed while they are in use.
+    """
 
     max_bytes: int
     max_delay_s: float
@@ -111,6 +108,8 @@ class Turns:
         self._pruning = pruning
         self._node_settled = True
         self.node: Node | None = None  # what it said last
+        self.pace = Pace()
+        self.creating: dict[int, int] = {}  # the bytes of large transactions that wait for their turn
         chain.may_prune = pruning
         self._waiting: list[tuple[Delivery, int | None, list[Told] | Order]] = []  # true after the next commit
         self._ready: list[Told] = []
@@ -122,17 +121,24 @@ class Turns:
         """Return whether nothing waits for a commit."""
         return not self._waiting and not self._ready
 
-    def take(self, deliveries: list[Delivery], until: float) -> list[Delivery]:
-        """Apply messages in order, until a moment; return those that were not reached."""
+    def take(self, deliveries: list[Delivery], began: float, limit_s: float) -> list[Delivery]:
+        """Apply messages in order, until the batch that `began` is full; return those that were not reached."""
         for n, delivery in enumerate(deliveries):
-            if n and monotonic() > until:
+            if n and self.full(began, limit_s):
                 return deliveries[n:]
             self._one(delivery)
         return []
 
+    def full(self, began: float, limit_s: float) -> bool:
+        """Return whether a batch has been composed, or will be written, for as long as it may."""
+        return monotonic() - began >= limit_s or self.pace.expected_s >= limit_s
+
     def _one(self, delivery: Delivery) -> None:
         answers: list[Told] | Order
         seq, began = None, monotonic()
+        if delivery.refused is not None:
+            self._waiting.append((delivery, None, [*refuse(delivery, delivery.seq(), delivery.refused)]))
+            return
         try:
             event = delivery.event()
             seq = event.seq
@@ -151,7 +157,7 @@ class Turns:
                 self._ready += answers
                 return
         except Refused as refused:
-            answers = [*refuse(delivery, delivery.seq() if seq is None else seq, refused)]
+            answers = [*refuse(delivery, delivery.seq() if seq is None else seq, refused.refusal)]
         except StoreFull as full:
             answers = [*refuse(delivery, seq, _no_room(full))]
         self._waiting.append((delivery, seq, answers))
@@ -163,16 +169,27 @@ class Turns:
             name = type(event).__name__
             raise Refused("unavailable", f"{name}: this daemon keeps no transaction store (transactions.enabled)")
         if isinstance(event, TxSubmitted) and lives.transactions.large(event.tx):
+            self._admit_large(delivery)
             lives.transactions.on_their_way.add(event.tx.txid)
             return [Large(delivery, event)]
+        self.pace.add(event, len(delivery.raw))
         order = Order(event)
         self.chain.step(lambda txn: order.carry_out(txn, lives), order.touched())
         return order
+
+    def _admit_large(self, delivery: Delivery) -> None:
+        """Let a large transaction wait for its turn, unless too many do: they take room that others need."""
+        waiting = tuple(self.creating.values())
+        if waiting and sum(waiting) + len(delivery.raw) > _LARGE_BYTES:
+            why = f"{len(waiting)} large transactions are being created: send it again later"
+            raise Refused("unavailable", why, retryable=True)
+        self.creating[id(delivery)] = len(delivery.raw)
 
     def _carry_out(self, event: object, delivery: Delivery) -> AckStatus:
         chain = self.chain
         match event:
             case BlockApplied():
+                self.pace.add(event, len(delivery.raw))
                 return "applied" if chain.apply(event, delivery.sender.network_height) else "duplicate"
             case Rollback():
                 return "rolled_back" if chain.rollback(event) else "noop"
@@ -201,9 +218,11 @@ class Turns:
         else:
             if self.chain.view is not before:  # there was something to store
                 self._timings.append(("commit", monotonic() - began))
+                self.pace.learn(monotonic() - began)
             for delivery, seq, answers in self._waiting:
                 self._ready += answers if isinstance(answers, list) else self._answers(delivery, seq, answers)
         self._waiting.clear()
+        self.pace.begin()
 
     def _answers(self, delivery: Delivery, seq: int | None, order: Order) -> list[Answer]:
         if order.refused is not None:
@@ -242,8 +261,8 @@ def _stands(answer: Told) -> bool:
     return isinstance(answer, Large) or not isinstance(answer.message, Ack)
 
 
-def _no_room(full: StoreFull) -> Refused:
-    return Refused("store_full", str(full), retryable=True)
+def _no_room(full: StoreFull) -> Refusal:
+    return Refusal("store_full", str(full), retryable=True)
 
 
 async def follow_chain(
@@ -251,19 +270,23 @@ async def follow_chain(
 ) -> None:
     """Keep the store in step with the chain, in the order of the inbox, until that is closed and read empty.
 
-    `publish` hears of every commit; `writer` lets one turn in at a time. Large transactions are created beside,
-    page by page, and the answers behind them wait.
+    `publish` hears of every commit; `writer` lets one turn in at a time. While several clients wait, batches are short.
+    Large transactions are created beside, page by page, and the answers behind them wait.
     """
+
+    def limit_s() -> float:
+        return min(limits.max_delay_s, _SHARED_S) if inbox.crowded else limits.max_delay_s
+
     async with create_task_group() as beside:
-        tell = _Teller(inbox, turns, publish, writer, beside)
+        tell = _Teller(turns, publish, writer, beside)
         while batch := await inbox.take():
             started, size, applied = monotonic(), 0, list[Delivery]()
             while batch:
-                left = await to_thread.run_sync(turns.take, batch, started + limits.max_delay_s, limiter=writer)
+                left = await to_thread.run_sync(turns.take, batch, started, limit_s(), limiter=writer)
                 reached = batch[: len(batch) - len(left)]
                 applied += reached
                 size += sum(len(delivery.raw) for delivery in reached)
-                if size >= limits.max_bytes or monotonic() - started >= limits.max_delay_s:
+                if size >= limits.max_bytes or turns.full(started, limit_s()):
                     tell(await to_thread.run_sync(turns.finish, limiter=writer), applied)
                     started, size, applied = monotonic(), 0, []
                 batch = left or inbox.waiting()
@@ -275,36 +298,37 @@ class _Teller:
 
     def __init__(
         self,
-        inbox: Inbox,
         turns: Turns,
         publish: Callable[[Committed], None],
         writer: CapacityLimiter,
         beside: TaskGroup,
     ) -> None:
-        self._inbox, self._turns, self._publish = inbox, turns, publish
+        self._turns, self._publish = turns, publish
         self._writer, self._beside = writer, beside
-        self._answers = Turnstile()
-        self._one_at_a_time = Lock()  # of the large ones: those behind it go on taking room in the inbox
+        self._one_at_a_time = Lock()  # of the large ones: the others keep their room in the inbox
 
     def __call__(self, committed: Committed, applied: list[Delivery]) -> None:
         """Tell of a commit, and make room for what was carried out with it."""
-        _log(committed, self._turns)
+        log_commit(committed.facts, committed.view, committed.took_s)
+        log_missing(self._turns.chain.take_missing())
         later = set[int]()
         for answer in committed.answers:
             if isinstance(answer, Large):
                 later.add(id(answer.delivery))
-                self._beside.start_soon(self._create, answer, self._answers.hold(answer.delivery.sender))
+                self._beside.start_soon(self._create, answer, answer.delivery.sender.hold())
             else:
-                self._answers.say(answer)
+                answer.send()
         self._publish(committed)
-        self._inbox.done([delivery for delivery in applied if id(delivery) not in later])
+        for delivery in applied:
+            if id(delivery) not in later:
+                delivery.done()
 
     async def _create(self, large: Large, gap: Gap) -> None:
         """Create a large transaction when its time has come; answer, and let out what waited for that."""
         async with self._one_at_a_time:
-            self._inbox.make_room(large.delivery)
+            large.delivery.sender.make_room(len(large.delivery.raw))
             answers = await self._created(large)
-        self._answers.fill(gap, answers)
+        gap.fill(answers)
         large.delivery.sender.settled()
 
     async def _created(self, large: Large) -> list[Answer]:
@@ -333,61 +357,17 @@ class _Teller:
         else:
             if not creation.finished:
                 unfinished = "all of it is stored, but it can't be spent yet: send it again"
-                return refuse(delivery, event.seq, Refused("store_full", unfinished, retryable=True))
+                return refuse(delivery, event.seq, Refusal("store_full", unfinished, retryable=True))
             log.info("large_transaction_created", txid=event.tx.txid.hex(), outputs=len(event.tx.outputs))
             answers = acknowledge(delivery, event.seq, "accepted", chain.tip)
             fact = TxStatusChanged(txid=event.tx.txid, status="pending", height=chain.height)
             self._publish(Committed([], [fact], chain.view, 0.0))
         finally:
             transactions.on_their_way.discard(event.tx.txid)
+            del self._turns.creating[id(delivery)]
         return answers
 
 
 def _half_made(transactions: Transactions, txn: Txn, tx: Tx) -> bool:
     held = transactions.hold(txn, tx.txid)
     return held is None or held.record.creating
-
-
-def _log(committed: Committed, turns: Turns) -> None:
-    for _, alike in groupby(committed.facts, type):
-        facts = list(alike)
-        match facts[-1]:
-            case BlockCommitted():
-                _log_blocks([fact for fact in facts if isinstance(fact, BlockCommitted)], committed)
-            case RolledBack() as fact:
-                _log_rollback(fact)
-            case Pruned() as fact:
-                counts = {"outputs": fact.spent_outputs, "txs": fact.transactions, "mmr_nodes": fact.mmr_nodes}
-                log.debug("pruned", **counts, undo_records=fact.undo_records)
-    for point, missing in turns.chain.take_missing():
-        first = f"{missing[0][0].hex()}#{missing[0][1]}"
-        log.warning("missing_inputs", height=point.height, slot=point.slot, count=len(missing), first=first)
-
-
-def _log_blocks(blocks: list[BlockCommitted], committed: Committed) -> None:
-    """Write one line for what one commit made durable."""
-    tip = blocks[-1]
-    log.info(
-        "blocks_committed",
-        height=tip.height,
-        slot=tip.slot,
-        hash=tip.hash.hex(),
-        blocks=len(blocks),
-        txs=sum(block.txs for block in blocks),
-        created=sum(block.created for block in blocks),
-        spent=sum(block.spent for block in blocks),
-        unspent=committed.view.unspent,
-        commit_ms=round(committed.took_s * 1000, 1),
-    )
-
-
-def _log_rollback(fact: RolledBack) -> None:
-    to = None if fact.to == "origin" else fact.to
-    log.info(
-        "rolled_back",
-        height=to and to.height,
-        slot=to and to.slot,
-        blocks=fact.blocks,
-        from_height=fact.from_.height,
-        from_hash=fact.from_.hash.hex(),
-    )

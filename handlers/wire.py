@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct, inspect
 
+from handlers import json_shape
 from handlers.events import Inbound, Outbound
 from handlers.refusal import Refused
 
@@ -26,14 +27,17 @@ _encode_json = msgspec.json.Encoder().encode
 
 
 class _Envelope(Struct):
-    type: object = None
-    seq: object = None
+    """Both are left as they are: whatever else stands there may be as large as the message, or larger once decoded."""
+
+    type: msgspec.Raw = msgspec.Raw()
+    seq: msgspec.Raw = msgspec.Raw()
 
 
+_LONGEST_FIELD = 256  # bytes of `type` or `seq`
 _json_envelope = msgspec.json.Decoder(_Envelope)
 _frame_envelope = msgspec.msgpack.Decoder(_Envelope)
-_FRAME_TYPE = re.compile(rb"(?:[\x80-\x8f]|\xde..|\xdf....)\xa4type(?:[\xa0-\xbf]|\xd9.)([A-Za-z]+)", re.DOTALL)
-_JSON_TYPE = re.compile(rb'\s*\{\s*"type"\s*:\s*"([A-Za-z]+)"')
+_FRAME_TYPE = re.compile(rb"(?:[\x80-\x8f]|\xde..|\xdf....)\xa4type(?:[\xa0-\xbf]|\xd9.)([A-Za-z]{1,64})", re.DOTALL)
+_JSON_TYPE = re.compile(rb'\s*\{\s*"type"\s*:\s*"([A-Za-z]{1,64})"')
 
 
 def peek(raw: bytes | bytearray, encoding: Encoding) -> str:
@@ -45,13 +49,13 @@ def peek(raw: bytes | bytearray, encoding: Encoding) -> str:
     match = (_FRAME_TYPE if encoding == "frames" else _JSON_TYPE).match(raw)
     if match is not None:
         return match[1].decode()
-    return _kind(_envelope(raw, encoding))
+    return _kind(_envelope(raw, encoding), encoding)
 
 
 def sequence(raw: bytes | bytearray, encoding: Encoding) -> int | None:
     """Return the message's `seq` if it can be read at all."""
     try:
-        seq = _envelope(raw, encoding).seq
+        seq = _plain(_envelope(raw, encoding).seq, encoding)
     except Refused:
         return None
     return seq if type(seq) is int else None
@@ -66,10 +70,11 @@ def decode(raw: bytes | bytearray, encoding: Encoding) -> Inbound:
     try:
         if encoding == "frames":
             return _frames.decode(raw)
+        json_shape.check(raw)
         message: Inbound = msgspec.convert(_unhex(msgspec.json.decode(raw)), Inbound, builtin_types=(bytes,))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         if "$.type" in str(error):
-            kind = _kind(_envelope(raw, encoding))
+            kind = _kind(_envelope(raw, encoding), encoding)
             raise Refused("unknown_type", f"{kind!r} is no message of this protocol") from error
         raise Refused("malformed", str(error), broken=_broken(error)) from error
     if type(message).__name__ != peek(raw, encoding):  # what was let in is what is carried out
@@ -102,10 +107,21 @@ def _broken(error: Exception) -> bool:
     return not isinstance(error, msgspec.ValidationError)
 
 
-def _kind(envelope: _Envelope) -> str:
-    if not isinstance(envelope.type, str):
-        raise Refused("malformed", "a message needs a `type`, a string - at `$.type`")
-    return envelope.type
+def _kind(envelope: _Envelope, encoding: Encoding) -> str:
+    kind = _plain(envelope.type, encoding)
+    if not isinstance(kind, str):
+        raise Refused("malformed", "a message needs a `type`, a short string - at `$.type`")
+    return kind
+
+
+def _plain(field: msgspec.Raw, encoding: Encoding) -> object:
+    """Return the value of a field; None when there is none, or one that is too long to be right."""
+    if not 0 < len(field) <= _LONGEST_FIELD:
+        return None
+    try:
+        return (msgspec.msgpack if encoding == "frames" else msgspec.json).decode(field)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def _hex(value: Any) -> Any:

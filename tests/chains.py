@@ -22,7 +22,7 @@ from handlers.addresses import codec
 from handlers.chain import Chain
 from handlers.events import BlockApplied, GenesisOutput, GenesisOutputs, OutPoint, Output, Rollback, RollbackPoint, Tx
 from handlers.records import LeafWriter
-from handlers.refusal import Refused
+from handlers.refusal import Refusal, Refused
 from handlers.scribe import Scribe
 from storage import keys
 from storage.disk import GIB, Disk
@@ -326,12 +326,13 @@ def go_all_the_way_back(chain: Chain, rng: Random) -> None:
         assert dump(chain.store) == before[left]
 
 
-def refused(code: str, act: Callable[[], object]) -> Refused:
+def refused(code: str, act: Callable[[], object]) -> Refusal:
     """Return why an act was refused, which must be for `code`."""
     with pytest.raises(Refused) as why:
         act()
-    assert why.value.code == code, why.value.message
-    return why.value
+    refusal = why.value.refusal
+    assert refusal.code == code, refusal.message
+    return refusal
 
 
 # --- looking at it -------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from time import monotonic, sleep
 from typing import Any, Literal
 
 import msgspec
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PATIENCE_S = 30.0
@@ -113,6 +114,23 @@ class Daemon:
             )
         return self._process
 
+    def spawn_on(self, listener: socket.socket) -> subprocess.Popen[bytes]:
+        """Start a process that is passed a listening socket, as systemd does."""
+        script = (
+            "import os, sys; os.dup2(int(sys.argv[1]), 3); "
+            "os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='1'); os.execv(sys.argv[2], sys.argv[2:])"
+        )
+        command = [sys.executable, "-m", "daemon.cli", "run", "--config", str(self.config)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", script, str(listener.fileno()), *command],
+                pass_fds=[listener.fileno()],
+                env=environment(**self.environ),
+                stdout=log,
+                stderr=log,
+            )
+        return self._process
+
     def start(self) -> None:
         """Start a process and wait until it lets clients in."""
         process, until = self.spawn(), monotonic() + PATIENCE_S
@@ -178,6 +196,13 @@ class Daemon:
             if line.startswith("RssAnon:"):
                 return int(line.split()[1]) * 1024
         raise AssertionError("the kernel does not say RssAnon")
+
+    def most_memory(self) -> int:
+        """Return the most bytes of memory that the process ever had, the map's and the programme's among them."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        raise AssertionError("the kernel does not say VmHWM")
 
     def client(self, encoding: Encoding = "json") -> Client:
         """Connect."""
@@ -390,6 +415,19 @@ class Client:
                     if not more:
                         break
         return answers
+
+
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+
+
+@contextmanager
+def as_user(uid: int) -> Iterator[None]:
+    """Connect as somebody else; the group stays, so that the socket may be opened."""
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def statuses(answers: Sequence[Message]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from time import monotonic
 
 import anyio
@@ -21,12 +21,22 @@ class Listener:
     def __init__(self, network_height: int | None = None) -> None:
         self.network_height = network_height
         self.heard: list[Ack | Error] = []
+        self.settled_count = 0
 
     def answer(self, answer: Ack | Error, *, last: bool = False) -> None:
         self.heard.append(answer)
 
-    def settled(self) -> None:
+    def hold(self) -> Listener:
+        return self
+
+    def fill(self, answers: Sequence[Answer]) -> None:
+        self.heard += [answer.message for answer in answers]
+
+    def make_room(self, size: int) -> None:
         pass
+
+    def settled(self) -> None:
+        self.settled_count += 1
 
     def said(self) -> list[tuple[int | None, str]]:
         """Return the number and the status, or the code, of each answer."""
@@ -43,7 +53,7 @@ def json_line(text: str, sender: Listener) -> Delivery:
 
 def take(turns: Turns, *deliveries: Delivery) -> Committed:
     """Take messages and make them true; their senders hear."""
-    assert turns.take(list(deliveries), monotonic() + 60) == []
+    assert turns.take(list(deliveries), monotonic(), 60) == []
     committed = turns.finish()
     for answer in committed.answers:
         assert isinstance(answer, Answer)
@@ -56,22 +66,13 @@ class Line:
 
     def __init__(self, *batches: list[Delivery]) -> None:
         self.batches = list(batches)
-        self.finished: list[Delivery] = []
+        self.crowded = False
 
     async def take(self) -> list[Delivery]:
         return self.batches.pop(0) if self.batches else []
 
     def waiting(self) -> list[Delivery]:
         return []
-
-    def done(self, deliveries: Iterable[Delivery]) -> None:
-        self.finished += deliveries
-
-    def make_room(self, delivery: Delivery) -> None:
-        pass
-
-    def __len__(self) -> int:
-        return sum(map(len, self.batches))
 
 
 def follow(chain: Chain, line: Line, *, pruning: bool = False) -> list[Committed]:

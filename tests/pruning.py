@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import anyio
@@ -156,7 +157,7 @@ class Daemon:
         """Let messages come, be committed, and the bell ring."""
         turns = self.house.turns
         deliveries = [message(event, self.sender) for event in events]
-        assert not await to_thread.run_sync(turns.take, deliveries, 1e18, limiter=self.writer)
+        assert not await to_thread.run_sync(turns.take, deliveries, monotonic(), 1e18, limiter=self.writer)
         committed = await to_thread.run_sync(turns.finish, limiter=self.writer)
         self.house.published.append(committed)
         for answer in committed.answers:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
 from time import monotonic
 
 import pytest
-from daemons import PATIENCE_S, Client, Daemon, Encoding, Message, ack, encoded, error, running, statuses
+from daemons import (
+    PATIENCE_S,
+    Client,
+    Daemon,
+    Encoding,
+    Message,
+    ack,
+    as_user,
+    encoded,
+    error,
+    only_root,
+    running,
+    statuses,
+)
 from stories import back_to, block, chain, digest, expected, point
 
 from storage.disk import Disk
@@ -85,17 +96,7 @@ def test_nothing_is_kept_when_the_store_is_not_enabled(tmp_path: Path, encoding:
         assert not (daemon.folder / "data" / "lmdb").exists()
 
 
-@contextmanager
-def as_user(uid: int) -> Iterator[None]:
-    """Connect as somebody else; the group stays, so that the socket may be opened."""
-    os.seteuid(uid)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@only_root
 def test_operator_messages_are_for_operators(encoding: Encoding) -> None:
     with TemporaryDirectory() as name, running(Path(name), socket={"admin_uids": [65533]}) as daemon:
         Path(name).chmod(0o750)
@@ -120,7 +121,7 @@ def test_operator_messages_are_for_operators(encoding: Encoding) -> None:
                     error(answer, KNOWING_NOTHING.get(kind, "TX_NOT_FOUND"))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@only_root
 @pytest.mark.parametrize(
     "line",
     [

@@ -29,7 +29,7 @@ DEFAULTS: dict[str, Any] = {
     "data_dir": Path("utxod-data"),
     "shutdown_timeout": 60.0,
     "chain": {"family": "cardano", "network": "mainnet"},
-    "socket": {"path": None, "max_frame_bytes": 256 * MIB, "admin_uids": ()},
+    "socket": {"path": None, "max_frame_bytes": 256 * MIB, "admin_uids": (), "max_unread_bytes": 128 * MIB},
     "http": {"listen": "127.0.0.1:8410", "ready_grace": 60.0, "workers": 1, "token": None},
     "utxo": {
         "enabled": True,

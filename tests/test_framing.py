@@ -12,9 +12,9 @@ import anyio
 import pytest
 from anyio.abc import UNIXSocketStream
 
-from daemon.bus import Inbox
 from daemon.framing import Reader, Unfinished
-from handlers.refusal import Refused
+from daemon.inbox import Channel, Inbox
+from handlers.refusal import Refusal, Refused
 
 MIB = 1 << 20
 LONGEST = 8 * MIB
@@ -31,7 +31,7 @@ def reading(test: Callable[[Callable[..., Any], Inbox], Any], capacity: int = MI
     """Run a test with a way to make readers that share an inbox."""
 
     async def main() -> None:
-        inbox, unfinished = Inbox(capacity, capacity), Unfinished(capacity)
+        inbox, unfinished = Inbox(capacity), Unfinished(capacity)
         async with ExitStackOfStreams() as stack:
 
             async def connect(patience_s: float = 0.1, longest: int = LONGEST) -> Ends:
@@ -39,7 +39,7 @@ def reading(test: Callable[[Callable[..., Any], Inbox], Any], capacity: int = MI
                 stream = await UNIXSocketStream.from_socket(near)
                 far.setblocking(False)
                 stack.opened += [(stream, far)]
-                return Ends(stream, far, Reader(stream, inbox, unfinished, longest, patience_s))
+                return Ends(stream, far, Reader(stream, Channel(inbox, 0), unfinished, longest, patience_s))
 
             await test(connect, inbox)
 
@@ -65,10 +65,11 @@ def test_who_begins_a_message_goes_on(part: bytes) -> None:
         ends = await connect()
         ends.far.send(part)
         began = monotonic()
-        with pytest.raises(TimeoutError, match="not finished in time"):
+        with pytest.raises(Refused, match=r"not finished within 0\.1 s") as refused:
             await ends.reader.message()
         assert 0.09 < monotonic() - began < 5
-        assert inbox.reserved == 0
+        assert (refused.value.refusal.code, refused.value.refusal.broken) == ("malformed", True)
+        assert ends.reader.ended and inbox.reserved == 0
 
     reading(test)
 
@@ -94,17 +95,18 @@ def test_between_messages_there_is_no_hurry() -> None:
 def test_a_long_message_has_longer_and_waiting_for_room_is_no_fault() -> None:
     async def test(connect: Callable[..., Any], inbox: Inbox) -> None:
         ends = await connect()
-        await inbox.reserve(MIB)  # full
+        other = Channel(inbox, 0)
+        await other.reserve(MIB)  # full
         ends.far.send(struct.pack(">I", 70_000) + b"x" * 70_000)
         async with anyio.create_task_group() as both:
-            both.start_soon(free, inbox)
+            both.start_soon(free, other)
             assert await ends.reader.message() == b"x" * 70_000
             ends.far.send(b"\0\0\0\x02ab")
             assert await ends.reader.message() == b"ab"
 
-    async def free(inbox: Inbox) -> None:
+    async def free(other: Channel) -> None:
         await anyio.sleep(0.5)
-        inbox.release(MIB)
+        other.release(MIB)
 
     reading(test)
 
@@ -122,13 +124,13 @@ def test_who_dawdles_is_given_up_for_others() -> None:
     """Nine hold nine tenths of the room and stop; a longer message gets through at once, and some of them give up."""
 
     async def test(connect: Callable[..., Any], inbox: Inbox) -> None:
-        given_up: list[str] = []
+        given_up: list[Refusal] = []
 
         async def dawdle(ends: Ends) -> None:
             try:
                 await ends.reader.message()
-            except TimeoutError as error:
-                given_up.append(str(error))
+            except Refused as refused:
+                given_up.append(refused.refusal)
 
         slow = [await connect(30.0) for _ in range(9)]
         async with anyio.create_task_group() as all_:
@@ -142,7 +144,7 @@ def test_who_dawdles_is_given_up_for_others() -> None:
                 assert await fast.reader.message() == b"y" * 300_000
             await anyio.sleep(0.05)
             assert 0 < len(given_up) < 9
-            assert set(given_up) == {"an unfinished message was given up: there is no room for all of them"}
+            assert {(each.code, each.retryable, each.broken) for each in given_up} == {("unavailable", True, True)}
             all_.cancel_scope.cancel()
 
     reading(test)
@@ -171,7 +173,7 @@ def test_the_longest_gives_way_to_others_that_are_quick() -> None:
                 async with anyio.create_task_group() as both:
                     both.start_soon(pour, giant.far, b"{" + b"x" * (LONGEST - 10))
                     await giant.reader.message()
-            except* TimeoutError as group:
+            except* Refused as group:
                 given_up.append(group)
 
         async with anyio.create_task_group() as all_:
@@ -181,7 +183,7 @@ def test_the_longest_gives_way_to_others_that_are_quick() -> None:
                 all_.start_soon(pour, small.far, struct.pack(">I", 100_000) + b"y" * 100_000)
                 with anyio.fail_after(5):
                     assert await small.reader.message() == b"y" * 100_000
-                inbox.release(inbox.reserved)
+                inbox.shared.release(inbox.reserved)
             all_.cancel_scope.cancel()
 
     reading(test)
@@ -193,7 +195,7 @@ def test_too_long_lines_are_skipped_and_frames_are_not() -> None:
         ends.far.send(b"{" + b"x" * 100 + b"\n{}\n{" + b"x" * 5000)
         with pytest.raises(Refused, match="longer than 100") as refused:
             await ends.reader.message()
-        assert (refused.value.code, refused.value.broken) == ("too_large", False)
+        assert (refused.value.refusal.code, refused.value.refusal.broken) == ("too_large", False)
         assert await ends.reader.message() == b"{}"
         async with anyio.create_task_group() as both:
             both.start_soon(pour, ends.far, b"x" * 500_000 + b'\n{"a":1}\n')
@@ -204,6 +206,6 @@ def test_too_long_lines_are_skipped_and_frames_are_not() -> None:
         framed.far.send(struct.pack(">I", 101) + b"x" * 101)
         with pytest.raises(Refused, match="longer than 100") as refused:
             await framed.reader.message()
-        assert (refused.value.code, refused.value.broken) == ("malformed", True)
+        assert (refused.value.refusal.code, refused.value.refusal.broken) == ("malformed", True)
 
     reading(test)

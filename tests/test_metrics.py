@@ -15,6 +15,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic, sleep
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 import anyio
@@ -26,9 +27,9 @@ from stories import back_to, block, chain, digest, output, tx
 
 from config.settings import Config, Utxo
 from daemon import metrics
-from daemon.app import _numbers, _welcome
+from daemon.app import _numbers, open_hall
 from daemon.bus import Bus
-from daemon.connection import Hall
+from daemon.inbox import Channel, weight
 from daemon.metrics import BOUNDS_S, Histogram, Numbers, Served, Sheet
 from handlers.delivery import Delivery
 from handlers.points import View
@@ -212,16 +213,17 @@ def test_what_is_at_hand_is_shown() -> None:
 
     async def main() -> bytes:
         bus = Bus()
-        inbox = bus.inbox(capacity=1 << 20, most=1 << 20)
-        hall = Hall(bus, inbox, _welcome(Config(utxo=Utxo(enabled=False))), frozenset(), 1 << 20, 60.0)
+        inbox = bus.inbox(capacity=1 << 20)
+        hall = open_hall(Config(utxo=Utxo(enabled=False)), bus, inbox)
         hall.network_height, hall.view = 77, View(map_size=4096)
-        await inbox.reserve(700)
-        inbox.put(Delivery(b"x", "json", None, None))  # type: ignore[arg-type]
-        clients: Any = {object(), object(), object()}
-        return _numbers(hall, clients)
+        channel = Channel(inbox, 0)
+        await channel.reserve(700)
+        channel.put(Delivery(b"x", "json", None, None))  # type: ignore[arg-type]
+        guests: Any = SimpleNamespace(inside={1, 2, 3})
+        return _numbers(hall, guests)
 
     numbers = msgspec.msgpack.decode(anyio.run(main), type=Numbers)
-    assert (numbers.connections, numbers.inbox_messages, numbers.inbox_bytes) == (3, 1, 700)
+    assert (numbers.connections, numbers.inbox_messages, numbers.inbox_bytes) == (3, 1, weight(700))
     assert (numbers.network_height, numbers.map_size) == (77, 4096)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, sleep
@@ -20,7 +18,6 @@ from daemons import (
     Encoding,
     Message,
     ack,
-    environment,
     error,
     home,
     reason,
@@ -75,29 +72,13 @@ def test_systemd_may_pass_the_socket(tmp_path: Path, encoding: Encoding) -> None
         passed = tmp_path / "passed.sock"
         listener.bind(str(passed))
         listener.listen()
-        script = (
-            "import os, sys; os.dup2(int(sys.argv[1]), 3); "
-            "os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='1'); os.execv(sys.argv[2], sys.argv[2:])"
-        )
-        daemon_command = [sys.executable, "-m", "daemon.cli", "run", "--config", str(daemon.config)]
-        with Client(passed, encoding) as early, (tmp_path / "log").open("wb") as log:  # before the daemon is there
+        with Client(passed, encoding) as early:  # before the daemon is there
             early.send({"type": "Hello", "seq": 1})
-            process = subprocess.Popen(
-                [sys.executable, "-c", script, str(listener.fileno()), *daemon_command],
-                pass_fds=[listener.fileno()],
-                env=environment(),
-                stdout=log,
-                stderr=log,
-            )
-            try:
-                welcome = early.receive()
-                assert welcome is not None and welcome["type"] == "Welcome"
-                assert not daemon.socket.exists()
-                process.terminate()
-                assert process.wait(PATIENCE_S) == 0
-            finally:
-                process.kill()
-                process.wait()
+            daemon.spawn_on(listener)
+            welcome = early.receive()
+            assert welcome is not None and welcome["type"] == "Welcome"
+            assert not daemon.socket.exists()
+            assert daemon.term() == 0
         assert passed.exists()  # it is systemd's
 
 

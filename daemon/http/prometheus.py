@@ -31,6 +31,7 @@ _COUNTERS = {  # what the daemon counts
     "rollbacks": ("rollbacks_total", "Rollbacks carried out."),
     "rolled_back_blocks": ("rolled_back_blocks_total", "Blocks taken back."),
     "bytes_in": ("received_bytes_total", "Bytes of messages received on the socket."),
+    "listener_failures": ("listener_failures_total", "Facts that a listener inside the daemon failed on."),
 }
 _PRUNED = {
     "outputs": "pruned_outputs",
@@ -43,6 +44,7 @@ _GAUGES = {  # what the daemon has at hand
     "batch_blocks": ("batch_blocks", "Blocks in the last commit that had any."),
     "inbox_messages": ("inbox_messages", "Messages that wait for the writer."),
     "inbox_bytes": ("inbox_bytes", "Room taken in the inbox by messages that wait or are being applied."),
+    "unread_bytes": ("unread_bytes", "Answers and facts that clients have not read yet."),
     "connections": ("connections", "Clients connected to the socket."),
 }
 _TIMINGS: dict[Work, tuple[str, str]] = {  # what the daemon's writer does

@@ -19,7 +19,7 @@ _PASSING = frozenset({408, 429, 500, 502, 503, 504})
 _CONNECT_S = 10.0
 
 
-class _Reply(Struct, gc=False):
+class _Reply(Struct):
     result: Any = None
     error: Any = None
     id: Any = None

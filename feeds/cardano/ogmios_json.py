@@ -100,19 +100,19 @@ class Signature(Struct, frozen=True, gc=False, tag_field="clause", tag="signatur
     key: str = field(name="from")
 
 
-class AllOf(Struct, frozen=True, gc=False, tag_field="clause", tag="all", forbid_unknown_fields=True):
+class AllOf(Struct, frozen=True, tag_field="clause", tag="all", forbid_unknown_fields=True):
     """All of some clauses."""
 
     clauses: list[Clause] = field(name="from")
 
 
-class AnyOf(Struct, frozen=True, gc=False, tag_field="clause", tag="any", forbid_unknown_fields=True):
+class AnyOf(Struct, frozen=True, tag_field="clause", tag="any", forbid_unknown_fields=True):
     """One of some clauses."""
 
     clauses: list[Clause] = field(name="from")
 
 
-class SomeOf(Struct, frozen=True, gc=False, tag_field="clause", tag="some", forbid_unknown_fields=True):
+class SomeOf(Struct, frozen=True, tag_field="clause", tag="some", forbid_unknown_fields=True):
     """So many of some clauses."""
 
     at_least: int = field(name="atLeast")

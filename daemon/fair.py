@@ -1,0 +1,137 @@
+"""A queue that many clients share, and that serves them by the bytes that each has had so far.
+
+Start-time fair queueing, in two levels: groups take turns, and within a group its clients do. Whoever has had least is
+served next; its own items stay in order. A client that was away does not save turns up: it starts level with the one
+that is being served. So a client that sends little is served at once, however much the others have queued.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import count
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Flow(Generic[T]):
+    """What one client has queued, in order."""
+
+    def __init__(self, group: Hashable) -> None:
+        self.group = group
+        self.had = 0  # bytes, on the clock of its group
+        self.items: deque[tuple[T, int]] = deque()  # with what each costs
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+class _Group(Generic[T]):
+    """Clients that share one turn among all groups."""
+
+    def __init__(self) -> None:
+        self.had = 0
+        self.flows = _Rotation[Flow[T]]()
+
+    def __len__(self) -> int:
+        return len(self.flows)
+
+
+M = TypeVar("M", bound="Flow | _Group")  # type: ignore[type-arg]
+
+
+class _Rotation(Generic[M]):
+    """Members that have something queued, by what they have had."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, M]] = []
+        self._arrivals = count()
+        self._clock = 0  # what the member that was served last had had
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    @property
+    def first(self) -> M:
+        return self._heap[0][2]
+
+    def join(self, member: M) -> None:
+        member.had = max(member.had, self._clock)
+        heappush(self._heap, (member.had, next(self._arrivals), member))
+
+    def leave(self, member: M) -> None:
+        self._heap = [entry for entry in self._heap if entry[2] is not member]
+        heapify(self._heap)
+
+    def charge(self, cost: int) -> None:
+        """Let the first member pay for what it was just given; it leaves when it has nothing more queued."""
+        self._clock, _, member = self._heap[0]
+        member.had = self._clock + cost
+        if member:
+            heapreplace(self._heap, (member.had, next(self._arrivals), member))
+            return
+        heappop(self._heap)
+        if not self._heap:  # nobody waited for what it had, so nothing is owed
+            self._clock = member.had
+
+
+class FairQueue(Generic[T]):
+    """Items of many clients, in the order in which they are served."""
+
+    def __init__(self) -> None:
+        self._groups: dict[Hashable, _Group[T]] = {}
+        self._waiting = _Rotation[_Group[T]]()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def put(self, flow: Flow[T], item: T, cost: int) -> None:
+        """Queue an item behind those of the same client."""
+        flow.items.append((item, cost))
+        self._count += 1
+        if len(flow) == 1:
+            self._join(flow)
+
+    def first(self) -> tuple[T, int]:
+        """Return what is served next, and its cost."""
+        return self._waiting.first.flows.first.items[0]
+
+    def pop(self) -> T:
+        """Serve the next item."""
+        group = self._waiting.first
+        item, cost = group.flows.first.items.popleft()
+        self._count -= 1
+        group.flows.charge(cost)
+        self._waiting.charge(cost)
+        return item
+
+    def drop(self, flow: Flow[T]) -> None:
+        """Forget what a client has queued."""
+        if flow:
+            self._leave(flow)
+            self._count -= len(flow)
+            flow.items.clear()
+
+    def move(self, flow: Flow[T], group: Hashable) -> None:
+        """Let a client, and what it has queued, count with another group from now on."""
+        if flow:
+            self._leave(flow)
+        flow.group, flow.had = group, 0
+        if flow:
+            self._join(flow)
+
+    def _join(self, flow: Flow[T]) -> None:
+        group = self._groups.setdefault(flow.group, _Group())
+        was_idle = not group
+        group.flows.join(flow)
+        if was_idle:
+            self._waiting.join(group)
+
+    def _leave(self, flow: Flow[T]) -> None:
+        group = self._groups[flow.group]
+        group.flows.leave(flow)
+        if not group:
+            self._waiting.leave(group)

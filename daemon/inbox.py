@@ -1,0 +1,158 @@
+"""The inbox of the single consumer: bounded by the bytes that it holds, and fair to those who fill it.
+
+A message reserves its room before it is read, so a full inbox makes its senders wait and memory stays bounded. Room and
+turns are given by bytes: first to the feeder and to each other user alike, then to each connection of that user alike.
+The feeder has room of its own, so it never waits for that of the others, nor they for the feeder's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import anyio
+
+from daemon.fair import FairQueue, Flow
+from handlers.delivery import Delivery
+
+_OVERHEAD = 512  # bytes that the smallest message costs us
+_PORTION = 1 << 20  # bytes that the consumer is given at once, so that it soon hears who else is waiting
+_FEEDER = "feeder"  # the group of whoever feeds; all other groups are users
+
+
+def weight(size: int) -> int:
+    """Return the room that a message of `size` bytes takes."""
+    return size + _OVERHEAD
+
+
+class Room:
+    """Bytes that messages may take together; one message alone may be larger."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.reserved = 0
+        self._waiting = FairQueue[anyio.Event]()
+
+    async def reserve(self, size: int, flow: Flow[anyio.Event]) -> None:
+        """Wait until there is room, and until it is this client's turn."""
+        if not self._waiting and self._fits(size):
+            self.reserved += size
+            return
+        admitted = anyio.Event()
+        self._waiting.put(flow, admitted, size)
+        try:
+            await admitted.wait()
+        except BaseException:
+            if admitted.is_set():
+                self.release(size)
+            else:
+                self._waiting.drop(flow)
+                self._admit()
+            raise
+
+    def release(self, size: int) -> None:
+        """Give room back."""
+        self.reserved -= size
+        self._admit()
+
+    def _fits(self, size: int) -> bool:
+        return self.reserved == 0 or self.reserved + size <= self.capacity
+
+    def _admit(self) -> None:
+        while self._waiting:
+            _, size = self._waiting.first()
+            if not self._fits(size):
+                return
+            self.reserved += size
+            self._waiting.pop().set()
+
+
+class Inbox:
+    """Messages for one consumer: those of a client in order, and the clients in turn."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity  # of either room
+        self.shared, self.feeding = Room(capacity), Room(capacity)
+        self.clients = 0  # that have messages here, or wait for room
+        self.messages = FairQueue[Delivery]()
+        self._moved = anyio.Event()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    @property
+    def reserved(self) -> int:
+        """Return the room that is taken."""
+        return self.shared.reserved + self.feeding.reserved
+
+    @property
+    def crowded(self) -> bool:
+        """Return whether several clients wait to be carried out, or for room."""
+        return self.clients > 1
+
+    def wake(self) -> None:
+        """Tell the consumer that something has come."""
+        self._moved.set()
+
+    def close(self) -> None:
+        """Let the consumer finish: nothing more will come."""
+        self._closed = True
+        self._moved.set()
+
+    async def take(self) -> list[Delivery]:
+        """Wait for messages and return some of those that are there; none once it is closed and empty."""
+        while not self.messages and not self._closed:
+            self._moved = anyio.Event()
+            await self._moved.wait()
+        return self.waiting()
+
+    def waiting(self) -> list[Delivery]:
+        """Return the messages whose turn it is, a portion of them, without waiting."""
+        portion: list[Delivery] = []
+        size, most = 0, min(_PORTION, self.capacity)
+        while self.messages and size < most:
+            portion.append(self.messages.pop())
+            size += weight(len(portion[-1].raw))
+        return portion
+
+
+class Channel:
+    """One client's way into the inbox."""
+
+    def __init__(self, inbox: Inbox, user: Hashable) -> None:
+        self._inbox = inbox
+        self._room = inbox.shared
+        self._held = 0  # room that it has, or waits for
+        self._tickets = Flow[anyio.Event](user)
+        self._messages = Flow[Delivery](user)
+
+    async def reserve(self, size: int) -> None:
+        """Wait for room for a message of `size` bytes."""
+        self._hold(weight(size))
+        try:
+            await self._room.reserve(weight(size), self._tickets)
+        except BaseException:
+            self._hold(-weight(size))
+            raise
+
+    def release(self, size: int) -> None:
+        """Give the room of a message of `size` bytes back."""
+        self._hold(-weight(size))
+        self._room.release(weight(size))
+
+    def put(self, delivery: Delivery) -> None:
+        """Queue a message whose room was reserved."""
+        self._inbox.messages.put(self._messages, delivery, weight(len(delivery.raw)))
+        self._inbox.wake()
+
+    def feed(self) -> None:
+        """Be the feeder's from now on, with all that is on its way."""
+        if self._room is self._inbox.shared:
+            self._inbox.messages.move(self._messages, _FEEDER)
+            self._inbox.feeding.reserved += self._held
+            self._inbox.shared.release(self._held)
+            self._room = self._inbox.feeding
+
+    def _hold(self, size: int) -> None:
+        before, self._held = self._held, self._held + size
+        self._inbox.clients += (self._held > 0) - (before > 0)

@@ -1,0 +1,225 @@
+"""What goes out to the clients: each one's answers in order, and a bound on what they leave unread.
+
+Nobody waits for a client that does not read. What it leaves unread is bounded for each and for all together; whoever
+exceeds a bound is cut off with `too_slow`. A client that reads is not: one commit may answer tens of thousands of its
+messages at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import anyio
+import structlog
+from anyio.abc import ByteSendStream
+
+from daemon.metrics import Numbers
+from handlers import wire
+from handlers.delivery import Answer
+from handlers.events import Ack, Error, Outbound
+from handlers.refusal import Refusal
+
+log = structlog.get_logger("socket")
+
+_EACH_BYTES = 4 << 20  # that one client may leave unread for a while
+_EACH_MAX_BYTES = 32 << 20  # and for no moment at all: more than the answers to an inbox full of messages
+_HELD_BYTES = 1 << 20  # of answers behind a gap, after which the client's messages are no longer read
+_PATIENCE_S = 1.0  # after which a client that takes nothing is slow
+_PIECE = 32 << 10  # bytes that are sent at once, so that reading shows, and little is left of whom is cut off
+_FAREWELL_S = 2.0
+
+
+class Unread:
+    """What all clients have not taken yet."""
+
+    def __init__(self, capacity: int) -> None:
+        self.bytes = 0
+        self._capacity = capacity
+        self._outboxes = set[Outbox]()  # that are not empty
+
+    def count(self, outbox: Outbox, size: int) -> None:
+        """Count what a client is sent, or with a negative size what it has taken."""
+        self.bytes += size
+        outbox.bytes += size
+        if outbox.bytes:
+            self._outboxes.add(outbox)
+        else:
+            self._outboxes.discard(outbox)
+
+    def relieve(self) -> None:
+        """While it is too much in all, cut somebody off."""
+        while self.bytes > self._capacity and (there := [each for each in self._outboxes if not each.closed]):
+            max(there, key=Outbox.burden).cut_off(f"all clients together left {self.bytes} bytes unread")
+
+
+class Outbox:
+    """What one client is sent. It takes nothing more once it is `closed`."""
+
+    def __init__(self, unread: Unread, numbers: Numbers, uid: int) -> None:
+        self.encoding: wire.Encoding = "frames"
+        self.bytes = 0  # counted by `unread` as well
+        self.closed = False
+        self.while_open = anyio.CancelScope()
+        self._unread, self._numbers, self._uid = unread, numbers, uid
+        self._ready = deque[bytes]()
+        self._held = deque[Gap | tuple[bytes, bool]]()  # answers behind a gap; the flag is on the last of all
+        self._held_bytes = 0
+        self._let_out = anyio.Event()
+        self._sending_since: float | None = None
+        self._wake = anyio.Event()
+        self._sending = anyio.CancelScope()
+
+    # --- in ------------------------------------------------------------------------------------------------------
+
+    def put(self, message: bytes) -> None:
+        """Send a message that has no place among the answers."""
+        if self.closed:
+            return
+        self._ready.append(message)
+        self._wake.set()
+        self._count(len(message))
+
+    def answer(self, answer: Ack | Error, *, last: bool = False) -> None:
+        """Send an answer after those to earlier messages; the connection ends after the `last` one."""
+        message = self.encoded(answer)
+        if self.closed:
+            return
+        if self._held:
+            self._hold(message, last)
+            return
+        self.put(message)
+        if last:
+            self.close()
+
+    def encoded(self, message: Outbound) -> bytes:
+        """Return a message as this client reads it; errors are counted."""
+        if isinstance(message, Error):
+            self._numbers.refused(message.code)
+        return wire.encode(message, self.encoding)
+
+    def hold(self) -> Gap:
+        """Keep a place for an answer that comes later."""
+        gap = Gap(self)
+        self._held.append(gap)
+        return gap
+
+    def release(self) -> None:
+        """Send the answers that wait for nothing any more."""
+        while self._held and not self.closed:
+            first = self._held[0]
+            if isinstance(first, Gap):
+                if first.messages is None:
+                    break
+                self._held.popleft()
+                for message in first.messages:
+                    self.put(message)
+            else:
+                message, last = first
+                self._held.popleft()
+                self._held_bytes -= len(message)
+                self._ready.append(message)  # it is counted already
+                if last:
+                    self.close()
+        self._wake.set()
+        self._let_out.set()
+
+    async def ready_for_more(self) -> None:
+        """Wait while too many answers are held back: the client's next messages would only add to them."""
+        while self._held_bytes > _HELD_BYTES:
+            self._let_out = anyio.Event()
+            await self._let_out.wait()
+
+    def _hold(self, message: bytes, last: bool) -> None:
+        self._held.append((message, last))
+        self._held_bytes += len(message)
+        self._count(len(message))
+
+    # --- bounds --------------------------------------------------------------------------------------------------
+
+    def burden(self) -> tuple[bool, float, int]:
+        """Return how much this client deserves to be cut off: the most unread of those that take nothing, else the
+        one that has taken nothing for longest.
+        """
+        idle = self._idle_s()
+        stuck = idle > _PATIENCE_S
+        return stuck, 0.0 if stuck else idle, self.bytes
+
+    def cut_off(self, why: str) -> None:
+        """Drop what the client does not read; it may still hear why."""
+        log.warning("client_too_slow", uid=self._uid, unread_bytes=self.bytes, reason=why)
+        self._drop()
+        farewell = self.encoded(Refusal("too_slow", why, retryable=True).answer(None))
+        self._ready.append(farewell)
+        self._unread.count(self, len(farewell))
+        self.close()
+
+    def _count(self, size: int) -> None:
+        self._unread.count(self, size)
+        if self.bytes > _EACH_BYTES and self._is_slow():
+            self.cut_off(f"{self.bytes} bytes were not read")
+        self._unread.relieve()
+
+    def _is_slow(self) -> bool:
+        return self._idle_s() > _PATIENCE_S or self.bytes > _EACH_MAX_BYTES
+
+    def _idle_s(self) -> float:
+        """Return for how long the client has taken nothing of what it is being sent."""
+        return 0.0 if self._sending_since is None else anyio.current_time() - self._sending_since
+
+    def _drop(self) -> None:
+        self._ready.clear()
+        self._held.clear()
+        self._held_bytes = 0
+        self._unread.count(self, -self.bytes)
+
+    # --- out -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Take nothing more; what is queued still goes out, within a moment."""
+        if not self.closed:
+            self.closed = True
+            self._sending.deadline = anyio.current_time() + _FAREWELL_S
+            self._wake.set()
+            self.while_open.cancel()
+
+    async def send(self, stream: ByteSendStream) -> None:
+        """Send what is queued, until closed."""
+        try:
+            with self._sending:
+                while self._ready or not self.closed:
+                    if self._ready:
+                        await self._send_piece(stream)
+                        continue
+                    self._wake = anyio.Event()
+                    await self._wake.wait()
+        finally:
+            self._drop()
+
+    async def _send_piece(self, stream: ByteSendStream) -> None:
+        """Send messages together, and a long one in pieces."""
+        messages = [self._ready.popleft()]
+        size = len(messages[0])
+        while self._ready and size < _PIECE:
+            messages.append(self._ready.popleft())
+            size += len(messages[-1])
+        together = b"".join(messages)
+        for at in range(0, size, _PIECE):
+            piece = together[at : at + _PIECE]
+            self._sending_since = anyio.current_time()
+            await stream.send(piece)
+            self._unread.count(self, -min(len(piece), self.bytes))  # it is no longer counted when we were cut off
+        self._sending_since = None
+
+
+class Gap:
+    """The place of an answer that comes later."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self.messages: list[bytes] | None = None
+        self._outbox = outbox
+
+    def fill(self, answers: Sequence[Answer]) -> None:
+        """Give the answers that belong here, and let out what waited for them."""
+        self.messages = [self._outbox.encoded(answer.message) for answer in answers]
+        self._outbox.release()

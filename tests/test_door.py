@@ -1,0 +1,150 @@
+"""Who may come in, how many, and that there is a socket for as long as the daemon runs."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic, sleep
+from typing import TypeVar
+
+import pytest
+from daemons import PATIENCE_S, Client, Daemon, as_user, home, only_root, running, statuses
+from stories import chain
+
+T = TypeVar("T")
+
+
+def until(what: Callable[[], T]) -> T:
+    """Ask again until the answer is yes, and return it."""
+    give_up = monotonic() + PATIENCE_S
+    while not (answer := what()):
+        assert monotonic() < give_up
+        sleep(0.02)
+    return answer
+
+
+@contextmanager
+def descriptors(limit: int) -> Iterator[None]:
+    """Let what is started in here open so many files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# --- how many ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [40, 64, 79])
+def test_too_few_descriptors_are_refused_at_the_start(tmp_path: Path, limit: int) -> None:
+    with home(tmp_path) as daemon:
+        with descriptors(limit):
+            process = daemon.spawn()
+        assert process.wait(PATIENCE_S) == 1
+        text = daemon.log_text()
+        assert f"the limit of open files, {limit}," in text and "LimitNOFILE" in text and "80" in text
+        assert "listening" not in text and "Traceback" not in text
+
+
+def test_few_descriptors_are_enough_for_few_clients(tmp_path: Path) -> None:
+    with home(tmp_path) as daemon:
+        with descriptors(80):
+            daemon.start()
+        with daemon.client() as client:
+            assert statuses(client.feed(chain(3))) == ["applied"] * 3
+
+
+@only_root
+def test_one_user_cannot_shut_the_others_out() -> None:
+    with TemporaryDirectory() as name, home(Path(name)) as daemon, ExitStack() as stack:
+        with descriptors(64 + 32):  # 32 clients, half of them of one user
+            daemon.start()
+        Path(name).chmod(0o750)
+        with as_user(65534):
+            crowd = [stack.enter_context(daemon.client()) for _ in range(40)]
+        answered = 0
+        for client in crowd:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                client.send({"type": "Hello"})
+                answered += client.receive() is not None
+        assert answered == 16
+        with as_user(65533):
+            other = stack.enter_context(daemon.client())
+        assert other.hello()
+        many = [stack.enter_context(daemon.client()) for _ in range(10)]
+        assert all(client.hello() for client in many)
+        lines = [line for line in daemon.log_lines() if line["event"] == "too_many_clients"]
+        assert lines and lines[0]["uid"] == 65534 and len(lines) < 5, "turned away many, logged now and then"
+
+
+# --- a socket that was removed -------------------------------------------------------------------------------------
+
+
+def reaches(path: Path) -> bool:
+    with suppress(OSError), Client(path) as client:
+        return bool(client.hello())
+    return False
+
+
+def reopened(daemon: Daemon) -> list[str]:
+    return [line["socket"] for line in daemon.log_lines() if line["event"] == "socket_reopened"]
+
+
+def test_a_socket_that_is_removed_is_made_again(tmp_path: Path) -> None:
+    """As often as it is; who is inside notices nothing."""
+    blocks = chain(4)
+    with running(tmp_path) as daemon, daemon.client() as inside:
+        assert statuses(inside.feed(blocks[:1])) == ["applied"]
+        for n in range(1, 3):
+            daemon.socket.unlink()
+            until(lambda: reaches(daemon.socket))
+            assert stat.S_IMODE(daemon.socket.stat().st_mode) == 0o660
+            assert reopened(daemon) == [str(daemon.socket)] * n
+            assert statuses(inside.feed(blocks[n : n + 1])) == ["applied"]
+        assert daemon.term() == 0
+
+
+def test_a_folder_that_is_removed_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "utxod.sock"
+    with home(tmp_path, socket={"path": str(path)}) as daemon:
+        daemon.socket = path
+        daemon.start()
+        path.unlink()
+        path.parent.rmdir()
+        until(lambda: reaches(path))
+        assert reopened(daemon) == [str(path)]
+
+
+def test_the_socket_of_another_process_is_left_alone(tmp_path: Path) -> None:
+    """Until that has gone; what keeps us from listening is logged once."""
+    with running(tmp_path) as daemon:
+        daemon.socket.unlink()
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(str(daemon.socket))
+            other.listen()
+            until(lambda: "socket_reopen_failed" in daemon.events())
+            sleep(1.5)
+            assert daemon.events().count("socket_reopen_failed") == 1
+            assert daemon.socket.exists()
+        until(lambda: reaches(daemon.socket))
+
+
+def test_a_socket_that_systemd_passed_is_not_ours_to_make(tmp_path: Path) -> None:
+    with home(tmp_path) as daemon, socket.socket(socket.AF_UNIX) as listener:
+        passed = tmp_path / "passed.sock"
+        listener.bind(str(passed))
+        listener.listen()
+        daemon.spawn_on(listener)
+        with Client(passed) as early:
+            assert early.hello()
+            passed.unlink()
+            sleep(1.5)
+            assert early.hello() and not passed.exists() and not daemon.socket.exists()
+        assert "socket_reopen" not in daemon.log_text()

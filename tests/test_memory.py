@@ -1,0 +1,209 @@
+"""Memory stays flat however many messages are refused, for whatever reason, and however many clients come and go."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from daemons import Client, Daemon, Encoding, Message, as_user, encoded, only_root, running
+from stories import at, back_to, block, chain, digest, tx
+
+MIB = 1 << 20
+LONG = 1 << 19
+LONGEST = 2 * LONG + (1 << 16)  # JSON has two characters a byte
+TIMES = 60  # together 30 MiB, were they kept
+MOST = 12 * MIB
+PADDING: Message = {"raw": bytes(LONG)}
+BLOCKS = chain(12)
+TABLES: dict[str, Any] = {
+    "socket": {"max_frame_bytes": LONGEST},
+    "utxo": {"rollback_window": 3, "prune_depth": 3},
+}
+
+
+def long_block(parent: Message | None, branch: str = "long") -> Message:
+    return block(parent, tx(branch, **PADDING), branch=branch)
+
+
+# What is refused to somebody who is not the feeder, and to the feeder itself.
+TO_OTHERS: dict[str, Message] = {
+    "feeder_busy": long_block(None),
+    "unknown_type": {"type": "Nonsense", "x": bytes(LONG)},
+}
+TO_THE_FEEDER: dict[str, Message] = {
+    "gap": long_block(block(BLOCKS[-1])),
+    "fork": long_block(BLOCKS[3]),
+    "unknown_point": {"type": "Rollback", "to": {"hash": digest("nowhere")}},
+    "beyond_rollback_floor": back_to(BLOCKS[0]),
+    "malformed": {"type": "BlockApplied", "height": 13, "hash": b"short", "txs": [tx("x", **PADDING)]},
+    "PROCESSING": {"type": "TxSubmitted", "tx": tx("x", **PADDING)},
+    "TX_NOT_FOUND": {"type": "TxUnlocked", "txids": [digest(n) for n in range(2000)]},
+    "UTXO_ERROR": {
+        "type": "TxSubmitted",
+        "tx": tx("y", {"address": b"a", "value": 1}, spends=[at("nobody", n) for n in range(200)], **PADDING),
+    },
+}
+
+
+@pytest.fixture(params=["json", "frames"])
+def encoding(request: pytest.FixtureRequest) -> Encoding:
+    chosen: Encoding = request.param
+    return chosen
+
+
+@contextmanager
+def flat(daemon: Daemon) -> Iterator[None]:
+    before = daemon.memory()
+    yield
+    grown = daemon.memory() - before
+    assert grown < MOST, f"{grown:,} bytes more"
+
+
+def refuse(client: Client, message: Message, code: str, times: int = TIMES) -> None:
+    sent = encoded({"seq": 1} | message, client.encoding)
+    for _ in range(times):
+        client.raw(sent)
+        answer = client.receive()
+        assert answer is not None and answer.get("code") == code, answer
+
+
+def test_what_is_refused_is_not_kept(tmp_path: Path, encoding: Encoding) -> None:
+    with running(tmp_path, **TABLES) as daemon, daemon.client(encoding) as feeder, daemon.client(encoding) as other:
+        feeder.feed(BLOCKS)
+        for client, refused in ((other, TO_OTHERS), (feeder, TO_THE_FEEDER)):
+            for code, message in refused.items():
+                refuse(client, message, code, 5)
+        for client, refused in ((other, TO_OTHERS), (feeder, TO_THE_FEEDER)):
+            for code, message in refused.items():
+                with flat(daemon):
+                    refuse(client, message, code)
+
+
+@only_root
+def test_what_is_not_permitted_is_not_kept(encoding: Encoding) -> None:
+    message = {"type": "OutputsFrozen", "outpoints": [at(n) for n in range(4000)]}
+    with TemporaryDirectory() as name, running(Path(name), **TABLES) as daemon:
+        Path(name).chmod(0o750)
+        with as_user(65534):
+            stranger = daemon.client(encoding)
+        with stranger:
+            refuse(stranger, message, "not_permitted", 5)
+            with flat(daemon):
+                refuse(stranger, message, "not_permitted", 2 * TIMES)
+
+
+@pytest.mark.parametrize("disabled", ["transactions", "utxo"])
+def test_what_is_unavailable_is_not_kept(tmp_path: Path, disabled: str, encoding: Encoding) -> None:
+    message = {"type": "TxSubmitted", "tx": tx("x", **PADDING)}
+    tables = TABLES | {disabled: TABLES.get(disabled, {}) | {"enabled": False}}
+    with running(tmp_path, **tables) as daemon, daemon.client(encoding) as client:
+        refuse(client, message, "unavailable", 5)
+        with flat(daemon):
+            refuse(client, message, "unavailable")
+
+
+def lines_that_are_too_long(daemon: Daemon) -> None:
+    with daemon.client("json") as client:
+        for _ in range(TIMES):
+            client.raw(b"{" + b"x" * LONGEST + b"\n")
+            answer = client.receive()
+            assert answer is not None and answer["code"] == "too_large"
+
+
+def lines_that_are_not_json(daemon: Daemon) -> None:
+    with daemon.client("json") as client:
+        for _ in range(TIMES):
+            client.raw(b'{"x":"' + b"x" * LONG + b"\n")
+            answer = client.receive()
+            assert answer is not None and answer["code"] == "malformed"
+
+
+def frames_that_are_no_map(daemon: Daemon) -> None:
+    for _ in range(TIMES):
+        with daemon.client("frames") as client:
+            client.raw(struct.pack(">I", LONG) + b"\xc1" * LONG)
+            assert [answer["code"] for answer in client.rest()] == ["malformed"]
+
+
+def frames_that_are_too_long(daemon: Daemon) -> None:
+    for _ in range(2 * TIMES):
+        with daemon.client("frames") as client:
+            client.raw(struct.pack(">I", 2**31) + b"x" * 100_000)
+            assert [answer["code"] for answer in client.rest()] == ["malformed"]
+
+
+def frames_that_are_cut_off(daemon: Daemon) -> None:
+    for _ in range(TIMES):
+        with daemon.client("frames") as client:
+            client.raw(struct.pack(">I", LONG) + b"x" * (LONG // 2))
+
+
+def greetings_that_are_too_long(daemon: Daemon) -> None:
+    with daemon.client("frames") as client:
+        refuse(client, {"type": "Hello", "client": "x" * LONG}, "too_large")
+
+
+def clients_that_come_and_go(daemon: Daemon) -> None:
+    for n in range(1000):
+        with daemon.client() as client:
+            if n % 2:
+                client.send({"type": "Hello"}, {"type": "Subscribe", "events": ["BlockCommitted"]})
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lines_that_are_too_long,
+        lines_that_are_not_json,
+        frames_that_are_no_map,
+        frames_that_are_too_long,
+        frames_that_are_cut_off,
+        greetings_that_are_too_long,
+        clients_that_come_and_go,
+    ],
+)
+def test_noise_is_not_kept(shared: Daemon, act: Callable[[Daemon], None]) -> None:
+    act(shared)  # what the first time takes for good
+    with flat(shared):
+        act(shared)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with running(tmp_path_factory.mktemp("memory"), **TABLES) as daemon:
+        yield daemon
+
+
+# --- a message that is much larger in memory -----------------------------------------------------------------------
+
+WIDE = 12 * MIB
+HEADS: dict[str, bytes] = {
+    "where it belongs": b'{"type":"BlockApplied","height":1,"hash":"","txs":[',
+    "in an unknown field": b'{"type":"BlockApplied","height":1,"hash":"","x":[',
+    "in the number": b'{"type":"BlockPersisted","height":1,"seq":[',
+    "before the type": b'{"seq":[',
+    "as the type": b'{"type":[',
+}
+
+
+@pytest.mark.parametrize("where", HEADS)
+@pytest.mark.parametrize("encoding", ["json", "frames"])
+def test_a_message_takes_no_more_memory_than_it_has_bytes(tmp_path: Path, where: str, encoding: Encoding) -> None:
+    """Three characters of JSON, or one byte of a frame, are an empty list: 56 bytes, and a place in another list."""
+    with running(tmp_path, socket={"max_frame_bytes": 2 * WIDE}) as daemon, daemon.client(encoding) as client:
+        client.hello()
+        before = daemon.most_memory()
+        if encoding == "json":
+            client.raw(HEADS[where] + b"[]," * (WIDE // 3) + b'0],"type":"BlockPersisted"}\n')
+        else:
+            name = {"as the type": b"\xa4type", "in an unknown field": b"\xa1x", "where it belongs": b"\xa3txs"}
+            body = b"\x81" + name.get(where, b"\xa3seq") + b"\xdd" + struct.pack(">I", WIDE) + b"\x90" * WIDE
+            client.raw(struct.pack(">I", len(body)) + body)
+        answer = client.receive()
+        assert answer is not None and answer["code"] in {"malformed", "unknown_type"}  # a type said twice is either
+        assert daemon.most_memory() - before < 6 * WIDE  # the buffer, the message, and what reading ahead takes

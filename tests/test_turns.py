@@ -1,0 +1,199 @@
+"""An honest client beside one that floods: it is answered in turn, whatever the others have sent before it.
+
+How long that takes depends on the machine. What does not is how much of the flood is carried out before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from threading import Thread
+from time import monotonic
+from typing import Any
+
+import pytest
+from chains import output as paid
+from daemons import PATIENCE_S, Client, Daemon, Message, encoded, running, statuses
+from messages import Listener, message
+from pruning import open_house
+from stories import chain, digest, output, tx
+
+from handlers.events import Tx, TxSubmitted
+from handlers.pace import Pace
+
+TABLES: dict[str, Any] = {"storage": {"map_size": "256MiB"}, "batch": {"max_delay_ms": 100}}
+SENT = 5_000
+
+
+def submission(name: object, **fields: Any) -> Message:
+    return {"type": "TxSubmitted", "seq": 1, "tx": tx(name, *(output(n) for n in range(8)), **fields)}
+
+
+class Flood(Thread):
+    """Sends what it is given over one connection, and counts the answers."""
+
+    def __init__(self, client: Client, messages: list[Message]) -> None:
+        super().__init__(daemon=True)
+        self._client, self._count = client, len(messages)
+        self._messages = b"".join(encoded(message, client.encoding) for message in messages)
+        self.sent = Thread(target=self._send, daemon=True)
+        self.answered = 0
+
+    def _send(self) -> None:
+        self._client.raw(self._messages)
+        self._client.taken()
+
+    def run(self) -> None:
+        while self.answered < self._count:
+            answer = self._client.receive()
+            assert answer is not None and answer.get("status") == "accepted", answer
+            self.answered += 1
+
+
+@contextmanager
+def flooded(daemon: Daemon, connections: int) -> Iterator[list[Flood]]:
+    """Send submissions over so many connections, all of them before any more is done; see them accepted at the end."""
+    with ExitStack() as stack:
+        floods = []
+        for n in range(connections):
+            client = stack.enter_context(daemon.client("frames"))
+            floods.append(Flood(client, [submission(f"{n}/{k}") for k in range(SENT // connections)]))
+        for flood in floods:
+            flood.start()
+            flood.sent.start()
+        for flood in floods:
+            flood.sent.join(PATIENCE_S)
+        yield floods
+        for flood in floods:
+            flood.join(4 * PATIENCE_S)
+        assert sum(flood.answered for flood in floods) == SENT
+
+
+@pytest.mark.parametrize("connections", [1, 40])
+def test_a_feeder_beside_a_flood_of_submissions(tmp_path: Path, connections: int) -> None:
+    """What the flood has sent is all in the inbox when the block comes, and most of it is carried out after it."""
+    with (
+        running(tmp_path, **TABLES) as daemon,
+        daemon.client("frames") as feeder,
+        flooded(daemon, connections) as floods,
+    ):
+        before = sum(flood.answered for flood in floods)
+        assert feeder.ask(chain(1, outputs=20)[0]).get("status") == "applied"
+        after = sum(flood.answered for flood in floods)
+        assert before < SENT // 2, "the flood was over before the block came"
+        assert after - before < SENT // 3, (before, after)
+
+
+def test_a_submitter_beside_a_feeder_that_catches_up(tmp_path: Path) -> None:
+    blocks = chain(1500, outputs=100)
+    with running(tmp_path, **TABLES) as daemon, daemon.client("frames") as feeder, daemon.client() as submitter:
+        feeding = Thread(target=feeder.feed, args=(blocks,), daemon=True)
+        feeding.start()
+        until = monotonic() + PATIENCE_S
+        while not submitter.hello()["tip"]:
+            assert monotonic() < until
+        began = submitter.hello()["tip"]["height"]
+        answer = submitter.ask(submission("mine"))
+        assert answer["status"] == "accepted"
+        assert answer["tip"]["height"] - began < len(blocks) // 2, (began, answer)
+        feeding.join(4 * PATIENCE_S)
+        assert submitter.hello()["tip"]["height"] == len(blocks)
+
+
+def test_many_users_messages_stay_in_order(tmp_path: Path) -> None:
+    """Each child spends its parent, sent right before it on the same connection: one out of order would be refused."""
+    with running(tmp_path, **TABLES) as daemon, ExitStack() as stack:
+        clients = [stack.enter_context(daemon.client("frames")) for _ in range(10)]
+        for n, client in enumerate(clients):
+            for k in range(50):
+                spends = [[digest("tx", f"{n}/{k - 1}"), 0]] if k else []
+                client.send(submission(f"{n}/{k}", spends=spends) | {"seq": k})
+        for client in clients:
+            answers = [client.receive() for _ in range(50)]
+            assert [(answer or {}).get("seq") for answer in answers] == list(range(50))
+            assert statuses([answer for answer in answers if answer]) == ["accepted"] * 50
+
+
+# --- large transactions --------------------------------------------------------------------------------------------
+
+MIB = 1 << 20
+
+
+def large(name: object, size: int = 0) -> Message:
+    """Return the submission of a transaction that takes commits of its own, with so many bytes beside its outputs."""
+    outputs = [output(f"{name}/{n}") for n in range(30)]
+    return {"type": "TxSubmitted", "tx": tx(name, *outputs, raw=bytes(size))}
+
+
+def test_large_transactions_leave_room_for_others(tmp_path: Path) -> None:
+    """Those that would take too much of it are refused, and may come again; a small one beside them is not held up."""
+    tables = TABLES | {"transactions": {"batch_size": 10}, "batch": {"max_bytes": "32MiB"}}
+    count = 30
+    with running(tmp_path, **tables) as daemon, daemon.client("frames") as greedy, daemon.client("frames") as other:
+        sent = b"".join(encoded(large(n, MIB) | {"seq": n}, "frames") for n in range(count))
+        sender = Thread(target=greedy.raw, args=(sent,), daemon=True)
+        sender.start()
+        assert other.ask(submission("small"))["status"] == "accepted"
+        answers = [greedy.receive() for _ in range(count)]
+        sender.join()
+        assert [(answer or {}).get("seq") for answer in answers] == list(range(count))
+        refused = [answer for answer in answers if answer and answer["type"] == "Error"]
+        assert refused and all((answer["code"], answer["retryable"]) == ("unavailable", True) for answer in refused)
+        assert len(refused) < count
+        for answer in refused:
+            assert greedy.ask(large(answer["seq"], MIB))["status"] == "accepted"
+
+
+def test_answers_behind_a_large_transaction_stay_in_order(tmp_path: Path) -> None:
+    tables = TABLES | {"transactions": {"batch_size": 2}}
+    with running(tmp_path, **tables) as daemon, daemon.client() as client:
+        kinds = [large(n) if n % 10 == 3 else submission(n) for n in range(200)]
+        client.send(*(kind | {"seq": n} for n, kind in enumerate(kinds)), {"type": "Nonsense", "seq": 200})
+        answers = [client.receive() for _ in range(201)]
+        assert [(answer or {}).get("seq") for answer in answers] == list(range(201))
+        assert statuses([answer for answer in answers if answer]) == ["accepted"] * 200 + ["unknown_type"]
+
+
+# --- how long a batch may take -------------------------------------------------------------------------------------
+
+
+def test_a_commit_is_expected_to_take_what_the_last_ones_took() -> None:
+    pace, event = Pace(), TxSubmitted(tx=Tx(digest("tx")))
+
+    def expected(count: int) -> float:
+        for _ in range(count):
+            pace.add(event, 100)
+        found = pace.expected_s
+        pace.begin()
+        return found
+
+    assert expected(0) == 0.0
+    first = expected(100)
+    assert expected(200) == pytest.approx(2 * first)
+    for _ in range(100):
+        pace.add(event, 100)
+    pace.learn(20 * first)  # slower than guessed: that counts at once
+    pace.begin()
+    slow = expected(100)
+    assert slow > 5 * first
+    for _ in range(30):
+        for _ in range(100):
+            pace.add(event, 100)
+        pace.learn(first)
+        pace.begin()
+    assert expected(100) < slow / 3
+
+
+def test_a_batch_is_full_when_its_commit_would_take_too_long(tmp_path: Path) -> None:
+    """Submissions are carried out by the commit: how fast they are decoded says nothing of how long that takes."""
+    sender = Listener()
+    many = [message(TxSubmitted(tx=Tx(digest(n), [], [paid("ann")])), sender) for n in range(1000)]
+    with open_house(tmp_path) as house:
+        turns = house.turns
+        assert turns.take(many, monotonic(), 3600.0) == []
+        expected_s = turns.pace.expected_s
+        turns.finish()
+        turns.pace = Pace()
+        assert 0 < len(turns.take(many, monotonic(), expected_s / 4)) < len(many)
+        turns.finish()
