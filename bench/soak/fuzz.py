@@ -31,13 +31,14 @@ class Honest:
 
     def __init__(self, target: Target, story: Story) -> None:
         self._target, self._story = target, story
-        self._ending = threading.Event()
+        self._ending, self._feeding = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._feed)
         self.done, self.longest_s, self.failure = 0, 0.0, None if story else ""
 
     def __enter__(self) -> Honest:
-        """Begin to feed."""
+        """Begin to feed; from now on nobody else can."""
         self._thread.start()
+        self._feeding.wait()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -64,9 +65,13 @@ class Honest:
                         self.failure = f"an honest message was answered {answer}"
                         return
                     self.done += 1
+                    self._feeding.set()
                     self._ending.wait(0.01)
+                self._ending.wait()
         except Broken as error:
             self.failure = f"an honest feeder failed: {error}"
+        finally:
+            self._feeding.set()
 
 
 def round(folder: Path, seed: int) -> Met:
