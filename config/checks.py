@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from config.units import format_size, parse_endpoint
 
 _UNIX_PATH_BYTES = 107  # sun_path of Linux, without the closing zero
 _SHORTEST_ATTEMPT_S = 10.0
+_HOST = re.compile(r"\*|[A-Za-z0-9._-]+|[0-9A-Fa-f]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f.]*")  # a name, or an address
 
 
 class Problem(NamedTuple):
@@ -35,6 +37,10 @@ def problems(config: Config) -> list[Problem]:
         found.append(Problem(("recovery.attempt_timeout",), "expected 0, without end, or at least 10s"))
     if recovery.node_url is not None and not recovery.node_url.startswith(("http://", "https://")):
         found.append(Problem(("recovery.node_url",), "expected http://host:port"))
+    for host in config.http.allowed_hosts:
+        if not _HOST.fullmatch(host):
+            what = f'{host}: expected a name such as utxod.example.org, without scheme and port, or "*"'
+            found.append(Problem(("http.allowed_hosts",), what))
     listen = parse_endpoint(config.http.listen)
     sockets = [("socket.path", config.socket.path), ("http.listen", listen if isinstance(listen, Path) else None)]
     for name, path in sockets:

@@ -64,7 +64,9 @@ def _limits(knob: Knob) -> Iterator[str]:
 
 
 def _toml(value: object, knob: Knob) -> str:
-    if isinstance(value, bool | tuple):
+    if isinstance(value, tuple):
+        return f"[{', '.join(_quoted(item) if isinstance(item, str) else str(item) for item in value)}]"
+    if isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, int | float):
         return _quoted(knob.notation.show(value)) if knob.notation else str(value)

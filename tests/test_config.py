@@ -30,7 +30,18 @@ DEFAULTS: dict[str, Any] = {
     "shutdown_timeout": 60.0,
     "chain": {"family": "cardano", "network": "mainnet"},
     "socket": {"path": None, "max_frame_bytes": 256 * MIB, "admin_uids": (), "max_unread_bytes": 128 * MIB},
-    "http": {"listen": "127.0.0.1:8410", "ready_grace": 60.0, "workers": 1, "token": None},
+    "http": {
+        "listen": "127.0.0.1:8410",
+        "ready_grace": 60.0,
+        "workers": 1,
+        "token": None,
+        "allowed_hosts": (),
+        "max_connections": 1024,
+        "max_connections_per_address": 0,
+        "head_timeout": 10.0,
+        "idle_timeout": 75.0,
+        "send_timeout": 30.0,
+    },
     "utxo": {
         "enabled": True,
         "store": "classic",
@@ -355,6 +366,16 @@ def test_toml_syntax_error_names_the_line_and_the_environment_is_still_judged(wr
             f"[socket] path: a Unix socket's path has at most 107 bytes: /{'s' * 107}",
         ),
         (
+            '[http]\nallowed_hosts = ["a.example", "fd00::1", "*", "https://b.example"]',
+            "[http] allowed_hosts: https://b.example: expected a name such as utxod.example.org, "
+            'without scheme and port, or "*"',
+        ),
+        (
+            '[http]\nallowed_hosts = ["b.example:443"]',
+            "[http] allowed_hosts: b.example:443: expected a name such as utxod.example.org, "
+            'without scheme and port, or "*"',
+        ),
+        (
             f'[http]\nlisten = "unix:/{"s" * 107}"',
             f"[http] listen: a Unix socket's path has at most 107 bytes: /{'s' * 107}",
         ),
@@ -418,6 +439,8 @@ def values_of(knob: Knob) -> st.SearchStrategy[Any]:
             return st.floats(
                 above if low is None else low, exclude_min=low is None, allow_nan=False, allow_infinity=False
             )
+        case inspect.VarTupleType(item_type=inspect.StrType()):
+            return st.lists(st.text(min_size=1)).map(tuple)
         case inspect.VarTupleType():
             return st.lists(st.integers(0, 2**32)).map(tuple)
         case inspect.CustomType():
@@ -441,6 +464,7 @@ def configs(draw: st.DrawFn) -> Config:
 
 @given(configs())
 @example(Config(data_dir=Path('a"\\\x7f\n\t é/😀'), recovery=Recovery(ttl=0.1, instance_id="#")))
+@example(Config(http=Http(allowed_hosts=("é😀", "\x7f"))))
 def test_what_is_shown_reads_back(tmp_path_factory: pytest.TempPathFactory, config: Config) -> None:
     path = tmp_path_factory.getbasetemp() / "shown.toml"
     path.write_bytes(render(config).encode())
