@@ -27,7 +27,9 @@ from bench import giant, load
 from bench.daemon import Client, running
 from bench.load import Load, Task
 from bench.made import Feeder, Made
+from config.settings import Http
 from daemon.http.worker import serve_on
+from daemon.metrics import Served
 from handlers import wire
 from handlers.addresses import codec
 
@@ -259,4 +261,4 @@ async def _answer(_: Request) -> Response:
 
 
 if __name__ == "__main__":
-    serve_on(Starlette(routes=[Route("/", _answer)]), int(sys.argv[1]))
+    serve_on(Starlette(routes=[Route("/", _answer)]), int(sys.argv[1]), Http(), Served())

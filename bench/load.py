@@ -95,7 +95,7 @@ class _Asker(asyncio.Protocol):
 
 async def _load(task: Task) -> Load:
     loop = asyncio.get_running_loop()
-    questions = [f"GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n".encode() for path in task.paths]
+    questions = [f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() for path in task.paths]
     askers: list[_Asker] = []
     for number in range(task.connections):
         own = list(islice(questions, number, None, task.connections)) or questions

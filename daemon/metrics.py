@@ -159,10 +159,12 @@ class Numbers(Struct):
 
 
 class Served(Struct):
-    """What an HTTP worker counts: how long answers took, by `status route`, and log lines that it has dropped."""
+    """What an HTTP worker counts: how long answers took, by `status route`, what was refused, and log lines dropped."""
 
     seconds: dict[str, Histogram] = {}
     log_lines_dropped: int = 0
+    connections: int = 0  # that are open
+    refused: dict[str, int] = {}  # by reason
 
     def observe(self, route: str, status: int, seconds: float) -> None:
         """Count one answer."""
@@ -171,9 +173,16 @@ class Served(Struct):
             self.seconds[key] = Histogram()
         self.seconds[key].observe(seconds)
 
+    def refuse(self, reason: str) -> None:
+        """Count a request that was refused, or a connection that was closed early."""
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+
     def add(self, other: Served) -> None:
         """Count what another worker has."""
         self.log_lines_dropped += other.log_lines_dropped
+        self.connections += other.connections
+        for reason, times in other.refused.items():
+            self.refused[reason] = self.refused.get(reason, 0) + times
         for key, histogram in other.seconds.items():
             if key in self.seconds:
                 self.seconds[key].add(histogram)
@@ -306,6 +315,7 @@ def served(where: Path, parent: int) -> tuple[Served, int]:
         one, lives = _look(path, Served)
         alive += lives
         if one is not None:
+            one.connections *= lives
             total.add(one)
     return total, alive
 

@@ -85,6 +85,14 @@ def _toml(name: str, table: Mapping[str, Any]) -> Iterator[str]:
             yield from _toml(f"{name}.{key}" if name else key, value)
 
 
+def memory(pid: int) -> int:
+    """Return the bytes of memory that are a process's own: not the map's, not the programme's."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("the kernel does not say RssAnon")
+
+
 class Daemon:
     """One daemon process after the other, on one configuration."""
 
@@ -191,11 +199,8 @@ class Daemon:
         return [line["event"] for line in self.log_lines()]
 
     def memory(self) -> int:
-        """Return the bytes of memory that are the process's own: not the map's, not the programme's."""
-        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) * 1024
-        raise AssertionError("the kernel does not say RssAnon")
+        """Return the bytes of memory that are the process's own."""
+        return memory(self.process.pid)
 
     def most_memory(self) -> int:
         """Return the most bytes of memory that the process ever had, the map's and the programme's among them."""

@@ -37,7 +37,7 @@ class Web:
     def __init__(self, where: int | Path) -> None:
         self._socket = where if isinstance(where, Path) else None
         if isinstance(where, Path):
-            self._client = httpx.Client(transport=httpx.HTTPTransport(uds=str(where)), base_url="http://utxod")
+            self._client = httpx.Client(transport=httpx.HTTPTransport(uds=str(where)), base_url="http://localhost")
         else:
             self._client = httpx.Client(base_url=f"http://127.0.0.1:{where}")
         self.url = str(self._client.base_url).rstrip("/")

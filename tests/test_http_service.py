@@ -300,10 +300,11 @@ def test_two_workers_share_the_work(tmp_path: Path) -> None:
     with running(tmp_path, http=http(port, workers=2)) as daemon, Web(port) as web:
         web.get("/health/live")
         until(lambda: len(children(daemon.process.pid)) == 2, "there are not two workers")
-        sleep(0.5)  # the second one imports
+        inherited = 3
+        until(lambda: min(map(_sockets, children(daemon.process.pid))) > inherited, "one of them does not listen")
         socks = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
         for sock in socks:
-            sock.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            sock.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
         for sock in socks:
             assert sock.recv(1 << 16).startswith(b"HTTP/1.1 200")
         held = [_sockets(pid) for pid in children(daemon.process.pid)]

@@ -71,7 +71,7 @@ def get(daemon: Daemon, path: str, **headers: str) -> Answer:
     """Ask one of the workers, as soon as there is one; each call may meet another."""
     give_up = monotonic() + PATIENCE_S
     while True:
-        connection = HTTPConnection("utxod")
+        connection = HTTPConnection("localhost")
         try:
             with socket.socket(socket.AF_UNIX) as connection.sock:
                 connection.sock.connect(str(daemon.folder / "http"))

@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from daemon.http.capacity import REASONS
 from daemon.http.service_metrics import services
 from daemon.metrics import BOUNDS_S, Histogram, Numbers, Served, daemon_numbers, served
 from daemon.readers import ReaderNumbers
@@ -84,7 +85,7 @@ class Scrape(Collector):
         answers, workers = served(self._sheets, self._parent)
         answers = answers if workers else self._own
         yield _gauge("http_workers", "HTTP workers that live.", max(workers, 1))
-        yield _queries(answers)
+        yield from _http(answers)
         dropped = {"http": answers.log_lines_dropped}
         if numbers is not None:
             dropped["daemon"] = numbers.log_lines_dropped
@@ -162,13 +163,16 @@ def _readers(numbers: ReaderNumbers | None) -> Iterator[Metric]:
     yield _counter("readers_killed_total", text, "", {"": numbers.killed} if numbers else {})
 
 
-def _queries(answers: Served) -> Metric:
+def _http(answers: Served) -> Iterator[Metric]:
+    yield _gauge("http_connections", "Connections open to HTTP workers.", answers.connections)
+    text = "HTTP requests refused before they were answered, and connections closed early."
+    yield _counter("http_refused_total", text, "reason", dict.fromkeys(REASONS, 0) | answers.refused)
     labels = ("route", "status")
     family = HistogramMetricFamily("utxod_query_seconds", "To answer one HTTP request.", labels=labels)
     for key, histogram in sorted(answers.seconds.items()):
         status, _, route = key.partition(" ")
         family.add_metric((route, status), *_buckets(histogram))
-    return family
+    yield family
 
 
 def _gauge(name: str, text: str, value: float | None) -> Metric:

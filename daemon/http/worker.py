@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 import os
 import pickle
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import cast
 
 import anyio
-import msgspec
+import structlog
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from config.settings import Config, socket_path
+from config.settings import Config, Http, socket_path
+from config.units import parse_endpoint
 from daemon.diagnostics import dump
 from daemon.http.app import Site, build, build_disabled
+from daemon.http.capacity import Capacity, Limits
 from daemon.http.ear import Ear
+from daemon.http.hosts import Hosts, is_loopback
 from daemon.http.jobs import JobRoutes
 from daemon.http.mmr import MmrRoutes
 from daemon.http.prometheus import Measured, Scrape
+from daemon.http.protocol import HttpConnection
 from daemon.http.recovery import RecoveryRoutes
-from daemon.http.reply import JSON
 from daemon.http.transactions import TxRoutes
 from daemon.metrics import Served, encode, folder, keep_shown, worker_sheet
 from daemon.recovery import enabled as recovers
@@ -35,9 +42,11 @@ from daemon.signals import heed, receiver
 from daemon.sink import lines_dropped
 from daemon.store import open_query, reading, store_id, windows
 from handlers.addresses import codec
-from handlers.answers import Failure
+
+log = structlog.get_logger("http")
 
 _PR_SET_PDEATHSIG = 1
+_SPARE_DESCRIPTORS = 128  # for everything but connections: the store, tables, blobs, logs
 
 
 def handed_over(parent: int) -> Config:
@@ -50,7 +59,7 @@ def handed_over(parent: int) -> Config:
 def work(config: Config, descriptor: int, parent: int) -> None:
     """Serve on an inherited socket, until asked to leave or left alone."""
     if not config.utxo.enabled:
-        serve_on(build_disabled(config.http.token), descriptor)
+        serve_on(build_disabled(config.http.token), descriptor, config.http, Served())
         return
     sheets = folder(config)
     with open_query(config) as query, worker_sheet(sheets, parent) as sheet:
@@ -71,27 +80,29 @@ def work(config: Config, descriptor: int, parent: int) -> None:
             return encode(own)
 
         with keep_shown(sheet, numbers):
-            serve_on(Measured(build(site, config.http.token), own), descriptor)
+            serve_on(Measured(build(site, config.http.token), own), descriptor, config.http, own)
 
 
-def serve_on(app: ASGIApp, descriptor: int) -> None:
+def serve_on(app: ASGIApp, descriptor: int, http: Http, counts: Served) -> None:
     """Serve an application on an inherited socket."""
     _quieten_collector()
-    server = _Server(
-        uvicorn.Config(
-            app,
-            loop="uvloop",
-            http=_Protocol,
-            lifespan="on",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            proxy_headers=False,
-            ws="none",
-            timeout_graceful_shutdown=5,
-        )
-    )
     with socket.socket(fileno=descriptor) as listening:
+        capacity = Capacity(_limits(http), counts)
+        server = _Server(
+            uvicorn.Config(
+                app,
+                loop="uvloop",
+                http=cast(type[asyncio.Protocol], partial(HttpConnection, capacity, _hosts(http, listening))),
+                lifespan="on",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                headers=[("X-Content-Type-Options", "nosniff")],
+                proxy_headers=False,
+                ws="none",
+                timeout_graceful_shutdown=5,
+            )
+        )
         anyio.run(_until_told, server, listening, backend_options={"use_uvloop": True})
 
 
@@ -114,13 +125,28 @@ class _Server(uvicorn.Server):
         yield
 
 
-class _Protocol(HttpToolsProtocol):
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP in the form of every error."""
-        body = msgspec.json.encode(Failure("malformed_request", msg, "speak HTTP/1.1"))
-        head = f"content-type: {JSON}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode() + body)
-        self.transport.close()
+def _hosts(http: Http, listening: socket.socket) -> Hosts:
+    """Return the hosts that this socket answers to."""
+    listen = parse_endpoint(http.listen)
+    if isinstance(listen, Path):
+        return Hosts(None, http.allowed_hosts, local=True)
+    return Hosts(listen[0], http.allowed_hosts, local=is_loopback(listening.getsockname()[0]))
+
+
+def _limits(http: Http) -> Limits:
+    """Return what clients may have of this worker, with the descriptors for it; fewer where the system allows fewer."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted = http.max_connections + _SPARE_DESCRIPTORS
+    if hard != resource.RLIM_INFINITY:
+        most = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    connections = max(most - _SPARE_DESCRIPTORS, most // 2) if most < wanted else http.max_connections
+    if connections < http.max_connections:
+        log.warning("http_connections_limited", connections=connections, wanted=http.max_connections, descriptors=most)
+    return Limits(
+        connections, http.max_connections_per_address, http.head_timeout, http.idle_timeout, http.send_timeout
+    )
 
 
 def _quieten_collector() -> None:

@@ -1,0 +1,351 @@
+"""More clients than a worker takes on: health is answered, and those who wait longest go first."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from time import monotonic, sleep
+
+import pytest
+from daemons import PATIENCE_S, environment, home
+from questions import Web, free_port, short_folder, until
+from raw_http import Connection, Server, get, serving
+from stories import address, block, digest, output, tx
+from test_http_service import children
+
+from daemon.http.capacity import Capacity, Limits
+from daemon.http.reply import Few, Problem
+from daemon.http.turns import Turns
+from daemon.metrics import Served
+
+ANN = f"/api/v1/addresses/{address('ann').hex()}"
+CROWD = 20_000
+LARGE = block(None, tx("large", *(output("ann", 1) for _ in range(CROWD))))
+HOLD = """
+import socket, sys
+port, count, source = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+held = []
+for n in range(count):
+    one = socket.create_connection(("127.0.0.1", port), source_address=(source, 0))
+    one.sendall([b"", b"GET /hea", b"GET / HTTP/1.1\\r\\nHost: localhost\\r\\nX: "][n % 3])
+    held.append(one)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def half_open(port: int | Path, processes: int, each: int) -> Iterator[None]:
+    """Hold connections with half of a request or nothing, from several processes and addresses."""
+    with ExitStack() as attackers:
+        held = []
+        for n in range(processes):
+            command = [sys.executable, "-c", HOLD, str(port), str(each), f"127.0.0.{2 + n}"]
+            one = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            held.append(attackers.enter_context(one))
+        for one in held:
+            assert one.stdout is not None and one.stdout.readline() == b"held\n"
+        yield
+        for one in held:
+            assert one.stdin is not None
+            one.stdin.close()
+
+
+def test_2400_half_open_connections_do_not_keep_health_away() -> None:
+    with short_folder() as folder, serving(folder) as server:
+        worker = server.worker
+        with half_open(server.where, 4, 600):
+            assert median(server.healthy()) < 1
+            until(lambda: server.refused("evicted") >= 2400 - 1024, "they are not counted")
+            assert "http_connections_evicted" in server.daemon.events()
+            with Connection(server.where) as later:  # and whoever asks at once is answered
+                later.send(get("/api/v1/status"))
+                assert later.answer().status == 200
+        assert server.worker == worker
+
+
+def test_560_idle_connections_do_not_keep_health_away() -> None:
+    """Clients that were answered once go like those that never were."""
+    with short_folder() as folder, serving(folder, max_connections=200) as server, ExitStack() as idle:
+        for _ in range(560):
+            one = idle.enter_context(Connection(server.where))
+            one.send(get())
+            assert one.answer().status == 200
+        assert median(server.healthy()) < 1
+
+
+def test_without_descriptors_there_are_fewer_connections() -> None:
+    port = free_port()
+    with short_folder() as folder, home(folder, http={"listen": f"127.0.0.1:{port}", "workers": 0}) as daemon:
+        daemon.start()
+        command = [sys.executable, "-m", "daemon.cli", "serve", "--config", str(daemon.config)]
+        limited = ["sh", "-c", 'ulimit -n 160; exec "$0" "$@"', *command]
+        with (folder / "serve.log").open("ab") as log:
+            serve = subprocess.Popen(limited, env=environment(), stdout=log, stderr=log)
+        try:
+            with Web(port) as web:
+                web.ask("/health/live")
+            server = Server(daemon, port)
+            [worker] = children(serve.pid)
+            with half_open(port, 2, 200):
+                assert median(server.healthy()) < 1
+            assert "http_connections_limited" in (folder / "serve.log").read_text()
+            assert children(serve.pid) == {worker}
+        finally:
+            serve.terminate()
+            serve.wait(PATIENCE_S)
+
+
+def test_an_address_may_have_its_share_and_no_more() -> None:
+    with (
+        short_folder() as folder,
+        serving(folder, max_connections_per_address=5) as server,
+        Connection(server.where, "127.0.0.2") as other,
+        ExitStack() as many,
+    ):
+        ours = [many.enter_context(Connection(server.where, "127.0.0.3")) for _ in range(8)]
+        assert all(one.ended() for one in ours[:3])
+        for one in (other, *ours[3:]):
+            one.send(get())
+            assert one.answer().status == 200
+
+
+def test_expensive_questions_do_not_keep_health_away() -> None:
+    """On many connections at once, and again and again."""
+    record = f"/api/v1/txs/{digest('tx', 'large').hex()}"
+    paths = [
+        record,
+        f"{record}/utxos?count=1000",
+        f"{ANN}/balance",
+        f"{ANN}/utxos?page={CROWD - 5}&count=1",
+        f"{ANN}/utxos?page=4294967295&count=1000",
+        f"{ANN}/utxos?asset={'ab' * 40}&count=1000",
+    ]
+    with short_folder() as folder, serving(folder, [LARGE]) as server, ExitStack() as stack:
+        asking = [stack.enter_context(Connection(server.where)) for _ in range(60)]
+        for n, connection in enumerate(asking):
+            connection.send(get(paths[n % len(paths)]) * 10)
+        assert median(server.healthy()) < 1
+        for connection in asking[: len(paths)]:
+            assert connection.answer().status == 200
+
+
+def test_a_worker_leaves_though_its_clients_stay() -> None:
+    with short_folder() as folder, serving(folder, [LARGE]) as server, ExitStack() as stay:
+        for request in (b"", b"GET /hea", get(), get(f"{ANN}/balance") * 50):
+            stay.enter_context(Connection(server.where)).send(request)
+        server.healthy()
+        assert server.daemon.term() == 0
+
+
+# --- who goes first ------------------------------------------------------------------------------------------------
+
+LIMITS = Limits(connections=6, connections_per_address=3, head_timeout_s=1, idle_timeout_s=1, send_timeout_s=1)
+
+
+class Fake:
+    """A client that notes what happens to it."""
+
+    def __init__(self, capacity: Capacity, told: list[str], name: str, address: str | None = None) -> None:
+        self.capacity, self.told, self.name, self.address = capacity, told, name, address
+        self.finished = asyncio.Event()
+        capacity.enter(self)
+
+    def start(self) -> asyncio.Task[None]:
+        self.told.append(f"{self.name} starts")
+        return asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        await self.finished.wait()
+
+    def close_early(self, reason: str) -> None:
+        self.told.append(f"{self.name} {reason}")
+        self.capacity.leave(self)
+
+    def check(self, now: float) -> None:
+        self.told.append(f"{self.name} is checked")
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_who_waits_longest_goes_first() -> None:
+    async def story() -> list[str]:
+        told, counts = list[str](), Served()
+        capacity = Capacity(LIMITS._replace(connections=7), counts)
+        capacity.queue(Fake(capacity, told, "running"))
+        waiting, sending, late, queued, other, again = (
+            Fake(capacity, told, name) for name in ("waiting", "sending", "late", "queued", "other", "again")
+        )
+        capacity.wait(again)
+        capacity.wait(waiting)
+        capacity.wait(late)
+        capacity.wait(again)  # was heard of since
+        capacity.unsent(sending, 5)
+        for client in (queued, other):
+            capacity.queue(client)
+        for name in "abcdef":
+            Fake(capacity, told, name)
+        assert counts.connections == 7
+        capacity.leave(queued)  # who is gone already
+        assert counts.connections == 7
+        return told
+
+    assert asyncio.run(story()) == [
+        "running starts",
+        "waiting evicted",
+        "late evicted",
+        "again evicted",
+        "sending evicted",
+        "other evicted",  # it would have to wait longest for its turn
+        "queued evicted",
+    ]
+
+
+def test_an_address_gives_up_its_own_first() -> None:
+    async def story() -> list[str]:
+        told = list[str]()
+        capacity = Capacity(LIMITS, Served())
+        for name in ("other", "one", "two", "three"):
+            capacity.wait(Fake(capacity, told, name, "192.0.2.1" if name == "other" else "192.0.2.2"))
+        Fake(capacity, told, "four", "192.0.2.2")
+        capacity.queue(Fake(capacity, told, "five", "192.0.2.2"))
+        capacity.queue(Fake(capacity, told, "six", "192.0.2.2"))
+        Fake(capacity, told, "seven", "192.0.2.2")  # none of its address waits for its client
+        return [*told]
+
+    assert asyncio.run(story()) == [
+        "one address_limit",
+        "two address_limit",
+        "five starts",
+        "three address_limit",
+        "seven address_limit",
+    ]
+
+
+def test_of_too_many_unread_answers_the_oldest_go() -> None:
+    async def story() -> list[str]:
+        told, large = list[str](), 40 << 20
+        capacity = Capacity(LIMITS, Served())
+        first, second, third = (Fake(capacity, told, name) for name in ("first", "second", "third"))
+        capacity.unsent(first, 1 << 30)  # alone it may be of any size
+        assert told == []
+        capacity.sent(first)
+        capacity.unsent(second, large)
+        capacity.unsent(third, large // 2)
+        assert told == []
+        capacity.unsent(first, large)
+        return told
+
+    assert asyncio.run(story()) == ["second unsent_limit"]
+
+
+def test_half_of_the_connections_are_worked_on_at_a_time() -> None:
+    async def story() -> list[str]:
+        told = list[str]()
+        capacity = Capacity(LIMITS, Served())
+        clients = [Fake(capacity, told, str(n)) for n in range(6)]
+        for client in clients:
+            capacity.queue(client)
+        await settle()
+        assert told == ["0 starts", "1 starts", "2 starts"]
+        capacity.leave(clients[3])
+        clients[1].finished.set()
+        await settle()
+        assert told[3:] == ["4 starts"]
+        for client in clients:
+            client.finished.set()
+        await settle()
+        return told[4:]
+
+    assert asyncio.run(story()) == ["5 starts"]
+
+
+async def starts(count: int, *, long: bool) -> list[int]:
+    """Let so many requests start; return in which iteration of the loop each was worked on."""
+    iteration, started, capacity = 0, list[int](), Capacity(LIMITS._replace(connections=100), Served())
+
+    class Asker(Fake):
+        async def _run(self) -> None:
+            started.append(iteration)
+            if long:
+                sleep(0.05)  # noqa: ASYNC251 -- an expensive answer
+
+    for n in range(count):
+        capacity.queue(Asker(capacity, [], str(n)))
+    while len(started) < count:
+        iteration += 1
+        await asyncio.sleep(0)
+    return started
+
+
+def test_few_requests_start_at_a_time() -> None:
+    assert max(Counter(asyncio.run(starts(90, long=False))).values()) <= 8
+
+
+def test_after_a_long_one_others_are_served_before_the_next_starts() -> None:
+    """A new connection takes some iterations of the loop until its request is read."""
+    started = asyncio.run(starts(4, long=True))
+    assert all(later - earlier >= 5 for earlier, later in pairwise(started)), started
+
+
+def test_what_arrived_while_the_loop_was_held_up_is_read_before_anyone_is_closed() -> None:
+    async def story() -> list[str]:
+        told = list[str]()
+        capacity = Capacity(LIMITS, Served())
+        Fake(capacity, told, "one")
+        give_up = monotonic() + PATIENCE_S
+        while not told:
+            assert monotonic() < give_up
+            await asyncio.sleep(0.01)
+        told.clear()
+        sleep(0.6)  # noqa: ASYNC251 -- an expensive answer
+        await settle()
+        held_up = [*told]
+        while not told:
+            assert monotonic() < give_up
+            await asyncio.sleep(0.01)
+        return held_up
+
+    assert asyncio.run(story()) == []
+
+
+def test_one_of_those_who_take_turns_goes_on_at_a_time() -> None:
+    async def story() -> list[tuple[int, str]]:
+        turns, told, iteration = Turns(), list[tuple[int, str]](), 0
+
+        async def work(name: str) -> None:
+            for _ in range(3):
+                await turns.next()
+                told.append((iteration, name))
+
+        tasks = [asyncio.create_task(work(name)) for name in "abcd"]
+        while not all(task.done() for task in tasks):
+            iteration += 1
+            await asyncio.sleep(0)
+            if iteration == 4:
+                tasks[3].cancel()
+        return told
+
+    told = asyncio.run(story())
+    assert [name for _, name in told if name != "d"] == [*"abc"] * 3
+    assert len({iteration for iteration, _ in told}) == len(told)
+
+
+def test_a_store_that_does_not_answer_keeps_few_waiting() -> None:
+    few = Few("blob store", most=2)
+    with few():
+        with few(), pytest.raises(Problem) as refused, few():
+            pass
+        assert (refused.value.status, refused.value.failure.error) == (503, "overloaded")
+        with few():
+            pass
