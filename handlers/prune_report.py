@@ -41,7 +41,7 @@ def pruner_jobs(disk: Disk, count: int, *, page: int = 1, before: int | None = N
 def jobs_of(disk: Disk, txn: Txn, count: int, *, page: int = 1, before: int | None = None) -> list[PrunerJob]:
     """Return the same in a read transaction of the caller."""
     first = 0 if before is not None else (page - 1) * count
-    return [_told(job) for job in islice(JobStore(disk).latest(txn, before), first, first + count)]
+    return [_told(job) for job in islice(JobStore(disk).latest(txn, before, first), count)]
 
 
 def _told(job: Job) -> PrunerJob:

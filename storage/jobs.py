@@ -61,13 +61,15 @@ class JobStore:
             if cursor.first():
                 cursor.delete()
 
-    def latest(self, txn: Txn, before: int | None = None) -> Iterator[Job]:
-        """Yield the jobs, the latest first; only those with lower numbers than `before`, if it is given."""
+    def latest(self, txn: Txn, before: int | None = None, skip: int = 0) -> Iterator[Job]:
+        """Yield the jobs without the first `skip`, latest first; with `before`, only those with lower numbers."""
         cursor = txn.cursor(self.job)
         if before is None:
             there = cursor.last()
         else:
             there = cursor.prev() if cursor.set_range(_NUMBER.pack(before)) else cursor.last()
+        while there and skip:
+            there, skip = cursor.prev(), skip - 1
         while there:
             yield unpack(Job, cursor.value(), f"pruner job {_NUMBER.unpack(cursor.key())[0]}")
             there = cursor.prev()

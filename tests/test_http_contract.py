@@ -28,6 +28,7 @@ from test_http import ABSENT, HERE, RECOVERY, TRANSACTIONS, every_path
 
 from daemon.http.app import Site
 from daemon.http.openapi import document
+from daemon.http.turns import Turns
 from handlers.addresses import codec
 from handlers.query import Query
 
@@ -135,7 +136,7 @@ def test_the_document_and_the_routes_are_the_same() -> None:
     site = Site.__new__(Site)
     site.query, site.transactions, site.jobs, site.recovery = Query.__new__(Query), None, None, None
     site.mmr = None
-    site.codec = codec("cardano", "mainnet")
+    site.codec, site.turns = codec("cardano", "mainnet"), Turns()
     routes: dict[str, Route] = {route.path: route for route in site.routes()}
     assert set(routes) == set(DOCUMENT["paths"])
     for route in routes.values():

@@ -28,6 +28,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.http.lists import Lists
+from daemon.http.turns import Turns
 from handlers.addresses import Family, codec
 from handlers.chain import Chain
 from handlers.events import BlockApplied
@@ -239,7 +240,7 @@ def test_answers_are_kept_until_the_store_moves(tmp_path: Path, monkeypatch: pyt
     with open_chain(tmp_path) as chain:
         feed(chain, first)
         query = asking(chain)
-        lists = Lists(query, "owner", lambda shot, text: shot.by_address(wallet(text)))
+        lists = Lists(query, "owner", lambda shot, text: shot.by_address(wallet(text)), Turns())
 
         def ask(query_string: bytes = b"") -> tuple[bytes, bytes]:
             sent = list[MutableMapping[str, Any]]()

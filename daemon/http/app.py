@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import cache, lru_cache
@@ -15,18 +14,33 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
+from starlette.types import ASGIApp, Lifespan
 
 from daemon import PROTOCOL, VERSION
 from daemon.http import cbor, pages
 from daemon.http.ear import Ear
+from daemon.http.guard import Guard
 from daemon.http.jobs import JobRoutes
 from daemon.http.lists import Find, Lists, of
 from daemon.http.mmr import MmrRoutes
 from daemon.http.openapi import document
 from daemon.http.recovery import RecoveryRoutes
-from daemon.http.reply import CBOR, Problem, answer, failed, hex_of, index_of, known, refused, reply, stamp, wants_cbor
+from daemon.http.reply import (
+    CBOR,
+    JSON,
+    UNSTORED,
+    Problem,
+    answer,
+    failed,
+    hex_of,
+    index_of,
+    known,
+    reply,
+    stamp,
+    wants_cbor,
+)
 from daemon.http.transactions import TxRoutes
+from daemon.http.turns import Turns
 from handlers import wire
 from handlers.addresses import AddressError, Codec
 from handlers.answers import Balance, ChainStatus, Health, Status, StorageStatus, UtxoStatus, to_tip
@@ -77,14 +91,15 @@ class Site:
         self.windows = windows
         self.ear, self.store_id, self.ready_grace_s = ear, store_id, ready_grace_s
         self.metrics = metrics
+        self.turns = Turns()
         self._known_key = lru_cache(_ADDRESSES)(self._key)
 
     def routes(self) -> list[Route]:
         """Return every route of the contract."""
         answered: dict[str, Lists | Endpoint] = {
-            "/api/v1/addresses/{address}/utxos": Lists(self.query, "address", self._at_address),
-            "/api/v1/credentials/{credential}/utxos": Lists(self.query, "credential", self._at_credential),
-            "/api/v1/stakes/{stake}/utxos": Lists(self.query, "stake", self._at_stake),
+            "/api/v1/addresses/{address}/utxos": Lists(self.query, "address", self._at_address, self.turns),
+            "/api/v1/credentials/{credential}/utxos": Lists(self.query, "credential", self._at_credential, self.turns),
+            "/api/v1/stakes/{stake}/utxos": Lists(self.query, "stake", self._at_stake, self.turns),
             "/api/v1/addresses/{address}/balance": self.address_balance,
             "/api/v1/credentials/{credential}/balance": self.credential_balance,
             "/api/v1/stakes/{stake}/balance": self.stake_balance,
@@ -160,6 +175,7 @@ class Site:
             total = Sum()
             for so_far in shot.balance(where):
                 total = so_far
+                await self.turns.next()
                 if await request.is_disconnected():  # a large sum lets the others through, and ends with who asked
                     break
                 shot.check_age()
@@ -242,7 +258,7 @@ class Site:
 
     async def live(self, request: Request) -> Response:
         """Whether this process answers."""
-        return answer(request, self._tip(), _encode(self._health("live", None, None)))
+        return answer(request, self._tip(), _encode(self._health("live", None, None)), more=UNSTORED)
 
     async def ready(self, request: Request) -> Response:
         """Whether answers are fresh."""
@@ -256,7 +272,7 @@ class Site:
             grace_s=self.ready_grace_s,
         )
         body = _encode(self._health(found.state, found.reason, lag))
-        return answer(request, tip, body, status=200 if found.state == "ready" else 503)
+        return answer(request, tip, body, JSON, UNSTORED, 200 if found.state == "ready" else 503)
 
     def _health(self, state: str, reason: str | None, lag: int | None) -> Health:
         return Health(
@@ -269,7 +285,7 @@ class Site:
 
     async def prometheus(self, request: Request) -> Response:
         """Metrics as Prometheus text."""
-        return answer(request, self._tip(), self.metrics(), "text/plain; version=0.0.4; charset=utf-8")
+        return answer(request, self._tip(), self.metrics(), "text/plain; version=0.0.4; charset=utf-8", UNSTORED)
 
     # --- the contract and the pages ------------------------------------------------------------------------------
 
@@ -287,7 +303,7 @@ class Site:
 
     def _absent(self, what: str) -> Endpoint:
         async def absent(request: Request) -> Response:
-            raise Problem(503, "not_enabled", f"{request.url.path} needs {what}, which this daemon does not keep")
+            raise Problem(503, "not_enabled", f"{request.scope['path']} needs {what}, which this daemon does not keep")
 
         return absent
 
@@ -313,27 +329,6 @@ def _contract() -> bytes:
     return _encode(document())
 
 
-_OPEN = {"/health/live", "/health/ready", "/", "/docs"}  # the pages hold no data: they ask for the token themselves
-
-
-class Guard:
-    """Lets only those in who show the token; health, and the pages that ask for it, are for everyone."""
-
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app = app
-        self._token = f"Bearer {token}".encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 401."""
-        if scope["type"] == "http" and scope["path"] not in _OPEN:
-            shown = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(shown, self._token):
-                missing = Problem(401, "unauthorized", "this daemon asks for a token", "Authorization: Bearer …")
-                await refused(missing, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-
 def build_disabled(token: str | None) -> ASGIApp:
     """Return an application for a daemon that keeps no UTXO store: it says so wherever the other one answers."""
 
@@ -341,10 +336,10 @@ def build_disabled(token: str | None) -> ASGIApp:
         raise Problem(503, "not_enabled", "the UTXO store is not enabled in this daemon", "utxo.enabled")
 
     async def live(request: Request) -> Response:
-        return answer(request, None, _encode(_no_health("live")))
+        return answer(request, None, _encode(_no_health("live")), more=UNSTORED)
 
     async def ready(request: Request) -> Response:
-        return answer(request, None, _encode(_no_health("not_enabled")), status=503)
+        return answer(request, None, _encode(_no_health("not_enabled")), JSON, UNSTORED, 503)
 
     async def contract(request: Request) -> Response:
         return answer(request, None, _contract())

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import anyio.lowlevel
 from starlette.types import Receive, Scope, Send
 
 from daemon.http import cbor
 from daemon.http.reply import CBOR, JSON, Paging, good_cursor, known, paging, stamp, wants_cbor
+from daemon.http.turns import Turns
 from handlers.events import Point
 from handlers.query import Boundary, Listed, Query, Snapshot, Walk
 
@@ -33,8 +33,9 @@ _Question = tuple[str, bytes, bool]  # whose list, the query string, and whether
 class Lists:
     """Answers with pages of what is listed under one kind of key; the key is the path's one parameter."""
 
-    def __init__(self, query: Query, parameter: str, find: Find) -> None:
+    def __init__(self, query: Query, parameter: str, find: Find, turns: Turns) -> None:
         self._query = query
+        self._turns = turns
         self._parameter = parameter
         self._find = find
         self._answers: dict[_Question, _Answer] = {}
@@ -62,7 +63,7 @@ class Lists:
             return _Answer(etag, headers, (), b"")
         if asked.page > 1 or asked.asset is not None:
             for _turn in walk.look((asked.page - 1) * asked.count, asked.count):
-                await anyio.lowlevel.checkpoint()
+                await self._turns.next()
                 shot.check_age()
         places, cursor = walk.take(asked.count)
         body = cbor.encode_list(shot.utxos(places)) if as_cbor else shot.json(places)

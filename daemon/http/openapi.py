@@ -70,7 +70,11 @@ _TOKEN: dict[str, Any] = {
     "description": "The text of `http.token`, where the daemon has one; without it nobody is asked.",
 }
 _RECORDS = "Canonical CBOR with integer keys: a record, or a list of `[[transaction id, index], record]`."
-_TAG = "Changes with the tip, and with what else the answer depends on; `If-None-Match` takes it."
+_DESCRIPTION = (
+    "Reading the UTXO state. Every answer of a route names its tip. A request may be refused before that, "
+    "with a `Failure` of status 400, 405, 408, 413, 414, 421, 431, 503 or 505, and without the headers of the tip."
+)
+_TAG = "Changes with the tip and with the body; `If-None-Match` takes it."
 _CURSOR = "Where the next page begins; absent on the last."
 Object = dict[str, Any]
 
@@ -122,7 +126,7 @@ def document() -> Object:
         "/docs": _text("A page to read and try this contract.", _HTML),
         "/": _text("The operator's page.", _HTML),
     }
-    info = {"title": "utxod", "version": VERSION, "description": "Reading the UTXO state. Every answer names its tip."}
+    info = {"title": "utxod", "version": VERSION, "description": _DESCRIPTION}
     components_of = {"schemas": components, "securitySchemes": {"token": _TOKEN}}
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": components_of}
 

@@ -45,7 +45,5 @@ def headers(page: bytes) -> Mapping[str, str]:
     )
     return {
         "Content-Security-Policy": "; ".join(policy),
-        "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
-        "Cache-Control": "no-cache",
     }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64decode, urlsafe_b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC
 from urllib.parse import parse_qs
 
 import msgspec
@@ -12,7 +14,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from daemon.http.reply import Problem, answer, hex_of, paging
+from daemon.http.reply import Few, Problem, answer, hex_of, paging
 from handlers.events import Point
 from handlers.query import Order, Query
 from handlers.recovery.report import told, told_whole
@@ -37,6 +39,7 @@ class RecoveryRoutes:
         self._query, self._make = query, make
         self._storage: Storage | None = None
         self._opening = asyncio.Lock()
+        self._few = Few("recovery store")
 
     async def close(self) -> None:
         """Let go of the tables."""
@@ -49,17 +52,14 @@ class RecoveryRoutes:
         asked = paging(request.scope["query_string"], _REFUSED)
         status = _status(request.scope["query_string"])
         after = None if asked.cursor is None else _read(asked.cursor, status, asked.order)
-        storage = await self._open()
-        try:
-            rows = await storage.rows(
+        with self._few(), _reached():
+            rows = await (await self._open()).rows(
                 status,
                 asked.count + 1,
                 after=after,
                 offset=0 if after else (asked.page - 1) * asked.count,
                 newest_first=asked.order == "desc",
             )
-        except StoreAway as error:
-            raise _away(error) from error
         headers = {}
         if len(rows) > asked.count:
             rows.pop()
@@ -70,11 +70,8 @@ class RecoveryRoutes:
     async def transaction(self, request: Request) -> Response:
         """One transaction with its latest attempts."""
         txid = hex_of(request.path_params["txid"], 32, "txid")
-        storage = await self._open()
-        try:
-            row = await storage.row(txid)
-        except StoreAway as error:
-            raise _away(error) from error
+        with self._few(), _reached():
+            row = await (await self._open()).row(txid)
         if row is None:
             what = f"transaction {txid.hex()} has no row: never submitted here, or final for long"
             raise Problem(404, "unknown_transaction", what)
@@ -84,10 +81,7 @@ class RecoveryRoutes:
         async with self._opening:
             if self._storage is None:
                 storage = self._make()
-                try:
-                    await storage.open()
-                except StoreAway as error:
-                    raise _away(error) from error
+                await storage.open()
                 self._storage = storage
             return self._storage
 
@@ -96,8 +90,13 @@ class RecoveryRoutes:
             return shot.tip()
 
 
-def _away(error: StoreAway) -> Problem:
-    return Problem(503, "recovery_store_away", str(error), "ask again")
+@contextmanager
+def _reached() -> Iterator[None]:
+    """Say so when the recovery tables are not reached."""
+    try:
+        yield
+    except StoreAway as error:
+        raise Problem(503, "recovery_store_away", str(error), "ask again") from error
 
 
 def _status(query_string: bytes) -> Status | None:
@@ -117,7 +116,10 @@ def _read(cursor: str, status: Status | None, order: Order) -> Place:
     try:
         raw = b64decode(cursor + "=" * (-len(cursor) % 4), altchars="-_", validate=True)
         cut = msgspec.msgpack.decode(raw, type=_Cut)
-    except (ValueError, msgspec.DecodeError) as error:
+        if cut.place.submitted_at.tzinfo is None:
+            raise ValueError("a time without a time zone")
+        cut.place.submitted_at.astimezone(UTC)
+    except (ValueError, OverflowError, msgspec.DecodeError) as error:
         raise Problem(400, "bad_parameter", "cursor: not a cursor from X-Next-Cursor") from error
     if (cut.status, cut.order) != (status, order):
         raise Problem(400, "bad_parameter", "cursor: a cursor of another list")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Literal
 from urllib.parse import parse_qsl
 
@@ -25,10 +25,13 @@ from storage.errors import SnapshotExpired
 log = structlog.get_logger("http")
 
 JSON, CBOR, OCTETS = "application/json", "application/cbor", "application/octet-stream"
+REVALIDATE = {"Cache-Control": "no-cache"}  # whoever keeps an answer asks with its ETag before using it
+UNSTORED = {"Cache-Control": "no-store"}  # health, metrics, errors
 _encode = msgspec.json.Encoder().encode
 _MOST = 1000
 _PAGES = 1 << 32
 _PARAMETERS = frozenset({"count", "order", "page", "cursor", "asset"})
+_SHORT = 1024  # bytes; longer query strings would take too much room to be kept
 _POLICY_DIGITS, _UNIT_DIGITS = 56, 120
 
 
@@ -41,6 +44,24 @@ class Problem(Exception):
         self.failure = Failure(error, message, hint)
 
 
+class Few:
+    """Lets so many requests at a time wait for a store outside of this process, so that others are not kept waiting."""
+
+    def __init__(self, store: str, most: int = 32) -> None:
+        self._store, self._free = store, most
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Wait for the store, or refuse to."""
+        if not self._free:
+            raise Problem(503, "overloaded", f"too many requests wait for the {self._store}", "try again")
+        self._free -= 1
+        try:
+            yield
+        finally:
+            self._free += 1
+
+
 class Paging(Struct, frozen=True):
     """Which page of a list."""
 
@@ -51,12 +72,15 @@ class Paging(Struct, frozen=True):
     asset: bytes | None = None  # policy and name
 
 
-@lru_cache(1024)
 def paging(query_string: bytes, refused: frozenset[str] = frozenset()) -> Paging:
-    """Return the paging parameters; nothing is clamped in silence, and what is not ours is ignored.
+    """Return the paging parameters; values out of range are errors, and unknown parameters are ignored.
 
     What other lists take and this one can't do is `refused`: an answer that ignores it would be a wrong one.
     """
+    return (_known_paging if len(query_string) <= _SHORT else _paging)(query_string, refused)
+
+
+def _paging(query_string: bytes, refused: frozenset[str]) -> Paging:
     given = [(name, value) for name, value in parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)]
     query = {name: value for name, value in given if name in _PARAMETERS}
     for name in query:
@@ -75,6 +99,9 @@ def paging(query_string: bytes, refused: frozenset[str] = frozenset()) -> Paging
     if cursor is not None and "page" in query:
         raise Problem(400, "bad_parameter", "page and cursor exclude each other", "take the cursor: it costs one page")
     return Paging(count, order, page, cursor, _asset(query.get("asset")))
+
+
+_known_paging = lru_cache(1024)(_paging)
 
 
 def resumed(shot: Snapshot, asked: Paging, question: bytes) -> bytes | None:
@@ -152,7 +179,7 @@ def tag(tip: Point | None, *more: str) -> str:
 def stamp(tip: Point | None, *more: str) -> tuple[str, dict[str, str], tuple[tuple[bytes, bytes], ...]]:
     """Return the ETag of an answer, its headers, and these as bytes; not to be changed, they are given again."""
     etag = tag(tip, *more)
-    headers = {**tip_headers(tip), "ETag": etag, "Vary": "Accept"}
+    headers = {**tip_headers(tip), "ETag": etag, "Vary": "Accept", **REVALIDATE}
     return etag, headers, tuple((name.lower().encode(), value.encode()) for name, value in headers.items())
 
 
@@ -208,7 +235,7 @@ def reply(content: object, headers: Mapping[str, str], status: int = 200) -> Res
 
 def refused(problem: Problem, headers: Mapping[str, str]) -> Response:
     """Return why a question is not answered, in the one form."""
-    return reply(problem.failure, headers, problem.status)
+    return reply(problem.failure, {**headers, **UNSTORED}, problem.status)
 
 
 def answer(
@@ -219,9 +246,9 @@ def answer(
     more: Mapping[str, str] | None = None,
     status: int = 200,
 ) -> Response:
-    """Answer with what may change without the tip: the ETag knows of the body too."""
-    etag = tag(tip, f"{zlib.crc32(body):08x}")
-    headers = {**tip_headers(tip), "ETag": etag, **(more or {})}
+    """Answer with what may change while the tip stays: the ETag contains a digest of the body."""
+    etag = tag(tip, blake2b(body, digest_size=8).hexdigest())
+    headers = {**tip_headers(tip), "ETag": etag, **REVALIDATE, **(more or {})}
     if status == 200 and known(request.scope, etag):
         return Response(status_code=304, headers=headers)
     return Response(body, status, headers, kind)
@@ -241,12 +268,12 @@ def failed(request: Request, error: Exception, tip: Point | None) -> Response:
         case SnapshotExpired():
             problem = Problem(503, "snapshot_expired", str(error), "ask for less, page by cursor, or ask again later")
         case HTTPException(status_code=404):
-            problem = Problem(404, "unknown_path", f"there is nothing at {request.url.path}", "see /docs")
+            problem = Problem(404, "unknown_path", f"there is nothing at {request.scope['path']}", "see /docs")
         case HTTPException(status_code=405):
             problem = Problem(405, "method_not_allowed", "everything here is read with GET")
             headers["Allow"] = "GET, HEAD"
         case _:
-            log.exception("request_failed", path=request.url.path, exc_info=error)
+            log.exception("request_failed", path=request.scope["path"], exc_info=error)
             problem = Problem(500, "internal_error", "the daemon's log has the reason")
     headers["ETag"] = tag(tip, problem.failure.error)
     return refused(problem, headers)

@@ -7,7 +7,7 @@ from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
-from daemon.http.reply import JSON, OCTETS, Problem, answer, hex_of, paging, resumed, wants_bytes
+from daemon.http.reply import JSON, OCTETS, Few, Problem, answer, hex_of, paging, resumed, wants_bytes
 from handlers.desk import Held
 from handlers.query import Query, Snapshot
 from handlers.transactions import Transactions
@@ -27,6 +27,7 @@ class TxRoutes:
         self._query = query
         self._transactions = transactions
         self._tx_query = TxQuery(transactions)
+        self._few = Few("blob store")
 
     async def transaction(self, request: Request) -> Response:
         """One transaction's record."""
@@ -40,10 +41,7 @@ class TxRoutes:
         with self._query.snapshot() as shot:
             held, tip = self._find(shot, request), shot.tip()
             inline = None if held.record.external else self._tx_query.raw(shot.txn, held)
-        try:
-            raw = await to_thread.run_sync(self._tx_query.blob, held) if held.record.external else inline
-        except BlobFailed as error:
-            raise Problem(503, "blob_store_away", str(error), "ask again") from error
+        raw = await self._blob(held) if held.record.external else inline
         if raw is None:
             raise Problem(
                 404, "no_bytes", f"the bytes of transaction {held.txid.hex()} were not given, or are not kept"
@@ -51,6 +49,13 @@ class TxRoutes:
         if wants_bytes(request.scope):
             return answer(request, tip, raw, OCTETS, _VARIES)
         return answer(request, tip, _encode(Raw(held.txid.hex(), raw.hex())), JSON, _VARIES)
+
+    async def _blob(self, held: Held) -> bytes | None:
+        try:
+            with self._few():
+                return await to_thread.run_sync(self._tx_query.blob, held)
+        except BlobFailed as error:
+            raise Problem(503, "blob_store_away", str(error), "ask again") from error
 
     async def slots(self, request: Request) -> Response:
         """A page of one transaction's slots, by index."""

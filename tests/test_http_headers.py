@@ -1,0 +1,170 @@
+"""The headers of every answer, and what an ETag stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from zlib import crc32
+
+import pytest
+from daemons import Message
+from questions import TIP, Asked, asked, short_folder
+from raw_http import Answer, Connection, asks, get
+from starlette.requests import Request
+from stories import address, at, back_to, block, digest, output, tx
+
+from daemon.http.reply import answer
+
+ANN = f"/api/v1/addresses/{address('ann').hex()}"
+FIRST = block(None, tx("a", output("ann", 1), output("ann", 2)), time=1_700_000_000)
+SECOND = block(FIRST, tx("b", output("ann", 3), spends=[at("a", 1)]))
+OTHER = block(FIRST, tx("c", output("ann", 4), spends=[at("a", 0)]), branch="other")
+WAITS: Message = {"type": "TxSubmitted", "tx": tx("waits", output("ann", 1), spends=[at("a", 0)])}
+CHAIN = [  # what the chain alone decides
+    f"{ANN}/utxos",
+    f"{ANN}/utxos?count=1&order=desc",
+    f"{ANN}/balance",
+    f"/api/v1/credentials/{address('ann')[1:].hex()}/utxos",
+    f"/api/v1/credentials/{address('ann')[1:].hex()}/balance",
+    f"/api/v1/utxos/{digest('tx', 'a').hex()}/0",
+    f"/api/v1/utxos/{digest('tx', 'a').hex()}/1",
+    "/api/v1/tip",
+    "/api/v1/mmr/root",
+    f"/api/v1/mmr/proof/{digest('tx', 'a').hex()}/0",
+]
+MORE = [  # what depends on more
+    "/api/v1/status",
+    "/api/v1/events",
+    f"/api/v1/txs/{digest('tx', 'a').hex()}",
+    f"/api/v1/txs/{digest('tx', 'a').hex()}/utxos",
+    f"/api/v1/txs/{digest('tx', 'waits').hex()}",
+    "/api/v1/recovery/transactions",
+    f"/api/v1/recovery/transactions/{digest('tx', 'waits').hex()}",
+    "/api/v1/pruner/jobs",
+    "/openapi.json",
+    "/docs",
+    "/",
+]
+LIVE = ["/health/live", "/health/ready", "/metrics"]
+WRONG = {
+    "/nothing": 404,
+    f"{ANN}/utxos?count=0": 400,
+    f"{ANN}/utxos?cursor=x": 400,
+    f"/api/v1/utxos/{'ab' * 32}/0": 404,
+    f"/api/v1/stakes/{'ab' * 28}/utxos": 503,
+}
+
+
+@pytest.fixture(scope="module")
+def told() -> Iterator[Asked]:
+    with short_folder() as folder, asked(folder, utxo={"store": "mmr"}) as asking:
+        asking.feed(FIRST, SECOND)
+        asking.feed(WAITS)
+        asking.web.until("/health/ready", 200)
+        asking.web.until(f"/api/v1/recovery/transactions/{digest('tx', 'waits').hex()}", 200)
+        yield asking
+
+
+def ask(told: Asked, path: str, method: str = "GET", **headers: str) -> Answer:
+    more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    request = get(path).replace(b"GET", method.encode(), 1)[:-2] + more.encode() + b"\r\n"
+    return asks(told.daemon.folder / "http", request, bodyless=method == "HEAD")
+
+
+def check(answer: Answer, *, stored: bool) -> None:
+    """Check the headers that every answer has, each once."""
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["cache-control"] == ("no-cache" if stored else "no-store")
+    assert answer.headers["date"].endswith(" GMT")
+
+
+@pytest.mark.parametrize("path", [*CHAIN, *MORE, *LIVE, *WRONG])
+def test_every_answer_has_its_headers(told: Asked, path: str) -> None:
+    stored = path not in LIVE and path not in WRONG
+    answer = ask(told, path)
+    assert answer.status == WRONG.get(path, 200)
+    check(answer, stored=stored)
+    assert {*TIP, "etag"} <= set(answer.headers)
+    head = ask(told, path, "HEAD")
+    assert (head.status, set(head.headers)) == (answer.status, set(answer.headers))
+    check(head, stored=stored)
+    if stored:
+        same = ask(told, path, **{"If-None-Match": "*"})
+        assert same.status == 304 and same.headers["etag"]
+        check(same, stored=True)
+    for method in ("POST", "OPTIONS", "DELETE"):
+        refused = ask(told, path, method)
+        assert refused.status == (404 if path == "/nothing" else 405)
+        assert refused.headers.get("allow") == (None if path == "/nothing" else "GET, HEAD")
+        check(refused, stored=False)
+
+
+def test_pages_keep_their_policy(told: Asked) -> None:
+    for path in ("/", "/docs"):
+        answer = ask(told, path)
+        assert answer.headers["content-security-policy"].startswith("default-src 'none'; ")
+        assert answer.headers["referrer-policy"] == "no-referrer"
+
+
+def test_a_stranger_gets_the_same_headers() -> None:
+    with short_folder() as folder, asked(folder, http={"token": "a long text"}) as asking:
+        asking.web.ask("/health/live")
+        refused = ask(asking, "/api/v1/tip")
+        assert (refused.status, refused.error()) == (401, "unauthorized")
+        check(refused, stored=False)
+
+
+def test_a_tag_stands_for_one_body_and_one_tip() -> None:
+    """Whatever happens: blocks, transactions that wait, rollbacks, the clock. What the chain decides has one a tip."""
+    story: list[Message] = [FIRST, WAITS, SECOND, back_to(FIRST), OTHER, back_to(FIRST), SECOND, block(SECOND)]
+    story[2:2] = [{"type": "TxLocked", "txids": [digest("tx", "waits")]}]
+    bodies: dict[tuple[str, str], Any] = {}
+    tags: dict[str, dict[str, str]] = {path: {} for path in [*CHAIN, *MORE]}  # to the tip of each
+    with short_folder() as folder, asked(folder, utxo={"store": "mmr"}) as asking:
+        kept = 0
+        with Connection(asking.daemon.folder / "http") as connection:
+            for message in story:
+                asking.feed(message)
+                for path in (*CHAIN, *MORE) * 2:
+                    known = ", ".join(tags[path]) or '"none"'
+                    connection.send(get(path)[:-2] + f"If-None-Match: {known}\r\n\r\n".encode())
+                    came = connection.answer()
+                    tag, tip = came.headers["etag"], came.headers["x-tip-hash"]
+                    if came.status == 304:
+                        kept += 1
+                        assert tags[path][tag] == tip  # the client has a body of this very tip
+                        connection.send(get(path))
+                        came = connection.answer()
+                        tag = came.headers["etag"]
+                    if came.status == 200:
+                        assert tags[path].setdefault(tag, tip) == tip
+                        assert bodies.setdefault((path, tag), came.body) == came.body
+    tips = {message["hash"].hex() for message in (FIRST, SECOND, OTHER, block(SECOND))}
+    for path in CHAIN:
+        assert len(tags[path]) == len(set(tags[path].values())) and set(tags[path].values()) <= tips, path
+    assert {len(tags[path]) for path in (f"{ANN}/utxos", "/api/v1/tip", "/api/v1/mmr/root")} == {len(tips)}
+    for path in ("/api/v1/status", f"/api/v1/txs/{digest('tx', 'a').hex()}/utxos"):
+        assert len(tags[path]) > len(set(tags[path].values())), path  # it changed while the tip stayed
+    assert kept > len(CHAIN) * len(story)
+
+
+def test_a_status_that_is_the_same_is_not_sent_again() -> None:
+    """Before the first block nothing in it is a clock."""
+    with short_folder() as folder, asked(folder) as asking:
+        status = asking.web.until("/api/v1/status", 200)
+        known = {"If-None-Match": status.headers["etag"]}
+        same = asking.ask("/api/v1/status", **known)
+        assert (same.status_code, same.content) == (304, b"")
+        asking.feed({"type": "TxSubmitted", "tx": tx("new", output("ann", 1))} | {"on_spent": "refuse"})
+        changed = asking.ask("/api/v1/status", **known)
+        assert changed.status_code == 200 and changed.json() != status.json()
+        assert changed.headers["x-tip-hash"] == status.headers["x-tip-hash"] == "origin"
+        asking.feed(FIRST)
+        first, again = (asking.ask("/api/v1/status") for _ in range(2))
+        assert (first.headers["etag"] == again.headers["etag"]) == (first.content == again.content)
+
+
+def test_bodies_of_one_checksum_have_their_own_tags() -> None:
+    request = Request({"type": "http", "headers": []})
+    one, other = (answer(request, None, body).headers["etag"] for body in (b"plumless", b"buckeroo"))
+    assert crc32(b"plumless") == crc32(b"buckeroo") and one != other
