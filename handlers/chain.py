@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from hashlib import blake2b
 from typing import TypeVar
 
 import msgspec
 
-from handlers import ledger
+from handlers import ledger, persisted
 from handlers.events import (
     BlockApplied,
     BlockCommitted,
@@ -71,6 +70,7 @@ class Chain:
         self.batch = Batch()
         with self.store.disk.read() as txn:
             self.state = self.store.state(txn)
+            self.state = self._persisted_upto(self.state, self._reach().point(txn, self.state.tip))
             self._look(txn)
         self.tip = self.view.tip
 
@@ -80,6 +80,11 @@ class Chain:
         self.leaves = mmr.count(txn) if mmr else None  # from then on with those of the blocks that wait
         self._prunable = prunable(self.store, txn, self.windows)
         self.view = self._reach().view(txn)
+        self._highest = max((point.height for point in self.view.points), default=0)
+
+    @staticmethod
+    def _persisted_upto(state: State, tip: Point | None) -> State:
+        return msgspec.structs.replace(state, persisted=persisted.kept(state.persisted, tip))
 
     def _reach(self) -> Reach:
         return Reach(self.store, self.windows, self.state)
@@ -161,7 +166,8 @@ class Chain:
         self.batch.facts.append(fact)
         if connected.missing:
             self.batch.missing.append((point, connected.missing))
-        far = network_height is not None and network_height - point.height > self.windows.keep_undo
+        self._highest = max(self._highest, point.height)  # heights may fall, and then say nothing about the depth
+        far = network_height is not None and network_height - self._highest > self.windows.keep_undo
         self.batch.deep &= far and self.store.mmr is None  # there every output has a leaf, live or not
 
     def step(self, work: Callable[[Txn], None], touched: Iterable[bytes]) -> None:
@@ -329,7 +335,8 @@ class Chain:
 
     def _take_back(self, txn: Txn, target: int) -> State:
         cursors = [min(cursor, (target + 1, 0)) for cursor in (self.state.spent_cursor, self.state.undo_cursor)]
-        state = msgspec.structs.replace(self.state, tip=target, spent_cursor=cursors[0], undo_cursor=cursors[1])
+        state = self._persisted_upto(self.state, self._reach().point(txn, target))
+        state = msgspec.structs.replace(state, tip=target, spent_cursor=cursors[0], undo_cursor=cursors[1])
         if self.lives:
             self.lives.begin(self._height(txn))
             self.lives.disconnect(txn, self.state.tip, target)
@@ -343,7 +350,13 @@ class Chain:
     # --- other facts ---------------------------------------------------------------------------------------------
 
     def persisted(self, event: BlockPersisted) -> bool:
-        """Remember how far blocks are kept elsewhere; return False when that was known."""
+        """Remember how far blocks are kept elsewhere; return False when that was known.
+
+        Raises:
+            Refused: `gap` or `unknown_point`: it is not a block of our chain.
+        """
+        with self.store.disk.read() as txn:
+            persisted.check(event, self.tip, persisted.Blocks(self.store, txn, self.batch.change, self.state.tip))
         if self.state.persisted is not None and event.height <= self.state.persisted:
             return False
         self.state = msgspec.structs.replace(self.state, persisted=event.height)
@@ -356,7 +369,7 @@ class Chain:
             Refused: the store is not empty, or an outpoint is listed twice.
         """
         self.commit()
-        digest = blake2b(msgspec.msgpack.encode(event.outputs), digest_size=32).digest()
+        digest = ledger.genesis_digest(event.outputs)
         with self.store.disk.read() as txn:
             seeded = self.store.genesis(txn)
         if seeded == digest:

@@ -2,6 +2,10 @@
 
 The types are the wire contract (protocol, section 1), so their field names are too. Inbound facts are complete: no
 handler has to ask back. They are decoded by the thousand per block, hence `gc=False` for what holds no cycle.
+
+Inbound types refuse unknown fields, except in `Hello`: a misspelt `inputs` would lose a spend without an error. They
+leave default values out when they are encoded, so a feeder of this version can feed a daemon that lacks its newest
+fields.
 """
 
 from __future__ import annotations
@@ -10,10 +14,13 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from storage import keys
+
 Hash32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Hash28 = Annotated[bytes, Meta(min_length=28, max_length=28)]
 U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
-Count = Annotated[int, Meta(ge=0)]  # values and quantities: 0 … 2^64-1, the upper bound is the encodings' own
+Count = Annotated[int, Meta(ge=0)]  # values, quantities, slots: 0 … 2^64-1, the upper bound is the encodings' own
+Height = Annotated[int, Meta(ge=0, le=keys.HIGHEST)]
 OutPoint = tuple[Hash32, U32]
 Asset = tuple[Hash28, Annotated[bytes, Meta(max_length=32)], Count]
 
@@ -26,7 +33,7 @@ class Point(Struct, frozen=True, gc=False):
     hash: Hash32
 
 
-class Output(Struct, frozen=True, gc=False):
+class Output(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """What a transaction creates; `address` is the raw address (Cardano) or the locking script (Bitcoin)."""
 
     address: bytes
@@ -39,8 +46,12 @@ class Output(Struct, frozen=True, gc=False):
     spendable: bool = True
 
 
-class Tx(Struct, frozen=True, gc=False):
-    """One transaction of a block. `valid=False` is a phase-2 failure: collateral in, collateral return out."""
+class Tx(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """One transaction of a block. `valid=False` is a phase-2 failure: collateral in, collateral return out.
+
+    `previous` has value and script of what each input spends, where the sender knows it. `version`, `lock_time`,
+    `previous` and `datums` are validated but not stored yet.
+    """
 
     txid: Hash32
     inputs: list[OutPoint] = []
@@ -54,26 +65,34 @@ class Tx(Struct, frozen=True, gc=False):
     size: int | None = None
     subtree_index: int | None = None
     raw: bytes | None = None
+    version: int | None = None
+    lock_time: int | None = None
+    previous: list[tuple[Count, bytes] | None] | None = None
+    datums: list[bytes] = []
 
 
 class Event(Struct, frozen=True, tag_field="type", tag=str):
     """A message on the wire: its class name is its `type`."""
 
 
-class Message(Event, frozen=True, kw_only=True):
+class Message(Event, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A message in; `seq` is the client's own number, echoed in the answer that it asks for."""
 
     seq: int | None = None
 
 
-class NetworkTip(Struct, frozen=True):
+class NetworkTip(Struct, frozen=True, omit_defaults=True):
     """How far the network is, as the client sees it."""
 
-    height: Count
+    height: Height
+    slot: Count | None = None
 
 
-class Hello(Message, frozen=True, kw_only=True):
-    """Who connects, and how far the network is. Answered by `Welcome`."""
+class Hello(Message, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Who connects, and how far the network is. Answered by `Welcome`.
+
+    Unknown fields are ignored, so that a client can greet a daemon of any version.
+    """
 
     client: str = ""
     network_tip: NetworkTip | None = None
@@ -85,10 +104,19 @@ class Subscribe(Message, frozen=True, kw_only=True):
     events: list[Literal["BlockCommitted", "RolledBack", "Pruned", "TxStatusChanged"]]
 
 
-class BlockApplied(Message, frozen=True, kw_only=True):
-    """A block joined the chain."""
+class Issuer(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a Cardano feeder knows of a block's issuer: its keys and its operational certificate."""
 
-    height: Count
+    vkey: Hash32 | None = None
+    vrf_vkey: Hash32 | None = None
+    op_cert: bytes | None = None
+    op_cert_counter: Count | None = None
+
+
+class BlockApplied(Message, frozen=True, kw_only=True):
+    """A block joined the chain. `size`, `header` and `issuer` are validated but not stored yet."""
+
+    height: Height
     hash: Hash32
     slot: Count | None = None
     prev_hash: Hash32 | None = None
@@ -96,6 +124,9 @@ class BlockApplied(Message, frozen=True, kw_only=True):
     epoch: int | None = None
     era: str | None = None
     block_id: int | None = None
+    size: Count | None = None
+    header: Annotated[bytes, Meta(min_length=80, max_length=80)] | None = None
+    issuer: Issuer | None = None
     txs: list[Tx] = []
 
     @property
@@ -104,7 +135,7 @@ class BlockApplied(Message, frozen=True, kw_only=True):
         return Point(self.height, self.height if self.slot is None else self.slot, self.hash)
 
 
-class RollbackPoint(Struct, frozen=True):
+class RollbackPoint(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Where to go back to: by `hash`, or without one by the last block whose slot is at most `slot`."""
 
     slot: Count | None = None
@@ -125,7 +156,7 @@ class BlockPersisted(Message, frozen=True, kw_only=True):
     hash: Hash32 | None = None
 
 
-class GenesisOutput(Struct, frozen=True):
+class GenesisOutput(Struct, frozen=True, forbid_unknown_fields=True):
     """One output that exists before the first block."""
 
     txid: Hash32
@@ -143,7 +174,7 @@ class NodeState(Message, frozen=True, kw_only=True):
     """What the node says it is doing; while it reorganises or catches up nothing is pruned."""
 
     state: Literal["running", "catching_up", "reorganising", "stopped"]
-    height: Count
+    height: Height
 
 
 # --- the life of transactions ------------------------------------------------------------------------------------
@@ -173,7 +204,7 @@ class TxMined(Message, frozen=True, kw_only=True):
 
     txids: list[Hash32]
     block_id: Count
-    height: Count
+    height: Height
     subtree_index: int | None = None
     longest: bool = True
     unset: bool = False
@@ -215,7 +246,7 @@ class TxPreserved(Message, frozen=True, kw_only=True):
     """Transactions that are not pruned before a height (operator)."""
 
     txids: list[Hash32]
-    until: Count
+    until: Height
 
 
 ChainMessage = BlockApplied | Rollback | BlockPersisted | GenesisOutputs | NodeState

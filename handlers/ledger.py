@@ -9,8 +9,9 @@ never a failure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from hashlib import blake2b
 
-from msgspec import Struct, structs
+from msgspec import Struct, msgpack, structs
 
 from handlers.events import BlockApplied, GenesisOutput, OutPoint, Output, Point, Tx
 from storage import keys
@@ -285,6 +286,12 @@ def seed(outputs: Iterable[GenesisOutput]) -> ChangeSet:
         change.txs.after[home] = genesis.txid + bytes(1)
     change.blocks.after[own] = pack(BlockRow(0, 0, bytes(32)))
     return change
+
+
+def genesis_digest(outputs: Iterable[GenesisOutput]) -> bytes:
+    """Return what the store remembers of its genesis outputs; fields with default values count too."""
+    whole = [{**structs.asdict(genesis), "output": structs.asdict(genesis.output)} for genesis in outputs]
+    return blake2b(msgpack.encode(whole), digest_size=32).digest()
 
 
 def follows(block: BlockApplied, tip: Point) -> bool:

@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 _read_body = msgspec.msgpack.Decoder(Body).decode
+_BODIES = (b"\x92", b"\x98")  # how a body begins that has all its fields
 
 
 class NoIndex(Exception):
@@ -346,8 +347,14 @@ class Snapshot:
 
 
 def _body(place: bytes, raw: bytes) -> Body:
-    """Return an output's body."""
+    """Return an output's body.
+
+    Raises:
+        Damaged: it can't be read.
+    """
     try:
-        return _read_body(raw)
+        if raw[:1] in _BODIES:
+            return _read_body(raw)
     except msgspec.DecodeError:
-        return unpack(Body, raw, f"output {keys.show(place)}")  # which says what is wrong, and where
+        pass
+    return unpack(Body, raw, f"output {keys.show(place)}")  # which says what is wrong, and where

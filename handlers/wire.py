@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from struct import Struct as Packed
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct, inspect
 
-from handlers import json_shape
-from handlers.events import Inbound, Outbound
+from handlers import json_shape, misspelt
+from handlers.events import BlockApplied, Inbound, Outbound, Tx, TxSubmitted
 from handlers.refusal import Refused
 
 Encoding = Literal["json", "frames"]
@@ -24,6 +25,7 @@ _I64_MIN, _U64_MAX = -(1 << 63), (1 << 64) - 1  # what MessagePack, and so a row
 _frames: msgspec.msgpack.Decoder[Inbound] = msgspec.msgpack.Decoder(Inbound)
 _encode_frame = msgspec.msgpack.Encoder().encode
 _encode_json = msgspec.json.Encoder().encode
+_LONGEST_ERROR = 400  # characters: an error may repeat what the client sent, which may be very long
 
 
 class _Envelope(Struct):
@@ -68,17 +70,16 @@ def decode(raw: bytes | bytearray, encoding: Encoding) -> Inbound:
         Refused: `malformed` with the place, or `unknown_type`.
     """
     try:
-        if encoding == "frames":
-            return _frames.decode(raw)
-        json_shape.check(raw)
-        message: Inbound = msgspec.convert(_unhex(msgspec.json.decode(raw)), Inbound, builtin_types=(bytes,))
+        message = _frames.decode(raw) if encoding == "frames" else _read_json(raw)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         if "$.type" in str(error):
             kind = _kind(_envelope(raw, encoding), encoding)
-            raise Refused("unknown_type", f"{kind!r} is no message of this protocol") from error
-        raise Refused("malformed", str(error), broken=_broken(error)) from error
+            raise Refused("unknown_type", _shortened(f"{kind!r} is no message of this protocol")) from error
+        what = misspelt.explain(str(error), partial(peek, raw, encoding)) or _shortened(str(error))
+        raise Refused("malformed", what, broken=_broken(error)) from error
     if type(message).__name__ != peek(raw, encoding):  # what was let in is what is carried out
         raise Refused("malformed", "a message has one `type` - at `$.type`")
+    _check_lengths(message)
     return message
 
 
@@ -99,7 +100,37 @@ def _envelope(raw: bytes | bytearray, encoding: Encoding) -> _Envelope:
     try:
         return (_frame_envelope if encoding == "frames" else _json_envelope).decode(raw)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise Refused("malformed", str(error), broken=_broken(error)) from error
+        raise Refused("malformed", _shortened(str(error)), broken=_broken(error)) from error
+
+
+def _read_json(raw: bytes | bytearray) -> Inbound:
+    json_shape.check(raw)
+    message: Inbound = msgspec.convert(_unhex(msgspec.json.decode(raw)), Inbound, builtin_types=(bytes,))
+    return message
+
+
+def _check_lengths(message: Inbound) -> None:
+    """Check what the types can't say: `previous` has one entry for each input."""
+    match message:
+        case BlockApplied(txs=txs):
+            for n, tx in enumerate(txs):
+                if tx.previous is not None:
+                    _check_previous(tx, f"$.txs[{n}]")
+        case TxSubmitted(tx=tx) if tx.previous is not None:
+            _check_previous(tx, "$.tx")
+
+
+def _check_previous(tx: Tx, place: str) -> None:
+    assert tx.previous is not None
+    if len(tx.previous) != len(tx.inputs):
+        what = f"Expected one entry for each of the {len(tx.inputs)} inputs, got {len(tx.previous)}"
+        raise Refused("malformed", f"{what} - at `{place}.previous`")
+
+
+def _shortened(text: str) -> str:
+    """Return a text without its middle if it is very long: a place stands at its end."""
+    half = _LONGEST_ERROR // 2
+    return text if len(text) <= _LONGEST_ERROR else f"{text[:half]} … {text[-half:]}"
 
 
 def _broken(error: Exception) -> bool:
@@ -223,9 +254,9 @@ def _fields(readers: dict[str, _Reader]) -> _Reader:
             return value
         read, name = dict(value), ""
         try:
-            for name, reader in readers.items():
-                if value.get(name) is not None:
-                    read[name] = reader(value[name])
+            for name, item in value.items():
+                if item is not None and (reader := readers.get(name)) is not None:
+                    read[name] = reader(item)
         except _NotHex as error:
             error.place = f".{name}{error.place}"
             raise

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from struct import Struct
 
 LAST_U32 = 0xFFFF_FFFF
+HIGHEST = LAST_U32 - 1  # height that an index can hold; the last number is reserved
 GENESIS = 0  # the ordinal of what existed before the first block
 
 _U32 = Struct(">I")

@@ -1,4 +1,4 @@
-"""The values in the tables: MessagePack arrays, positional, growing only at the end.
+"""The values in the tables: MessagePack arrays, positional, growing only at the end; no field may be missing.
 
 A live output's row is its body. A spent one has a mark in front, so that a spend rewrites the row without decoding it:
 
@@ -21,7 +21,7 @@ SPENT = 0x01
 MARK = b"\x01"
 MARKED = 13  # bytes in front of a spent body
 
-_T = TypeVar("_T")
+_T = TypeVar("_T", bound=Struct)
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -119,12 +119,24 @@ def unpack(kind: type[_T], raw: bytes, what: str) -> _T:
     """Return the row in `raw`.
 
     Raises:
-        Damaged: the bytes are no such row; `what` says which row it was.
+        Damaged: the bytes are no such row, or fields are missing; `what` says which row it was.
     """
     try:
-        return msgspec.msgpack.decode(raw, type=kind)
+        row = msgspec.msgpack.decode(raw, type=kind)
     except msgspec.DecodeError as error:
         raise Damaged(f"{what} cannot be read: {error}") from error
+    wanted, written = len(kind.__struct_fields__), _length(raw)
+    if written < wanted and written != _SHORT.get(kind):  # a default in place of a lost field would be a wrong answer
+        raise Damaged(f"{what} cannot be read: it has {written} of {wanted} fields")
+    return row
+
+
+def _length(raw: bytes) -> int:
+    """Return how many fields an array has; `raw` is one that was decoded."""
+    return raw[0] & 0x0F if raw[0] < 0xA0 else int.from_bytes(raw[1:3] if raw[0] == 0xDC else raw[1:5], "big")
+
+
+_SHORT: dict[type[Struct], int] = {Body: 2, Undo: 7}  # rows that are also written with so many fields
 
 
 def body_of(row: bytes) -> bytes:

@@ -30,7 +30,7 @@ _BODY, _LOCK = keys.u32(BODY_PAGE), keys.u32(LOCK_PAGE)
 _STALE = b"records_stale"  # in utxo_meta: blocks may have come while nobody kept the records
 HASH, CLAIM = 32, 36  # bytes
 FROZEN = b"\xff" * CLAIM
-HIGHEST = keys.LAST_U32 - 1  # height that the indexes can hold: a block that claims more counts as this
+HIGHEST = keys.HIGHEST
 ALL_IN_ONE = keys.LAST_U32  # the page size of a record that is one page, however many outputs it has
 
 OutPoint = tuple[bytes, int]

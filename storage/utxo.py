@@ -176,6 +176,14 @@ class UtxoStore:
             raise Damaged(f"block {ordinal} has no row")
         return unpack(BlockRow, raw, f"block {ordinal}")
 
+    def next_block(self, txn: Txn, ordinal: int) -> tuple[int, BlockRow] | None:
+        """Return the first block at or after an ordinal that has a row, with its own ordinal."""
+        cursor = txn.cursor(self.block)
+        if not cursor.set_range(keys.u32(ordinal)):
+            return None
+        found = keys.number(cursor.key())
+        return found, unpack(BlockRow, cursor.value(), f"block {found}")
+
     def ordinal_of(self, txn: Txn, block_hash: bytes) -> int | None:
         """Return the ordinal of a retained block."""
         raw = txn.get(block_hash, db=self.block_hash)

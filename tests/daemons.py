@@ -440,13 +440,17 @@ def statuses(answers: Sequence[Message]) -> list[str]:
     return [answer.get("status") or answer["code"] for answer in answers]
 
 
-def error(answer: Message | None, code: str, seq: int | None = 1) -> Message:
-    """Check that an answer is an error with everything that the contract gives to it; return its detail."""
+def error(answer: Message | None, code: str, seq: int | None = 1, *, retryable: bool | None = None) -> Message:
+    """Check that an answer is an error with everything that the contract gives to it; return its detail.
+
+    `retryable` is given where the code alone does not decide it.
+    """
     assert answer is not None
     assert set(answer) == {"type", "seq", "code", "message", "retryable", "detail"}
     assert (answer["type"], answer["code"], answer["seq"]) == ("Error", code, seq)
     assert answer["message"]
-    assert answer["retryable"] is (code in {"feeder_busy", "store_full", "too_slow"})
+    expected = code in {"feeder_busy", "store_full", "too_slow"} if retryable is None else retryable
+    assert answer["retryable"] is expected
     detail: Message = answer["detail"]
     return detail
 

@@ -101,7 +101,8 @@ class Model:
         self.committed = 0
         self.floor = 0
         self.deep = elides  # all that waits lies far below the network's tip
-        self.persisted: int | None = None
+        self.persisted: int | None = None  # with what waits
+        self.persisted_stored: int | None = None
 
     @property
     def now(self) -> Moment:
@@ -140,6 +141,7 @@ class Model:
         if self.deep and self.committed < len(self.moments) - 1:
             self.floor = len(self.moments) - 1
         self.committed, self.deep = len(self.moments) - 1, self.elides
+        self.persisted_stored = self.persisted
         if prunes:
             self.prune()
 
@@ -151,6 +153,7 @@ class Model:
         """Lose what was not durable."""
         del self.moments[self.committed + 1 :]
         self.deep = self.elides
+        self.persisted = self.persisted_stored
 
     def lowest(self) -> int:
         """Return the lowest ordinal that can be rolled back to, once all that may be forgotten is."""
@@ -159,6 +162,9 @@ class Model:
     def rollback(self, ordinal: int) -> None:
         del self.moments[ordinal + 1 :]
         self.committed = ordinal
+        if self.persisted is not None:
+            self.persisted = None if self.now.block is None else min(self.persisted, self.now.block.height)
+        self.persisted_stored = self.persisted
 
     def last_upto(self, slot: int) -> int:
         """Return the last block at or before a slot; 0 when there is none."""

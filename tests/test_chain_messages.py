@@ -222,13 +222,6 @@ def test_rollback_below_the_floor_is_refused_before_anything_changes(tmp_path: P
 # --- other facts ---------------------------------------------------------------------------------------------------
 
 
-def test_block_persisted(client: Client) -> None:
-    for height, status in [(5, "accepted"), (5, "duplicate"), (3, "duplicate"), (6, "accepted")]:
-        ack(client.ask({"type": "BlockPersisted", "height": height, "hash": ONE}), status, None)
-    assert client.hello()["persisted_height"] == 6
-    error(client.ask({"type": "BlockPersisted"}), "malformed")
-
-
 def genesis(*values: int, name: str = "genesis") -> Message:
     outputs = [{"txid": digest("tx", name, n), "index": n, "output": output(n, v)} for n, v in enumerate(values)]
     return {"type": "GenesisOutputs", "outputs": outputs}

@@ -64,8 +64,9 @@ BLOCKS = [
 
 def tell(chain: Chain) -> None:
     chain.seed(GenesisOutputs(outputs=[GenesisOutput(bytes.fromhex(GENESIS), 7, plain(1000))]))
-    chain.persisted(BlockPersisted(height=99))
     feed(chain, *BLOCKS)
+    chain.persisted(BlockPersisted(height=99))
+    chain.commit()
 
 
 def written(folder: Path, **options: bool) -> dict[str, dict[str, str]]:

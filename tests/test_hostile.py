@@ -211,7 +211,7 @@ def test_much_of_nothing(besieged: tuple[Daemon, Honest], filler: bytes) -> None
         with daemon.client("json") as client:
             client.raw(line)
             answer = client.receive()
-            assert answer is not None and answer["type"] == "Ack"
+            assert answer is not None and answer["code"] == "malformed"
     honest.advance(3)
 
 

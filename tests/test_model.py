@@ -228,14 +228,43 @@ class Story(RuleBasedStateMachine):
     def permit_pruning(self, may: bool) -> None:
         self.chain.may_prune = self.options["may_prune"] = may
 
-    @rule(height=st.integers(0, 9))
-    def persist(self, height: int) -> None:
-        self.commit()
-        news = self.model.persisted is None or height > self.model.persisted
-        assert self.chain.persisted(BlockPersisted(height=height)) == news
+    @rule(share=st.integers(0, 8), by=st.sampled_from(("height", "hash")), waits=st.booleans())
+    def persist(self, share: int, by: str, waits: bool) -> None:
+        """A block of ours is persisted, retained or not, and also while it waits for its commit."""
+        ordinal = round(share / 8 * (len(self.model.moments) - 1))
+        told = self.model.moments[ordinal].block
+        if told is None:
+            return
+        MET.meet("a block that waits is persisted", ordinal > self.model.committed)
+        MET.meet("a block below the floor is persisted", ordinal < self.floor())
+        event = BlockPersisted(height=told.height, hash=told.hash if by == "hash" else None)
+        news = self.model.persisted is None or told.height > self.model.persisted
+        assert self.chain.persisted(event) == news
         if news:
-            self.model.persisted = height
-        self.commit()
+            self.model.persisted = told.height
+        if not waits:
+            self.commit()
+
+    @rule(share=st.integers(0, 4), what=st.sampled_from(("above", "another hash", "another block's hash")))
+    def persist_what_is_not_ours(self, share: int, what: str) -> None:
+        moments, tip, state = self.model.moments, self.chain.tip, self.chain.state
+        floor = self.floor()
+        told = moments[floor + round(share / 4 * (len(moments) - 1 - floor))].block
+        lowest = moments[floor].block
+        if what == "above" or tip is None or told is None:
+            above = BlockPersisted(height=(tip.height if tip else -1) + 1 + share, hash=digest("x") if share else None)
+            why = refused("gap", lambda: self.chain.persisted(above))
+            assert (why.retryable, why.detail) == (True, {"tip": tip})
+        elif lowest is None or told.height > lowest.height:  # else its row may be gone, and nobody can tell
+            name = digest("nobody") if what == "another hash" else self.model.now.block.hash  # type: ignore[union-attr]
+            if what == "another block's hash" and told.height == tip.height:
+                return
+            event = BlockPersisted(height=told.height, hash=name)
+            assert refused("unknown_point", lambda: self.chain.persisted(event)).detail == {"tip": tip}
+        else:
+            return
+        assert self.chain.state == state
+        MET.meet(f"a refusal: persisted, {what}")
 
     @rule()
     def restart(self) -> None:
@@ -389,7 +418,7 @@ class Story(RuleBasedStateMachine):
         assert chain.tip == model.now.point
         assert (view.tip, view.blocks) == (model.stored.point, model.committed)
         assert view.unspent == len(model.stored.coins)
-        assert view.persisted_height == model.persisted
+        assert view.persisted_height == model.persisted_stored
         self.floor_is_right()
 
     def floor_is_right(self) -> None:
@@ -504,6 +533,8 @@ EXPECTED = {
     "a boundary block",
     "a collateral return",
     "a duplicate",
+    "a block below the floor is persisted",
+    "a block that waits is persisted",
     "a duplicate that waits",
     "a failed transaction",
     "a genesis",
@@ -514,6 +545,9 @@ EXPECTED = {
     "a refusal: fork",
     "a refusal: gap",
     "a refusal: gap by height",
+    "a refusal: persisted, above",
+    "a refusal: persisted, another block's hash",
+    "a refusal: persisted, another hash",
     "a refusal: unknown_point",
     "a reorganisation by hash",
     "a reorganisation by height",
