@@ -203,6 +203,27 @@ class Transactions(Table, frozen=True, kw_only=True):
             extra={"notation": BLOB_STORE},
         ),
     ] = "file:blobs"
+    max_pending_bytes: Annotated[
+        Bytes,
+        Meta(
+            ge=0,
+            le=1 << 62,
+            description="Space for submitted transactions that wait for a block, with their blobs; beyond it the "
+            "oldest are evicted. 0 is no limit.",
+        ),
+    ] = GIB
+    max_pending_count: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000_000,
+            description="Submitted transactions that may wait for a block; beyond it the oldest are evicted. "
+            "0 is no limit.",
+        ),
+    ] = 1_000_000
+    max_pending_age: Annotated[
+        Seconds, Meta(ge=0, description="Age at which a transaction that still waits is evicted; 0 is never.")
+    ] = 1_209_600.0
 
 
 class Pruner(Table, frozen=True, kw_only=True):

@@ -25,6 +25,7 @@ from daemon.commands.common import FAILED
 from daemon.connection import Hall
 from daemon.diagnostics import dump
 from daemon.door import Guests, admins, keep_open, most_clients, open_door
+from daemon.evicting import evict_along
 from daemon.http.master import Keeper
 from daemon.inbox import Inbox
 from daemon.metrics import daemon_sheet, encode, folder, keep_shown
@@ -108,6 +109,7 @@ async def serve(config: Config, config_file: Path | None) -> bool:
                     doors.start_soon(_watch, notifier, notifier.watchdog_s / 2, turns, writer)
                 if turns and turns.chain.lives:
                     doors.start_soon(_try_blobs, turns.chain.lives.transactions.blobs)
+                    doors.start_soon(evict_along, config, turns, turns.chain.lives, hall, writer)
                 if turns:
                     doors.start_soon(_watch_readers, config, turns.chain.store.disk, hall, writer)
                 if turns and config.pruner.enabled:

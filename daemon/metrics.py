@@ -28,6 +28,7 @@ from msgspec import Struct, field
 from config.settings import Config
 from daemon.readers import ReaderNumbers
 from handlers.events import BlockCommitted, Pruned, RolledBack
+from handlers.eviction import EvictionNumbers
 from handlers.pruner import PrunerNumbers
 from handlers.recovery.numbers import Numbers as RecoveryNumbers
 from handlers.utxo import Committed, Work
@@ -44,6 +45,7 @@ CODES = (  # an increase from nothing is seen only by who has seen the nothing
     "gap",
     "malformed",
     "not_permitted",
+    "PENDING_FULL",
     "store_full",
     "too_large",
     "too_slow",
@@ -113,6 +115,7 @@ class Numbers(Struct):
     readers: ReaderNumbers = ReaderNumbers()
     listener_failures: int = 0
     pruner: PrunerNumbers = field(default_factory=PrunerNumbers)
+    evictions: EvictionNumbers = field(default_factory=EvictionNumbers)
     recovery: RecoveryNumbers | None = None
 
     def heard(self, kind: str) -> None:

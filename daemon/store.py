@@ -145,6 +145,9 @@ def _transactions(store: UtxoStore, config: Config, blobs: Blobs) -> Transaction
         maturity=wish.coinbase_maturity,
         max_inline_bytes=wish.max_inline_bytes,
         externalize_all=wish.externalize_all,
+        max_pending_bytes=wish.max_pending_bytes,
+        max_pending_count=wish.max_pending_count,
+        max_pending_age_s=wish.max_pending_age,
     )
     records = TxStore(store.disk)
     cached = Cached(blobs, _BLOB_CACHE)

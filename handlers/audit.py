@@ -99,8 +99,13 @@ class _Audit:
 
     def findings(self, txn: Txn) -> Iterator[str]:
         """Yield what is wrong."""
-        yield from self._each(txn)
-        for what, walk in {"indexes": self._strays(txn), "details of blocks": self._details(txn)}.items():
+        walks = {
+            "transactions": self._each(txn),
+            "indexes": self._strays(txn),
+            "details of blocks": self._details(txn),
+            "pending submissions": self._pending(txn),
+        }
+        for what, walk in walks.items():
             try:
                 yield from walk
             except _UNREADABLE as error:
@@ -344,6 +349,14 @@ class _Audit:
                 yield f"the details of block {ordinal} contradict themselves"
             if last.set_range(own + keys.u32(count)) and last.key().startswith(own):
                 yield f"the details of block {ordinal} tell of {count} transactions, there are more"
+
+    def _pending(self, txn: Txn) -> Iterator[str]:
+        yield from self.store.pending.findings(txn)
+        for txid in self.store.pending.oldest(txn):
+            record = self.store.record(txn, txid)
+            if record is None or record.unmined_since is None:
+                state = "has no record" if record is None else "is mined"
+                yield f"transaction {txid.hex()} is counted as a pending submission, but {state}"
 
 
 def _holds(txid: bytes, inputs: list[OutPoint], n: int, row: bytes) -> bool:

@@ -19,6 +19,18 @@ from storage.transactions import (
     output_hash,
 )
 
+_RECORD, _INPUT, _OUTPUT = 400, 80, 120  # bytes on disk, about: rows, their keys and their places in the indexes
+
+
+def size_of(tx: Tx) -> int:
+    """Return about how many bytes a pending transaction takes on disk, with its blob."""
+    return size_on_disk(0 if tx.raw is None else len(tx.raw), len(tx.inputs), len(tx.outputs))
+
+
+def size_on_disk(raw: int, inputs: int, outputs: int) -> int:
+    """Return the same for one with so many bytes, inputs and outputs."""
+    return raw + _RECORD + _INPUT * inputs + _OUTPUT * outputs
+
 
 class Births(States):
     """Operations that make records."""
@@ -34,6 +46,14 @@ class Births(States):
         self.spend(txn, tx.txid, tx.inputs, self.height + 1, unborn=True)
         self.create(txn, tx, self.height, locked=locked)
         return True
+
+    def check_submission(self, txn: Txn, tx: Tx) -> None:
+        """Check that a transaction which is not known could spend what it names.
+
+        Raises:
+            TxFault: as `submit`.
+        """
+        self.check_spends(txn, tx.txid, tx.inputs, self.height + 1, unborn=True)
 
     def known(self, txn: Txn, tx: Tx) -> bool:
         """Return whether a transaction need not be created.
@@ -145,6 +165,8 @@ class Births(States):
         self.store.put_slots(txn, tx.txid, number, rows)
         if number == 0:
             self.store.put_body(txn, tx.txid, Body(tx.inputs, None if record.external else tx.raw))
+            if record.unmined_since is not None:
+                self.store.pending.add(txn, tx.txid, size_of(tx), record.created_at)
             if record.conflicting:
                 self.enter_child(txn, tx.txid, [txid for txid, _ in tx.inputs], on=True)
 

@@ -22,7 +22,7 @@ from storage import keys
 from storage.blobs import BlobFailed
 from storage.disk import Db, Txn
 from storage.errors import Damaged
-from storage.transactions import FROZEN, HASH, MASTER, Record, claimant
+from storage.transactions import FROZEN, HASH, Record, claimant
 
 # A record that decodes may still say nonsense: a page size of nothing, a number that no key can hold.
 UNREADABLE = (Damaged, ValueError, ArithmeticError, struct.error)
@@ -343,12 +343,6 @@ class Burial:
         """Remove a page that a deleted large transaction has left; one that has come again keeps its own."""
         if self.store.record(txn, txid) is None:
             self.store.remove_page(txn, txid, number)
-
-    def speaks_of(self, txn: Txn, txid: bytes) -> bool:
-        """Return whether a transaction has a record, readable or not, or somebody is about to make one."""
-        store = self.store
-        known = txn.get(txid + MASTER, db=store.tx) is not None or store.lock(txn, txid) is not None
-        return known or txid in self.transactions.on_their_way
 
     def past_due(self, txn: Txn, height: int) -> int:
         """Return how many records should be gone at a height and are not."""

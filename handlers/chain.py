@@ -62,6 +62,7 @@ class Chain:
         self.may_prune = True
         self._nothing_at: dict[Part, State] = {}  # where pruning found nothing more to do
         self.facts: list[Fact] = []  # durable, not yet taken by `take_facts`
+        self._beside: list[Fact] = []  # the same, of `write_alone`
         self.missing: list[tuple[Point, list[OutPoint]]] = []
         self._reload()
 
@@ -92,6 +93,11 @@ class Chain:
     def take_facts(self) -> list[Fact]:
         """Return what has become durable since the last call."""
         facts, self.facts = self.facts, []
+        return facts + self.take_facts_beside()
+
+    def take_facts_beside(self) -> list[Fact]:
+        """Return what `write_alone` has made durable since the last call."""
+        facts, self._beside = self._beside, []
         return facts
 
     def take_missing(self) -> list[tuple[Point, list[OutPoint]]]:
@@ -299,7 +305,7 @@ class Chain:
             return step(txn)
 
         done = self.store.disk.write(work)
-        lives.idle = False
+        self._beside += lives.settle()
         return done
 
     @property

@@ -80,9 +80,11 @@ class Answer(Struct, frozen=True):
         self.sender.answer(self.message, last=self.last)
 
 
-def acknowledge(delivery: Delivery, seq: int | None, status: AckStatus, tip: Point | None) -> list[Answer]:
+def acknowledge(
+    delivery: Delivery, seq: int | None, status: AckStatus, tip: Point | None, *, evicted: int = 0
+) -> list[Answer]:
     """Return the acknowledgement, if the sender asked for one."""
-    return [] if seq is None else [Answer(delivery.sender, Ack(seq=seq, status=status, tip=tip))]
+    return [] if seq is None else [Answer(delivery.sender, Ack(seq=seq, status=status, tip=tip, evicted=evicted))]
 
 
 def refuse(delivery: Delivery, seq: int | None, refusal: Refusal) -> list[Answer]:

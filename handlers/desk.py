@@ -21,6 +21,7 @@ from storage.buried import Buried, BuriedStore
 from storage.disk import Txn
 from storage.transactions import (
     HASH,
+    MASTER,
     Body,
     OutPoint,
     Page,
@@ -43,6 +44,9 @@ class Rules(Struct, frozen=True):
     reassign_delay: int = spending.REASSIGN_DELAY
     max_inline_bytes: int = 1 << 20
     externalize_all: bool = False
+    max_pending_bytes: int = 0  # of submissions; 0 is no limit
+    max_pending_count: int = 0
+    max_pending_age_s: float = 0.0
 
 
 class Mined(Struct, frozen=True):
@@ -155,6 +159,11 @@ class Desk:
             assert self.buried is not None
             return self.buried.inputs(txn, held.buried)
         return self.store.body(txn, held.txid).inputs
+
+    def speaks_of(self, txn: Txn, txid: bytes) -> bool:
+        """Return whether a transaction has a record, readable or not, or somebody is about to make one."""
+        known = txn.get(txid + MASTER, db=self.store.tx) is not None or self.store.lock(txn, txid) is not None
+        return known or txid in self.on_their_way
 
     # --- spending ------------------------------------------------------------------------------------------------
 

@@ -331,12 +331,16 @@ class Welcome(Event, frozen=True, kw_only=True):
 AckStatus = Literal["applied", "duplicate", "rolled_back", "noop", "accepted"]
 
 
-class Ack(Event, frozen=True, kw_only=True):
-    """The effect of message `seq` is durable on disk."""
+class Ack(Event, frozen=True, kw_only=True, omit_defaults=True):
+    """The effect of message `seq` is durable on disk.
+
+    `evicted` is only there when older submissions had to make room for this one: how many transactions that were.
+    """
 
     seq: int
     status: AckStatus
     tip: Point | None
+    evicted: int = 0
 
 
 class Error(Event, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from msgspec import Struct
 from handlers import spending
 from handlers.desk import Held, blob_name, show
 from handlers.events import BlockApplied, OutPoint, Tx, TxStatusChanged
+from handlers.eviction import Evictor
 from handlers.transactions import Transactions
 from storage.blobs import BlobFailed
 from storage.buried import Buried
@@ -45,18 +46,21 @@ class Lives:
         assert transactions.buried is not None
         self.buried = transactions.buried
         self.facts: list[TxStatusChanged] = []  # of the write that is being made
+        self.evictor = Evictor(transactions, lambda txid: self.tell(txid, "pruned"))
         self.idle = True  # no record, no claim: nothing that a block could touch
         self.settle()
 
     def begin(self, height: int) -> None:
         """Forget what an attempt at this write has left."""
         self.facts = []
+        self.evictor.begin()
         self.transactions.height = min(height, HIGHEST)
 
     def settle(self) -> list[TxStatusChanged]:
         """Return what the last commit made true of transactions."""
         with self.store.disk.read() as txn:
             self.idle = self.store.empty(txn)
+        self.evictor.settle()
         facts, self.facts = self.facts, []
         return facts
 
@@ -65,6 +69,7 @@ class Lives:
 
         def work(txn: Txn) -> tuple[tuple[list[bytes], list[bytes]], list[bytes]]:
             self.begin(height)
+            self.transactions.count_pending(txn)
             return self.transactions.heal(txn), self.transactions.reload(txn)
 
         if self.idle:

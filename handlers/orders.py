@@ -11,6 +11,7 @@ from handlers.events import (
     OutputReassigned,
     OutputsFrozen,
     OutputsUnfrozen,
+    Tx,
     TxConflicting,
     TxLocked,
     TxMessage,
@@ -20,6 +21,7 @@ from handlers.events import (
     TxUnlocked,
     WinnersDecided,
 )
+from handlers.eviction import Evictor, PendingFull
 from handlers.lives import Lives
 from handlers.refusal import Refusal
 from handlers.spending import TxFault
@@ -28,7 +30,7 @@ from storage.errors import StoreFull
 from storage.transactions import HASH
 
 MESSAGES = TxMessage.__args__
-_RETRYABLE = {"CREATING", "LOCKED", "STORAGE_ERROR", "FROZEN_UNTIL", "COINBASE_IMMATURE"}
+_RETRYABLE = {"CREATING", "LOCKED", "STORAGE_ERROR", "FROZEN_UNTIL", "COINBASE_IMMATURE", "PENDING_FULL"}
 
 
 class Order:
@@ -38,6 +40,7 @@ class Order:
         self.event = event
         self.status: AckStatus = "accepted"
         self.refused: Refusal | None = None
+        self.evicted = 0
 
     def touched(self) -> Iterable[bytes]:
         """Return the transactions that may get a record, or a claim on an output."""
@@ -53,16 +56,20 @@ class Order:
 
     def carry_out(self, txn: Txn, lives: Lives) -> None:
         """Do what the message says, or find why not."""
-        self.refused, facts = None, len(lives.facts)
+        self.refused = None
         try:
             if isinstance(self.event, TxSubmitted):  # checks before it writes, so it needs no transaction inside
+                self._make_room(txn, lives.evictor, self.event.tx)
                 self.status = _submit(txn, lives, self.event)
             else:
-                with lives.transactions.all_or_nothing(txn) as child:
-                    _do(child, lives, self.event)
+                _all_or_nothing(txn, lives, self.event)
         except TxFault as fault:
-            del lives.facts[facts:]
             self.refused = refusal(fault)
+
+    def _make_room(self, txn: Txn, evictor: Evictor, tx: Tx) -> None:
+        self.evicted, fits = evictor.make_room(txn, tx)
+        if not fits:
+            raise evictor.refusal(txn, self.evicted)
 
 
 def refusal(fault: TxFault) -> Refusal:
@@ -70,6 +77,8 @@ def refusal(fault: TxFault) -> Refusal:
     if isinstance(fault.__cause__, StoreFull):
         return Refusal("store_full", str(fault.__cause__), retryable=True)
     retryable = fault.code in _RETRYABLE or any(other.code in _RETRYABLE for other in fault.inputs.values())
+    if isinstance(fault, PendingFull):
+        return Refusal(fault.code, fault.message, retryable=retryable, detail=fault.detail)
     if not fault.inputs:
         return Refusal(fault.code, fault.message, retryable=retryable)
     return Refusal(fault.code, fault.message, retryable=retryable, detail={"inputs": fault.told()})
@@ -80,6 +89,16 @@ def _submit(txn: Txn, lives: Lives, event: TxSubmitted) -> AckStatus:
         return "duplicate"
     lives.tell(event.tx.txid, "pending")
     return "accepted"
+
+
+def _all_or_nothing(txn: Txn, lives: Lives, event: TxMessage) -> None:
+    facts = len(lives.facts)
+    try:
+        with lives.transactions.all_or_nothing(txn) as child:
+            _do(child, lives, event)
+    except TxFault:
+        del lives.facts[facts:]
+        raise
 
 
 def _do(txn: Txn, lives: Lives, event: TxMessage) -> None:

@@ -259,7 +259,7 @@ class Cycle:
         """Delete some of those that no record speaks of, in the writer's turn: so none can come between."""
         burial, until = self._burial(), monotonic() + _DELETING_S
         with self.jobs.disk.read() as txn:
-            orphans = [name for name in self._old if not burial.speaks_of(txn, bytes.fromhex(name[:64]))]
+            orphans = [name for name in self._old if not burial.transactions.speaks_of(txn, bytes.fromhex(name[:64]))]
         deleted = failed = 0
         while orphans and (monotonic() < until or not deleted + failed):
             try:

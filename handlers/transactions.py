@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from handlers import spending
-from handlers.births import Births
+from handlers.births import Births, size_on_disk
 from handlers.desk import PLACEHOLDER, show
 from handlers.spending import TxFault
 from storage.disk import Txn
@@ -114,11 +114,15 @@ class Transactions(Births):
             if self.store.record(txn, txid) is not None:
                 self.set_conflicting(txn, txid, on=True)
         for txid in losers:
-            for n, outpoint in enumerate(self.store.body(txn, txid).inputs):
-                held = self.hold(txn, outpoint[0])
-                row = self.slot(txn, held, outpoint[1])[3] if held else None
-                if row is not None and row[HASH:] == claim(txid, n):
-                    self.unspend(txn, outpoint, claim(txid, n))
+            self.release(txn, txid)
+
+    def release(self, txn: Txn, txid: bytes) -> None:
+        """Make unspent what a transaction spends."""
+        for n, outpoint in enumerate(self.store.body(txn, txid).inputs):
+            held = self.hold(txn, outpoint[0])
+            row = self.slot(txn, held, outpoint[1])[3] if held else None
+            if row is not None and row[HASH:] == claim(txid, n):
+                self.unspend(txn, outpoint, claim(txid, n))
 
     def lock_children(self, txn: Txn, txid: bytes) -> list[bytes]:
         """Lock a transaction and all recorded spenders of its outputs, however far; return them.
@@ -146,6 +150,17 @@ class Transactions(Births):
             record = self.store.record(txn, txid)
             if record is not None:
                 yield txid, record
+
+    def count_pending(self, txn: Txn) -> None:
+        """Count the submissions of a store that an earlier version has written, which has not."""
+        if self.store.pending.kept(txn):
+            return
+        self.store.pending.begin(txn)
+        for txid, record in self.unmined(txn):
+            if record.born is not None and not record.block_ids:
+                body = self.store.body(txn, txid)
+                raw = (record.size or 0) if body.raw is None else len(body.raw)
+                self.store.pending.add(txn, txid, size_on_disk(raw, len(body.inputs), record.total), record.created_at)
 
     def reload(self, txn: Txn, best_blocks: Iterable[int] = ()) -> list[bytes]:
         """Return the unmined transactions, parents first, unlocked; those in a block of the best chain are mined.

@@ -35,6 +35,7 @@ from handlers.events import (
     TxStatusChanged,
     TxSubmitted,
 )
+from handlers.eviction import room_for
 from handlers.orders import Order
 from handlers.pace import Pace
 from handlers.points import View
@@ -227,7 +228,7 @@ class Turns:
     def _answers(self, delivery: Delivery, seq: int | None, order: Order) -> list[Answer]:
         if order.refused is not None:
             return refuse(delivery, seq, order.refused)
-        return acknowledge(delivery, seq, order.status, self.chain.tip)
+        return acknowledge(delivery, seq, order.status, self.chain.tip, evicted=order.evicted)
 
     def finish(self) -> Committed:
         """Commit, and return what is true now."""
@@ -345,6 +346,7 @@ class _Teller:
             await to_thread.run_sync(transactions.blobs.put, name, raw)
 
         try:
+            evicted = await room_for(event.tx, chain.lives.evictor, write)
             await creation.run(write, put_blob)
         except TxFault as fault:
             known = fault.code == "TX_EXISTS" and not await write(lambda txn: _half_made(transactions, txn, event.tx))
@@ -359,9 +361,10 @@ class _Teller:
                 unfinished = "all of it is stored, but it can't be spent yet: send it again"
                 return refuse(delivery, event.seq, Refusal("store_full", unfinished, retryable=True))
             log.info("large_transaction_created", txid=event.tx.txid.hex(), outputs=len(event.tx.outputs))
-            answers = acknowledge(delivery, event.seq, "accepted", chain.tip)
-            fact = TxStatusChanged(txid=event.tx.txid, status="pending", height=chain.height)
-            self._publish(Committed([], [fact], chain.view, 0.0))
+            answers = acknowledge(delivery, event.seq, "accepted", chain.tip, evicted=evicted)
+            facts = await to_thread.run_sync(chain.take_facts_beside, limiter=self._writer)
+            facts.append(TxStatusChanged(txid=event.tx.txid, status="pending", height=chain.height))
+            self._publish(Committed([], facts, chain.view, 0.0))
         finally:
             transactions.on_their_way.discard(event.tx.txid)
             del self._turns.creating[id(delivery)]

@@ -27,6 +27,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 _MORE_TABLES = 8  # that may be opened later
 _MAX_READERS = 1024  # slots in the table of readers
+_DAMAGED = (lmdb.CorruptedError, lmdb.PageNotFoundError)
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -103,12 +104,18 @@ class Disk:
 
     @contextmanager
     def read(self) -> Iterator[Txn]:
-        """Read one consistent state, beside the writer. Keep it short: it prevents the reuse of freed pages."""
+        """Read one consistent state, beside the writer. Keep it short: it prevents the reuse of freed pages.
+
+        Raises:
+            Damaged: LMDB can't read a page.
+        """
         txn = self._begin()
         self._ages[txn] = Age(self.env, txn.id())
         try:
             with txn:
                 yield txn
+        except (*_DAMAGED, lmdb.BadTxnError) as error:  # the last: after one of the others
+            raise Damaged(f"{self.folder}: {error}") from error
         finally:
             del self._ages[txn]
 
@@ -143,7 +150,7 @@ class Disk:
                 if error.code in _FULL or (error.code == errno.EIO and self._is_full()):
                     reason = os.strerror(errno.ENOSPC) if error.code == errno.EIO else error.reason
                     raise StoreFull(f"{self.folder}: {reason}: nothing was changed") from error
-                if isinstance(error, (lmdb.CorruptedError, lmdb.PageNotFoundError)):
+                if isinstance(error, _DAMAGED):
                     raise Damaged(f"{self.folder}: {error}") from error
                 raise
 

@@ -63,4 +63,8 @@ class Sheaf:
                 self._store.leave(self._txn, db, name, txid, was)
             joined = sorted((keys.u32(now), txid) for txid, was, now in moved if now is not None and was != now)
             self._txn.cursor(db).putmulti(joined)
+            if db is self._store.unmined:
+                self._store.pending.drop(
+                    self._txn, [txid for txid, was, now in moved if was is not None and now is None]
+                )
         self._dirty, self._changed = {}, set()

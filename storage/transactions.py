@@ -20,9 +20,11 @@ from msgspec import Struct
 from storage import keys
 from storage.disk import Db, Disk, Txn
 from storage.errors import Damaged
+from storage.pending import TABLE as PENDING
+from storage.pending import PendingStore
 from storage.rows import BlockDetails, pack, unpack
 
-TABLES = ("tx", "tx_delete_at*", "tx_unmined*", "tx_preserved*")
+TABLES = ("tx", "tx_delete_at*", "tx_unmined*", "tx_preserved*", PENDING)
 
 BODY_PAGE, LOCK_PAGE = 0xFFFF_FFFE, 0xFFFF_FFFF
 MASTER = keys.u32(0)
@@ -129,6 +131,7 @@ class TxStore:
         self.details = disk.tables["tx_block"]  # moves with the blocks of the UTXO set
         self.delete_at, self.unmined = disk.tables["tx_delete_at"], disk.tables["tx_unmined"]
         self.preserved = disk.tables["tx_preserved"]
+        self.pending = PendingStore(disk)
 
     # --- being switched off and on -------------------------------------------------------------------------------
 
@@ -146,6 +149,7 @@ class TxStore:
         def drop(txn: Txn) -> bool:
             for db in (self.tx, self.delete_at, self.unmined, self.preserved):
                 txn.drop(db, delete=False)
+            self.pending.clear(txn)
             return txn.delete(_STALE, db=self.disk.tables["utxo_meta"])
 
         with self.disk.read() as txn:
@@ -169,9 +173,11 @@ class TxStore:
         return {key[:32]: unpack(Record, raw, f"the record of {key[:32].hex()}") for key, raw in found}
 
     def page(self, txn: Txn, txid: bytes, number: int) -> Page | None:
-        """Return a page; number 0 is the master."""
+        """Return a page; number 0 is the master. No transaction has so many that a page could be its body or lock."""
         if number == 0:
             return self.record(txn, txid)
+        if number >= BODY_PAGE:
+            return None
         raw = txn.get(txid + keys.u32(number), db=self.tx)
         return None if raw is None else unpack(Page, raw, f"page {number} of {txid.hex()}")
 
@@ -218,6 +224,8 @@ class TxStore:
                 self.leave(txn, db, name, txid, was)
             if now is not None:
                 txn.put(keys.u32(now), txid, db=db)
+            elif db is self.unmined:
+                self.pending.drop(txn, [txid])
 
     @staticmethod
     def leave(txn: Txn, db: Db, name: str, txid: bytes, height: int) -> None:

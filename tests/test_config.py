@@ -60,6 +60,9 @@ DEFAULTS: dict[str, Any] = {
         "max_inline_bytes": MIB,
         "externalize_all": False,
         "blob_store": "file:blobs",
+        "max_pending_bytes": 1 << 30,
+        "max_pending_count": 1_000_000,
+        "max_pending_age": 1_209_600.0,
     },
     "pruner": {
         "enabled": True,

@@ -126,6 +126,11 @@ GOLDEN: Tables = {
     "tx_delete_at": {"0000000a": [LARGE]},
     "tx_unmined": {"00000122": [SMALL]},
     "tx_preserved": {"01020304": [SMALL]},
+    "tx_pending": {
+        "00 0000000000000000": [SMALL],
+        f"01 {SMALL}": ["93 00 cd02d2 cf000001993329c77b"],  # number, bytes, milliseconds
+        "02": ["92 01 cd02d2"],  # count, bytes
+    },
     "tx_block": {"00000001": ["95 cd0384 91 02 91 03 91 ccfa 91 01"]},  # block id, outputs, fees, sizes, subtrees
 }
 

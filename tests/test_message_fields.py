@@ -138,9 +138,10 @@ def test_unknown_fields_of_a_greeting_are_ignored(client: Client) -> None:
 def test_odd_names(standing: Daemon, encoding: Encoding, name: str) -> None:
     """What a client sends is not repeated to it at length."""
     with standing.client(encoding) as client:
-        for message in (block(None), {"type": "Rollback", "to": {}}, block(None, tx("a"))):
-            inside = message.get("txs") or [message.get("to", message)]
-            inside[0][name] = 1
+        messages: list[Any] = [block(None), {"type": "Rollback", "to": {}}, block(None, tx("a"))]
+        for message in messages:
+            objects = message.get("txs") or [message.get("to", message)]
+            objects[0][name] = 1
             answer = client.ask(message)
             error(answer, "malformed")
             assert len(answer["message"]) < 1000

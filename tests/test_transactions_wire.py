@@ -290,11 +290,12 @@ def test_preserved(daemon: Daemon, encoding: Encoding) -> None:
 
 
 def test_absurd_heights(daemon: Daemon, client: Client) -> None:
-    """Heights that no index can hold: nothing falls over, and what follows is told by the same rules."""
-    far = 2**64 - 1
-    one = block(None, *coins("p"), tx("reward", output("m"), coinbase=True), height=far, block_id=far)
+    """The highest that an index can hold: nothing falls over, and what follows is told by the same rules."""
+    far, more = 2**32 - 2, 2**64 - 1
+    one = block(None, *coins("p"), tx("reward", output("m"), coinbase=True), height=far, block_id=more)
     done(client, one, submit(tx("a", output("x"), spends=[at("p"), at("p", 1)])))
-    done(client, mined("a", height=far, subtree_index=far), mined("a", height=far, unset=True))
+    done(client, mined("a", height=far, block_id=more, subtree_index=more))
+    done(client, mined("a", height=far, block_id=more, unset=True))
     done(client, said("TxPreserved", "a", until=far), said("TxPreserved", "reward", until=0))
     heir: Message = {"type": "OutputReassigned", "outpoint": at("a"), "address": b""}
     done(client, on_outputs("OutputsFrozen", at("a")), heir)

@@ -21,6 +21,7 @@ from daemon.readers import ReaderNumbers
 from handlers.query import Query
 from handlers.readiness import blocks_behind, readiness
 from handlers.utxo import Work
+from storage.pending import PendingStore
 from storage.prune import Windows
 
 _COUNTERS = {  # what the daemon counts
@@ -97,6 +98,7 @@ class Scrape(Collector):
             mmr = shot.store.mmr
             leaves = None if mmr is None else mmr.count(shot.txn)
             unmined = shot.txn.stat(self._query.store.disk.tables["tx_unmined"])["entries"]
+            pending = PendingStore(self._query.store.disk).totals(shot.txn)
         disk = self._query.store.disk
         height, slot = (None, None) if tip is None else (tip.height, tip.slot)
         lowest = None if tip is None else floor.height if floor else 0
@@ -104,6 +106,8 @@ class Scrape(Collector):
         yield _gauge("unspent", "Unspent outputs in the set.", state.unspent)
         yield _gauge("mmr_leaves", "Leaves of the MMR store: outputs ever created.", leaves)
         yield _gauge("unmined_transactions", "Records of transactions that are in no block.", unmined)
+        yield _gauge("pending_transactions", "Submitted transactions that were in no block yet.", pending.count)
+        yield _gauge("pending_bytes", "About the bytes that these take on disk.", pending.size)
         yield _gauge("tip_height", "Height of the last committed block.", height)
         yield _gauge("tip_slot", "Slot of the last committed block.", slot)
         yield _gauge("rollback_floor_height", "Height of the lowest block that a rollback can reach.", lowest)
@@ -140,6 +144,8 @@ def _daemon(numbers: Numbers | None) -> Iterator[Metric]:
     yield _counter("pruned_total", "Rows that no reorganisation can reach, removed.", "kind", pruned)
     messages = {} if numbers is None else {**numbers.messages, "unknown": numbers.unknown_messages}
     yield _counter("messages_total", "Messages received on the socket.", "type", messages)
+    evicted = {} if numbers is None else numbers.evictions.evicted
+    yield _counter("pending_evicted_total", "Transactions evicted to keep the limits.", "reason", evicted)
     errors = {} if numbers is None else numbers.errors
     yield _counter("errors_total", "Messages answered with an error.", "code", errors)
     for work, (name, text) in _TIMINGS.items():

@@ -1,0 +1,80 @@
+"""What is evicted because it is too old, and the blobs of what was evicted: bounded turns beside the chain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic, time
+
+import anyio
+import structlog
+from anyio import CapacityLimiter, to_thread
+
+from handlers.chain import Chain
+from handlers.lives import Lives
+from handlers.utxo import Committed
+from storage.blobs import BlobFailed
+from storage.errors import StoreFull
+
+log = structlog.get_logger("transactions")
+
+_STEPS = 200  # before the next look
+_LONGEST_PAUSE_S, _SHORTEST_PAUSE_S = 5.0, 0.1  # between two looks
+_LOOKS_IN_AGE = 20
+_DELETING_S = 0.02  # how long a turn deletes blobs
+
+
+class Evictions:
+    """Turns on the writer's thread: some of what is too old, and the blobs of what was evicted."""
+
+    def __init__(self, chain: Chain, lives: Lives) -> None:
+        self._chain, self._evictor, self._transactions = chain, lives.evictor, lives.transactions
+        age_s = self._transactions.rules.max_pending_age_s
+        self.pause_s = max(min(age_s / _LOOKS_IN_AGE or _LONGEST_PAUSE_S, _LONGEST_PAUSE_S), _SHORTEST_PAUSE_S)
+
+    def evict_aged(self) -> Committed | None:
+        """Evict some, in a commit of their own; None when nothing is too old."""
+        now = int(time() * 1000)
+        with self._chain.store.disk.read() as txn:
+            if not self._evictor.aged(txn, now):
+                return None
+        try:
+            self._chain.write_alone(lambda txn: self._evictor.evict_aged(txn, now))
+        except StoreFull as full:  # deleting needs new pages too: try again later
+            log.warning("store_full", during="eviction", error=str(full))
+            return None
+        return Committed([], self._chain.take_facts_beside(), self._chain.view, 0.0)
+
+    def delete_blobs(self) -> bool:
+        """Delete some blobs that no record speaks of any more; return whether there are others."""
+        blobs, transactions, until = self._evictor.blobs, self._transactions, monotonic() + _DELETING_S
+        while blobs and monotonic() < until:
+            name = blobs.pop()
+            with self._chain.store.disk.read() as txn:
+                if transactions.speaks_of(txn, bytes.fromhex(name[:64])):  # it has come again
+                    continue
+            try:
+                transactions.blobs.delete(name)
+            except BlobFailed as error:  # the pruner finds it later
+                log.warning("blobs_not_swept", error=str(error))
+        return bool(blobs)
+
+
+async def keep_within_age(
+    evictions: Evictions,
+    may_evict: Callable[[], bool],
+    publish: Callable[[Committed], None],
+    writer: CapacityLimiter,
+) -> None:
+    """Evict what is too old, and delete the blobs of what was evicted, until cancelled.
+
+    `may_evict` says whether the chain and the node are where age means something; `writer` lets one turn in at a time.
+    """
+    while True:
+        await anyio.sleep(evictions.pause_s)
+        for _ in range(_STEPS if may_evict() else 0):
+            committed = await to_thread.run_sync(evictions.evict_aged, limiter=writer)
+            if committed is None:
+                break
+            publish(committed)
+        while await to_thread.run_sync(evictions.delete_blobs, limiter=writer):
+            pass

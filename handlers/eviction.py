@@ -1,0 +1,258 @@
+"""Keeping pending submissions within their limits: the oldest go first, each with everything that builds on it.
+
+A package is taken apart from its ends: a transaction goes only when nothing unmined builds on it any more, so the store
+is whole after every step, and a step is bounded however large the package is. Where a step has stopped the next one
+goes on. What has a frozen or reassigned output stays, with everything that it builds on: submitted again it would be
+neither. Only submissions count: what was in a block and waits again after a rollback is not evicted for its own sake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from time import time
+from typing import Any
+
+import structlog
+from msgspec import Struct, field
+
+from handlers import spending
+from handlers.births import size_of
+from handlers.creation import Write
+from handlers.desk import blob_name
+from handlers.events import Tx
+from handlers.spending import TxFault
+from handlers.transactions import Transactions
+from storage.disk import Txn
+from storage.jobs import JobStore
+from storage.transactions import Record, claimant
+
+log = structlog.get_logger("transactions")
+
+_ROWS = 5_000  # that a step looks at before it stops
+_ANCESTORS = 1_000  # unmined transactions that one may build on while the limits are reached
+_STEPS = 200  # for one large submission
+_AT_ONCE = 1_000  # children that are remembered of one transaction
+
+
+class PendingFull(TxFault):
+    """A submission for which there is no room; nothing of it was stored."""
+
+    def __init__(self, code: str, message: str, **detail: int) -> None:
+        super().__init__(code, message)
+        self.detail: dict[str, Any] = detail
+
+
+class EvictionNumbers(Struct):
+    """How many transactions were evicted since the daemon started, by reason."""
+
+    evicted: dict[str, int] = field(default_factory=lambda: {"limit": 0, "age": 0})
+
+
+class _Gone(Struct):
+    """What one write has evicted."""
+
+    count: int = 0
+    size: int = 0
+    oldest_at: int | None = None  # milliseconds
+    blobs: list[str] = []
+
+
+class _Visit(Struct):
+    """A transaction on the way to one that nothing builds on: the page that is looked at, children seen there."""
+
+    page: int = 0
+    children: list[bytes] = []
+
+
+async def room_for(tx: Tx, evictor: Evictor, write: Write) -> int:
+    """Evict until there is room for a large submission, in commits of its own; return how many transactions went.
+
+    Raises:
+        TxFault: `PENDING_FULL`, and as `Evictor.make_room`.
+    """
+    evicted = 0
+    for _ in range(_STEPS):
+        gone, fits = await write(lambda txn: evictor.make_room(txn, tx))
+        evicted += gone
+        if fits:
+            return evicted
+    raise await write(lambda txn: evictor.refusal(txn, evicted))
+
+
+class Evictor:
+    """Evicts pending submissions, inside the write transaction of whoever calls. `tell` hears of each one."""
+
+    def __init__(self, transactions: Transactions, tell: Callable[[bytes], None]) -> None:
+        self._transactions, self._tell = transactions, tell
+        self._store, self._rules = transactions.store, transactions.rules
+        self.numbers = EvictionNumbers()
+        self.blobs: list[str] = []  # of what was evicted, to be deleted
+        self._path: dict[bytes, _Visit] = {}  # from the oldest submission to one that builds on it
+        self._gone = {"limit": _Gone(), "age": _Gone()}
+        self._wrote = False
+
+    def begin(self) -> None:
+        """Forget what an attempt at this write has done."""
+        if self._wrote:
+            self._path.clear()
+        self._gone = {"limit": _Gone(), "age": _Gone()}
+        self._wrote = False
+
+    def settle(self) -> None:
+        """Take over what is on disk now."""
+        now = int(time() * 1000)
+        for reason, gone in self._gone.items():
+            if gone.count:
+                self.numbers.evicted[reason] += gone.count
+                self.blobs += gone.blobs
+                age_s = None if gone.oldest_at is None else round(max(now - gone.oldest_at, 0) / 1000, 1)
+                log.warning("pending_evicted", reason=reason, count=gone.count, bytes=gone.size, oldest_age_s=age_s)
+        self._wrote = False
+        self.begin()
+
+    # --- limits --------------------------------------------------------------------------------------------------
+
+    def make_room(self, txn: Txn, tx: Tx) -> tuple[int, bool]:
+        """Evict for a submission, in one step, what it does not build on.
+
+        What is known already, or can't be submitted, evicts nobody. Returns how many transactions went, and whether
+        there is room now.
+
+        Raises:
+            TxFault: `too_large`: it would take more than all of them may; or why it can't be submitted.
+        """
+        size, most = size_of(tx), self._rules.max_pending_bytes
+        if not self._full(txn, size) or self._transactions.known(txn, tx):
+            return 0, True
+        if most and size > most:
+            what = f"transaction {tx.txid.hex()} would take {size} bytes, transactions.max_pending_bytes is {most}"
+            raise PendingFull("too_large", what, bytes=size, max_pending_bytes=most)
+        self._transactions.check_submission(txn, tx)
+        before = self._gone["limit"].count
+        if (spared := self._ancestors(txn, tx)) is not None:
+            self._step(txn, "limit", lambda: self._full(txn, size), spared)
+        return self._gone["limit"].count - before, not self._full(txn, size)
+
+    def refusal(self, txn: Txn, evicted: int) -> PendingFull:
+        """Return why a submission is refused for which so many evictions were not enough."""
+        totals = self._store.pending.totals(txn)
+        what = f"{totals.count} transactions of {totals.size} bytes wait for a block: there is no room for another"
+        advice = "send it again later, or raise transactions.max_pending_count and max_pending_bytes"
+        return PendingFull("PENDING_FULL", f"{what}; {advice}", count=totals.count, bytes=totals.size, evicted=evicted)
+
+    def _full(self, txn: Txn, size: int) -> bool:
+        rules, totals = self._rules, self._store.pending.totals(txn)
+        return bool(
+            (rules.max_pending_count and totals.count >= rules.max_pending_count)
+            or (rules.max_pending_bytes and totals.size + size > rules.max_pending_bytes)
+        )
+
+    def _ancestors(self, txn: Txn, tx: Tx) -> set[bytes] | None:
+        """Return the unmined transactions that a submission builds on, None when they are too many."""
+        found, waiting = set[bytes](), [txid for txid, _ in tx.inputs]
+        while waiting:
+            if (txid := waiting.pop()) in found:
+                continue
+            record = self._store.record(txn, txid)
+            if record is not None and record.unmined_since is not None:
+                found.add(txid)
+                waiting += [parent for parent, _ in self._store.body(txn, txid).inputs]
+            if len(found) > _ANCESTORS:
+                return None
+        return found
+
+    # --- age -----------------------------------------------------------------------------------------------------
+
+    def aged(self, txn: Txn, now: int) -> bool:
+        """Return whether the oldest submission is older than may be; `now` in milliseconds."""
+        oldest = next(self._store.pending.oldest(txn), None)
+        entry = None if oldest is None else self._store.pending.find(txn, oldest)
+        return bool(self._rules.max_pending_age_s and entry and now - entry.at > self._rules.max_pending_age_s * 1000)
+
+    def evict_aged(self, txn: Txn, now: int) -> None:
+        """Evict some of what is too old."""
+        self._step(txn, "age", lambda: self.aged(txn, now), ())
+
+    # --- a step --------------------------------------------------------------------------------------------------
+
+    def _step(self, txn: Txn, reason: str, wanted: Callable[[], bool], spared: Collection[bytes]) -> None:
+        """Evict while it is wanted, as far as one step goes."""
+        rows, self._wrote = _ROWS, True
+        while rows > 0 and wanted():
+            if not self._path or next(iter(self._path)) in spared:
+                oldest = next((txid for txid in self._store.pending.oldest(txn) if txid not in spared), None)
+                if oldest is None:
+                    return
+                self._path = {oldest: _Visit()}
+            rows -= self._visit(txn, self._gone[reason])
+
+    def _visit(self, txn: Txn, gone: _Gone) -> int:
+        """Go one transaction on, or remove one; return how many rows were looked at."""
+        txid, at = next(reversed(self._path.items()))
+        record = self._store.record(txn, txid)
+        if record is None or record.unmined_since is None:  # a block has it meanwhile, or it went
+            del self._path[txid]
+            return 1
+        rows = 1
+        if not at.children:
+            held_back, rows = self._look(txn, txid, record, at)
+            if held_back:
+                self._store.pending.put_back(txn, next(iter(self._path)))
+                self._path.clear()
+                return rows
+        if at.children:
+            self._path[at.children.pop()] = _Visit()
+        elif at.page < record.pages:
+            at.page += 1
+        else:
+            self._remove(txn, txid, record, gone)
+            del self._path[txid]
+        return rows
+
+    def _look(self, txn: Txn, txid: bytes, record: Record, at: _Visit) -> tuple[bool, int]:
+        """Find what builds on a page; return whether something there has to stay, and how many rows that were."""
+        page = self._store.page(txn, txid, at.page)
+        if record.creating or page is None or page.reassignments:
+            return True, 1
+        rows, found = 1, dict[bytes, None]() if at.page else dict.fromkeys(record.conflicting_children)
+        for _, row in self._store.slots(txn, txid, at.page):
+            rows += 1
+            if spending.frozen(row):
+                return True, rows
+            if spending.spent(row):
+                found[claimant(row)[0]] = None
+        for child in found:
+            other = self._store.record(txn, child)
+            if other is None:
+                continue
+            if other.unmined_since is None or child in self._path:
+                return True, rows
+            at.children.append(child)
+            if len(at.children) == _AT_ONCE:
+                break
+        return False, rows + len(at.children)
+
+    def _remove(self, txn: Txn, txid: bytes, record: Record, gone: _Gone) -> None:
+        store, entry = self._store, self._store.pending.find(txn, txid)
+        self._transactions.release(txn, txid)
+        for parent in self._conflicting_with(txn, txid):
+            self._transactions.enter_child(txn, txid, [parent], on=False)
+        if record.external:
+            gone.blobs.append(blob_name(txid, partial=record.partial))
+        if record.pages:
+            store.remove_page(txn, txid, 0)
+            JobStore(store.disk).leave(txn, [(txid, record.pages)])
+        else:
+            store.remove(txn, txid)
+        gone.count += 1
+        if entry is not None:
+            gone.size += entry.size
+            gone.oldest_at = entry.at if gone.oldest_at is None else min(gone.oldest_at, entry.at)
+        self._tell(txid)
+
+    def _conflicting_with(self, txn: Txn, txid: bytes) -> Iterator[bytes]:
+        """Yield the parents that remember a transaction as a conflicting child."""
+        for parent in dict.fromkeys(parent for parent, _ in self._store.body(txn, txid).inputs):
+            record = self._store.record(txn, parent)
+            if record is not None and txid in record.conflicting_children:
+                yield parent
