@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from anyio import CapacityLimiter
+from anyio import CapacityLimiter, create_task_group
 
 from config.settings import Config
 from daemon.connection import Hall
-from handlers.evicting import Evictions, keep_within_age
+from handlers.events import TxStatusChanged
+from handlers.evicting import Evictions, delete_blobs_along, keep_within_age
 from handlers.lives import Lives
 from handlers.prune_request import World, held_back
 from handlers.utxo import Committed, Turns
 
 
 async def evict_along(config: Config, turns: Turns, lives: Lives, hall: Hall, writer: CapacityLimiter) -> None:
-    """Evict what is too old beside what follows the chain, until cancelled.
+    """Evict what is too old beside what follows the chain, and delete the blobs of what is evicted, until cancelled.
 
     While the node or we are behind the network nothing is too old: the blocks that have it may be about to come.
     """
@@ -27,4 +28,7 @@ async def evict_along(config: Config, turns: Turns, lives: Lives, hall: Hall, wr
         return held_back(world, tip, config.pruner.unmined_retention) is None
 
     hall.numbers.evictions = lives.evictor.numbers
-    await keep_within_age(Evictions(turns.chain, lives), may_evict, publish, writer)
+    evictions, bell = Evictions(turns.chain, lives), hall.bus.bell(TxStatusChanged)
+    async with create_task_group() as both:
+        both.start_soon(keep_within_age, evictions, may_evict, publish, writer)
+        both.start_soon(delete_blobs_along, evictions, bell, writer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic, time
+from typing import Protocol
 
 import anyio
 import structlog
@@ -32,7 +33,7 @@ class Evictions:
         self.pause_s = max(min(age_s / _LOOKS_IN_AGE or _LONGEST_PAUSE_S, _LONGEST_PAUSE_S), _SHORTEST_PAUSE_S)
 
     def evict_aged(self) -> Committed | None:
-        """Evict some, in a commit of their own; None when nothing is too old."""
+        """Evict some, in a commit of their own; None when there is nothing more to evict now."""
         now = int(time() * 1000)
         with self._chain.store.disk.read() as txn:
             if not self._evictor.aged(txn, now):
@@ -42,21 +43,33 @@ class Evictions:
         except StoreFull as full:  # deleting needs new pages too: try again later
             log.warning("store_full", during="eviction", error=str(full))
             return None
-        return Committed([], self._chain.take_facts_beside(), self._chain.view, 0.0)
+        facts = self._chain.take_facts_beside()
+        return Committed([], facts, self._chain.view, 0.0) if facts or self._evictor.under_way else None
 
-    def delete_blobs(self) -> bool:
-        """Delete some blobs that no record speaks of any more; return whether there are others."""
-        blobs, transactions, until = self._evictor.blobs, self._transactions, monotonic() + _DELETING_S
-        while blobs and monotonic() < until:
-            name = blobs.pop()
+    @property
+    def blobs(self) -> list[str]:
+        """Return the names of blobs whose transactions were evicted."""
+        return self._evictor.blobs
+
+    def delete_blobs(self) -> None:
+        """Delete some of these blobs, unless their transactions have come again."""
+        until = monotonic() + _DELETING_S
+        while self.blobs and monotonic() < until:
+            name = self.blobs.pop()
             with self._chain.store.disk.read() as txn:
-                if transactions.speaks_of(txn, bytes.fromhex(name[:64])):  # it has come again
+                if self._transactions.speaks_of(txn, bytes.fromhex(name[:64])):
                     continue
             try:
-                transactions.blobs.delete(name)
+                self._transactions.blobs.delete(name)
             except BlobFailed as error:  # the pruner finds it later
                 log.warning("blobs_not_swept", error=str(error))
-        return bool(blobs)
+
+
+class Bell(Protocol):
+    """Says that something moved."""
+
+    async def heard(self) -> None:
+        """Wait until it rings."""
 
 
 async def keep_within_age(
@@ -65,7 +78,7 @@ async def keep_within_age(
     publish: Callable[[Committed], None],
     writer: CapacityLimiter,
 ) -> None:
-    """Evict what is too old, and delete the blobs of what was evicted, until cancelled.
+    """Evict what is too old, until cancelled.
 
     `may_evict` says whether the chain and the node are where age means something; `writer` lets one turn in at a time.
     """
@@ -76,5 +89,12 @@ async def keep_within_age(
             if committed is None:
                 break
             publish(committed)
-        while await to_thread.run_sync(evictions.delete_blobs, limiter=writer):
-            pass
+
+
+async def delete_blobs_along(evictions: Evictions, bell: Bell, writer: CapacityLimiter) -> None:
+    """Delete the blobs of what was evicted, until cancelled; `bell` rings when transactions have changed."""
+    while True:
+        with anyio.move_on_after(_LONGEST_PAUSE_S):
+            await bell.heard()
+        while evictions.blobs:
+            await to_thread.run_sync(evictions.delete_blobs, limiter=writer)

@@ -169,6 +169,11 @@ class Evictor:
         entry = None if oldest is None else self._store.pending.find(txn, oldest)
         return bool(self._rules.max_pending_age_s and entry and now - entry.at > self._rules.max_pending_age_s * 1000)
 
+    @property
+    def under_way(self) -> bool:
+        """Return whether the last step has stopped within a package."""
+        return bool(self._path)
+
     def evict_aged(self, txn: Txn, now: int) -> None:
         """Evict some of what is too old."""
         self._step(txn, "age", lambda: self.aged(txn, now), ())
@@ -176,18 +181,23 @@ class Evictor:
     # --- a step --------------------------------------------------------------------------------------------------
 
     def _step(self, txn: Txn, reason: str, wanted: Callable[[], bool], spared: Collection[bytes]) -> None:
-        """Evict while it is wanted, as far as one step goes."""
-        rows, self._wrote = _ROWS, True
-        while rows > 0 and wanted():
-            if not self._path or next(iter(self._path)) in spared:
-                oldest = next((txid for txid in self._store.pending.oldest(txn) if txid not in spared), None)
+        """Evict whole packages while that is wanted, as far as one step goes."""
+        rows, self._wrote, passed = _ROWS, True, set(spared)
+        if self._path and next(iter(self._path)) in passed:
+            self._path.clear()
+        while rows > 0 and (self._path or wanted()):
+            if not self._path:
+                oldest = next((txid for txid in self._store.pending.oldest(txn) if txid not in passed), None)
                 if oldest is None:
                     return
                 self._path = {oldest: _Visit()}
-            rows -= self._visit(txn, self._gone[reason])
+            rows -= self._visit(txn, self._gone[reason], passed)
 
-    def _visit(self, txn: Txn, gone: _Gone) -> int:
-        """Go one transaction on, or remove one; return how many rows were looked at."""
+    def _visit(self, txn: Txn, gone: _Gone, passed: set[bytes]) -> int:
+        """Go one transaction on, or remove one; return how many rows were looked at.
+
+        When something on the way has to stay, the submission at its beginning is put back in line, and is `passed`.
+        """
         txid, at = next(reversed(self._path.items()))
         record = self._store.record(txn, txid)
         if record is None or record.unmined_since is None:  # a block has it meanwhile, or it went
@@ -197,8 +207,10 @@ class Evictor:
         if not at.children:
             held_back, rows = self._look(txn, txid, record, at)
             if held_back:
-                self._store.pending.put_back(txn, next(iter(self._path)))
+                first = next(iter(self._path))
+                self._store.pending.put_back(txn, first)
                 self._path.clear()
+                passed.add(first)
                 return rows
         if at.children:
             self._path[at.children.pop()] = _Visit()

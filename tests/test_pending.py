@@ -1,0 +1,523 @@
+"""Limits of pending submissions: what goes, in which order, and that the counters are what the rows say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from random import Random
+from time import time
+from typing import Any
+
+import pytest
+from chains import Branches, at, back_to, block, output, txid
+from messages import Listener, message, take
+
+from handlers import eviction
+from handlers.audit import audit
+from handlers.births import size_of
+from handlers.chain import Chain
+from handlers.desk import Rules
+from handlers.events import (
+    Ack,
+    BlockApplied,
+    Error,
+    Inbound,
+    OutPoint,
+    OutputReassigned,
+    OutputsFrozen,
+    OutputsUnfrozen,
+    Tx,
+    TxMined,
+    TxStatusChanged,
+    TxSubmitted,
+)
+from handlers.evicting import Evictions
+from handlers.lives import Lives
+from handlers.transactions import Transactions
+from handlers.utxo import Turns
+from storage.blobs import Files
+from storage.buried import BuriedStore
+from storage.disk import GIB, Disk
+from storage.jobs import TABLES as JOB_TABLES
+from storage.pending import Totals
+from storage.prune import Windows
+from storage.transactions import TABLES as TX_TABLES
+from storage.transactions import TxStore
+from storage.utxo import TABLES, UtxoStore
+
+RETENTION = 100
+MET = Branches()
+
+
+def pay(name: str, *spends: OutPoint, outs: int = 2, **parts: Any) -> Tx:
+    return Tx(txid(name), list(spends), [output(f"{name} {n}") for n in range(outs)], **parts)
+
+
+class Pool:
+    """A daemon's stores, told messages one by one."""
+
+    def __init__(self, disk: Disk, folder: Path, rules: Rules) -> None:
+        self.utxo = UtxoStore(disk)
+        self.utxo.open("cardano/mainnet", ["address_hash"])
+        self.store = TxStore(disk)
+        real = Transactions(self.store, BuriedStore(self.utxo, self.store, 0), Files(folder / "blobs"), rules)
+        self.lives = Lives(real)
+        self.chain = Chain(self.utxo, Windows(10, 10, False), 10, self.lives)
+        self.lives.wake(self.chain.height)
+        self.turns, self.sender = Turns(self.chain), Listener()
+        self.evicted: list[bytes] = []  # since somebody looked
+
+    def tell(self, *events: Inbound) -> list[Ack | Error]:
+        """Let messages wait for one commit; return their answers."""
+        numbered = [message(_numbered(event, n), self.sender) for n, event in enumerate(events)]
+        committed = take(self.turns, *numbered)
+        gone = [fact for fact in committed.facts if isinstance(fact, TxStatusChanged) and fact.status == "pruned"]
+        self.evicted += [fact.txid for fact in gone]
+        heard, self.sender.heard = self.sender.heard, []
+        return heard
+
+    def submit(self, *txs: Tx, **parts: Any) -> list[Ack | Error]:
+        return self.tell(*(TxSubmitted(tx=tx, **parts) for tx in txs))
+
+    def pending(self) -> list[bytes]:
+        """Return the submissions that wait, the oldest first; all that is said of them agrees."""
+        with self.utxo.disk.read() as txn:
+            names = list(self.store.pending.oldest(txn))
+            entries = [self.store.pending.find(txn, name) for name in names]
+            assert self.store.pending.totals(txn) == Totals(len(names), sum(entry.size for entry in entries if entry))
+            assert all(self.store.record(txn, name) is not None for name in names)
+        return names
+
+    def known(self, name: bytes) -> bool:
+        with self.utxo.disk.read() as txn:
+            return self.store.record(txn, name) is not None
+
+    def assert_sound(self) -> None:
+        assert audit(self.utxo, RETENTION).findings == []
+
+
+def _numbered(event: Any, seq: int) -> Any:
+    return type(event)(**{name: getattr(event, name) for name in event.__struct_fields__} | {"seq": seq})
+
+
+@contextmanager
+def open_pool(folder: Path, *, map_size: int = GIB, **rules: Any) -> Iterator[Pool]:
+    tables = tuple(dict.fromkeys((*TABLES, *TX_TABLES, *JOB_TABLES)))
+    with Disk(folder / "lmdb", tables, map_size=map_size, durable=False, on_grow=_grown) as disk:
+        yield Pool(disk, folder, Rules(retention=RETENTION, maturity=0, **rules))
+
+
+def _grown(size: int) -> None:
+    MET.meet("a commit was done again in a larger map", size)
+
+
+def accepted(answers: list[Ack | Error], *evicted: int) -> None:
+    assert all(isinstance(answer, Ack) and answer.status == "accepted" for answer in answers), answers
+    assert [answer.evicted for answer in answers if isinstance(answer, Ack)] == list(evicted)
+
+
+def refused(answer: Ack | Error, code: str) -> dict[str, object]:
+    assert isinstance(answer, Error) and answer.code == code, answer
+    assert answer.retryable == (code == "PENDING_FULL")
+    return answer.detail
+
+
+def ids(*names: str) -> list[bytes]:
+    return [txid(name) for name in names]
+
+
+# --- the limits ------------------------------------------------------------------------------------------------------
+
+
+def test_the_oldest_make_room(tmp_path: Path) -> None:
+    with open_pool(tmp_path, max_pending_count=3) as pool:
+        accepted(pool.submit(*(pay(name) for name in "abc")), 0, 0, 0)
+        accepted(pool.submit(pay("d")), 1)
+        accepted(pool.submit(*(pay(name) for name in "efg")), 1, 1, 1)
+        assert (pool.pending(), pool.evicted) == (ids(*"efg"), ids(*"abcd"))
+        assert not pool.known(txid("a"))
+        accepted(pool.submit(pay("a")), 1)  # it may come again
+        assert pool.lives.evictor.numbers.evicted == {"limit": 5, "age": 0}
+        pool.assert_sound()
+
+
+def test_bytes(tmp_path: Path) -> None:
+    one, two = pay("one", raw=bytes(1000)), pay("two", raw=bytes(3000))
+    with open_pool(tmp_path, max_pending_bytes=size_of(one) + size_of(two)) as pool:
+        accepted(pool.submit(one, two), 0, 0)
+        accepted(pool.submit(pay("three", raw=bytes(10))), 1)
+        assert pool.pending() == ids("two", "three")
+        accepted(pool.submit(pay("four", raw=bytes(3000))), 1)
+        detail = refused(pool.submit(pay("five", raw=bytes(10_000)))[0], "too_large")
+        assert detail == {"bytes": size_of(pay("five", raw=bytes(10_000))), "max_pending_bytes": 5_280}
+        assert pool.pending() == ids("three", "four")
+        pool.assert_sound()
+
+
+def test_everything_that_builds_on_it_goes_too(tmp_path: Path) -> None:
+    """Claims on outputs of the chain, and of what stays, are free again."""
+    chain = block(None, pay("p", outs=4))
+    with open_pool(tmp_path, max_pending_count=5) as pool:
+        pool.tell(chain)
+        accepted(pool.submit(pay("old", at("p")), pay("other", at("p", 1))), 0, 0)
+        accepted(pool.submit(pay("child", at("old"), at("other")), pay("grandchild", at("child"), at("p", 2))), 0, 0)
+        accepted(pool.submit(pay("second child", at("old", 1))), 0)
+        accepted(pool.submit(pay("new")), 4)
+        assert pool.pending() == ids("other", "new")
+        assert sorted(pool.evicted) == sorted(ids("old", "child", "grandchild", "second child"))
+        pool.assert_sound()
+        accepted(pool.submit(pay("again", at("p"), at("p", 2), at("other"))), 0)
+
+
+def test_what_it_builds_on_stays(tmp_path: Path) -> None:
+    with open_pool(tmp_path, max_pending_count=4) as pool:
+        accepted(pool.submit(pay("a"), pay("b", at("a")), pay("x"), pay("c", at("b"))), 0, 0, 0, 0)
+        accepted(pool.submit(pay("d", at("c"))), 1)
+        assert pool.pending() == ids(*"abcd")
+        answer = pool.submit(pay("e", at("d"), at("b", 1)))[0]
+        assert refused(answer, "PENDING_FULL") == {"count": 4, "bytes": 2800, "evicted": 0}
+        assert (pool.pending(), pool.known(txid("e"))) == (ids(*"abcd"), False)
+        accepted(pool.submit(pay("y")), 4)
+        pool.assert_sound()
+
+
+def test_what_is_refused_or_known_evicts_nobody(tmp_path: Path) -> None:
+    with open_pool(tmp_path, max_pending_count=2, max_pending_bytes=5000) as pool:
+        pool.tell(block(None, pay("p")))
+        accepted(pool.submit(pay("a", at("p")), pay("b")), 0, 0)
+        wrong = [pay("c", at("p")), pay("d", at("nowhere")), pay("e", at("a", 7)), Tx(txid("f"))]
+        codes = [answer.code for answer in pool.submit(*wrong) if isinstance(answer, Error)]
+        assert codes == ["UTXO_ERROR", "UTXO_ERROR", "UTXO_ERROR", "PROCESSING"]
+        again = pool.submit(pay("a", at("p")), pay("p"))
+        assert [answer.status for answer in again if isinstance(answer, Ack)] == ["duplicate", "duplicate"]
+        refused(pool.submit(pay("g", raw=bytes(5000)))[0], "too_large")
+        assert (pool.pending(), pool.evicted) == (ids("a", "b"), [])
+
+
+def test_no_limit(tmp_path: Path) -> None:
+    with open_pool(tmp_path) as pool:
+        accepted(pool.submit(*(pay(str(n)) for n in range(50))), *[0] * 50)
+        assert len(pool.pending()) == 50
+
+
+# --- what counts -----------------------------------------------------------------------------------------------------
+
+
+def test_only_submissions_that_were_in_no_block_count(tmp_path: Path) -> None:
+    """A rollback makes transactions wait again; they are neither counted nor evicted for their own sake."""
+    one = block(None, pay("p"))
+    two = block(one, pay("a", at("p")), pay("unheard"))
+    with open_pool(tmp_path, max_pending_count=2) as pool:
+        accepted([*pool.tell(one)[1:], *pool.submit(pay("a", at("p")), pay("b"))], 0, 0)
+        pool.tell(two)
+        assert pool.pending() == ids("b")
+        pool.tell(back_to(one))
+        assert pool.pending() == ids("b") and pool.known(txid("a")) and pool.known(txid("unheard"))
+        accepted(pool.submit(*(pay(name) for name in "cdef")), 0, 1, 1, 1)
+        assert pool.pending() == ids("e", "f") and pool.known(txid("a")) and pool.known(txid("unheard"))
+        pool.tell(TxMined(txids=ids("e"), block_id=9, height=9))
+        assert pool.pending() == ids("f")
+        pool.tell(TxMined(txids=ids("e"), block_id=9, height=9, unset=True))
+        assert pool.pending() == ids("f")
+        pool.assert_sound()
+
+
+def test_losers_count_until_they_go(tmp_path: Path) -> None:
+    one = block(None, pay("p", outs=3))
+    with open_pool(tmp_path, max_pending_count=3) as pool:
+        pool.tell(one)
+        accepted(pool.submit(pay("l", at("p"), at("p", 1)), pay("child", at("l"))), 0, 0)
+        pool.tell(block(one, pay("w", at("p"))))
+        assert pool.pending() == ids("l", "child")
+        accepted(pool.submit(pay("b", at("p", 1)), pay("c")), 0, 2)
+        assert pool.pending() == ids("b", "c")
+        pool.assert_sound()
+
+
+@pytest.mark.parametrize("how", ["frozen", "reassigned"])
+def test_an_operators_mark_is_not_lost(tmp_path: Path, how: str) -> None:
+    """Evicted and submitted again it would be gone. What it builds on stays with it."""
+    with open_pool(tmp_path, max_pending_count=3) as pool:
+        accepted(pool.submit(pay("a"), pay("marked", at("a")), pay("b")), 0, 0, 0)
+        pool.tell(OutputsFrozen(outpoints=[at("marked")]))
+        if how == "reassigned":
+            pool.tell(OutputReassigned(outpoint=at("marked"), address=b"heir"))
+        accepted(pool.submit(pay("c")), 1)
+        accepted(pool.submit(pay("d")), 1)
+        assert set(pool.pending()) == {*ids("a", "marked", "d")}
+        assert refused(pool.submit(pay("e", at("d")))[0], "PENDING_FULL")["evicted"] == 0
+        assert set(pool.pending()) == {*ids("a", "marked", "d")}
+        if how == "frozen":
+            pool.tell(OutputsUnfrozen(outpoints=[at("marked")]))
+            answer = pool.submit(pay("f", at("d")))[0]
+            assert isinstance(answer, Ack) and answer.evicted >= 1
+        pool.assert_sound()
+
+
+def test_a_store_of_an_earlier_version_is_counted_at_the_start(tmp_path: Path) -> None:
+    one = block(None, pay("p"))
+    with open_pool(tmp_path) as pool:
+        pool.tell(one)
+        pool.submit(pay("a", at("p"), raw=bytes(77)), pay("b"))
+        pool.tell(block(one, pay("unheard")), back_to(one))
+        with pool.utxo.disk.read() as txn:
+            before = pool.store.pending.totals(txn)
+        pool.utxo.disk.write(pool.store.pending.clear)
+    with open_pool(tmp_path) as pool:
+        assert set(pool.pending()) == {*ids("a", "b")}
+        with pool.utxo.disk.read() as txn:
+            assert pool.store.pending.totals(txn) == before
+        pool.assert_sound()
+
+
+# --- bounded steps ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", ["chain", "fan", "tree"])
+def test_a_large_package_goes_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str) -> None:
+    """No step is long, each one goes on where the last one stopped, and after each the store is whole."""
+    monkeypatch.setattr(eviction, "_ROWS", 60)
+    monkeypatch.setattr(eviction, "_AT_ONCE", 7)
+    size, down = 120, 0
+    with open_pool(tmp_path, max_pending_count=size + 1) as pool:
+        parents: dict[str, Callable[[int], tuple[int, int]]] = {
+            "chain": lambda n: (n - 1, 0),
+            "fan": lambda n: (0, n - 1),
+            "tree": lambda n: ((n - 1) // 2, (n - 1) % 2),
+        }
+        accepted(pool.submit(pay("0", outs=size)), 0)
+        for n in range(1, size):
+            parent, index = parents[shape](n)
+            accepted(pool.submit(pay(str(n), at(str(parent), index))), 0)
+        accepted(pool.submit(pay("last")), 0)
+        gone, tries = 0, 0
+        while pool.known(txid("0")):
+            answer, tries = pool.submit(pay(f"new {tries}"))[0], tries + 1
+            if isinstance(answer, Error):
+                refused(answer, "PENDING_FULL")
+                down += 1
+            evicted = len(pool.evicted) - gone
+            assert evicted < 40 and tries < 3 * size
+            gone += evicted
+            if evicted:
+                pool.assert_sound()
+        assert gone >= size > 40
+        assert down > 0 or shape != "chain"  # steps that only go down
+        assert {*pool.evicted} >= {*ids(*map(str, range(size)))}
+
+
+def test_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eviction, "_ROWS", 40)
+    with open_pool(tmp_path, max_pending_age_s=100.0) as pool:
+        monkeypatch.setattr("handlers.births.now", lambda: int((time() - 200) * 1000))
+        accepted(pool.submit(*(pay(f"old {n}") for n in range(30))), *[0] * 30)
+        accepted(pool.submit(pay("young child", at("old 7"))), 0)
+        monkeypatch.undo()
+        monkeypatch.setattr(eviction, "_ROWS", 40)
+        accepted(pool.submit(pay("young"), pay("another child", at("old 9"))), 0, 0)
+        evictions, turns = Evictions(pool.chain, pool.lives), 0
+        while (committed := evictions.evict_aged()) is not None:
+            turns += 1
+            assert 0 < len(committed.facts) < 20
+            pool.assert_sound()
+        assert turns >= 3
+        assert pool.pending() == ids("young")
+        assert pool.lives.evictor.numbers.evicted == {"limit": 0, "age": 32}
+
+
+# --- any story -------------------------------------------------------------------------------------------------------
+
+COUNT = 8
+
+
+class Story:
+    """The pool and a model of plain lists, told the same."""
+
+    def __init__(self, pool: Pool, random: Random) -> None:
+        self.pool, self.random = pool, random
+        self.inputs: dict[str, list[OutPoint]] = {}
+        self.pending: list[str] = []  # in the order of submission
+        self.loose: set[str] = set()  # waits again after a rollback
+        self.conflicting: set[str] = set()
+        self.claims: dict[OutPoint, str] = {}
+        self.frozen: set[OutPoint] = set()
+        self.blocks: list[tuple[BlockApplied, list[str]]] = []
+
+    def unmined(self) -> set[str]:
+        return {*self.pending} | self.loose
+
+    def free(self) -> list[OutPoint]:
+        """Return outputs that a submission may spend."""
+        mined = [name for _, names in self.blocks for name in names]
+        usable = [*mined, *(name for name in self.unmined() if name not in self.conflicting)]
+        outputs = [at(name, n) for name in sorted(usable) for n in range(2)]
+        frozen = {outpoint[0] for outpoint in self.frozen}
+        return [each for each in outputs if each not in self.claims and each[0] not in frozen]
+
+    def name_of(self, outpoint: OutPoint) -> str:
+        return next(name for name in self.inputs if txid(name) == outpoint[0])
+
+    def ancestors(self, inputs: list[OutPoint]) -> set[str]:
+        found: set[str] = set()
+        for outpoint in inputs:
+            name = self.name_of(outpoint)
+            if name in self.unmined() and name not in found:
+                found |= {name} | self.ancestors(self.inputs[name])
+        return found
+
+    def package(self, name: str) -> set[str]:
+        found = {name}
+        for other in self.unmined():
+            if other != name and any(outpoint[0] == txid(name) for outpoint in self.inputs[other]):
+                found |= self.package(other)
+        return found
+
+    def make_room(self, inputs: list[OutPoint]) -> int | None:
+        """Evict as the limits say; return how many went, None when there is no room."""
+        gone, passed = 0, self.ancestors(inputs)
+        while len(self.pending) >= COUNT:
+            victim = next((name for name in self.pending if name not in passed), None)
+            if victim is None:
+                return None
+            package = self.package(victim)
+            if any(outpoint[0] == txid(name) for name in package for outpoint in self.frozen):
+                self.pending.remove(victim)
+                self.pending.append(victim)
+                passed.add(victim)
+                MET.meet("a frozen output keeps a package")
+                continue
+            MET.meet("a package of several", len(package) > 1)
+            MET.meet("a conflicting transaction is evicted", package & self.conflicting)
+            for name in package:
+                self.forget(name)
+            gone += len(package)
+        return gone
+
+    def forget(self, name: str) -> None:
+        self.pending = [other for other in self.pending if other != name]
+        self.conflicting.discard(name)
+        self.claims = {outpoint: by for outpoint, by in self.claims.items() if by != name}
+
+    def submit(self) -> None:
+        name, free = f"{len(self.inputs)}", self.free()
+        inputs = self.random.sample(free, min(len(free), self.random.randrange(3)))
+        self.inputs[name] = inputs
+        before = len(self.pool.evicted)
+        gone = self.make_room(inputs)
+        answer = self.pool.submit(pay(name, *inputs))[0]
+        if gone is None:
+            assert refused(answer, "PENDING_FULL")["count"] == COUNT
+            MET.meet("no room")
+            return
+        assert isinstance(answer, Ack) and (answer.status, answer.evicted) == ("accepted", gone), answer
+        assert len(self.pool.evicted) - before == gone
+        MET.meet("evicted", gone)
+        self.pending.append(name)
+        self.claims |= dict.fromkeys(inputs, name)
+
+    def grow(self) -> None:
+        """Apply a block of some that wait, and maybe one that takes an output from another."""
+        waiting = [name for name in [*sorted(self.loose), *self.pending] if name not in self.conflicting]
+        chosen: list[str] = []
+        for name in sorted(waiting, key=int):
+            ready = all(
+                self.name_of(each) in chosen or self.name_of(each) not in self.unmined() for each in self.inputs[name]
+            )
+            if ready and self.random.random() < 0.4:
+                chosen.append(name)
+        taken = {outpoint for name in chosen for outpoint in self.inputs[name]}
+        mined = {name for _, names in self.blocks for name in names}
+        rivals = [
+            each
+            for each, by in self.claims.items()
+            if by in waiting and self.name_of(each) in mined and each not in taken
+        ]
+        if rivals and self.random.random() < 0.5:
+            self.inputs[rival := f"{len(self.inputs)}"] = [self.random.choice(sorted(rivals))]
+            chosen.append(rival)
+        parent = self.blocks[-1][0] if self.blocks else None
+        new = block(parent, *(pay(name, *self.inputs[name]) for name in chosen), salt=str(self.random.random()))
+        self.pool.tell(new)
+        self.blocks.append((new, chosen))
+        for name in chosen:
+            for outpoint in self.inputs[name]:
+                loser = self.claims.pop(outpoint, name)
+                if loser != name:
+                    MET.meet("a double spend is decided")
+                    self.lose(loser)
+            self.loose.discard(name)
+            self.pending = [other for other in self.pending if other != name]
+        self.claims |= {outpoint: name for name in chosen for outpoint in self.inputs[name]}
+        MET.meet("pending transactions are mined", chosen)
+
+    def lose(self, name: str) -> None:
+        package = self.package(name)
+        self.conflicting |= package
+        self.claims = {outpoint: by for outpoint, by in self.claims.items() if by not in package}
+
+    def back(self) -> None:
+        if len(self.blocks) < 2:
+            return
+        _, names = self.blocks.pop()
+        self.loose |= {*names}
+        self.pool.tell(back_to(self.blocks[-1][0]))
+        MET.meet("a rollback", names)
+
+    def freeze(self) -> None:
+        """Freeze an output of what stands alone: how much of a package goes before a frozen one is met is not told."""
+        if self.frozen:
+            self.pool.tell(OutputsUnfrozen(outpoints=sorted(self.frozen)))
+            self.frozen.clear()
+            return
+        alone = [
+            name for name in self.pending if self.package(name) == {name} and not self.ancestors(self.inputs[name])
+        ]
+        free = [each for each in self.free() if self.name_of(each) in alone]
+        if free:
+            self.frozen = {self.random.choice(free)}
+            self.pool.tell(OutputsFrozen(outpoints=sorted(self.frozen)))
+
+    def check(self) -> None:
+        assert self.pool.pending() == ids(*self.pending)
+        unmined = {txid(name) for name in self.unmined()}
+        with self.pool.utxo.disk.read() as txn:
+            waiting = {name for name, _ in self.pool.lives.transactions.unmined(txn)}
+        assert waiting == unmined
+
+
+def tell_a_story(folder: Path, seed: int) -> None:
+    random = Random(seed)
+    options = {"max_pending_count": COUNT, "map_size": 1 << 16 if seed % 2 else GIB}
+    with ExitStack() as stack:
+        pool = stack.enter_context(open_pool(folder, **options))
+        story = Story(pool, random)
+        rules = [*[story.submit] * 4, story.grow, story.back, *[story.freeze] * 3]
+        for _ in range(80):
+            random.choice(rules)()
+            story.check()
+            assert pool.lives.evictor.numbers.evicted == {"limit": len(pool.evicted), "age": 0}
+            if random.random() < 0.05:
+                pool.assert_sound()
+                stack.close()
+                story.pool = pool = stack.enter_context(open_pool(folder, **options))
+                MET.meet("a restart")
+        pool.assert_sound()
+
+
+def test_any_story_equals_the_model(tmp_path: Path) -> None:
+    for seed in range(16):
+        print(f"seed {seed}")
+        tell_a_story(tmp_path / str(seed), seed)
+    assert {
+        "a commit was done again in a larger map",
+        "a conflicting transaction is evicted",
+        "a double spend is decided",
+        "a frozen output keeps a package",
+        "a package of several",
+        "a restart",
+        "a rollback",
+        "evicted",
+        "no room",
+        "pending transactions are mined",
+    } <= set(MET.met), MET.met

@@ -1,0 +1,186 @@
+"""Limits of pending submissions over the socket: answers, facts, log, metrics, blobs, restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+from daemons import PATIENCE_S, Client, Daemon, Encoding, Message, ack, error, running
+from stories import at, block, digest, output, point, tx
+
+from daemon import metrics
+from daemon.metrics import Numbers
+from storage.disk import Disk
+from storage.pending import TABLE, PendingStore
+
+
+@contextmanager
+def limited(folder: Path, **limits: Any) -> Iterator[Daemon]:
+    with running(folder, transactions=limits) as daemon:
+        yield daemon
+        daemon.assert_sound()
+
+
+def submit(name: object, *spends: list[Any], outputs: int = 1, **fields: Any) -> Message:
+    made = tx(name, *(output(f"{name}{n}") for n in range(outputs)), spends=spends, **fields)
+    return {"type": "TxSubmitted", "tx": made}
+
+
+def pending(daemon: Daemon) -> list[bytes]:
+    """Return the submissions that wait, the oldest first, by what is on disk."""
+    with Disk(daemon.folder / "data" / "lmdb", (TABLE,), readonly=True) as disk, disk.read() as txn:
+        store = PendingStore(disk)
+        names = list(store.oldest(txn))
+        assert store.totals(txn).count == len(names)
+    return names
+
+
+def ids(*names: object) -> list[bytes]:
+    return [digest("tx", name) for name in names]
+
+
+def evictions(daemon: Daemon) -> list[Message]:
+    return [line for line in daemon.log_lines() if line["event"] == "pending_evicted"]
+
+
+def until(wanted: Callable[[], object]) -> None:
+    give_up = monotonic() + PATIENCE_S
+    while not wanted():
+        assert monotonic() < give_up
+        sleep(0.02)
+
+
+def counted(daemon: Daemon) -> Numbers:
+    found = metrics.daemon_numbers(daemon.folder / "data" / "metrics")
+    assert found is not None
+    return found
+
+
+def done(client: Client, *messages: Message) -> None:
+    for message in messages:
+        answer = client.ask(message)
+        assert set(answer) == {"type", "seq", "status", "tip"} and answer["status"] in {"accepted", "applied"}, answer
+
+
+@pytest.mark.parametrize("encoding", ["json", "frames"])
+def test_the_oldest_make_room(tmp_path: Path, encoding: Encoding) -> None:
+    one = block(None, tx("p", output("x"), output("y")))
+    with limited(tmp_path, max_pending_count=3) as daemon:
+        with daemon.client(encoding) as client, daemon.client(encoding) as listener:
+            listener.ask({"type": "Subscribe", "events": ["TxStatusChanged"]})
+            done(client, one, submit("a", at("p")), submit("b", at("a")), submit("c"))
+            answer = client.ask(submit("d"))
+            assert answer == {"type": "Ack", "seq": 1, "status": "accepted", "tip": point(one), "evicted": 2}
+            told = [listener.receive() for _ in range(6)]
+            assert [(fact["txid"], fact["status"]) for fact in told if fact] == [
+                *((name.hex(), "pending") for name in ids(*"abc")),
+                *((name.hex(), "pruned") for name in ids(*"ba")),
+                (*[name.hex() for name in ids("d")], "pending"),
+            ]
+            done(client, submit("e", at("p")))  # what they spent is free
+            (line,) = evictions(daemon)
+            assert (line["count"], line["reason"], line["level"]) == (2, "limit", "warning")
+            assert line["bytes"] > 1000 and 0 <= line["oldest_age_s"] < 60
+            until(lambda: counted(daemon).evictions.evicted == {"limit": 2, "age": 0})
+        daemon.kill()  # the counters are what the rows say, whatever happens
+        daemon.start()
+        assert pending(daemon) == ids(*"cde")
+        with daemon.client(encoding) as client:
+            assert client.ask(submit("f"))["evicted"] == 1
+        assert pending(daemon) == ids(*"def")
+
+
+def test_no_room(tmp_path: Path) -> None:
+    with limited(tmp_path, max_pending_count=2, max_pending_bytes="4KiB") as daemon, daemon.client() as client:
+        done(client, submit("a"), submit("b", at("a")))
+        answer = client.ask(submit("c", at("b")))
+        detail = error(answer, "PENDING_FULL", retryable=True)
+        assert (detail["count"], detail["evicted"]) == (2, 0) and detail["bytes"] > 1000
+        assert "transactions.max_pending_count" in answer["message"]
+        answer = client.ask(submit("d", raw=bytes(4096)))
+        assert error(answer, "too_large")["max_pending_bytes"] == 4096
+        assert pending(daemon) == ids("a", "b")
+        assert client.ask(submit("e"))["evicted"] == 2
+        until(lambda: counted(daemon).errors["PENDING_FULL"] == 1)
+
+
+def test_a_flood_keeps_its_limit(tmp_path: Path) -> None:
+    """Thousands in a burst share commits; what is accepted and what is gone add up, also after a kill in the middle."""
+    with limited(tmp_path, max_pending_count=100) as daemon:
+        with daemon.client("frames") as client:
+            answers = client.feed(submit(n, *([at(n - 1)] if n % 3 else [])) for n in range(1500))
+        assert {answer["status"] for answer in answers} == {"accepted"}
+        assert sum(answer.get("evicted", 0) for answer in answers) == 1500 - len(pending(daemon))
+        assert 90 < len(pending(daemon)) <= 100
+        with daemon.client("frames") as client:
+            for n in range(1500, 3000):
+                client.send(submit(n))
+            daemon.kill()
+        daemon.start()
+        assert 90 < len(pending(daemon)) <= 100
+        daemon.assert_sound()
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["a page", "several pages"])
+def test_blobs_go_with_their_transactions(tmp_path: Path, large: bool) -> None:
+    """Also of large transactions, which are created in several commits; one that comes again keeps its blob."""
+    folder = tmp_path / "data" / "blobs"
+
+    def blobs() -> set[str]:
+        return {path.name[:64] for path in folder.rglob("*.tx") if path.is_file()}
+
+    limits: dict[str, Any] = {"max_pending_count": 2, "externalize_all": True, "batch_size": 2}
+    outputs = 5 if large else 1
+    with limited(tmp_path, **limits) as daemon, daemon.client() as client, daemon.client() as listener:
+        listener.ask({"type": "Subscribe", "events": ["TxStatusChanged"]})
+        done(client, block(None, tx("p", output("x"), output("y"), output("z"))))
+        for n in range(2):
+            done(client, submit(n, at("p", n), outputs=outputs, raw=b"raw"))
+        assert blobs() == {name.hex() for name in ids(0, 1)}
+        assert client.ask(submit(2, at("p", 2), outputs=outputs, raw=b"raw"))["evicted"] == 1
+        told = [listener.receive() for _ in range(4)]
+        assert [(fact["txid"], fact["status"]) for fact in told if fact] == [
+            *((name.hex(), "pending") for name in ids(0, 1)),
+            (*[name.hex() for name in ids(0)], "pruned"),
+            (*[name.hex() for name in ids(2)], "pending"),
+        ]
+        until(lambda: blobs() == {name.hex() for name in ids(1, 2)})
+        assert client.ask(submit(0, at("p"), outputs=outputs, raw=b"raw"))["evicted"] == 1
+        until(lambda: blobs() == {name.hex() for name in ids(2, 0)})
+        assert pending(daemon) == ids(2, 0)
+
+
+def test_age(tmp_path: Path) -> None:
+    one = block(None, tx("p", output("x"), output("y")))
+    with limited(tmp_path, max_pending_age="1s") as daemon, daemon.client() as client:
+        with daemon.client() as listener:
+            listener.ask({"type": "Subscribe", "events": ["TxStatusChanged"]})
+            done(client, one, {"type": "NodeState", "state": "catching_up", "height": 1})
+            done(client, submit("a", at("p")), submit("b", at("a")), submit("c"), submit("mined", at("p", 1)))
+            done(client, block(one, tx("mined", output("mined0"), spends=[at("p", 1)])))
+            sleep(1.5)
+            assert pending(daemon) == ids(*"abc")  # the block that has it may be about to come
+            done(client, {"type": "NodeState", "state": "running", "height": 2})
+            told = [listener.receive() for _ in range(8)]
+            gone = {fact["txid"] for fact in told if fact and fact["status"] == "pruned"}
+            assert gone == {name.hex() for name in ids(*"abc")}
+        assert pending(daemon) == []
+        assert {line["reason"] for line in evictions(daemon)} == {"age"}
+        done(client, submit("again", at("p")))
+
+
+def test_recovery_gives_up_what_was_evicted_only_after_its_grace(tmp_path: Path) -> None:
+    """Evicted is not lost: somebody else may have it. It stays pending there, as what nobody here knows."""
+    recovery = {"ttl": "100ms", "scan_interval": "100ms", "not_found_grace_period": "1h"}
+    with running(tmp_path, transactions={"max_pending_count": 1}, recovery=recovery) as daemon:
+        with daemon.client() as client:
+            done(client, block(None), submit("a"))
+            until(lambda: b"pending" in daemon.run("recovery", "list").stdout)
+            assert client.ask(submit("b"))["evicted"] == 1
+            ack(client.ask(submit("b")), "duplicate", point(block(None)))
+            sleep(0.5)
+        assert digest("tx", "a").hex().encode() in daemon.run("recovery", "list", "--status", "pending").stdout
