@@ -195,6 +195,36 @@ def test_extremes_are_answered(tmp_path: Path, encoding: Encoding) -> None:
         _still_alive(daemon, tmp_path)
 
 
+def test_heights_that_fall_from_the_highest(tmp_path: Path) -> None:
+    """A block follows by its hash, whatever its height; differences of heights are counted too."""
+    (highest,) = [leaf.most for leaf in found(MESSAGES[0]) if leaf.name == "BlockApplied.height"]
+    with running(tmp_path, http={"workers": 1, "listen": f"unix:{tmp_path}/http"}) as daemon:
+        with daemon.client("frames") as client:
+            parent = None
+            for n, height in enumerate((0, highest, 0, 1, highest, highest, 2)):
+                told = {"type": "BlockApplied", "height": height, "hash": digest(n), "prev_hash": parent}
+                assert client.ask(told)["status"] == "applied"
+                answer = client.ask({"type": "BlockPersisted", "height": height, "hash": digest(n)})
+                assert answer["status"] in {"accepted", "duplicate"}
+                client.ask({"type": "NodeState", "state": "running", "height": height})
+                parent = digest(n)
+        _still_alive(daemon, tmp_path)
+
+
+def test_an_output_index_where_no_page_can_be(tmp_path: Path) -> None:
+    """With one output a page, the number of such a page is that of another kind of row."""
+    with running(tmp_path, transactions={"batch_size": 1}) as daemon, daemon.client() as client:
+        made = tx("paged", output("x"), output("y"))
+        assert client.ask({"type": "TxSubmitted", "tx": made})["status"] == "accepted"
+        for index in (2, 2**32 - 3, 2**32 - 2, 2**32 - 1):
+            spend = tx(index, output("z"), spends=[at("paged", index)])
+            (fault,) = client.ask({"type": "TxSubmitted", "tx": spend})["detail"]["inputs"]
+            assert fault["code"] == "UTXO_NOT_FOUND"
+            frozen = {"type": "OutputsFrozen", "outpoints": [at("paged", index)]}
+            assert client.ask(frozen)["code"] == "UTXO_NOT_FOUND"
+        daemon.assert_sound()
+
+
 def _try(teller: Teller, message: Message, leaf: Leaf, encoding: Encoding) -> None:
     for value in {leaf.least, 0, 1, leaf.most}:
         told = deepcopy(message)
@@ -227,11 +257,18 @@ def _still_alive(daemon: Daemon, folder: Path) -> None:
             assert monotonic() < until
             sleep(0.05)
         tip = {"height": 1, "slot": 1, "prev_hash": bytes.fromhex(client.hello()["tip"]["hash"])}
-        last = {"type": "BlockApplied", "hash": digest("last"), "txs": [tx("last", output("last", MOST))]} | tip
+        made = tx("last", *(output("last", MOST, assets=[[b"p" * 28, b"", MOST]]) for _ in range(3)))
+        last = {"type": "BlockApplied", "hash": digest("last"), "time": MOST, "epoch": LEAST, "txs": [made]} | tip
         assert client.ask(last)["status"] == "applied"
+    owner, outpoint = f"/api/v1/addresses/{address('last').hex()}", f"/api/v1/utxos/{digest('tx', 'last').hex()}/0"
     with Web(folder / "http") as web:
-        for path in ("/metrics", f"/api/v1/utxos/{digest('tx', 'last').hex()}/0", "/api/v1/status", "/health/live"):
+        for path in ("/metrics", outpoint, f"{owner}/utxos", f"{owner}/balance", "/api/v1/status", "/health/live"):
             assert web.ask(path).status_code == 200, path
-    assert daemon.run("status", "--json").returncode == 0
+            assert web.ask(path, accept="application/cbor").status_code == 200, path
+        balance = web.ask(f"{owner}/balance").json()
+        assert (balance["lovelace_amount"], balance["amounts"][1]["quantity"]) == (3 * MOST, str(3 * MOST))
+    for command in (["status", "--json"], ["status"], ["query", "address", address("last").hex()], ["export"]):
+        done = daemon.run(*command)
+        assert done.returncode == 0, done.stderr.decode()
     daemon.restart()
     daemon.assert_sound()

@@ -692,6 +692,20 @@ def test_a_batch_partly_near_the_tip_keeps_its_undo(tmp_path: Path) -> None:
         assert chain.view.floor is None
 
 
+def test_heights_that_fall_say_nothing_about_the_depth(tmp_path: Path) -> None:
+    """The network's tip was reached already: what follows it is not far below, whatever its height is."""
+    network = 2**32 - 2
+    first = block(None, height=network)
+    others = [second := block(first, height=1), third := block(second, height=2), block(third, height=3)]
+    with open_chain(tmp_path, prune_depth=3, rollback_window=3) as chain:
+        feed(chain, first, network_height=network)
+        feed(chain, *others[:2], network_height=network)
+    with open_chain(tmp_path, prune_depth=3, rollback_window=3) as chain:
+        feed(chain, others[2], network_height=network)
+        assert chain.view.floor == first.point
+        assert chain.rollback(back_to(first))
+
+
 def test_an_elided_coinbase_still_replaces_an_earlier_one(tmp_path: Path) -> None:
     """Its own outputs are spent within the batch, so that no row is left to tell; the earlier ones are gone too."""
     first = block(None, tx("coinbase", output("ann"), coinbase=True))
