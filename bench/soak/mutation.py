@@ -33,6 +33,7 @@ from handlers.events import (
 )
 
 _LENGTH = Packed(">I")
+_LONGEST = 50_000  # bytes
 _ODD: list[Any] = [
     None,
     True,
@@ -114,10 +115,13 @@ class Mutator:
         return b"{" + body[1:] + b"\n"
 
     def _changed(self) -> Any:
-        message = self._random.choice(self._maps)
-        for _ in range(self._random.choice((1, 1, 1, 2, 4))):
-            message = self._somewhere(message)
-        return message
+        """Return a changed message; one that changes made far longer would only try the connection."""
+        while True:
+            message = self._random.choice(self._maps)
+            for _ in range(self._random.choice((1, 1, 1, 2, 4))):
+                message = self._somewhere(message)
+            if len(self._encode(message)) < _LONGEST:
+                return message
 
     def _somewhere(self, value: Any) -> Any:
         """Return a copy with one place changed, near the root more often than deep inside."""
