@@ -6,17 +6,16 @@ damage: it heals by itself.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from itertools import groupby, islice
 
-import lmdb
 from msgspec import Struct, structs
 
 from handlers import spending
 from handlers.desk import show
 from storage import keys
 from storage.buried import NOTHING, Buried, BuriedStore
+from storage.damage import UNREADABLE
 from storage.disk import Txn
 from storage.errors import StoreError
 from storage.jobs import JobStore
@@ -41,7 +40,7 @@ from storage.transactions import (
 from storage.utxo import UtxoStore
 
 _MOST = 100  # findings that are reported
-_UNREADABLE = (StoreError, lmdb.Error, struct.error, ArithmeticError, ValueError, IndexError)
+_UNREADABLE = (StoreError, *UNREADABLE)
 _REPLACED = keys.u32(keys.LAST_U32)  # in place of an input: nobody spent the output
 _NOBODY = bytes(HASH)
 _PAGE_KEY, _SLOT_KEY = HASH + 4, HASH + 8
@@ -112,7 +111,7 @@ class _Audit:
                 yield f"the {what} can't be read to the end: {type(error).__name__}: {error}"
 
     def _each(self, txn: Txn) -> Iterator[str]:
-        for txid, rows in groupby(txn.cursor(self.store.tx), lambda item: item[0][:HASH]):
+        for txid, rows in groupby(self.utxo.scan(txn, self.store.tx), lambda item: item[0][:HASH]):
             try:
                 yield from self._transaction(txn, txid, rows)
             except _UNREADABLE as error:
@@ -327,7 +326,7 @@ class _Audit:
     def _strays(self, txn: Txn) -> Iterator[str]:
         """Check that an index leads to records that say the same."""
         for db, field in self.store.indexes():
-            for key, txid in txn.cursor(db):
+            for key, txid in self.utxo.scan(txn, db):
                 raw, at = txn.get(txid + MASTER, db=self.store.tx), keys.number(key)
                 try:
                     record = None if raw is None else unpack(Record, raw, f"the record of {txid.hex()}")
@@ -339,7 +338,7 @@ class _Audit:
     def _details(self, txn: Txn) -> Iterator[str]:
         """Check that the details of a block are of a block that is there, and tell of each of its transactions."""
         last = txn.cursor(self.utxo.tx)
-        for own, raw in txn.cursor(self.store.details):
+        for own, raw in self.utxo.scan(txn, self.store.details):
             ordinal = keys.number(own)
             details = unpack(BlockDetails, raw, f"the details of block {ordinal}")
             count = len(details.outputs)

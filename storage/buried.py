@@ -18,6 +18,7 @@ from storage.transactions import HIGHEST, OutPoint, Record, TxStore, claim, outp
 from storage.utxo import UtxoStore
 
 NOTHING: OutPoint = (bytes(32), keys.LAST_U32)  # in place of an input that was missing, or listed twice
+_MOST_INPUTS = 1 << 24  # of a transaction: its block would not fit into a message
 _NOBODY = bytes(32)  # a spender whose own rows are pruned, or the hash of an output whose body is
 
 
@@ -147,8 +148,15 @@ class BuriedStore:
 
 
 def in_order(spent: list[tuple[int, OutPoint]]) -> list[OutPoint]:
-    """Return outpoints at the places of their inputs."""
-    inputs = [NOTHING] * (max(spent)[0] + 1)
+    """Return outpoints at the places of their inputs.
+
+    Raises:
+        Damaged: no transaction has so many inputs.
+    """
+    last = max(spent)[0]
+    if last >= _MOST_INPUTS:
+        raise Damaged(f"output {spent[0][1][0].hex()}#{spent[0][1][1]} or another was spent by input {last}")
+    inputs = [NOTHING] * (last + 1)
     for at, outpoint in spent:
         inputs[at] = outpoint
     return inputs

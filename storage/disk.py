@@ -16,7 +16,8 @@ from typing import TypeAlias, TypeVar
 
 import lmdb
 
-from storage.errors import Damaged, SnapshotExpired, StoreBusy, StoreError, StoreFull
+from storage.damage import broken
+from storage.errors import Damaged, SnapshotExpired, StoreBusy, StoreError, StoreFull, TableMissing
 from storage.readers import Age, Marks, Reader, open_readers
 
 Txn: TypeAlias = "lmdb.Transaction[bytes]"
@@ -27,7 +28,6 @@ MIB = 1 << 20
 GIB = 1 << 30
 _MORE_TABLES = 8  # that may be opened later
 _MAX_READERS = 1024  # slots in the table of readers
-_DAMAGED = (lmdb.CorruptedError, lmdb.PageNotFoundError)
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -35,8 +35,10 @@ class Disk:
     """One LMDB environment in `folder`, with its tables open.
 
     `tables` are names; one that ends in `*` keeps sorted duplicates of a fixed size. One process holds a writable disk.
-    `durable=False` is for copies that are thrown away. A reading process that gives `max_reader_age` (seconds) promises
-    to end its read transactions before they are older, and may be killed when it does not.
+    `durable=False` is for copies that are thrown away, `shared=False` for those that nobody else opens: they need no
+    lock file, which is written through memory, so that a full disk would end the process. A reading process that gives
+    `max_reader_age` (seconds) promises to end its read transactions before they are older, and may be killed when it
+    does not.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Disk:
         max_map_size: int = 1024 * GIB,
         readonly: bool = False,
         durable: bool = True,
+        shared: bool = True,
         max_reader_age: float | None = None,
         on_grow: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -60,7 +63,7 @@ class Disk:
         self._ages: dict[Txn, Age] = {}  # of the read transactions that are open here
         self._lock = None if readonly else _hold(folder)
         try:
-            self.env = _open(folder, map_size, len(tables), readonly, durable)
+            self.env = _open(folder, map_size, len(tables), readonly, durable, shared)
             self.tables: dict[str, Db] = {}
             self.open_tables(tables)
             self._mark()
@@ -72,18 +75,23 @@ class Disk:
         """Open tables, made if they are not there and the disk is writable; not inside of a transaction.
 
         Raises:
-            StoreError: the disk is read-only and one of them is not there.
+            TableMissing: the disk is read-only and one of them is not there.
         """
         try:
             for table in tables:
                 name, fixed, make = table.rstrip("*"), table.endswith("*"), not self._readonly
                 self.tables[name] = self.env.open_db(name.encode(), create=make, dupsort=fixed, dupfixed=fixed)
         except lmdb.NotFoundError as error:
-            raise StoreError(f"{self.folder}: a table is missing: {error}; was this store ever run?") from error
+            raise TableMissing(
+                f"{self.folder}: a table is missing: {error}; a daemon of this version makes it when it starts; "
+                "if one has run here, the store is damaged: run `utxod verify`"
+            ) from error
         except lmdb.ReadersFullError as error:
             raise _no_slot(self.folder) from error
-        except lmdb.CorruptedError as error:
-            raise Damaged(f"{self.folder}: the store is damaged: {error}") from error
+        except lmdb.Error as error:
+            if broken(error):
+                raise Damaged(f"{self.folder}: the store is damaged: {error}") from error
+            raise
 
     def close(self) -> None:
         """Close the environment and let another process have it."""
@@ -114,8 +122,10 @@ class Disk:
         try:
             with txn:
                 yield txn
-        except (*_DAMAGED, lmdb.BadTxnError) as error:  # the last: after one of the others
-            raise Damaged(f"{self.folder}: {error}") from error
+        except lmdb.Error as error:
+            if broken(error):
+                raise Damaged(f"{self.folder}: the store is damaged: {error}") from error
+            raise
         finally:
             del self._ages[txn]
 
@@ -150,17 +160,25 @@ class Disk:
                 if error.code in _FULL or (error.code == errno.EIO and self._is_full()):
                     reason = os.strerror(errno.ENOSPC) if error.code == errno.EIO else error.reason
                     raise StoreFull(f"{self.folder}: {reason}: nothing was changed") from error
-                if isinstance(error, _DAMAGED):
-                    raise Damaged(f"{self.folder}: {error}") from error
+                if broken(error):
+                    raise Damaged(f"{self.folder}: the store is damaged: {error}") from error
                 raise
 
     def copy(self, folder: Path) -> None:
         """Copy the environment, as of the latest commit, into an empty folder.
 
         The copy is one read transaction for as long as it takes, and the only one that may exceed `max_reader_age`.
+
+        Raises:
+            StoreFull: there is no room for it.
         """
-        with self._marks.lifted() if self._marks and self._readonly else nullcontext():
-            self.env.copy(str(folder))  # NOTE: not compacted: LMDB 0.9.36 crashes on some sound stores when it compacts
+        try:
+            with self._marks.lifted() if self._marks and self._readonly else nullcontext():
+                self.env.copy(str(folder))  # NOTE: not compacted: LMDB 0.9.36 crashes so on some sound stores
+        except lmdb.Error as error:
+            if error.code in _FULL:
+                raise StoreFull(f"{folder}: {error.reason}") from error
+            raise
 
     # --- readers -------------------------------------------------------------------------------------------------
 
@@ -244,7 +262,7 @@ class Disk:
         self._on_grow(larger)
 
 
-def _open(folder: Path, map_size: int, tables: int, readonly: bool, durable: bool) -> lmdb.Environment:
+def _open(folder: Path, map_size: int, tables: int, readonly: bool, durable: bool, shared: bool) -> lmdb.Environment:
     if readonly and not (folder / "data.mdb").exists():
         raise StoreError(f"{folder}: there is no store here")
     folder.mkdir(parents=True, exist_ok=True)
@@ -259,12 +277,13 @@ def _open(folder: Path, map_size: int, tables: int, readonly: bool, durable: boo
             sync=durable,
             max_readers=_MAX_READERS,
             mode=0o640,
+            lock=shared and not (readonly and _unlockable(folder)),
         )
-    except (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError) as error:
-        raise Damaged(f"{folder}: this is not a store, or it is damaged: {error}") from error
     except lmdb.ReadersFullError as error:
         raise _no_slot(folder) from error
     except lmdb.Error as error:
+        if broken(error) or error.code == 0:  # 0: a data format that this build does not know
+            raise Damaged(f"{folder}: this is not a store, or it is damaged: {error}") from error
         raise StoreError(f"the store cannot be opened: {error}") from error
 
 
@@ -280,6 +299,28 @@ def _make(folder: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
+
+
+def _unlockable(folder: Path) -> bool:
+    """Return whether a store that nobody writes has to be read without locks: LMDB would have to write `lock.mdb`.
+
+    Raises:
+        StoreBusy: somebody writes to it; pages that are read without a lock may be reused meanwhile.
+    """
+    lock = folder / "lock.mdb"
+    if os.access(lock if lock.exists() else folder, os.W_OK):
+        return False
+    try:
+        owner = os.open(folder / "owner", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(owner, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise StoreBusy(f"{folder}: a daemon writes to this store, and {lock} is not writable for this user") from None
+    finally:
+        os.close(owner)
+    return True
 
 
 def _no_slot(folder: Path) -> StoreError:

@@ -10,9 +10,21 @@ class StoreError(Exception):
 class Damaged(StoreError):
     """What is on disk contradicts itself: stop, do not restart, look."""
 
+    advice = "keep a copy of the store and run `utxod verify`"
+
+
+class RecoveryDamaged(Damaged):
+    """The recovery tables cannot be read: they can be made anew from what the store says."""
+
+    advice = "move recovery.db away and start the daemon: it makes the rows of pending transactions anew"
+
 
 class WrongFormat(StoreError):
     """The store was written by another version, or for another chain or configuration: stop, do not restart."""
+
+
+class TableMissing(StoreError):
+    """A table is not there: an earlier version wrote the store, its first start did not end, or it is damaged."""
 
 
 class StoreBusy(StoreError):

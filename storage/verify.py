@@ -2,48 +2,85 @@
 
 from __future__ import annotations
 
-import struct
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-import lmdb
 import msgspec
 
 from storage import indexes, keys
 from storage.change import ChangeSet
-from storage.disk import Disk, Txn
-from storage.errors import StoreError
+from storage.copies import temporary
+from storage.damage import UNREADABLE
+from storage.disk import Db, Disk, Txn
+from storage.errors import Damaged, StoreError, StoreFull
 from storage.jobs import TABLES as JOB_TABLES
+from storage.mmr_store import Leaves
 from storage.mmr_verify import check_copy, mountains
+from storage.pages import check_pages
+from storage.precheck import contradictions
 from storage.prune import Windows
 from storage.rows import MARKED, SPENT, BlockRow, Body, State, body_of, spender_of, unpack
 from storage.transactions import TABLES as TX_TABLES
 from storage.utxo import TABLES, UtxoStore
 
-_MOST = 100  # findings that are reported
-_UNREADABLE = (lmdb.Error, struct.error, IndexError, ValueError)  # what a row of the wrong length leads to
+Tell = Callable[[str, int, bytes], None]  # the table, how many rows of it were read, the key of the last one
+
+MOST = 100  # findings that are reported
+
+
+class Watched(UtxoStore):
+    """A store that tells which row it reads: whoever listens knows how far a walk came that killed its process."""
+
+    def __init__(self, disk: Disk, leaves: Leaves | None, tell: Tell) -> None:
+        super().__init__(disk, leaves)
+        self._tell = tell
+        self._names = {db: name for name, db in disk.tables.items()}
+
+    def scan(self, txn: Txn, db: Db, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """See `UtxoStore`."""
+        name, tell = self._names[db], self._tell
+        tell(name, 0, prefix)
+        for row, item in enumerate(super().scan(txn, db, prefix), 1):
+            tell(name, row, item[0])
+            yield item
+
+
+def _silent(_: str, __: int, ___: bytes) -> None:
+    pass
 
 
 def verify(
-    store: UtxoStore, windows: Windows, *, quick: bool = False, also: Callable[[UtxoStore], list[str]] = lambda _: []
+    store: UtxoStore,
+    windows: Windows,
+    *,
+    quick: bool = False,
+    also: Callable[[UtxoStore], list[str]] = lambda _: [],
+    copy_to: Path | None = None,
+    tell: Tell = _silent,
 ) -> list[str]:
     """Return what is wrong with the store, at most a hundred findings; nothing for a sound one.
 
     Everything is read from a copy, which takes one read transaction for as long as it is made; `quick` reads the store
     itself in one. On the copy undo is tried: every retained block is taken back, down to the floor, and the copy is
-    walked again. `also` looks at the same tables before that and returns further findings.
+    walked again. `also` looks at the same tables before that and returns further findings. The copy is made in the
+    folder `copy_to`, else beside the store. `tell` is called before each step, with the row that was read last.
+
+    Raises:
+        StoreFull: there is no room for the copy.
     """
     findings, others = list[str](), list[str]()
+    in_place = nullcontext(Watched(store.disk, store.leaves, tell))
     try:
-        with nullcontext(store) if quick else _copied(store) as seen:
+        with in_place if quick else _copied(store, copy_to or store.disk.folder.parent, tell) as seen:
             with seen.disk.read() as txn:
                 _collect(findings, _walk(seen, txn, seen.state(txn)))
             others = also(seen)
             if not findings and not quick:
                 _collect(findings, _undo(seen, windows))
+    except StoreFull:
+        raise
     except StoreError as error:
         findings.append(str(error))
     return findings + others
@@ -52,11 +89,15 @@ def verify(
 def _collect(findings: list[str], found: Iterator[str]) -> None:
     for finding in found:
         findings.append(finding)
-        if len(findings) >= _MOST:
+        if len(findings) >= MOST:
             return
 
 
 def _walk(store: UtxoStore, txn: Txn, state: State) -> Iterator[str]:
+    found = list(contradictions(store, txn, state))
+    yield from found
+    if found:  # what follows believes these numbers: it has a bit in memory for every leaf
+        return
     spent: Counter[int] = Counter()  # outputs that each block spent, as their rows say
     walks = {
         "blocks": _blocks(store, txn, state),
@@ -69,23 +110,21 @@ def _walk(store: UtxoStore, txn: Txn, state: State) -> Iterator[str]:
     for what, findings in walks.items():
         try:
             yield from findings
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             yield f"the {what} can't be read to the end: {type(error).__name__}: {error}"
 
 
 def _blocks(store: UtxoStore, txn: Txn, state: State) -> Iterator[str]:
     """Blocks: none above the tip, retained ones without a gap and found by their hash, others not."""
-    retained = set(range(max(state.floor, 1), state.tip + 1))
+    retained = lowest = max(state.floor, 1)  # the next one that has to have a row
     for key, raw in store.scan(txn, store.block):
         ordinal = keys.number(key)
         row = unpack(BlockRow, raw, f"block {ordinal}")
-        if ordinal > state.tip:
-            yield f"block {ordinal} lies above the tip {state.tip}"
-        if ordinal in retained and txn.get(row.hash, db=store.block_hash) != key:
+        for missing in range(retained, ordinal):
+            yield f"block {missing} is retained, but has no row"
+        if ordinal >= lowest and txn.get(row.hash, db=store.block_hash) != key:
             yield f"block {ordinal} is not found by its hash {row.hash.hex()}"
-        retained.discard(ordinal)
-    for ordinal in sorted(retained):
-        yield f"block {ordinal} is retained, but has no row"
+        retained = max(retained, ordinal + 1)
     for name, key in store.scan(txn, store.block_hash):
         ordinal = keys.number(key)
         if not state.floor <= ordinal <= state.tip or store.block_at(txn, ordinal).hash != name:
@@ -176,13 +215,15 @@ def _undos(store: UtxoStore, txn: Txn, state: State, spent: Counter[int]) -> Ite
 
 
 @contextmanager
-def _copied(store: UtxoStore) -> Iterator[UtxoStore]:
+def _copied(store: UtxoStore, place: Path, tell: Tell) -> Iterator[UtxoStore]:
     """Give a copy of the store that may be written to, and throw it away."""
-    with tempfile.TemporaryDirectory(prefix="utxod-verify-", dir=store.disk.folder.parent) as folder:
-        store.disk.copy(Path(folder))
+    with temporary(place) as folder:
+        store.disk.copy(folder)
+        for finding in check_pages(folder / "data.mdb"):
+            raise Damaged(finding)
         tables = (*TABLES, *TX_TABLES, *JOB_TABLES)
-        with Disk(Path(folder), tables, map_size=store.disk.map_size(), durable=False) as disk:
-            yield UtxoStore(disk, store.leaves)
+        with Disk(folder, tables, map_size=store.disk.map_size(), durable=False, shared=False) as disk:
+            yield Watched(disk, store.leaves, tell)
 
 
 def _undo(copy: UtxoStore, windows: Windows) -> Iterator[str]:

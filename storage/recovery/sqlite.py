@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import aiosqlite
 import msgspec
 
-from storage.errors import Damaged, StoreError, WrongFormat
+from storage.errors import RecoveryDamaged, StoreError, WrongFormat
 from storage.recovery import sqlite_sql as sql
 from storage.recovery.rows import (
     FINAL,
@@ -388,5 +388,5 @@ def _told(error: sqlite3.Error, path: Path) -> StoreError:
     """Return what an error of SQLite means to us."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return Damaged(f"{path}: {error}")
+        return RecoveryDamaged(f"{path}: {error}")
     return StoreAway(f"{path}: {error}")
