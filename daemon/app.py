@@ -23,6 +23,7 @@ from daemon import PROTOCOL, VERSION
 from daemon.bus import Bell, Bus
 from daemon.commands.common import FAILED
 from daemon.connection import Hall
+from daemon.crash import recorded
 from daemon.diagnostics import dump
 from daemon.door import Guests, admins, keep_open, most_clients, open_door
 from daemon.evicting import evict_along
@@ -36,6 +37,7 @@ from daemon.recovery import enabled, recover_along
 from daemon.reload import Reloader
 from daemon.signals import heed, receiver
 from daemon.sink import lines_dropped, write_out
+from daemon.start import check_store
 from daemon.store import chain_name, open_disk, open_lives, open_utxo, store_id, windows
 from handlers.chain import Chain
 from handlers.delivery import refuse
@@ -77,6 +79,8 @@ def run(config: Config, config_file: Path | None) -> bool:
         http=config.http.listen if config.http.workers else None,
         pid=os.getpid(),
     )
+    if config.utxo.enabled:
+        check_store(config)
     return anyio.run(serve, config, config_file, backend_options={"use_uvloop": True})
 
 
@@ -150,6 +154,7 @@ def _open_turns(config: Config, stores: ExitStack) -> Turns | None:
     if not config.utxo.enabled:
         return None
     disk = stores.enter_context(open_disk(config))
+    stores.enter_context(recorded(disk.folder))
     store = open_utxo(disk, config)
     chain = Chain(store, windows(config), config.utxo.prune_batch_size, open_lives(store, config))
     if chain.lives:

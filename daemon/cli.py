@@ -19,6 +19,7 @@ from config.settings import Config, socket_path
 from config.show import render
 from daemon import VERSION
 from daemon.commands.common import (
+    AFTER_VERIFY,
     DAMAGED,
     FAILED,
     WRONG_USE,
@@ -46,7 +47,7 @@ from feeds.commands import feed as feed_commands
 def main(context: click.Context, path: Path | None) -> None:
     """Keep the set of unspent outputs beside a chain node."""
     hold_standard_descriptors()
-    context.obj = Context(path)
+    context.obj = Context(path) if context.obj is None else context.obj.with_config(path)
 
 
 @main.command()
@@ -128,6 +129,7 @@ def status(context: click.Context, socket: Path | None, as_json: bool) -> None:
     from daemon.commands.report import plain, screen
     from daemon.commands.status import failed, look
 
+    context.obj.go_on_in_child()
     with stores_speak():
         report = look(context.obj.config, context.obj.socket(socket))
     if as_json:
@@ -190,19 +192,28 @@ def completion(shell: str) -> None:
 @main.command()
 @config_option
 @click.option("--quick", is_flag=True, help="Read the store in place: make no copy, and do not try the undo records.")
+@click.option(
+    "--copy-to",
+    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
+    help="Folder for the copy; else data_dir, or $TMPDIR where data_dir can't be written.",
+)
 @click.pass_context
-def verify(context: click.Context, quick: bool) -> None:
-    """Walk every table by its own rules; exit 3 and say what is wrong, if something is."""
+def verify(context: click.Context, quick: bool, copy_to: Path | None) -> None:
+    """Read every page and walk every table by its own rules; exit 3 and say what is wrong, if something is."""
+    from daemon.child import Progress
+    from daemon.inspect import Copy, copy_place
     from daemon.inspect import verify as walk
 
+    progress, copy = Progress(), Copy(None) if quick else copy_place(context.obj.config, copy_to)
+    context.obj.go_on_in_child(progress, copy.place)
     with stores_speak():
-        found = walk(context.obj.config, quick=quick)
+        found = walk(context.obj.config, copy, progress.tell)
     for finding in found.findings:
         click.echo(finding, err=True)
-    for note in found.half_made:
+    for note in found.notes:
         click.echo(note)
     if found.findings:
-        sys.exit(DAMAGED)
+        raise Exit(f"the store is damaged: {AFTER_VERIFY} (a wrong index alone: `utxod reindex`)", DAMAGED)
     click.echo("sound")
 
 
@@ -234,6 +245,7 @@ def export(context: click.Context, form: str) -> None:
     """
     from daemon.inspect import export as write
 
+    context.obj.go_on_in_child()
     with stores_speak(), readers_may_leave():
         for chunk in write(context.obj.config, form):
             sys.stdout.buffer.write(chunk)
@@ -255,6 +267,7 @@ def prune_now(context: click.Context) -> None:
     """Prune everything that is due, while no daemon runs: a running one prunes by itself."""
     from daemon.offline import prune as prune_all
 
+    context.obj.go_on_in_child()
     configure(context.obj.config.log)
     with stores_speak():
         click.echo(prune_all(context.obj.config))
@@ -272,6 +285,7 @@ def prune_status(context: click.Context, count: int, as_json: bool) -> None:
     from daemon.commands.prune import table
     from daemon.offline import prune_status as look
 
+    context.obj.go_on_in_child()
     with stores_speak(), readers_may_leave():
         jobs = look(context.obj.config, count)
         if as_json:
@@ -288,6 +302,7 @@ def reindex(context: click.Context) -> None:
     """Build the configured indexes anew, while no daemon runs."""
     from daemon.offline import reindex as build
 
+    context.obj.go_on_in_child()
     configure(context.obj.config.log)
     with stores_speak():
         click.echo(build(context.obj.config))
@@ -307,8 +322,10 @@ def serve(context: click.Context, workers: int | None, inherit: tuple[int, int] 
             work(config, *inherit)
         return
     from daemon.http.master import serve_alone
+    from daemon.start import check_store
 
     with service(lambda: context.obj.config) as config, stores_speak(), one_failure():
+        check_store(config)
         serve_alone(config, context.obj.path, workers or max(config.http.workers, 1))
 
 
@@ -339,5 +356,10 @@ def check(context: click.Context) -> None:
     click.echo("the configuration is sound")
 
 
+def entry() -> None:
+    """Run the command line in a process of its own."""
+    main(obj=Context(None, own_process=True))
+
+
 if __name__ == "__main__":
-    main()
+    entry()

@@ -2,18 +2,55 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from config.settings import Config
-from daemon.store import chain_name, leaf_writer, limited, open_disk, windows
-from handlers.audit import Audited, audit
+from daemon.store import TABLES, chain_name, folder, leaf_writer, limited, open_disk, windows
+from handlers.audit import audit
+from storage.errors import Damaged, StoreFull, TableMissing
 from storage.export import live_set
+from storage.pages import check_pages
+from storage.precheck import precheck
 from storage.rows import Body, address_of, unpack
 from storage.utxo import UtxoStore
+from storage.verify import MOST, Tell
 from storage.verify import verify as verify_store
+
+
+class Verified(NamedTuple):
+    """What is wrong with a store, and what else is to be said: that is no damage."""
+
+    findings: list[str]
+    notes: list[str]
+
+
+class Copy(NamedTuple):
+    """Where a copy of the store is made; nowhere, and why."""
+
+    place: Path | None
+    left_out: str | None = None
+
+
+def copy_place(config: Config, copy_to: Path | None) -> Copy:
+    """Return where the copy is made: where the user wants it, else beside the store, else where temporary files go."""
+    place = copy_to or config.data_dir
+    try:
+        if not os.access(place, os.W_OK):
+            place = Path(tempfile.gettempdir())
+        needed, free = (folder(config) / "data.mdb").stat().st_size, shutil.disk_usage(place).free
+    except OSError as error:
+        return Copy(None, f"{error.filename or place}: {error.strerror or error}")
+    if free < needed:
+        return Copy(None, f"a copy of the store takes {needed:,} bytes, {place} has {free:,} left")
+    return Copy(place)
 
 
 def _open(config: Config) -> UtxoStore:
@@ -22,9 +59,28 @@ def _open(config: Config) -> UtxoStore:
     return store
 
 
-def verify(config: Config, *, quick: bool) -> Audited:
-    """Return what is wrong with the store, and which transactions are half-made: that is no damage, it heals."""
-    store, half_made = _open(config), list[str]()
+def verify(config: Config, copy: Copy, tell: Tell) -> Verified:
+    """Return what is wrong with the store, and which transactions are half-made: that is no damage, it heals.
+
+    Pages come first, read without LMDB: on damaged ones it may end this process.
+    """
+    if pages := _pages(folder(config)):
+        return Verified(pages[:MOST], [])
+    store = _open_whole(config)
+    with store.disk:
+        try:
+            findings, half_made = _walk(config, store, copy.place, tell)
+            left_out = copy.left_out
+        except StoreFull as full:
+            findings, half_made = _walk(config, store, None, tell)
+            left_out = str(full)
+    notes = [f"the undo records were not tried on a copy: {left_out} (--copy-to)"] if left_out else []
+    return Verified(findings, notes + half_made)
+
+
+def _walk(config: Config, store: UtxoStore, place: Path | None, tell: Tell) -> tuple[list[str], list[str]]:
+    """Walk a copy of the store in `place`, else the store itself."""
+    half_made = list[str]()
 
     def records(seen: UtxoStore) -> list[str]:
         if not config.transactions.enabled:
@@ -33,9 +89,28 @@ def verify(config: Config, *, quick: bool) -> Audited:
         half_made.extend(audited.half_made)
         return audited.findings
 
-    in_place = limited(store.disk, "leave out --quick, so that a copy is read")
-    with store.disk, in_place if quick else nullcontext():
-        return Audited(verify_store(store, windows(config), quick=quick, also=records), half_made)
+    in_place = limited(store.disk, "leave out --quick, so that a copy is read, and make room for it")
+    with in_place if place is None else nullcontext():
+        reach, quick = windows(config), place is None
+        return verify_store(store, reach, quick=quick, also=records, copy_to=place, tell=tell), half_made
+
+
+def _pages(store: Path) -> list[str]:
+    try:
+        return check_pages(store / "data.mdb")
+    except FileNotFoundError:  # whoever opens the store says so
+        return []
+    except Damaged as error:
+        return [str(error)]
+
+
+def _open_whole(config: Config) -> UtxoStore:
+    """Open the store. A table that is missing is damage if the store was ever run."""
+    try:
+        return _open(config)
+    except TableMissing:
+        precheck(folder(config), TABLES)
+        raise
 
 
 def export(config: Config, form: str) -> Iterator[bytes]:

@@ -25,7 +25,8 @@ from storage.blobs import Blobs, Cached, Late, open_blobs
 from storage.buried import BuriedStore
 from storage.disk import Disk
 from storage.errors import SnapshotExpired
-from storage.indexes import CARDANO_ONLY, TABLES
+from storage.indexes import CARDANO_ONLY
+from storage.indexes import TABLES as INDEXES
 from storage.jobs import TABLES as JOB_TABLES
 from storage.prune import Windows
 from storage.transactions import TABLES as TX_TABLES
@@ -35,6 +36,7 @@ from storage.utxo import UtxoStore
 
 log = structlog.get_logger("store")
 
+TABLES = (*UTXO_TABLES, *TX_TABLES, *JOB_TABLES)
 _LOOK_EVERY_S = 0.5
 _BLOB_CACHE = 64 << 20  # bytes of blobs that are kept in memory
 
@@ -54,7 +56,7 @@ def open_disk(config: Config, *, readonly: bool = False) -> Disk:
     """Open the environment; a writable one is held by this process alone, a read-only one limits its snapshots' age."""
     return Disk(
         folder(config),
-        (*UTXO_TABLES, *TX_TABLES, *JOB_TABLES),
+        TABLES,
         map_size=config.storage.map_size,
         max_map_size=config.storage.max_map_size,
         readonly=readonly,
@@ -161,7 +163,7 @@ def chain_name(config: Config) -> str:
 
 def wanted_indexes(config: Config) -> list[str]:
     """Return the indexes to keep; credentials and policies are Cardano's."""
-    chosen = [name for name in TABLES if getattr(config.utxo.index, name)]
+    chosen = [name for name in INDEXES if getattr(config.utxo.index, name)]
     return [name for name in chosen if config.chain.family == "cardano" or name not in CARDANO_ONLY]
 
 

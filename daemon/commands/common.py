@@ -18,7 +18,10 @@ from storage.errors import Damaged, StoreError, WrongFormat
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from daemon.child import Progress
+
 FAILED, WRONG_USE, DAMAGED = 1, 2, 3
+AFTER_VERIFY = "keep a copy of it, then restore a backup or sync anew"
 _WIDE = 100_000  # columns where nobody looks: lines stay whole
 
 _C = TypeVar("_C", bound=Callable[..., Any])
@@ -27,9 +30,14 @@ _C = TypeVar("_C", bound=Callable[..., Any])
 class Context:
     """What every command may need; the configuration is read when it is asked for."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, *, own_process: bool = False) -> None:
         self.path = path
+        self._own_process = own_process
         self._config: Config | None = None
+
+    def with_config(self, path: Path | None) -> Context:
+        """Return the same for another configuration file."""
+        return Context(path, own_process=self._own_process)
 
     @property
     def config(self) -> Config:
@@ -44,6 +52,22 @@ class Context:
     def socket(self, chosen: Path | None) -> Path:
         """Return the daemon's socket: the chosen one, else the configured."""
         return chosen or socket_path(self.config, os.environ)
+
+    def go_on_in_child(self, progress: Progress | None = None, copies: Path | None = None) -> None:
+        """Return in a child process, which a damaged store may end, if this process is the command's own.
+
+        Copies of the store that were made in the folder `copies` go with the child, however it ends.
+        """
+        from daemon.child import go_on_in_child
+        from storage.copies import remove_stale
+
+        if not self._own_process:
+            return
+        try:
+            go_on_in_child(progress)
+        finally:  # in both processes: what a killed verify has left, and what the child has
+            if copies is not None:
+                remove_stale(copies)
 
 
 class Exit(click.ClickException):
@@ -64,19 +88,25 @@ def stores_speak() -> Iterator[None]:
     """Turn what is wrong with a store into one line and the right exit code."""
     import lmdb  # not every command opens a store
 
+    from storage.damage import damage
+
     try:
         yield
-    except (Damaged, WrongFormat) as error:
+    except Damaged as error:
+        raise Exit(f"{error}: {error.advice}", DAMAGED) from error
+    except WrongFormat as error:
         raise Exit(str(error), DAMAGED) from error
     except StoreError as error:
         raise Exit(str(error), FAILED) from error
     except OSError as error:
         place = "" if error.filename is None else f"{error.filename}: "
         raise Exit(f"{place}{error.strerror or error}", FAILED) from error
-    except lmdb.Error as error:
-        if error.code <= 0:  # LMDB's own: nobody expects it, so where it came from matters
-            raise
-        raise Exit(str(error), FAILED) from error
+    except Exception as error:
+        if (found := damage(error)) is not None:
+            raise Exit(f"{found}: {found.advice}", DAMAGED) from error
+        if isinstance(error, lmdb.Error) and error.code > 0:  # the system's
+            raise Exit(str(error), FAILED) from error
+        raise
 
 
 @contextmanager
@@ -92,7 +122,7 @@ def readers_may_leave() -> Iterator[None]:
 
 def _with_config(context: click.Context, _: click.Parameter, path: Path | None) -> None:
     if path is not None:
-        context.obj = Context(path)
+        context.obj = context.obj.with_config(path)
 
 
 config_option = click.option(

@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
 @click.group()
 @config_option
-def query() -> None:
+@click.pass_context
+def query(context: click.Context) -> None:
     """Ask the store: it is read directly, no HTTP is needed.
 
     Works beside a running daemon, which does not notice, or without one. Every answer is of one block boundary.
     """
+    context.obj.go_on_in_child()
 
 
 @query.command()

@@ -37,11 +37,22 @@ def service(configured: Callable[[], Config]) -> Iterator[Config]:
 
 @contextmanager
 def one_failure() -> Iterator[None]:
-    """Unwrap the failure that ended the process, if it is one alone."""
+    """Unwrap the failure that ended the process: the only one, or the first that says that the store is damaged."""
+    from storage.damage import damage
+
     try:
         yield
     except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-            error = error.exceptions[0]
-        raise error from group
+        failures = list(_failures(group))
+        for failure in failures:
+            if len(failures) == 1 or damage(failure) is not None:
+                raise failure from group
+        raise
+
+
+def _failures(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _failures(error)
+        else:
+            yield error

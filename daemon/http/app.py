@@ -48,7 +48,8 @@ from handlers.events import Point
 from handlers.proofs import mmr_root
 from handlers.query import Listed, NoIndex, Query, Snapshot, Sum, Torn, amounts
 from handlers.readiness import blocks_behind, readiness
-from storage.errors import SnapshotExpired, StoreError
+from storage.damage import damage
+from storage.errors import Damaged, SnapshotExpired, StoreError
 from storage.indexes import address_hash
 from storage.prune import Windows
 
@@ -316,7 +317,9 @@ class Site:
         try:
             with self.query.snapshot() as shot:
                 return shot.tip()
-        except StoreError:
+        except Exception as error:
+            if not isinstance(error, StoreError) and damage(error) is None:
+                raise
             return None
 
     async def fail(self, request: Request, error: Exception) -> Response:
@@ -380,7 +383,7 @@ def build(site: Site, token: str | None) -> ASGIApp:
 
 
 def _application(routes: list[Route], fail: Fail, lifespan: Lifespan[Starlette] | None = None) -> Starlette:
-    kinds: tuple[type[Exception], ...] = (Problem, NoIndex, Torn, SnapshotExpired, HTTPException, Exception)
+    kinds: tuple[type[Exception], ...] = (Problem, NoIndex, Torn, SnapshotExpired, Damaged, HTTPException, Exception)
     app = Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, fail), lifespan=lifespan)
     app.router.redirect_slashes = False  # a path with one more is another path, and there is nothing
     return app

@@ -17,6 +17,7 @@ from anyio.abc import Process
 
 from config.settings import Config
 from config.units import parse_endpoint
+from daemon.child import of_damage
 from daemon.diagnostics import dump
 from daemon.door import refuse_if_taken
 from daemon.reload import Reloader
@@ -28,6 +29,8 @@ log = structlog.get_logger("http")
 _PAUSES_S = (0.5, 1, 2, 5, 15)
 _STEADY_S = 60.0  # a worker that lived so long starts again at once
 _BACKLOG = 1024
+_CRASHES = 3  # of a worker, by a signal that a damaged store explains, until we say so
+_ADVICE = "stop the daemon and run `utxod verify`"
 _LEAVE_S = 10.0  # for a worker that was asked to leave; it gives its clients 5 s
 _REMIND_S = (30.0, 600.0)  # first and longest time after which an unchanged reason is logged again
 
@@ -97,7 +100,7 @@ class Keeper:
                     house.start_soon(self._keep_one, listening, number)
 
     async def _keep_one(self, listening: socket.socket, number: int) -> None:
-        failures = 0
+        failures = crashes = 0
         while True:
             began = anyio.current_time()
             with anyio.CancelScope() as self._running[number]:
@@ -108,6 +111,10 @@ class Keeper:
             failures = 0 if anyio.current_time() - began > _STEADY_S else failures + 1
             pause = _PAUSES_S[min(failures, len(_PAUSES_S)) - 1] if failures else 0
             log.error("http_worker_ended", worker=number, code=code, again_in_s=pause)
+            if isinstance(code, int) and (fatal := of_damage(code)) is not None:
+                crashes += 1
+                if crashes >= _CRASHES:
+                    log.error("store_damaged", worker=number, signal=fatal.name, times=crashes, advice=_ADVICE)
             await anyio.sleep(pause)
 
 

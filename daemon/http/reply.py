@@ -20,6 +20,7 @@ from starlette.types import Scope
 from handlers.answers import Failure
 from handlers.events import Point
 from handlers.query import BadCursor, CursorGone, NoIndex, Order, Snapshot, Torn
+from storage.damage import damage
 from storage.errors import SnapshotExpired
 
 log = structlog.get_logger("http")
@@ -272,6 +273,10 @@ def failed(request: Request, error: Exception, tip: Point | None) -> Response:
         case HTTPException(status_code=405):
             problem = Problem(405, "method_not_allowed", "everything here is read with GET")
             headers["Allow"] = "GET, HEAD"
+        case _ if (found := damage(error)) is not None:
+            log.error("store_damaged", path=request.scope["path"], error=str(found))
+            message = "what this answer needs cannot be read: the daemon's log has the reason"
+            problem = Problem(500, "store_damaged", message)
         case _:
             log.exception("request_failed", path=request.scope["path"], exc_info=error)
             problem = Problem(500, "internal_error", "the daemon's log has the reason")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import os
 import pickle
 import resource
-import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -24,6 +22,7 @@ from starlette.types import ASGIApp
 
 from config.settings import Config, Http, socket_path
 from config.units import parse_endpoint
+from daemon.child import die_with
 from daemon.diagnostics import dump
 from daemon.http.app import Site, build, build_disabled
 from daemon.http.capacity import Capacity, Limits
@@ -45,13 +44,12 @@ from handlers.addresses import codec
 
 log = structlog.get_logger("http")
 
-_PR_SET_PDEATHSIG = 1
 _SPARE_DESCRIPTORS = 128  # for everything but connections: the store, tables, blobs, logs
 
 
 def handed_over(parent: int) -> Config:
     """Return the configuration that the process which started this one has written to our standard input."""
-    _leave_with(parent)
+    die_with(parent)  # nobody would watch us, and its successor wants the address
     config: Config = pickle.load(sys.stdin.buffer)
     return config
 
@@ -153,10 +151,3 @@ def _quieten_collector() -> None:
     """Keep the collector from walking what lives for ever."""
     gc.collect()
     gc.freeze()
-
-
-def _leave_with(parent: int) -> None:
-    """End at once when the process that started us does: nobody would watch us, and its successor wants the address."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,150 @@
+"""Reading a store in a child process: what the storage engine does to a damaged file ends the child, not its parent.
+
+On some damage LMDB aborts the process (SIGABRT); a page that lies behind the end of the file, or that the disk can't
+read, is SIGBUS, and a wild pointer SIGSEGV. None of these can be caught, so a child is sent ahead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+from mmap import mmap
+from struct import Struct
+from types import FrameType
+
+from daemon.commands.common import AFTER_VERIFY, DAMAGED, FAILED, Exit
+from storage.damage import damage
+from storage.errors import Damaged, StoreError
+
+_PR_SET_PDEATHSIG = 1
+# What ends a process that reads a damaged store.
+_OF_DAMAGE = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
+
+
+def of_damage(code: int) -> signal.Signals | None:
+    """Return the signal in a process's exit code, if it is one by which a damaged store ends a process."""
+    return signal.Signals(-code) if -code in _OF_DAMAGE else None
+
+
+class Progress:
+    """How far a child has come, in memory that its parent still has when the child is gone."""
+
+    _HEAD = Struct("=QBB")  # rows, bytes of the table's name and of the key
+    _LONGEST_KEY = 80
+
+    def __init__(self) -> None:
+        self._shared = mmap(-1, 4096)
+
+    def tell(self, table: str, row: int, key: bytes) -> None:
+        """Say which row of a table was read last; 0 before the first."""
+        name, key = table.encode(), key[: self._LONGEST_KEY]
+        self._shared[: self._HEAD.size] = self._HEAD.pack(row, len(name), len(key))
+        self._shared[self._HEAD.size : self._HEAD.size + len(name) + len(key)] = name + key
+
+    def __str__(self) -> str:
+        """Return what was said last, for a person."""
+        row, name, key = self._HEAD.unpack_from(self._shared)
+        text = self._shared[self._HEAD.size : self._HEAD.size + name + key]
+        if not name:
+            return "before the first row was read"
+        after = f"after row {row:,} (key {text[name:].hex()})" if row else "at its first row"
+        return f"in {text[:name].decode()} {after}"
+
+
+def go_on_in_child(progress: Progress | None = None) -> None:
+    """Return in a new child process only; this one waits for it and ends as it does.
+
+    Raises:
+        Exit: a signal that means damage ended the child: exit code 3, and how far it came.
+        SystemExit: the child has ended, or we are asked to: the child is gone then, too.
+    """
+    pid = _fork()
+    if pid == 0:
+        return
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _leave)
+    try:
+        code = _end_of(pid)
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        _end_of(pid)
+        raise
+    if code == -signal.SIGINT:
+        raise KeyboardInterrupt
+    if (fatal := of_damage(code)) is not None:
+        advice = Damaged.advice if progress is None else AFTER_VERIFY
+        raise Exit(f"{_died(fatal, progress)}: {advice}", DAMAGED)
+    if code < 0:
+        raise Exit(f"the process that read the store was ended by {signal.Signals(-code).name}", FAILED)
+    sys.exit(code)
+
+
+def run_in_child(work: Callable[[], object]) -> None:
+    """Run `work` in a child process and wait for it.
+
+    Raises:
+        Damaged: a signal that means damage ended the child, or the work met damage.
+        StoreError: the work raised it, or could not read the store.
+    """
+    reader, writer = os.pipe()
+    pid = _fork()
+    if pid == 0:
+        os._exit(_report(work, writer))
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        message = pipe.read()
+    code = _end_of(pid)
+    if (number := of_damage(code)) is not None:
+        raise Damaged(_died(number, None))
+    if code == DAMAGED:
+        raise Damaged(message)
+    if code != 0:
+        raise StoreError(message or f"the process that checked the store ended with {code}")
+
+
+def _report(work: Callable[[], object], writer: int) -> int:
+    """Run `work`; write what it raised, and return the exit code that tells which kind of error it was."""
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001 - any of them is the parent's to raise
+        found = damage(error)
+        os.write(writer, str(found or error).encode())
+        return FAILED if found is None else DAMAGED
+    return 0
+
+
+def _died(number: signal.Signals, progress: Progress | None) -> str:
+    where = "" if progress is None else f" {progress}"
+    return f"the store is damaged: reading it ended with {number.name}{where}"
+
+
+def _fork() -> int:
+    """Return the child's process id; 0 in the child, which ends when this process does."""
+    parent = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        die_with(parent)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a person at the terminal interrupts both; only one says so
+    return pid
+
+
+def die_with(parent: int) -> None:
+    """End this process at once when the one that started it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _end_of(pid: int) -> int:
+    """Wait for a child; return its exit code, or the negative number of the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    sys.exit(128 + number)
