@@ -21,7 +21,7 @@ from storage.pages import check_pages
 from storage.precheck import precheck
 from storage.rows import Body, address_of, unpack
 from storage.utxo import UtxoStore
-from storage.verify import MOST, Tell
+from storage.verify import MOST, Tell, silent
 from storage.verify import verify as verify_store
 
 
@@ -59,7 +59,7 @@ def _open(config: Config) -> UtxoStore:
     return store
 
 
-def verify(config: Config, copy: Copy, tell: Tell) -> Verified:
+def verify(config: Config, copy: Copy, tell: Tell = silent) -> Verified:
     """Return what is wrong with the store, and which transactions are half-made: that is no damage, it heals.
 
     Pages come first, read without LMDB: on damaged ones it may end this process.

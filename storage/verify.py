@@ -47,8 +47,8 @@ class Watched(UtxoStore):
             yield item
 
 
-def _silent(_: str, __: int, ___: bytes) -> None:
-    pass
+def silent(_: str, __: int, ___: bytes) -> None:
+    """Tell nobody."""
 
 
 def verify(
@@ -58,7 +58,7 @@ def verify(
     quick: bool = False,
     also: Callable[[UtxoStore], list[str]] = lambda _: [],
     copy_to: Path | None = None,
-    tell: Tell = _silent,
+    tell: Tell = silent,
 ) -> list[str]:
     """Return what is wrong with the store, at most a hundred findings; nothing for a sound one.
 

@@ -21,7 +21,7 @@ from bench.soak.story import Story, digest_of
 from bench.soak.target import Answer, Broken, Met, Target, any_kind
 from config.load import load
 from config.settings import Config
-from daemon.inspect import export, verify
+from daemon.inspect import copy_place, export, verify
 from daemon.store import leaf_writer, open_disk
 from handlers.events import Ack, Error, TxSubmitted
 from storage.utxo import UtxoStore
@@ -125,7 +125,7 @@ def _look(life: Recorded, config: Config, least: int, most: int) -> None:
         raise Broken(
             f"a power cut after {least} acknowledged of {most} sent messages leaves the tip {tip and tip.hex()}"
         )
-    audited = verify(config, quick=False)
+    audited = verify(config, copy_place(config, None))
     if audited.findings:
         raise Broken(f"a power cut after message {least} leaves a damaged store: {audited.findings[:3]}")
     digest = digest_of(b"".join(export(config, "csv")).decode().splitlines())

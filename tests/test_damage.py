@@ -1,0 +1,442 @@
+"""A damaged store is named, by every command and at the start; nothing of it is a crash that comes again and again."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from threading import Event, Thread
+from time import monotonic
+from typing import Any
+
+import lmdb
+import lmdb.verify
+import pytest
+from click.testing import CliRunner
+from daemons import PATIENCE_S, ROOT, Daemon, environment, home, running, statuses
+from faults import full, lmdb_error
+from stories import at, block, chain, digest, output, tx
+from structlog.testing import capture_logs
+
+from config.load import load
+from daemon.cli import main
+from daemon.commands.service import one_failure
+from daemon.crash import refuse_after_crash
+from daemon.store import TABLES, open_disk
+from storage.buried import NOTHING, in_order
+from storage.damage import damage
+from storage.errors import Damaged
+from storage.pages import check_file, check_pages
+from storage.precheck import precheck
+from storage.rows import State
+from storage.utxo import UtxoStore
+
+PAGE = 4096
+BLOCKS = chain(700, outputs=6)
+TXID = digest("tx", 300).hex()
+TABLES_OF: dict[str, Any] = {
+    "utxo": {"rollback_window": 2000},
+    "transactions": {"enabled": False},
+    "storage": {"map_size": "64MiB"},
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a sound store of a megabyte or two."""
+    folder = tmp_path_factory.mktemp("whole")
+    with running(folder, None, **TABLES_OF) as daemon:
+        with daemon.client("frames") as client:
+            assert set(statuses(client.feed(BLOCKS))) == {"applied"}
+        assert daemon.term() == 0
+    return folder
+
+
+@pytest.fixture
+def store(whole: Path, tmp_path: Path) -> Iterator[Daemon]:
+    """Give a copy to damage."""
+    with home(tmp_path, None, **TABLES_OF) as daemon:
+        shutil.copytree(whole / "data", tmp_path / "data")
+        yield daemon
+
+
+def folder(daemon: Daemon) -> Path:
+    return daemon.folder / "data" / "lmdb"
+
+
+def file(daemon: Daemon) -> Path:
+    return folder(daemon) / "data.mdb"
+
+
+def overwrite(path: Path, at_byte: int, data: bytes) -> None:
+    with path.open("r+b") as raw:
+        raw.seek(at_byte)
+        raw.write(data)
+
+
+def refused(daemon: Daemon, command: str, words: str) -> None:
+    """Check that a command ends with exit code 3 and one line that says so."""
+    done = daemon.run(command)
+    text = done.stderr.decode()
+    assert done.returncode == 3, (command, text)
+    assert "Traceback" not in text, text
+    assert re.search(words, text), text
+
+
+# --- what is damaged -------------------------------------------------------------------------------------------------
+
+
+def root_of(path: Path, table: str) -> int:
+    """Return the page at the root of a table: its record in the main table ends with that."""
+    raw = path.read_bytes()
+    found = [match.end() for match in re.finditer(re.escape(table.encode()), raw)]
+    roots = {struct.unpack_from("=Q", raw, end + 40)[0] for end in found}
+    page: int
+    (page,) = {root for root in roots if 2 <= root < len(raw) // PAGE and newest(path, table, root)}
+    return page
+
+
+def newest(path: Path, table: str, root: int) -> bool:
+    """Return whether a table is not sound without a page; older versions of its record name other roots."""
+    raw = bytearray(path.read_bytes())
+    raw[root * PAGE : (root + 1) * PAGE] = bytes(PAGE)
+    copy = path.with_suffix(".try")
+    copy.write_bytes(raw)
+    try:
+        return any(f"/{table} DB" in finding and f"page {root} " in finding for finding in check_pages(copy))
+    finally:
+        copy.unlink()
+
+
+def change_state(daemon: Daemon, **fields: int) -> None:
+    with open_disk(load(daemon.config, {})) as disk:
+        kept = UtxoStore(disk)
+
+        def work(txn: lmdb.Transaction[bytes]) -> None:
+            before = kept.state(txn)
+            names = before.__struct_fields__
+            kept.put_state(txn, State(**{name: getattr(before, name) for name in names} | fields))
+
+        disk.write(work)
+
+
+def change(daemon: Daemon, work: Callable[[UtxoStore, lmdb.Transaction[bytes]], object]) -> None:
+    with open_disk(load(daemon.config, {})) as disk:
+        disk.write(lambda txn: work(UtxoStore(disk), txn))
+
+
+def drop(daemon: Daemon, table: str) -> None:
+    with lmdb.open(str(folder(daemon)), max_dbs=64) as env:
+        db = env.open_db(table.encode(), create=False)
+        with env.begin(write=True) as txn:
+            txn.drop(db)
+
+
+AT_START: dict[str, tuple[Callable[[Daemon], object], str]] = {
+    "cut": (lambda d: os.truncate(file(d), file(d).stat().st_size // 2), "was cut off"),
+    "cut to nothing": (lambda d: os.truncate(file(d), 0), "cut off"),
+    "zeros in a meta page": (lambda d: overwrite(file(d), PAGE, bytes(PAGE)), "the meta page at byte 4096 is none"),
+    "garbage in a meta page": (lambda d: overwrite(file(d), 16, b"\xa5" * 150), "the meta page at byte 0 is none"),
+    "a map beyond all memory": (
+        lambda d: overwrite(file(d), PAGE + 16 + 16, struct.pack("=Q", 1 << 62)),
+        "in a map of 4611686018427387904 bytes",
+    ),
+    "zeros at the root of a table": (
+        lambda d: overwrite(file(d), root_of(file(d), "utxo_block") * PAGE, bytes(PAGE)),
+        "MDB_CORRUPTED: Located page was wrong type",
+    ),
+    "a list of free pages that names what is not there": (
+        lambda d: free_page_that_is_none(folder(d)),
+        "the list of free pages cannot be read: an entry in page",
+    ),
+    "a table that is gone": (lambda d: drop(d, "utxo_output"), "the table utxo_output is missing"),
+    "a format that is gone": (
+        lambda d: change(d, lambda kept, txn: txn.delete(b"format", db=kept.meta)),
+        "it has rows, but does not say its format",
+    ),
+    "a first row that can't be read": (
+        lambda d: change(d, lambda kept, txn: txn.put(bytes(8), b"short", db=kept.tx)),
+        "the first row of utxo_tx has a key of 8 and a value of 5 bytes",
+    ),
+    "a last row that can't be read": (
+        lambda d: change(d, lambda kept, txn: txn.put(b"\xff" * 8, b"short", db=kept.tx)),
+        "the last row of utxo_tx has a key of 8 and a value of 5 bytes",
+    ),
+    "a tip that has no row": (lambda d: change_state(d, tip=1 << 40), f"block {1 << 40} is retained, but has no row"),
+    "a tip below the last block": (lambda d: change_state(d, tip=600), "block 700 lies above the tip 600"),
+    "a floor above the tip": (lambda d: change_state(d, floor=701), "the rollback floor is 701, the tip is 700"),
+    "a way back that is gone": (
+        lambda d: change(d, lambda kept, txn: txn.delete((700).to_bytes(4, "big"), db=kept.delta)),
+        "block 700 can't be taken back: it has no undo record",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", AT_START)
+def test_damage_that_is_found_before_a_daemon_starts(store: Daemon, kind: str) -> None:
+    damage, words = AT_START[kind]
+    precheck(folder(store), TABLES)
+    damage(store)
+    with pytest.raises((Damaged, lmdb.Error), match=words):
+        precheck(folder(store), TABLES)
+
+
+@pytest.mark.parametrize("kind", ["cut", "zeros at the root of a table", "a tip that has no row"])
+def test_a_daemon_does_not_start_on_it(store: Daemon, kind: str) -> None:
+    damage, words = AT_START[kind]
+    damage(store)
+    refused(store, "run", f"{words}.*: keep a copy of the store and run `utxod verify`")
+    refused(store, "verify", "utxo_block DB: page" if "root" in kind else words)  # and walks up to no far tip
+
+
+def test_a_store_of_an_earlier_version_is_not_called_damaged(store: Daemon) -> None:
+    """It has not all tables yet; those that the format began with it has to have."""
+    for table in ("tx_block", "pruner_job", "tx_unmined"):
+        drop(store, table)
+    precheck(folder(store), TABLES)
+
+
+def free_page_that_is_none(path: Path) -> None:
+    """Let the last commit's entry in the list of free pages name one behind the end."""
+    with lmdb.open(str(path), max_dbs=64) as env, env.begin() as txn:
+        last, commit = env.info()["last_pgno"], txn.id()
+    raw, key = (path / "data.mdb").read_bytes(), b"\x08\x00" + struct.pack("=Q", commit)
+    places = [found.end() for found in re.finditer(re.escape(key), raw)]
+    assert places
+    for place in places:
+        overwrite(path / "data.mdb", place + 8, struct.pack("=Q", last + 1000))
+
+
+def test_zeros_in_the_middle(store: Daemon) -> None:
+    """As a disk leaves them that has lost writes: `verify` names the pages, and the daemon ends when it needs one."""
+    raw, root = file(store).read_bytes(), root_of(file(store), "utxo_output")
+    nodes = struct.unpack_from("=20H", raw, root * PAGE + 16)[1:]  # of a branch page; both ends are read at the start
+    leaves = [struct.unpack_from("=I", raw, root * PAGE + node)[0] for node in nodes]
+    for leaf in leaves:
+        overwrite(file(store), leaf * PAGE, bytes(PAGE))
+    refused(store, "verify", rf"utxo_output DB: page {leaves[7]} stores mp_pgno 0")
+    refused(store, "export", "the store is damaged")
+    store.start()
+    with store.client() as client:
+        spends = [at(n, 3) for n in range(1, 700)]
+        client.send({"seq": 1} | block(BLOCKS[-1], tx("late", output("ann"), spends=spends)))
+        assert client.receive() is None
+    assert store.wait() == 3
+    (said,) = [line for line in store.log_lines() if line["event"] == "process_failed"]
+    assert said["exit_code"] == 3 and "the store is damaged" in said["error"] and "utxod verify" in said["error"]
+
+
+def test_a_sound_file_may_be_shorter_than_its_meta_page_says(tmp_path: Path) -> None:
+    """Pages that one commit has taken and given back were never written: that is no damage."""
+    short = 0
+    with lmdb.open(str(tmp_path), map_size=64 << 20, max_dbs=1, sync=False) as env:
+        db = env.open_db(b"rows")
+        for n in range(40):
+            with env.begin(write=True) as txn:
+                for key in range(400):
+                    txn.put(bytes([n, key // 256, key % 256]), bytes((10, 3000, 9000)[key % 3]), db=db)
+                for key in range(n, 400):
+                    txn.delete(bytes([n, key // 256, key % 256]), db=db)
+            path = tmp_path / "data.mdb"
+            check_file(path)
+            assert check_pages(path) == []
+            pages = env.info()["last_pgno"] + 1
+            short += path.stat().st_size < pages * PAGE
+    assert short, "not one of these files was short"
+    os.truncate(path, path.stat().st_size - PAGE * 40)
+    with pytest.raises(Damaged, match="cut off"):
+        check_file(path)
+
+
+def test_pages_that_are_written_meanwhile_are_not_called_damaged(tmp_path: Path) -> None:
+    """The binding's verifier alone finds much that is not so; a commit says that what it has read is of two states."""
+    random, path, done = Random(7), tmp_path / "data.mdb", Event()
+    with lmdb.open(str(tmp_path), map_size=64 << 20, max_dbs=1, sync=False) as env:
+        db = env.open_db(b"rows")
+
+        def write() -> None:
+            while not done.is_set():
+                with env.begin(write=True) as txn:
+                    for _ in range(200):
+                        txn.put(random.randrange(20_000).to_bytes(4, "big"), random.randbytes(80), db=db)
+
+        writer, give_up, met = Thread(target=write), monotonic() + PATIENCE_S, 0
+        writer.start()
+        try:
+            while met < 10:
+                assert monotonic() < give_up, "the verifier was never disturbed"
+                assert check_pages(path) == []
+                check_file(path)
+                with suppress(lmdb.verify.VerifyError):
+                    met += bool(lmdb.verify.verify(str(path), subdir=False))  # type: ignore[no-untyped-call]
+        finally:
+            done.set()
+            writer.join()
+
+
+def test_a_store_that_is_written_is_not_called_damaged(tmp_path: Path) -> None:
+    with running(tmp_path, None, **TABLES_OF) as daemon, daemon.client("frames") as client:
+        client.send(*BLOCKS)
+        for _ in range(20):
+            precheck(folder(daemon), TABLES)
+            assert check_pages(file(daemon)) == []
+        assert daemon.run("verify", "--quick").stdout == b"sound\n"
+
+
+# --- signals ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_child_that_is_killed_by_the_engine_says_how_far_it_came() -> None:
+    code = (
+        "import os, sys\n"
+        "from daemon.child import Progress, go_on_in_child\n"
+        "progress = Progress()\n"
+        "go_on_in_child(progress)\n"
+        "if sys.argv[1] != 'none': progress.tell('utxo_output', int(sys.argv[1]), bytes.fromhex('00000007'))\n"
+        "os.kill(os.getpid(), int(sys.argv[2]))\n"
+    )
+    for row, words in (("none", "before the first row was read"), ("0", "in utxo_output at its first row")):
+        assert words in died(code, row, signal.SIGABRT)
+    for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV):
+        words = f"reading it ended with {number.name} in utxo_output after row 1,234 (key 00000007): keep a copy"
+        assert words in died(code, "1234", number)
+
+
+def died(code: str, row: str, number: signal.Signals) -> str:
+    script = f"import click\ntry:\n exec({code!r})\nexcept click.ClickException as error:\n error.show()"
+    command = [sys.executable, "-W", "error", "-c", script, row, str(int(number))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, env=environment(), timeout=PATIENCE_S, check=False)
+    assert done.returncode == 3, done
+    return done.stderr.decode()
+
+
+def test_a_page_that_is_not_there_ends_a_command_with_one_line(store: Daemon) -> None:
+    """What reads the store without a look at its pages first is ended by SIGBUS: its parent says what that means."""
+    os.truncate(file(store), 8 * PAGE)
+    refused(store, "export", "the store is damaged: reading it ended with SIGBUS")
+    refused(store, "reindex", "the store is damaged: reading it ended with SIGBUS")
+
+
+def test_a_daemon_that_was_ended_by_its_store_is_not_started_again(store: Daemon) -> None:
+    store.start()
+    os.truncate(file(store), 8 * PAGE)
+    with store.client() as client:
+        client.send({"seq": 1} | block(BLOCKS[-1], tx("late", output("ann"), spends=[at(n, 3) for n in range(1, 700)])))
+        assert client.receive() is None
+    assert store.wait() == -signal.SIGBUS
+    crash = folder(store) / "crash"
+    text = crash.read_text()
+    assert text.startswith("Fatal Python error: Bus error") and "storage/" in text
+    refused(
+        store, "run", r"/crash: the last daemon ended by 'Bus error' in storage/\w+\.py:\d+, so the store is damaged"
+    )
+    assert store.spawn().wait(PATIENCE_S) == 3, "again and again"
+    assert crash.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("frames", "refuses"),
+    [
+        (["storage/utxo.py", "storage/disk.py", "handlers/chain.py", "/usr/lib/python3/threading.py"], True),
+        (["handlers/burial.py", "handlers/pruner.py", "/usr/lib/python3/threading.py"], True),
+        (["/usr/lib/python3/contextlib.py", "storage/disk.py", "daemon/app.py", "daemon/cli.py"], True),
+        (["handlers/utxo.py", "/usr/lib/python3/asyncio/runners.py", "daemon/app.py", "daemon/cli.py"], False),
+        (["/srv/storage/disk.py", "daemon/metrics.py", "daemon/cli.py"], False),
+        ([], False),
+    ],
+)
+def test_a_stack_says_whether_the_store_was_used(frames: list[str], refuses: bool, tmp_path: Path) -> None:
+    """The loop, in the main thread, never reads the store: a stuck one is ended by the watchdog, with SIGABRT."""
+    stack = "".join(f'  File "{ROOT / path}", line 7 in work\n' for path in frames)
+    (tmp_path / "crash").write_text(f"Fatal Python error: Aborted\n\nStack (most recent call first):\n{stack}")
+    if refuses:
+        with pytest.raises(Damaged, match=r"the last daemon ended by 'Aborted' in (storage|handlers)/\w+.py:7"):
+            refuse_after_crash(tmp_path)
+    else:
+        with capture_logs() as logs:
+            refuse_after_crash(tmp_path)
+        assert [line["event"] for line in logs] == ["crash_found"]
+
+
+def test_a_signal_that_has_nothing_to_do_with_the_store_is_only_told(store: Daemon) -> None:
+    store.start()
+    with store.client() as client:
+        client.hello()
+    store.process.send_signal(signal.SIGABRT)
+    assert store.wait() == -signal.SIGABRT
+    store.start()
+    (told,) = [line for line in store.log_lines() if line["event"] == "crash_found"]
+    assert told["how"] == "Aborted" and "/storage/" not in told["where"]
+    assert store.term() == 0
+    assert not (folder(store) / "crash").exists()
+
+
+# --- exceptions ------------------------------------------------------------------------------------------------------
+
+ROWS: dict[str, tuple[Callable[[UtxoStore, lmdb.Transaction[bytes]], object], list[str]]] = {
+    "a position of three bytes": (
+        lambda kept, txn: txn.put(bytes.fromhex(TXID), b"\0\0\0", db=kept.txid),
+        ["verify"],
+    ),
+    "an output of no bytes": (lambda kept, txn: txn.put(_place(kept, txn), b"", db=kept.output), ["export"]),
+    "a transaction of no bytes": (lambda kept, txn: txn.put(_place(kept, txn)[:8], b"", db=kept.tx), ["verify"]),
+    "a chain that is no text": (lambda kept, txn: txn.put(b"chain", b"\xff\xfe", db=kept.meta), ["status"]),
+    "a state that is a map": (lambda kept, txn: txn.put(b"state", b"\x80", db=kept.meta), ["status"]),
+    "a block of no bytes": (lambda kept, txn: txn.put((700).to_bytes(4, "big"), b"", db=kept.block), ["status"]),
+    "an index entry of another length": (
+        lambda kept, txn: txn.put(b"\0", bytes(12), db=kept.disk.tables["utxo_addr"]),
+        ["verify", "--quick"],
+    ),
+}
+
+
+def _place(kept: UtxoStore, txn: lmdb.Transaction[bytes]) -> bytes:
+    return kept.homes(txn, [bytes.fromhex(TXID)])[bytes.fromhex(TXID)] + bytes(4)
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_a_row_that_nobody_expects_is_one_line(store: Daemon, kind: str) -> None:
+    """Whatever the code that reads it raises: no traceback, and what to do. In this process: it is many commands."""
+    damage, (command, *arguments) = ROWS[kind]
+    change(store, damage)
+    told = CliRunner().invoke(main, [command, "--config", str(store.config), *arguments])
+    assert told.exit_code == 3, told
+    assert isinstance(told.exception, SystemExit), told.exception
+    assert told.stderr.startswith("Error: ") or command == "verify", told.stderr
+    assert "`utxod verify`" in told.stderr or command == "verify" or "keeps" in told.stderr, told.stderr
+
+
+def test_only_what_reads_rows_is_taken_for_damage(store: Daemon) -> None:
+    """Limits of LMDB are none, nor is what was raised elsewhere; what a group of failures hides is found."""
+    raised = KeyError("state")
+    try:
+        raise raised
+    except KeyError:
+        assert damage(raised) is None
+    for kind in (lmdb.MapFullError, lmdb.ReadersFullError, lmdb.TxnFullError):
+        limit = kind("mdb_put")
+        vars(limit)["code"] = -30792
+        assert damage(limit) is None
+    assert damage(full()) is None
+    found = damage(lmdb_error(-30796, "MDB_CORRUPTED: Located page was wrong type"))
+    assert found is not None and "the store is damaged: Error: mdb_put: MDB_CORRUPTED" in str(found)
+    with pytest.raises(Damaged, match="this"), one_failure():
+        raise BaseExceptionGroup("", [OSError(), BaseExceptionGroup("", [Damaged("this"), ValueError()])])
+    with pytest.raises(OSError, match="alone"), one_failure():
+        raise BaseExceptionGroup("", [BaseExceptionGroup("", [OSError("alone")])])
+    with pytest.raises(BaseExceptionGroup), one_failure():
+        raise BaseExceptionGroup("", [OSError(), ValueError()])
+
+
+def test_an_input_that_no_transaction_has_costs_no_memory() -> None:
+    assert in_order([(2, (b"a", 1)), (0, (b"b", 2))]) == [(b"b", 2), NOTHING, (b"a", 1)]
+    with pytest.raises(Damaged, match="was spent by input 4294967294"):
+        in_order([(2, (b"a", 1)), ((1 << 32) - 2, (b"b", 2))])

@@ -1,0 +1,74 @@
+"""HTTP over a damaged store: an answer that can't be given says why, and workers that die of it are explained."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from daemons import PATIENCE_S, Daemon, home, running, statuses
+from questions import Web, failure, free_port, until
+from stories import chain, digest
+from test_http_service import serving
+
+from config.load import load
+from daemon.store import open_disk
+from storage.disk import Txn
+from storage.utxo import UtxoStore
+
+BLOCKS = chain(200, outputs=5)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    with running(folder) as daemon:
+        with daemon.client("frames") as client:
+            assert set(statuses(client.feed(BLOCKS))) == {"applied"}
+        assert daemon.term() == 0
+    return folder
+
+
+@pytest.fixture
+def served(whole: Path, tmp_path: Path) -> Iterator[tuple[Daemon, int]]:
+    """Give a copy of a store, and the port at which it is to be asked."""
+    port = free_port()
+    with home(tmp_path, http={"listen": f"127.0.0.1:{port}", "workers": 1}) as daemon:
+        shutil.copytree(whole / "data", tmp_path / "data")
+        yield daemon, port
+
+
+def said(daemon: Daemon) -> str:
+    return (daemon.folder / "serve.log").read_text()
+
+
+def test_an_output_that_cannot_be_read(served: tuple[Daemon, int]) -> None:
+    daemon, port = served
+    with open_disk(load(daemon.config, {})) as disk:
+        store = UtxoStore(disk)
+
+        def damage(txn: Txn) -> None:
+            place = store.homes(txn, [digest("tx", 100)])[digest("tx", 100)] + (3).to_bytes(4, "big")
+            txn.put(place, b"\x92\xc4\x05", db=store.output)
+
+        disk.write(damage)
+    with serving(daemon), Web(port) as web:
+        answer = web.ask(f"/api/v1/utxos/{digest('tx', 100).hex()}/3")
+        failure(answer, 500, "store_damaged")
+        assert web.ask(f"/api/v1/utxos/{digest('tx', 100).hex()}/2").status_code == 200
+    assert '"store_damaged"' in said(daemon) and "cannot be read" in said(daemon)
+    assert "Traceback" not in said(daemon)
+
+
+def test_workers_that_die_of_the_store_are_explained(served: tuple[Daemon, int]) -> None:
+    daemon, port = served
+    with serving(daemon), Web(port) as web:
+        assert web.ask("/health/live").status_code == 200
+        os.truncate(daemon.folder / "data" / "lmdb" / "data.mdb", 8 * 4096)
+        with pytest.raises(httpx.RemoteProtocolError):  # the one that runs finds pages gone, those after it can't begin
+            httpx.get(f"{web.url}/api/v1/utxos/{digest('tx', 100).hex()}/2", timeout=PATIENCE_S)
+        until(lambda: '"store_damaged"' in said(daemon), "nobody says what is wrong")
+    assert "utxod verify" in said(daemon) and '"SIGBUS"' in said(daemon)
