@@ -25,45 +25,63 @@ def weight(size: int) -> int:
 
 
 class Room:
-    """Bytes that messages may take together; one message alone may be larger."""
+    """Bytes that messages may take together. One giant, longer than all of it, is let in beside them."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.reserved = 0
+        self.giant = 0  # bytes, of what is reserved
         self._waiting = FairQueue[anyio.Event]()
+        self._giants_waiting = FairQueue[anyio.Event]()
 
     async def reserve(self, size: int, flow: Flow[anyio.Event]) -> None:
         """Wait until there is room, and until it is this client's turn."""
-        if not self._waiting and self._fits(size):
-            self.reserved += size
+        waiting = self._giants_waiting if size > self.capacity else self._waiting
+        if not waiting and self._fits(size):
+            self._take(size)
             return
         admitted = anyio.Event()
-        self._waiting.put(flow, admitted, size)
+        waiting.put(flow, admitted, size)
         try:
             await admitted.wait()
         except BaseException:
             if admitted.is_set():
                 self.release(size)
             else:
-                self._waiting.drop(flow)
+                waiting.drop(flow)
                 self._admit()
             raise
 
     def release(self, size: int) -> None:
-        """Give room back."""
+        """Give the room of a message back."""
+        self.reserved -= size
+        if size > self.capacity:
+            self.giant = 0
+        self._admit()
+
+    def move(self, size: int, to: Room) -> None:
+        """Let what one client has reserved be reserved in another room."""
+        to.reserved += size
+        if size > self.capacity:  # a giant is among it
+            to.giant, self.giant = self.giant, 0
         self.reserved -= size
         self._admit()
 
     def _fits(self, size: int) -> bool:
-        return self.reserved == 0 or self.reserved + size <= self.capacity
+        if size > self.capacity:
+            return self.giant == 0
+        return self.reserved - self.giant + size <= self.capacity
+
+    def _take(self, size: int) -> None:
+        self.reserved += size
+        if size > self.capacity:
+            self.giant = size
 
     def _admit(self) -> None:
-        while self._waiting:
-            _, size = self._waiting.first()
-            if not self._fits(size):
-                return
-            self.reserved += size
-            self._waiting.pop().set()
+        for waiting in (self._waiting, self._giants_waiting):
+            while waiting and self._fits(waiting.first()[1]):
+                self._take(waiting.first()[1])
+                waiting.pop().set()
 
 
 class Inbox:
@@ -149,8 +167,7 @@ class Channel:
         """Be the feeder's from now on, with all that is on its way."""
         if self._room is self._inbox.shared:
             self._inbox.messages.move(self._messages, _FEEDER)
-            self._inbox.feeding.reserved += self._held
-            self._inbox.shared.release(self._held)
+            self._room.move(self._held, self._inbox.feeding)
             self._room = self._inbox.feeding
 
     def _hold(self, size: int) -> None:

@@ -216,7 +216,7 @@ def test_room_that_was_waited_for_and_not_taken_is_given_to_others() -> None:
         await busy.reserve(9 * weight(0) - 512)
         async with anyio.create_task_group() as all_:
             with anyio.move_on_after(0.01):
-                await gone.reserve(5000)  # the first in the line, and too long for what is left
+                await gone.reserve(4000)  # the first in the line, and too long for what is left
             all_.start_soon(next_.reserve, 0)
         assert inbox.reserved == CAPACITY and inbox.clients == 2
         with anyio.move_on_after(0.01):
@@ -228,12 +228,50 @@ def test_room_that_was_waited_for_and_not_taken_is_given_to_others() -> None:
     waiting(test)
 
 
-def test_one_message_alone_may_be_longer_than_the_room() -> None:
+def test_a_giant_is_let_in_beside_the_others() -> None:
+    """One at a time: the next giant waits for it, and nobody else does."""
+
     async def test(inbox: Inbox) -> None:
-        channel = Channel(inbox, "user")
-        await channel.reserve(100 * CAPACITY)
-        channel.release(100 * CAPACITY)
-        assert inbox.reserved == 0
+        small, giant, next_ = (Channel(inbox, "user") for _ in range(3))
+        await small.reserve(0)
+        await giant.reserve(CAPACITY)
+        for _ in range(9):
+            await small.reserve(0)
+        entered = anyio.Event()
+
+        async def enter() -> None:
+            await next_.reserve(2 * CAPACITY)
+            entered.set()
+
+        async with anyio.create_task_group() as both:
+            both.start_soon(enter)
+            await settle()
+            for _ in range(10):
+                small.release(0)
+                await small.reserve(0)
+            assert not entered.is_set()
+            giant.release(CAPACITY)
+            await settle()
+            assert entered.is_set() and inbox.shared.giant == weight(2 * CAPACITY)
+        next_.release(2 * CAPACITY)
+        for _ in range(10):
+            small.release(0)
+        assert (inbox.reserved, inbox.shared.giant, inbox.clients) == (0, 0, 0)
+
+    waiting(test)
+
+
+def test_a_feeder_takes_its_giant_along() -> None:
+    async def test(inbox: Inbox) -> None:
+        feeder, other = Channel(inbox, "user"), Channel(inbox, "user")
+        await feeder.reserve(CAPACITY)
+        feeder.feed()
+        assert (inbox.shared.reserved, inbox.shared.giant) == (0, 0)
+        assert inbox.feeding.reserved == inbox.feeding.giant == weight(CAPACITY)
+        await other.reserve(CAPACITY)
+        feeder.release(CAPACITY)
+        other.release(CAPACITY)
+        assert (inbox.reserved, inbox.shared.giant, inbox.feeding.giant) == (0, 0, 0)
 
     waiting(test)
 

@@ -105,7 +105,7 @@ async def house() -> AsyncIterator[House]:
                     answer.send()
                 delivery.done()
 
-    config = msgspec.convert({"socket": {"admin_uids": [OPERATOR]}}, Config)
+    config = msgspec.convert({"socket": {"admin_uids": [OPERATOR]}, "utxo": {"enabled": False}}, Config)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(accept)
         opened = House(open_hall(config, bus, inbox), tasks)
