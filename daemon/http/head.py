@@ -51,9 +51,7 @@ class HeadReader:
     def _begin(self) -> None:
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._checked: list[
-            tuple[bytes, bytes]
-        ] = []  # those that say whom the request is for and whether it has a body
+        self._checked: list[tuple[bytes, bytes]] = []  # those of them that are checked here
         self._whole = self._keep_alive = False
         self._length = 0  # of what was read
         self._last = b""  # up to three bytes of it, in which the end may have begun
@@ -118,10 +116,8 @@ class HeadReader:
             raise _malformed("the request target has to be escaped with %") from None
         self._check_host(authority, version)
         self._check_body(method)
-        keep_alive = self._keep_alive and version == "1.1"
-        return Request(
-            method, unquote(path) if "%" in path else path, raw_path, query, self._headers, version, keep_alive
-        )
+        path, keep_alive = unquote(path) if "%" in path else path, self._keep_alive and version == "1.1"
+        return Request(method, path, raw_path, query, self._headers, version, keep_alive)
 
     def _split(self) -> tuple[bytes | None, bytes]:
         """Return the host, where the request's target is a URL, and the path with its query."""
