@@ -101,34 +101,18 @@ class Http(Table, frozen=True, kw_only=True):
     allowed_hosts: Annotated[
         tuple[Text, ...],
         Meta(
-            description="Names that requests may use for this daemon in their Host header, besides localhost, loopback "
-            'addresses and the host of listen; ["*"] accepts every name. Where listen is not a loopback address, '
-            "addresses are always accepted, and names too while this list is empty."
+            description="Names that Host may have besides localhost, loopback addresses and the host of listen; "
+            '["*"] is every name. Not on loopback, addresses are accepted too, and every name while this is empty.'
         ),
     ] = ()
     max_connections: Annotated[
-        int,
-        Meta(
-            ge=4,
-            le=1_000_000,
-            description="Connections that each worker keeps open; one more closes the one that has waited longest for "
-            "its client.",
-        ),
+        int, Meta(ge=4, le=1_000_000, description="Connections to each worker; one more closes the longest waiting.")
     ] = 1024
     max_connections_per_address: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=1_000_000,
-            description="Connections that each worker keeps open for one client address; 0 is no limit.",
-        ),
+        int, Meta(ge=0, le=1_000_000, description="Connections to each worker from one address; 0 is no limit.")
     ] = 0
-    head_timeout: Annotated[
-        Seconds, Meta(gt=0, description="Time within which a client has to send the head of a request.")
-    ] = 10.0
-    idle_timeout: Annotated[
-        Seconds, Meta(gt=0, description="Time for which a connection without a request is kept open.")
-    ] = 75.0
+    head_timeout: Annotated[Seconds, Meta(gt=0, description="Time for a client to send the head of a request.")] = 10.0
+    idle_timeout: Annotated[Seconds, Meta(gt=0, description="Time for which an idle connection is kept open.")] = 75.0
     send_timeout: Annotated[
         Seconds, Meta(gt=0, description="Time after which a client that reads nothing of its answer is disconnected.")
     ] = 30.0

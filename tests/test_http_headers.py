@@ -155,7 +155,7 @@ def test_a_status_that_is_the_same_is_not_sent_again() -> None:
         known = {"If-None-Match": status.headers["etag"]}
         same = asking.ask("/api/v1/status", **known)
         assert (same.status_code, same.content) == (304, b"")
-        asking.feed({"type": "TxSubmitted", "tx": tx("new", output("ann", 1))} | {"on_spent": "refuse"})
+        asking.feed({"type": "TxSubmitted", "tx": tx("new", output("ann", 1))})
         changed = asking.ask("/api/v1/status", **known)
         assert changed.status_code == 200 and changed.json() != status.json()
         assert changed.headers["x-tip-hash"] == status.headers["x-tip-hash"] == "origin"
