@@ -1,0 +1,48 @@
+"""Counters of an LMDB table that its page check reports, and the one that LMDB itself gets wrong."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import lmdb
+
+from storage.pages import check_pages
+
+_RECORD = struct.Struct("=HQQQQ")  # depth, branch, leaf and overflow pages, entries of a table
+
+
+def table_of_duplicates(folder: Path) -> tuple[Path, bytes]:
+    """Make a table of which one key has a tree of duplicates; return its file and the table's record in it."""
+    with lmdb.open(str(folder), max_dbs=2) as env:
+        db = env.open_db(b"duplicates", dupsort=True, dupfixed=True)
+        with env.begin(write=True) as txn:
+            for n in range(2000):
+                txn.put(b"key", n.to_bytes(32, "big"), db=db)
+            found = txn.stat(db)
+    numbers = (found[name] for name in ("depth", "branch_pages", "leaf_pages", "overflow_pages", "entries"))
+    return folder / "data.mdb", _RECORD.pack(*numbers)
+
+
+def claim(file: Path, record: bytes, **changes: int) -> None:
+    """Write other numbers into the table's record."""
+    names = ("depth", "branch", "leaf", "overflow", "entries")
+    numbers = dict(zip(names, _RECORD.unpack(record), strict=True))
+    raw = file.read_bytes()
+    assert record in raw
+    changed = _RECORD.pack(*(numbers | {name: numbers[name] + more for name, more in changes.items()}).values())
+    file.write_bytes(raw.replace(record, changed))
+
+
+def test_a_drifted_counter_of_duplicate_pages_is_no_damage(tmp_path: Path) -> None:
+    file, record = table_of_duplicates(tmp_path)
+    assert check_pages(file) == []
+    claim(file, record, leaf=+1)
+    assert check_pages(file) == []
+
+
+def test_a_wrong_number_of_entries_is_damage(tmp_path: Path) -> None:
+    file, record = table_of_duplicates(tmp_path)
+    claim(file, record, entries=+1)
+    (finding,) = check_pages(file)
+    assert "entries" in finding
