@@ -28,6 +28,7 @@ from daemon import app, inspect, offline  # noqa: F401 - what commands import la
 from daemon.cli import main
 from daemon.commands import lookup, report, status  # noqa: F401
 from daemon.commands.common import Context
+from daemon.sink import write_out
 
 PAGE = 4096
 PATIENCE_S = 60.0
@@ -149,6 +150,7 @@ def started(arguments: list[str], output: Path) -> Iterator[int]:
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
+            write_out()
             os._exit(code)
     try:
         yield pid
