@@ -1,0 +1,74 @@
+"""The shape of a long JSON message: whatever is a message has it, and what has not is refused before it is decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from daemons import Message, encoded
+from hypothesis import given, settings
+from test_hostile import VALID, mutated
+
+from handlers import json_shape, wire
+from handlers.refusal import Refused
+
+
+@pytest.fixture(autouse=True, scope="module")
+def every_message_is_long() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_shape, "_LONG", 0)
+        yield
+
+
+def has_shape(raw: bytes) -> bool:
+    try:
+        json_shape.check(raw)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("message", VALID, ids=lambda message: message["type"])
+def test_a_message_has_the_shape_of_one(message: Message) -> None:
+    assert has_shape(encoded(message | {"seq": 1}, "json"))
+
+
+def test_whatever_is_accepted_has_the_shape_of_a_message() -> None:
+    met = {True: 0, False: 0}
+
+    @settings(max_examples=1500)
+    @given(mutated())
+    def look(message: Message) -> None:
+        if message.get("type") == "Hello":  # may have unknown fields, and is never long
+            return
+        raw = encoded(message, "json")
+        shaped = has_shape(raw)
+        met[shaped] += 1
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(json_shape, "_LONG", 1 << 30)
+            try:
+                wire.decode(raw, "json")
+            except Refused:
+                return
+        assert shaped, message
+
+    look()
+    assert met[True] > 50 and met[False] > 50, met
+
+
+@pytest.mark.parametrize(
+    ("raw", "place"),
+    [
+        (b'{"type":"BlockApplied","height":1,"hash":"","txs":[[],[]]}', "$.txs[0]"),
+        (b'{"type":"BlockApplied","height":1,"hash":"","txs":[{"txid":"","inputs":[[1]]}]}', "$.txs[0].inputs[0]"),
+        (b'{"type":"BlockPersisted","height":1,"x":[[]]}', "`x`"),
+        (b'{"type":"BlockPersisted","height":1,"seq":[]}', "$.seq"),
+        (b'{"type":[]}', "$.type"),
+        (b"[]", "object"),
+    ],
+)
+def test_what_has_another_shape_is_refused_with_its_place(raw: bytes, place: str) -> None:
+    with pytest.raises(msgspec.DecodeError) as why:
+        json_shape.check(raw)
+    assert place in str(why.value)
