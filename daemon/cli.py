@@ -1,6 +1,7 @@
 """The command line: `utxod …`.
 
-Exit codes: 0 done, 1 failed, 2 wrong use, 3 the store is damaged or of another format.
+Exit codes: 0 done, 1 failed, 2 wrong use, 3 the store is damaged or of another format, 4 (of `verify`) the store is
+sound and transaction records contradict the chain.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from config.show import render
 from daemon import VERSION
 from daemon.commands.common import (
     AFTER_VERIFY,
+    CONTRADICTED,
     DAMAGED,
     FAILED,
     WRONG_USE,
@@ -199,7 +201,12 @@ def completion(shell: str) -> None:
 )
 @click.pass_context
 def verify(context: click.Context, quick: bool, copy_to: Path | None) -> None:
-    """Read every page and walk every table by its own rules; exit 3 and say what is wrong, if something is."""
+    """Read every page, walk every table by its own rules, and say what is wrong, if something is.
+
+    Exits 3 if the store is damaged: its pages or rows contradict each other. Exits 4 if the store is sound, but
+    transaction records contradict the chain, because a feeder or a submission told something untrue: `utxod reindex
+    --records` rebuilds them.
+    """
     from daemon.child import Progress
     from daemon.inspect import Copy, copy_place
     from daemon.inspect import verify as walk
@@ -208,12 +215,15 @@ def verify(context: click.Context, quick: bool, copy_to: Path | None) -> None:
     context.obj.go_on_in_child(progress, copy.place)
     with stores_speak():
         found = walk(context.obj.config, copy, progress.tell)
-    for finding in found.findings:
+    for finding in (*found.findings, *found.contradictions):
         click.echo(finding, err=True)
     for note in found.notes:
         click.echo(note)
     if found.findings:
         raise Exit(f"the store is damaged: {AFTER_VERIFY} (a wrong index alone: `utxod reindex`)", DAMAGED)
+    if found.contradictions:
+        advice = "stop the daemon and run `utxod reindex --records`"
+        raise Exit(f"the store is sound; transaction records contradict the chain: {advice}", CONTRADICTED)
     click.echo("sound")
 
 
@@ -297,15 +307,22 @@ def prune_status(context: click.Context, count: int, as_json: bool) -> None:
 
 @main.command()
 @config_option
+@click.option("--records", is_flag=True, help="Rebuild the records of transactions instead.")
 @click.pass_context
-def reindex(context: click.Context) -> None:
-    """Build the configured indexes anew, while no daemon runs."""
+def reindex(context: click.Context, records: bool) -> None:
+    """Build the configured indexes anew, while no daemon runs.
+
+    With --records, make the records of transactions agree with the chain: what blocks tell is rebuilt, and what only
+    records know (submissions that wait, locks, freezes, raw bytes) is kept where the chain does not contradict it. May
+    be interrupted: run it again.
+    """
     from daemon.offline import reindex as build
+    from daemon.offline import reindex_records
 
     context.obj.go_on_in_child()
     configure(context.obj.config.log)
     with stores_speak():
-        click.echo(build(context.obj.config))
+        click.echo((reindex_records if records else build)(context.obj.config))
 
 
 @main.command()

@@ -14,7 +14,7 @@ import msgspec
 
 from config.settings import Config
 from daemon.store import TABLES, chain_name, folder, leaf_writer, limited, open_disk, windows
-from handlers.audit import audit
+from handlers.audit import Audited, audit
 from storage.errors import Damaged, StoreFull, TableMissing
 from storage.export import live_set
 from storage.pages import check_pages
@@ -30,6 +30,7 @@ class Verified(NamedTuple):
 
     findings: list[str]
     notes: list[str]
+    contradictions: list[str]  # of transaction records and a chain that lied
 
 
 class Copy(NamedTuple):
@@ -65,34 +66,32 @@ def verify(config: Config, copy: Copy, tell: Tell = silent) -> Verified:
     Pages come first, read without LMDB: on damaged ones it may end this process.
     """
     if pages := _pages(folder(config)):
-        return Verified(pages[:MOST], [])
-    store = _open_whole(config)
+        return Verified(pages[:MOST], [], [])
+    store, left_out = _open_whole(config), copy.left_out
     with store.disk:
         try:
-            findings, half_made = _walk(config, store, copy.place, tell)
-            left_out = copy.left_out
+            found = _walk(config, store, copy.place, tell)
         except StoreFull as full:
-            findings, half_made = _walk(config, store, None, tell)
-            left_out = str(full)
+            found, left_out = _walk(config, store, None, tell), str(full)
     notes = [f"the undo records were not tried on a copy: {left_out} (--copy-to)"] if left_out else []
-    return Verified(findings, notes + half_made)
+    return Verified(found.findings, notes + found.half_made, found.contradictions)
 
 
-def _walk(config: Config, store: UtxoStore, place: Path | None, tell: Tell) -> tuple[list[str], list[str]]:
+def _walk(config: Config, store: UtxoStore, place: Path | None, tell: Tell) -> Audited:
     """Walk a copy of the store in `place`, else the store itself."""
-    half_made = list[str]()
+    audited = Audited([], [])
 
     def records(seen: UtxoStore) -> list[str]:
-        if not config.transactions.enabled:
-            return []
-        audited = audit(seen, config.transactions.block_height_retention)
-        half_made.extend(audited.half_made)
+        nonlocal audited
+        if config.transactions.enabled:
+            audited = audit(seen, config.transactions.block_height_retention)
         return audited.findings
 
     in_place = limited(store.disk, "leave out --quick, so that a copy is read, and make room for it")
     with in_place if place is None else nullcontext():
         reach, quick = windows(config), place is None
-        return verify_store(store, reach, quick=quick, also=records, copy_to=place, tell=tell), half_made
+        findings = verify_store(store, reach, quick=quick, also=records, copy_to=place, tell=tell)
+        return msgspec.structs.replace(audited, findings=findings)
 
 
 def _pages(store: Path) -> list[str]:

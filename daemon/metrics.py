@@ -88,6 +88,7 @@ class Numbers(Struct):
     created: int = 0
     spent: int = 0
     missing_inputs: int = 0
+    records_repaired: int = 0
     rollbacks: int = 0
     rolled_back_blocks: int = 0
     pruned_outputs: int = 0
@@ -133,6 +134,7 @@ class Numbers(Struct):
         """Count what a commit made true."""
         for work, seconds in done.timings:
             self.timings[work].observe(seconds)
+        self.records_repaired += done.repaired
         blocks, transactions = 0, self.transactions
         for fact in done.facts:
             match fact:

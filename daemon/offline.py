@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import structlog
 
 from config.settings import Config
 from daemon.pruning import open_pruner
-from daemon.store import chain_name, folder, limited, open_disk, transactions, wanted_indexes, windows
+from daemon.store import chain_name, folder, limited, open_disk, open_lives, transactions, wanted_indexes, windows
+from handlers.lives import Lives
 from handlers.prune_report import PrunerJob, pruner_jobs
 from handlers.prune_request import Request
 from handlers.spending import TxFault
@@ -21,6 +24,8 @@ from storage.utxo import UtxoStore
 log = structlog.get_logger("store")
 
 _STEPS = 100  # nobody waits for the store: so many bounded steps share a commit
+_RECORDS = 1000  # transactions for each commit
+_PASSES = 10
 
 
 class _AllRows:
@@ -115,3 +120,56 @@ def reindex(config: Config) -> str:
         store.check_format(chain_name(config))
         outputs = reindex_store(store, wanted, lambda done: log.info("reindexing", outputs=done))
     return f"indexed {outputs} outputs by {', '.join(wanted) or 'nothing'}"
+
+
+def reindex_records(config: Config) -> str:
+    """Make the records of transactions agree with the chain; return what was done.
+
+    Each commit leaves whole records behind, so it may be killed and run again.
+
+    Raises:
+        StoreError: a daemon has the store, or there are no records.
+    """
+    with open_disk(config) as disk:
+        store = UtxoStore(disk)
+        store.check_format(chain_name(config))
+        lives = open_lives(store, config)
+        if lives is None:
+            raise StoreError("transactions.enabled is off: there are no records to rebuild")
+        with disk.read() as txn:
+            tip = store.state(txn).tip
+            height = store.block_at(txn, tip).height if tip != keys.GENESIS else 0
+        return f"rebuilt {agree_all(lives, height)} records of transactions: they agree with the chain"
+
+
+def agree_all(lives: Lives, height: int) -> int:
+    """Make every record agree with the chain; return how many did not.
+
+    Raises:
+        StoreError: there is no end to it.
+    """
+    total = 0
+    for _ in range(_PASSES):  # what one record gives up, another may have passed by
+        repaired = _pass(lives, height)
+        if not repaired:
+            return total
+        total += repaired
+    raise StoreError(f"records still contradict the chain after {_PASSES} passes: report it")
+
+
+def _pass(lives: Lives, height: int) -> int:
+    """Go through all records, so many in each commit; return how many did not agree with the chain."""
+    seen, repaired, after = 0, 0, b""
+
+    def step(txn: Txn) -> list[bytes]:
+        txids = list(islice(lives.store.txids(txn, after), _RECORDS))
+        lives.begin(height)
+        lives.agree(txn, txids)
+        return txids
+
+    while txids := lives.store.disk.write(step):
+        lives.settle()
+        seen, after = seen + len(txids), txids[-1] + b"\xff" * 5
+        repaired += lives.take_repaired()
+        log.info("records_checked", transactions=seen, repaired=repaired)
+    return repaired

@@ -1,7 +1,8 @@
 """Walking the transaction store by its own rules, and beside the UTXO store: both must tell the same story.
 
-Reads one consistent state row by row, writes nothing, and names what is wrong. What a creation has left half-made is no
-damage: it heals by itself.
+Reads one consistent state row by row, writes nothing, and names what is wrong. Damage is what rows of the transaction
+store say against each other. Where records and the chain's rows say different things, the store is sound and the chain
+lied: `utxod reindex --records` settles that. What a creation has left half-made heals by itself.
 """
 
 from __future__ import annotations
@@ -47,18 +48,19 @@ _PAGE_KEY, _SLOT_KEY = HASH + 4, HASH + 8
 
 
 class Audited(Struct, frozen=True):
-    """What is wrong, at most a hundred findings, and which transactions are half-made, at most so many."""
+    """What is wrong, which transactions are half-made, and what contradicts the chain: at most a hundred of each."""
 
     findings: list[str]
     half_made: list[str]
+    contradictions: list[str] = []
 
 
 def audit(utxo: UtxoStore, retention: int) -> Audited:
-    """Return what is wrong with the transaction store beside a UTXO store; no finding for a sound one."""
+    """Return what is wrong with the transaction store beside a UTXO store; nothing for a sound one."""
     walk = _Audit(utxo, retention)
     with utxo.disk.read() as txn:
         findings = list(islice(walk.findings(txn), _MOST))
-    return Audited(findings, walk.half_made)
+    return Audited(findings, walk.half_made, walk.contradictions)
 
 
 class _Seen:
@@ -95,6 +97,7 @@ class _Audit:
         self.buried = BuriedStore(utxo, self.store, 0)
         self.left = JobStore(utxo.disk).left
         self.half_made: list[str] = []
+        self.contradictions: list[str] = []
 
     def findings(self, txn: Txn) -> Iterator[str]:
         """Yield what is wrong."""
@@ -137,6 +140,10 @@ class _Audit:
         if len(self.half_made) < _MOST:
             self.half_made.append(note)
 
+    def _contradict(self, note: str) -> None:
+        if len(self.contradictions) < _MOST:
+            self.contradictions.append(note)
+
     # --- pages ---------------------------------------------------------------------------------------------------
 
     def _page(self, txn: Txn, seen: _Seen, number: int, row: bytes) -> Iterator[str]:
@@ -149,7 +156,7 @@ class _Audit:
             if seen.record is None:
                 yield f"transaction {name} has a body, but no record"
             else:
-                yield from self._inputs(txn, seen.txid, seen.record, body)
+                self._inputs(txn, seen.txid, seen.record, body)
         elif number == 0:
             seen.record = unpack(Record, row, f"the record of {name}")
             seen.turn(0, seen.record)
@@ -196,27 +203,32 @@ class _Audit:
             outpoint = seen.output(slot)
             if slot >= seen.page.outputs:
                 yield f"output {show(outpoint)} is beyond the {seen.page.outputs} of its page"
-            yield from self._spender(txn, seen, seen.record, outpoint, row)
+            self._spender(txn, seen, seen.record, outpoint, row)
 
-    def _spender(self, txn: Txn, seen: _Seen, record: Record, outpoint: OutPoint, row: bytes) -> Iterator[str]:
+    def _spender(self, txn: Txn, seen: _Seen, record: Record, outpoint: OutPoint, row: bytes) -> None:
         """Check that a spender is known, and that the UTXO store knows the same one."""
         stored = None if seen.chain is None else self.utxo.row(txn, seen.chain.position + keys.u32(outpoint[1]))
         by = claimant(row)[0] if spending.spent(row) else None
         pruned = stored is None and record.mined  # long ago, and the spender with it, perhaps
+        pruned = pruned or record.conflicting  # then it is the collateral return of one that failed
         if by is not None and by != _NOBODY and by not in seen.deleted and not pruned and not self._known(txn, by):
-            yield f"output {show(outpoint)} is spent by {by.hex()}, which is not known"
+            self._contradict(f"output {show(outpoint)} is spent by {by.hex()}, which is not known")
         if seen.chain is None or seen.failed:
             return
         if stored is None:
             if by is None:
-                yield f"output {show(outpoint)} is not spent here, but gone from the UTXO store"
+                self._contradict(f"output {show(outpoint)} is not spent here, but gone from the UTXO store")
         elif stored[0] != SPENT:
             home = None if by is None else txn.get(by, db=self.utxo.txid)
             if by is not None and home is not None and home > seen.chain.position:  # else it was missing to the block
-                yield f"output {show(outpoint)} is unspent in the UTXO store, spent by {by.hex()} of a block here"
+                self._contradict(
+                    f"output {show(outpoint)} is unspent in the UTXO store, spent by {by.hex()} of a block here"
+                )
         elif (there := self._claim(txn, stored)) is not None and row[HASH:] != there:
             who = "nobody" if by is None else by.hex()
-            yield f"output {show(outpoint)} is spent by {there[:HASH].hex()} in the UTXO store, by {who} here"
+            self._contradict(
+                f"output {show(outpoint)} is spent by {there[:HASH].hex()} in the UTXO store, by {who} here"
+            )
 
     def _claim(self, txn: Txn, stored: bytes) -> bytes | None:
         """Return the spender of a spent row as a slot would name it; None when nobody did spend it."""
@@ -232,19 +244,19 @@ class _Audit:
         stored = None if seen.chain is None else self.utxo.row(txn, seen.chain.position + keys.u32(index))
         if stored is None or stored[0] == SPENT:
             state = "does not have" if stored is None else "has spent"
-            yield f"output {name} is claimed or frozen beside the UTXO store, which {state} it"
+            self._contradict(f"output {name} is claimed or frozen beside the UTXO store, which {state} it")
         if len(row) == HASH:
             yield f"output {name} is neither claimed nor frozen, and has a row"
         elif row[HASH:] != FROZEN:
             by = claimant(row)[0]
             if txn.get(by, db=self.utxo.txid) is not None:
-                yield f"output {name} is claimed by {by.hex()}, which is in a block without spending it"
+                self._contradict(f"output {name} is claimed by {by.hex()}, which is in a block without spending it")
             elif txn.get(by + MASTER, db=self.store.tx) is None:
-                yield f"output {name} is claimed by {by.hex()}, which is not known"
+                self._contradict(f"output {name} is claimed by {by.hex()}, which is not known")
 
     # --- the whole transaction -----------------------------------------------------------------------------------
 
-    def _inputs(self, txn: Txn, txid: bytes, record: Record, body: Body) -> Iterator[str]:
+    def _inputs(self, txn: Txn, txid: bytes, record: Record, body: Body) -> None:
         """Check that an unmined transaction holds what it spends; a conflicting one need not."""
         if record.unmined_since is None or record.conflicting or record.creating:
             return
@@ -253,7 +265,7 @@ class _Audit:
                 continue
             known, row = self._output(txn, outpoint)
             if known and (row is None or not spending.spent(row) or not _holds(txid, body.inputs, n, row)):
-                yield f"input {n} of transaction {txid.hex()}, {show(outpoint)}, is not held by it"
+                self._contradict(f"input {n} of transaction {txid.hex()}, {show(outpoint)}, is not held by it")
 
     def _output(self, txn: Txn, outpoint: OutPoint) -> tuple[bool, bytes | None]:
         """Return whether an output's transaction is known, and the output's slot."""
@@ -283,7 +295,7 @@ class _Audit:
             yield f"{name} has {seen.spent_pages} further pages all spent, its record says {record.spent_pages or 0}"
         yield from self._blocks(name, record)
         yield from self._going(name, record)
-        yield from self._missing(txn, seen, record)
+        self._missing(txn, seen, record)
 
     @staticmethod
     def _blocks(name: str, record: Record) -> Iterator[str]:
@@ -309,17 +321,26 @@ class _Audit:
         elif record.delete_at is not None and settled.delete_at is None:
             yield f"{name} is to be deleted at {record.delete_at}, the rule does not say so"
 
-    def _missing(self, txn: Txn, seen: _Seen, record: Record) -> Iterator[str]:
-        """Check that what the UTXO store has unspent has a slot here; what only carries data has none."""
+    def _missing(self, txn: Txn, seen: _Seen, record: Record) -> None:
+        """Check that what is in a block does not wait, and what the UTXO store has unspent has a slot here.
+
+        What only carries data has none.
+        """
         if seen.chain is None or seen.failed:
             return
+        if record.unmined_since is not None:
+            self._contradict(
+                f"transaction {seen.txid.hex()} is in block {seen.chain.ordinal}, its record says it waits"
+            )
         for place, row in self.utxo.scan(txn, self.utxo.output, seen.chain.position):
             index = keys.number(place[8:])
             if row[0] == SPENT or self.store.slot(txn, seen.txid, *record.place(index)) is not None:
                 continue
             value = unpack(OutputBody, row, f"output {show((seen.txid, index))}").value
             if not spending.data_output(value, address_of(body_of(row))):
-                yield f"output {show((seen.txid, index))} is unspent in the UTXO store, and has no slot here"
+                self._contradict(
+                    f"output {show((seen.txid, index))} is unspent in the UTXO store, and has no slot here"
+                )
 
     # --- the other tables ----------------------------------------------------------------------------------------
 

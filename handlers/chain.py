@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from handlers import ledger, persisted
+from handlers.batch import Batch
 from handlers.events import (
     BlockApplied,
     BlockCommitted,
@@ -24,7 +25,7 @@ from handlers.events import (
     Rollback,
     RolledBack,
 )
-from handlers.lives import Lives
+from handlers.lives import Lives, Undone
 from handlers.points import Reach
 from handlers.refusal import Refused
 from storage import keys
@@ -37,18 +38,6 @@ from storage.utxo import TxidsTaken, UtxoStore
 
 _T = TypeVar("_T")
 _ROLLBACK_ROWS = 250_000  # rows held in memory before a long rollback writes them into its open transaction
-
-
-class Batch:
-    """Blocks applied and not yet committed."""
-
-    def __init__(self) -> None:
-        self.change = ChangeSet()
-        self.facts: list[BlockCommitted] = []
-        self.missing: list[tuple[Point, list[OutPoint]]] = []
-        self.deep = True  # every block lies deeper below the network's tip than any window
-        self.steps: list[Callable[[Txn], None]] = []  # on the records of transactions, in the order of the messages
-        self.touched: set[bytes] = set()  # transactions that these steps may give a record
 
 
 class Chain:
@@ -105,6 +94,10 @@ class Chain:
         missing, self.missing = self.missing, []
         return missing
 
+    def take_repaired(self) -> int:
+        """Return how many records of transactions have been repaired since the last call."""
+        return self.lives.take_repaired() if self.lives else 0
+
     # --- blocks --------------------------------------------------------------------------------------------------
 
     def apply(self, block: BlockApplied, network_height: int | None) -> bool:
@@ -134,6 +127,7 @@ class Chain:
             self.leaves += connected.created
         if self.lives and touching:
             self.batch.steps.append(partial(self.lives.connect, block=touching))
+        self.batch.reused.update(connected.reused)
         self._count(block, connected, network_height)
         self.state = msgspec.structs.replace(self.state, tip=ordinal)
         self.tip = block.point
@@ -200,19 +194,21 @@ class Chain:
         if batch.deep and batch.facts:  # what is elided may leave no row by which the store would tell
             with self.store.disk.read() as txn:
                 repeated = self.store.homes(txn, ledger.coinbases(batch.change))
-            self._take_over(batch.change, repeated)
+            self._take_over(batch, repeated)
         try:
             state, gone = self._write(self._work(batch))
         except TxidsTaken as taken:  # as rare as it sounds: so the batch learns of it here, not by a look-up for each
-            self._take_over(batch.change, taken.homes)
+            self._take_over(batch, taken.homes)
             state, gone = self._write(self._work(batch))
         self.facts += batch.facts
         self.missing += batch.missing
         self._settle(state, gone)
         self._hear_lives()
 
-    def _take_over(self, change: ChangeSet, homes: dict[bytes, bytes]) -> None:
+    def _take_over(self, batch: Batch, homes: dict[bytes, bytes]) -> None:
         """Let the batch's transactions replace stored ones of the same ids."""
+        change = batch.change
+        batch.reused.update(homes)
         with self.store.disk.read() as txn:
             for txid, home in homes.items():
                 if txid not in change.txids.before:
@@ -228,18 +224,19 @@ class Chain:
             state = self.store.write(txn, change, self.state)
             if elided:
                 self.store.put_state(txn, self._forget(txn, change, state))
-            self._take_steps(txn, batch.steps)
+            self._take_steps(txn, batch)
             gone = prune(self.store, txn, self.windows, budget) if budget else Gone()
             return self.store.state(txn), gone
 
         return work
 
-    def _take_steps(self, txn: Txn, steps: list[Callable[[Txn], None]]) -> None:
+    def _take_steps(self, txn: Txn, batch: Batch) -> None:
         """Carry out what waits for the records of transactions; it may be done again when the map was too small."""
-        if self.lives and steps:
+        if self.lives and (batch.steps or batch.reused):
             self.lives.begin(self._height(txn))
-            for step in steps:
+            for step in batch.steps:
                 step(txn)
+            self.lives.agree(txn, batch.reused)
 
     def _height(self, txn: Txn) -> int:
         """Return the height of the stored tip."""
@@ -343,15 +340,19 @@ class Chain:
         cursors = [min(cursor, (target + 1, 0)) for cursor in (self.state.spent_cursor, self.state.undo_cursor)]
         state = self._persisted_upto(self.state, self._reach().point(txn, target))
         state = msgspec.structs.replace(state, tip=target, spent_cursor=cursors[0], undo_cursor=cursors[1])
+        left: Undone | None = None
         if self.lives:
             self.lives.begin(self._height(txn))
-            self.lives.disconnect(txn, self.state.tip, target)
+            left = self.lives.disconnect(txn, self.state.tip, target)
         undone = ChangeSet()
         for ordinal in range(self.state.tip, target, -1):
             undone.absorb(self.store.change_of(txn, ordinal, undone).reversed())
             if len(undone.outputs.after) > _ROLLBACK_ROWS:
                 state, undone = self.store.write(txn, undone, state), ChangeSet()
-        return self.store.write(txn, undone, state)
+        state = self.store.write(txn, undone, state)
+        if self.lives and left:
+            self.lives.settle_undone(txn, left)
+        return state
 
     # --- other facts ---------------------------------------------------------------------------------------------
 

@@ -110,6 +110,9 @@ class Desk:
         record.delete_at = None
         spending.settle(record, max(self.height, 1), self.rules.retention)
         inputs = self.buried.inputs(txn, buried) if spent is None else spent
+        for index, _ in list(self.store.slots(txn, buried.txid)):
+            if index not in slots:  # the chain does not have it
+                self.store.drop_slot(txn, buried.txid, 0, index)
         self.store.put_record(txn, buried.txid, record)
         self.store.put_body(txn, buried.txid, Body(list(inputs)))
         self.store.put_slots(txn, buried.txid, 0, sorted(slots.items()))
@@ -304,21 +307,48 @@ class Desk:
         held = self.hold(txn, outpoint[0])
         if held is None:
             raise TxFault("TX_NOT_FOUND", f"transaction {outpoint[0].hex()} is not known")
-        page, number, slot, row = self.slot(txn, held, outpoint[1])
+        row = self.slot(txn, held, outpoint[1])[3]
         if row is None:
             raise TxFault("UTXO_NOT_FOUND", f"{show(outpoint)} does not exist")
         if spending.frozen(row):
             raise TxFault("FROZEN", f"{show(outpoint)} is frozen")
-        if held.buried is not None:
-            if row[HASH:] == by and self.store.slot(txn, held.txid, 0, slot) is not None:
-                self.store.drop_slot(txn, held.txid, 0, slot)
-            return None
         if row[HASH:] == by:
-            self.store.put_slot(txn, held.txid, number, slot, row[:HASH])
-            self._count(txn, held, page, number, -1)
+            self._give_back(txn, held, outpoint[1])
+        if held.buried is not None:
+            return None
         signal = spending.settle(held.record, self.height if height is None else height, self.rules.retention)
         self.store.put_record(txn, held.txid, held.record)
         return signal
+
+    def release(self, txn: Txn, outpoint: OutPoint, by: bytes) -> None:
+        """Give up the claim of `by` on an output, whatever state that is in.
+
+        Where the chain has the output spent, its spender takes the claim's place. An output that is unknown, frozen,
+        or claimed by another stays as it is, and so does one of the chain whose row is pruned.
+        """
+        held = self.hold(txn, outpoint[0])
+        row = self.slot(txn, held, outpoint[1])[3] if held else None
+        if held is None or row is None or row[HASH:] != by:
+            return
+        found = self.buried and self.buried.find(txn, held.txid)
+        told = self.buried.told(txn, found, outpoint[1]) if self.buried and found else row[:HASH]
+        if told is None:
+            return
+        self._give_back(txn, held, outpoint[1], told[HASH:])
+        if held.buried is None:
+            spending.settle(held.record, self.height, self.rules.retention)
+            self.store.put_record(txn, held.txid, held.record)
+
+    def _give_back(self, txn: Txn, held: Held, index: int, to: bytes = b"") -> None:
+        """End a claim: the output is unspent, or the chain's spender `to` has it. The master is left to the caller."""
+        page, number, slot, row = self.slot(txn, held, index)
+        assert row is not None
+        if held.buried is not None:
+            self.store.drop_slot(txn, held.txid, 0, slot)  # the chain's row tells
+            return
+        self.store.put_slot(txn, held.txid, number, slot, row[:HASH] + to)
+        if not to:
+            self._count(txn, held, page, number, -1)
 
     @contextmanager
     def all_or_nothing(self, txn: Txn) -> Iterator[Txn]:

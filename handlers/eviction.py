@@ -246,7 +246,7 @@ class Evictor:
 
     def _remove(self, txn: Txn, txid: bytes, record: Record, gone: _Gone) -> None:
         store, entry = self._store, self._store.pending.find(txn, txid)
-        self._transactions.release(txn, txid)
+        self._transactions.release_inputs(txn, txid)
         for parent in self._conflicting_with(txn, txid):
             self._transactions.enter_child(txn, txid, [parent], on=False)
         if record.external:

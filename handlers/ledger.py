@@ -28,6 +28,7 @@ class Connected(Struct, frozen=True):
     created: int
     spent: int
     missing: list[OutPoint]
+    reused: list[bytes]  # ids that an earlier transaction of the batch has
 
 
 def named(block: BlockApplied) -> set[bytes]:
@@ -114,6 +115,7 @@ class _Run:
         self.flags = bytearray()
         self.missing: list[OutPoint] = []
         self.replaced: list[tuple[bytes, bytes]] = []
+        self.reused: list[bytes] = []
 
     def spend(self, position: bytes, outpoints: list[OutPoint]) -> None:
         """Mark what a transaction spends; what is not live is missing, what it lists twice is spent once."""
@@ -178,6 +180,7 @@ class _Run:
         """Take the outputs of an earlier transaction of the same id, in this batch, out of the set."""
         home = self.homes[txid]
         assert home is not None
+        self.reused.append(txid)
         earlier = [(place, row) for place, row in self.rows.items() if place.startswith(home)]
         for place, row in earlier:
             if row is not None and row[0] != SPENT:
@@ -204,7 +207,7 @@ class _Run:
             mmr=leaves,
         )
         change.undos.after[self.own] = pack_undo(undo)
-        return Connected(sum(self.created), len(self.spent), self.missing)
+        return Connected(sum(self.created), len(self.spent), self.missing, self.reused)
 
 
 def coinbases(change: ChangeSet) -> set[bytes]:

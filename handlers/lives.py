@@ -13,16 +13,15 @@ import structlog
 from msgspec import Struct
 
 from handlers import spending
-from handlers.desk import Held, blob_name, show
+from handlers.desk import Held, show
 from handlers.events import BlockApplied, OutPoint, Tx, TxStatusChanged
 from handlers.eviction import Evictor
+from handlers.reconcile import Reconciler, Repair
 from handlers.transactions import Transactions
-from storage.blobs import BlobFailed
-from storage.buried import Buried
 from storage.disk import Txn
 from storage.rows import TxFlag
 from storage.sheaf import Sheaf
-from storage.transactions import FROZEN, HASH, HIGHEST, Body, Record, claim, claimant, slot_key
+from storage.transactions import FROZEN, HASH, HIGHEST, Record, claim, claimant, slot_key
 from storage.unearth import Unearthed
 
 log = structlog.get_logger("transactions")
@@ -37,6 +36,21 @@ class Touching(Struct, frozen=True):
     txs: list[tuple[int, Tx]]  # with their numbers in the block
 
 
+class Undone(Struct):
+    """What blocks leave to be settled once the UTXO store has taken them back.
+
+    `reused` are ids that several transactions have, `released` spends that end, `losers` transactions that wait for no
+    block or build on one that does not, `failed` those that failed, `doubtful` ones whose inputs may be another's.
+    """
+
+    reused: set[bytes] = set()
+    released: list[tuple[bytes, list[OutPoint]]] = []
+    losers: list[bytes] = []
+    failed: list[bytes] = []
+    doubtful: list[bytes] = []
+    unmined: list[bytes] = []
+
+
 class Lives:
     """The records' side of blocks and rollbacks."""
 
@@ -45,14 +59,17 @@ class Lives:
         self.store = transactions.store
         assert transactions.buried is not None
         self.buried = transactions.buried
+        self.reconciler = Reconciler(transactions, self.buried)
         self.facts: list[TxStatusChanged] = []  # of the write that is being made
         self.evictor = Evictor(transactions, lambda txid: self.tell(txid, "pruned"))
+        self.repairs: list[Repair] = []  # of the same write
+        self._repaired = 0  # records that commits have repaired since `take_repaired`
         self.idle = True  # no record, no claim: nothing that a block could touch
         self.settle()
 
     def begin(self, height: int) -> None:
         """Forget what an attempt at this write has left."""
-        self.facts = []
+        self.facts, self.repairs = [], []
         self.evictor.begin()
         self.transactions.height = min(height, HIGHEST)
 
@@ -61,8 +78,16 @@ class Lives:
         with self.store.disk.read() as txn:
             self.idle = self.store.empty(txn)
         self.evictor.settle()
-        facts, self.facts = self.facts, []
+        for repair in self.repairs:
+            log.warning("record_repaired", txid=repair.txid.hex(), reason=repair.reason)
+        self._repaired += len(self.repairs)
+        facts, self.facts, self.repairs = self.facts, [], []
         return facts
+
+    def take_repaired(self) -> int:
+        """Return how many records commits have repaired since the last call."""
+        repaired, self._repaired = self._repaired, 0
+        return repaired
 
     def wake(self, height: int) -> list[bytes]:
         """Heal what the last run left half-made, unlock what waits for a block, and return that, parents first."""
@@ -118,23 +143,19 @@ class Lives:
         """Carry a block out; its outputs and spends are in the UTXO store already."""
         self.transactions.height = block.height
         mined = {tx.txid for _, tx in block.txs if tx.valid}
-        failed = [tx.txid for _, tx in block.txs if not tx.valid and self.store.record(txn, tx.txid) is not None]
-        self._lose(txn, failed, mined)  # what they would have spent is free
+        self._fail(txn, block, mined)
+        losers = dict.fromkeys(self._adopt(txn, block))
         spends = [
             (tx.txid, n, outpoint)
             for _, tx in block.txs
             for n, outpoint in enumerate(tx.inputs if tx.valid else tx.collateral)
-            if tx.valid or self.buried.find(txn, outpoint[0]) is not None  # one that failed claims nothing it lacks
+            if tx.valid or self._may_have_got(txn, outpoint, claim(tx.txid, n))
         ]
         sheaf = Sheaf(self.store, txn)
         sheaf.read(
             {txid for _, _, (txid, _) in spends}.union(tx.txid for _, tx in block.txs),
             [outpoint for _, _, outpoint in spends],
         )
-        for _, tx in block.txs:
-            if tx.valid and (begun := sheaf.records.get(tx.txid)) is not None and begun.creating:
-                self._complete(txn, tx, begun)  # before another one here spends of it
-        losers: dict[bytes, None] = {}
         for txid, n, outpoint in spends:
             loser = self._spend(txn, sheaf, outpoint, claim(txid, n), block)
             if loser is not None:
@@ -154,6 +175,44 @@ class Lives:
         for txid in won:
             self.transactions.set_conflicting(txn, txid, on=False)
 
+    def _fail(self, txn: Txn, block: Touching, mined: set[bytes]) -> None:
+        """Free what transactions that failed phase 2 would have spent; one that is being created ends."""
+        failed: list[bytes] = []
+        for _, tx in block.txs:
+            record = None if tx.valid else self.store.record(txn, tx.txid)
+            if record is not None and record.creating:
+                self.store.remove(txn, tx.txid)
+            elif record is not None:
+                self.reconciler.add_return(txn, tx, record)
+                failed.append(tx.txid)
+        self._lose(txn, failed, mined)
+
+    def _adopt(self, txn: Txn, block: Touching) -> list[bytes]:
+        """Let the records of a block's transactions say what the block does, before another one here spends of them.
+
+        Returns who claimed what the block does not leave them.
+        """
+        losers: list[bytes] = []
+        for _, tx in block.txs:
+            record = self.store.record(txn, tx.txid) if tx.valid else None
+            if record is not None:
+                if record.creating and record.total == len(tx.outputs):
+                    self._complete(txn, tx, record)
+                losers += self._losers_by(self.reconciler.adopt(txn, tx, record))
+        return losers
+
+    def _losers_by(self, repair: Repair | None) -> list[bytes]:
+        """Remember a repair; return who loses by it."""
+        if repair is None:
+            return []
+        self.repairs.append(repair)
+        return repair.losers
+
+    def agree(self, txn: Txn, txids: Iterable[bytes]) -> None:
+        """Make records agree with the chain as it is now: their ids were used again."""
+        for txid in sorted(set(txids)):
+            self._lose(txn, self._losers_by(self.reconciler.agree(txn, txid)), ())
+
     def _spend(self, txn: Txn, sheaf: Sheaf, outpoint: OutPoint, by: bytes, block: Touching) -> bytes | None:
         """Let a block's transaction have an output; return who had claimed it."""
         txid, index = outpoint
@@ -168,8 +227,8 @@ class Lives:
         if record is None:
             sheaf.put_slot(key, None)  # the UTXO store's row tells now
             return loser
-        if loser is not None and self._mined(txn, loser):
-            return None  # the chain spent it before: to this block it is missing
+        if loser is not None and not self._beats(txn, loser, by, outpoint):
+            return None
         self._warn_of_lock(record, outpoint, block)
         if row[HASH : HASH + 32] != by[:32]:  # what it lists twice it spends once, by the first
             record.spent += not spending.spent(row)
@@ -182,16 +241,32 @@ class Lives:
         if row is None:
             return None
         loser = self._claimed(row, by, outpoint, block)
-        if loser is not None and self._mined(txn, loser):
+        if loser is not None and not self._beats(txn, loser, by, outpoint):
             return None
         self._warn_of_lock(record, outpoint, block)
         if row[HASH : HASH + 32] != by[:32]:
             self.transactions.mark_spent(txn, held, outpoint[1], by)
         return loser
 
-    def _mined(self, txn: Txn, txid: bytes) -> bool:
-        held = self.transactions.hold(txn, txid)
-        return held is not None and held.record.mined
+    def _got(self, txn: Txn, outpoint: OutPoint, by: bytes) -> bool | None:
+        """Return whether the chain has an output as spent by `by`; None when it does not have the output's row."""
+        found = self.buried.find(txn, outpoint[0])
+        told = None if found is None else self.buried.told(txn, found, outpoint[1])
+        return None if told is None else told[HASH:] == by
+
+    def _may_have_got(self, txn: Txn, outpoint: OutPoint, by: bytes) -> bool:
+        """Return whether a transaction that failed has got its collateral: it claims nothing of what waits."""
+        if self.buried.find(txn, outpoint[0]) is None:  # far below the network's tip it may be gone with that
+            parent = self.store.record(txn, outpoint[0])
+            return parent is None or parent.mined
+        return self._got(txn, outpoint, by) is not False
+
+    def _beats(self, txn: Txn, loser: bytes, by: bytes, outpoint: OutPoint) -> bool:
+        """Return whether a block's transaction gets an output that another claims, or finds it missing."""
+        if (got := self._got(txn, outpoint, by)) is not None:
+            return got
+        held = self.transactions.hold(txn, loser)
+        return held is None or not held.record.mined
 
     def _warn_of_lock(self, record: Record, outpoint: OutPoint, block: Touching) -> None:
         if record.locked or record.creating:
@@ -227,31 +302,26 @@ class Lives:
                 self.store.put_page(txn, tx.txid, number, page)
         self.store.put_lock(txn, tx.txid, None)
         record.creating = False
+        self.store.put_record(txn, tx.txid, record)
 
     def _keep(self, txn: Txn, tx: Tx) -> None:
         """Make a record of an unknown transaction: its bytes are to be kept."""
         found = self.buried.find(txn, tx.txid)
-        if found is None or tx.raw is None:  # elided: nothing of it is left
+        if found is None:  # elided: nothing of it is left
             return
         record = self.transactions.dig_up(txn, found, spent=tx.inputs if tx.valid else tx.collateral)
-        record.external, record.partial = self.transactions.external(tx), not tx.inputs and not tx.coinbase
-        if record.external:
-            try:
-                self.transactions.blobs.put(blob_name(tx.txid, partial=record.partial), tx.raw)
-            except BlobFailed as error:  # the block stands, whatever becomes of the bytes
-                log.error("blob_not_stored", txid=tx.txid.hex(), error=str(error))
-        else:
-            self.store.put_body(txn, tx.txid, Body(tx.inputs if tx.valid else tx.collateral, tx.raw))
+        self.reconciler.keep_bytes(txn, tx, record)
         self.store.put_record(txn, tx.txid, record)
+
+    def _may_lose(self, txn: Txn, txid: bytes) -> bool:
+        return self.store.record(txn, txid) is not None and not self.reconciler.in_chain(txn, txid)
 
     def _lose(self, txn: Txn, losers: Sequence[bytes], mined: Iterable[bytes]) -> None:
         """Make losers and all that builds on them conflicting; what they claimed beside is free again."""
-        if not losers:
-            return
         spared, all_of_them = set(mined), dict.fromkeys(losers)
         for txid in losers:
             all_of_them.update(dict.fromkeys(self.transactions.descendants(txn, txid)))
-        losing = [txid for txid in all_of_them if txid not in spared]
+        losing = [txid for txid in all_of_them if txid not in spared and self._may_lose(txn, txid)]
         self.transactions.give_way(txn, losing)
         for txid in losing:
             log.warning("transaction_lost", txid=txid.hex(), height=self.transactions.height)
@@ -259,30 +329,36 @@ class Lives:
 
     # --- the way back --------------------------------------------------------------------------------------------
 
-    def disconnect(self, txn: Txn, tip: int, target: int) -> None:
+    def disconnect(self, txn: Txn, tip: int, target: int) -> Undone:
         """Make unmined what is in the blocks above `target`, before the UTXO store takes them back."""
         height = min(self.buried.utxo.block_at(txn, target).height, HIGHEST) if target else 0
         self.transactions.height = height
-        names: dict[bytes, bytes] = {}  # of the transactions in the blocks that go
-        gone: list[bytes] = []
+        undone, names = Undone(), dict[bytes, bytes]()
         for ordinal in range(tip, target, -1):
-            unearthed = Unearthed(txn, self.buried, ordinal, target, names, idle=self.idle)
+            unearthed = Unearthed(txn, self.buried, ordinal, target, names, undone.reused, idle=self.idle)
             for record in unearthed.known.values():
                 spending.unmine(record, unearthed.block_id, unearthed.height)
                 spending.settle(record, height, self.transactions.rules.retention)
             unearthed.flush()
-            for found in unearthed.failed:
-                self._let_go(txn, found, unearthed.inputs.get(found.position, []))
-            gone += [found.txid for found in unearthed.known if found.flags & TxFlag.INVALID]
-            for found in unearthed.transactions:
-                if found.flags & TxFlag.COINBASE:
-                    gone.append(found.txid)
-                if not found.flags & TxFlag.INVALID:
-                    self.tell(found.txid, "pending")
-        self._lose(txn, gone, ())
+            undone.released += unearthed.released
+            undone.losers += unearthed.losers
+            undone.doubtful += unearthed.doubtful
+            undone.failed += [found.txid for found in unearthed.transactions if found.flags & TxFlag.INVALID]
+            undone.unmined += [found.txid for found in unearthed.transactions if not found.flags & TxFlag.INVALID]
+        return undone
 
-    def _let_go(self, txn: Txn, found: Buried, inputs: list[OutPoint]) -> None:
-        """Release the collateral of a transaction that failed: it does not wait for another block."""
-        for n, outpoint in enumerate(inputs):
-            if self.store.record(txn, outpoint[0]) is not None:
-                self.transactions.unspend(txn, outpoint, claim(found.txid, n))
+    def settle_undone(self, txn: Txn, undone: Undone) -> None:
+        """Settle what was claimed in blocks that the UTXO store has taken back: its rows decide."""
+        for txid in sorted(undone.reused):
+            undone.losers += self._losers_by(self.reconciler.agree(txn, txid))
+        for txid, inputs in undone.released:
+            self.reconciler.let_go(txn, txid, inputs)
+        for txid in dict.fromkeys(undone.unmined):
+            if txid not in undone.reused or not self.reconciler.in_chain(txn, txid):
+                self.tell(txid, "pending")
+        self._lose(txn, undone.losers, ())
+        for txid in dict.fromkeys(undone.failed):
+            ended = self.reconciler.agree(txn, txid)
+            self._lose(txn, ended.losers if ended else [], ())
+            self.reconciler.forget_failed(txn, txid)
+        self.agree(txn, undone.doubtful)

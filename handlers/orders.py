@@ -123,8 +123,9 @@ def _do(txn: Txn, lives: Lives, event: TxMessage) -> None:
             name = blake2b((looked.hash or b"") + event.address, digest_size=HASH).digest()
             transactions.reassign(txn, event.outpoint, name)
         case TxConflicting():
-            for txid in event.txids:
-                transactions.set_conflicting(txn, txid, on=event.value)
+            for txid in transactions.condemn(txn, event.txids) if event.value else event.txids:
+                if not event.value:
+                    transactions.readmit(txn, txid)
                 lives.tell(txid, "conflicting" if event.value else "pending")
         case WinnersDecided():
             for txid in transactions.decide(txn, event.txids, transactions.height + 1):

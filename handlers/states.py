@@ -25,10 +25,12 @@ class States(Desk):
         """Enter a block, or remove it; return the blocks that the transaction is in then.
 
         Raises:
-            TxFault: `TX_NOT_FOUND`; to unset what is not known is nothing.
+            TxFault: `TX_NOT_FOUND`; to unset what is not known is nothing. `IN_CHAIN`: our chain has it in this block.
         """
         if unset and self.hold(txn, txid) is None:
             return []
+        if unset:
+            self.refuse_if_in_chain(txn, txid, block_id=at.block_id)
         record = self.need(txn, txid)
         if unset:
             spending.unmine(record, at.block_id, self.height + 1)
@@ -38,6 +40,19 @@ class States(Desk):
         spending.settle(record, at.height, self.rules.retention)
         self.store.put_record(txn, txid, record)
         return record.block_ids
+
+    def refuse_if_in_chain(self, txn: Txn, txid: bytes, code: str = "IN_CHAIN", *, block_id: int | None = None) -> None:
+        """Refuse to change what our chain says of a transaction.
+
+        Raises:
+            TxFault: `code`: the chain has it, in the block `block_id` if that is given.
+        """
+        found = self.buried and self.buried.find(txn, txid)
+        if found and self.buried and (mined := self.buried.record(txn, found)) and block_id in (None, *mined.block_ids):
+            height = mined.block_heights[0]
+            raise TxFault(
+                code, f"transaction {txid.hex()} is in block {height} of our chain: only a rollback undoes that"
+            )
 
     def clear_creating(self, txn: Txn, txid: bytes, record: Record) -> None:
         """End the creation of a transaction's other pages.

@@ -14,7 +14,6 @@ from handlers.spending import TxFault
 from storage.disk import Txn
 from storage.transactions import (
     ALL_IN_ONE,
-    HASH,
     OutPoint,
     Record,
     claim,
@@ -87,6 +86,7 @@ class Transactions(Births):
                 record = None if winner == PLACEHOLDER else self.store.record(child, winner)
                 if record is None or not record.conflicting:
                     raise TxFault("PROCESSING", f"transaction {winner.hex()} is not conflicting: it can't win")
+                self.refuse_if_in_chain(child, winner, "PROCESSING")
                 losers.update(dict.fromkeys(self.counter_conflicting(child, winner)))
             losing = [txid for txid in losers if txid not in winners]
             for txid in losing:
@@ -114,15 +114,39 @@ class Transactions(Births):
             if self.store.record(txn, txid) is not None:
                 self.set_conflicting(txn, txid, on=True)
         for txid in losers:
-            self.release(txn, txid)
+            self.release_inputs(txn, txid)
 
-    def release(self, txn: Txn, txid: bytes) -> None:
-        """Make unspent what a transaction spends."""
+    def release_inputs(self, txn: Txn, txid: bytes) -> None:
+        """Give up what a transaction claims."""
         for n, outpoint in enumerate(self.store.body(txn, txid).inputs):
-            held = self.hold(txn, outpoint[0])
-            row = self.slot(txn, held, outpoint[1])[3] if held else None
-            if row is not None and row[HASH:] == claim(txid, n):
-                self.unspend(txn, outpoint, claim(txid, n))
+            self.release(txn, outpoint, claim(txid, n))
+
+    def condemn(self, txn: Txn, txids: Sequence[bytes]) -> list[bytes]:
+        """Make transactions conflicting, with all that builds on them, and release what they claim; return them all.
+
+        Raises:
+            TxFault: `TX_NOT_FOUND`; `CREATING`: it is not whole yet; `IN_CHAIN`: our chain has it.
+        """
+        losing: dict[bytes, None] = {}
+        for txid in txids:
+            if self.need(txn, txid).creating:
+                raise TxFault("CREATING", f"transaction {txid.hex()} is being created")
+            self.refuse_if_in_chain(txn, txid)
+            losing.update(dict.fromkeys([txid, *self.descendants(txn, txid)]))
+        condemned = [txid for txid in losing if self.buried is None or self.buried.find(txn, txid) is None]
+        self.give_way(txn, condemned)
+        return condemned
+
+    def readmit(self, txn: Txn, txid: bytes) -> None:
+        """Let a conflicting transaction claim its inputs again, all or none, and wait for a block.
+
+        Raises:
+            TxFault: `TX_NOT_FOUND`; `IN_CHAIN`: it failed in our chain; `UTXO_ERROR` with every input it can't claim.
+        """
+        if self.need(txn, txid).conflicting:
+            self.refuse_if_in_chain(txn, txid)
+            self.spend(txn, txid, self.store.body(txn, txid).inputs, self.height + 1)
+            self.set_conflicting(txn, txid, on=False)
 
     def lock_children(self, txn: Txn, txid: bytes) -> list[bytes]:
         """Lock a transaction and all recorded spenders of its outputs, however far; return them.

@@ -99,6 +99,7 @@ class Committed(Struct, frozen=True):
     view: View
     took_s: float
     timings: list[tuple[Work, float]] = []  # what the writer's thread did since the last one, in seconds
+    repaired: int = 0  # records of transactions that contradicted the chain
 
 
 class Turns:
@@ -254,7 +255,8 @@ class Turns:
     def _committed(self, started: float) -> Committed:
         answers, self._ready = self._ready, []
         timings, self._timings = self._timings, []
-        return Committed(answers, self.chain.take_facts(), self.chain.view, monotonic() - started, timings)
+        facts, took_s = self.chain.take_facts(), monotonic() - started
+        return Committed(answers, facts, self.chain.view, took_s, timings, self.chain.take_repaired())
 
 
 def _stands(answer: Told) -> bool:

@@ -106,13 +106,22 @@ class BuriedStore:
             record.delete_at = self.utxo.block_at(txn, last).height + retention
         return record, slots
 
+    def slots(self, txn: Txn, buried: Buried) -> dict[int, bytes]:
+        """Return the slots that the UTXO store's rows tell of; claims beside them are not in it."""
+        rows = self.utxo.scan(txn, self.utxo.output, buried.position)
+        told = ((keys.number(place[8:]), row) for place, row in rows)
+        return {index: self._slot(txn, buried.txid, index, row) for index, row in told}
+
     def slot(self, txn: Txn, buried: Buried, index: int) -> bytes | None:
         """Return a slot as a record would have it: a claim first, then the UTXO store's row."""
+        told = self.told(txn, buried, index)
+        beside = None if told is None else self.store.slot(txn, buried.txid, 0, index)
+        return told if beside is None else beside
+
+    def told(self, txn: Txn, buried: Buried, index: int) -> bytes | None:
+        """Return a slot as the UTXO store's row tells of it, without a claim beside it."""
         row = self.utxo.row(txn, buried.position + keys.u32(index))
-        if row is None:
-            return None
-        beside = self.store.slot(txn, buried.txid, 0, index)
-        return beside if beside is not None else self._slot(txn, buried.txid, index, row)
+        return None if row is None else self._slot(txn, buried.txid, index, row)
 
     def _slot(self, txn: Txn, txid: bytes, index: int, row: bytes) -> bytes:
         spender, body = spender_of(row), row[MARKED:] if row[0] == SPENT else row

@@ -38,6 +38,12 @@ class Sheaf:
         if row is not None:
             self.slots[key] = row
 
+    def drop_slot(self, key: bytes) -> bool:
+        """Remove a slot; return whether it was not removed before."""
+        there = self._dirty.get(key, b"") is not None
+        self._dirty[key] = None
+        return there
+
     def change(self, txid: bytes) -> None:
         """Say that a master was changed."""
         self._changed.add(txid)

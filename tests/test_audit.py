@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
-from daemons import Daemon, home, running
+from daemons import Daemon, environment, home, running
 from stories import at, block, digest, output, tx
 
 from config.load import load
+from daemon.offline import reindex_records
 from daemon.store import open_disk
 from handlers.audit import Audited, audit
 from storage import keys
@@ -76,6 +80,17 @@ def harm(daemon: Daemon, damage: Damage) -> None:
 def audited(daemon: Daemon) -> Audited:
     with open_disk(load(daemon.config, {}), readonly=True) as disk:
         return audit(UtxoStore(disk), RETENTION)
+
+
+def rows(daemon: Daemon) -> dict[str, dict[bytes, bytes]]:
+    """Return every row of the transaction store, by table; an index has the transactions of a height together."""
+    with open_disk(load(daemon.config, {}), readonly=True) as disk, disk.read() as txn:
+        tables: dict[str, dict[bytes, bytes]] = {}
+        for table in ("tx", "tx_delete_at", "tx_unmined", "tx_preserved"):
+            for key, row in txn.cursor(disk.tables[table]):
+                kept = tables.setdefault(table, {})
+                kept[key] = kept.get(key, b"") + row
+    return tables
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------
@@ -182,37 +197,7 @@ KINDS: dict[str, tuple[Damage, str]] = {
     "blocks without heights": (record("m", block_heights=[]), "has 1 blocks, 0 heights"),
     "mined and unmined": (record("m", unmined_since=2), "is mined and unmined"),
     "neither mined nor unmined": (record("u", unmined_since=None), "is neither mined nor unmined"),
-    "an input that is not held": (slot("p", 0, 0, None), f"input 0 of transaction {name('u').hex()}"),
-    "an input of a record that is not held": (
-        slot("u", 0, 0, b"", spent=-1),
-        f"input 0 of transaction {name('v').hex()}",
-    ),
-    "an input that another holds": (slot("p", 0, 0, claim(name("c"), 0)), f"input 0 of transaction {name('u').hex()}"),
-    "spent in a block, unspent here": (
-        both(slot("m", 0, 0, b"", spent=-1)),
-        f"is spent by {name('w').hex()} in the UTXO store, by nobody here",
-    ),
-    "spent in a block, by another here": (slot("m", 0, 0, BY_U), f"in the UTXO store, by {name('u').hex()} here"),
-    "spent by another input": (slot("m", 0, 0, claim(name("w"), 9)), "in the UTXO store, by"),
-    "unspent in a block, spent by one of a block here": (
-        slot("m", 0, 1, claim(name("w"), 0)),
-        "is unspent in the UTXO store, spent by",
-    ),
-    "unspent here, not there at all": (
-        both(put(name("m") + MASTER + keys.u32(2), digest("h")), record("m", recorded=3, outputs=3, total=3)),
-        "is not spent here, but gone from the UTXO store",
-    ),
-    "unspent in a block, no slot here": (
-        both(slot("raw", 0, 0, None), record("raw", recorded=0)),
-        "is unspent in the UTXO store, and has no slot here",
-    ),
-    "a spender that nobody knows": (slot("u", 0, 0, BY_NOBODY), "which is not known"),
-    "a claim of somebody unknown": (slot("p", 0, 0, BY_NOBODY), f"is claimed by {name('nobody').hex()}, which is not"),
-    "a claim of a block's transaction": (slot("p", 0, 0, claim(name("w"), 0)), "which is in a block without spending"),
     "a claim that claims nothing": (slot("p", 0, 0, b""), "is neither claimed nor frozen, and has a row"),
-    "a claim on what a block has spent": (slot("p", 0, 2, BY_U), "beside the UTXO store, which has spent it"),
-    "a freeze of what is not there": (slot("p", 0, 9, FROZEN), "beside the UTXO store, which does not have it"),
-    "a freeze of nobody's output": (slot("nobody", 0, 0, FROZEN), "beside the UTXO store, which does not have it"),
     "a body without a record": (put(name("x") + BODY, pack(Body([]))), "has a body, but no record"),
     "a record without a body": (delete(name("u") + BODY), "has a record, but no body"),
     "a page without a record": (put(name("x") + keys.u32(1), pack(Page(0, 0))), "page 1 of transaction"),
@@ -231,6 +216,47 @@ KINDS: dict[str, tuple[Damage, str]] = {
     ),
     "details that can't be read": (put(keys.u32(1), b"\xc1", "tx_block"), "the details of blocks can't be read"),
 }
+# The records and the chain say different things: the store is sound.
+CONTRADICTIONS: dict[str, tuple[Damage, str]] = {
+    "an input that is not held": (slot("p", 0, 0, None), f"input 0 of transaction {name('u').hex()}"),
+    "an input of a record that is not held": (
+        slot("u", 0, 0, b"", spent=-1),
+        f"input 0 of transaction {name('v').hex()}",
+    ),
+    "an input that another holds": (slot("p", 0, 0, claim(name("c"), 0)), f"input 0 of transaction {name('u').hex()}"),
+    "spent in a block, unspent here": (
+        both(slot("m", 0, 0, b"", spent=-1), record("m", delete_at=None)),
+        f"is spent by {name('w').hex()} in the UTXO store, by nobody here",
+    ),
+    "spent in a block, by another here": (slot("m", 0, 0, BY_U), f"in the UTXO store, by {name('u').hex()} here"),
+    "spent by another input": (slot("m", 0, 0, claim(name("w"), 9)), "in the UTXO store, by"),
+    "unspent in a block, spent by one of a block here": (
+        slot("m", 0, 1, claim(name("w"), 0)),
+        "is unspent in the UTXO store, spent by",
+    ),
+    "unspent here, not there at all": (
+        both(
+            put(name("m") + MASTER + keys.u32(2), digest("h")),
+            record("m", recorded=3, outputs=3, total=3, delete_at=None),
+        ),
+        "is not spent here, but gone from the UTXO store",
+    ),
+    "unspent in a block, no slot here": (
+        both(slot("raw", 0, 0, None), record("raw", recorded=0)),
+        "is unspent in the UTXO store, and has no slot here",
+    ),
+    "a spender that nobody knows": (slot("u", 0, 0, BY_NOBODY), "which is not known"),
+    "a claim of somebody unknown": (slot("p", 0, 0, BY_NOBODY), f"is claimed by {name('nobody').hex()}, which is not"),
+    "a claim of a block's transaction": (slot("p", 0, 0, claim(name("w"), 0)), "which is in a block without spending"),
+    "a claim on what a block has spent": (slot("p", 0, 2, BY_U), "beside the UTXO store, which has spent it"),
+    "a freeze of what is not there": (slot("p", 0, 9, FROZEN), "beside the UTXO store, which does not have it"),
+    "a freeze of nobody's output": (slot("nobody", 0, 0, FROZEN), "beside the UTXO store, which does not have it"),
+    "waiting, and in a block": (record("m", main_ids=[], unmined_since=2, delete_at=None), "its record says it waits"),
+    "claims of what is not there": (
+        put(name("nobody") + MASTER + MASTER, digest("h") + BY_U),
+        "which does not have it",
+    ),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -240,6 +266,88 @@ def test_damage_is_found(store: Daemon, kind: str) -> None:
     harm(store, damage)
     found = audited(store).findings
     assert any(told in finding for finding in found), found
+
+
+@pytest.mark.parametrize("kind", CONTRADICTIONS)
+def test_contradictions_are_found_and_settled(store: Daemon, kind: str) -> None:
+    damage, told = CONTRADICTIONS[kind]
+    harm(store, damage)
+    found = audited(store)
+    assert found.findings == []
+    assert any(told in finding for finding in found.contradictions), found
+    rebuilt = reindex_records(load(store.config, {}))
+    assert audited(store) == Audited([], []), rebuilt
+    assert "rebuilt 0 records" not in rebuilt
+    assert "rebuilt 0 records" in reindex_records(load(store.config, {}))
+
+
+def test_verify_exits_4_until_the_records_are_rebuilt(store: Daemon) -> None:
+    harm(store, CONTRADICTIONS["spent in a block, unspent here"][0])
+    for options in ([], ["--quick"]):
+        done = store.run("verify", *options)
+        assert (done.returncode, done.stdout) == (4, b"")
+        assert b"in the UTXO store, by nobody here" in done.stderr and b"the store is sound" in done.stderr
+        assert b"`utxod reindex --records`" in done.stderr
+    done = store.run("reindex", "--records")
+    assert (done.returncode, done.stdout) == (0, b"rebuilt 1 records of transactions: they agree with the chain\n")
+    assert b"record_repaired" in done.stderr and name("m").hex().encode() in done.stderr
+    store.assert_sound()
+
+
+def test_damage_counts_for_more_than_a_contradiction(store: Daemon) -> None:
+    harm(store, CONTRADICTIONS["spent in a block, unspent here"][0])
+    harm(store, KINDS["a wrong total"][0])
+    done = store.run("verify")
+    assert done.returncode == 3
+    assert b"by nobody here" in done.stderr and b"the store is sound" not in done.stderr
+
+
+def test_rebuilding_records_changes_nothing_of_a_sound_store(store: Daemon) -> None:
+    """Submissions that wait, claims, freezes, preservations, raw bytes: every row stays."""
+    before = rows(store)
+    assert "rebuilt 0 records" in reindex_records(load(store.config, {}))
+    assert rows(store) == before
+
+
+def test_rebuilding_a_record_keeps_what_only_it_knows(store: Daemon) -> None:
+    known = {"preserve_until": 70, "delete_at": None, "born": 2, "created_at": 12345, "locked": True}
+    harm(store, both(slot("m", 0, 0, b"", spent=-1), slot("m", 0, 1, FROZEN, spent=-1), record("m", **known)))
+    with open_disk(load(store.config, {})) as disk:
+        disk.write(lambda txn: TxStore(disk).put_body(txn, name("m"), Body([(name("p"), 2)], b"raw")))
+    reindex_records(load(store.config, {}))
+    with open_disk(load(store.config, {}), readonly=True) as disk, disk.read() as txn:
+        kept, body = TxStore(disk).record(txn, name("m")), TxStore(disk).body(txn, name("m"))
+        frozen = TxStore(disk).slot(txn, name("m"), 0, 1)
+    assert kept is not None and {field: getattr(kept, field) for field in known} == known
+    assert body == Body([(name("p"), 2)], b"raw")
+    assert frozen is not None and frozen[HASH:] == FROZEN
+
+
+def test_rebuilding_records_may_be_killed_and_run_again(store: Daemon) -> None:
+    strays = {name(f"stray {n}") + MASTER + MASTER: digest("h") + BY_NOBODY for n in range(20_000)}
+    harm(store, lambda kept, txn: txn.cursor(kept.tx).putmulti(sorted(strays.items())))
+    command = [sys.executable, "-m", "daemon.cli", "reindex", "--records", "--config", str(store.config)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment()) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if b"records_checked" in line:  # the first commit is made
+                process.kill()
+                break
+        process.stderr.read()
+    assert process.returncode == -signal.SIGKILL
+    assert 0 < len(strays.keys() & rows(store)["tx"].keys()) < len(strays)
+    assert "rebuilt 0 records" not in reindex_records(load(store.config, {}))
+    assert audited(store) == Audited([], [])
+
+
+def test_records_are_rebuilt_where_there_are_some_and_no_daemon(store: Daemon) -> None:
+    store.start()
+    done = store.run("reindex", "--records")
+    assert done.returncode == 1 and b"another process has this store open" in done.stderr
+    assert store.term() == 0
+    store.configure(transactions={"enabled": False})
+    done = store.run("reindex", "--records")
+    assert done.returncode == 1 and b"transactions.enabled is off" in done.stderr
 
 
 def test_verify_exits_3_unless_the_transaction_store_is_off(store: Daemon) -> None:
@@ -290,9 +398,9 @@ def test_pages_that_the_pruner_is_about_to_remove(store: Daemon) -> None:
 
 def test_a_spender_that_was_pruned(store: Daemon) -> None:
     harm(store, slot("u", 0, 0, BY_NOBODY))
-    assert any("which is not known" in finding for finding in audited(store).findings)
+    assert any("which is not known" in finding for finding in audited(store).contradictions)
     harm(store, record("u", deleted_children=[name("nobody")]))
-    assert not any("which is not known" in finding for finding in audited(store).findings)
+    assert not any("which is not known" in finding for finding in audited(store).contradictions)
 
 
 def test_many_findings_are_told_up_to_a_hundred(store: Daemon) -> None:

@@ -183,6 +183,15 @@ def test_everything_that_was_done_is_counted(folder: Path) -> None:
         assert now[since] + 0.2 < scrape(daemon)[since] < now[since] + 10
 
 
+def test_repairs_of_records_are_counted(folder: Path) -> None:
+    with serving(folder) as daemon:
+        assert until(lambda: scrape(daemon), lambda now: "utxod_records_repaired_total" in now)
+        with daemon.client() as client:
+            client.ask({"type": "TxSubmitted", "tx": tx("a", output("submitted"))})
+            assert statuses(client.feed([block(None, tx("a", output("mined")))])) == ["applied"]
+        until(lambda: scrape(daemon), lambda now: now["utxod_records_repaired_total"] == 1)
+
+
 def test_pruning_by_steps_is_timed(folder: Path) -> None:
     """While the node catches up nothing is pruned; afterwards it takes steps of its own."""
     with serving(folder, utxo={"rollback_window": 1, "prune_depth": 1, "prune_batch_size": 1}) as daemon:

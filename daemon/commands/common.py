@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from daemon.child import Progress
 
-FAILED, WRONG_USE, DAMAGED = 1, 2, 3
+FAILED, WRONG_USE, DAMAGED, CONTRADICTED = 1, 2, 3, 4
 AFTER_VERIFY = "keep a copy of it, then restore a backup or sync anew"
 _WIDE = 100_000  # columns where nobody looks: lines stay whole
 

@@ -30,6 +30,10 @@ _COUNTERS = {  # what the daemon counts
     "created": ("created_total", "Outputs created by committed blocks."),
     "spent": ("spent_total", "Outputs spent by committed blocks."),
     "missing_inputs": ("missing_inputs_total", "Inputs that spent what is not in the set."),
+    "records_repaired": (
+        "records_repaired_total",
+        "Transaction records rewritten because they contradicted the chain.",
+    ),
     "rollbacks": ("rollbacks_total", "Rollbacks carried out."),
     "rolled_back_blocks": ("rolled_back_blocks_total", "Blocks taken back."),
     "bytes_in": ("received_bytes_total", "Bytes of messages received on the socket."),

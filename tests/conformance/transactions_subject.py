@@ -755,7 +755,7 @@ class Subject:
             return
         self.faults.remove(faults[0])
         number = int((re.findall(r"\d+", faults[0]) or ["1"])[-1])
-        name = {1: "give_way", 2: "unspend", 3: "spend", 4: "set_conflicting", 5: ""}[number]
+        name = {1: "give_way", 2: "release", 3: "spend", 4: "set_conflicting", 5: ""}[number]
         real = getattr(self.transactions, name) if name else None
 
         def dying(*args: Any, **options: Any) -> Any:

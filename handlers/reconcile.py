@@ -1,0 +1,331 @@
+"""Records that contradict the chain are rewritten so that they agree with it: the chain's own rows always win.
+
+A submission may have another content than the block's transaction of its id, an id may be used again, a block may list
+what is not there to be spent. What only a record knows (claims of what waits for a block, freezes, reassignments, ages,
+bytes) is kept where the chain does not contradict it. Each function is defined for every state of a record.
+"""
+
+from __future__ import annotations
+
+import structlog
+from msgspec import Struct
+
+from handlers import ledger, spending
+from handlers.desk import blob_name, kept
+from handlers.events import OutPoint, Tx
+from handlers.spending import TxFault
+from handlers.transactions import Transactions
+from storage import keys
+from storage.blobs import BlobFailed
+from storage.buried import NOTHING, Buried, BuriedStore
+from storage.disk import Txn
+from storage.rows import Body as OutputBody
+from storage.rows import TxFlag, body_of, unpack
+from storage.transactions import ALL_IN_ONE, HASH, Body, Record, claim, claimant, output_hash
+
+log = structlog.get_logger("transactions")
+
+_NOBODY = bytes(HASH)  # the hash of an output, or the id of a spender, whose own row is pruned
+
+
+class Repair(Struct, frozen=True):
+    """A record that contradicted the chain, and how. `losers` claimed what the chain does not leave them."""
+
+    txid: bytes
+    reason: str
+    losers: list[bytes] = []
+
+
+class _Said(Struct):
+    """What a record, or the claims beside the chain's rows, say of outputs, by index."""
+
+    rows: dict[int, bytes]
+    moves: dict[int, list[tuple[bytes, bytes, int]]] = {}  # reassignments: old hash, new hash, height
+    spendable_in: dict[int, int] = {}
+    gone: set[bytes] = set()  # spenders that were pruned
+
+    def name(self, index: int, name: bytes) -> bytes:
+        """Return an output's hash: the chain's `name`, or the one that a reassignment gave it."""
+        moves = self.moves.get(index)
+        reassigned = moves is not None and moves[0][0] == name
+        return self.rows[index][:HASH] if index in self.rows and (reassigned or name == _NOBODY) else name
+
+
+class Reconciler:
+    """Makes the records of transactions agree with the chain."""
+
+    def __init__(self, transactions: Transactions, buried: BuriedStore) -> None:
+        self.transactions, self.store, self.buried = transactions, transactions.store, buried
+
+    # --- with a block's transaction ------------------------------------------------------------------------------
+
+    def adopt(self, txn: Txn, tx: Tx, record: Record) -> Repair | None:
+        """Let a record say what the block's transaction of its id says.
+
+        What the record claims and the block's transaction does not spend is released.
+        """
+        body, said = self.store.body(txn, tx.txid), self._said(txn, tx.txid, record)
+        listed = set(body.inputs) <= {NOTHING, *tx.inputs}
+        names = {
+            index: said.name(index, output_hash(tx.txid, index, ledger.body(output)))
+            for index, output in enumerate(tx.outputs)
+            if kept(output) or (output.spendable and index in said.rows)
+        }
+        differs = record.total != len(tx.outputs) or said.rows.keys() != names.keys()
+        differs = differs or any(row[:HASH] not in (names[index], _NOBODY) for index, row in said.rows.items())
+        if record.conflicting and not listed:
+            self.transactions.enter_child(txn, tx.txid, [parent for parent, _ in body.inputs], on=False)
+        self._release_unlisted(txn, tx.txid, body.inputs, tx.inputs)
+        if listed and not differs:
+            if body.inputs != tx.inputs:  # not known in full, or in another order
+                self.store.put_body(txn, tx.txid, Body(tx.inputs, body.raw))
+            return None
+        said = self._said(txn, tx.txid, record)
+        right = {index: name + said.rows.get(index, b"")[HASH:] for index, name in names.items()}
+        self.keep_bytes(txn, tx, record)
+        self._rewrite(txn, tx.txid, record, said, right, len(tx.outputs))
+        reason = f"its {'outputs' if differs else 'inputs'} are not those of its block"
+        return Repair(tx.txid, reason, self._displaced(txn, said, right))
+
+    def add_return(self, txn: Txn, tx: Tx, record: Record) -> None:
+        """Let the record of a transaction that failed have its collateral return, which is there to be spent."""
+        if tx.collateral_return is None:
+            return
+        index, said = len(tx.outputs), self._said(txn, tx.txid, record)
+        name = output_hash(tx.txid, index, ledger.body(tx.collateral_return, collateral_return=True))
+        if said.rows.get(index, b"")[:HASH] != name:
+            right = said.rows | {index: name}
+            self._rewrite(txn, tx.txid, record, said, right, max(record.total, index + 1))
+
+    def keep_bytes(self, txn: Txn, tx: Tx, record: Record) -> None:
+        """Keep the inputs and the bytes of a block's transaction; its record, in hand, learns where they are."""
+        try:
+            if record.external:  # those of another content: a blob that is there is not written again
+                self.transactions.blobs.delete(blob_name(tx.txid, partial=record.partial))
+            record.external = tx.raw is not None and self.transactions.external(tx)
+            record.partial = not tx.inputs and not tx.coinbase
+            if record.external and tx.raw is not None:
+                self.transactions.blobs.put(blob_name(tx.txid, partial=record.partial), tx.raw)
+        except BlobFailed as error:  # the block stands, whatever becomes of the bytes
+            log.error("blob_not_stored", txid=tx.txid.hex(), error=str(error))
+        inputs = tx.inputs if tx.valid else tx.collateral
+        self.store.put_body(txn, tx.txid, Body(inputs, None if record.external else tx.raw))
+
+    # --- with the chain's rows -----------------------------------------------------------------------------------
+
+    def agree(self, txn: Txn, txid: bytes) -> Repair | None:
+        """Make a transaction's record, or the claims beside its rows, agree with the chain."""
+        record, found = self.store.record(txn, txid), self.buried.find(txn, txid)
+        said = self._said(txn, txid, record or Record(0, 0))
+        if record is None:
+            return self._agree_beside(txn, txid, found, said)
+        if record.creating:
+            return None
+        if found is None or found.flags & TxFlag.INVALID:
+            return self._agree_unmined(txn, txid, found, record, said)
+        return self._agree_mined(txn, found, record, said)
+
+    def _agree_beside(self, txn: Txn, txid: bytes, found: Buried | None, said: _Said) -> Repair | None:
+        """Remove claims and freezes of what the chain does not have to be spent."""
+        right: dict[int, bytes] = {}
+        for index, row in said.rows.items():
+            told = None if found is None else self.buried.told(txn, found, index)
+            if told is not None and len(told) == HASH and self._stands(txn, (txid, index), row):
+                right[index] = told + row[HASH:]
+        for index, row in said.rows.items():
+            if index not in right:
+                self.store.drop_slot(txn, txid, 0, index)
+            elif right[index] != row:
+                self.store.put_slot(txn, txid, 0, index, right[index])
+        if right == said.rows:
+            return None
+        return Repair(txid, "claims of what the chain does not have", self._displaced(txn, said, right))
+
+    def _agree_mined(self, txn: Txn, found: Buried, record: Record, said: _Said) -> Repair | None:
+        """Rewrite the record of a transaction in our chain as the chain has it, if it says anything else."""
+        right, there = self._right(txn, found, said), self.buried.record(txn, found)
+        in_step = record.mined and not record.conflicting and there.main_ids[0] in record.main_ids
+        if right == said.rows and in_step:
+            return None
+        if _names(right) != _names(said.rows):  # its inputs and bytes are those of another content too
+            spends, record.external = self.buried.inputs(txn, found), False
+            self._release_unlisted(txn, found.txid, self.store.body(txn, found.txid).inputs, spends)
+            self.store.put_body(txn, found.txid, Body(spends))
+            said = self._said(txn, found.txid, self.store.record(txn, found.txid) or record)
+        if record.conflicting:
+            self.transactions.set_conflicting(txn, found.txid, on=False)
+            record.conflicting = False
+        locked = record.locked  # by an operator, since it was mined
+        spending.mine(record, there.main_ids[0], there.block_heights[0], there.subtree_idxs[0], longest=True)
+        record.locked = locked
+        self._rewrite(txn, found.txid, record, said, right, max(there.total, max(right, default=-1) + 1))
+        return Repair(found.txid, "it is not what the chain has", self._displaced(txn, said, right))
+
+    def _right(self, txn: Txn, found: Buried, said: _Said) -> dict[int, bytes]:
+        """Return the slots that the record of a transaction in our chain should have."""
+        right: dict[int, bytes] = {}
+        for index, row in self.buried.slots(txn, found).items():
+            own, tail = said.rows.get(index), row[HASH:]
+            if own is None:
+                if tail or not self._is_data(txn, found, index):
+                    right[index] = row
+                continue
+            keeps = spending.spent(own) if tail else self._stands(txn, (found.txid, index), own)
+            if keeps and tail[:HASH] in (b"", _NOBODY):
+                tail = own[HASH:]
+            right[index] = said.name(index, row[:HASH]) + tail
+        for index, row in said.rows.items():
+            if index not in right and spending.spent(row) and not self._waits(txn, claimant(row)[0]):
+                right[index] = row  # the chain's row is pruned
+        return right
+
+    def _agree_unmined(
+        self, txn: Txn, txid: bytes, failed: Buried | None, record: Record, said: _Said
+    ) -> Repair | None:
+        """Free what nobody claims, and let a transaction that waits for a block hold what it spends, or lose."""
+        if record.mined or record.conflicting:  # long ago, or its spenders are those of its collateral return
+            return None
+        strays = {index: row for index, row in said.rows.items() if self._is_stray(txn, said, row)}
+        if strays:
+            right = said.rows | {index: row[:HASH] for index, row in strays.items()}
+            self._rewrite(txn, txid, record, said, right, record.total)
+        if failed is not None:
+            return Repair(txid, "it failed in its block", [txid])
+        return self._claim_inputs(txn, txid) or (Repair(txid, "spenders that are not known") if strays else None)
+
+    def _claim_inputs(self, txn: Txn, txid: bytes) -> Repair | None:
+        """Let a transaction that waits for a block hold what it spends, or lose."""
+        if self._holds(txn, txid):
+            return None
+        try:
+            inputs = self.store.body(txn, txid).inputs
+            self.transactions.spend(txn, txid, inputs, self.transactions.height + 1, ignore_locked=True)
+        except TxFault:
+            return Repair(txid, "its inputs are claimed or spent by others", [txid])
+        return Repair(txid, "it did not claim its inputs")
+
+    def forget_failed(self, txn: Txn, txid: bytes) -> None:
+        """Remove the record of a transaction that failed in a block that is gone, if nobody ever submitted it."""
+        record = self.store.record(txn, txid)
+        if record is None or record.born is not None or record.block_ids:
+            return
+        if self.buried.find(txn, txid) is None:
+            parents = [parent for parent, _ in self.store.body(txn, txid).inputs]
+            self.transactions.enter_child(txn, txid, parents, on=False)
+            self.store.remove(txn, txid)
+
+    def let_go(self, txn: Txn, txid: bytes, spent: list[OutPoint]) -> None:
+        """Release what a transaction spent in a block that is gone, but for what it claims while it waits."""
+        inputs = self.store.body(txn, txid).inputs if self._waits(txn, txid) else []
+        self._release_unlisted(txn, txid, spent, inputs)
+
+    def _release_unlisted(self, txn: Txn, txid: bytes, claims: list[OutPoint], inputs: list[OutPoint]) -> None:
+        """Release what a transaction claims and does not list at the same place among its inputs."""
+        for n, outpoint in enumerate(claims):
+            if inputs[n : n + 1] != [outpoint]:
+                self.transactions.release(txn, outpoint, claim(txid, n))
+
+    def _holds(self, txn: Txn, txid: bytes) -> bool:
+        """Return whether a transaction claims each of its inputs whose transaction is known."""
+        inputs = self.store.body(txn, txid).inputs
+        for outpoint in inputs:
+            held = None if outpoint == NOTHING else self.transactions.hold(txn, outpoint[0])
+            if held is None:
+                continue
+            row = self.transactions.slot(txn, held, outpoint[1])[3]
+            if row is None or not spending.spent(row):
+                return False
+            by, n = claimant(row)
+            if by != txid or inputs[n : n + 1] != [outpoint]:  # another input may name it too
+                return False
+        return True
+
+    # --- looking -------------------------------------------------------------------------------------------------
+
+    def in_chain(self, txn: Txn, txid: bytes) -> bool:
+        """Return whether our chain has a transaction, and not as one that failed."""
+        found = self.buried.find(txn, txid)
+        return found is not None and not found.flags & TxFlag.INVALID
+
+    def _said(self, txn: Txn, txid: bytes, record: Record) -> _Said:
+        said = _Said({}, {}, {}, set())
+        for number in range(record.pages + 1):
+            page, first = self.store.page(txn, txid, number) if number else record, number * record.page_size
+            if page is None:
+                continue
+            first = first if number else 0
+            said.rows.update((first + slot, row) for slot, row in self.store.slots(txn, txid, number))
+            for slot, old, new, height in page.reassignments:
+                said.moves.setdefault(first + slot, []).append((old, new, height))
+            said.spendable_in.update((first + slot, height) for slot, height in page.spendable_in.items())
+            said.gone.update(page.deleted_children)
+        return said
+
+    def _stands(self, txn: Txn, outpoint: OutPoint, row: bytes) -> bool:
+        """Return whether a slot says what the chain can't tell: a freeze, or a claim of what is in no block."""
+        if not spending.spent(row):
+            return spending.frozen(row)
+        by, n = claimant(row)
+        record = self.store.record(txn, by)
+        if record is None or record.conflicting or self.buried.find(txn, by) is not None:
+            return False
+        return self.store.body(txn, by).inputs[n : n + 1] == [outpoint]
+
+    def _waits(self, txn: Txn, txid: bytes) -> bool:
+        """Return whether a transaction waits for a block."""
+        record = self.store.record(txn, txid)
+        waits = record is not None and not record.mined and not record.conflicting
+        return waits and self.buried.find(txn, txid) is None
+
+    def _is_stray(self, txn: Txn, said: _Said, row: bytes) -> bool:
+        """Return whether a slot is claimed by somebody of whom nothing is known."""
+        by = claimant(row)[0]
+        return spending.spent(row) and by not in said.gone and self.transactions.hold(txn, by) is None
+
+    def _is_data(self, txn: Txn, found: Buried, index: int) -> bool:
+        row = self.buried.utxo.row(txn, found.position + keys.u32(index))
+        assert row is not None
+        output = unpack(OutputBody, body_of(row), f"output {index} of {found.txid.hex()}")
+        return spending.data_output(output.value, output.address)
+
+    # --- writing -------------------------------------------------------------------------------------------------
+
+    def _displaced(self, txn: Txn, said: _Said, right: dict[int, bytes]) -> list[bytes]:
+        """Return who claimed an output before and does no longer, if it waits for a block."""
+        found: dict[bytes, None] = {}
+        for index, row in said.rows.items():
+            if (
+                spending.spent(row)
+                and right.get(index, b"")[HASH:] != row[HASH:]
+                and self._waits(txn, claimant(row)[0])
+            ):
+                found[claimant(row)[0]] = None
+        return list(found)
+
+    def _rewrite(self, txn: Txn, txid: bytes, record: Record, said: _Said, right: dict[int, bytes], total: int) -> None:
+        """Store a record with other slots, on one page; inputs and bytes stay."""
+        body = self.store.body(txn, txid)
+        self.store.remove(txn, txid)
+        record.page_size, record.pages, record.spent_pages = ALL_IN_ONE, 0, None
+        record.outputs = record.total = total
+        record.recorded, record.spent = len(right), sum(map(spending.spent, right.values()))
+        spenders = {claimant(row)[0] for row in right.values() if spending.spent(row)}
+        record.deleted_children = sorted(said.gone & spenders)
+        moved = {
+            index: moves
+            for index, moves in said.moves.items()
+            if index in right and right[index][:HASH] == said.rows[index][:HASH] == moves[-1][1]
+        }
+        record.reassignments = [(index, *move) for index, moves in moved.items() for move in moves]
+        record.spendable_in = {index: height for index, height in said.spendable_in.items() if index in moved}
+        if record.locked:
+            record.delete_at = None
+        else:
+            spending.settle(record, max(self.transactions.height, 1), self.transactions.rules.retention)
+        self.store.put_record(txn, txid, record)
+        self.store.put_body(txn, txid, body)
+        self.store.put_slots(txn, txid, 0, sorted(right.items()))
+
+
+def _names(rows: dict[int, bytes]) -> dict[int, bytes]:
+    return {index: row[:HASH] for index, row in rows.items()}

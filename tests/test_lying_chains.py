@@ -1,0 +1,236 @@
+"""Any chain and mempool, sound or lying, is applied and taken back: nothing raises, the UTXO set is the model's.
+
+What a lying chain makes of the records may contradict it, but is no damage, and `utxod reindex --records` settles it.
+Of a sound chain no record ever contradicts it or has to be repaired.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+from chains import Branches, live
+from daemons import Daemon, Message, running, statuses
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from lying import INLINE, LARGE, MATURITY, PRESERVATION, RETENTION, UNMINED, WINDOW, World
+from messages import Line, Listener, follow, message
+from pruning import open_house
+
+from config.load import load
+from daemon.inspect import copy_place, verify
+from daemon.offline import agree_all
+from handlers.audit import Audited, audit
+from handlers.chain import Chain
+from handlers.desk import Rules
+from handlers.events import Inbound
+from handlers.lives import Lives
+from handlers.prune_cycle import Terms
+from handlers.pruner import ChainRows, Pruner
+from handlers.utxo import Turns
+from storage.prune import Windows
+
+SEEDS = st.integers(0, 2**32 - 1)
+TERMS = Terms(retention=RETENTION, unmined_retention=UNMINED)
+REACH = Windows(WINDOW, WINDOW, False)
+MET = Branches()
+SOUND = {
+    "a failed transaction",
+    "a failed submission",
+    "a spent collateral return",
+    "a submission mined",
+    "a large submission",
+    "a rollback to the floor",
+    "several blocks taken back",
+    "a record pruned",
+}
+LYING = SOUND | {
+    "a submission mined with another content",
+    "an id again",
+    "an id again in its own block",
+    "a missing input",
+    "a record repaired",
+    "a contradiction",
+}
+
+
+class Story(RuleBasedStateMachine):
+    """One store and one world that lies."""
+
+    lies = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="utxod-lies-"))
+        self.open = ExitStack()
+        self.house = self.open.enter_context(open_house(self.folder, TERMS, windows=REACH, page=LARGE))
+        self.house.transactions.rules = Rules(
+            batch_size=LARGE, retention=RETENTION, maturity=MATURITY, reassign_delay=3, max_inline_bytes=INLINE
+        )
+        self.world = World(Random(0), MET, lies=self.lies)
+
+    @initialize(seed=SEEDS)
+    def begin(self, seed: int) -> None:
+        self.world.random = Random(seed)
+
+    def teardown(self) -> None:
+        try:
+            self.go_back()
+            self.settle()
+        finally:
+            self.open.close()
+            shutil.rmtree(self.folder)
+
+    # --- what can happen -----------------------------------------------------------------------------------------
+
+    def tell(self, *events: Inbound) -> None:
+        """Let messages come in one batch."""
+        sender = Listener()
+        published = follow(self.house.chain, Line([message(event, sender) for event in events]), pruning=True)
+        repaired = sum(committed.repaired for committed in published)
+        MET.meet("a record repaired", repaired)
+        assert self.lies or not repaired
+
+    @rule()
+    def some_messages(self) -> None:
+        self.tell(*self.world.some())
+
+    @rule()
+    def restart(self) -> None:
+        self.house.chain = Chain(self.house.utxo, REACH, 1000, Lives(self.house.transactions))
+        self.lives.wake(self.house.chain.height)
+
+    @rule()
+    def prune(self) -> None:
+        house, height = self.house, self.house.chain.height
+        if height:
+            house.turns = Turns(house.chain)
+            house.rows = ChainRows(house.turns, house.published.append)
+            house.pruner = Pruner(TERMS, house.jobs, house.burial, house.rows)
+            house.deleted.clear()
+            house.run_cycle(height)
+            MET.meet("a record pruned", house.deleted)
+
+    def go_back(self) -> None:
+        """Take back all that can be taken back."""
+        while self.world.depth():
+            self.tell(self.world.rollback())
+            self.holds()
+
+    # --- what always holds ---------------------------------------------------------------------------------------
+
+    @property
+    def lives(self) -> Lives:
+        lives = self.house.chain.lives
+        assert lives is not None
+        return lives
+
+    @invariant()
+    def holds(self) -> None:
+        """The UTXO set is right, and no row of the records contradicts another."""
+        coins = self.world.model.stored.coins
+        assert live(self.house.utxo) == {
+            point: (coin.output.address, coin.output.value) for point, coin in coins.items()
+        }
+        audited = audit(self.house.utxo, RETENTION)
+        assert (audited.findings, audited.half_made) == ([], [])
+        MET.meet("a contradiction", audited.contradictions)
+        assert self.lies or audited.contradictions == []
+
+    def settle(self) -> None:
+        """Let the records be rebuilt; then nothing contradicts the chain, and nothing is left to be done."""
+        contradicted = audit(self.house.utxo, RETENTION).contradictions
+        rebuilt = agree_all(self.lives, self.house.chain.height)
+        assert rebuilt or not contradicted
+        assert self.lies or not rebuilt
+        assert audit(self.house.utxo, RETENTION) == Audited([], [])
+        assert agree_all(self.lives, self.house.chain.height) == 0
+
+
+class SoundStory(Story):
+    """The same of a chain that does not lie."""
+
+    lies = False
+
+
+@pytest.mark.parametrize("kind", [Story, SoundStory])
+def test_any_story(kind: type[Story]) -> None:
+    run_state_machine_as_test(kind, settings=settings(max_examples=50, stateful_step_count=25))
+
+
+@pytest.mark.parametrize("kind", [Story, SoundStory])
+def test_long_stories(kind: type[Story]) -> None:
+    """The random stories prove what they met."""
+    MET.met.clear()
+    expected = LYING if kind.lies else SOUND
+    for seed in range(40):
+        story, random = kind(), Random(seed)
+        try:
+            story.begin(seed)
+            for _ in range(40):
+                random.choices((story.some_messages, story.restart, story.prune), (8, 1, 1))[0]()
+                story.holds()
+        except BaseException as failure:
+            failure.add_note(f"seed {seed}")
+            raise
+        finally:
+            story.teardown()
+        if seed > 10 and expected <= MET.met.keys():
+            break
+    assert expected <= MET.met.keys(), f"not met: {sorted(expected - MET.met.keys())}"
+
+
+# --- through the socket ----------------------------------------------------------------------------------------------
+
+TABLES: Message = {
+    "utxo": {"prune_depth": WINDOW, "rollback_window": WINDOW},
+    "transactions": {
+        "batch_size": LARGE,
+        "max_inline_bytes": f"{INLINE}B",
+        "block_height_retention": RETENTION,
+        "coinbase_maturity": MATURITY,
+    },
+    "pruner": {"unmined_retention": UNMINED, "parent_preservation_blocks": PRESERVATION},
+}
+
+
+def plain(event: Inbound) -> Message:
+    """Return a message as a stranger would write it."""
+    told: Message = msgspec.to_builtins(event, builtin_types=(bytes,))
+    return {name: value for name, value in told.items() if value is not None}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lies_never_end_the_daemon(tmp_path: Path, seed: int) -> None:
+    """Killed and started again in between; the set is the model's, and the records can be settled."""
+    world = World(Random(seed), MET, lies=True)
+    with running(tmp_path, **TABLES) as daemon:
+        for _ in range(2):
+            with daemon.client("frames") as client:
+                told = [plain(event) for _ in range(25) for event in world.some()]
+                told += [plain(world.rollback()) for _ in range(2)]
+                world.model.commit(prunes=True)
+                chain = [n for n, event in enumerate(told) if event["type"] in {"BlockApplied", "Rollback"}]
+                said = statuses(client.feed(told))
+                assert {said[n] for n in chain} <= {"applied", "rolled_back", "noop"}, f"seed {seed}"
+            daemon.kill()
+            daemon.start()
+            check(daemon, world)
+        assert daemon.term() == 0
+        assert daemon.run("reindex", "--records").returncode == 0
+        daemon.assert_sound()
+
+
+def check(daemon: Daemon, world: World) -> None:
+    config = load(daemon.config, {})
+    found = verify(config, copy_place(config, None))
+    assert found.findings == []
+    coins = world.model.stored.coins.items()
+    lines = {f"{txid.hex()},{index},{coin.output.value},{coin.output.address.hex()}" for (txid, index), coin in coins}
+    assert set(daemon.export()) == lines
