@@ -13,7 +13,7 @@ import click
 import uvloop
 
 from bench.postgres import postgres
-from config.settings import Recovery
+from config.settings import Recovery, Secret
 from handlers.recovery.manager import Manager
 from handlers.recovery.outcome import Outcome, Valid
 from storage.recovery.postgres import PostgresStorage
@@ -41,13 +41,14 @@ def recovery(store: tuple[Literal["sqlite", "postgresql"], ...], rows: int, batc
     """Measure the recovery service on its real stores, with a handler that answers at once."""
     for name in store or ("sqlite", "postgresql"):
         with ExitStack() as stack:
-            knobs = Recovery(store=name, batch_size=batch, worker_count=workers)
-            uvloop.run(_measure(name, _storage(name, knobs, stack), rows, knobs))
+            dsn = Secret(stack.enter_context(postgres())) if name == "postgresql" else None
+            knobs = Recovery(store=name, dsn=dsn, batch_size=batch, worker_count=workers)
+            uvloop.run(_measure(name, _storage(knobs, stack), rows, knobs))
 
 
-def _storage(name: str, knobs: Recovery, stack: ExitStack) -> Storage:
-    if name == "postgresql":
-        return PostgresStorage(stack.enter_context(postgres()), lease_s=knobs.lease_duration)
+def _storage(knobs: Recovery, stack: ExitStack) -> Storage:
+    if knobs.dsn is not None:
+        return PostgresStorage(knobs.dsn, lease_s=knobs.lease_duration)
     return SqliteStorage(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="utxod-bench-"))) / "recovery.db")
 
 
@@ -71,7 +72,7 @@ async def _measure(name: str, storage: Storage, rows: int, knobs: Recovery) -> N
 
 
 async def _drain(name: str, storage: Storage, rows: int, knobs: Recovery) -> None:
-    manager, left, done = Manager(storage, AtOnce(), knobs, dice=lambda low, _: low), rows, asyncio.Event()
+    left, done = rows, asyncio.Event()
 
     def count(changes: list[object]) -> None:
         nonlocal left

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from config.settings import Config
+from config.settings import Config, Recovery
 from config.units import format_size, parse_endpoint
 
 _UNIX_PATH_BYTES = 107  # sun_path of Linux, without the closing zero
@@ -24,19 +24,12 @@ class Problem(NamedTuple):
 def problems(config: Config) -> list[Problem]:
     """Return every combination of values that cannot work, each value being right by itself."""
     found: list[Problem] = []
-    storage, recovery = config.storage, config.recovery
+    storage = config.storage
     if storage.map_size > storage.max_map_size:
         sizes = f"{format_size(storage.map_size)} is more than max_map_size, {format_size(storage.max_map_size)}"
         found.append(Problem(("storage.map_size", "storage.max_map_size"), f"map_size {sizes}"))
     found += _retention(config)
-    if recovery.enabled and recovery.store == "postgresql" and recovery.dsn is None:
-        found.append(Problem(("recovery.store",), 'store = "postgresql" needs dsn, the database'))
-    if recovery.dsn is not None and not recovery.dsn.startswith(("postgresql://", "postgres://")):
-        found.append(Problem(("recovery.dsn",), "expected postgresql://user@host/database"))
-    if 0 < recovery.attempt_timeout < _SHORTEST_ATTEMPT_S:
-        found.append(Problem(("recovery.attempt_timeout",), "expected 0, without end, or at least 10s"))
-    if recovery.node_url is not None and not recovery.node_url.startswith(("http://", "https://")):
-        found.append(Problem(("recovery.node_url",), "expected http://host:port"))
+    found += recovery_problems(config.recovery)
     for host in config.http.allowed_hosts:
         if not _HOST.fullmatch(host):
             what = f'{host}: expected a name such as utxod.example.org, without scheme and port, or "*"'
@@ -48,6 +41,20 @@ def problems(config: Config) -> list[Problem]:
             found.append(Problem((name,), f"a Unix socket's path has at most {_UNIX_PATH_BYTES} bytes: {path}"))
     if config.http.workers and config.socket.path is not None and listen == config.socket.path:
         found.append(Problem(("http.listen", "socket.path"), f"http.listen and socket.path are both {listen}"))
+    return found
+
+
+def recovery_problems(recovery: Recovery) -> list[Problem]:
+    """Return the same of the recovery service alone."""
+    found: list[Problem] = []
+    if recovery.enabled and recovery.store == "postgresql" and recovery.dsn is None:
+        found.append(Problem(("recovery.store",), 'store = "postgresql" needs dsn, the database'))
+    if recovery.dsn is not None and not recovery.dsn.startswith(("postgresql://", "postgres://")):
+        found.append(Problem(("recovery.dsn",), "expected postgresql://user@host/database"))
+    if 0 < recovery.attempt_timeout < _SHORTEST_ATTEMPT_S:
+        found.append(Problem(("recovery.attempt_timeout",), "expected 0, without end, or at least 10s"))
+    if recovery.node_url is not None and not recovery.node_url.startswith(("http://", "https://")):
+        found.append(Problem(("recovery.node_url",), "expected http://host:port"))
     return found
 
 

@@ -12,8 +12,9 @@ import msgspec
 from msgspec import inspect
 
 from config.checks import problems as problems_of
+from config.checks import recovery_problems
 from config.knobs import KNOBS, ROOT, Knob, Table, label, special
-from config.settings import Config, first_directory
+from config.settings import Config, Recovery, first_directory
 
 DEFAULT_FILE = Path("/etc/utxod/utxod.toml")
 _PREFIX = "UTXOD_"
@@ -21,7 +22,7 @@ _NOT_KNOBS = {"UTXOD_CONFIG", "UTXOD_CHAIN_DATA", "UTXOD_REQUIRE_CHAIN_DATA"}  #
 _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-class ConfigError(Exception):
+class ConfigError(ValueError):
     """The configuration is wrong; the text has one line for each problem."""
 
     def __init__(self, problems: Iterable[str]) -> None:
@@ -67,6 +68,29 @@ def named_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
     """Return the file that is named on the command line or in the environment, None where the default one is read."""
     named = environ.get("UTXOD_CONFIG")
     return path or (Path(named) if named else None)
+
+
+def check_recovery(recovery: Recovery) -> Recovery:
+    """Return settings that were made in a program, judged by the rules and in the words of `load`.
+
+    Raises:
+        ConfigError: with all problems.
+    """
+    values: dict[str, object] = {}
+    problems: list[str] = []
+    for name, raw in msgspec.structs.asdict(recovery).items():
+        knob = KNOBS[f"recovery.{name}"]
+        try:
+            values[name] = knob.read(raw)
+        except ValueError as error:
+            problems.append(f"{knob.label}: {error}")
+    if problems:
+        raise ConfigError(problems)
+    checked = Recovery(**values)  # type: ignore[arg-type]  # each value was read as its own type
+    problems = [f"{KNOBS[names[0]].label}: {what}" for names, what in recovery_problems(checked)]
+    if problems:
+        raise ConfigError(problems)
+    return checked
 
 
 def _assemble(values: Mapping[str, object], environ: Mapping[str, str]) -> Config:

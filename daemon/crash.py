@@ -15,6 +15,7 @@ from pathlib import Path
 import structlog
 
 from storage.errors import Damaged
+from storage.files import make_file
 
 log = structlog.get_logger("daemon")
 
@@ -58,6 +59,7 @@ def _in_store(frames: list[tuple[Path, int]]) -> str | None:
 def recorded(folder: Path) -> Iterator[None]:
     """Let a signal that ends this process leave a record in the store's folder. Whoever calls this holds the store."""
     path = folder / _FILE
+    make_file(path)
     with path.open("w") as file:
         faulthandler.enable(file, all_threads=False)
         try:

@@ -16,6 +16,7 @@ from anyio.abc import SocketAttribute, SocketListener, SocketStream, TaskGroup
 
 from daemon.connection import Connection, Hall
 from daemon.notify import passed_socket
+from storage.files import make_folder
 
 log = structlog.get_logger("socket")
 
@@ -52,7 +53,7 @@ async def open_door(path: Path, environ: Mapping[str, str]) -> Door:
     passed = passed_socket(environ)
     if passed is not None:
         return Door(await SocketListener.from_socket(passed), None)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     refuse_if_taken(path)
     return Door(await anyio.create_unix_listener(path, mode=_MODE), path)
 

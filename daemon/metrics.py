@@ -33,6 +33,7 @@ from handlers.pruner import PrunerNumbers
 from handlers.recovery.numbers import Numbers as RecoveryNumbers
 from handlers.utxo import Committed, Work
 from handlers.wire import MESSAGES
+from storage.files import FILE_MODE, make_folder
 
 log = structlog.get_logger("metrics")
 
@@ -246,7 +247,7 @@ def daemon_sheet(where: Path) -> Iterator[Sheet]:
     """Give the daemon's sheet, and throw away those that earlier ones have left. A daemon can live without one."""
     sheet = Sheet()
     try:
-        where.mkdir(mode=0o750, parents=True, exist_ok=True)
+        make_folder(where)
         _sweep(where)
         for _ in range(_TRIES):  # whoever looks holds it for a moment
             if (claimed := _claim(where / "daemon")) is not None:
@@ -269,7 +270,7 @@ def worker_sheet(where: Path, parent: int) -> Iterator[Sheet]:
     """Give an HTTP worker's sheet: that of a dead one with the same parent, if there is one, else a new one."""
     sheet = Sheet()
     try:
-        where.mkdir(mode=0o750, parents=True, exist_ok=True)
+        make_folder(where)
         _sweep(where)
         claims = (_claim(where / f"http-{parent}-{number}") for number in count())
         sheet = next(claimed for claimed in claims if claimed is not None)
@@ -337,7 +338,7 @@ def _sweep(where: Path) -> None:
 
 def _claim(path: Path) -> Sheet | None:
     """Take a sheet, made if it is not there; None while it is another process's."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -22,8 +22,10 @@ from feeds.bitcoin.jsonrpc import Node
 from handlers.events import TxStatusChanged
 from handlers.recovery.finality import Breaker, FinalityHandler, Mined, NodeFinality, SourceAway, State
 from handlers.recovery.listener import Listener
-from handlers.recovery.manager import Change, Manager
+from handlers.recovery.manager import Manager
+from handlers.recovery.numbers import Numbers
 from handlers.recovery.records import Records
+from handlers.recovery.settling import Change
 from handlers.recovery.survey import Survey
 from handlers.utxo import Turns
 from storage.errors import StoreError
@@ -73,23 +75,26 @@ class ChainFinality:
         self._records, self._turn, self._listener, self._caught_up = records, turn, listener, caught_up
         self._confirmations = confirmations
         self._asked: dict[bytes, None] = {}
-        self._answer: asyncio.Future[dict[bytes, State]] | None = None
+        self._answer: asyncio.Future[tuple[dict[bytes, State], int]] | None = None
 
     async def state_of(self, txid: bytes) -> State:
         """See `Finality`."""
         self._asked[txid] = None
         if self._answer is None:
             self._answer = asyncio.ensure_future(self._look())
-        state = (await asyncio.shield(self._answer))[txid]
-        if isinstance(state, Mined) and state.depth < self._confirmations:  # else who asked writes what it means
+        states, moves = await asyncio.shield(self._answer)
+        state = states[txid]
+        current = moves == self._listener.moves  # else the block may be rolled back by now
+        if isinstance(state, Mined) and state.depth < self._confirmations and current:  # a deep one the caller confirms
             self._listener.track(txid, state.height)
         return state
 
-    async def _look(self) -> dict[bytes, State]:
+    async def _look(self) -> tuple[dict[bytes, State], int]:
         await asyncio.sleep(0)  # whoever asks in this round of the loop comes along
         asked, self._asked, self._answer = list(self._asked), {}, None
+        moves = self._listener.moves
         try:
-            return dict(zip(asked, await self._turn(partial(self._records.states, asked)), strict=True))
+            return dict(zip(asked, await self._turn(partial(self._records.states, asked)), strict=True)), moves
         except StoreError as error:
             raise SourceAway(str(error)) from error
 
@@ -114,13 +119,15 @@ async def recover_along(config: Config, turns: Turns, hall: Hall, writer: Capaci
     def tip() -> int:
         return hall.view.tip.height if hall.view.tip else 0
 
-    def caught_up() -> bool:
+    def caught_up(behind: int = _FAR_BEHIND) -> bool:
         node, network = turns.node, hall.network_height
         if (node is not None and node.state != "running") or (node is None and network is None):
             return False
-        return network is None or network - tip() <= _FAR_BEHIND
+        return network is None or network - tip() <= behind
 
-    storage, listener = open_storage(config), Listener(wish.ttl, wish.confirmations, changed)
+    storage, numbers = open_storage(config), Numbers()
+    listener = Listener(wish.ttl, wish.confirmations, changed, numbers)
+    alone = wish.store == "sqlite" and wish.node_url is None  # nobody else can have confirmed a row
     sources = [Breaker(ChainFinality(records, turn, listener, caught_up, wish.confirmations)), *_node(config)]
     handler = FinalityHandler(sources, wish.confirmations, patience=lambda: _patience(manager))
     survey = Survey(
@@ -131,16 +138,23 @@ async def recover_along(config: Config, turns: Turns, hall: Hall, writer: Capaci
         turns.chain.write_alone,
         tip,
         lambda fact: hall.bus.publish([fact]),
-        wish.ttl,
-        wish.not_found_grace_period,
-        alone=wish.store == "sqlite",
+        wish,
+        decides=lambda: alone or caught_up(0),
     )
 
     async def circuits() -> None:
-        manager.numbers.circuits = {source.name: source.circuit for source in sources}
+        numbers.circuits = {source.name: source.circuit for source in sources}
 
-    manager = Manager(storage, handler, wish, available=handler.available, changed=changed, chores=[circuits, survey])
-    hall.numbers.recovery = manager.numbers
+    manager = Manager(
+        storage,
+        handler,
+        wish,
+        available=handler.available,
+        changed=changed,
+        chores=[circuits, survey],
+        numbers=numbers,
+    )
+    hall.numbers.recovery = numbers
     for kind in ("TxStatusChanged", "BlockCommitted", "RolledBack"):
         hall.bus.listen(kind, listener.hear)
     try:

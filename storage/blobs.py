@@ -21,6 +21,7 @@ from typing import Protocol
 
 from storage.blobname import LEFTOVER, LEFTOVER_S, NAME, checked, leftover
 from storage.errors import BlobFailed as BlobFailed
+from storage.files import FILE_MODE, FOLDER_MODE, make_folder
 
 ENTRY = 256  # what the cache reckons for an entry besides its bytes
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -102,7 +103,7 @@ class Files:
         if not make:
             return
         with _file_errors(root):
-            root.mkdir(parents=True, exist_ok=True)
+            make_folder(root)
             _sync(root.parent)
 
     def put(self, name: str, data: bytes) -> None:
@@ -167,7 +168,7 @@ class Files:
 
     def _make_folder(self, folder: Path) -> None:
         if folder.name not in self._ready or not folder.is_dir():
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
             _sync(self.root)
             self._ready.add(folder.name)
 
@@ -314,7 +315,7 @@ def _renewed(path: Path) -> bool:
 
 
 def _write_new(path: Path, data: bytes) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
     try:
         left = memoryview(data)
         while left:

@@ -18,6 +18,7 @@ import lmdb
 
 from storage.damage import broken
 from storage.errors import Damaged, SnapshotExpired, StoreBusy, StoreError, StoreFull, TableMissing
+from storage.files import FILE_MODE, make_folder
 from storage.readers import Age, Marks, Reader, open_readers
 
 Txn: TypeAlias = "lmdb.Transaction[bytes]"
@@ -265,7 +266,7 @@ class Disk:
 def _open(folder: Path, map_size: int, tables: int, readonly: bool, durable: bool, shared: bool) -> lmdb.Environment:
     if readonly and not (folder / "data.mdb").exists():
         raise StoreError(f"{folder}: there is no store here")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     try:
         if not (folder / "data.mdb").exists():
             _make(folder)
@@ -276,7 +277,7 @@ def _open(folder: Path, map_size: int, tables: int, readonly: bool, durable: boo
             readonly=readonly,
             sync=durable,
             max_readers=_MAX_READERS,
-            mode=0o640,
+            mode=FILE_MODE,
             lock=shared and not (readonly and _unlockable(folder)),
         )
     except lmdb.ReadersFullError as error:
@@ -332,9 +333,9 @@ def _no_slot(folder: Path) -> StoreError:
 
 def _hold(folder: Path) -> int:
     """Take the store for this process: LMDB alone would let a second writer in and serialise it."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     path = folder / "owner"
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -9,15 +9,18 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
+from urllib.parse import urlsplit
 
 import asyncpg  # type: ignore[import-untyped]
 import pytest
 from structlog.testing import capture_logs
 
+import config.checks
 from bench.postgres import postgres
 from config.settings import Recovery
-from handlers.recovery.manager import Change, Manager
+from handlers.recovery.manager import Manager
 from handlers.recovery.outcome import Handler, Outcome, Valid
+from handlers.recovery.settling import Change
 from storage.recovery.postgres import PostgresStorage
 from storage.recovery.rows import Row, Storage, StoreAway
 from storage.recovery.sqlite import SqliteStorage
@@ -54,16 +57,19 @@ class Lab:
 
     async def sql(self, statement: str) -> list[Any]:
         """Run a statement beside every store; `{t}` is the table."""
-        if self.kind == "sqlite":
-            with sqlite3.connect(self.path, timeout=10) as connection:
-                found = connection.execute(statement.format(t="recovery_tx")).fetchall()
-            connection.close()
-            return found
+        if self.kind == "sqlite":  # on a thread: a store on our loop may be inside a transaction
+            return await asyncio.to_thread(self._sqlite, statement.format(t="recovery_tx"))
         beside = await asyncpg.connect(self.uri)
         try:
             return cast("list[Any]", await beside.fetch(statement.format(t=self.table)))
         finally:
             await beside.close()
+
+    def _sqlite(self, statement: str) -> list[Any]:
+        with sqlite3.connect(self.path, timeout=10) as connection:
+            found = connection.execute(statement).fetchall()
+        connection.close()
+        return found
 
     def now(self, in_s: float = 0.0) -> str:
         """Return a moment from now in the words of the database."""
@@ -81,6 +87,22 @@ class Lab:
 def postgres_uri() -> Iterator[str]:
     with postgres(fsync="off", max_connections="60") as uri:
         yield uri
+
+
+@pytest.fixture
+def own_database(postgres_uri: str) -> str:
+    """Give a database of its own to a test whose daemons use the tables' usual names."""
+    name = f"own_{next(_numbers)}"
+
+    async def make() -> None:
+        beside = await asyncpg.connect(postgres_uri)
+        try:
+            await beside.execute(f"CREATE DATABASE {name}")
+        finally:
+            await beside.close()
+
+    asyncio.run(make())
+    return urlsplit(postgres_uri)._replace(path=f"/{name}").geturl()
 
 
 @pytest.fixture
@@ -176,7 +198,9 @@ def manage(storage: Any, handler: Handler, **changes: Any) -> Manager:
         name: changes.pop(name) for name in ("available", "changed", "chores", "dice") if name in changes
     }
     extra = {"dice": least} | extra
-    return Manager(cast("Storage", storage), handler, knobs(**changes), leave_s=0.2, **extra)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config.checks, "_SHORTEST_ATTEMPT_S", 0.0)  # ten seconds are too long for a test
+        return Manager(cast("Storage", storage), handler, knobs(**changes), leave_s=0.2, **extra)
 
 
 async def until(condition: Callable[[], Any], within_s: float = PATIENCE_S) -> None:

@@ -18,12 +18,9 @@ from bitcoin_rpc_chain import FakeNode, Fault
 from bitcoin_rpc_server import LOGIN, serving
 from daemons import PATIENCE_S, Client, Daemon, Message, home, running, statuses
 from questions import Web
-from recovering import postgres_uri
 from stories import at, back_to, block, chain, digest, output, tx
 from test_metrics import scrape
 from test_recovery_service import Explorer
-
-__all__ = ["postgres_uri"]
 
 SOON = {"ttl": "200ms", "scan_interval": "200ms", "confirmations": 3, "lease_duration": "2s"}
 FUNDS = tx("funds", *(output("ann", 10 + n) for n in range(8)))
@@ -101,6 +98,45 @@ def test_a_row_follows_its_transaction(folder: Path) -> None:
         assert [status for name, status in heard if name == "loses"] == ["pending", "conflicting", "deleted"]
         assert daemon.term() == 0
         assert "recovery_stopped" in daemon.events()
+
+
+@pytest.mark.parametrize("store", ["sqlite", "postgresql"])
+def test_a_rollback_of_blocks_with_coinbases_reopens_confirmed_rows(
+    folder: Path, store: str, request: pytest.FixtureRequest
+) -> None:
+    """As deep as `confirmations`: what was confirmed waits again, and is deleted when its rival is mined instead."""
+    shared = {"store": store, "advisory_lock_id": 78}
+    if store == "postgresql":
+        shared["dsn"] = request.getfixturevalue("own_database")
+
+    def coinbase(name: str) -> Message:
+        return tx(f"coinbase {name}", output("miner"), coinbase=True)
+
+    names = ("stays", "replaced")
+    with running(folder, recovery=SOON | shared, utxo={"rollback_window": 20}) as daemon, daemon.client() as client:
+
+        def ours() -> dict[str, str]:
+            listed = rows(daemon)
+            return {name: listed[txid] for name in names if (txid := digest("tx", name).hex()) in listed}
+
+        first = block(None, coinbase("1"), tx("coins", output("ann"), output("ann")))
+        client.feed([first])
+        submit(client, *(tx(name, output(name), spends=[at("coins", n)]) for n, name in enumerate(names)))
+        mined = (tx(name, output(name), spends=[at("coins", n)]) for n, name in enumerate(names))
+        branch = [block(first, coinbase("2"), *mined)]
+        for height in (3, 4):
+            branch.append(block(branch[-1], coinbase(str(height))))
+        client.feed(branch)
+        until(ours, {"stays": "confirmed", "replaced": "confirmed"})
+        client.feed([back_to(first)])
+        until(ours, {"stays": "pending", "replaced": "pending"})
+        rival = tx("rival", output("bob"), spends=[at("coins", 1)])
+        stays = tx("stays", output("stays"), spends=[at("coins", 0)])
+        other = [block(first, coinbase("other 2"), rival, stays, branch="other")]
+        for height in (3, 4):
+            other.append(block(other[-1], coinbase(f"other {height}"), branch="other"))
+        client.feed(other)
+        until(ours, {"stays": "confirmed", "replaced": "deleted"})
 
 
 def test_what_happened_while_nobody_looked_is_found_at_the_start(folder: Path) -> None:

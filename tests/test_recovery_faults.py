@@ -13,9 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
-import asyncpg  # type: ignore[import-untyped]
 import pytest
 from anyio import to_thread
 from proxy import Proxy
@@ -95,16 +93,11 @@ async def ended_once(storage: Storage, story: Story, tellers: list[Teller]) -> i
 
 
 @pytest.fixture
-async def shared(postgres_uri: str, tmp_path: Path) -> AsyncIterator[Lab]:
-    """Give a database of its own, with the tables where daemons look for them."""
-    name = f"faults_{os.getpid()}"
-    beside = await asyncpg.connect(postgres_uri)
-    await beside.execute(f"DROP DATABASE IF EXISTS {name}")
-    await beside.execute(f"CREATE DATABASE {name}")
-    await beside.close()
-    lab = Lab("postgresql", tmp_path, urlsplit(postgres_uri)._replace(path=f"/{name}").geturl())
+def shared(own_database: str, tmp_path: Path) -> Lab:
+    """Give the tables where daemons look for them."""
+    lab = Lab("postgresql", tmp_path, own_database)
     lab.table = "recovery_tx"
-    yield lab
+    return lab
 
 
 class House:

@@ -15,9 +15,11 @@ from test_creation import LARGE, STEPS, WHOLE_AFTER, Rows, check_honest, dying, 
 import handlers.creation
 import handlers.recovery.records
 import handlers.recovery.survey
+from config.settings import Recovery
 from handlers.creation import acquire
 from handlers.events import TxStatusChanged
 from handlers.recovery.listener import Listener
+from handlers.recovery.numbers import Numbers
 from handlers.recovery.records import Records
 from handlers.recovery.survey import Survey
 from handlers.spending import TxFault
@@ -110,14 +112,14 @@ async def test_a_survey_ends_what_is_half_made_at_once_and_on_schedule(
     subject.write(lambda txn: acquire(subject.transactions, txn, subject.txid("L"), b"owner", 2, 1000.0))
     monkeypatch.setattr(handlers.creation, "time", lambda: 1e12)  # every lock has ended
     told = list[TxStatusChanged]()
-    listener, storage = Listener(30.0, 3, lambda _: None), SqliteStorage(tmp_path / "recovery.db")
+    listener, storage = Listener(30.0, 3, lambda _: None, Numbers()), SqliteStorage(tmp_path / "recovery.db")
 
     async def turn(work: Callable[[], Any]) -> Any:
         return work()
 
     survey = Survey(
-        *(storage, Records(subject.transactions), listener, turn, subject.write, lambda: 7, told.append, 30.0, 1800.0),
-        alone=True,
+        *(storage, Records(subject.transactions), listener, turn, subject.write, lambda: 7, told.append, Recovery()),
+        decides=lambda: True,
     )
     await storage.open()
     try:
@@ -160,11 +162,11 @@ async def test_a_survey_vouches_for_what_waits_here(
         not_found = {row.txid: row.not_found for row in await storage.rows("pending", 9)}
         return not_found[ours], not_found[other]
 
-    listener = Listener(30.0, 3, lambda _: None)
+    listener = Listener(30.0, 3, lambda _: None, Numbers())
     survey = Survey(
-        *(storage, Records(subject.transactions), listener, turn, subject.write, lambda: 7, lambda _: None, 30.0),
-        grace_s,
-        alone=False,
+        *(storage, Records(subject.transactions), listener, turn, subject.write, lambda: 7, lambda _: None),
+        Recovery(not_found_grace_period=grace_s),
+        decides=lambda: False,
     )
     await storage.open()
     try:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,6 +14,7 @@ from typing import Any, cast
 import pytest
 from bitcoin_rpc_chain import FakeNode, Fault
 from bitcoin_rpc_server import LOGIN, serving
+from daemons import PATIENCE_S, ROOT, environment
 from hypothesis import given
 from hypothesis import strategies as st
 from proxy import Proxy
@@ -273,6 +277,11 @@ async def test_who_is_busy_is_left_alone_for_as_long_as_it_says(lab: Lab) -> Non
             assert (row.next_attempt_at - row.updated_at).total_seconds() == pytest.approx(100.0, abs=0.1)
             await lab.pass_time(101, f"next_attempt_at > {lab.now(50)}")
             await until(lambda: handler.asked.count(tx(1)) == 2)
+
+            async def is_settled() -> bool:  # what is held cannot be woken
+                return (await read(storage, tx(1))).attempts == 2
+
+            await until(is_settled)
             await storage.wake([tx(1)])
             await until(lambda: handler.asked.count(tx(1)) == 3)
         assert manager.numbers.outcomes["busy"] == len(handler.asked)
@@ -361,17 +370,23 @@ async def test_what_is_old_and_final_is_forgotten(lab: Lab) -> None:
         assert await status(storage, tx(2)) == "dead"
 
 
-async def test_a_bug_in_the_service_is_loud(lab: Lab) -> None:
+async def test_a_bug_in_the_service_ends_all_of_it(lab: Lab) -> None:
+    """Also where nobody waits in `run`: a heartbeat that went on alone would hold the rows for ever."""
     async with lab.storage() as storage:
         await old(storage, 1)
+        shaky = Shaky(storage)
 
-        def broken(_: list[Any]) -> None:
+        async def broken(_: Any) -> set[bytes]:
             raise LookupError("a bug")
 
-        manager = manage(storage, Says(), changed=broken)
+        shaky.settle = broken  # type: ignore[attr-defined]
         with capture_logs() as logs, pytest.raises(LookupError):
-            await asyncio.wait_for(manager.run(), 10)
+            await asyncio.wait_for(manage(shaky, Says()).run(), 10)
         assert any(line["event"] == "recovery_failed" for line in logs)
+        await old(storage, 2)
+        async with managing(shaky, Says(), lease_duration=1.0) as manager:
+            await until(lambda: manager.numbers.claims)
+            await until(lambda: storage.claim("another", 30.0, 1))
 
 
 async def test_run_ends_in_order_when_cancelled(lab: Lab) -> None:
@@ -467,7 +482,7 @@ async def test_the_listener_gets_only_what_is_not_deep_enough_yet() -> None:
     """What the scan can end itself nobody else is asked to end: they would race for the row, and one works in vain."""
     found, heard = {tx(1): Mined(7, 3), tx(2): Mined(8, 2)}, dict[bytes, int]()
     records = SimpleNamespace(states=lambda txids: [found[txid] for txid in txids])
-    listener = SimpleNamespace(track=heard.__setitem__)
+    listener = SimpleNamespace(track=heard.__setitem__, moves=0)
 
     async def turn(work: Any) -> Any:
         return work()
@@ -475,6 +490,15 @@ async def test_the_listener_gets_only_what_is_not_deep_enough_yet() -> None:
     chain = ChainFinality(cast("Any", records), cast("Any", turn), cast("Any", listener), lambda: True, 3)
     assert await asyncio.gather(*map(chain.state_of, found)) == list(found.values())
     assert heard == {tx(2): 8}
+
+    async def rolled_back_meanwhile(work: Any) -> Any:
+        listener.moves += 1
+        return work()
+
+    heard.clear()
+    chain = ChainFinality(cast("Any", records), cast("Any", rolled_back_meanwhile), cast("Any", listener), bool, 3)
+    assert await chain.state_of(tx(2)) == found[tx(2)]
+    assert heard == {}
 
 
 async def test_unknown_counts_only_where_the_chain_has_caught_up(lab: Lab) -> None:
@@ -632,35 +656,16 @@ def test_failures_kill_in_the_end() -> None:
 # --- the document ------------------------------------------------------------------------------------------------
 
 
-async def test_the_example_in_the_document_runs(tmp_path: Path, document: dict[str, Any]) -> None:
-    import hashlib
-
-    books = sqlite3.connect(":memory:")
-    books.execute("CREATE TABLE requests (txid BLOB PRIMARY KEY, request BLOB)")
-    books.execute("CREATE TABLE tokens (txid BLOB PRIMARY KEY, token BLOB)")
-    books.execute("INSERT INTO requests VALUES (?, ?)", (tx(1), b"ten"))
-    answers = {tx(1): ("valid", hashlib.sha256(b"ten").digest()), tx(2): ("invalid", "no")}
-
-    async def answer(txid: bytes) -> Any:
-        return answers.get(txid)
-
-    manager = await document["look_after"](SimpleNamespace(status=answer), books, tmp_path, [tx(n) for n in (1, 2, 3)])
-    try:
-        await until(lambda: manager.numbers.settled["confirmed"] and manager.numbers.settled["deleted"])
-        await until(lambda: manager.numbers.outcomes["notfound"])
-        assert books.execute("SELECT txid, token FROM tokens").fetchall() == [(tx(1), b"ten")]
-    finally:
-        await manager.stop()
-        await manager._storage.close()
-        books.close()
-
-
-@pytest.fixture
-def document() -> dict[str, Any]:
-    import re
-
-    text = (Path(__file__).parent.parent / "docs" / "recovery.md").read_text()
+def test_the_example_in_the_document_runs_to_its_end(tmp_path: Path) -> None:
+    """As a program of its own, with every warning an error: nothing is left open, and the process ends."""
+    text = (ROOT / "docs" / "recovery.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    defined: dict[str, Any] = {}
-    exec(compile(code, "docs/recovery.md", "exec"), defined)
-    return defined
+    program = tmp_path / "example.py"
+    program.write_text(code)
+    command = [sys.executable, "-X", "dev", "-W", "error", str(program)]
+    done = subprocess.run(command, env=environment(), capture_output=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    (promised,) = re.findall(r"# (\{.*\})", code)
+    printed = done.stdout.decode().splitlines()
+    assert promised in printed
+    assert "Traceback" not in done.stdout.decode() + done.stderr.decode()

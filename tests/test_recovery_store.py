@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sqlite3
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -460,6 +461,20 @@ async def test_a_caller_that_goes_away_does_not_tear_a_transaction(lab: Lab) -> 
         free = await storage.claim("last", 30.0, 100)
         held = [claim for n in range(20) for claim in await storage.claim(f"{n}", 30.0, 1, again=True)]
         assert len(free) + len(held) == 20
+
+
+async def test_cancelling_open_is_never_taken_for_an_absent_database(tmp_path: Path) -> None:
+    ended = Counter[str]()
+    for attempt in range(400):
+        storage = SqliteStorage(tmp_path / f"{attempt}.db")
+        opening = asyncio.ensure_future(storage.open())
+        await asyncio.sleep(attempt % 80 / 20_000)
+        opening.cancel()
+        await asyncio.wait({opening})
+        ended["cancelled" if opening.cancelled() else type(opening.exception()).__name__] += 1
+        await storage.close()
+    assert ended["cancelled"] > 0
+    assert set(ended) <= {"cancelled", "NoneType"}
 
 
 async def test_a_later_schema_is_left_alone(lab: Lab) -> None:

@@ -41,6 +41,7 @@ _RECOVERY_COUNTS = {
     "leadership_losses": ("leadership_losses_total", "Times that the leader's lock was lost."),
     "conflicts": ("conflicts_total", "Results that came too late to be written."),
     "errors": ("store_errors_total", "Times that the recovery database failed."),
+    "callback_errors": ("callback_errors_total", "Exceptions of callbacks."),
 }
 _RECOVERY_BY = {
     "outcomes": ("outcomes_total", "What looks came to.", "outcome"),

@@ -1,7 +1,7 @@
-"""The recovery service: one loop that claims what is due, workers that look, one writer that settles in batches.
+"""The recovery service: one loop claims rows that are due, workers make attempts, one writer settles in batches.
 
-Who leads claims; every other instance waits for the lock. Nothing depends on that for being right: leases keep two
-instances apart, and a generation that has passed can't write.
+The leader claims; every other instance waits for the lock. Correctness does not depend on it: leases keep two instances
+apart, a generation that has passed cannot write, and one instance has one place for a row (see `Holding`).
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from random import uniform
 from time import monotonic
 from uuid import uuid4
 
 import structlog
-from msgspec import Struct
 
+from config.load import check_recovery
 from config.settings import Recovery
-from handlers.recovery.attempts import Attempts, Held
-from handlers.recovery.doubts import Doubts
+from handlers.recovery.attempts import Attempts
+from handlers.recovery.callbacks import contained
+from handlers.recovery.holding import Held, Holding
 from handlers.recovery.numbers import Numbers
 from handlers.recovery.outcome import Handler, Outcome
-from handlers.recovery.rules import settle
-from handlers.recovery.tasks import Patience, end, say_failure, wait
+from handlers.recovery.settling import Change, Settler
+from handlers.recovery.tasks import Patience, end, say_failure, store_failed, wait
 from storage.errors import StoreError
-from storage.recovery.rows import Claim, Session, Settlement, Status, Storage
+from storage.recovery.rows import Claim, Session, Storage
 
 log = structlog.get_logger("recovery")
 
@@ -36,17 +36,8 @@ _BATCHES = 4  # that are in our hands at most, from the claim until the result i
 _COUNT_S = 15.0  # between two counts of the tables, which read an index whole
 _LEAVE_S = 5.0  # when we are asked to stop: for attempts to end, and for the database to hear what came of them
 _FORGET = 1000
-_SHORTEST_LEASE_S = 1.0
 
 Chore = Callable[[], Awaitable[object]]
-
-
-class Change(Struct, frozen=True):
-    """A status that was written, by us and for good."""
-
-    txid: bytes
-    status: Status
-    message: str | None
 
 
 class Manager:
@@ -63,22 +54,25 @@ class Manager:
         chores: Sequence[Chore] = (),
         dice: Callable[[float, float], float] = uniform,
         leave_s: float = _LEAVE_S,
+        numbers: Numbers | None = None,
     ) -> None:
-        """Take the open tables and who looks.
+        """Take the open tables and the handler.
 
-        While nobody is `available` nothing is claimed. `changed` hears of final statuses, once they are written.
-        `chores` are done first, and then in every scan interval. Attempts have `leave_s` to end when we stop.
+        Nothing is claimed while `available` returns False. `changed` is called with final statuses once they are
+        written. `chores` are run first, and then in every scan interval. Attempts have `leave_s` to end when we stop.
+        `numbers` are counted on, if somebody else counts too.
+        An exception of any of these callbacks is logged and counted, and the service goes on.
+
+        Raises:
+            ConfigError: the settings are not ones that a configuration file may have.
         """
-        self.numbers = Numbers()
+        self.numbers = Numbers() if numbers is None else numbers
         self.owner = ""
-        self._storage, self._handler, self._knobs = storage, handler, knobs
-        self._available, self._changed, self._chores = available, changed, chores
-        self._dice, self._leave_s = dice, leave_s
+        self._storage, self._handler, self._knobs = storage, handler, (knobs := check_recovery(knobs))
+        self._available, self._chores, self._dice, self._leave_s = available, chores, dice, leave_s
         self._attempts = Attempts(handler, knobs, self.numbers)
-        self._doubts = Doubts(storage)
-        self._held: dict[bytes, Held] = {}
-        self._queue: deque[Held] = deque()
-        self._results: deque[Settlement] = deque()
+        self._holding = Holding(self.numbers)
+        self._settler = Settler(storage, self._holding, knobs, self.numbers, changed, dice)
         self._session: Session | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._claiming: asyncio.Task[list[Claim]] | None = None
@@ -95,23 +89,26 @@ class Manager:
 
         Raises:
             RuntimeError: already started.
-            ValueError: the lease is too short.
         """
         if self._tasks:
             raise RuntimeError("the recovery service is already started")
         if not (knobs := self._knobs).enabled:
             return
-        if knobs.lease_duration < _SHORTEST_LEASE_S:
-            raise ValueError(f"lease_duration is {knobs.lease_duration:g}s, its minimum is {_SHORTEST_LEASE_S:g}s")
         self.owner = f"{knobs.instance_id or socket.gethostname()}/{os.getpid()}/{uuid4().hex[:12]}"
         self._stopping, self._again = False, False
-        self._rung, self._work, self._done, self._room = (asyncio.Event() for _ in range(4))
+        self._rung, self._work, self._settler.wake, self._room = (asyncio.Event() for _ in range(4))
         jobs = [self._sweep_on(), self._settle_on(), self._beat_on()]
         jobs += [self._look_on() for _ in range(knobs.worker_count)]
         self._tasks = [asyncio.ensure_future(job) for job in jobs]
         for task in self._tasks:
-            task.add_done_callback(say_failure)
+            task.add_done_callback(self._ended)
         log.info("recovery_started", owner=self.owner, store=knobs.store)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """End all tasks when one fails: leases must not be renewed where nobody settles any more."""
+        if say_failure(task):
+            for other in self._tasks:
+                other.cancel()
 
     async def run(self) -> None:
         """Start, and stay until cancelled; ends with the error if something fails that should not."""
@@ -136,17 +133,15 @@ class Manager:
         await end(sweeper)
         if self._claiming is not None:
             await patience.wait(self._claiming)
-        unstarted = list(self._queue)
-        self._queue.clear()
-        await patience.wait(*self._giving_back(unstarted))
+        await patience.wait(*self._giving_back(self._holding.unstarted()))
         self._work.set()
         await asyncio.wait(workers, timeout=self._leave_s)
         for worker in workers:
             await end(worker)
-        self._done.set()
+        self._settler.wake.set()
         await patience.wait(settler)
         await end(settler)
-        interrupted = [held for txid, held in self._held.items() if txid not in self._attempts.abandoned]
+        interrupted = [held for held in self._holding.renewable() if held not in self._attempts.abandoned]
         self.numbers.interrupted += len(interrupted)
         for held in interrupted:
             log.info("recovery_interrupted", txid=held.claim.txid.hex())
@@ -155,7 +150,7 @@ class Manager:
         await patience.wait(*self._giving)
         for late in (*self._giving, *filter(None, [self._claiming])):
             late.cancel()
-        self._held.clear()
+        self._holding.leave()
         await self._end_session()
         self._tasks = []
         log.info("recovery_stopped", owner=self.owner)
@@ -171,7 +166,7 @@ class Manager:
                 await self._do_chores()
                 await self._sweep()
             except StoreError as error:
-                self._failed("sweep", error)
+                store_failed(self.numbers, "sweep", error)
                 await self._end_session()
             self._report()
             await wait(self._rung, scan_s)
@@ -181,10 +176,10 @@ class Manager:
         if monotonic() - self._swept < self._knobs.scan_interval:
             return
         self._swept = monotonic()
-        while known := await self._doubts.clear_up():
-            self._publish(known)
+        await self._settler.clear_up_doubts()
         for chore in self._chores:
-            await chore()
+            with contained("chore", self.numbers, StoreError):
+                await chore()
         if self._swept - self._counted >= _COUNT_S:
             counts = await self._storage.counts()
             self.numbers.backlog, self.numbers.oldest_pending_s = counts.by_status, counts.oldest_pending_s
@@ -197,14 +192,15 @@ class Manager:
         self.numbers.sweeps += 1
         most = self._knobs.batch_size
         while await self._leads():
-            if not self._available():
+            if not self._may_ask():
                 return
             if len(self._attempts.abandoned) >= most:
                 log.error("recovery_wedged", stuck=len(self._attempts.abandoned))
                 return
             # What is looked into and written counts too, or a slow database would leave ever more in our hands.
-            room = min(most - len(self._queue) - len(self._attempts.abandoned), _BATCHES * most - len(self._held))
-            if 2 * room < most and len(self._held) > len(self._attempts.abandoned):
+            stuck, held = len(self._attempts.abandoned), len(self._holding)
+            room = min(most - len(self._holding.queue) - stuck, _BATCHES * most - held)
+            if 2 * room < most and held > stuck:
                 self._room.clear()
                 await wait(self._room, self._knobs.lease_duration / _BEATS)
                 continue
@@ -222,10 +218,16 @@ class Manager:
         self._again = False
         self.numbers.claims += len(claims)
         for claim in claims:
-            if claim.txid not in self._held:
-                self._queue.append(self._held.setdefault(claim.txid, Held(claim, until)))
+            if not self._holding.take(claim, until):
+                self._settler.postpone(claim)
         self._work.set()
         return claims
+
+    def _may_ask(self) -> bool:
+        """Return whether there is anybody to ask; not if that cannot be found out."""
+        with contained("available", self.numbers):
+            return self._available()
+        return False
 
     async def _leads(self) -> bool:
         """Return whether we are the leader, as the database sees it."""
@@ -244,8 +246,7 @@ class Manager:
         if self.numbers.leader:
             self.numbers.leader = False
             self.numbers.leadership_losses += 1
-            unstarted = list(self._queue)
-            self._queue.clear()
+            unstarted = self._holding.unstarted()
             log.warning("leadership_lost", owner=self.owner, unstarted=len(unstarted))
             self._room.set()
             await self._release(unstarted)
@@ -259,8 +260,9 @@ class Manager:
     # --- looking -------------------------------------------------------------------------------------------------
 
     async def _look_on(self) -> None:
+        queue = self._holding.queue
         while True:
-            while not self._queue:
+            while not queue:
                 if self._stopping:
                     return
                 self._work.clear()
@@ -268,74 +270,34 @@ class Manager:
             if self.numbers.leader and self._session is not None and self._session.lost:
                 await self._lose_lead()
                 continue
-            held = self._queue.popleft()
+            held = queue.popleft()
             self._room.set()
-            if not held.current:  # we slept, or the heartbeat did not get through
-                self._lost(held)
+            if not held.current:  # we were paused, or the heartbeat did not get through
+                self._holding.lose(held)
                 continue
             made = await self._attempts.make(held, self._late)
-            if made is not None and self._held.get(held.claim.txid) is held:
-                self._put(held, *made)
-
-    def _put(self, held: Held, outcome: Outcome, timed_out: bool) -> None:
-        settlement = settle(held.claim, outcome, self._knobs, self._dice, timed_out=timed_out)
-        self.numbers.outcomes[settlement.outcome] += 1
-        self._results.append(settlement)
-        held.settling = True
-        self._done.set()
+            if made is not None:
+                self._settler.put(held, *made)
 
     def _late(self, held: Held, outcome: Outcome) -> None:
-        if not self._stopping and self._held.get(held.claim.txid) is held:
-            self._put(held, outcome, False)
-
-    def _lost(self, held: Held) -> None:
-        self._held.pop(held.claim.txid, None)
-        self.numbers.lease_losses += 1
-        log.warning("lease_lost", txid=held.claim.txid.hex(), generation=held.claim.generation)
-        if held.task is not None:
-            held.task.cancel()
+        """Take the result of an attempt that ended long after it was cancelled."""
+        if self._stopping:
+            self._holding.drop(held)
+        else:
+            self._settler.put(held, outcome)
 
     # --- settling ------------------------------------------------------------------------------------------------
 
     async def _settle_on(self) -> None:
         while True:
-            while not self._results:
+            while self._settler.idle:
                 if self._stopping and all(worker.done() for worker in self._tasks[3:]):
                     return
-                self._done.clear()
-                await self._done.wait()
-            batch = [self._results.popleft() for _ in range(min(len(self._results), 1000))]
-            try:
-                landed = await self._storage.settle(batch)
-            except StoreError as error:
-                self._failed("settle", error)
-                self._doubts.add(batch)
-                await self._release([self._held[each.claim.txid] for each in batch if each.claim.txid in self._held])
-                continue
-            self._tell(batch, landed)
-
-    def _tell(self, batch: list[Settlement], landed: set[bytes]) -> None:
-        for each in batch:
-            txid = each.claim.txid
-            if (held := self._held.get(txid)) is not None and held.claim is each.claim:
-                del self._held[txid]
-            if txid not in landed:
-                self.numbers.conflicts += 1
-                log.warning("result_too_late", txid=txid.hex(), outcome=each.outcome)
-        self._room.set()
-        self._publish([each for each in batch if each.claim.txid in landed])
-
-    def _publish(self, landed: list[Settlement]) -> None:
-        changes: list[Change] = []
-        for each in landed:
-            txid = each.claim.txid
-            self.numbers.settled[each.status] += 1
-            if each.status != "pending":
-                changes.append(Change(txid, each.status, each.message))
-            if each.status in ("orphan", "dead"):
-                log.warning(f"transaction_{each.status}", txid=txid.hex(), error=each.error)
-        if changes:
-            self._changed(changes)
+                self._settler.wake.clear()
+                await self._settler.wake.wait()
+            await self._release(await self._settler.write())
+            self._work.set()
+            self._room.set()
 
     async def _release(self, helds: list[Held]) -> None:
         """Give claims back; where that fails they are free when their lease ends."""
@@ -346,7 +308,7 @@ class Manager:
         if not helds:
             return []
         for held in helds:
-            self._held.pop(held.claim.txid, None)
+            self._holding.drop(held)
         giving = asyncio.ensure_future(self._give_back([held.claim for held in helds]))
         self._giving.add(giving)
         giving.add_done_callback(self._giving.discard)
@@ -356,7 +318,7 @@ class Manager:
         try:
             self.numbers.released += len(await self._storage.release(claims))
         except StoreError as error:
-            self._failed("release", error)
+            store_failed(self.numbers, "release", error)
 
     # --- keeping -------------------------------------------------------------------------------------------------
 
@@ -365,30 +327,26 @@ class Manager:
         lease_s = self._knobs.lease_duration
         while True:
             await asyncio.sleep(lease_s / _BEATS)
-            helds, asked = list(self._held.values()), monotonic()
+            asked, helds = monotonic(), [(held, held.claim) for held in self._holding.renewable()]
             try:
-                kept = await self._storage.renew([held.claim for held in helds], lease_s) if helds else set()
+                kept = await self._storage.renew([claim for _, claim in helds], lease_s) if helds else set()
             except StoreError as error:
-                self._failed("renew", error)
-                for held in helds:
-                    if not held.current and held.task is not None and self._held.get(held.claim.txid) is held:
-                        self._lost(held)
+                store_failed(self.numbers, "renew", error)
+                for held, _ in helds:
+                    if held.running and not held.current:
+                        self._holding.lose(held)
                 continue
-            for held in helds:
-                if held.claim.txid in kept:
-                    held.until = asked + lease_s
-                elif self._held.get(held.claim.txid) is held and not held.settling:
-                    self._lost(held)
+            for held, claim in helds:
+                if claim.txid in kept:
+                    held.until = max(held.until, asked + lease_s)
+                elif held.claim is claim and self._holding.has(held) and not held.settling:
+                    self._holding.lose(held)
             if self._session is not None and not await self._session.alive():
                 self._rung.set()
 
-    def _failed(self, what: str, error: StoreError) -> None:
-        self.numbers.errors += 1
-        log.error("recovery_store_failed", during=what, error=str(error))
-
     def _report(self) -> None:
         numbers = self.numbers
-        numbers.held, numbers.stuck = len(self._held), len(self._attempts.abandoned)
+        numbers.held, numbers.stuck = len(self._holding), len(self._attempts.abandoned)
         done = (numbers.claims, sum(numbers.settled.values()))
         if done != self._told:
             claimed, settled = (now - before for now, before in zip(done, self._told, strict=True))

@@ -30,3 +30,4 @@ class Numbers(Struct):
     leadership_losses: int = 0
     conflicts: int = 0  # results that came too late: somebody else had settled or claimed the row
     errors: int = 0  # of the database
+    callback_errors: int = 0  # exceptions of a callback: `changed`, `available`, a chore

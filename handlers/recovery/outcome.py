@@ -1,10 +1,11 @@
-"""What a look at one transaction can come to, and who looks. Types, never wording, decide what happens next."""
+"""What an attempt at one transaction can come to, and who makes it. Types, never wording, decide what happens next."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from msgspec import Struct
+import msgspec
+from msgspec import Struct, structs
 
 
 class Valid(Struct, frozen=True):
@@ -47,14 +48,34 @@ class Permanent(Struct, frozen=True):
 
 
 Outcome = Valid | Invalid | Busy | NotFound | Transient | Permanent
+_LONGEST_PATIENCE_S = 366 * 86400.0  # what both databases can add to a time
+
+
+def checked(outcome: object) -> Outcome:
+    """Return what a handler returned, if it is an outcome that can be written.
+
+    Raises:
+        TypeError: it is not an outcome, or has a value of another type.
+        ValueError: its patience is not a time.
+    """
+    if not isinstance(outcome, Outcome):
+        raise TypeError(f"the handler returned {outcome!r:.100}, which is not an outcome")
+    try:
+        msgspec.convert(structs.asdict(outcome), type(outcome))
+    except msgspec.ValidationError as error:
+        raise TypeError(f"the handler returned {outcome!r:.100}: {error}") from None
+    if isinstance(outcome, Busy) and not 0 <= outcome.patience_s <= _LONGEST_PATIENCE_S:
+        raise ValueError(f"the handler returned a patience of {outcome.patience_s} s, expected 0 to a year")
+    return outcome
 
 
 class Handler(Protocol):
-    """Looks at one transaction, and does what has to be done before it is confirmed.
+    """Finds out about one transaction, and does what has to be done before it is confirmed.
 
-    Called for several transactions at a time, and now and then twice for the same one: what it does must be harmless
-    the second time. What it raises is a `Transient`. It may be cancelled at any `await`.
+    Called for several transactions at a time, and after a crash or a lost lease again for one that it has seen: what
+    it does must be harmless the second time. One instance never calls it for a transaction while an earlier call for
+    the same one is running. What it raises counts as `Transient`. It may be cancelled at any `await`.
     """
 
     async def recover(self, txid: bytes) -> Outcome:
-        """Say what became of a transaction."""
+        """Return what became of a transaction."""

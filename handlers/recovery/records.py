@@ -24,9 +24,10 @@ _SEEKS = 2000  # in a step
 
 
 class Waiting(NamedTuple):
-    """Some of the transactions that wait for a block, and where to go on; nowhere at the end."""
+    """Some of the transactions that are in no block, and where to go on; nowhere at the end."""
 
     txids: list[bytes]
+    conflicting: list[bytes]
     half_made: list[bytes]
     after: tuple[int, bytes] | None
 
@@ -58,14 +59,14 @@ class Records:
         return Conflicting() if record.conflicting else Pending()
 
     def waiting(self, after: tuple[int, bytes] | None) -> Waiting:
-        """Return the next transactions that wait for a block: those of the chain's own conflicts do not."""
-        store, txids, half_made = self._store, list[bytes](), list[bytes]()
+        """Return the next transactions that wait for a block, and those that do not because another has won."""
+        store, found = self._store, Waiting([], [], [], None)
         with store.disk.read() as txn:
             cursor, seen = txn.cursor(store.unmined), list[tuple[int, bytes]]()
-            found = cursor.first() if after is None else cursor.set_range_dup(keys.u32(after[0]), after[1])
-            if after is not None and not found:  # that height has no more
-                found = cursor.set_range(keys.u32(after[0] + 1))
-            if found:
+            there = cursor.first() if after is None else cursor.set_range_dup(keys.u32(after[0]), after[1])
+            if after is not None and not there:  # that height has no more
+                there = cursor.set_range(keys.u32(after[0] + 1))
+            if there:
                 for key, txid in cursor:
                     if len(seen) > _SEEKS:
                         break
@@ -73,10 +74,31 @@ class Records:
             records = store.records(txn, [txid for _, txid in seen])
         for place in seen:
             record = records.get(place[1])
-            if place == after or record is None or record.conflicting or record.is_coinbase:
+            if place == after or record is None:
                 continue
-            (half_made if record.creating else txids).append(place[1])
-        return Waiting(txids, half_made, seen[-1] if len(seen) > _SEEKS else None)
+            if record.conflicting:
+                found.conflicting.append(place[1])
+            elif not record.is_coinbase:
+                (found.half_made if record.creating else found.txids).append(place[1])
+        return found._replace(after=seen[-1] if len(seen) > _SEEKS else None)
+
+    def shallow(self, confirmations: int, below: int | None) -> tuple[list[bytes], int | None]:
+        """Return the transactions of some of the latest blocks that are not that deep, and the ordinal to go on below.
+
+        None at the end. Blocks that no rollback reaches are left out.
+        """
+        assert self._transactions.buried is not None
+        buried, txids = self._transactions.buried, list[bytes]()
+        with self._store.disk.read() as txn:
+            state = buried.utxo.state(txn)
+            tip = buried.utxo.block_at(txn, state.tip).height if state.tip else 0
+            for ordinal in range(min(state.tip, (below or state.tip + 1) - 1), state.floor, -1):
+                if tip - buried.utxo.block_at(txn, ordinal).height + 1 >= confirmations:
+                    return txids, None
+                txids += [found.txid for found in buried.of_block(txn, ordinal)]
+                if len(txids) >= _SEEKS:
+                    return txids, ordinal
+        return txids, None
 
     def locked(self, after: bytes) -> tuple[list[bytes], bytes | None]:
         """Return transactions that have a lock and no record, by a walk over some more of all; None at the end."""

@@ -65,6 +65,13 @@ def settle(claim: Claim, outcome: Outcome, knobs: Recovery, dice: Dice, *, timed
             assert_never(outcome)
 
 
+def postponed(claim: Claim, delay_s: float) -> Settlement:
+    """Return what is written for a row that cannot be attempted now: an attempt under an earlier claim is running."""
+    return Settlement(
+        claim, "pending", "postponed", delay_s, None, "an earlier attempt has not ended yet", attempt=False
+    )
+
+
 def given_up(claim: Claim, knobs: Recovery) -> bool:
     """Return whether one more not-found makes an orphan: old enough, unknown for as long, and seen so several times."""
     grace_s = knobs.not_found_grace_period

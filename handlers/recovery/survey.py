@@ -1,27 +1,28 @@
-"""What the daemon's stores know, brought together with the recovery tables: at start, and now and then.
+"""The daemon's stores compared with the recovery tables: at the start, and at intervals.
 
-Facts keep both in step from commit to commit; a survey makes up for what nobody heard. It reads the transaction store
-in short turns on the writer's thread, and ends what creations have left half-made.
+Facts keep both in step from commit to commit; a survey recovers what nobody heard. It reads the transaction store in
+short turns on the writer's thread, and ends what creations have left half-made.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from time import monotonic
 from typing import Protocol, TypeVar
 
 import structlog
 
+from config.settings import Recovery
 from handlers.events import TxStatusChanged
-from handlers.recovery.finality import Conflicting, Mined, State
-from handlers.recovery.listener import BACK, Listener
+from handlers.recovery.finality import Conflicting, Mined, Pending, State
+from handlers.recovery.listener import BACK, CONFLICTING, GIVEN_UP, WAITS, Listener
 from handlers.recovery.outbox import reconcile
-from handlers.recovery.records import Records
+from handlers.recovery.records import Records, Waiting
 from storage.disk import Txn
 from storage.errors import StoreFull
-from storage.recovery.rows import Status, Storage
+from storage.recovery.rows import Place, Storage
 
 T = TypeVar("T")
 log = structlog.get_logger("recovery")
@@ -65,67 +66,110 @@ class Survey:
         write: Callable[[Callable[[Txn], bool | None]], bool | None],
         tip: Callable[[], int],
         told: Callable[[TxStatusChanged], None],
-        ttl_s: float,
-        grace_s: float,
+        knobs: Recovery,
         *,
-        alone: bool,
+        decides: Callable[[], bool],
     ) -> None:
-        """Take both sides. `alone` says that no other instance, with a chain of its own, writes the tables.
+        """Take both sides. Rows are compared with `confirmed` only while the chain here `decides` about them.
 
-        `write` makes one step on the records a commit of its own, on the writer's thread; `told` hears of what became
-        whole. What we have is said several times in the `grace_s` after which nobody's transactions are given up.
+        It does not while it is behind another one that may have confirmed them. `write` makes one step on the records a
+        commit of its own, on the writer's thread; `told` hears of what became whole. What we have is vouched for
+        several times in the grace period after which a transaction that nobody knows is given up.
         """
         self._storage, self._records, self._listener, self._turn = storage, records, listener, turn
-        self._write, self._tip, self._told, self._ttl_s = write, tip, told, ttl_s
-        self._wrong: tuple[Status, ...] = ("confirmed", "orphan") if alone else ("orphan",)
-        self._vouch_s = grace_s / _TIMES_IN_GRACE if grace_s else _EVERY_S
+        self._write, self._tip, self._told, self._decides = write, tip, told, decides
+        self._ttl_s, self._confirmations = knobs.ttl, knobs.confirmations
+        self._vouch_s = knobs.not_found_grace_period / _TIMES_IN_GRACE or _EVERY_S
         self._done = self._walked = float("-inf")
+        self._thorough = True  # facts were lost: final rows are compared with the chain too
 
     async def __call__(self) -> None:
-        """Look at everything, if that is due or facts were lost."""
-        now = monotonic()
-        if not self._listener.lost and now - self._done < min(_EVERY_S, max(_OFTEN_S, self._vouch_s)):
+        """Look at everything, if that is due, facts were lost, or we have caught up after they were."""
+        now, decides = monotonic(), self._decides()
+        self._thorough = self._thorough or self._listener.lost
+        due = now - self._done >= min(_EVERY_S, max(_OFTEN_S, self._vouch_s))
+        if not due and not self._listener.lost and not (self._thorough and decides):
             return
         self._listener.begin(self._tip())  # before the look: what happens meanwhile is heard
         try:
-            half_made = await self._survey()
+            half_made = await self._survey(decides)
         except BaseException:
             self._listener.lost = True
             raise
-        self._done = now
+        self._done, self._thorough = now, self._thorough and not decides
         if now - self._walked >= _LOCKS_EVERY_S:
             half_made += await self._locked()
             self._walked = now
         for txid in half_made:
             await self._heal(txid)
 
-    async def _survey(self) -> list[bytes]:
-        waiting, half_made = list[bytes](), list[bytes]()
-        place: tuple[int, bytes] | None = None
-        while True:
-            some = await self._turn(partial(self._records.waiting, place))
-            waiting += some.txids
-            half_made += some.half_made
-            if (place := some.after) is None:
-                break
-        unsettled = Unsettled(waiting)
+    async def _survey(self, decides: bool) -> list[bytes]:
+        found = await self._waiting()
+        unsettled = Unsettled(found.txids)
         await reconcile(self._storage, unsettled, self._ttl_s)
-        for at in range(0, len(unsettled.txids), _ROWS):
-            part = unsettled.txids[at : at + _ROWS]
-            await self._storage.reopen(part, BACK, self._wrong)
+        for part in _parts(unsettled.txids):
+            await self._storage.reopen(part, WAITS, ("orphan",))
             await self._storage.vouch(part)  # the leader may be another, that never heard of them
+        if decides:
+            shallow = await self._shallow() if self._thorough else []
+            for part in _parts([*unsettled.txids, *found.conflicting, *shallow]):
+                await self._storage.reopen(part, BACK, ("confirmed",))
+        if decides and self._thorough:
+            await self._correct()
         await self._catch_up(unsettled.known)
-        return half_made
+        return found.half_made
+
+    async def _waiting(self) -> Waiting:
+        found = Waiting([], [], [], None)
+        while True:
+            some = await self._turn(partial(self._records.waiting, found.after))
+            found = Waiting(
+                found.txids + some.txids,
+                found.conflicting + some.conflicting,
+                found.half_made + some.half_made,
+                some.after,
+            )
+            if found.after is None:
+                return found
+
+    async def _shallow(self) -> list[bytes]:
+        """Return what was mined so recently that it cannot be confirmed."""
+        found, ordinal = list[bytes](), None
+        while True:
+            some, ordinal = await self._turn(partial(self._records.shallow, self._confirmations, ordinal))
+            found += some
+            if ordinal is None:
+                return found
+
+    async def _correct(self) -> None:
+        """Find the rows that were given up, and are mined or wait again."""
+        for status in GIVEN_UP:
+            place: Place | None = None
+            while rows := await self._storage.rows(status, _ROWS, after=place):
+                place, again = rows[-1].place, list[bytes]()
+                for row, state in zip(rows, await self._states([row.txid for row in rows]), strict=True):
+                    if isinstance(state, Mined):
+                        self._listener.correct(row.txid, state.height)
+                    elif isinstance(state, Pending) and row.message == CONFLICTING:  # else an operator gave it up
+                        again.append(row.txid)
+                await self._storage.reopen(again, WAITS, ("deleted",))
 
     async def _catch_up(self, waiting: frozenset[bytes]) -> None:
         """Find the rows that lag behind the chain: pending, and no longer waiting."""
         after = b""
         while txids := await self._storage.waiting(after, _ROWS):
             after = txids[-1]
-            if not (behind := [txid for txid in txids if txid not in waiting]):
-                continue
-            for txid, state in zip(behind, await self._turn(partial(self._records.states, behind)), strict=True):
-                self._note(txid, state)
+            if behind := [txid for txid in txids if txid not in waiting]:
+                for txid, state in zip(behind, await self._states(behind), strict=True):
+                    self._note(txid, state)
+
+    async def _states(self, txids: list[bytes]) -> list[State]:
+        """Return where transactions are. A fact that was heard meanwhile is newer than the answer: we ask again."""
+        while True:
+            moves = self._listener.moves
+            states = await self._turn(partial(self._records.states, txids))
+            if moves == self._listener.moves:
+                return states
 
     def _note(self, txid: bytes, state: State) -> None:
         match state:
@@ -153,3 +197,8 @@ class Survey:
             log.info("creation_healed", txid=txid.hex(), whole=whole)
         if whole:
             self._told(TxStatusChanged(txid=txid, status="pending", height=self._tip()))
+
+
+def _parts(txids: list[bytes]) -> Iterator[list[bytes]]:
+    for at in range(0, len(txids), _ROWS):
+        yield txids[at : at + _ROWS]

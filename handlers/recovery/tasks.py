@@ -9,6 +9,9 @@ from typing import Any
 
 import structlog
 
+from handlers.recovery.numbers import Numbers
+from storage.errors import StoreError
+
 log = structlog.get_logger("recovery")
 
 
@@ -40,7 +43,15 @@ async def end(task: asyncio.Task[None]) -> None:
     await asyncio.wait({task})
 
 
-def say_failure(task: asyncio.Task[None]) -> None:
-    """Log that a task ended as it should not."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("recovery_failed", error=repr(error))
+def say_failure(task: asyncio.Task[None]) -> bool:
+    """Log and return whether a task has failed."""
+    if task.cancelled() or (error := task.exception()) is None:
+        return False
+    log.error("recovery_failed", error=repr(error))
+    return True
+
+
+def store_failed(numbers: Numbers, during: str, error: StoreError) -> None:
+    """Count and log that the database failed."""
+    numbers.errors += 1
+    log.error("recovery_store_failed", during=during, error=str(error))

@@ -131,11 +131,10 @@ class PostgresStorage:
         """See `Storage`."""
 
         async def work(connection: asyncpg.Connection) -> list[Claim]:
-            lease, rows = _span(lease_s), []
-            if again:
-                rows = await connection.fetch(self._sql(sql.CLAIM_AGAIN), owner, lease, limit)
-            if limit > len(rows):
-                rows += await connection.fetch(self._sql(sql.CLAIM), owner, lease, limit - len(rows))
+            rows: list[asyncpg.Record] = []
+            for statement in sql.CLAIMS if again else sql.CLAIMS[1:]:
+                if limit > len(rows):
+                    rows += await connection.fetch(self._sql(statement), owner, _span(lease_s), limit - len(rows))
             return [Claim(*row) for row in rows]
 
         return await self._run(work)
@@ -189,6 +188,10 @@ class PostgresStorage:
     async def discard(self, txids: Iterable[bytes], message: str) -> set[bytes]:
         """See `Storage`."""
         return await self._change(sql.DISCARD, sorted(set(txids)), shortened(message))
+
+    async def revoke(self, txids: Iterable[bytes]) -> set[bytes]:
+        """See `Storage`."""
+        return await self._change(sql.REVOKE, sorted(set(txids)), ring=True)
 
     async def vouch(self, txids: Iterable[bytes]) -> set[bytes]:
         """See `Storage`."""

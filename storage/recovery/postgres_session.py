@@ -84,11 +84,13 @@ class PostgresSession:
         if connection is None:
             return
         connection.remove_termination_listener(self._ended)
-        with suppress(*AWAY):  # before closing, so that the lock is free when we return
-            await connection.execute("SELECT pg_advisory_unlock_all()", timeout=LEAVE_S)
-            await connection.close(timeout=LEAVE_S)
-        if not connection.is_closed():
-            connection.terminate()
+        try:
+            with suppress(*AWAY):  # before closing, so that the lock is free when we return
+                await connection.execute("SELECT pg_advisory_unlock_all()", timeout=LEAVE_S)
+                await connection.close(timeout=LEAVE_S)
+        finally:  # also if we are cancelled: the lock must not outlive us
+            if not connection.is_closed():
+                connection.terminate()
 
 
 def silence_ms(lease_s: float) -> int:

@@ -54,10 +54,17 @@ CLAIM = f"""
     UPDATE {{table}} AS t
     SET owner = $1, generation = t.generation + 1, lease_until = now() + $2, next_attempt_at = now() + $2
     FROM due WHERE t.txid = due.txid {CLAIMED}"""
+CLAIM_SET_BACK = f"""
+    UPDATE {{table}} AS t
+    SET owner = $1, generation = t.generation + 1, lease_until = now() + $2, next_attempt_at = now() + $2
+    FROM (SELECT txid FROM {{table}} WHERE owner IS NOT NULL AND lease_until > now() + 2 * $2::interval
+          LIMIT $3 FOR UPDATE SKIP LOCKED) AS late
+    WHERE t.txid = late.txid {CLAIMED}"""
 CLAIM_AGAIN = f"""
     UPDATE {{table}} AS t SET lease_until = now() + $2, next_attempt_at = now() + $2
     FROM (SELECT txid FROM {{table}} WHERE owner = $1 LIMIT $3 FOR UPDATE) AS mine
     WHERE t.txid = mine.txid {CLAIMED}"""
+CLAIMS = (CLAIM_AGAIN, CLAIM, CLAIM_SET_BACK)  # in this order, as long as there is room
 KEYS = "unnest($1::bytea[], $2::text[], $3::bigint[])"
 # Owner and status are compared in a way that no index serves: only the key may lead to the rows of a batch.
 MINE = "t.txid = b.txid AND t.owner || '' = b.owner AND t.generation = b.generation AND t.status || '' = 'pending'"
@@ -106,6 +113,10 @@ WAITING = "SELECT txid FROM {table} WHERE txid > $1 AND status || '' = 'pending'
 DISCARD = f"""
     UPDATE {{table}} SET status = 'deleted', message = $2, reopened = reopened + 1, {END}
     WHERE txid = ANY ($1::bytea[]) AND status || '' IN ('pending', 'dead', 'orphan') RETURNING txid"""
+REVOKE = """
+    UPDATE {table} SET owner = NULL, lease_until = NULL, generation = generation + 1,
+        next_attempt_at = now() - interval '1 ms', updated_at = now()
+    WHERE txid = ANY ($1::bytea[]) AND status || '' = 'pending' AND owner IS NOT NULL RETURNING txid"""
 VOUCH = """
     UPDATE {table} SET not_found = 0, not_found_since = NULL
     WHERE txid = ANY ($1::bytea[]) AND status || '' = 'pending' AND not_found > 0 RETURNING txid"""

@@ -149,8 +149,9 @@ class Storage(Protocol):
     async def claim(self, owner: str, lease_s: float, limit: int, again: bool = False) -> list[Claim]:
         """Lease the rows that have been due longest; nobody else gets them before the lease ends.
 
-        With `again` what the owner holds already comes first, in its old generation with a new lease: for one whose
-        earlier answer was lost.
+        A lease that ends later than twice `lease_s` from now was given before the clock was set back, and counts as
+        ended. With `again` what the owner holds already comes first, in its old generation with a new lease: for one
+        whose earlier answer was lost.
         """
 
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> set[bytes]:
@@ -179,6 +180,9 @@ class Storage(Protocol):
 
     async def reopen(self, txids: Iterable[bytes], message: str, statuses: Sequence[Status] = FINAL) -> set[bytes]:
         """Make rows of final statuses pending again, with fresh counters: only for an operator, or the chain."""
+
+    async def revoke(self, txids: Iterable[bytes]) -> set[bytes]:
+        """End the claims on pending rows, so results under them are void and the rows due at once. Returns which."""
 
     async def vouch(self, txids: Iterable[bytes]) -> set[bytes]:
         """Forget that pending rows were not found: somebody has these transactions. Returns which."""
@@ -214,8 +218,8 @@ class Storage(Protocol):
 
 
 def shortened(text: str | None) -> str | None:
-    """Return a text that a row has room for, without what PostgreSQL can't keep."""
-    return text if text is None else text.replace("\0", "")[:LONGEST_TEXT]
+    """Return a text that a row has room for, without what a database cannot keep: zeros, and halves of characters."""
+    return text if text is None else text.replace("\0", "")[:LONGEST_TEXT].encode(errors="replace").decode()
 
 
 def decode_history(raw: str) -> list[Attempt]:

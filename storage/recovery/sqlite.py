@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,14 +17,15 @@ from typing import Any, TypeVar
 
 import aiosqlite
 import msgspec
+import structlog
 
 from storage.errors import RecoveryDamaged, StoreError, WrongFormat
+from storage.files import make_file, restrict
 from storage.recovery import sqlite_sql as sql
 from storage.recovery.rows import (
     FINAL,
     STATUSES,
     VERSION,
-    Attempt,
     Claim,
     Counts,
     Place,
@@ -32,11 +33,14 @@ from storage.recovery.rows import (
     Settlement,
     Status,
     StoreAway,
-    decode_history,
     shortened,
 )
+from storage.recovery.sqlite_session import SqliteSession
+from storage.recovery.sqlite_values import claim_of, key, ms, named, row_of, settlement_values, statements
 
 T = TypeVar("T")
+log = structlog.get_logger("recovery")
+
 _BUSY_S = 10.0  # how long another process may keep us from writing
 
 
@@ -54,6 +58,7 @@ class SqliteStorage:
         self._uri = f"{path.absolute().as_uri()}?mode={'ro' if readonly else 'rwc'}"
         self._readonly = readonly
         self._clock_ms = clock_ms
+        self._claimed_ms: int | None = None  # when we claimed last
         self._connection: aiosqlite.Connection | None = None
         self._turn = asyncio.Lock()
         self._bells: list[Callable[[], None]] = []
@@ -62,7 +67,7 @@ class SqliteStorage:
         """See `Storage`."""
         try:
             # NOTE: aiosqlite leaves a thread behind where there is nothing to open, so that is found out before.
-            await asyncio.to_thread(lambda: sqlite3.connect(self._uri, timeout=_BUSY_S, uri=True).close())
+            await asyncio.to_thread(self._try_to_open)
             self._connection = await aiosqlite.connect(self._uri, timeout=_BUSY_S, isolation_level=None, uri=True)
             if self._readonly:
                 await self._check()
@@ -70,13 +75,23 @@ class SqliteStorage:
             await self._connection.create_function("of_hex", 1, bytes.fromhex, deterministic=True)
             for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
                 await self._connection.execute(f"PRAGMA {pragma}")
-            await self._migrate()
+            await self._transact(self._migrate)
         except sqlite3.Error as error:
             await self.close()
             raise _told(error, self._path) from error
+        except OSError as error:
+            raise StoreAway(f"{self._path}: unable to open database file: {error.strerror}") from error
         except StoreError:
             await self.close()
             raise
+
+    def _try_to_open(self) -> None:
+        """Open the file once, made with the right mode; what else SQLite makes beside it gets the mode of the file."""
+        if not self._readonly:
+            make_file(self._path)
+            for suffix in ("-wal", "-shm"):
+                restrict(self._path.with_name(self._path.name + suffix))
+        sqlite3.connect(self._uri, timeout=_BUSY_S, uri=True).close()
 
     async def _check(self) -> int:
         """Return the version of the schema, which must not be above ours; who only looks needs one."""
@@ -87,13 +102,12 @@ class SqliteStorage:
             raise StoreAway(f"{self._path} has no schema yet: a daemon makes it")
         return int(version)
 
-    async def _migrate(self) -> None:
-        async with self._write() as db:
-            version = await self._check()
-            for script in sql.MIGRATIONS[version:]:
-                for statement in _statements(script):
-                    await db.execute(statement)
-            await db.execute(f"PRAGMA user_version = {VERSION}")
+    async def _migrate(self, db: aiosqlite.Connection) -> None:
+        version = await self._check()
+        for script in sql.MIGRATIONS[version:]:
+            for statement in statements(script):
+                await db.execute(statement)
+        await db.execute(f"PRAGMA user_version = {VERSION}")
 
     async def close(self) -> None:
         """See `Storage`."""
@@ -107,8 +121,8 @@ class SqliteStorage:
     async def add(self, txids: Iterable[bytes], ttl_s: float, age_s: float = 0.0) -> int:
         """See `Storage`."""
         now = self._clock_ms()
-        submitted = now - _ms(age_s)
-        rows = [(txid, submitted, submitted + _ms(ttl_s), now, now) for txid in txids]
+        submitted = now - ms(age_s)
+        rows = [(txid, submitted, submitted + ms(ttl_s), now, now) for txid in txids]
 
         async def work(db: aiosqlite.Connection) -> int:
             cursor = await db.executemany(
@@ -127,56 +141,69 @@ class SqliteStorage:
         """See `Storage`."""
 
         async def work(db: aiosqlite.Connection) -> list[Claim]:
-            now = self._clock_ms()
-            values = {"owner": owner, "now": now, "until": now + _ms(lease_s)}
-            rows = list(await db.execute_fetchall(sql.CLAIM_AGAIN, values | {"limit": limit})) if again else []
-            rows += await db.execute_fetchall(sql.CLAIM, values | {"limit": limit - len(rows)})
-            return [_claim(*row) for row in rows]
+            now, lease = self._clock_ms(), ms(lease_s)
+            values = {"owner": owner, "now": now, "until": now + lease, "longest": now + 2 * lease}
+            await self._mend_times(db, now)
+            rows: list[Any] = []
+            for statement in sql.CLAIMS if again else sql.CLAIMS[1:]:
+                if limit > len(rows):
+                    rows += await db.execute_fetchall(statement, values | {"limit": limit - len(rows)})
+            return [claim_of(*row) for row in rows]
 
         return await self._transact(work)
 
+    async def _mend_times(self, db: aiosqlite.Connection, now: int) -> None:
+        """Make rows due that wait for a moment of a clock that was set back, also while nobody had the file open."""
+        if self._claimed_ms is None or now < self._claimed_ms:
+            await db.execute(sql.DUE_SET_BACK, {"now": now})
+        self._claimed_ms = now
+
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> set[bytes]:
         """See `Storage`."""
-        return await self._each(sql.RENEW, [_key(claim) for claim in claims], lease_s=lease_s)
+        return await self._each(sql.RENEW, [key(claim) for claim in claims], lease_s=lease_s)
 
     async def settle(self, settlements: Sequence[Settlement]) -> set[bytes]:
         """See `Storage`."""
         at = datetime.fromtimestamp(self._clock_ms() / 1000, UTC)
-        return await self._each(sql.SETTLE, [_settlement(each, at) for each in settlements])
+        return await self._each(sql.SETTLE, [settlement_values(each, at) for each in settlements])
 
     async def landed(self, settlements: Sequence[Settlement]) -> set[bytes]:
         """See `Storage`."""
-        batch = [_key(each.claim) | {"status": each.status} for each in settlements]
+        batch = [key(each.claim) | {"status": each.status} for each in settlements]
         return {txid for (txid,) in await self._read(sql.LANDED, {"batch": msgspec.json.encode(batch).decode()})}
 
     async def release(self, claims: Sequence[Claim]) -> set[bytes]:
         """See `Storage`."""
-        return await self._each(sql.RELEASE, [_key(claim) for claim in claims], ring=True)
+        return await self._each(sql.RELEASE, [key(claim) for claim in claims], ring=True)
 
     async def conclude(self, txids: Iterable[bytes], status: Status, message: str) -> set[bytes]:
         """See `Storage`."""
-        return await self._each(sql.CONCLUDE, _named(txids), status=status, message=shortened(message))
+        return await self._each(sql.CONCLUDE, named(txids), status=status, message=shortened(message))
 
     async def wake(self, txids: Iterable[bytes]) -> set[bytes]:
         """See `Storage`."""
-        return await self._each(sql.WAKE, _named(txids), ring=True)
+        return await self._each(sql.WAKE, named(txids), ring=True)
 
     async def replay(self, txids: Iterable[bytes]) -> set[bytes]:
         """See `Storage`."""
-        return await self._each(sql.REPLAY, _named(txids), ring=True, message=None)
+        return await self._each(sql.REPLAY, named(txids), ring=True, message=None)
 
     async def reopen(self, txids: Iterable[bytes], message: str, statuses: Sequence[Status] = FINAL) -> set[bytes]:
         """See `Storage`."""
         wanted = msgspec.json.encode([status for status in statuses if status != "pending"]).decode()
-        return await self._each(sql.REOPEN, _named(txids), ring=True, message=shortened(message), statuses=wanted)
+        return await self._each(sql.REOPEN, named(txids), ring=True, message=shortened(message), statuses=wanted)
 
     async def discard(self, txids: Iterable[bytes], message: str) -> set[bytes]:
         """See `Storage`."""
-        return await self._each(sql.DISCARD, _named(txids), message=shortened(message))
+        return await self._each(sql.DISCARD, named(txids), message=shortened(message))
+
+    async def revoke(self, txids: Iterable[bytes]) -> set[bytes]:
+        """See `Storage`."""
+        return await self._each(sql.REVOKE, named(txids), ring=True)
 
     async def vouch(self, txids: Iterable[bytes]) -> set[bytes]:
         """See `Storage`."""
-        return await self._each(sql.VOUCH, _named(txids))
+        return await self._each(sql.VOUCH, named(txids))
 
     async def expire(self) -> int:
         """See `Storage`."""
@@ -185,7 +212,7 @@ class SqliteStorage:
 
     async def forget(self, age_s: float, limit: int) -> int:
         """See `Storage`."""
-        before = self._clock_ms() - _ms(age_s)
+        before = self._clock_ms() - ms(age_s)
 
         async def work(db: aiosqlite.Connection) -> int:
             gone = await _affected(db, sql.FORGET, ("confirmed", before, limit))
@@ -196,7 +223,7 @@ class SqliteStorage:
     async def row(self, txid: bytes) -> Row | None:
         """See `Storage`."""
         found = await self._read(f"SELECT {sql.COLUMNS} FROM recovery_tx WHERE txid = ?", (txid,))
-        return _row(found[0]) if found else None
+        return row_of(found[0]) if found else None
 
     async def rows(
         self,
@@ -219,7 +246,7 @@ class SqliteStorage:
         if after is not None:
             values |= {"at": round(after.submitted_at.timestamp() * 1000), "txid": after.txid}
         query = f"{parts} ORDER BY submitted_at {order}, txid {order} LIMIT :limit OFFSET :offset"
-        return [_row(row) for row in await self._read(query, values)]
+        return [row_of(row) for row in await self._read(query, values)]
 
     async def waiting(self, after: bytes, limit: int) -> list[bytes]:
         """See `Storage`."""
@@ -259,7 +286,7 @@ class SqliteStorage:
 
         async def work(db: aiosqlite.Connection) -> set[bytes]:
             now = self._clock_ms()
-            bound = {"batch": encoded, "now": now, "until": now + _ms(lease_s), **values}
+            bound = {"batch": encoded, "now": now, "until": now + ms(lease_s), **values}
             return {row[0] for row in await db.execute_fetchall(statement, bound)}
 
         changed = await self._transact(work)
@@ -277,7 +304,12 @@ class SqliteStorage:
             except sqlite3.Error as error:
                 raise _told(error, self._path) from error
 
-        return await asyncio.shield(asyncio.ensure_future(whole()))
+        writing = asyncio.ensure_future(whole())
+        try:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            writing.add_done_callback(_log_failure)
+            raise
 
     @asynccontextmanager
     async def _write(self) -> AsyncIterator[aiosqlite.Connection]:
@@ -305,83 +337,15 @@ class SqliteStorage:
         return self._connection
 
 
-class SqliteSession:
-    """Always the leader: claims are what keeps two processes on one file apart. See `Session`."""
-
-    lost = False
-
-    def __init__(self, leave: Callable[[], None]) -> None:
-        """Take what ends the ringing."""
-        self._leave: Callable[[], None] | None = leave
-
-    async def lead(self) -> bool:
-        """See `Session`."""
-        return self._leave is not None
-
-    async def alive(self) -> bool:
-        """See `Session`."""
-        return self._leave is not None
-
-    async def close(self) -> None:
-        """See `Session`."""
-        leave, self._leave = self._leave, None
-        if leave is not None:
-            leave()
-
-
-def _ms(seconds: float) -> int:
-    return round(seconds * 1000)
-
-
-def _claim(
-    txid: bytes, owner: str, generation: int, attempts: int, failures: int, not_found: int, age: int, since: int
-) -> Claim:
-    return Claim(txid, owner, generation, attempts, failures, not_found, age / 1000, since / 1000)
-
-
-def _named(txids: Iterable[bytes]) -> list[dict[str, object]]:
-    return [{"txid": txid.hex()} for txid in txids]
-
-
-def _key(claim: Claim) -> dict[str, object]:
-    return {"txid": claim.txid.hex(), "owner": claim.owner, "generation": claim.generation}
-
-
-def _settlement(settled: Settlement, at: datetime) -> dict[str, object]:
-    claim, error = settled.claim, shortened(settled.error)
-    return _key(claim) | {
-        "status": settled.status,
-        "delay": _ms(settled.delay_s),
-        "message": shortened(settled.message),
-        "error": error,
-        "attempt": int(settled.attempt),
-        "failed": int(settled.failed),
-        "not_found": int(settled.not_found),
-        "entry": Attempt(at, claim.owner, claim.generation, settled.outcome, error),
-    }
+def _log_failure(writing: asyncio.Future[Any]) -> None:
+    """Log that a transaction failed whose caller was cancelled: nobody else hears of it."""
+    if not writing.cancelled() and (error := writing.exception()) is not None:
+        log.warning("recovery_store_failed", during="a transaction that nobody waits for", error=str(error))
 
 
 async def _affected(db: aiosqlite.Connection, statement: str, values: tuple[object, ...]) -> int:
     async with db.execute(statement, values) as cursor:
         return cursor.rowcount
-
-
-def _row(found: Any) -> Row:
-    values = dict(zip(sql.COLUMNS.split(", "), found, strict=True))
-    for name in ("lease_until", "not_found_since", "next_attempt_at", "submitted_at", "created_at", "updated_at"):
-        if values[name] is not None:
-            values[name] = datetime.fromtimestamp(values[name] / 1000, UTC)
-    return Row(**values | {"history": decode_history(values["history"])})
-
-
-def _statements(script: str) -> Iterator[str]:
-    """Yield the statements of a script; a trigger has semicolons inside."""
-    statement = ""
-    for line in script.splitlines():
-        statement += line + "\n"
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
 
 
 def _told(error: sqlite3.Error, path: Path) -> StoreError:

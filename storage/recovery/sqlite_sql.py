@@ -48,9 +48,17 @@ CLAIM = f"""
     WHERE txid IN (SELECT txid FROM recovery_tx INDEXED BY recovery_tx_due
                    WHERE status = 'pending' AND next_attempt_at < :now
                    ORDER BY next_attempt_at LIMIT :limit) {CLAIMED}"""
+CLAIM_SET_BACK = f"""
+    UPDATE recovery_tx SET owner = :owner, generation = generation + 1, lease_until = :until, next_attempt_at = :until
+    WHERE txid IN (SELECT txid FROM recovery_tx INDEXED BY recovery_tx_held
+                   WHERE owner IS NOT NULL AND lease_until > :longest LIMIT :limit) {CLAIMED}"""
+DUE_SET_BACK = """
+    UPDATE recovery_tx SET next_attempt_at = :now - 1, updated_at = :now
+    WHERE status = 'pending' AND owner IS NULL AND next_attempt_at > :now AND updated_at > :now"""
 CLAIM_AGAIN = f"""
     UPDATE recovery_tx SET lease_until = :until, next_attempt_at = :until
     WHERE txid IN (SELECT txid FROM recovery_tx WHERE owner = :owner LIMIT :limit) {CLAIMED}"""
+CLAIMS = (CLAIM_AGAIN, CLAIM, CLAIM_SET_BACK)  # in this order, as long as there is room
 # One statement for a batch: JSON objects, whose txid is hex. `of_hex` is ours, older SQLite has none. A plus keeps the
 # planner from an index that has too much in it; only the key may lead to the rows.
 BATCH = "FROM (SELECT of_hex(value ->> 'txid') AS txid, value AS v FROM json_each(:batch)) AS b WHERE t.txid = b.txid"
@@ -93,6 +101,10 @@ WAITING = "SELECT txid FROM recovery_tx WHERE txid > ? AND +status = 'pending' O
 DISCARD = f"""
     UPDATE recovery_tx AS t SET status = 'deleted', message = :message, reopened = reopened + 1, {END}
     {BATCH} AND +t.status IN ('pending', 'dead', 'orphan') RETURNING txid"""
+REVOKE = f"""
+    UPDATE recovery_tx AS t SET owner = NULL, lease_until = NULL, generation = generation + 1,
+        next_attempt_at = :now - 1, updated_at = :now
+    {BATCH} AND +t.status = 'pending' AND +t.owner IS NOT NULL RETURNING txid"""
 VOUCH = f"""
     UPDATE recovery_tx AS t SET not_found = 0, not_found_since = NULL
     {BATCH} AND +t.status = 'pending' AND +t.not_found > 0 RETURNING txid"""

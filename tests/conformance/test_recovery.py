@@ -37,8 +37,9 @@ from recovering import (
 from config.checks import problems
 from config.load import ConfigError, load
 from config.settings import Config, Recovery
-from handlers.recovery.attempts import Attempts, Held
+from handlers.recovery.attempts import Attempts
 from handlers.recovery.finality import Breaker, FinalityHandler, Mined, Pending, State
+from handlers.recovery.holding import Held
 from handlers.recovery.manager import Manager
 from handlers.recovery.numbers import Numbers
 from handlers.recovery.outcome import Busy, Invalid, NotFound, Outcome, Permanent, Transient, Valid
@@ -128,9 +129,8 @@ async def test_rec_009_lease_under_one_second_refused(lab: Lab) -> None:
     with pytest.raises(ConfigError, match="at least 1s"):
         load(None, {"UTXOD_RECOVERY__LEASE_DURATION": "900ms"})
     async with lab.storage() as storage:
-        manager = manage(storage, Says(), lease_duration=0.9)
-        with pytest.raises(ValueError, match="minimum is 1s"):
-            await manager.start()
+        with pytest.raises(ConfigError, match="at least 1s"):
+            manage(storage, Says(), lease_duration=0.9)
 
 
 def test_rec_011_section_without_enabled_stays_enabled(tmp_path: Path) -> None:

@@ -1,0 +1,142 @@
+"""The results of attempts: written in batches, and each final status told once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import structlog
+from msgspec import Struct, structs
+
+from config.settings import Recovery
+from handlers.recovery.callbacks import contained
+from handlers.recovery.doubts import Doubts
+from handlers.recovery.holding import Held, Holding
+from handlers.recovery.numbers import Numbers
+from handlers.recovery.outcome import Outcome
+from handlers.recovery.rules import Dice, postponed, settle
+from handlers.recovery.tasks import store_failed
+from storage.errors import StoreError
+from storage.recovery.rows import Claim, Settlement, Status, Storage
+
+log = structlog.get_logger("recovery")
+
+_MOST = 1000  # results in a batch
+
+
+class Change(Struct, frozen=True):
+    """A final status that was written by this instance."""
+
+    txid: bytes
+    status: Status
+    message: str | None
+
+
+class Result(NamedTuple):
+    """What is to be written, and the place that it frees; None for a claim that got no place."""
+
+    held: Held | None
+    settlement: Settlement
+
+
+class Settler:
+    """Takes results, writes them, and calls `changed` with the final ones."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        holding: Holding,
+        knobs: Recovery,
+        numbers: Numbers,
+        changed: Callable[[list[Change]], None],
+        dice: Dice,
+    ) -> None:
+        """Take the tables, the places that results free, and who hears of final statuses."""
+        self._storage, self._holding, self._knobs, self._numbers = storage, holding, knobs, numbers
+        self._changed, self._dice = changed, dice
+        self._doubts = Doubts(storage)
+        self._results: deque[Result] = deque()
+        self.wake = asyncio.Event()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no result waits to be written."""
+        return not self._results
+
+    def put(self, held: Held, outcome: Outcome, timed_out: bool = False) -> None:
+        """Have the result of an attempt written; one whose lease is lost only frees its place."""
+        if held.lost:
+            self._holding.drop(held)
+            return
+        settlement = settle(held.claim, outcome, self._knobs, self._dice, timed_out=timed_out)
+        self._numbers.outcomes[settlement.outcome] += 1
+        held.settling = True
+        self._append(Result(held, settlement))
+
+    def postpone(self, claim: Claim) -> None:
+        """Give back a claim that got no place, because an attempt under an earlier one is still running."""
+        self._append(Result(None, postponed(claim, self._knobs.scan_interval)))
+
+    def _append(self, result: Result) -> None:
+        self._results.append(result)
+        self.wake.set()
+
+    async def write(self) -> list[Held]:
+        """Write a batch; return the places of which the database did not say whether their results are written."""
+        batch = self._batch()
+        try:
+            landed = await self._storage.settle([settlement for _, settlement in batch])
+        except StoreError as error:
+            store_failed(self._numbers, "settle", error)
+            self._doubts.add(settlement for _, settlement in batch)
+            return [held for held, _ in batch if held is not None]
+        for held, settlement in batch:
+            self._written(held, settlement, settlement.claim.txid in landed)
+        self._publish([each for _, each in batch if each.claim.txid in landed])
+        return []
+
+    def _batch(self) -> list[Result]:
+        """Take results, at most one for each row: the answer names rows, not results."""
+        batch: dict[bytes, Result] = {}
+        while self._results and len(batch) < _MOST and self._results[0].settlement.claim.txid not in batch:
+            result = self._results.popleft()
+            batch[result.settlement.claim.txid] = result
+        return list(batch.values())
+
+    def _written(self, held: Held | None, settlement: Settlement, landed: bool) -> None:
+        claim = settlement.claim
+        renewed = held is not None and held.claim is not claim  # we have claimed the row again meanwhile
+        if held is not None and renewed and not landed:  # the result is as good under the newer claim
+            self._append(Result(held, structs.replace(settlement, claim=held.claim)))
+            return
+        if held is not None:
+            self._holding.drop(held)
+            if renewed:  # what was written was not final, and the row has fallen due again
+                self._holding.take(held.claim, held.until)
+        if not landed:
+            self._numbers.conflicts += 1
+            log.warning("result_too_late", txid=claim.txid.hex(), outcome=settlement.outcome)
+
+    async def clear_up_doubts(self) -> None:
+        """Find out what became of results whose answer was lost, and tell of those that were written.
+
+        Raises:
+            StoreAway: the database cannot say it yet.
+        """
+        while known := await self._doubts.clear_up():
+            self._publish(known)
+
+    def _publish(self, landed: list[Settlement]) -> None:
+        changes: list[Change] = []
+        for each in landed:
+            txid = each.claim.txid
+            self._numbers.settled[each.status] += 1
+            if each.status != "pending":
+                changes.append(Change(txid, each.status, each.message))
+            if each.status in ("orphan", "dead"):
+                log.warning(f"transaction_{each.status}", txid=txid.hex(), error=each.error)
+        if changes:
+            with contained("changed", self._numbers):
+                self._changed(changes)

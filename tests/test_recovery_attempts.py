@@ -1,0 +1,530 @@
+"""One attempt of a row at a time, and no row held for ever, whatever locks, clocks, leases and handlers do."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import asyncpg  # type: ignore[import-untyped]
+import pytest
+from recovering import Lab, Says, Shaky, becomes, capture_logs, manage, managing, read, tx, until
+
+import storage.recovery.postgres
+import storage.recovery.sqlite
+from config.load import ConfigError
+from handlers.recovery.outcome import Busy, Invalid, NotFound, Outcome, Permanent, Transient, Valid
+from storage.recovery.rows import Storage
+from storage.recovery.sqlite import SqliteStorage, machine_ms
+
+pytestmark = pytest.mark.anyio
+HOUR = 3600.0
+LOCKER = """
+import sqlite3, sys
+with sqlite3.connect(sys.argv[1], isolation_level=None, timeout=30) as other:
+    other.execute("BEGIN EXCLUSIVE")
+    print("locked", flush=True)
+    sys.stdin.read()
+other.close()
+"""
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler that was cancelled, and a database that is locked, are not awaited for long."""
+    monkeypatch.setattr("handlers.recovery.attempts._SHUTTING_S", 0.05)
+    monkeypatch.setattr(storage.recovery.sqlite, "_BUSY_S", 0.2)
+    monkeypatch.setattr(storage.recovery.postgres, "ANSWER_S", 0.5)
+
+
+async def old(storage: Storage, *numbers: int) -> None:
+    await storage.add([tx(n) for n in numbers], 30.0, HOUR)
+
+
+@asynccontextmanager
+async def locked(lab: Lab) -> AsyncIterator[None]:
+    """Let another process keep everybody from writing rows."""
+    if lab.kind == "postgresql":
+        other = await asyncpg.connect(lab.uri)
+        async with other.transaction():
+            await other.execute(f"LOCK TABLE {lab.table} IN EXCLUSIVE MODE")
+            yield
+        await other.close()
+        return
+    pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", LOCKER, str(lab.path), **pipes)  # type: ignore[arg-type]
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"locked\n"
+    try:
+        yield
+    finally:
+        await process.communicate(b"")
+
+
+class Stubborn:
+    """A handler that ignores cancellation until it may end, and counts attempts, also those at the same time."""
+
+    def __init__(self, *answers: Outcome) -> None:
+        """Take what the attempts of a row come to; the last one is repeated."""
+        self.go, self.answers = asyncio.Event(), answers
+        self.asked, self.running, self.most = Counter[bytes](), Counter[bytes](), 0
+
+    async def recover(self, txid: bytes) -> Outcome:
+        answer = self.answers[min(self.asked[txid], len(self.answers) - 1)]
+        self.asked[txid] += 1
+        self.running[txid] += 1
+        self.most = max(self.most, self.running[txid])
+        while not self.go.is_set():
+            try:
+                await self.go.wait()
+            except asyncio.CancelledError:
+                continue
+        self.running[txid] -= 1
+        return answer
+
+    async def __aenter__(self) -> Stubborn:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.go.set()  # also where a test fails: nothing else ends it
+        await asyncio.sleep(0)
+
+
+# --- one place for a row -------------------------------------------------------------------------------------------
+
+
+async def test_a_lock_longer_than_a_lease_starts_no_second_attempt(lab: Lab) -> None:
+    """The attempt outlives its cancellation and its lease; the row is claimed again for it, and its result written."""
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        handler = Stubborn(Valid("at last"))
+        changes = {"attempt_timeout": 0.05, "lease_duration": 1.0}
+        async with handler, managing(storage, handler, **changes) as manager:
+            await until(lambda: manager.numbers.stuck)
+            async with locked(lab):
+                await until(lambda: manager.numbers.lease_losses)
+            await until(lambda: manager.numbers.claims == 2)
+            before = await read(storage, tx(1))
+
+            async def renewed() -> bool:
+                row = await read(storage, tx(1))
+                assert row.lease_until is not None and before.lease_until is not None
+                return row.lease_until > before.lease_until
+
+            await until(renewed)
+            assert (handler.asked[tx(1)], before.owner) == (1, manager.owner)
+            handler.go.set()
+            await until(becomes(storage, tx(1), "confirmed"))
+            await until(lambda: manager.numbers.held == 0)
+        row = await read(storage, tx(1))
+        assert (row.message, row.owner, handler.asked[tx(1)]) == ("at last", None, 1)
+        assert manager.numbers.conflicts == 0
+
+
+async def test_an_attempt_does_not_speak_for_a_row_that_others_had_since(lab: Lab) -> None:
+    """Its row is given back, again and again, until it has ended; then another attempt finds out what is true now."""
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        handler = Stubborn(Valid("before the rollback"), Invalid("after it"))
+        async with handler, managing(storage, handler, attempt_timeout=0.05, lease_duration=1.0) as manager:
+            await until(lambda: manager.numbers.stuck)
+            await storage.conclude([tx(1)], "confirmed", "the listener")
+            await until(lambda: manager.numbers.lease_losses)
+            await storage.reopen([tx(1)], "rolled back")
+            await until(lambda: manager.numbers.claims >= 3)
+            row = await read(storage, tx(1))
+            assert (row.status, row.attempts, row.last_error) == ("pending", 0, "an earlier attempt has not ended yet")
+            assert handler.asked[tx(1)] == 1
+            handler.go.set()
+            await until(becomes(storage, tx(1), "deleted"))
+        row = await read(storage, tx(1))
+        assert (row.message, handler.asked[tx(1)], handler.most) == ("after it", 2, 1)
+
+
+async def test_a_revoked_claim_cannot_settle(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1, 2)
+        handler = Stubborn(Valid("before the rollback"), Invalid("after it"))
+        async with handler, managing(storage, handler) as manager:
+            await until(lambda: sum(handler.running.values()) == 2)
+            assert await storage.revoke([tx(1), tx(3)]) == {tx(1)}
+            assert await storage.revoke([]) == set()
+            handler.go.set()
+            await until(becomes(storage, tx(1), "deleted"))
+            await until(becomes(storage, tx(2), "confirmed"))
+        assert manager.numbers.conflicts + manager.numbers.lease_losses == 1
+        assert (handler.asked[tx(1)], handler.most) == (2, 1)
+
+
+async def test_a_queued_row_that_is_concluded_and_reopened_is_attempted_once(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1, 2)
+        handler = Stubborn(Valid())
+        async with handler, managing(storage, handler, lease_duration=1.0, worker_count=2) as manager:
+            await until(lambda: sum(handler.running.values()) == 2)
+            await old(storage, 3)
+            await storage.wake([tx(3)])
+            await until(lambda: manager.numbers.claims == 3)
+            await storage.conclude([tx(3)], "deleted", "an operator")
+            await until(lambda: manager.numbers.lease_losses == 1)
+            await storage.reopen([tx(3)], "an operator")
+            await until(lambda: manager.numbers.claims == 4)
+            handler.go.set()
+            await until(becomes(storage, tx(3), "confirmed"))
+        assert (handler.asked[tx(3)], handler.most) == (1, 1)
+
+
+async def test_a_lease_that_ends_early_is_claimed_again_for_the_same_attempt(lab: Lab) -> None:
+    """The clock of the database jumps ahead: the row stays ours: queued, attempted, or being written."""
+    async with lab.storage() as storage:
+        await old(storage, 1, 2)
+        shaky, go = Shaky(storage), asyncio.Event()
+        settle_really, sent = storage.settle, list[int]()
+
+        async def slowly(settlements: Any) -> set[bytes]:
+            sent.append(len(settlements))
+            await go.wait()
+            return await settle_really(settlements)
+
+        shaky.settle = slowly  # type: ignore[attr-defined]
+        handler = Stubborn(Valid())
+        async with handler, managing(shaky, handler, worker_count=1) as manager:
+            await until(lambda: manager.numbers.claims == 2)
+            await until(lambda: handler.asked)
+            await lab.pass_time(31)  # one is attempted, one is queued
+            await until(lambda: manager.numbers.claims == 4)
+            handler.go.set()
+            await until(lambda: sent)
+            await lab.pass_time(31)  # one or both are being written
+            await until(lambda: manager.numbers.claims == 6)
+            go.set()
+            for n in (1, 2):
+                await until(becomes(storage, tx(n), "confirmed"))
+            await until(lambda: manager.numbers.held == 0)
+        numbers = manager.numbers
+        assert (sum(handler.asked.values()), numbers.conflicts, numbers.lease_losses) == (2, 0, 0)
+        assert (await read(storage, tx(1))).generation == 3
+
+
+async def test_a_row_that_falls_due_while_its_answer_is_on_the_way_is_attempted_again(lab: Lab) -> None:
+    """It was put off by a result that landed, and claimed again before we heard that it had."""
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        shaky, go = Shaky(storage), asyncio.Event()
+        settle_really = storage.settle
+
+        async def answered_late(settlements: Any) -> set[bytes]:
+            landed = await settle_really(settlements)
+            await go.wait()
+            return landed
+
+        shaky.settle = answered_late  # type: ignore[attr-defined]
+        handler = Says(lambda _: Busy("once more") if len(handler.asked) == 1 else Valid())
+        async with managing(shaky, handler) as manager:
+            await until(lambda: manager.numbers.claims == 2)
+            go.set()
+            await until(becomes(storage, tx(1), "confirmed"))
+        assert (len(handler.asked), manager.numbers.conflicts) == (2, 0)
+
+
+async def test_an_attempt_that_outlives_the_service_keeps_its_row_when_that_starts_again(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        handler = Stubborn(Valid("of another life"))
+        changes = {"attempt_timeout": 0.05, "lease_duration": 1.0}
+        async with handler:
+            async with managing(storage, handler, **changes) as manager:
+                await until(lambda: manager.numbers.stuck)
+            await manager.start()
+            await lab.pass_time(2)
+            await until(lambda: manager.numbers.claims == 2)
+            handler.go.set()
+            await until(becomes(storage, tx(1), "confirmed"))
+            await manager.stop()
+        assert (await read(storage, tx(1))).message == "of another life"
+        assert handler.asked[tx(1)] == 1
+
+
+# --- clocks --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_clock_that_is_set_back_holds_no_row_of_a_killed_instance(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1, 2)
+        (first,) = await storage.claim("killed", 30.0, 1)
+        await lab.pass_time(-10.0)  # less than a lease: it is awaited, or we would take rows from who is alive
+        assert len(await storage.claim("alive", 30.0, 1)) == 1
+        assert await storage.claim("another", 30.0, 2) == []
+        await lab.pass_time(-2 * HOUR)
+        again = await storage.claim("another", 30.0, 9)
+        assert {claim.txid for claim in again} == {tx(1), tx(2)}
+        assert {claim.generation for claim in again} == {2}
+        assert await storage.renew([first], 30.0) == set()
+
+
+async def test_a_clock_that_is_set_back_does_not_put_rows_off(tmp_path: Path) -> None:
+    """While the file is open, and while nobody has it open."""
+    skew_ms = 2 * round(HOUR) * 1000
+
+    def skewed() -> int:
+        return machine_ms() + skew_ms
+
+    store = SqliteStorage(tmp_path / "recovery.db", skewed)
+    await store.open()
+    try:
+        await store.add([tx(1)], 0.0, 1.0)
+        (claim,) = await store.claim("A", 30.0, 1)
+        await store.release([claim])
+        await store.add([tx(2)], 30.0)
+        skew_ms = 0
+        assert {each.txid for each in await store.claim("A", 30.0, 9)} == {tx(1), tx(2)}
+        assert await store.claim("A", 30.0, 9) == []
+        skew_ms = 2 * round(HOUR) * 1000
+        await store.add([tx(3)], 30.0)
+    finally:
+        await store.close()
+    skew_ms = 0
+    store = SqliteStorage(tmp_path / "recovery.db", skewed)
+    await store.open()
+    try:
+        assert tx(3) in {each.txid for each in await store.claim("B", 30.0, 9)}
+        await store.add([tx(4)], 30.0)
+        assert await store.claim("B", 30.0, 9) == []  # it is young, and not put off
+    finally:
+        await store.close()
+
+
+# --- handlers and callbacks that misbehave ---------------------------------------------------------------------------
+
+
+class Wrong:
+    """A handler of somebody who did not read how one is written."""
+
+    def __init__(self, answer: Callable[[], Any]) -> None:
+        self.answer = answer
+
+    def recover(self, txid: bytes) -> Any:
+        async def right() -> Outcome:
+            return Valid()
+
+        return right() if txid == tx(2) else self.answer()
+
+
+async def raising(error: BaseException) -> Outcome:
+    raise error
+
+
+async def giving(answer: Any) -> Any:
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (lambda: raising(asyncio.CancelledError()), "the handler cancelled itself"),
+        (lambda: raising(ValueError("half a character: \udce9")), "ValueError: half a character: ?"),
+        (lambda: giving(None), "TypeError: the handler returned None, which is not an outcome"),
+        (lambda: giving(Invalid(None)), "Expected `str`, got `null`"),  # type: ignore[arg-type]
+        (lambda: giving(Busy("", float("nan"))), "a patience of nan s"),
+        (lambda: giving(Busy("", 1e300)), "a patience of 1e+300 s"),
+        (Valid, "TypeError: object Valid can't be used in 'await' expression"),
+        (lambda: 1 // 0, "ZeroDivisionError"),
+    ],
+)
+async def test_a_handler_that_misbehaves_fails_its_row_alone(lab: Lab, answer: Callable[[], Any], error: str) -> None:
+    """Also with one worker only: it goes on."""
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        async with managing(storage, Wrong(answer), max_attempts=2, worker_count=1):
+            await until(becomes(storage, tx(1), "dead"))
+            await old(storage, 2)
+            await until(becomes(storage, tx(2), "confirmed"))
+        row = await read(storage, tx(1))
+        assert error in row.last_error
+        assert [look.outcome for look in row.history] == ["transient", "transient"]
+
+
+async def test_callbacks_that_raise_are_contained(lab: Lab) -> None:
+    """Each is logged and counted; claiming, settling and the other callbacks go on."""
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        told, chores, broken = list[Any](), list[int](), {"changed", "available", "chore"}
+
+        def say(what: str) -> None:
+            if what in broken:
+                raise LookupError(f"a bug in {what}")
+
+        def changed(changes: list[Any]) -> None:
+            say("changed")
+            told.extend(changes)
+
+        def available() -> bool:
+            say("available")
+            return True
+
+        async def chore() -> None:
+            say("chore")
+
+        async def other_chore() -> None:
+            chores.append(1)
+
+        callbacks: dict[str, Any] = {"changed": changed, "available": available, "chores": [chore, other_chore]}
+        with capture_logs() as logs:
+            async with managing(storage, Says(), **callbacks) as manager:
+                await until(lambda: manager.numbers.callback_errors >= 3 and len(chores) >= 2)
+                assert manager.numbers.claims == 0  # while nobody can say whether there is anybody to ask
+                broken -= {"available", "chore"}
+                await until(becomes(storage, tx(1), "confirmed"))
+                await old(storage, 2)
+                await until(becomes(storage, tx(2), "confirmed"))
+                await until(lambda: manager.numbers.settled["confirmed"] == 2)
+                assert told == []
+                broken.clear()
+                await old(storage, 3)
+                await until(lambda: [change.txid for change in told] == [tx(3)])
+        failures = [line for line in logs if line["event"] == "callback_failed"]
+        assert {line["callback"] for line in failures} == {"available", "changed", "chore"}
+        assert len(failures) == manager.numbers.callback_errors
+
+
+@pytest.mark.parametrize(
+    ("changes", "problems"),
+    [
+        ({"attempt_timeout": 5.0}, ["[recovery] attempt_timeout: expected 0, without end, or at least 10s"]),
+        ({"store": "postgresql"}, ['[recovery] store: store = "postgresql" needs dsn, the database']),
+        ({"dsn": "mysql://here"}, ["[recovery] dsn: expected postgresql://user@host/database"]),
+        ({"lease_duration": 0.5}, ["[recovery] lease_duration: 0.5: expected a duration such as"]),
+        (
+            {"batch_size": 0, "worker_count": 0, "ttl": float("nan"), "enabled": "no"},
+            ["[recovery] enabled: ", "[recovery] ttl: ", "[recovery] batch_size: 0: ", "[recovery] worker_count: 0: "],
+        ),
+    ],
+)
+def test_settings_made_in_a_program_are_judged_like_a_file(
+    tmp_path: Path, changes: dict[str, Any], problems: list[str]
+) -> None:
+    import json
+
+    from config.load import load
+    from config.settings import Recovery
+    from handlers.recovery.manager import Manager
+
+    store = SqliteStorage(tmp_path / "recovery.db")
+    with pytest.raises(ConfigError) as refused:
+        Manager(store, Says(), Recovery(**changes))
+    assert len(refused.value.problems) == len(problems)
+    for found, wanted in zip(refused.value.problems, problems, strict=True):
+        assert found.startswith(wanted)
+    if not any(value != value for value in changes.values()):  # what a file can say
+        file = tmp_path / "utxod.toml"
+        file.write_text("[recovery]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in changes.items()))
+        with pytest.raises(ConfigError) as of_file:
+            load(file, {})
+        assert [line.removeprefix(f"{file}: ") for line in of_file.value.problems] == list(refused.value.problems)
+    assert Manager(store, Says(), Recovery(attempt_timeout=0.0, lease_duration=1.0)).numbers.claims == 0
+
+
+# --- any story -------------------------------------------------------------------------------------------------------
+
+
+class Moody(Stubborn):
+    """A handler that is quick or slow, raises, cancels itself, or goes on after it was cancelled; calm in the end."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(Valid())
+        self.random, self.calm, self.met = random, False, Counter[str]()
+
+    async def recover(self, txid: bytes) -> Outcome:
+        self.running[txid] += 1
+        self.most = max(self.most, self.running[txid])
+        try:
+            return Valid() if self.calm else await self._in_a_mood()
+        finally:
+            self.running[txid] -= 1
+
+    async def _in_a_mood(self) -> Outcome:
+        mood = self.random.choice(["quick", "slow", "stubborn", "raises", "cancelled", "busy", "unknown", "away"])
+        self.met[mood] += 1
+        match mood:
+            case "slow":
+                await asyncio.sleep(self.random.random() / 4)
+            case "stubborn":
+                ended = asyncio.get_running_loop().time() + self.random.random()
+                while not self.calm and asyncio.get_running_loop().time() < ended:
+                    try:
+                        await asyncio.sleep(0.05)
+                    except asyncio.CancelledError:
+                        continue
+            case "raises":
+                raise LookupError("a bug")
+            case "cancelled":
+                raise asyncio.CancelledError
+            case "busy" | "unknown":
+                return Busy("not yet") if mood == "busy" else NotFound()
+            case "away":
+                return Transient("down", counts=False)
+        ends: list[Outcome] = [Valid(), Invalid("no"), Permanent("no")]
+        return self.random.choice(ends)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_no_row_stays_held_whatever_happens(lab: Lab, seed: int) -> None:
+    """Locks, outages, lost answers, clocks that jump, operators, listeners, and the service stopped in between."""
+    random = Random(seed)
+    rows = [tx(n) for n in range(12)]
+    async with lab.storage() as storage:
+        await storage.add(rows, 0.0, HOUR)
+        shaky, handler, met = Shaky(storage), Moody(random), Counter[str]()
+        changes = {"attempt_timeout": 0.1, "lease_duration": 1.0, "max_attempts": 3, "batch_size": 20}
+        manager = manage(shaky, handler, not_found_grace_period=0.01, **changes)
+        await manager.start()
+
+        async def restart() -> None:
+            await manager.stop()
+            await manager.start()
+
+        some = partial(random.sample, rows, 4)
+        events: dict[str, Callable[[], Any]] = {
+            "clock ahead": lambda: lab.pass_time(random.choice([0.7, 2.0, 100.0])),
+            "clock back": lambda: lab.pass_time(-random.choice([0.7, 5.0, 100.0])),
+            "concluded": lambda: storage.conclude(some(), "confirmed", "the listener"),
+            "discarded": lambda: storage.discard(some(), "an operator"),
+            "reopened": lambda: storage.reopen(rows, "the chain"),
+            "revoked": lambda: storage.revoke(some()),
+            "woken": lambda: storage.wake(rows),
+            "restarted": restart,
+        }
+        for _ in range(30):
+            await storage.reopen(some(), "so that there is something to do")
+            await storage.wake(rows)
+            event = random.choice([*events, "broken", "mute"])
+            met[event] += 1
+            if event in ("broken", "mute"):
+                verbs = set(random.sample(["claim", "settle", "renew", "release", "landed"], 2))
+                getattr(shaky, event).update(verbs)
+                await asyncio.sleep(random.choice([0.05, 0.1, 0.4]))
+                getattr(shaky, event).clear()
+            else:
+                await events[event]()
+                await asyncio.sleep(random.random() / 10)
+        handler.calm = True
+        await storage.reopen(rows, "for the last time")
+
+        async def over() -> bool:
+            await storage.wake(rows)
+            listed = await storage.rows(None, 100)
+            return all(row.status != "pending" and row.owner is None for row in listed)
+
+        await until(over)
+        await until(lambda: manager.numbers.held == 0)
+        await manager.stop()
+        print(f"seed {seed}: {dict(met)}, {dict(handler.met)}, {manager.numbers}")
+        assert handler.most == 1
+        assert len(handler.met) == 8
+        assert manager.numbers.lease_losses and manager.numbers.timeouts
