@@ -86,6 +86,26 @@ def check_pages(path: Path) -> list[str]:
         return [f"{path}: {finding}" for finding in found] if _newest(file) == meta else []
 
 
+def free_bytes(path: Path) -> int:
+    """Return how much of a file the writer may reuse, as of the latest commit, or may once the last reader has left.
+
+    Raises:
+        Damaged: the meta pages or the list of free pages are wrong.
+        StoreError: the file cannot be read.
+    """
+    with _reading(path) as file:
+        while True:
+            meta = _newest(file)
+            try:
+                pages = sum(map(len, _free_pages(file, meta)))
+            except (StructError, ValueError, IndexError) as error:
+                if _newest(file) == meta:
+                    raise Damaged(f"the list of free pages cannot be read: {error}") from error
+                continue
+            if _newest(file) == meta:
+                return pages * meta.page_size
+
+
 @contextmanager
 def _reading(path: Path) -> Iterator[int]:
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

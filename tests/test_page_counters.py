@@ -7,7 +7,7 @@ from pathlib import Path
 
 import lmdb
 
-from storage.pages import check_pages
+from storage.pages import check_pages, free_bytes
 
 _RECORD = struct.Struct("=HQQQQ")  # depth, branch, leaf and overflow pages, entries of a table
 
@@ -46,3 +46,25 @@ def test_a_wrong_number_of_entries_is_damage(tmp_path: Path) -> None:
     claim(file, record, entries=+1)
     (finding,) = check_pages(file)
     assert "entries" in finding
+
+
+def test_free_bytes_are_the_pages_that_no_table_has(tmp_path: Path) -> None:
+    """Few and many pages on the list, and an entry of it that has pages of its own."""
+    with lmdb.open(str(tmp_path), max_dbs=1, map_size=1 << 26) as env:
+        db = env.open_db(b"rows")
+        found = [free_bytes(tmp_path / "data.mdb")]
+        for kept in (20_000, 19_000, 100, 0):
+            with env.begin(write=True) as txn:
+                if kept == 20_000:
+                    for n in range(kept):
+                        txn.put(b"%d" % n, bytes(1000), db=db)
+                for n in range(kept, 20_000):
+                    txn.delete(b"%d" % n, db=db)
+            with env.begin() as txn:
+                tables = [env.stat(), txn.stat(db)]
+            pages = sum(table[name] for table in tables for name in ("branch_pages", "leaf_pages", "overflow_pages"))
+            free = free_bytes(tmp_path / "data.mdb") // env.stat()["psize"]
+            others = env.info()["last_pgno"] + 1 - pages - free
+            assert 2 <= others <= 2 + 40, "two meta pages, and what the list itself takes"
+            found.append(free)
+    assert found[0] == 0 and found[1] < 50 < found[3] and found[4] > 5_000
