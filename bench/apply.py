@@ -2,86 +2,207 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import quantiles
-from typing import Any
 
 import click
 import msgspec
 
-from bench.daemon import Client, running, written_mb
-from bench.workload import Workload, converted, made_up
+from bench.daemon import Client, Daemon, running, written_mb
+from bench.old import FAR, OldSet, Spending, copied, kept
+from bench.peers import SCRIPTS, Peers, generated, with_old
+from bench.rounds import Figures, Ratio, in_turns, lines, tell
+from bench.workload import Workload, converted, sample_chain
 from handlers import wire
 from handlers.events import BlockApplied, Rollback, RollbackPoint
 
-_PEERS = {"PostgreSQL, spends checked": ["peer_pg_live.py", "on"], "SQLite": ["peer_sql.py", "yaci", "normal"]}
 _BACK = 10
-_FAR = 10_000_000
+_CATCH_UP, _TIP, _SMALL = "utxod catch-up", "utxod at the tip", "utxod catch-up, no old set"
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """What is applied, and the store that stands before it."""
+
+    load: Workload
+    store: Path | None = None
+    tip: bytes | None = None  # of that store
+
+
+class Options(msgspec.Struct, frozen=True):
+    """How much is measured, and on what."""
+
+    blocks: int
+    txs: int
+    old: OldSet | None
+    spending: Spending
+    share: float
+    store: Path | None
 
 
 @click.command("apply")
 @click.option("--blocks", default=300, show_default=True, type=click.IntRange(min=12), help="Timed blocks.")
 @click.option("--txs", default=2000, show_default=True, type=click.IntRange(min=1), help="Transactions in a block.")
+@click.option("--old", default=0, show_default=True, type=click.IntRange(min=0), help="Outputs that stand already.")
+@click.option(
+    "--spend-old",
+    default="uniform",
+    show_default=True,
+    type=click.Choice(["uniform", "recent"]),
+    help="Which of them are spent: any, or one of the latest 60,000 that are left.",
+)
+@click.option(
+    "--old-share",
+    default=18.0,
+    show_default=True,
+    type=click.FloatRange(0, 100),
+    help="Per cent of the timed inputs that spend them; the others keep the workload's mixture.",
+)
+@click.option(
+    "--old-busy",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 99),
+    help="Per cent of them that belong to one address.",
+)
+@click.option(
+    "--old-store", type=click.Path(path_type=Path), help="Keep the store with them here, or use what is here."
+)
+@click.option("--seed", default=1, show_default=True, help="Of the old outputs, and of which are spent.")
+@click.option(
+    "--rounds", default=1, show_default=True, type=click.IntRange(min=1), help="Runs of each system, in turns."
+)
 @click.option("--work", type=click.Path(path_type=Path), help="Where stores and chains go; else a temporary folder.")
 @click.option("--peers", type=click.Path(exists=True, path_type=Path), help="Folder with a chain generator and peers.")
+@click.option(
+    "--peer", "chosen", multiple=True, type=click.Choice([*SCRIPTS]), help="Only this peer; may be said several times."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-def apply(blocks: int, txs: int, work: Path | None, peers: Path | None, as_json: bool) -> None:
-    """Measure catch-up, the tip, and a rollback of ten blocks; with --peers, the peers' figures and the ratios."""
+def apply(
+    blocks: int,
+    txs: int,
+    old: int,
+    spend_old: Spending,
+    old_share: float,
+    old_busy: int,
+    old_store: Path | None,
+    seed: int,
+    rounds: int,
+    work: Path | None,
+    peers: Path | None,
+    chosen: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Measure catch-up, the tip, and a rollback of ten blocks; with --peers, the peers' figures and the ratios.
+
+    With --old a set of that many outputs stands before anything is measured, in every system alike.
+    """
+    if old_store and not old:
+        raise click.UsageError("--old-store needs --old")
+    if chosen and not peers:
+        raise click.UsageError("--peer needs --peers")
+    before = OldSet(old, seed, old_busy) if old else None
+    options = Options(blocks, txs, before, spend_old, old_share / 100, old_store)
     with tempfile.TemporaryDirectory(prefix="utxod-bench-") as temporary:
         folder = work or Path(temporary)
-        load = _generated(peers, folder, blocks, txs) if peers else made_up(blocks, txs)
-        results = {
-            "utxod catch-up": catch_up(load, folder / "catch-up", None),
-            "utxod catch-up, far below the network's tip": catch_up(load, folder / "far", _FAR),
-            "utxod at the tip": at_the_tip(load, folder / "tip"),
+        stage, small, theirs = _prepared(options, folder, peers)
+        systems: dict[str, Callable[[], Figures]] = {
+            _CATCH_UP: partial(catch_up, stage, folder / "catch-up", None),
+            "utxod catch-up, far below the network's tip": partial(catch_up, stage, folder / "far", FAR),
+            _TIP: partial(at_the_tip, stage, folder / "tip"),
         }
-        if peers:
-            results |= {name: _peer(peers, folder, command) for name, command in _PEERS.items()}
-    _show(load, results, as_json)
+        if before:
+            systems[_SMALL] = partial(catch_up, small, folder / "small", None)
+        scripts = {name: found for peer in chosen or SCRIPTS for name, found in SCRIPTS[peer].items()} if theirs else {}
+        systems |= {name: partial(theirs.run, *script) for name, script in scripts.items() if theirs}
+        found = in_turns(systems, rounds)
+    load = stage.load
+    title = f"{load.name}: {len(load.timed)} blocks, {load.transactions} transactions, {load.outputs} outputs"
+    ratios = [ratio for name in scripts for ratio in _ratios(name)]
+    ratios += [Ratio("transactions/s, old set beside none", _CATCH_UP, _SMALL, "txs_per_s")]
+    if as_json:
+        for line in lines(title, *found, ratios):
+            click.echo(line)
+    else:
+        tell(title, *found, ratios)
 
 
-def catch_up(load: Workload, folder: Path, network_height: int | None) -> dict[str, Any]:
+def _ratios(peer: str) -> Iterator[Ratio]:
+    yield Ratio(f"transactions/s, beside {peer}", _CATCH_UP, peer, "txs_per_s")
+    yield Ratio(f"p50 at the tip, beside {peer}", _TIP, peer, "block_p50_ms")
+    yield Ratio(f"p99 at the tip, beside {peer}", _TIP, peer, "block_p99_ms")
+    yield Ratio(f"ten blocks back, beside {peer}", _CATCH_UP, peer, "rollback_10_ms")
+
+
+def _prepared(options: Options, folder: Path, peers: Path | None) -> tuple[Stage, Stage, Peers | None]:
+    """Return what is applied with the old set and without it, and the peers with the same chain."""
+    source = generated(peers, folder, options.blocks, options.txs) if peers else None
+    chain = converted(source) if source else sample_chain(options.blocks, options.txs)
+    small = Stage(chain.encoded())
+    if options.old is None:
+        return small, small, Peers(peers, folder, source) if peers and source else None
+    upper = chain.on(options.old, options.spending, options.share)
+    theirs = with_old(source, options.old, upper) if source else None
+    store = kept(options.old, options.store or folder / "old-store")
+    stage = Stage(upper.encoded(), store, options.old.tip)
+    return stage, small, Peers(peers, folder, theirs) if peers and theirs else None
+
+
+# --- ours --------------------------------------------------------------------------------------------------------
+
+
+def catch_up(stage: Stage, folder: Path, network_height: int | None) -> Figures:
     """Feed everything at once."""
-    with running(_fresh(folder)) as daemon:
-        client = Client(folder / "utxod.sock")
-        client.greet(network_height)
-        client.feed(load.warm)
-        before, warm = written_mb(folder), len(daemon.commits_ms())
+    load = stage.load
+    with _standing(stage, folder, network_height) as (daemon, client):
+        before, own = written_mb(folder), daemon.written_mb()
         peaks: list[float] = []
         took = client.feed(load.timed, at_half=lambda: peaks.append(daemon.peak_mb))
-        written = written_mb(folder) - before
-        commits = daemon.commits_ms()[warm:]
-        result = _figures(load, took, commits) | {
-            "written_mb": round(written),
-            "peak_memory_mb": round(daemon.peak_mb),
-            "peak_memory_first_half_mb": round(peaks[0]),
-            "store_mb": round((folder / "lmdb" / "data.mdb").stat().st_blocks * 512 / 1e6),
-        }
+        commits, unspent = daemon.commits_of(load.heights)
+        result = _rates(load, took) | {"commits": len(commits)} | _waits("commit", commits)
+        result |= _disk(daemon, before, own, len(load.timed))
+        result |= {"peak_memory_first_half_mb": round(peaks[0]), "unspent": unspent}
         if network_height is None:
             result["rollback_10_ms"] = _roll_back(client, load)
-        client.close()
     return result
 
 
-def at_the_tip(load: Workload, folder: Path) -> dict[str, Any]:
+def at_the_tip(stage: Stage, folder: Path) -> Figures:
     """Feed one block, wait until it is durable, feed the next."""
-    with running(_fresh(folder)) as daemon:
-        client = Client(folder / "utxod.sock")
-        client.feed(load.warm)
-        before, warm = written_mb(folder), len(daemon.commits_ms())
+    load = stage.load
+    with _standing(stage, folder, None) as (daemon, client):
+        before, own = written_mb(folder), daemon.written_mb()
         each = [client.feed([frame]) for frame in load.timed]
-        result = _figures(load, sum(each), daemon.commits_ms()[warm:])
-        result |= {"block_p50_ms": _ms(each, 50), "block_p99_ms": _ms(each, 99)}
-        result |= {"written_mb": round(written_mb(folder) - before), "peak_memory_mb": round(daemon.peak_mb)}
-        client.close()
+        commits, unspent = daemon.commits_of(load.heights)
+        result = _rates(load, sum(each)) | _waits("block", each) | _waits("commit", commits)
+        result |= _disk(daemon, before, own, len(load.timed)) | {"unspent": unspent}
     return result
+
+
+@contextmanager
+def _standing(stage: Stage, folder: Path, network_height: int | None) -> Iterator[tuple[Daemon, Client]]:
+    """Run a daemon on a copy of the stage's store, or a new one, and set the stage.
+
+    Raises:
+        ClickException: at the end, when an input has spent what is not there: then other work was measured.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    if stage.store:
+        copied(stage.store, folder)
+    with running(folder) as daemon:
+        client = Client(folder / "utxod.sock")
+        tip = client.greet(network_height).tip
+        if (tip and tip.hash) != stage.tip:
+            raise click.ClickException(f"the store in {stage.store} does not end where its old set does: remove it")
+        client.feed(stage.load.warm)
+        yield daemon, client
+        client.close()
+    if missing := daemon.missing():
+        raise click.ClickException(f"{missing} inputs spent what is not there: {folder / 'log'}")
 
 
 def _roll_back(client: Client, load: Workload) -> float:
@@ -96,87 +217,32 @@ def _roll_back(client: Client, load: Workload) -> float:
     return round(took * 1000, 1)
 
 
-def _figures(load: Workload, took: float, commits: Sequence[float]) -> dict[str, Any]:
+def _rates(load: Workload, took: float) -> Figures:
+    return {"txs_per_s": round(load.transactions / took), "outs_per_s": round(load.outputs / took)}
+
+
+def _disk(daemon: Daemon, before: float, own: float, blocks: int) -> Figures:
+    """Return what was written since, by the whole disk and as accounted to the process, and how large the store is."""
+    written, accounted = written_mb(daemon.folder) - before, daemon.written_mb() - own
     return {
-        "txs_per_s": round(load.transactions / took),
-        "outs_per_s": round(load.outputs / took),
-        "commits": len(commits),
-        "commit_p50_ms": _ms([ms / 1000 for ms in commits], 50),
-        "commit_p99_ms": _ms([ms / 1000 for ms in commits], 99),
+        "written_mb": round(written),
+        "diskstats_mb_per_block": round(written / blocks, 3),
+        "proc_io_mb_per_block": round(accounted / blocks, 3),
+        "store_mb": round(daemon.file_mb(), 1),
+        "free_mb": round(daemon.free_mb(), 1),
+        "peak_memory_mb": round(daemon.peak_mb),
+        "peak_rss_mb": round(daemon.peak_rss_mb()),
+        "start_ms": round(daemon.start_ms),
     }
 
 
-def _ms(seconds: Sequence[float], percent: int) -> float:
+def _waits(what: str, seconds: Sequence[float]) -> Figures:
+    longest = round(max(seconds) * 1000, 1)
+    return {f"{what}_p50_ms": ms(seconds, 50), f"{what}_p99_ms": ms(seconds, 99), f"{what}_longest_ms": longest}
+
+
+def ms(seconds: Sequence[float], percent: int) -> float:
+    """Return a percentile in milliseconds."""
     if len(seconds) < 2:
         return round(sum(seconds) * 1000, 1)
     return round(quantiles(seconds, n=100, method="inclusive")[percent - 1] * 1000, 1)
-
-
-def _fresh(folder: Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
-    return folder
-
-
-# --- peers -------------------------------------------------------------------------------------------------------
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    runtime = folder / "runtime"
-    runtime.mkdir(parents=True, exist_ok=True)
-    return {**os.environ, "BENCH_WORK": str(folder), "XDG_RUNTIME_DIR": str(runtime)}
-
-
-def _generated(peers: Path, folder: Path, blocks: int, txs: int) -> Workload:
-    """Return the peers' own chain, made if it is not there."""
-    chain = folder / "chain"
-    if not (chain / "meta.json").exists():
-        command = [
-            sys.executable,
-            str(peers / "gen.py"),
-            "--out",
-            str(chain),
-            "--blocks",
-            str(blocks),
-            "--txs",
-            str(txs),
-        ]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=_environment(folder))
-    return converted(chain)
-
-
-def _peer(peers: Path, folder: Path, command: list[str]) -> dict[str, Any]:
-    """Run a peer in a process of its own and return what it measured."""
-    script = [sys.executable, str(peers / command[0]), *command[1:]]
-    done = subprocess.run(script, capture_output=True, text=True, env=_environment(folder), check=False)
-    line = next((line for line in done.stdout.splitlines() if line.startswith("RESULT ")), None)
-    if line is None:
-        raise click.ClickException(f"{command[0]} measured nothing: {done.stderr.strip()[-500:]}")
-    found: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
-    return {
-        "txs_per_s": found["txs_per_s"],
-        "outs_per_s": found["outs_per_s"],
-        "block_p50_ms": found["blk_p50_ms"],
-        "block_p99_ms": found["blk_p99_ms"],
-        "written_mb": round(found["MB_written"]),
-        "rollback_10_ms": found.get("reorg10_ms"),
-    }
-
-
-# --- telling -----------------------------------------------------------------------------------------------------
-
-
-def _show(load: Workload, results: dict[str, dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        for name, result in results.items():
-            click.echo(msgspec.json.encode({"system": name, **result}).decode())
-        return
-    click.echo(f"{load.name}: {len(load.timed)} blocks, {load.transactions} transactions, {load.outputs} outputs")
-    for name, result in results.items():
-        click.echo(f"\n{name}")
-        for figure, value in result.items():
-            click.echo(f"  {figure:28} {value}")
-    for peer in _PEERS:
-        if peer in results:
-            fast = results["utxod catch-up"]["txs_per_s"] / results[peer]["txs_per_s"]
-            slow = results["utxod at the tip"]["block_p50_ms"] / results[peer]["block_p50_ms"]
-            click.echo(f"\nbeside {peer}: {fast:.2f} times its transactions/s, {slow:.2f} times its p50 at the tip")

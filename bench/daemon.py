@@ -9,14 +9,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import click
 import msgspec
 
 from handlers import wire
 from handlers.events import Ack, Error, Hello, NetworkTip, RolledBack, Welcome
+from storage.pages import free_bytes
 
 _ANSWERS: msgspec.msgpack.Decoder[Ack | Error | Welcome | RolledBack] = msgspec.msgpack.Decoder(
     Ack | Error | Welcome | RolledBack
@@ -32,6 +35,8 @@ workers = 0
 [log]
 format = "json"
 """
+_AHEAD = 48  # frames of a stream that are sent before they are acknowledged
+_PATIENCE_S = 60.0
 
 
 class Client:
@@ -39,7 +44,11 @@ class Client:
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(str(path))
+        try:
+            self._socket.connect(str(path))
+        except OSError:
+            self._socket.close()
+            raise
         self._answers = self._socket.makefile("rb")
 
     def greet(self, network_height: int | None) -> Welcome:
@@ -56,13 +65,28 @@ class Client:
         sender = threading.Thread(target=self._send, args=(frames,))
         sender.start()
         for number in range(len(frames)):
-            answer = self._receive()
-            if not isinstance(answer, Ack):
-                raise RuntimeError(f"refused: {answer}")
+            self._acknowledged()
             if number == len(frames) // 2:
                 at_half()
         sender.join()
         return time.perf_counter() - began
+
+    def stream(self, frames: Iterable[bytes]) -> None:
+        """Send frames while they are made, a bounded number ahead of their answers; return when all are durable."""
+        ahead = 0
+        for frame in frames:
+            self._socket.sendall(frame)
+            ahead += 1
+            if ahead == _AHEAD:
+                self._acknowledged()
+                ahead -= 1
+        for _ in range(ahead):
+            self._acknowledged()
+
+    def _acknowledged(self) -> None:
+        answer = self._receive()
+        if not isinstance(answer, Ack):
+            raise RuntimeError(f"refused: {answer}")
 
     def _send(self, frames: Sequence[bytes]) -> None:
         for frame in frames:
@@ -79,12 +103,13 @@ class Client:
 
 
 class Daemon:
-    """A running daemon; `peak_mb` follows its own memory, without the mapped store."""
+    """A running daemon; `peak_mb` follows its own memory, without the mapped store, `start_ms` is until it listened."""
 
     def __init__(self, folder: Path, process: subprocess.Popen[bytes]) -> None:
         self.folder = folder
         self.process = process
-        self.peak_mb = 0.0
+        self.peak_mb = self.start_ms = 0.0
+        self._began = time.monotonic()
         self._watching = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
@@ -95,16 +120,75 @@ class Daemon:
 
     def memory_mb(self) -> float:
         """Return the memory that is the process's own now."""
+        return self._counted("status", "RssAnon") / 1024
+
+    def peak_rss_mb(self) -> float:
+        """Return the most memory that was resident, the pages of the mapped store included."""
+        return self._counted("status", "VmHWM") / 1024
+
+    def written_mb(self) -> float:
+        """Return what the process has caused to be written, as the kernel accounts it to a process."""
+        return self._counted("io", "write_bytes") / 1e6
+
+    def _counted(self, file: str, name: str) -> int:
         try:
-            lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+            lines = Path(f"/proc/{self.process.pid}/{file}").read_text().splitlines()
         except OSError:
-            return 0.0
-        return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon")), 0.0)
+            return 0
+        return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
+
+    def file_mb(self) -> float:
+        """Return the size of the store on disk."""
+        return (self.folder / "lmdb" / "data.mdb").stat().st_blocks * 512 / 1e6
+
+    def free_mb(self) -> float:
+        """Return how much of it is free pages."""
+        return free_bytes(self.folder / "lmdb" / "data.mdb") / 1e6
 
     def commits_ms(self) -> list[float]:
-        """Return how long each commit took, from the log."""
-        lines = (self.folder / "log").read_text().splitlines()
-        return [line["commit_ms"] for line in map(json.loads, lines) if line["event"] == "blocks_committed"]
+        """Return how long each commit took so far, from the log."""
+        return [line["commit_ms"] for line in self._commits()]
+
+    def commits_of(self, heights: range) -> tuple[list[float], int]:
+        """Return how long each commit of these blocks took, in seconds, and how many outputs the last one left unspent.
+
+        The log may be a little behind the answers.
+        """
+        end = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < end:
+            found = {line["height"]: line for line in self._commits() if line["height"] in heights}
+            if heights[-1] in found:
+                return [line["commit_ms"] / 1000 for line in found.values()], found[heights[-1]]["unspent"]
+            time.sleep(0.01)
+        raise click.ClickException(f"{self.folder / 'log'} does not say that block {heights[-1]} was committed")
+
+    def _commits(self) -> Iterator[dict[str, Any]]:
+        return (line for line in self._log() if line["event"] == "blocks_committed")
+
+    def missing(self) -> int:
+        """Return how many inputs spent what is not there, from the log."""
+        return sum(line["count"] for line in self._log() if line["event"] == "missing_inputs")
+
+    def _log(self) -> Iterator[dict[str, Any]]:
+        with (self.folder / "log").open() as lines:
+            yield from (json.loads(line) for line in lines if line.endswith("\n"))
+
+    def wait(self) -> None:
+        """Wait until it takes connections.
+
+        Raises:
+            ClickException: the process has ended, with the last line of its log.
+        """
+        end = time.monotonic() + _PATIENCE_S
+        while True:
+            with suppress(FileNotFoundError, ConnectionRefusedError):
+                Client(self.folder / "utxod.sock").close()
+                self.start_ms = (time.monotonic() - self._began) * 1000
+                return
+            if self.process.poll() is not None or time.monotonic() > end:
+                last = (self.folder / "log").read_text().strip().rpartition("\n")[2]
+                raise click.ClickException(f"the daemon in {self.folder} does not start: {last}")
+            time.sleep(0.01)
 
     def stop(self) -> None:
         """Ask it to leave."""
@@ -114,22 +198,20 @@ class Daemon:
 
 
 @contextmanager
-def running(folder: Path, family: str = "bitcoin", network: str = "regtest", more: str = "") -> Iterator[Daemon]:
-    """Run a daemon on a new store in `folder`; `more` is added to its configuration."""
-    folder.mkdir(parents=True)
+def running(
+    folder: Path, family: str = "bitcoin", network: str = "regtest", more: str = "", module: str = "daemon.cli"
+) -> Iterator[Daemon]:
+    """Run a daemon on the store in `folder`, a new one if there is none; `more` is added to its configuration."""
+    folder.mkdir(parents=True, exist_ok=True)
     config = folder / "utxod.toml"
     config.write_text(_CONFIG.format(folder=folder, family=family, network=network) + more)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("UTXOD_")}
     with (folder / "log").open("wb") as log:
-        command = [sys.executable, "-m", "daemon.cli", "run", "--config", str(config)]
+        command = [sys.executable, "-m", module, "run", "--config", str(config)]
         process = subprocess.Popen(command, stderr=log, env=environ)
     daemon = Daemon(folder, process)
     try:
-        path = folder / "utxod.sock"
-        for _ in range(200):
-            if path.exists():
-                break
-            time.sleep(0.05)
+        daemon.wait()
         yield daemon
     finally:
         daemon.stop()
