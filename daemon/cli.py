@@ -84,7 +84,7 @@ def _refuse_a_surprise(config: Config, path: Path | None) -> None:
 class _Bench(click.Group):
     """Imports a measurement only when it is asked for: they need packages that the daemon does not."""
 
-    NAMES = ("apply", "feed", "http", "large", "mmr", "prune", "recovery", "soak", "transactions")
+    NAMES = ("apply", "feed", "http", "large", "mmr", "prune", "recovery", "soak", "steady", "transactions")
 
     def list_commands(self, _: click.Context) -> list[str]:
         """Return the names of the measurements."""
