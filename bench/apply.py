@@ -147,7 +147,7 @@ def _prepared(options: Options, folder: Path, peers: Path | None) -> tuple[Stage
         return small, small, Peers(peers, folder, source) if peers and source else None
     upper = chain.on(options.old, options.spending, options.share)
     theirs = with_old(source, options.old, upper) if source else None
-    store = kept(options.old, options.store or folder / "old-store")
+    store = kept(options.old, options.store or folder / options.old.name)
     stage = Stage(upper.encoded(), store, options.old.tip)
     return stage, small, Peers(peers, folder, theirs) if peers and theirs else None
 

@@ -39,6 +39,11 @@ class OldSet(msgspec.Struct, frozen=True):
     busy: int = 0
 
     @property
+    def name(self) -> str:
+        """Return a name that no other set has."""
+        return f"old-{self.outputs}-{self.seed}-{self.busy}"
+
+    @property
     def height(self) -> int:
         """Return the height of the last block."""
         return -(-self.outputs // (_PER_TX * _TXS))

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 import msgpack  # type: ignore[import-untyped]
+import msgspec
 
 from bench import raw
 from bench.old import OldSet
@@ -132,7 +133,21 @@ def with_old(folder: Path, old: OldSet, upper: Chain) -> Path:
     `folder` has the same chain without the old set. Its first block stays the first, because ElectrumX asks for it.
     """
     target = folder.with_name(f"{folder.name}-on-old")
+    measured, behind = upper.blocks[upper.warm :], 1 + old.height + upper.warm
+    meta = {
+        "blocks": behind + len(measured),
+        "full_from": behind,
+        "txs": behind + sum(len(block.txs) for block in measured),  # peers subtract one for each block before
+        "outs": sum(len(tx.outputs) for block in measured for tx in block.txs),
+        "ins": sum(len(tx.inputs) for block in measured for tx in block.txs),
+        "params": {"blocks": len(measured), "seed_outs": 0, "warm": 0},  # these they subtract from `outs`
+        "made_from": [upper.name, msgspec.structs.asdict(old)],
+    }
+    known = target / "meta.json"
+    if known.exists() and json.loads(known.read_text()) == meta:
+        return target
     target.mkdir(exist_ok=True)
+    known.unlink(missing_ok=True)
     with (folder / "chain.bin").open("rb") as file:
         first = file.read(*struct.unpack("<I", file.read(4)))
     with (target / "chain.bin").open("wb") as raws, (target / "chain.mp").open("wb") as events:
@@ -143,16 +158,7 @@ def with_old(folder: Path, old: OldSet, upper: Chain) -> Path:
             content = as_raw.block(block)
             raws.write(struct.pack("<I", len(content)) + content)
             events.write(_packed(block))
-    measured, behind = upper.blocks[upper.warm :], 1 + old.height + upper.warm
-    counts = {
-        "blocks": behind + len(measured),
-        "full_from": behind,
-        "txs": behind + sum(len(block.txs) for block in measured),  # peers subtract one for each block before
-        "outs": sum(len(tx.outputs) for block in measured for tx in block.txs),
-        "ins": sum(len(tx.inputs) for block in measured for tx in block.txs),
-        "params": {"blocks": len(measured), "seed_outs": 0, "warm": 0},  # these they subtract from `outs`
-    }
-    (target / "meta.json").write_text(json.dumps(counts))
+    known.write_text(json.dumps(meta))
     return target
 
 
