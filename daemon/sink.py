@@ -149,15 +149,20 @@ def take_stderr(notice: Notice) -> bool:
 
 
 def hold_standard_descriptors() -> None:
-    """Open closed standard descriptors on /dev/null.
+    """Open closed standard descriptors on /dev/null, and the streams that Python has left out for them.
 
     Otherwise the store or a socket would get such a number, and a line for standard error would be written into it.
+    Without a stream, `sys.stdout.flush()` would be an error.
     """
-    for descriptor in range(3):
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        if getattr(sys, name) is None:
+            stream = open(descriptor, "w" if descriptor else "r", encoding="utf-8", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
 
 
 def lines_dropped() -> int:

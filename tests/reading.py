@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
@@ -43,6 +44,14 @@ def process(*command: object, ready: bool = True) -> Iterator[subprocess.Popen[b
         finally:
             if started.poll() is None:
                 started.kill()
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started and not waited for; none once it is gone."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
 
 
 def utxod(daemon: Daemon, *words: str) -> Sequence[str]:

@@ -22,6 +22,7 @@ import pytest
 from daemons import PATIENCE_S, Client, Daemon, Message, encoded, environment, home, log_lines, reason, statuses, utxod
 from prometheus_client.parser import text_string_to_metric_families
 from questions import short_folder
+from reading import children
 from stories import block, digest, expected, output, tx
 
 T = TypeVar("T")
@@ -201,10 +202,6 @@ def test_a_log_that_cannot_be_written_does_not_stop_the_chain(how: str, folder: 
         daemon.assert_sound()
 
 
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def test_a_reader_that_stands_still_does_not_keep_a_process(folder: Path) -> None:
     """Neither the daemon nor its worker, which counts what it drops too, nor one that can't even start."""
     with (
@@ -243,6 +240,17 @@ def test_a_closed_standard_error_is_not_taken_for_the_store(folder: Path) -> Non
             running.terminate()
             assert running.wait(PATIENCE_S) == 0
         daemon.assert_sound()
+
+
+@pytest.mark.parametrize("command", ["status", "export", "verify", "prune status"])
+def test_a_command_needs_no_standard_output(command: str, folder: Path) -> None:
+    with home(folder) as daemon:
+        daemon.start()
+        shell = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "daemon.cli", *command.split()]
+        done = subprocess.run(
+            [*shell, "--config", str(daemon.config)], stderr=subprocess.PIPE, env=environment(), timeout=PATIENCE_S
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_feed_goes_on_though_nobody_hears_it(folder: Path) -> None:

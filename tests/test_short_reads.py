@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from random import Random
 from time import sleep
@@ -22,7 +22,7 @@ from chains import output as paid
 from chains import tx as made_tx
 from daemons import PATIENCE_S, Client, Daemon, Message, running
 from questions import Web
-from reading import Turning, filled, process, table, utxod
+from reading import Turning, children, filled, process, table, utxod
 from stories import address, back_to, block, expected, output, tx
 
 from daemon.http.app import Site, build
@@ -92,34 +92,39 @@ def test_an_export_whose_block_is_rolled_back_fails(tmp_path: Path) -> None:
 
 
 @contextmanager
-def slowly(running: subprocess.Popen[bytes], pause_s: float = 0.1) -> Iterator[Callable[[], None]]:
-    """Give a step that lets a stopped process run for a few milliseconds."""
-    running.send_signal(signal.SIGSTOP)
+def slowly(pid: int, pause_s: float = 0.1) -> Iterator[Callable[[], None]]:
+    """Give a step that lets a stopped process run for a few milliseconds; once it has ended, a step does nothing."""
+
+    def send(number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
     def step() -> None:
         sleep(pause_s)
-        running.send_signal(signal.SIGCONT)
+        send(signal.SIGCONT)
         sleep(0.005)
-        running.send_signal(signal.SIGSTOP)
+        send(signal.SIGSTOP)
 
+    send(signal.SIGSTOP)
     try:
         yield step
     finally:
-        running.send_signal(signal.SIGCONT)
+        send(signal.SIGCONT)
 
 
 @contextmanager
-def walking(daemon: Daemon) -> Iterator[subprocess.Popen[bytes]]:
-    """Give a quick verify that is in the middle of its walk, which takes some hundred milliseconds."""
+def walking(daemon: Daemon) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Give a quick verify and the child that walks for it, in the middle of the walk of some hundred milliseconds."""
     with table(daemon) as readers:
         for _ in range(20):
             with process(*utxod(daemon, "verify", "--quick"), ready=False) as verify:
-                seen = 0
+                seen, child = 0, 0
                 while verify.poll() is None and seen < 5:  # to look at the format takes no time
-                    seen = seen + 1 if verify.pid in {reader.pid for reader in readers()} else 0
+                    child = next(iter(children(verify.pid)), 0)
+                    seen = seen + 1 if child in {reader.pid for reader in readers()} else 0
                     sleep(0.001)
                 if verify.poll() is None:
-                    yield verify
+                    yield verify, child
                     return
     raise AssertionError("no walk was met")
 
@@ -128,8 +133,8 @@ def test_a_quick_verify_that_takes_too_long_says_what_to_do(tmp_path: Path) -> N
     with running(tmp_path) as daemon, daemon.client("frames") as client:
         turning = Turning(client, filled(client, 20_000)[-1])
         daemon.configure(store={"max_reader_age": "300ms"})
-        with walking(daemon) as verify:
-            with slowly(verify) as step:
+        with walking(daemon) as (verify, child):
+            with slowly(child) as step:
                 turning.until(lambda: (step(), verify.poll())[1], lambda code: code is not None)
             assert verify.returncode == 1 and verify.stderr is not None
             assert b"and was ended: leave out --quick, so that a copy is read" in verify.stderr.read()

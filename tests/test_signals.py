@@ -19,6 +19,7 @@ import lmdb
 import pytest
 from daemons import PATIENCE_S, Client, Daemon, encoded, environment, error, home, running, statuses
 from questions import Web, failure, short_folder
+from reading import children
 from stories import chain, expected, point
 
 from config.settings import Batch, Config, Http, Log, Secret, Socket, Utxo
@@ -46,10 +47,6 @@ def folder() -> Iterator[Path]:
 
 def lines(daemon: Daemon, event: str) -> list[dict[str, Any]]:
     return [line for line in daemon.log_lines() if line["event"] == event]
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def reload(daemon: Daemon, **tables: Any) -> dict[str, Any]:
