@@ -207,7 +207,7 @@ class Connection:
         self._hall.feeds(self)
         self._reader.feeding = True
         self._channel.feed()
-        self._hall.network_height = self.network_height or self._hall.network_height
+        self._hall.network_height = self.network_height  # nobody else's word, whoever said Hello before
 
     async def _may_feed(self) -> bool:
         """Return whether this client is the feeder, now if it was not; one that has hung up makes way."""

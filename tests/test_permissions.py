@@ -218,6 +218,19 @@ def test_reports_are_the_feeders_and_the_operators(encoding: Encoding) -> None:
         assert other.hello()["persisted_height"] == 2
 
 
+def test_only_the_feeder_says_how_far_the_network_is(tmp_path: Path) -> None:
+    """Far behind the network nothing is pruned and no submission is too old, so a stranger's word must not last."""
+    lie = {"height": 4_000_000_000}
+    with running(tmp_path) as daemon, daemon.client() as other, daemon.client() as feeder:
+        assert other.hello(network_tip=lie)["network_tip_height"] == lie["height"]  # it may be about to feed
+        assert statuses(feeder.feed(chain(2))) == ["applied"] * 2
+        assert feeder.hello()["network_tip_height"] is None
+        assert other.hello(network_tip=lie)["network_tip_height"] is None
+        assert feeder.hello(network_tip={"height": 3})["network_tip_height"] == 3
+        assert statuses(feeder.feed(chain(3))) == ["duplicate"] * 2 + ["applied"]
+        assert other.hello(network_tip=lie)["network_tip_height"] == 3
+
+
 @only_root
 def test_a_feeder_of_another_user_begins_with_the_nodes_state(encoding: Encoding) -> None:
     with guarded() as daemon, user(daemon, STRANGER, encoding) as feeder, user(daemon, OPERATOR, encoding) as other:
