@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -236,6 +237,27 @@ def test_a_client_that_does_not_read_its_answer_is_cut_off(hasty: Server) -> Non
         attacker.send(get(LARGE) * 10)
         until(lambda: hasty.refused("send_timeout"), "nobody was cut off")
         assert sum(map(len, iter(attacker.received, b""))) < 10 * whole
+
+
+def test_long_transactions_are_few_at_a_time() -> None:
+    """Their bytes are blobs, and an answer is twice as long: read for all at once, they would fill the memory."""
+    long = 24 * MIB
+    story = [block(None, tx("long", output("ann"), raw=bytes(long)))]
+    with short_folder() as folder, serving(folder, story) as server, ExitStack() as attackers:
+        path = f"/api/v1/txs/{digest('tx', 'long').hex()}/raw"
+        whole = asks(server.where, get(path)).body
+        assert json.loads(whole) == {"txid": digest("tx", "long").hex(), "raw": "00" * long}
+        before, most, slowest = memory(server.worker), 0, 0.0
+        for _ in range(24):
+            one = attackers.enter_context(Connection(server.where))
+            one.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+            one.send(get(path))
+        until_s = monotonic() + 3
+        while monotonic() < until_s:
+            slowest = max(slowest, *server.healthy())
+            most = max(most, memory(server.worker) - before)
+        assert most < 2 * 3 * long + (64 << 20) + 2 * long  # in hand, unread, and the latest unread one
+        assert slowest < 1
 
 
 def test_answers_that_are_not_read_take_bounded_memory() -> None:

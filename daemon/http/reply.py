@@ -242,7 +242,7 @@ def refused(problem: Problem, headers: Mapping[str, str]) -> Response:
 def answer(
     request: Request,
     tip: Point | None,
-    body: bytes,
+    body: bytes | memoryview,
     kind: str = JSON,
     more: Mapping[str, str] | None = None,
     status: int = 200,

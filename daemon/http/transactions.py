@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from binascii import hexlify
+
 import msgspec
-from anyio import to_thread
+from anyio import Semaphore, to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
 from daemon.http.reply import JSON, OCTETS, Few, Problem, answer, hex_of, paging, resumed, wants_bytes
 from handlers.desk import Held
+from handlers.events import Point
 from handlers.query import Query, Snapshot
 from handlers.transactions import Transactions
 from handlers.tx_query import Raw, TxQuery
@@ -17,6 +20,8 @@ from storage.errors import BlobFailed
 
 _NO_SLOT_HAS = frozenset({"asset"})  # a slot commits to its output: what that holds, its own route says
 _VARIES = {"Vary": "Accept"}
+_MOST_BLOBS = 2  # in memory at a time: one may have hundreds of megabytes, and its answer twice as many
+_PIECE = 1 << 20
 _encode = msgspec.json.Encoder().encode
 
 
@@ -27,7 +32,7 @@ class TxRoutes:
         self._query = query
         self._transactions = transactions
         self._tx_query = TxQuery(transactions)
-        self._few = Few("blob store")
+        self._few, self._blobs = Few("blob store"), Semaphore(_MOST_BLOBS)
 
     async def transaction(self, request: Request) -> Response:
         """One transaction's record."""
@@ -41,19 +46,18 @@ class TxRoutes:
         with self._query.snapshot() as shot:
             held, tip = self._find(shot, request), shot.tip()
             inline = None if held.record.external else self._tx_query.raw(shot.txn, held)
-        raw = await self._blob(held) if held.record.external else inline
-        if raw is None:
-            raise Problem(
-                404, "no_bytes", f"the bytes of transaction {held.txid.hex()} were not given, or are not kept"
-            )
-        if wants_bytes(request.scope):
-            return answer(request, tip, raw, OCTETS, _VARIES)
-        return answer(request, tip, _encode(Raw(held.txid.hex(), raw.hex())), JSON, _VARIES)
+        if not held.record.external:
+            return _bytes_of(held, request, tip, inline)
+        with self._few():
+            async with self._blobs:
+                if await request.is_disconnected():
+                    return Response()
+                return await to_thread.run_sync(self._blob, held, request, tip)
 
-    async def _blob(self, held: Held) -> bytes | None:
+    def _blob(self, held: Held, request: Request, tip: Point | None) -> Response:
+        """Return the answer that is made of a blob; on a thread, so that the loop serves others meanwhile."""
         try:
-            with self._few():
-                return await to_thread.run_sync(self._tx_query.blob, held)
+            return _bytes_of(held, request, tip, self._tx_query.blob(held))
         except BlobFailed as error:
             raise Problem(503, "blob_store_away", str(error), "ask again") from error
 
@@ -79,3 +83,23 @@ class TxRoutes:
         if held is None:
             raise Problem(404, "unknown_transaction", f"transaction {txid.hex()} is not here: never seen, or pruned")
         return held
+
+
+def _bytes_of(held: Held, request: Request, tip: Point | None, raw: bytes | None) -> Response:
+    if raw is None:
+        raise Problem(404, "no_bytes", f"the bytes of transaction {held.txid.hex()} were not given, or are not kept")
+    if wants_bytes(request.scope):
+        return answer(request, tip, raw, OCTETS, _VARIES)
+    return answer(request, tip, _as_json(held.txid, raw), JSON, _VARIES)
+
+
+def _as_json(txid: bytes, raw: bytes) -> memoryview:
+    """Return a `Raw` as JSON, written in pieces: one call for hundreds of megabytes would stop all other threads."""
+    head, tail = _encode(Raw(txid.hex(), ""))[:-2], b'"}'
+    body = bytearray(len(head) + 2 * len(raw) + len(tail))
+    body[: len(head)] = head
+    for at in range(0, len(raw), _PIECE):
+        piece = hexlify(raw[at : at + _PIECE])
+        body[len(head) + 2 * at : len(head) + 2 * at + len(piece)] = piece
+    body[-len(tail) :] = tail
+    return memoryview(body)
