@@ -42,6 +42,7 @@ from handlers.points import View
 from handlers.prune_request import Node
 from handlers.refusal import Refusal, Refused
 from handlers.spending import TxFault
+from handlers.thread import on_thread
 from handlers.transactions import Transactions
 from storage.disk import Txn
 from storage.errors import StoreFull
@@ -342,10 +343,10 @@ class _Teller:
         creation = Creation(transactions, event.tx, transactions.draft(event.tx, chain.height, locked=event.locked))
 
         async def write(step: Callable[[Txn], _T]) -> _T:
-            return await to_thread.run_sync(chain.write_alone, step, limiter=self._writer)
+            return await on_thread(chain.write_alone, step, limiter=self._writer)
 
         async def put_blob(name: str, raw: bytes) -> None:
-            await to_thread.run_sync(transactions.blobs.put, name, raw)
+            await on_thread(transactions.blobs.put, name, raw)
 
         try:
             evicted = await room_for(event.tx, chain.lives.evictor, write)

@@ -13,16 +13,20 @@ import pytest
 from daemons import Client, Daemon, Encoding, Message, as_user, encoded, only_root, running
 from stories import at, back_to, block, chain, digest, tx
 
+from daemon.metrics import CODES
+
 MIB = 1 << 20
 LONG = 1 << 19
 LONGEST = 2 * LONG + (1 << 16)  # JSON has two characters a byte
 TIMES = 60  # together 30 MiB, were they kept
 MOST = 12 * MIB
 PADDING: Message = {"raw": bytes(LONG)}
+PADDING_OF_OUTPUT: Message = {"inline_datum": bytes(LONG)}
 BLOCKS = chain(12)
 TABLES: dict[str, Any] = {
     "socket": {"max_frame_bytes": LONGEST},
     "utxo": {"rollback_window": 3, "prune_depth": 3},
+    "transactions": {"batch_size": 10},
 }
 
 
@@ -31,23 +35,37 @@ def long_block(parent: Message | None, branch: str = "long") -> Message:
 
 
 # What is refused to somebody who is not the feeder, and to the feeder itself.
-TO_OTHERS: dict[str, Message] = {
-    "feeder_busy": long_block(None),
-    "unknown_type": {"type": "Nonsense", "x": bytes(LONG)},
-}
-TO_THE_FEEDER: dict[str, Message] = {
-    "gap": long_block(block(BLOCKS[-1])),
-    "fork": long_block(BLOCKS[3]),
-    "unknown_point": {"type": "Rollback", "to": {"hash": digest("nowhere")}},
-    "beyond_rollback_floor": back_to(BLOCKS[0]),
-    "malformed": {"type": "BlockApplied", "height": 13, "hash": b"short", "txs": [tx("x", **PADDING)]},
-    "PROCESSING": {"type": "TxSubmitted", "tx": tx("x", **PADDING)},
-    "TX_NOT_FOUND": {"type": "TxUnlocked", "txids": [digest(n) for n in range(2000)]},
-    "UTXO_ERROR": {
-        "type": "TxSubmitted",
-        "tx": tx("y", {"address": b"a", "value": 1}, spends=[at("nobody", n) for n in range(200)], **PADDING),
-    },
-}
+TO_OTHERS: list[tuple[str, Message]] = [
+    ("feeder_busy", long_block(None)),
+    ("unknown_type", {"type": "Nonsense", "x": bytes(LONG)}),
+]
+PAYS = {"address": b"a", "value": 1}
+KNOWN = [BLOCKS[-1]["txs"][0]["txid"], 0]
+TO_THE_FEEDER: list[tuple[str, Message]] = [
+    ("gap", long_block(block(BLOCKS[-1]))),
+    ("gap", {"type": "BlockPersisted", "height": 1 << 40}),
+    ("fork", long_block(BLOCKS[3])),
+    (
+        "fork",
+        {"type": "GenesisOutputs", "outputs": [{"txid": digest("g"), "index": 0, "output": PAYS | PADDING_OF_OUTPUT}]},
+    ),
+    ("unknown_point", {"type": "Rollback", "to": {"hash": digest("nowhere")}}),
+    ("unknown_point", {"type": "BlockPersisted", "height": 12, "hash": digest("nowhere")}),
+    ("beyond_rollback_floor", back_to(BLOCKS[0])),
+    ("malformed", {"type": "BlockApplied", "height": 13, "hash": b"short", "txs": [tx("x", **PADDING)]}),
+    ("malformed", {"type": "TxSubmitted", "tx": tx("x", inptus=[], **PADDING)}),
+    ("malformed", {"type": "TxSubmitted", "tx": tx("x", previous=[None], **PADDING)}),
+    ("PROCESSING", {"type": "TxSubmitted", "tx": tx("x", **PADDING)}),
+    ("TX_NOT_FOUND", {"type": "TxUnlocked", "txids": [digest(n) for n in range(2000)]}),
+    ("UTXO_NOT_FROZEN", {"type": "OutputsUnfrozen", "outpoints": [KNOWN] * 2000}),
+    ("UTXO_NOT_FROZEN", {"type": "OutputReassigned", "outpoint": KNOWN, "address": bytes(LONG)}),
+    (
+        "UTXO_ERROR",
+        {"type": "TxSubmitted", "tx": tx("y", PAYS, spends=[at("nobody", n) for n in range(200)], **PADDING)},
+    ),
+    # more outputs than a page has: carried out in commits of its own
+    ("UTXO_ERROR", {"type": "TxSubmitted", "tx": tx("z", *([PAYS] * 20), spends=[at("nobody")], **PADDING)}),
+]
 
 
 @pytest.fixture(params=["json", "frames"])
@@ -76,12 +94,59 @@ def test_what_is_refused_is_not_kept(tmp_path: Path, encoding: Encoding) -> None
     with running(tmp_path, **TABLES) as daemon, daemon.client(encoding) as feeder, daemon.client(encoding) as other:
         feeder.feed(BLOCKS)
         for client, refused in ((other, TO_OTHERS), (feeder, TO_THE_FEEDER)):
-            for code, message in refused.items():
+            for code, message in refused:
                 refuse(client, message, code, 5)
         for client, refused in ((other, TO_OTHERS), (feeder, TO_THE_FEEDER)):
-            for code, message in refused.items():
+            for code, message in refused:
                 with flat(daemon):
                     refuse(client, message, code)
+
+
+def test_every_code_that_is_counted_has_its_test() -> None:
+    elsewhere = {"PENDING_FULL", "not_permitted", "store_full", "too_large", "unavailable"}  # below
+    cut_off = {"too_slow"}  # ends a connection: `test_outbox`
+    assert set(CODES) <= {code for code, _ in (*TO_OTHERS, *TO_THE_FEEDER)} | elsewhere | cut_off
+
+
+def test_submissions_without_room_are_not_kept(tmp_path: Path, encoding: Encoding) -> None:
+    limits = {"batch_size": 10, "max_pending_count": 1, "max_pending_bytes": 2 * LONG}
+    with running(tmp_path, **TABLES | {"transactions": limits}) as daemon, daemon.client(encoding) as client:
+        first = tx("first", PAYS)
+        client.feed([*BLOCKS, {"type": "TxSubmitted", "tx": first}])
+        builds_on_it = {"spends": [at("first")], **PADDING}
+        refused = [
+            ("PENDING_FULL", tx("next", PAYS, **builds_on_it)),
+            ("PENDING_FULL", tx("large", *([PAYS] * 20), **builds_on_it)),
+            ("too_large", tx("huge", *([PAYS] * 4500), **PADDING)),
+        ]
+        for code, transaction in refused:
+            refuse(client, {"type": "TxSubmitted", "tx": transaction}, code, 5)
+        for code, transaction in refused:
+            with flat(daemon):
+                refuse(client, {"type": "TxSubmitted", "tx": transaction}, code)
+
+
+def test_what_a_full_store_refuses_is_not_kept(tmp_path: Path, encoding: Encoding) -> None:
+    full = {"map_size": "8MiB", "max_map_size": "8MiB"}
+    with running(tmp_path, **TABLES | {"storage": full}) as daemon, daemon.client(encoding) as client:
+        client.feed(BLOCKS)
+        spends = {"spends": [KNOWN], **PADDING}
+        first = {"type": "TxSubmitted", "tx": tx("fill 0", PAYS, **spends)}
+        answer, count = client.ask(first), 0
+        while answer["type"] == "Ack":
+            count += 1
+            spends = {"spends": [at(f"fill {count - 1}")], **PADDING}
+            answer = client.ask({"type": "TxSubmitted", "tx": tx(f"fill {count}", PAYS, **spends)})
+        assert answer["code"] == "store_full"
+        refused = [
+            {"type": "TxSubmitted", "tx": tx("next", PAYS, **spends)},
+            block(BLOCKS[-1], tx("wide", PAYS | PADDING_OF_OUTPUT)),
+        ]
+        for message in refused:
+            refuse(client, message, "store_full", 5)
+        for message in refused:
+            with flat(daemon):
+                refuse(client, message, "store_full", TIMES // 2)
 
 
 @only_root
@@ -100,7 +165,7 @@ def test_what_is_not_permitted_is_not_kept(encoding: Encoding) -> None:
 @pytest.mark.parametrize("disabled", ["transactions", "utxo"])
 def test_what_is_unavailable_is_not_kept(tmp_path: Path, disabled: str, encoding: Encoding) -> None:
     message = {"type": "TxSubmitted", "tx": tx("x", **PADDING)}
-    tables = TABLES | {disabled: TABLES.get(disabled, {}) | {"enabled": False}}
+    tables = TABLES | {disabled: TABLES[disabled] | {"enabled": False}}
     with running(tmp_path, **tables) as daemon, daemon.client(encoding) as client:
         refuse(client, message, "unavailable", 5)
         with flat(daemon):
