@@ -20,6 +20,7 @@ from storage.damage import damage
 from storage.errors import Damaged, StoreError
 
 _PR_SET_PDEATHSIG = 1
+_KILLED = ": the daemon kills a stopped reader (`reader_killed` in its log), the system one when memory runs out"
 # What ends a process that reads a damaged store.
 _OF_DAMAGE = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
 
@@ -79,7 +80,8 @@ def go_on_in_child(progress: Progress | None = None) -> None:
         advice = Damaged.advice if progress is None else AFTER_VERIFY
         raise Exit(f"{_died(fatal, progress)}: {advice}", DAMAGED)
     if code < 0:
-        raise Exit(f"the process that read the store was ended by {signal.Signals(-code).name}", FAILED)
+        hint = _KILLED if code == -signal.SIGKILL else ""
+        raise Exit(f"the process that read the store was ended by {signal.Signals(-code).name}{hint}", FAILED)
     sys.exit(code)
 
 

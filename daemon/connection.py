@@ -16,6 +16,7 @@ from daemon.inbox import Channel, Inbox
 from daemon.metrics import Numbers
 from daemon.outbox import Gap, Outbox, Unread
 from daemon.rate import Rate
+from daemon.turns import Turns
 from handlers import wire
 from handlers.delivery import Delivery
 from handlers.events import Ack, Error, Hello, OperatorMessage, Subscribe, Welcome
@@ -28,6 +29,7 @@ REPORTS = frozenset({"NodeState", "BlockPersisted", "TxMined"})  # from an opera
 _OWN = frozenset({"Hello", "Subscribe"})  # answered here, whatever the writer is doing
 _OWN_MAX_BYTES = 1 << 16
 _OWN_A_SECOND = 2000  # of all clients together: the writer's thread needs the interpreter more than the loop does
+_IN_A_ROW = 16  # messages of one client that are routed before others have a turn at the event loop
 _HANDOVER_S = 5.0  # that a new feeder waits for one who has hung up and whose messages are still on their way
 
 
@@ -43,6 +45,7 @@ class Hall:
         self.unfinished = Unfinished(inbox.capacity)
         self.unread = Unread(config.socket.max_unread_bytes)
         self.own_answers = Rate(_OWN_A_SECOND)
+        self.turns = Turns()
         self.numbers = Numbers()
         self.feeder: Connection | None = None
         self.network_height: int | None = None  # as the last feeder said
@@ -104,6 +107,7 @@ class Connection:
         self._quiet = anyio.Event()
         self._left = anyio.Event()  # was the feeder, and is no more
         self._pending = 0  # messages on their way through the consumer
+        self._in_a_row = 0  # messages that were routed since the last turn
         self._reading = anyio.CancelScope()
 
     async def serve(self) -> None:
@@ -175,6 +179,7 @@ class Connection:
         """Hand a message to its consumer. One that is refused here keeps its place all the same."""
         refusal = None
         try:
+            await self._turn()
             kind = wire.peek(raw, self._outbox.encoding)
             self._hall.numbers.heard(kind)
             if kind in _OWN:
@@ -189,6 +194,14 @@ class Connection:
             self._channel.release(len(raw))
             raise
         self._deliver(raw, refusal)
+
+    async def _turn(self) -> None:
+        """Wait for a turn, if this client has just sent something or had many messages routed. The feeder need not."""
+        self._in_a_row += 1
+        if (self._reader.has_read or self._in_a_row > _IN_A_ROW) and not self._reader.feeding:
+            await self._hall.turns.next()
+            self._in_a_row = 1
+        self._reader.has_read = False
 
     async def _check(self, kind: str) -> None:
         """Refuse what this client may not send; let it be the feeder by what only the feeder sends."""

@@ -14,8 +14,9 @@ from daemon.inbox import Channel
 from handlers.refusal import Refused
 from handlers.wire import LENGTH, Encoding
 
-_CHUNK = 1 << 18
-_FREE = 1 << 16  # so much of a message is not counted before it is whole
+_CHUNK = 1 << 18  # bytes that are read at a time of a frame that is longer
+_SHORT = 1 << 14  # and otherwise: what thousands of clients have sent ahead waits in the kernel, not here
+_FREE = _SHORT  # so much of a message is not counted before it is whole
 _PATIENCE_S = 30.0
 _SLOWEST = 1 << 20  # bytes a second, once patience has run out
 
@@ -80,6 +81,7 @@ class Reader:
         self.ended = False
         self.whole = False  # the message is, and waits for room
         self.feeding = False
+        self.has_read = False  # since a message was routed
         self.encoding: Encoding | None = None
 
     async def message(self) -> bytes | None:
@@ -119,7 +121,7 @@ class Reader:
             raise Refused("malformed", f"a frame of {length} bytes is longer than {self._max_bytes}", broken=True)
         end = LENGTH.size + length
         while len(self._buffer) < end:
-            if not await self._more(length):
+            if not await self._more(length, end - len(self._buffer)):
                 return None
         return await self._cut(LENGTH.size, end, end)
 
@@ -154,17 +156,21 @@ class Reader:
         del self._buffer[:following]
         return message
 
-    async def _more(self, size: int) -> bool:
-        """Read on; False when the client has closed. Between messages there is no hurry."""
+    async def _more(self, size: int, missing: int = 0) -> bool:
+        """Read on; False when the client has closed. Between messages there is no hurry.
+
+        `size` is what the message has at least, `missing` what of it is known to come.
+        """
         hurry = self._began + self._patience_s + size / _SLOWEST if self._buffer else float("inf")
         with anyio.CancelScope(deadline=hurry) as self._reading:
             try:
-                more = await self._stream.receive(_CHUNK)
+                more = await self._stream.receive(min(max(missing, _SHORT), _CHUNK))
             except anyio.EndOfStream:
                 return False
             if not self._buffer:
                 self.excuse()
             self._buffer += more
+            self.has_read = True
             await self._unfinished.hold(self, len(self._buffer))
             if not self._given_up:
                 return True

@@ -1,4 +1,4 @@
-"""Work on another thread whose failure leaves nothing for the garbage collector, which is off."""
+"""Work on another thread whose failure leaves no cycle: the garbage collector runs only now and then."""
 
 from __future__ import annotations
 

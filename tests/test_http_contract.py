@@ -28,7 +28,7 @@ from test_http import ABSENT, HERE, RECOVERY, TRANSACTIONS, every_path
 
 from daemon.http.app import Site
 from daemon.http.openapi import document
-from daemon.http.turns import Turns
+from daemon.turns import Turns
 from handlers.addresses import codec
 from handlers.query import Query
 

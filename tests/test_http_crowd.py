@@ -22,8 +22,8 @@ from test_http_service import children
 
 from daemon.http.capacity import Capacity, Limits
 from daemon.http.reply import Few, Problem
-from daemon.http.turns import Turns
 from daemon.metrics import Served
+from daemon.turns import Turns
 
 ANN = f"/api/v1/addresses/{address('ann').hex()}"
 CROWD = 20_000

@@ -28,7 +28,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.http.lists import Lists
-from daemon.http.turns import Turns
+from daemon.turns import Turns
 from handlers.addresses import Family, codec
 from handlers.chain import Chain
 from handlers.events import BlockApplied

@@ -66,6 +66,9 @@ class Near:
         status: str = answer.get("status") or answer["code"]
         return status
 
+    async def send(self, data: bytes) -> None:
+        await self._stream.send(data)
+
     async def leave(self) -> None:
         await self._stream.aclose()
 

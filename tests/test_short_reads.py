@@ -140,6 +140,17 @@ def test_a_quick_verify_that_takes_too_long_says_what_to_do(tmp_path: Path) -> N
             assert b"and was ended: leave out --quick, so that a copy is read" in verify.stderr.read()
 
 
+def test_a_command_whose_reader_was_killed_says_by_whom(tmp_path: Path) -> None:
+    with running(tmp_path, store={"max_reader_age": "300ms"}) as daemon, daemon.client("frames") as client:
+        turning = Turning(client, filled(client, 20_000)[-1])
+        with walking(daemon) as (verify, child):
+            os.kill(child, signal.SIGSTOP)
+            turning.until(verify.poll, lambda code: code is not None)
+            assert verify.returncode == 1 and verify.stderr is not None
+            assert b"ended by SIGKILL: the daemon kills a stopped reader" in verify.stderr.read()
+        assert [line["pid"] for line in daemon.log_lines() if line["event"] == "reader_killed"] == [child]
+
+
 def test_verify_reads_the_store_only_to_copy_it(tmp_path: Path) -> None:
     """Walks take minutes on a large store, so they read the copy; `quick` is the exception."""
     first = made_block(None, made_tx("O", *(paid("ann", n) for n in range(30))))

@@ -40,7 +40,7 @@ from daemon.http.reply import (
     wants_cbor,
 )
 from daemon.http.transactions import TxRoutes
-from daemon.http.turns import Turns
+from daemon.turns import Turns
 from handlers import wire
 from handlers.addresses import AddressError, Codec
 from handlers.answers import Balance, ChainStatus, Health, Status, StorageStatus, UtxoStatus, to_tip

@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from daemon.http import cbor
 from daemon.http.reply import CBOR, JSON, Paging, good_cursor, known, paging, stamp, wants_cbor
-from daemon.http.turns import Turns
+from daemon.turns import Turns
 from handlers.events import Point
 from handlers.query import Boundary, Listed, Query, Snapshot, Walk
 

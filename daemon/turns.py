@@ -1,4 +1,4 @@
-"""Turns of the event loop for answers that take many: however many are being made, short questions come between."""
+"""Turns of the event loop for work that takes many: however many clients have work, others are served between."""
 
 from __future__ import annotations
 
