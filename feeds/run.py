@@ -177,11 +177,16 @@ async def _keep(path: Path | None, messages: AsyncIterable[Inbound], progress: F
         async for message in messages:
             await _count(message, progress, "decoded")
         return
-    with sys.stdout.buffer if str(path) == "-" else path.open("wb") as file:
-        async for message in messages:
-            if not isinstance(message, Hello):
-                file.write(wire.encode(message, "json"))
-            await _count(message, progress, "written")
+    on_stdout = str(path) == "-"
+    try:
+        with sys.stdout.buffer if on_stdout else path.open("wb") as file:
+            async for message in messages:
+                if not isinstance(message, Hello):
+                    file.write(wire.encode(message, "json"))
+                await _count(message, progress, "written")
+    except OSError as error:  # of a write: what is read names its file
+        error.filename = error.filename or ("standard output" if on_stdout else path)
+        raise
 
 
 async def _count(message: Inbound, progress: FeedProgress, status: str) -> None:

@@ -365,3 +365,13 @@ def test_sigterm_ends_a_feed_of_a_silent_pipe(daemon: Daemon) -> None:
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
         assert b"5 applied, height 5" in process.stderr.read()
+
+
+def test_an_output_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    source = tmp_path / "events"
+    source.write_bytes(b"".join(encoded(message, "json") for message in chain(50)))
+    command = [sys.executable, "-m", "daemon.cli", "feed", "file", str(source), "--output", "-"]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=environment(), timeout=PATIENCE_S)
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines()[-1] == "Error: standard output: No space left on device"
