@@ -13,9 +13,9 @@ from typing import Any
 
 from cbor2 import CBORDecoder
 
-from feeds.cardano.cbor import array, mapping
 from feeds.cardano.eras import NAMES, Network
-from feeds.cardano.shelley import script_hash
+from formats.cbor import array, mapping
+from formats.scripts import script_hash
 from handlers.events import Asset, BlockApplied, OutPoint, Output, Tx
 
 _BREAK = 0xFF

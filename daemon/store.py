@@ -18,7 +18,7 @@ from handlers.addresses import codec
 from handlers.desk import Rules
 from handlers.lives import Lives
 from handlers.query import Query
-from handlers.records import LeafWriter
+from handlers.records import RecordWriter
 from handlers.scribe import Scribe
 from handlers.transactions import Transactions
 from storage.blobs import Blobs, Cached, Late, open_blobs
@@ -105,9 +105,9 @@ def open_utxo(disk: Disk, config: Config) -> UtxoStore:
     return store
 
 
-def leaf_writer(config: Config) -> LeafWriter:
+def leaf_writer(config: Config) -> RecordWriter:
     """Return what an output's leaf is in an MMR store of this chain."""
-    return LeafWriter(Scribe(codec(config.chain.family, config.chain.network), config.chain.family))
+    return RecordWriter(Scribe(codec(config.chain.family, config.chain.network), config.chain.family))
 
 
 def open_lives(store: UtxoStore, config: Config) -> Lives | None:

@@ -14,10 +14,10 @@ from msgspec import Meta, Struct
 
 from handlers.answers import Hash, Hex, MmrRoot, Number
 from handlers.query import Query, Snapshot
-from handlers.records import LeafWriter, outpoint
+from handlers.records import outpoint
 from storage import keys, mmr
 from storage.mmr_store import CHUNK_BITS, CHUNK_BYTES, chunks, is_set, state_root
-from storage.rows import MARKED, SPENT, body_of
+from storage.rows import MARKED, SPENT
 
 Bits = Annotated[
     str, Meta(pattern=f"^[0-9a-f]{{{2 * CHUNK_BYTES}}}$", description="1024 bits, the first leaf's on top")
@@ -83,7 +83,7 @@ class Prover:
     """Makes proofs from an MMR store, at the block boundaries that it is shown."""
 
     def __init__(self, query: Query) -> None:
-        self._leaves = LeafWriter(query.scribe)
+        self._records = query.records
 
     def proof(self, shot: Snapshot, txid: bytes, index: int) -> MmrProof:
         """Return the proof of an output that was created, live or spent.
@@ -104,7 +104,7 @@ class Prover:
         if row[0] == SPENT and len(row) == MARKED:
             raise NoProof(f"{name} is spent for so long that its body is gone, and its leaf can't be shown")
         path = store.mmr.path(txn, place)
-        data = self._leaves(store.block_at(txn, keys.number(place)))(txid, index, body_of(row))
+        data = outpoint(txid, index) + self._records.live(shot.entry((place, row)))
         return MmrProof(
             height=roots.height,
             slot=roots.slot,

@@ -15,9 +15,11 @@ import lmdb
 import msgspec
 from msgspec import Struct
 
+from formats.canonical import ARRAY, head
 from handlers.answers import Utxo
 from handlers.events import Point
 from handlers.points import to_point
+from handlers.records import Entry, RecordWriter, Spend
 from handlers.scribe import AddressText, Scribe, Written, amounts
 from handlers.walk import PLACE, STEP, Listed, Order, Search, Walk
 from storage import indexes, keys
@@ -105,6 +107,7 @@ class Query:
         self.store = store
         self.scribe = Scribe(text, family)
         self.unit = self.scribe.unit
+        self.records = RecordWriter(self.scribe)
         self._room = room
         self._boundary: Boundary | None = None
         self._commit = -1  # the last one that was looked at
@@ -252,7 +255,12 @@ class Snapshot:
 
     def utxos(self, places: list[bytes]) -> list[Utxo]:
         """Return outputs."""
-        return [self.utxo(found) for found in self._rows(places)]
+        return [self.utxo(self.entry(found)) for found in self._rows(places)]
+
+    def cbor(self, places: list[bytes]) -> bytes:
+        """Return outputs as a CBOR list of `[[transaction id, index], record]`."""
+        pairs = [self.query.records.pair(self.entry(found)) for found in self._rows(places)]
+        return head(ARRAY, len(pairs)) + b"".join(pairs)
 
     def json(self, places: list[bytes]) -> bytes:
         """Return live outputs as a JSON list, byte for byte what the encoder makes of them."""
@@ -283,17 +291,23 @@ class Snapshot:
 
     def find(self, txid: bytes, index: int) -> Utxo | None:
         """Return an output, live or spent, for as long as it is kept."""
+        found = self.find_entry(txid, index)
+        return None if found is None else self.utxo(found)
+
+    def find_entry(self, txid: bytes, index: int) -> Entry | None:
+        """Return the same as it is stored."""
         home = self.txn.get(txid, db=self.store.txid)
         row = None if home is None else self.store.row(self.txn, home + keys.u32(index))
-        if home is None or row is None or (row[0] == 1 and len(row) == MARKED):
+        if home is None or row is None or (row[0] == SPENT and len(row) == MARKED):
             return None
-        return self.utxo((home + keys.u32(index), row))
+        return self.entry((home + keys.u32(index), row))
 
     def of_transaction(self, txid: bytes) -> list[Utxo]:
         """Return a transaction's outputs, live or spent, for as long as they are kept."""
         home = self.txn.get(txid, db=self.store.txid)
         rows = () if home is None else self.store.scan(self.txn, self.store.output, home)
-        return [self.utxo((place, row)) for place, row in rows if not (row[0] == SPENT and len(row) == MARKED)]
+        whole = [found for found in rows if not (found[1][0] == SPENT and len(found[1]) == MARKED)]
+        return [self.utxo(self.entry(found)) for found in whole]
 
     def _rows(self, places: list[bytes]) -> list[tuple[bytes, bytes]]:
         rows = self.store.rows(self.txn, places)
@@ -306,24 +320,31 @@ class Snapshot:
         for place, row in self._rows(places):
             yield _body(place, row)
 
-    def utxo(self, found: tuple[bytes, bytes]) -> Utxo:
-        """Return an output as it is answered."""
+    def entry(self, found: tuple[bytes, bytes]) -> Entry:
+        """Return what is stored under a place."""
         place, row = found
-        body, block = _body(place, body_of(row)), self._block(keys.number(place))
-        txid, index = self.store.txid_at(self.txn, place), keys.number(place[8:])
-        utxo, spender = self.query.scribe.utxo(txid, index, body, block), spender_of(row)
-        return utxo if spender is None else self._spent(utxo, spender)
+        txid, block = self._home(place)
+        spender = spender_of(row)
+        spend = None if spender is None else Spend(*self._home(spender))
+        return Entry(txid, keys.number(place[8:]), _body(place, body_of(row)), block, spend)
 
-    def _spent(self, utxo: Utxo, spender: bytes) -> Utxo:
-        block = self._block(keys.number(spender))
+    def _home(self, place: bytes) -> tuple[bytes, BlockRow]:
+        """Return the id of the transaction at a place, and its block."""
+        return self.store.txid_at(self.txn, place), self._block(keys.number(place))
+
+    def utxo(self, entry: Entry) -> Utxo:
+        """Return an output as it is answered."""
+        utxo, spend = self.query.scribe.utxo(entry.txid, entry.index, entry.body, entry.block), entry.spend
+        if spend is None:
+            return utxo
         return msgspec.structs.replace(
             utxo,
-            spent_tx_hash=self.store.txid_at(self.txn, spender).hex(),
-            spent_at_slot=block.slot,
-            spent_at_block=block.height,
-            spent_at_block_hash=block.hash.hex(),
-            spent_block_time=block.time,
-            spent_epoch=block.epoch,
+            spent_tx_hash=spend.txid.hex(),
+            spent_at_slot=spend.block.slot,
+            spent_at_block=spend.block.height,
+            spent_at_block_hash=spend.block.hash.hex(),
+            spent_block_time=spend.block.time,
+            spent_epoch=spend.block.epoch,
         )
 
     def _block(self, ordinal: int) -> BlockRow:

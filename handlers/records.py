@@ -1,7 +1,6 @@
-"""Outputs as records with integer keys, which become canonical CBOR: what a client may ask for, and what a leaf holds.
+"""Outputs as records with integer keys, in canonical CBOR: what a client may ask for, and what a leaf holds.
 
-Here alone it is known which key a field has. `record` makes the whole of an answer; `LeafWriter` writes the bytes of a
-live output's record at once, for each output of each block that an MMR store takes in. Tests hold the two together.
+Here alone it is known which key a field has. Addresses are raw bytes, as the chain has them. What is absent has no key.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
+from msgspec import Struct
 
-from handlers.answers import Utxo
-from handlers.scribe import Scribe, data_hash
+from formats.canonical import BYTES, MAP, UINT, Item, encode, head
+from handlers.scribe import Scribe, data_hash, script_hash
 from storage.rows import BlockRow, Body
 
 _OWNERS = 8192  # addresses whose part is kept
@@ -27,55 +27,21 @@ _PLAIN = 0x92  # how a body begins that is address and value alone
 _read_body = msgspec.msgpack.Decoder(Body).decode
 
 
-def record(utxo: Utxo) -> dict[int, object]:
-    """Return an output's record, or, when it is spent, the record of the spend around it; what is absent has no key."""
-    live = _live(utxo)
-    if not isinstance(utxo.spent_tx_hash, str):
-        return live
-    spent = {
-        SPENT_BY: bytes.fromhex(utxo.spent_tx_hash),
-        SPENT_SLOT: utxo.spent_at_slot,
-        SPENT_HEIGHT: utxo.spent_at_block,
-        SPENT_BLOCK_HASH: bytes.fromhex(str(utxo.spent_at_block_hash)),
-        SPENT_TIME: utxo.spent_block_time,
-        SPENT_EPOCH: utxo.spent_epoch,
-        BEFORE: live,
-    }
-    return {key: value for key, value in spent.items() if value is not None}
+class Spend(Struct, frozen=True, gc=False):
+    """Which transaction spent an output, and in which block."""
+
+    txid: bytes
+    block: BlockRow
 
 
-def _live(utxo: Utxo) -> dict[int, object]:
-    assets = [
-        [bytes.fromhex(amount.policy_id), bytes.fromhex(amount.asset_name or ""), int(amount.quantity)]
-        for amount in utxo.amounts
-        if amount.policy_id is not None
-    ]
-    fields: dict[int, object] = {
-        ADDRESS: utxo.owner_addr,
-        VALUE: utxo.lovelace_amount,
-        ASSETS: assets or None,
-        DATUM_HASH: _raw(utxo.data_hash),
-        INLINE_DATUM: _raw(utxo.inline_datum),
-        SCRIPT_REF: _raw(utxo.script_ref),
-        SCRIPT_HASH: _raw(utxo.reference_script_hash),
-        IS_RETURN: utxo.is_collateral_return,
-        SLOT: utxo.slot,
-        HEIGHT: utxo.block,
-        BLOCK_HASH: bytes.fromhex(utxo.block_hash),
-        EPOCH: utxo.epoch,
-        TIME: utxo.block_time,
-        PAYMENT: _raw(utxo.owner_payment_credential),
-        STAKE: _raw(utxo.owner_stake_credential),
-        STAKE_ADDRESS: utxo.owner_stake_addr,
-    }
-    return {key: value for key, value in fields.items() if value is not None}
+class Entry(Struct, frozen=True, gc=False):
+    """An output as it is stored, with the block that it was born in."""
 
-
-def _raw(text: str | None) -> bytes | None:
-    return None if text is None else bytes.fromhex(text)
-
-
-# --- the bytes at once -------------------------------------------------------------------------------------------
+    txid: bytes
+    index: int
+    body: Body
+    block: BlockRow
+    spend: Spend | None = None
 
 
 class _Part(NamedTuple):
@@ -85,8 +51,8 @@ class _Part(NamedTuple):
     entries: int
 
 
-class LeafWriter:
-    """Writes `[[txid, index], record]` of live outputs, byte for byte what the canonical encoding of it is.
+class RecordWriter:
+    """Writes outputs as `[[txid, index], record]`, which is also what the leaf of a live one holds.
 
     NOTE: the hot path of an MMR store: one call an output. What outputs share, owner and block, is written once.
     """
@@ -96,7 +62,15 @@ class LeafWriter:
         self._kept_owner = lru_cache(_OWNERS)(self._owner)
 
     def __call__(self, block: BlockRow) -> Callable[[bytes, int, bytes], bytes]:
-        """Return what writes the outputs that are born in a block, by transaction id, index and body."""
+        """Return what writes the outputs that are born in a block, by transaction id, index and stored body."""
+        put = self._born_in(block)
+
+        def write(txid: bytes, index: int, raw: bytes) -> bytes:
+            return put(txid, index, _read_body(raw), raw[0] == _PLAIN)
+
+        return write
+
+    def _born_in(self, block: BlockRow) -> Callable[[bytes, int, Body, bool], bytes]:
         birth, born = _entries(
             (SLOT, block.slot),
             (HEIGHT, block.height),
@@ -106,31 +80,52 @@ class LeafWriter:
         )
         owner, kept_owner, plain = self._owner, self._kept_owner, _NOTHING_MORE
 
-        def write(txid: bytes, index: int, raw: bytes) -> bytes:
-            body = _read_body(raw)
+        def put(txid: bytes, index: int, body: Body, is_plain: bool) -> bytes:
             address = body.address
             text, rest, owned = kept_owner(address) if len(address) <= _SHORT else owner(address)
-            more, others = plain if raw[0] == _PLAIN else _more(body)
-            place = _PAIRS + txid + (_SMALL[index] if index < 24 else _head(0x00, index))
-            return place + _MAPS[owned + others + born] + text + _head(0x00, body.value) + more + birth + rest
+            more, others = plain if is_plain else _more(body)
+            place = _PAIRS + txid + (_SMALL[index] if index < 24 else head(UINT, index))
+            return place + _MAPS[owned + others + born] + text + head(UINT, body.value) + more + birth + rest
 
-        return write
+        return put
+
+    def pair(self, entry: Entry) -> bytes:
+        """Return `[[txid, index], record]` of an output, live or spent."""
+        return outpoint(entry.txid, entry.index) + self.record(entry)
+
+    def record(self, entry: Entry) -> Item:
+        """Return an output's record, or, when it is spent, the record of the spend around it."""
+        live = self.live(entry)
+        if entry.spend is None:
+            return live
+        block = entry.spend.block
+        spent = _entries(
+            (SPENT_BY, entry.spend.txid),
+            (SPENT_SLOT, block.slot),
+            (SPENT_HEIGHT, block.height),
+            (SPENT_BLOCK_HASH, block.hash),
+            (SPENT_TIME, block.time),
+            (SPENT_EPOCH, block.epoch),
+            (BEFORE, live),
+        )
+        return Item(head(MAP, spent.entries) + spent.raw)
+
+    def live(self, entry: Entry) -> Item:
+        """Return the record that an output has, or had, while it is unspent."""
+        pair = self._born_in(entry.block)(entry.txid, entry.index, entry.body, False)
+        return Item(pair[len(outpoint(entry.txid, entry.index)) :])
 
     def _owner(self, address: bytes) -> tuple[bytes, bytes, int]:
         """Return what comes before the value, its key with it, what comes after the block, and how many entries."""
-        owner = self._scribe.owner(address)
-        text = _entries((ADDRESS, owner.owner_addr))
-        rest = _entries(
-            (PAYMENT, _raw(owner.owner_payment_credential)),
-            (STAKE, _raw(owner.owner_stake_credential)),
-            (STAKE_ADDRESS, owner.owner_stake_addr),
-        )
-        return text.raw + bytes((VALUE,)), rest.raw, text.entries + rest.entries + 1
+        payment, stake = self._scribe.credentials(address)
+        own = _entries((ADDRESS, address))
+        rest = _entries((PAYMENT, payment), (STAKE, stake), (STAKE_ADDRESS, self._scribe.stake_address(address)))
+        return own.raw + bytes((VALUE,)), rest.raw, own.entries + rest.entries + 1
 
 
 def outpoint(txid: bytes, index: int) -> bytes:
     """Return how the leaf of an output begins."""
-    return _PAIRS + txid + _head(0x00, index)
+    return _PAIRS + txid + head(UINT, index)
 
 
 def _more(body: Body) -> _Part:
@@ -140,47 +135,17 @@ def _more(body: Body) -> _Part:
         (DATUM_HASH, data_hash(body)),
         (INLINE_DATUM, body.inline_datum),
         (SCRIPT_REF, body.script_ref),
-        (SCRIPT_HASH, body.script_ref_hash),
+        (SCRIPT_HASH, script_hash(body)),
         (IS_RETURN, body.is_collateral_return),
     )
 
 
 def _entries(*entries: tuple[int, object]) -> _Part:
     there = [(key, value) for key, value in entries if value is not None]
-    return _Part(b"".join(bytes((key,)) + _cbor(value) for key, value in there), len(there))
+    return _Part(b"".join(bytes((key,)) + encode(value) for key, value in there), len(there))
 
 
-def _cbor(value: object) -> bytes:
-    match value:
-        case bool():
-            return b"\xf5" if value else b"\xf4"
-        case int():
-            return _head(0x00, value) if value >= 0 else _head(0x20, -1 - value)
-        case bytes():
-            return _head(0x40, len(value)) + value
-        case str():
-            raw = value.encode()
-            return _head(0x60, len(raw)) + raw
-        case list() | tuple():
-            return _head(0x80, len(value)) + b"".join(map(_cbor, value))
-        case _:
-            raise TypeError(f"a record has no {type(value).__name__}")
-
-
-def _head(kind: int, number: int) -> bytes:
-    """Return how an item of this kind begins, in the shortest form."""
-    if number < 24:
-        return bytes((kind | number,))
-    if number < 1 << 8:
-        return bytes((kind | 24, number))
-    if number < 1 << 16:
-        return bytes((kind | 25,)) + number.to_bytes(2, "big")
-    if number < 1 << 32:
-        return bytes((kind | 26,)) + number.to_bytes(4, "big")
-    return bytes((kind | 27,)) + number.to_bytes(8, "big")
-
-
-_PAIRS = bytes.fromhex("82825820")  # a pair whose first is a pair whose first has 32 bytes
+_PAIRS = b"\x82\x82" + head(BYTES, 32)  # a pair whose first is a pair whose first has 32 bytes
 _SMALL = tuple(bytes((number,)) for number in range(24))
-_MAPS = tuple(bytes((0xA0 + entries,)) for entries in range(17))  # how a map of so many entries begins
+_MAPS = tuple(head(MAP, entries) for entries in range(17))  # how a map of so many entries begins
 _NOTHING_MORE = _entries((IS_RETURN, False))

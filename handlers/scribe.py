@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
+from formats.scripts import hash_of_reference
 from handlers.answers import Amount, Utxo
 from storage import indexes
 from storage.rows import BlockRow, Body
@@ -32,6 +33,9 @@ class AddressText(Protocol):
 
     def stake(self, raw: bytes) -> str | None:
         """Return the stake address in it, as text."""
+
+    def stake_address(self, raw: bytes) -> bytes | None:
+        """Return the stake address in it, as raw bytes."""
 
 
 class Owner(Struct, frozen=True, gc=False):
@@ -119,10 +123,18 @@ class Scribe:
 
     def owner(self, address: bytes) -> Owner:
         """Return what an address says."""
-        payment = stake = None
-        if self._credentials:
-            payment, stake = indexes.payment_credential(address), indexes.stake_credential(address)
+        payment, stake = self.credentials(address)
         return Owner(self._text.write(address), self._text.stake(address), _hex(payment), _hex(stake))
+
+    def credentials(self, address: bytes) -> tuple[bytes | None, bytes | None]:
+        """Return the payment and the stake credential in an address."""
+        if not self._credentials:
+            return None, None
+        return indexes.payment_credential(address), indexes.stake_credential(address)
+
+    def stake_address(self, address: bytes) -> bytes | None:
+        """Return the raw stake address in an address."""
+        return self._text.stake_address(address)
 
     def _amounts(self, body: Body) -> list[Amount]:
         return amounts(self.unit, body.value, [((policy, name), quantity) for policy, name, quantity in body.assets])
@@ -200,12 +212,19 @@ def data_hash(body: Body) -> bytes | None:
     return body.datum_hash
 
 
+def script_hash(body: Body) -> bytes | None:
+    """Return the hash of the script that an output carries; it is derived where only the script was given."""
+    if body.script_ref_hash is None and body.script_ref is not None:
+        return hash_of_reference(body.script_ref)
+    return body.script_ref_hash
+
+
 def _script(body: Body) -> _Script:
     return _Script(
         _hex(data_hash(body)),
         _hex(body.inline_datum),
         _hex(body.script_ref),
-        _hex(body.script_ref_hash),
+        _hex(script_hash(body)),
         body.is_collateral_return,
     )
 

@@ -21,7 +21,7 @@ from model import Model
 from handlers.addresses import codec
 from handlers.chain import Chain
 from handlers.events import BlockApplied, GenesisOutput, GenesisOutputs, OutPoint, Output, Rollback, RollbackPoint, Tx
-from handlers.records import LeafWriter
+from handlers.records import RecordWriter
 from handlers.refusal import Refusal, Refused
 from handlers.scribe import Scribe
 from storage import keys
@@ -256,7 +256,7 @@ def random_genesis(rng: Random) -> GenesisOutputs:
 
 
 CODEC = codec("cardano", "mainnet")
-LEAVES = LeafWriter(Scribe(CODEC, "cardano"))  # of an MMR store
+LEAVES = RecordWriter(Scribe(CODEC, "cardano"))  # of an MMR store
 
 
 class Options(TypedDict, total=False):

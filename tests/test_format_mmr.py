@@ -8,20 +8,20 @@ from __future__ import annotations
 from hashlib import blake2b
 from pathlib import Path
 
-from chains import CODEC, block, feed, open_chain, prune_all
+from chains import block, feed, open_chain, prune_all
 from test_format import BLOCKS, EMBEDDED, GENESIS, GOLDEN, KEY, PLAIN, in_hex, tell
 
 from storage.mmr_store import TABLES
 
 NODES = {  # positions of five leaves: the genesis output, 1/0/0, 1/0/2, 2/0/0, 2/1/1
-    0: "732eea7279c4e2d15e2aaf98325246dc9110225069d0102b34c10a0f9f0e8058",
-    1: "cdebfbc6ed178387721606e1809f7569d1631c217ba77a2c2ff1404645f468a9",
-    2: "401d80dcc0aaf13c016a93c0e56a0251b106e80e0d2ad0c57afb551e255732ea",
-    3: "83bd7960428cd45d34966c2008c6b413a42d0939466d8a16f5768d8264604c9c",
-    4: "9fb61253bb6e8477bab0c0f1f312676f9d5650f3973a272bbdd34aa0b8fbb410",
-    5: "7eaad49d50c52c747a67367160c5c2c557cb840d56a3c1e6a33bc838e8df3bb0",
-    6: "0470f91197d4ba19c4f244a963a2b1a466f2d6f61ddb88c4e6819db19d7c90d2",
-    7: "30f9f7b093d91df1d6250b2d8ec119ceb5f0027c999c95f39e6b1b64405b6893",
+    0: "59f3118a93a03c5ea68758db365cbe1e321ff7b0919761ddb6eabd826b46b8c3",
+    1: "fac466a173b8f45b76f68d3f19a5a7a5ba019ed09338599f2e755da18b0e5cf0",
+    2: "a52cc2fd71cae9c001503e91c92cfe5d39c6cdb88643d75433cd925395a9d085",
+    3: "0e02c85be8fd1e5b68e5e840f305e77c36b849b3a4fb6ab5d101f48ffdb77466",
+    4: "15b114c0de327b925bf89a1e1c8b1c9a20e4d76ee839c3f9a84c3d9f91b761e0",
+    5: "420848edeb48176051ef366c7ecf6442cd3043610629f4995a55b29ff61c3eb9",
+    6: "5a891224595f7373d2d9c7ef9e0e4dc303e59ae80e906304c1cb1ae8f792b771",
+    7: "39dfe6a348667859776614491526d94cd18228bb24ac10079bf175144c17163d",
 }
 BITS = "28" + "00" * 127  # leaves 2 and 4 are unspent
 MMR = {
@@ -36,9 +36,8 @@ MMR = {
     },
     "utxo_mmr_dead": {},
 }
-ADDRESS = CODEC.write(bytes.fromhex(PLAIN)).encode().hex()
 LEAF_0 = (  # [[txid, 7], {address, value, is a collateral return, slot, height, hash, payment credential}]
-    f"82 82 5820{GENESIS} 07 a7 00 783a{ADDRESS} 01 1903e8 07f4 0800 0900 0a 5820{'00' * 32} 0d 581c{KEY}"
+    f"82 82 5820{GENESIS} 07 a7 00 581d{PLAIN} 01 1903e8 07f4 0800 0900 0a 5820{'00' * 32} 0d 581c{KEY}"
 )
 
 

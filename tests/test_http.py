@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any
 from urllib.parse import quote
 
+import cbor2
 import httpx
 import pytest
 from daemons import Message
@@ -113,6 +114,14 @@ GENESIS: Message = {
 ASSETS = [[bytes.fromhex(POLICY), b"gold", HUGE], [bytes.fromhex(POLICY), b"", 1], [bytes(28), b"\xff" * 32, 5]]
 DATUM = bytes.fromhex("d87980")
 DATUM_HASH = "923918e403bf43c34b4ef6b48eb2ee04babed17320d8d1b9ff9ad086e86f44ec"  # the well-known one of Constr 0 []
+SCRIPTS = {  # script references that come without their hash
+    "82014e4d01000033222220051200120011": "67f33146617a5e61936081db3b2117cbf59bd2123748f58ac9678656",
+    "d8185182014e4d01000033222220051200120011": "67f33146617a5e61936081db3b2117cbf59bd2123748f58ac9678656",
+    "82008201838200581c3c07030e36bfffe67e2e2ec09e5293d384637cd2f004356ef320f3fe8204186482051896": (
+        "7f287c9b596851bd9394fc84625c2876073de7b19512390e54d64b50"
+    ),
+    "0102": None,
+}
 FIRST = block(
     None,
     tx("bare", to("base", 2_000_000), to("base", MOST), to("pointer", 3), to("script", 4), to("byron", 5)),
@@ -121,6 +130,7 @@ FIRST = block(
     tx("empty datum", to("base", 9, inline_datum=b"")),
     tx("script", to("base", 10, script_ref=b"\x82\x01\x41\x00", script_ref_hash=digest("script", size=28))),
     tx("pledge", output("pledge", 11)),
+    tx("scripts", *(output("scripts", script_ref=bytes.fromhex(script)) for script in SCRIPTS)),
     time=1_700_000_000,
     epoch=450,
 )
@@ -229,6 +239,14 @@ def test_the_hash_of_an_inline_datum_is_derived(told: Asked) -> None:
 def test_a_script_and_its_hash(told: Asked) -> None:
     found = told.get(utxo_path("script"))
     assert (found["script_ref"], found["reference_script_hash"]) == ("82014100", digest("script", size=28).hex())
+
+
+def test_the_hash_of_a_script_is_derived(told: Asked) -> None:
+    for index, (script, its_hash) in enumerate(SCRIPTS.items()):
+        found = told.get(utxo_path("scripts", index))
+        assert (found["script_ref"], found["reference_script_hash"]) == (script, its_hash)
+        record = cbor2.loads(cbor_of(told, utxo_path("scripts", index)))
+        assert (record[5].hex(), record.get(6)) == (script, its_hash and bytes.fromhex(its_hash))
 
 
 def test_a_collateral_return(told: Asked) -> None:
@@ -458,7 +476,7 @@ def test_the_status(told: Asked) -> None:
     assert (status["chain"]["family"], status["chain"]["network"]) == ("cardano", "mainnet")
     utxo = status["utxo"]
     assert (utxo["enabled"], utxo["store"], utxo["blocks_applied"]) == (True, "classic", 2)
-    assert utxo["unspent"] == 1 + 11 - 3 + 2 - 0
+    assert utxo["unspent"] == 1 + 15 - 3 + 2 - 0
     assert (utxo["prune_depth"], utxo["rollback_window"], utxo["rollback_floor"]) == (2160, 4320, None)
     assert utxo["indexes"] == ["address_hash", "payment_credential"]
     assert utxo["rows"]["utxo_addr"] == utxo["unspent"]
@@ -569,7 +587,7 @@ def canonical(value: Any) -> bytes:
 def bare_record(**more: Any) -> dict[int, Any]:
     """Return the record of the first output of `bare`, by the keys of the design."""
     return {
-        0: VECTORS["base"][0],
+        0: bytes.fromhex(VECTORS["base"][1]),
         1: 2_000_000,
         7: False,
         8: 20,
@@ -579,7 +597,7 @@ def bare_record(**more: Any) -> dict[int, Any]:
         12: 1_700_000_000,
         13: bytes.fromhex(PAYMENT),
         14: bytes.fromhex(DELEGATED),
-        15: STAKE,
+        15: bytes.fromhex("e1" + DELEGATED),
     } | {int(key.removeprefix("k")): value for key, value in more.items()}
 
 
@@ -594,12 +612,11 @@ def cbor_of(told: Asked, path: str) -> bytes:
 
 
 GOLDEN = (
-    "ab007867616464723171783266787632756d796874746b78797870387830646c706474336b3663776e673570786a336a6873"
-    "79647a6572336e306433766c6c6d797177737835776b7463643863633373713833356c75376472763278776c327779776667"
-    "73653335613378011a001e848007f4081409010a58206681bc9cb5dda928d1664cad8fddd1d60a7b3bdad02fb1a4a54e6584"
-    "36665f270b1901c20c1a6553f1000d581c9493315cd92eb5d8c4304e67b7e16ae36d61d34502694657811a2c8e0e581c337b"
-    "62cfff6403a06a3acbc34f8c46003c69fe79a3628cefa9c472510f783b7374616b6531757965686b636b306c616a71386772"
-    "3238743975786e757667637172633630373078336b3972383034387a38793567683666666777"
+    "ab005839019493315cd92eb5d8c4304e67b7e16ae36d61d34502694657811a2c8e337b62cfff6403a06a3acbc34f8c46"
+    "003c69fe79a3628cefa9c47251011a001e848007f4081409010a58206681bc9cb5dda928d1664cad8fddd1d60a7b3bda"
+    "d02fb1a4a54e658436665f270b1901c20c1a6553f1000d581c9493315cd92eb5d8c4304e67b7e16ae36d61d345026946"
+    "57811a2c8e0e581c337b62cfff6403a06a3acbc34f8c46003c69fe79a3628cefa9c472510f581de1337b62cfff6403a0"
+    "6a3acbc34f8c46003c69fe79a3628cefa9c47251"
 )
 
 
@@ -625,7 +642,7 @@ def test_records_of_every_kind(told: Asked) -> None:
 
 
 def test_a_spent_record_goes_around_the_record(told: Asked) -> None:
-    before = bare_record(k0=VECTORS["pointer"][0], k1=3)
+    before = bare_record(k0=bytes.fromhex(VECTORS["pointer"][1]), k1=3)
     for absent in (14, 15):
         del before[absent]
     spent = {0: digest("tx", "pay"), 1: 60, 2: 2, 3: SECOND["hash"], 6: before}

@@ -40,6 +40,7 @@ from model import Coin, Moment, made
 from test_model import MET, SEEDS, STORIES, WINDOWS, Story, fresh
 
 import handlers.chain
+from handlers.addresses.shelley import stake_address
 from handlers.chain import Chain
 from handlers.events import BlockApplied, OutPoint, Pruned
 from handlers.proofs import MmrProof, NoProof, Prover, check
@@ -105,7 +106,7 @@ def leaf(point: OutPoint, coin: Coin, moment: Moment) -> bytes:
     owner = CODEC.credentials(address)
     datum = out.datum_hash or (out.inline_datum is not None and blake2b(out.inline_datum, digest_size=32).digest())
     record: dict[int, Any] = {
-        0: CODEC.write(address),
+        0: address,
         1: out.value,
         2: [list(asset) for asset in out.assets] or None,
         3: datum or None,
@@ -120,7 +121,7 @@ def leaf(point: OutPoint, coin: Coin, moment: Moment) -> bytes:
         12: moment.block and moment.block.time,
         13: owner.payment,
         14: owner.stake,
-        15: CODEC.stake(address),
+        15: stake_address(address),
     }
     there = {key: value for key, value in record.items() if value is not None}
     raw: bytes = cbor2.dumps([list(point), there], canonical=True)

@@ -14,11 +14,12 @@ ROOT = Path(__file__).resolve().parent.parent
 # Who may know whom. Each room knows itself.
 KNOWS = {
     "config": set[str](),
-    "storage": set[str](),
-    "handlers": {"storage", "config"},
-    "feeds": {"handlers"},
-    "daemon": {"config", "storage", "handlers", "feeds"},
-    "bench": {"config", "storage", "handlers", "daemon", "feeds"},
+    "formats": set[str](),
+    "storage": {"formats"},
+    "handlers": {"storage", "config", "formats"},
+    "feeds": {"handlers", "formats"},
+    "daemon": {"config", "formats", "storage", "handlers", "feeds"},
+    "bench": {"config", "formats", "storage", "handlers", "daemon", "feeds"},
 }
 WIRE = {"handlers.events", "handlers.wire", "handlers.refusal"}  # what feeds may know of the handlers
 CLI_LIKE = {"daemon.cli", "daemon.http.serve"}

@@ -53,7 +53,7 @@ def _record(data: bytes) -> Iterator[str]:
     try:
         _, record = cbor2.loads(data)
         fields: dict[int, Any] = dict(record)
-        yield f"address  {fields[records.ADDRESS]}"
+        yield f"address  {fields[records.ADDRESS].hex()}"
         yield f"value    {fields[records.VALUE]:,}"
         yield f"born     block {fields[records.HEIGHT]} {fields[records.BLOCK_HASH].hex()}"
     except (cbor2.CBORDecodeError, KeyError, TypeError, ValueError, AttributeError):

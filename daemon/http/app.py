@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan
 
 from daemon import PROTOCOL, VERSION
-from daemon.http import cbor, pages
+from daemon.http import pages
 from daemon.http.ear import Ear
 from daemon.http.guard import Guard
 from daemon.http.jobs import JobRoutes
@@ -191,13 +191,15 @@ class Site:
         as_cbor = wants_cbor(request.scope)
         with self.query.snapshot() as shot:
             headers, fresh = self._headers(request, shot, as_cbor=as_cbor)
-            found = shot.find(txid, index)
+            found = shot.find_entry(txid, index)
         if found is None:
             what = f"{txid.hex()}#{index} is not here: never created, or spent and pruned"
             raise Problem(404, "unknown_output", what)
         if fresh:
             return Response(status_code=304, headers=headers)
-        return Response(cbor.encode(found), 200, headers, CBOR) if as_cbor else reply(found, headers)
+        if as_cbor:
+            return Response(self.query.records.record(found), 200, headers, CBOR)
+        return reply(shot.utxo(found), headers)
 
     async def tip(self, request: Request) -> Response:
         """The last block."""

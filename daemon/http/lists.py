@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
-from daemon.http import cbor
 from daemon.http.reply import CBOR, JSON, Paging, good_cursor, known, paging, stamp, wants_cbor
 from daemon.turns import Turns
 from handlers.events import Point
@@ -66,7 +65,7 @@ class Lists:
                 await self._turns.next()
                 shot.check_age()
         places, cursor = walk.take(asked.count)
-        body = cbor.encode_list(shot.utxos(places)) if as_cbor else shot.json(places)
+        body = shot.cbor(places) if as_cbor else shot.json(places)
         kind = CBOR if as_cbor else JSON
         more = [(b"content-type", kind.encode()), (b"content-length", b"%d" % len(body))]
         if cursor is not None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import zlib
 from hashlib import blake2b, sha3_256
 
-from feeds.cardano.cbor import embedded, fields, skip, uint
-from feeds.cardano.errors import BlockError
+from formats.cbor import CborError, embedded, fields, skip, uint
 
 MAINNET_MAGIC = 764_824_073
 MAX_TEXT = 1024
@@ -28,7 +27,7 @@ def is_redeem(address: bytes) -> bool:
         at, _ = embedded(address, at)
         _, at = fields(address, at, 3, what="a payload")
         return uint(address, skip(address, at, 2))[0] == _REDEEM
-    except (BlockError, IndexError):
+    except (CborError, IndexError):
         return False
 
 
@@ -59,7 +58,7 @@ def from_base58(text: str, longest: int = MAX_TEXT) -> bytes:
         _, at = fields(address, 0, 2, what="an address")
         begin, end = embedded(address, at)
         sound = uint(address, end) == (zlib.crc32(address[begin:end]), len(address))
-    except (BlockError, IndexError):
+    except (CborError, IndexError):
         sound = False
     if not sound:
         raise ValueError("not a Byron address, or its checksum is wrong")

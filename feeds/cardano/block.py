@@ -5,9 +5,9 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from feeds.cardano import byron, shelley
-from feeds.cardano.cbor import BREAK, INDEFINITE, array, close, fields, mapping, skip, uint
 from feeds.cardano.eras import ALONZO, BYRON, BYRON_BOUNDARY, CONWAY, NAMES, Network
 from feeds.cardano.errors import BlockError, CutShort
+from formats.cbor import BREAK, INDEFINITE, CborError, array, close, fields, mapping, skip, uint
 from handlers.events import BlockApplied, Tx
 
 FAR_AWAY = 1 << 48  # no chain gets to such a slot or height, and sums with them stay in 64 bits
@@ -39,9 +39,9 @@ def decode_block(buf: bytes, network: Network, at: int = 0) -> tuple[BlockApplie
             end = close(buf, end, pair, "a block with its era")
     except IndexError:
         end = len(buf) + 1
-    except BlockError:
+    except CborError as error:
         if _whole(buf, at):
-            raise
+            raise BlockError.of(error) from None
         end = len(buf) + 1
     if end > len(buf):
         raise CutShort("the block is cut short", at)
@@ -54,7 +54,7 @@ def magic_of(buf: bytes) -> int | None:
         _, at = fields(buf, 0, 2, what="a block with its era")
         era, at = uint(buf, at)
         return byron.read_magic(buf, at) if era <= BYRON else None
-    except (BlockError, IndexError):
+    except (CborError, IndexError):
         return None
 
 
@@ -64,7 +64,7 @@ def _whole(buf: bytes, at: int) -> bool:
         return skip(buf, at) <= len(buf)
     except IndexError:
         return False
-    except BlockError:
+    except CborError:
         return True
 
 

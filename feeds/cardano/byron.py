@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from feeds.cardano.cbor import BREAK, array, close, embedded, fields, sized_bytes, skip, small_uint, uint
 from feeds.cardano.errors import BlockError
+from formats.cbor import BREAK, array, close, embedded, fields, sized_bytes, skip, small_uint, uint
 from handlers.events import OutPoint, Output, Tx
 
 _TXID_HEAD = b"\x82\x58\x20"

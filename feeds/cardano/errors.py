@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from feeds.errors import SourceError
+from formats.cbor import CborError
 
 __all__ = ["BlockError", "ChainError", "CutShort", "GenesisError", "SourceError"]
 
@@ -17,12 +18,19 @@ class ChainError(SourceError):
     """Blocks that are sound one by one do not follow each other."""
 
 
-class BlockError(SourceError):
+class BlockError(SourceError, CborError):
     """The bytes at `offset` are not what a block has there."""
 
     def __init__(self, what: str, offset: int, file: Path | None = None) -> None:
-        super().__init__(f"{file}, byte {offset}: {what}" if file else f"byte {offset}: {what}")
-        self.what, self.offset, self.file = what, offset, file
+        CborError.__init__(self, what, offset)
+        self.file = file
+        if file is not None:
+            self.args = (f"{file}, {self}",)
+
+    @classmethod
+    def of(cls, error: CborError) -> BlockError:
+        """Return the same error, met in a block."""
+        return error if isinstance(error, BlockError) else cls(error.what, error.offset)
 
     def placed(self, file: Path, base: int) -> BlockError:
         """Return the same error, where the bytes that were looked at begin at `base` of `file`."""

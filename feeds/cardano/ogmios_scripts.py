@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import cbor2
 
-from feeds.cardano.errors import BlockError
 from feeds.cardano.ogmios_json import (
     After,
     AllOf,
@@ -21,7 +20,8 @@ from feeds.cardano.ogmios_json import (
     SomeOf,
     unhex,
 )
-from feeds.cardano.shelley import script_hash
+from formats.cbor import CborError
+from formats.scripts import script_hash
 
 _LANGUAGES = {"native": 0, "plutus:v1": 1, "plutus:v2": 2, "plutus:v3": 3}
 _KEY_HASH_BYTES = 28
@@ -43,7 +43,7 @@ def read_script(script: Script) -> tuple[bytes, bytes]:
         raise MessageError(f"a script of {script.language} without its bytes", ".cbor")
     try:
         return body, script_hash(body)
-    except BlockError as error:
+    except CborError as error:
         raise MessageError(f"not a script: {error.what}", ".cbor") from None
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from hashlib import blake2b
 
-from feeds.cardano.cbor import (
+from feeds.cardano.errors import BlockError
+from formats.cbor import (
     BREAK,
     array,
     bytestring,
@@ -21,13 +22,12 @@ from feeds.cardano.cbor import (
     small_uint,
     uint,
 )
-from feeds.cardano.errors import BlockError
+from formats.scripts import script_hash
 from handlers.events import Asset, OutPoint, Output
 
 _INPUT_HEAD = b"\x82\x58\x20"  # [transaction id of 32 bytes, …
 _POLICY_HEAD = b"\x58\x1c"
 _SET_TAG = 258
-_NATIVE = 0
 
 Body = tuple[bytes, list[OutPoint], list[Output], list[OutPoint], list[OutPoint], Output | None, int]
 
@@ -287,27 +287,3 @@ def _datum(buf: bytes, at: int) -> tuple[bytes | None, bytes | None, int]:
         raise BlockError(f"a datum option of kind {kind}", at)
     begin, at = embedded(buf, at)
     return None, buf[begin:at], close(buf, at, count, "a datum option")
-
-
-def script_hash(script: bytes, offset: int = 0) -> bytes:
-    """Return the hash of a script reference `[language, script]`: blake2b-224 of the language's byte and the script.
-
-    A native script counts in its original CBOR, one of the machine in the bytes that its byte string holds.
-    """
-    try:
-        count, at = fields(script, 0, 2, what="a script reference")
-        language, at = uint(script, at)
-        if language == _NATIVE:
-            end = skip(script, at)
-            code = script[at:end]
-        elif language < 256:
-            code, end = bytestring(script, at)
-        else:
-            raise BlockError(f"a script of language {language}", at)
-        if close(script, end, count, "a script reference") != len(script):
-            raise BlockError("a script reference does not end where its byte string does", end)
-    except IndexError:
-        raise BlockError("a script reference is cut short", offset) from None
-    except BlockError as error:
-        raise BlockError(error.what, offset + error.offset) from None
-    return blake2b(bytes((language,)) + code, digest_size=28).digest()

@@ -58,10 +58,9 @@ class Cardano(Codec):
         """Return the address as text, by the network in its header, and any other bytes as hex."""
         return _write(raw) if len(raw) <= _CACHED_BYTES else _write.__wrapped__(raw)
 
-    def stake(self, raw: bytes) -> str | None:
-        """Return, as text, the stake address that follows from an address; None when it has none of its own."""
-        address = shelley.stake_address(raw)
-        return None if address is None else _write(address)
+    def stake_address(self, raw: bytes) -> bytes | None:
+        """Return the raw stake address that follows from an address; None when it has none of its own."""
+        return shelley.stake_address(raw)
 
     def credentials(self, raw: bytes) -> Credentials:
         """Return what the address says of its owners; nothing, if it is Byron's. A pointer is no credential."""

@@ -68,6 +68,11 @@ class Codec:
 
     def stake(self, raw: bytes) -> str | None:
         """Return, as text, the stake address that follows from an address; None when it has none of its own."""
+        address = self.stake_address(raw)
+        return None if address is None else self.write(address)
+
+    def stake_address(self, raw: bytes) -> bytes | None:
+        """Return the raw bytes of that stake address."""
         return None
 
     def credentials(self, raw: bytes) -> Credentials:

@@ -10,7 +10,7 @@ from cbor2 import CBORTag, dumps, loads
 from feeds.cardano.block import decode_block
 from feeds.cardano.eras import ALLEGRA, ALONZO, BABBAGE, CONWAY, MAINNET, MARY, PREPROD, PREVIEW, SHELLEY
 from feeds.cardano.errors import BlockError, CutShort
-from feeds.cardano.shelley import script_hash
+from formats.scripts import script_hash
 from handlers.events import BlockApplied, OutPoint, Output, Tx
 
 KEY_ADDRESS = bytes.fromhex("61" + "9493315cd92eb5d8c4304e67b7e16ae36d61d34502694657811a2c8e")

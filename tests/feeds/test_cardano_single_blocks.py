@@ -11,7 +11,7 @@ from test_cardano_runs import PlainSet, name
 
 from feeds.cardano.block import decode_block
 from feeds.cardano.eras import MAINNET, NAMES
-from feeds.cardano.shelley import script_hash
+from formats.scripts import script_hash
 from handlers.events import Asset, OutPoint, Output, Tx
 
 FILES = sorted(path.name for path in ROOT.glob("cardano/single/*.cbor")) or ["*.cbor"]

@@ -1,4 +1,4 @@
-"""Where CBOR items begin and end, and the few kinds of them that blocks are read by.
+"""Where CBOR items begin and end, and the few kinds of them that blocks and scripts are read by.
 
 Hashes depend on the original bytes, so nothing is decoded to be encoded again: every function takes the buffer and a
 place in it, and gives back where the item ends. Nothing recurses. A read beyond the end of the buffer is an
@@ -10,11 +10,17 @@ from __future__ import annotations
 
 from struct import Struct
 
-from feeds.cardano.errors import BlockError
-
 BREAK = 0xFF
 INDEFINITE = -1  # as a count: negative however often one is subtracted, so that `while count` goes on until the break
 MAX_OPEN = 0x1_0000
+
+
+class CborError(Exception):
+    """The bytes at `offset` are not what is read there."""
+
+    def __init__(self, what: str, offset: int) -> None:
+        super().__init__(f"byte {offset}: {what}")
+        self.what, self.offset = what, offset
 
 
 def _widths_and_counts() -> tuple[list[int], list[int]]:
@@ -70,7 +76,7 @@ def skip(buf: bytes, at: int, items: int = 1) -> int:
             at += 1
             items = opened.pop() >> 1
         elif len(opened) > MAX_OPEN:
-            raise BlockError(f"more than {MAX_OPEN} open arrays and maps", at)
+            raise CborError(f"more than {MAX_OPEN} open arrays and maps", at)
         else:
             items = 1 + (opened[-1] & 1)
 
@@ -82,7 +88,7 @@ def _long_item(buf: bytes, at: int) -> tuple[int, int]:
     if info == 31 and major in (2, 3):
         return _chunked_string(buf, at)[1], -1
     if first == BREAK or info > 27:
-        raise BlockError(f"no item begins with 0x{first:02x}", at)
+        raise CborError(f"no item begins with 0x{first:02x}", at)
     argument, at = _argument(buf, at)
     if major in (2, 3):
         return at + argument, -1
@@ -94,7 +100,7 @@ def _argument(buf: bytes, at: int) -> tuple[int, int]:
     if info < 24:
         return info, at + 1
     if info > 27:
-        raise BlockError(f"0x{buf[at]:02x} has no definite length", at)
+        raise CborError(f"0x{buf[at]:02x} has no definite length", at)
     end = at + 1 + (1 << (info - 24))
     buf[end - 1]  # a number cut short is not a smaller one
     return int.from_bytes(buf[at + 1 : end], "big"), end
@@ -106,7 +112,7 @@ def _chunked_string(buf: bytes, at: int) -> tuple[bytes, int]:
     parts = []
     while buf[at] != BREAK:
         if buf[at] >> 5 != major or buf[at] & 31 == 31:
-            raise BlockError("a piece of a string is not a string of its kind", at)
+            raise CborError("a piece of a string is not a string of its kind", at)
         size, at = _argument(buf, at)
         parts.append(buf[at : at + size])
         at += size
@@ -119,7 +125,7 @@ def uint(buf: bytes, at: int) -> tuple[int, int]:
     if first < 0x18:
         return first, at + 1
     if first > 0x1B:
-        raise BlockError("not a number", at)
+        raise CborError("not a number", at)
     end = at + _WIDTHS[first]
     buf[end - 1]  # a number cut short is an IndexError
     return _UNPACK[first](buf, at + 1)[0], end
@@ -135,7 +141,7 @@ def bytestring(buf: bytes, at: int) -> tuple[bytes, int]:
         end = at + first - 0x3F
         return buf[at + 1 : end], end
     if first >> 5 != 2:
-        raise BlockError("not a byte string", at)
+        raise CborError("not a byte string", at)
     if first == 0x5F:
         return _chunked_string(buf, at)
     size, at = _argument(buf, at)
@@ -148,7 +154,7 @@ def sized_bytes(buf: bytes, at: int, size: int, what: str) -> tuple[bytes, int]:
     if len(found) != size:
         if end > len(buf):
             raise IndexError  # not wrong, only cut short
-        raise BlockError(f"{what} has {len(found)} bytes, not {size}", at)
+        raise CborError(f"{what} has {len(found)} bytes, not {size}", at)
     return found, end
 
 
@@ -156,7 +162,7 @@ def small_uint(buf: bytes, at: int) -> tuple[int, int]:
     """Return a number of at most 32 bits and where it ends."""
     number, end = uint(buf, at)
     if number > 0xFFFF_FFFF:
-        raise BlockError(f"{number} is too large here", at)
+        raise CborError(f"{number} is too large here", at)
     return number, end
 
 
@@ -168,7 +174,7 @@ def array(buf: bytes, at: int) -> tuple[int, int]:
     if first == 0x9F:
         return INDEFINITE, at + 1
     if first >> 5 != 4:
-        raise BlockError("not an array", at)
+        raise CborError("not an array", at)
     return _argument(buf, at)
 
 
@@ -180,7 +186,7 @@ def mapping(buf: bytes, at: int) -> tuple[int, int]:
     if first == 0xBF:
         return INDEFINITE, at + 1
     if first >> 5 != 5:
-        raise BlockError("not a map", at)
+        raise CborError("not a map", at)
     return _argument(buf, at)
 
 
@@ -188,7 +194,7 @@ def fields(buf: bytes, at: int, *counts: int, what: str) -> tuple[int, int]:
     """Return how many items a record has and where the first begins; INDEFINITE is for `close` to judge."""
     count, inside = array(buf, at)
     if count not in counts and count != INDEFINITE:
-        raise BlockError(f"{what} has {count} fields", at)
+        raise CborError(f"{what} has {count} fields", at)
     return count, inside
 
 
@@ -197,7 +203,7 @@ def close(buf: bytes, at: int, count: int, what: str) -> int:
     if count != INDEFINITE:
         return at
     if buf[at] != BREAK:
-        raise BlockError(f"{what} has more fields", at)
+        raise CborError(f"{what} has more fields", at)
     return at + 1
 
 
@@ -208,4 +214,4 @@ def embedded(buf: bytes, at: int) -> tuple[int, int]:
         if tag == 24 and buf[at] >> 5 == 2:
             size, begin = _argument(buf, at)
             return begin, begin + size
-    raise BlockError("not CBOR in a byte string (tag 24)", at)
+    raise CborError("not CBOR in a byte string (tag 24)", at)

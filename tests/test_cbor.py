@@ -8,8 +8,7 @@ from cbor2 import CBORTag, dumps
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feeds.cardano.cbor import MAX_OPEN, array, bytestring, embedded, mapping, skip, uint
-from feeds.cardano.errors import BlockError
+from formats.cbor import MAX_OPEN, CborError, array, bytestring, embedded, mapping, skip, uint
 
 SCALARS = (
     st.integers(-(2**70), 2**70)
@@ -60,17 +59,17 @@ def test_skip_through_open_ends(encoded: str) -> None:
 
 @pytest.mark.parametrize("encoded", NO_ITEMS.split())
 def test_what_begins_no_item(encoded: str) -> None:
-    with pytest.raises(BlockError):
+    with pytest.raises(CborError):
         skip(bytes.fromhex(encoded) + bytes(20), 0)
 
 
 @pytest.mark.parametrize("opening", [b"\x9f", b"\xbf\x00", b"\x81", b"\xd8\x79\x9f", b"\x82\x9f"])
 def test_depth_costs_no_stack(opening: bytes) -> None:
     for depth in (10_000, MAX_OPEN + 2, 500_000):
-        with pytest.raises((IndexError, BlockError)):
+        with pytest.raises((IndexError, CborError)):
             skip(opening * depth, 0)
     assert skip(b"\x9f" * MAX_OPEN + b"\xff" * MAX_OPEN, 0) == 2 * MAX_OPEN
-    with pytest.raises(BlockError, match=f"more than {MAX_OPEN} open"):
+    with pytest.raises(CborError, match=f"more than {MAX_OPEN} open"):
         skip(b"\x9f" * (MAX_OPEN + 2) + b"\xff" * (MAX_OPEN + 2), 0)
 
 
@@ -114,5 +113,5 @@ def test_embedded() -> None:
     for tag in (b"\xd8\x18", b"\xd9\x00\x18"):
         assert embedded(tag + b"\x43abc", 0) == (len(tag) + 1, len(tag) + 4)
     for raw in (b"\xd8\x19\x40", b"\xd8\x18\x60", b"\x40\x40", b"\xd8\x18\x5f\xff"):
-        with pytest.raises(BlockError):
+        with pytest.raises(CborError):
             embedded(raw, 0)

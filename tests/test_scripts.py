@@ -1,0 +1,82 @@
+"""The hash of a script, from the bytes that an output carries."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import pytest
+from cbor2 import CBORTag, dumps
+from hypothesis import given
+from hypothesis import strategies as st
+
+from formats.canonical import encode
+from formats.cbor import MAX_OPEN
+from formats.scripts import hash_of_reference
+
+ALWAYS = bytes.fromhex("4d01000033222220051200120011")  # the shortest Plutus script that always succeeds
+NATIVE = bytes.fromhex("8201838200581c3c07030e36bfffe67e2e2ec09e5293d384637cd2f004356ef320f3fe8204186482051896")
+
+
+@pytest.mark.parametrize(
+    ("reference", "name"),
+    [
+        (b"\x82\x01" + dumps(ALWAYS), "67f33146617a5e61936081db3b2117cbf59bd2123748f58ac9678656"),
+        (b"\x82\x00" + NATIVE, "7f287c9b596851bd9394fc84625c2876073de7b19512390e54d64b50"),
+    ],
+)
+def test_known_scripts(reference: bytes, name: str) -> None:
+    for form in (reference, dumps(CBORTag(24, reference)), b"\x9f" + reference[1:] + b"\xff"):
+        found = hash_of_reference(form)
+        assert found is not None and found.hex() == name
+
+
+@given(st.integers(1, 255), st.binary(max_size=300))
+def test_every_plutus_language_has_its_tag(language: int, code: bytes) -> None:
+    expected = blake2b(bytes((language,)) + code, digest_size=28).digest()
+    assert hash_of_reference(dumps([language, code])) == expected
+    halves = b"\x5f" + dumps(code[:9]) + dumps(code[9:]) + b"\xff"
+    assert hash_of_reference(b"\x82" + encode(language) + halves) == expected
+
+
+def test_a_native_script_counts_in_its_own_bytes() -> None:
+    odd = bytes.fromhex("9f0080ff")  # [0, []] as nobody needs to write it
+    assert hash_of_reference(b"\x82\x00" + odd) == blake2b(b"\x00" + odd, digest_size=28).digest()
+
+
+NO_SCRIPTS = """
+00 82 8201 820141 8200 820081 82014100ff 83014100ff a1014100 82190100ff4100 8220f6 82f641ff 9f014100
+d8 d81840 d8188201 d81844820141 d8194482014100 d818448201410000
+"""
+
+
+@pytest.mark.parametrize("text", ["", *NO_SCRIPTS.split()])
+def test_other_bytes_have_no_hash(text: str) -> None:
+    assert hash_of_reference(bytes.fromhex(text)) is None
+
+
+def test_no_depth_is_too_much() -> None:
+    deep = b"\x82\x00" + b"\x81" * 500_000 + b"\x00"
+    assert hash_of_reference(deep) == blake2b(deep[1:], digest_size=28).digest()
+    assert hash_of_reference(b"\x82\x00" + b"\x9f" * (MAX_OPEN + 2) + b"\xff" * (MAX_OPEN + 2)) is None
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes(raw: bytes) -> None:
+    found = hash_of_reference(raw)
+    assert found is None or len(found) == 28
+
+
+PLAIN = st.recursive(
+    st.integers(-(2**64), 2**64 - 1) | st.binary(max_size=300) | st.text(max_size=80) | st.booleans(),
+    lambda inner: st.lists(inner, max_size=30) | st.dictionaries(st.integers(0, 2**33), inner, max_size=30),
+)
+
+
+@given(PLAIN)
+def test_canonical_form_is_that_of_another_encoder(value: object) -> None:
+    assert encode(value) == dumps(value, canonical=True)
+
+
+def test_what_has_no_canonical_form() -> None:
+    with pytest.raises(TypeError, match="NoneType"):
+        encode([None])
