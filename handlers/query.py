@@ -255,11 +255,11 @@ class Snapshot:
 
     def utxos(self, places: list[bytes]) -> list[Utxo]:
         """Return outputs."""
-        return [self.utxo(self.entry(found)) for found in self._rows(places)]
+        return [self.utxo(self.entry(found)) for found in self.rows(places)]
 
     def cbor(self, places: list[bytes]) -> bytes:
         """Return outputs as a CBOR list of `[[transaction id, index], record]`."""
-        pairs = [self.query.records.pair(self.entry(found)) for found in self._rows(places)]
+        pairs = [self.query.records.pair(self.entry(found)) for found in self.rows(places)]
         return head(ARRAY, len(pairs)) + b"".join(pairs)
 
     def json(self, places: list[bytes]) -> bytes:
@@ -309,7 +309,8 @@ class Snapshot:
         whole = [found for found in rows if not (found[1][0] == SPENT and len(found[1]) == MARKED)]
         return [self.utxo(self.entry(found)) for found in whole]
 
-    def _rows(self, places: list[bytes]) -> list[tuple[bytes, bytes]]:
+    def rows(self, places: list[bytes]) -> list[tuple[bytes, bytes]]:
+        """Return outputs that have to be there, as they are stored, in the same order."""
         rows = self.store.rows(self.txn, places)
         if len(rows) != len(places):
             raise Damaged(f"an index lists what is not there, among {', '.join(map(keys.show, places[:3]))}")
@@ -317,7 +318,7 @@ class Snapshot:
 
     def _bodies(self, places: list[bytes]) -> Iterator[Body]:
         """Yield what live outputs hold."""
-        for place, row in self._rows(places):
+        for place, row in self.rows(places):
             yield _body(place, row)
 
     def entry(self, found: tuple[bytes, bytes]) -> Entry:

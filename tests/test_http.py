@@ -26,6 +26,7 @@ ROUTES = {  # of the contract, with parameters that find something
     "balances": ["/api/v1/addresses/{rich}/balance", "/api/v1/credentials/{credential}/balance"],
     "stakes": ["/api/v1/stakes/{stake}/utxos", "/api/v1/stakes/{stake}/balance"],  # unless their index is kept: 503
     "outputs": ["/api/v1/utxos/{live}", "/api/v1/utxos/{spent}"],
+    "deltas": ["/api/v1/blocks/2/delta"],
     "others": [
         "/api/v1/tip",
         "/api/v1/status",
@@ -487,14 +488,18 @@ def every_path(*kinds: str) -> list[str]:
     return [path.format(**HERE) for kind in kinds for path in ROUTES[kind]]
 
 
-@pytest.mark.parametrize("path", [*every_path("lists", "balances", "outputs", "others", "health"), "/health/ready"])
+@pytest.mark.parametrize(
+    "path", [*every_path("lists", "balances", "outputs", "deltas", "others", "health"), "/health/ready"]
+)
 def test_every_answer_says_which_block_it_is_of(told: Asked, path: str) -> None:
     answer = told.ask(path)
     assert [answer.headers[name] for name in TIP] == ["2", "60", SECOND["hash"].hex()]
     assert re.fullmatch(rf'"{SECOND["hash"].hex()}(-[0-9a-z]+)*"', answer.headers["etag"])
 
 
-@pytest.mark.parametrize("path", [*every_path("lists", "balances", "outputs"), "/api/v1/tip", "/docs", "/openapi.json"])
+@pytest.mark.parametrize(
+    "path", [*every_path("lists", "balances", "outputs", "deltas"), "/api/v1/tip", "/docs", "/openapi.json"]
+)
 def test_what_the_client_has_is_not_sent_again(told: Asked, path: str) -> None:
     answer = told.ask(path)
     etag = answer.headers["etag"]
@@ -995,7 +1000,7 @@ def test_an_unknown_path(told: Asked, path: str) -> None:
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 def test_everything_is_read_with_get(told: Asked, method: str) -> None:
     for path in [
-        *every_path("lists", "balances", "stakes", "outputs", "others", "health"),
+        *every_path("lists", "balances", "stakes", "outputs", "deltas", "others", "health"),
         *(each.format(**HERE) for each in (*ABSENT, *RECOVERY, *TRANSACTIONS)),
     ]:
         answer = told.ask(path, method)
@@ -1004,7 +1009,7 @@ def test_everything_is_read_with_get(told: Asked, method: str) -> None:
 
 
 def test_head_has_the_headers_of_get(told: Asked) -> None:
-    for path in [*every_path("lists", "balances", "outputs"), "/api/v1/tip", "/docs"]:
+    for path in [*every_path("lists", "balances", "outputs", "deltas"), "/api/v1/tip", "/docs"]:
         whole, headers = told.ask(path), told.ask(path, "HEAD")
         assert headers.content == b""
         for each in (whole, headers):

@@ -31,6 +31,7 @@ from daemon.http.openapi import document
 from daemon.turns import Turns
 from handlers.addresses import codec
 from handlers.query import Query
+from storage.prune import Windows
 
 DOCUMENT = document()
 SCHEMA: Any = schemathesis.openapi.from_dict(DOCUMENT)
@@ -51,6 +52,7 @@ KNOWN: dict[str, list[Any]] = {  # parameters that find something
     + [codec("cardano", "mainnet").stake(BASE)],
     "txid": [digest("tx", name).hex() for name in ("many", "waits", "lost", "large", "spend", "nobody")],
     "index": [0, 1, 2, 39],
+    "block": [1, 2, digest("block", 1, "").hex()],
 }
 RICH = output(
     "ann", 7, assets=[[bytes(28), b"x", 1 << 62]], inline_datum=b"\x00", script_ref=b"\x01", script_ref_hash=bytes(28)
@@ -126,6 +128,7 @@ def test_the_document_says_how_answers_come() -> None:
         kinds = set(route["responses"].get("200", {"content": {}})["content"])
         lists = path.endswith(("/utxos", "/pruner/jobs", "/recovery/transactions"))
         outputs = (path.endswith("/utxos") and "/txs/" not in path) or path.startswith("/api/v1/utxos/")
+        outputs = outputs or path.endswith("/delta")
         assert (kinds == {"application/json", "application/cbor"}) == outputs, path
         assert ("X-Next-Cursor" in route["responses"].get("200", {"headers": ()})["headers"]) == lists
         assert ("409" in route["responses"]) == lists
@@ -135,7 +138,7 @@ def test_the_document_says_how_answers_come() -> None:
 def test_the_document_and_the_routes_are_the_same() -> None:
     site = Site.__new__(Site)
     site.query, site.transactions, site.jobs, site.recovery = Query.__new__(Query), None, None, None
-    site.mmr = None
+    site.mmr, site.windows = None, Windows(1, 1, False)
     site.codec, site.turns = codec("cardano", "mainnet"), Turns()
     routes: dict[str, Route] = {route.path: route for route in site.routes()}
     assert set(routes) == set(DOCUMENT["paths"])
@@ -145,7 +148,7 @@ def test_the_document_and_the_routes_are_the_same() -> None:
 
 def test_what_the_tests_ask_for_covers_the_document() -> None:
     asked = [
-        *every_path("lists", "balances", "stakes", "outputs", "others", "health"),
+        *every_path("lists", "balances", "stakes", "outputs", "deltas", "others", "health"),
         "/health/ready",
         *(path.format(**HERE) for path in (*ABSENT, *RECOVERY, *TRANSACTIONS)),
     ]

@@ -14,9 +14,10 @@ from rich.table import Table
 
 from config.settings import Config
 from daemon.commands.common import FAILED, WRONG_USE, Exit, readers_may_leave, show, stores_speak
-from daemon.store import limited, open_query, reading
+from daemon.store import limited, open_query, reading, windows
 from handlers.addresses import AddressError, codec
 from handlers.answers import Amount, Balance, Failure, TipAnswer, Utxo, to_tip
+from handlers.deltas import Changed, InJson, NoDelta, find, read_block
 from handlers.query import BadCursor, CursorGone, NoIndex, Order, Page, Snapshot, Sum, amounts
 from handlers.tx_query import Inpoint, Slot, Transaction, TxQuery
 from storage import keys
@@ -79,6 +80,34 @@ def utxo(config: Config, txid: str, index: str | None, *, as_json: bool) -> None
             table.add_row(name, _readable(value))
     with readers_may_leave():
         show(table)
+
+
+def delta(config: Config, text: str, *, as_json: bool) -> None:
+    """Print what one block created and spent."""
+    try:
+        block = read_block(text)
+    except ValueError as error:
+        raise Exit(f"block is {error}", WRONG_USE) from None
+    with _asking(config) as shot:
+        try:
+            found = find(shot, windows(config), block, InJson(shot))
+        except NoDelta as none:
+            raise Exit(str(none), FAILED) from none
+        for _ in found.read():
+            pass
+        answer = found.whole()
+    if as_json:
+        with readers_may_leave():
+            click.echo(answer)
+        return
+    point = TipAnswer(found.block.height, found.block.slot, found.block.hash.hex())
+    with readers_may_leave():
+        show(_place(point), f"created {len(found.created):,}", _changed(found.created))
+        show("", f"spent {len(found.spent):,}", _changed(found.spent))
+
+
+def _changed(outputs: Sequence[Changed]) -> Table:
+    return _list([msgspec.structs.replace(each.utxo, spent_tx_hash=each.spent_tx_hash) for each in outputs])
 
 
 def tx(config: Config, text: str, count: int, page: int, *, as_json: bool) -> None:

@@ -70,6 +70,22 @@ def utxo(context: click.Context, txid: str, index: str | None, as_json: bool) ->
 
 @query.command()
 @config_option
+@click.argument("block", metavar="HEIGHT|HASH")
+@json_option("The same object as HTTP.")
+@click.pass_context
+def delta(context: click.Context, block: str, as_json: bool) -> None:
+    """List what one block created and spent.
+
+    The block is above the rollback floor: there is no delta of an older one. Of several blocks of one height it is the
+    first.
+    """
+    from daemon.commands import lookup
+
+    lookup.delta(context.obj.config, block, as_json=as_json)
+
+
+@query.command()
+@config_option
 @click.argument("txid")
 @click.option("--count", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many of its outputs.")
 @click.option("--page", type=click.IntRange(1, 1 << 32), default=1, show_default=True, help="Which of them.")

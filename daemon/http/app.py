@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Lifespan
 
 from daemon import PROTOCOL, VERSION
 from daemon.http import pages
+from daemon.http.blocks import BlockRoutes
 from daemon.http.ear import Ear
 from daemon.http.guard import Guard
 from daemon.http.jobs import JobRoutes
@@ -105,6 +106,7 @@ class Site:
             "/api/v1/credentials/{credential}/balance": self.credential_balance,
             "/api/v1/stakes/{stake}/balance": self.stake_balance,
             "/api/v1/utxos/{tx_hash}/{index}": self.utxo,
+            "/api/v1/blocks/{block}/delta": BlockRoutes(self.query, self.windows, self.turns).delta,
             "/api/v1/tip": self.tip,
             "/api/v1/status": self.status,
             "/api/v1/events": self.events,

@@ -8,6 +8,7 @@ import msgspec
 
 from daemon import VERSION
 from handlers.answers import Balance, Failure, Health, MmrRoot, Status, TipAnswer, Utxo
+from handlers.deltas import BlockDelta
 from handlers.proofs import MmrProof
 from handlers.prune_report import PrunerJob
 from handlers.recovery.report import Recovering, RecoveringWhole
@@ -29,6 +30,7 @@ _TYPES = (
     RecoveringWhole,
     MmrRoot,
     MmrProof,
+    BlockDelta,
 )
 _LIST = (
     ("count", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}, "How many."),
@@ -51,6 +53,10 @@ _PATHS: dict[str, tuple[str, dict[str, Any]]] = {
     "tx_hash": ("A transaction id.", {"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}),
     "txid": ("A transaction id.", {"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}),
     "index": ("The output's index.", {"type": "integer", "minimum": 0, "maximum": 0xFFFFFFFF}),
+    "block": (
+        "A block's height, or its hash; of several blocks of one height the first.",
+        {"type": "string", "pattern": "^([0-9]{1,10}|[0-9a-fA-F]{64})$"},
+    ),
     "stake": (
         "A stake address, its credential (56 hex digits, bech32), or an address that delegates.",
         {"type": "string"},
@@ -69,7 +75,7 @@ _TOKEN: dict[str, Any] = {
     "scheme": "bearer",
     "description": "The text of `http.token`, where the daemon has one; without it nobody is asked.",
 }
-_RECORDS = "Canonical CBOR with integer keys: a record, or a list of `[[transaction id, index], record]`."
+_RECORDS = "Canonical CBOR with integer keys: a record, a list of `[[transaction id, index], record]`, or a delta."
 _DESCRIPTION = (
     "Reading the UTXO state. Every answer of a route names its tip. A request may be refused before that, "
     "with a `Failure` of status 400, 405, 408, 413, 414, 421, 431, 503 or 505, and without the headers of the tip."
@@ -97,6 +103,13 @@ def document() -> Object:
             _ref("Utxo"),
             "tx_hash",
             "index",
+            missing=True,
+            cbor=True,
+        ),
+        "/api/v1/blocks/{block}/delta": _get(
+            "What one block above the rollback floor created and spent.",
+            _ref("BlockDelta"),
+            "block",
             missing=True,
             cbor=True,
         ),

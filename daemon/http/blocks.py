@@ -1,0 +1,56 @@
+"""What single blocks did to the set."""
+
+from __future__ import annotations
+
+import anyio
+from starlette.requests import Request
+from starlette.responses import Response
+
+from daemon.http.lists import of
+from daemon.http.reply import CBOR, JSON, Problem, known, stamp, wants_cbor
+from daemon.http.turns import Turns
+from handlers.deltas import Form, InCbor, InJson, NoDelta, T, find, read_block
+from handlers.query import Query, Snapshot
+from storage.prune import Windows
+
+_MOST = 100_000  # outputs in one answer: some 100 MB on the way
+
+
+class BlockRoutes:
+    """Answers with deltas, one at a time: a large one takes memory while it is made."""
+
+    def __init__(self, query: Query, windows: Windows, turns: Turns) -> None:
+        self._query, self._windows, self._turns = query, windows, turns
+        self._one = anyio.Lock()
+
+    async def delta(self, request: Request) -> Response:
+        """What one block created and spent."""
+        as_cbor = wants_cbor(request.scope)
+        try:
+            block = read_block(request.path_params["block"])
+        except ValueError as error:
+            raise Problem(400, "bad_parameter", f"block is {error}") from None
+        async with self._one:
+            with self._query.snapshot() as shot:
+                if as_cbor:
+                    return await self._answer(request, shot, block, InCbor(shot), CBOR)
+                return await self._answer(request, shot, block, InJson(shot), JSON)
+
+    async def _answer(self, request: Request, shot: Snapshot, block: int | bytes, form: Form[T], kind: str) -> Response:
+        etag, headers, _ = stamp(*of(shot, as_cbor=kind == CBOR))
+        try:
+            delta = find(shot, self._windows, block, form)
+        except NoDelta as none:
+            hint = "utxo.rollback_window says how many blocks have one" if none.code == "delta_gone" else None
+            raise Problem(404, none.code, str(none), hint) from none
+        if delta.size > _MOST:
+            what = f"block: it created and spent {delta.size:,} outputs, an answer has at most {_MOST:,}"
+            raise Problem(400, "too_large", what, "`utxod query delta` has no such limit")
+        if known(request.scope, etag):
+            return Response(status_code=304, headers=headers)
+        for _ in delta.read():
+            await self._turns.next()
+            if await request.is_disconnected():
+                return Response(status_code=503)  # to nobody
+            shot.check_age()
+        return Response(delta.whole(), 200, headers, kind)

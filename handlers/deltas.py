@@ -1,0 +1,266 @@
+"""What one block did to the set: the outputs that it created and spent, as they were then.
+
+It is read from the block's undo record and the rows, so it is there for every block above the rollback floor. It is the
+same with compact and with self-contained undo, and does not change while the block is in the chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Annotated, Generic, Protocol, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from formats.canonical import Item, encode
+from handlers.answers import Hash, Utxo
+from handlers.persisted import Blocks
+from handlers.query import Snapshot
+from handlers.records import Entry
+from handlers.walk import PLACE, STEP
+from storage import keys
+from storage.change import ChangeSet
+from storage.errors import Damaged
+from storage.prune import Windows
+from storage.rows import MARKED, SPENT, BlockFlag, BlockRow, TxFlag, Undo, body_of
+
+_HASH_DIGITS = 64
+_MOST_HEIGHT = 0xFFFF_FFFF
+(HEIGHT, SLOT, HASH, CREATED, SPENDS, FLAGS, TX_FLAGS, MMR) = range(8)
+(OUTPOINT, RECORD, SPENT_BY) = range(3)
+
+T = TypeVar("T")
+
+
+class Changed(Struct, frozen=True, kw_only=True, gc=False):
+    """An output that a block created or spent, as it was before it was spent; the spender only of one that it spent."""
+
+    tx_hash: Hash
+    output_index: int
+    spent_tx_hash: Hash | UnsetType = UNSET
+    utxo: Utxo
+
+
+class DeltaFlags(Struct, frozen=True):
+    """What is unusual about a block."""
+
+    contains_invalid_tx: bool
+
+
+class DeltaTx(Struct, frozen=True):
+    """What is unusual about a transaction."""
+
+    tx_hash: Hash
+    is_invalid: bool
+    had_collateral_return: bool
+
+
+class DeltaLeaves(Struct, frozen=True):
+    """The leaves of an MMR store that a block appended, and those whose bits it cleared."""
+
+    inserts: list[int]
+    deletes: list[int]
+
+
+class BlockDelta(Struct, frozen=True, kw_only=True):
+    """What one block did to the set."""
+
+    block_number: Annotated[int, Meta(description="the height")]
+    slot: int
+    block_hash: Hash
+    created: Annotated[list[Changed], Meta(description="in chain order")]
+    spent: Annotated[list[Changed], Meta(description="in the order of spending")]
+    flags: DeltaFlags
+    tx_flags: Annotated[list[DeltaTx], Meta(description="only transactions that failed phase 2")]
+    mmr: Annotated[DeltaLeaves | None, Meta(description='null unless utxo.store = "mmr"')]
+
+
+class NoDelta(Exception):
+    """There is none: `code` says whether the block is unknown, or no longer above the rollback floor."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Form(Protocol[T]):
+    """How a delta is written: its outputs one by one, then all of it."""
+
+    def output(self, entry: Entry) -> T:
+        """Return an output as it was before it was spent, with its spender if there is one."""
+
+    def whole(self, delta: Delta[T]) -> bytes:
+        """Return the answer."""
+
+
+class Delta(Generic[T]):
+    """The delta of one retained block."""
+
+    def __init__(self, shot: Snapshot, ordinal: int, undo: Undo, form: Form[T]) -> None:
+        self._shot, self._ordinal, self._undo, self._form = shot, ordinal, undo, form
+        self.block: BlockRow = shot.store.block_at(shot.txn, ordinal)
+        self.contains_invalid = bool(undo.flags & BlockFlag.HAS_INVALID)
+        self.created: list[T] = []
+        self.spent: list[T] = []
+
+    @property
+    def size(self) -> int:
+        """Return how many outputs the block created and spent."""
+        return sum(self._undo.created) + len(self._undo.spent) // PLACE
+
+    def read(self) -> Iterator[None]:
+        """Read the outputs; yields after each thousand, so that others get a turn.
+
+        Raises:
+            Damaged: something of it is not there.
+        """
+        shot, form, own, spent = self._shot, self._form, keys.u32(self._ordinal), self._undo.spent
+        rows = shot.store.scan(shot.txn, shot.store.output, own)
+        while part := list(islice(rows, STEP)):
+            self.created += [form.output(shot.entry((place, body_of(row)))) for place, row in self._bodied(part)]
+            yield
+        for at in range(0, len(spent), STEP * PLACE):
+            part = shot.rows([spent[n : n + PLACE] for n in range(at, min(at + STEP * PLACE, len(spent)), PLACE)])
+            self.spent += [form.output(shot.entry(found)) for found in self._bodied(part)]
+            yield
+        if len(self.created) != sum(self._undo.created):
+            what = f"block {self._ordinal} created {sum(self._undo.created)} outputs, {len(self.created)} are there"
+            raise Damaged(what)
+
+    def whole(self) -> bytes:
+        """Return the answer, once all of it is read."""
+        return self._form.whole(self)
+
+    def _bodied(self, found: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        """Yield rows with their bodies: where only the mark of a spend is left, the spender's undo record has it."""
+        bodies: dict[bytes, bytes] = {}
+        for by in sorted({row[1:5] for _, row in found if row[0] == SPENT and len(row) == MARKED}):
+            undo = self._shot.store.undo_at(self._shot.txn, keys.number(by))
+            if undo is not None and undo.bodies is not None:
+                spent = undo.spent
+                bodies.update((spent[n * PLACE : (n + 1) * PLACE], body) for n, body in enumerate(undo.bodies))
+        for place, row in found:
+            if row[0] == SPENT and len(row) == MARKED:
+                if place not in bodies:
+                    raise Damaged(f"output {keys.show(place)} has no body, and no undo record has it")
+                yield place, row + bodies[place]
+            else:
+                yield place, row
+
+    def failed(self) -> Iterator[tuple[bytes, bool]]:
+        """Yield the transactions that failed phase 2, and whether they had a collateral return."""
+        own = keys.u32(self._ordinal)
+        for number, flags in enumerate(self._undo.tx_flags):
+            if flags & TxFlag.INVALID:
+                txid = self._shot.store.txid_at(self._shot.txn, own + keys.u32(number))
+                yield txid, bool(flags & TxFlag.COLLATERAL_RETURN)
+
+    def leaves(self) -> tuple[list[int], list[int]] | None:
+        """Return the leaves that the block appended and those that it spent; None in a classic store."""
+        mmr, txn, first, spent = self._shot.store.mmr, self._shot.txn, self._undo.mmr, self._undo.spent
+        if mmr is None or first is None:
+            return None
+        places = [spent[at : at + PLACE] for at in range(0, len(spent), PLACE)]
+        return list(range(first, first + sum(self._undo.created))), mmr.locate(txn, places)
+
+
+class InJson:
+    """The form of JSON."""
+
+    def __init__(self, shot: Snapshot) -> None:
+        self._shot = shot
+
+    def output(self, entry: Entry) -> Changed:
+        """Return an output with its fields."""
+        spender = UNSET if entry.spend is None else entry.spend.txid.hex()
+        utxo = self._shot.utxo(msgspec.structs.replace(entry, spend=None))
+        return Changed(tx_hash=utxo.tx_hash, output_index=utxo.output_index, spent_tx_hash=spender, utxo=utxo)
+
+    def whole(self, delta: Delta[Changed]) -> bytes:
+        """Return the delta with its fields."""
+        leaves = delta.leaves()
+        answer = BlockDelta(
+            block_number=delta.block.height,
+            slot=delta.block.slot,
+            block_hash=delta.block.hash.hex(),
+            created=delta.created,
+            spent=delta.spent,
+            flags=DeltaFlags(delta.contains_invalid),
+            tx_flags=[DeltaTx(txid.hex(), True, returned) for txid, returned in delta.failed()],
+            mmr=None if leaves is None else DeltaLeaves(*leaves),
+        )
+        return msgspec.json.encode(answer)
+
+
+class InCbor:
+    """The form of canonical CBOR with integer keys."""
+
+    def __init__(self, shot: Snapshot) -> None:
+        self._records = shot.query.records
+
+    def output(self, entry: Entry) -> Item:
+        """Return an output's map."""
+        fields: dict[int, object] = {OUTPOINT: [entry.txid, entry.index], RECORD: self._records.live(entry)}
+        if entry.spend is not None:
+            fields[SPENT_BY] = entry.spend.txid
+        return Item(encode(fields))
+
+    def whole(self, delta: Delta[Item]) -> bytes:
+        """Return the delta's map."""
+        failed, leaves = list(delta.failed()), delta.leaves()
+        fields: dict[int, object] = {
+            HEIGHT: delta.block.height,
+            SLOT: delta.block.slot,
+            HASH: delta.block.hash,
+            CREATED: delta.created,
+            SPENDS: delta.spent,
+            FLAGS: {0: delta.contains_invalid},
+        }
+        if failed:
+            fields[TX_FLAGS] = [{0: txid, 1: True, 2: returned} for txid, returned in failed]
+        if leaves is not None:
+            fields[MMR] = dict(enumerate(leaves))
+        return encode(fields)
+
+
+def read_block(text: str) -> int | bytes:
+    """Return the height or the hash of a block that is written so.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if len(text) == _HASH_DIGITS and text.isalnum():
+        with suppress(ValueError):
+            return bytes.fromhex(text)
+    elif text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= _MOST_HEIGHT:
+        return int(text)
+    raise ValueError(f"{text!r}; it is a height, from 0 to {_MOST_HEIGHT}, or a hash, {_HASH_DIGITS} hex digits")
+
+
+def find(shot: Snapshot, windows: Windows, block: int | bytes, form: Form[T]) -> Delta[T]:
+    """Return the delta of a block, by its height or hash; of several blocks of one height that of the first.
+
+    Raises:
+        NoDelta: there is no such block, or it is no longer above the rollback floor.
+    """
+    floor, tip = windows.floor(shot.state), shot.tip()
+    lowest = shot.point(floor)
+    where = "the origin" if lowest is None else f"height {lowest.height}"
+    if isinstance(block, bytes):
+        ordinal, known = shot.store.ordinal_of(shot.txn, block) or 0, True
+        if not ordinal:
+            what = f"block {block.hex()} is not in the chain, or is below the rollback floor, {where}"
+            raise NoDelta("unknown_block", what)
+    else:
+        blocks = Blocks(shot.store, shot.txn, ChangeSet(), shot.state.tip)
+        ordinal = blocks.reaching(block) if tip is not None and block <= tip.height else shot.state.tip + 1
+        known = ordinal <= shot.state.tip and blocks.at_or_after(ordinal)[1].height == block
+    if not known and ordinal > floor:
+        raise NoDelta("unknown_block", f"the chain has no block of height {block!r}")
+    undo = shot.store.undo_at(shot.txn, ordinal) if ordinal > floor else None
+    if undo is None:
+        what = f"the delta of this block is no longer kept: only blocks above the rollback floor, {where}, have one"
+        raise NoDelta("delta_gone", what)
+    return Delta(shot, ordinal, undo, form)
