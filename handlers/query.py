@@ -21,11 +21,11 @@ from handlers.events import Point
 from handlers.points import to_point
 from handlers.records import Entry, RecordWriter, Spend
 from handlers.scribe import AddressText, Scribe, Written, amounts
-from handlers.walk import PLACE, STEP, Listed, Order, Search, Walk
+from handlers.walk import PLACE, STEP, Join, Listed, Order, Search, Walk
 from storage import indexes, keys
 from storage.disk import Txn
 from storage.errors import Damaged
-from storage.indexes import address_hash
+from storage.indexes import POLICY, address_hash
 from storage.rows import MARKED, SPENT, BlockRow, Body, State, body_of, spender_of, unpack
 from storage.utxo import UtxoStore
 
@@ -215,7 +215,8 @@ class Snapshot:
     def walk(self, where: Listed, order: Order, cursor: str | None, asset: bytes | None = None) -> Walk:
         """Stand before the first output under a key, or after the one where `cursor` was cut.
 
-        With an asset (policy and name) only outputs that hold it count: `look` finds them.
+        With an asset (policy and name) only outputs that hold it count: `look` finds them. Where there is an index by
+        policy, only outputs that it lists are read.
 
         Raises:
             CursorGone: the cursor's block was rolled back.
@@ -226,6 +227,10 @@ class Snapshot:
         cut = partial(self.cut, key=question, order=order)
         if asset is None:
             return Walk(self.txn, where, order, after, cut)
+        if "policy" in self.boundary.indexes:
+            held = self.listed("policy", asset[:POLICY])
+            if held != where:
+                return Join(self.txn, where, order, after, cut, asset, self._bodies, held)
         return Search(self.txn, where, order, after, cut, asset, self._bodies)
 
     def cut(self, place: bytes, key: bytes, order: Order) -> str:

@@ -61,7 +61,7 @@ class Walk:
 
 
 class Search(Walk):
-    """A way along those outputs that hold an asset. It costs those that do not as well."""
+    """A way along those outputs that hold an asset. It costs those that do not as well: it reads them."""
 
     def __init__(
         self, txn: Txn, where: Listed, order: Order, after: bytes | None, cut: Cut, asset: bytes, read: Read
@@ -72,7 +72,8 @@ class Search(Walk):
 
     def look(self, skip: int, count: int) -> Iterator[None]:
         """Pass by so many that hold it, and find the next, with one more that tells that there are more."""
-        while len(self._found) <= count and (places := self.next(STEP)):
+        while len(self._found) <= count and self._there:
+            places = self.next(STEP)
             held = [place for place, body in zip(places, self._read(places), strict=True) if self._holds(body)]
             self._found += held[skip:]
             skip = max(skip - len(held), 0)
@@ -85,6 +86,48 @@ class Search(Walk):
         """Return what `look` has found, and the cursor that goes on after it, if anything follows."""
         places = self._found[:count]
         return places, self._cut(places[-1]) if len(self._found) > count else None
+
+
+class Join(Search):
+    """The same along what a second index lists as well: each cursor passes over what the other does not have."""
+
+    def __init__(
+        self,
+        txn: Txn,
+        where: Listed,
+        order: Order,
+        after: bytes | None,
+        cut: Cut,
+        asset: bytes,
+        read: Read,
+        other: Listed,
+    ) -> None:
+        super().__init__(txn, where, order, after, cut, asset, read)
+        self._key, self._other, self._other_key = where[1], txn.cursor(other[0]), other[1]
+
+    def next(self, count: int) -> list[bytes]:
+        """Return the next places in both, as many as that if there are and not too many seeks lie between."""
+        places: list[bytes] = []
+        for _ in range(_SKIPPED):
+            if len(places) == count or not self._there:
+                break
+            place = self._cursor.value()
+            if not _reach(self._other, self._other_key, place, self._order):
+                self._there = False
+            elif (ahead := self._other.value()) == place:
+                places.append(place)
+                self._there = self._step()
+            else:
+                self._there = _reach(self._cursor, self._key, ahead, self._order)
+        return places
+
+
+def _reach(cursor: Cursor[bytes], key: bytes, place: bytes, order: Order) -> bool:
+    """Stand on a place, or on the next entry after it."""
+    there = cursor.set_range_dup(key, place)
+    if order == "asc" or (there and cursor.value() == place):
+        return there
+    return cursor.prev_dup() if there else cursor.set_key(key) and cursor.last_dup()
 
 
 def _beside(cursor: Cursor[bytes], key: bytes, place: bytes, order: Order) -> bool:

@@ -11,6 +11,7 @@ from hashlib import blake2b
 
 from storage.rows import Body, address_of, unpack
 
+POLICY = 28  # bytes of a policy id; what follows in a unit is the name
 Keys = Callable[[bytes], Sequence[bytes]]
 
 

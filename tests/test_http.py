@@ -25,6 +25,7 @@ ROUTES = {  # of the contract, with parameters that find something
     "lists": ["/api/v1/addresses/{rich}/utxos", "/api/v1/credentials/{credential}/utxos"],
     "balances": ["/api/v1/addresses/{rich}/balance", "/api/v1/credentials/{credential}/balance"],
     "stakes": ["/api/v1/stakes/{stake}/utxos", "/api/v1/stakes/{stake}/balance"],  # unless their index is kept: 503
+    "policies": ["/api/v1/policies/{policy}/utxos"],  # the same
     "outputs": ["/api/v1/utxos/{live}", "/api/v1/utxos/{spent}"],
     "deltas": ["/api/v1/blocks/2/delta"],
     "others": [
@@ -145,6 +146,7 @@ HERE = {
     "rich": VECTORS["base"][0],
     "credential": PAYMENT,
     "stake": STAKE,
+    "policy": POLICY,
     "live": f"{digest('tx', 'bare').hex()}/0",
     "spent": f"{digest('tx', 'bare').hex()}/2",
     "txid": digest("tx", "bare").hex(),
@@ -891,17 +893,23 @@ def test_a_list_follows_a_rollback() -> None:
         assert asking.get(ANN) == []
 
 
+@pytest.mark.parametrize("key", ["addresses/" + address("ann").hex(), "policies/" + POLICY])
+@pytest.mark.parametrize("indexed", [False, True])
 @pytest.mark.parametrize("order", ["asc", "desc"])
-def test_a_list_of_those_that_hold_an_asset(order: str) -> None:
+def test_a_list_of_those_that_hold_an_asset(order: str, indexed: bool, key: str) -> None:
     """By page and by cursor, with others between, more than are looked at in one turn."""
+    of_key = f"/api/v1/{key}/utxos"
     asset = [bytes.fromhex(POLICY), b"gold", 1]
     unit = f"{POLICY}676f6c64"
     near = [[asset[0], b"golde", 1], [asset[0], b"", 1], [bytes(28), b"gold", 1]]
     paid = [output("ann", n, assets=[*near, asset] if n % 7 == 0 else near[: n % 3]) for n in range(2500)]
     wanted = [n for n in range(2500) if n % 7 == 0][:: 1 if order == "asc" else -1]
-    with short_folder() as folder, asked(folder) as asking:
+    with short_folder() as folder, asked(folder, utxo={"index": {"policy": indexed}}) as asking:
         asking.feed(block(None, tx("many", *paid)))
-        path = f"{ANN}?order={order}&asset={unit}"
+        if not indexed and key.startswith("policies"):
+            failure(asking.ask(of_key), 503, "not_enabled", "utxo.index.policy")
+            return
+        path = f"{of_key}?order={order}&asset={unit}"
         found = [utxo["lovelace_amount"] for utxo in asking.get(f"{path}&count=1000")]
         assert found == wanted
         by_cursor, answer = list[int](), asking.ask(f"{path}&count=50")
@@ -912,9 +920,9 @@ def test_a_list_of_those_that_hold_an_asset(order: str) -> None:
         pages = [asking.get(f"{path}&count=100&page={page}") for page in range(1, 6)]
         assert [len(page) for page in pages] == [100, 100, 100, len(wanted) - 300, 0]
         assert [utxo["lovelace_amount"] for page in pages for utxo in page] == wanted
-        assert asking.get(f"{ANN}?asset={POLICY}ff") == []
-        failure(asking.ask(f"{ANN}?order={order}&cursor={cursor}"), 400, "bad_parameter", "cursor")
-        failure(asking.ask(f"{ANN}?order={order}&asset={POLICY}&cursor={cursor}"), 400, "bad_parameter", "cursor")
+        assert asking.get(f"{of_key}?asset={POLICY}ff") == []
+        failure(asking.ask(f"{of_key}?order={order}&cursor={cursor}"), 400, "bad_parameter", "cursor")
+        failure(asking.ask(f"{of_key}?order={order}&asset={POLICY}&cursor={cursor}"), 400, "bad_parameter", "cursor")
 
 
 @pytest.mark.parametrize("value", ["", "ab", "g" * 56, POLICY + "a", POLICY + "00" * 33, f"{POLICY[:-1]}%20", "gold"])
@@ -1000,7 +1008,7 @@ def test_an_unknown_path(told: Asked, path: str) -> None:
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 def test_everything_is_read_with_get(told: Asked, method: str) -> None:
     for path in [
-        *every_path("lists", "balances", "stakes", "outputs", "deltas", "others", "health"),
+        *every_path("lists", "balances", "stakes", "policies", "outputs", "deltas", "others", "health"),
         *(each.format(**HERE) for each in (*ABSENT, *RECOVERY, *TRANSACTIONS)),
     ]:
         answer = told.ask(path, method)
@@ -1020,6 +1028,28 @@ def test_head_has_the_headers_of_get(told: Asked) -> None:
 def test_an_index_that_is_kept_only_when_asked_for(told: Asked) -> None:
     for path in every_path("stakes"):
         failure(told.ask(path), 503, "not_enabled", "utxo.index.stake_credential")
+    for path in every_path("policies"):
+        failure(told.ask(path), 503, "not_enabled", "utxo.index.policy")
+
+
+def test_a_list_of_those_that_hold_a_policy() -> None:
+    gold, silver = ([bytes.fromhex(POLICY), name, 1] for name in (b"gold", b"silver"))
+    other = [bytes(28), b"gold", 1]
+    paid = [output("ann", 1, assets=[gold]), output("bob", 2, assets=[gold, silver, other]), output("ann", 3)]
+    made = block(None, tx("a", *paid, output("cid", 4, assets=[other]), output("bob", 5, assets=[silver])))
+    spend = block(made, tx("b", output("dan", 6, assets=[gold]), spends=[at("a", 4)]))
+    path = f"/api/v1/policies/{POLICY}/utxos"
+    with short_folder() as folder, asked(folder, utxo={"index": {"policy": True}}) as asking:
+        asking.feed(made)
+        assert [utxo["lovelace_amount"] for utxo in asking.get(path)] == [1, 2, 5]
+        asking.feed(spend)
+        assert [utxo["lovelace_amount"] for utxo in asking.get(path.replace(POLICY, POLICY.upper()))] == [1, 2, 6]
+        assert [utxo["lovelace_amount"] for utxo in asking.get(f"{path}?order=desc&count=2")] == [6, 2]
+        assert [utxo["lovelace_amount"] for utxo in asking.get(f"{path}?asset={'00' * 28}676f6c64")] == [2]
+        assert len(cbor2.loads(asking.ask(path, **AS_CBOR).content)) == 3
+        assert asking.get(f"/api/v1/policies/{'cd' * 28}/utxos") == []
+        for text in ("ab", POLICY + "00", "zz" * 28):
+            failure(asking.ask(f"/api/v1/policies/{text}/utxos"), 400, "bad_parameter", "policy", "56 hex digits")
 
 
 @pytest.mark.parametrize("path", ABSENT)

@@ -52,6 +52,7 @@ KNOWN: dict[str, list[Any]] = {  # parameters that find something
     + [codec("cardano", "mainnet").stake(BASE)],
     "txid": [digest("tx", name).hex() for name in ("many", "waits", "lost", "large", "spend", "nobody")],
     "index": [0, 1, 2, 39],
+    "policy": [bytes(28).hex(), "ab" * 28],
     "block": [1, 2, digest("block", 1, "").hex()],
 }
 RICH = output(
@@ -72,7 +73,7 @@ BAD = tx("bad", valid=False, collateral=[at("many", 2)], collateral_return=outpu
 def web() -> Iterator[Web]:
     port = free_port()
     http = {"workers": 1, "listen": f"127.0.0.1:{port}"}
-    utxo = {"index": {"stake_credential": True}, "store": "mmr"}
+    utxo = {"index": {"stake_credential": True, "policy": True}, "store": "mmr"}
     large = {"batch_size": 20}
     with (
         short_folder() as folder,
@@ -148,7 +149,7 @@ def test_the_document_and_the_routes_are_the_same() -> None:
 
 def test_what_the_tests_ask_for_covers_the_document() -> None:
     asked = [
-        *every_path("lists", "balances", "stakes", "outputs", "deltas", "others", "health"),
+        *every_path("lists", "balances", "stakes", "policies", "outputs", "deltas", "others", "health"),
         "/health/ready",
         *(path.format(**HERE) for path in (*ABSENT, *RECOVERY, *TRANSACTIONS)),
     ]

@@ -51,7 +51,7 @@ from handlers.query import Listed, NoIndex, Query, Snapshot, Sum, Torn, amounts
 from handlers.readiness import blocks_behind, readiness
 from storage.damage import damage
 from storage.errors import Damaged, SnapshotExpired, StoreError
-from storage.indexes import address_hash
+from storage.indexes import POLICY, address_hash
 from storage.prune import Windows
 
 log = structlog.get_logger("http")
@@ -102,6 +102,7 @@ class Site:
             "/api/v1/addresses/{address}/utxos": Lists(self.query, "address", self._at_address, self.turns),
             "/api/v1/credentials/{credential}/utxos": Lists(self.query, "credential", self._at_credential, self.turns),
             "/api/v1/stakes/{stake}/utxos": Lists(self.query, "stake", self._at_stake, self.turns),
+            "/api/v1/policies/{policy}/utxos": Lists(self.query, "policy", self._at_policy, self.turns),
             "/api/v1/addresses/{address}/balance": self.address_balance,
             "/api/v1/credentials/{credential}/balance": self.credential_balance,
             "/api/v1/stakes/{stake}/balance": self.stake_balance,
@@ -156,6 +157,10 @@ class Site:
             return shot.listed("stake_credential", self.codec.read_credential(text, "stake"))
         except AddressError as error:
             raise Problem(400, "bad_parameter", f"stake: {error}") from error
+
+    def _at_policy(self, shot: Snapshot, text: str) -> Listed:
+        """Return where the outputs that hold assets of a policy are listed."""
+        return shot.listed("policy", hex_of(text, POLICY, "policy"))
 
     async def address_balance(self, request: Request) -> Response:
         """What an address holds."""

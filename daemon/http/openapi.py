@@ -44,7 +44,7 @@ _LIST = (
     (
         "asset",
         {"type": "string", "pattern": "^([0-9a-fA-F]{2}){28,60}$"},
-        "Only outputs that hold this `unit`; costs those that are passed by.",
+        "Only outputs that hold this `unit`; costs those that hold the policy, without an index by policy all.",
     ),
 )
 _PATHS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -53,6 +53,7 @@ _PATHS: dict[str, tuple[str, dict[str, Any]]] = {
     "tx_hash": ("A transaction id.", {"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}),
     "txid": ("A transaction id.", {"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}),
     "index": ("The output's index.", {"type": "integer", "minimum": 0, "maximum": 0xFFFFFFFF}),
+    "policy": ("A policy id.", {"type": "string", "pattern": "^[0-9a-fA-F]{56}$"}),
     "block": (
         "A block's height, or its hash; of several blocks of one height the first.",
         {"type": "string", "pattern": "^([0-9]{1,10}|[0-9a-fA-F]{64})$"},
@@ -98,6 +99,7 @@ def document() -> Object:
         ),
         "/api/v1/stakes/{stake}/utxos": _list("Live outputs that delegate by a stake credential.", utxos, "stake"),
         "/api/v1/stakes/{stake}/balance": _get("What delegates by a stake credential.", _ref("Balance"), "stake"),
+        "/api/v1/policies/{policy}/utxos": _list("Live outputs that hold assets of a policy.", utxos, "policy"),
         "/api/v1/utxos/{tx_hash}/{index}": _get(
             "One output, with what spent it while that is kept.",
             _ref("Utxo"),
