@@ -47,8 +47,10 @@ class Knob(NamedTuple):
     @property
     def choices(self) -> str:
         """Return the texts that this knob takes, in the order of `settings`; empty when there is no such list."""
-        is_literal = isinstance(self.kind, inspect.LiteralType)
-        return ", ".join(map(json.dumps, get_args(get_args(self.annotation)[0]))) if is_literal else ""
+        if not isinstance(self.kind, inspect.LiteralType):
+            return ""
+        options = get_args(get_args(self.annotation)[0])
+        return ", ".join(map(json.dumps, get_args(options[0]) or options))  # of a literal that may be None the first
 
     @property
     def expects(self) -> str:

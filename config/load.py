@@ -19,6 +19,8 @@ from config.settings import Config, Recovery, first_directory
 DEFAULT_FILE = Path("/etc/utxod/utxod.toml")
 _PREFIX = "UTXOD_"
 _NOT_KNOBS = {"UTXOD_CONFIG", "UTXOD_CHAIN_DATA", "UTXOD_REQUIRE_CHAIN_DATA"}  # the last two belong to tests
+_STRATEGY = "utxo.index.strategy"
+_SET_BY_STRATEGY = ("utxo.index.address_hash", "utxo.index.payment_credential")
 _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -53,6 +55,7 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
             values[name] = KNOBS[name].read(raw)
         except ValueError as error:
             problems.append(f"{place}: {error}")
+    problems += _expand_strategy(values, said)
     if problems:
         raise ConfigError(problems)
     config = _assemble(values, environ)
@@ -62,6 +65,20 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def _expand_strategy(values: dict[str, object], said: Mapping[str, _Said]) -> list[str]:
+    """Replace the helper that sets two switches by what it sets; return what is said beside it."""
+    if (strategy := values.pop(_STRATEGY, None)) is None:
+        return []
+    problems = []
+    for name in _SET_BY_STRATEGY:
+        key = name.rpartition(".")[2]
+        if name in said:
+            other = said[name].place
+            problems.append(f"{said[_STRATEGY].place}: sets {key} too, as does {other}: remove one of them")
+        values[name] = strategy in (key, "both")
+    return problems
 
 
 def named_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:

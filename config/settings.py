@@ -125,6 +125,13 @@ class Index(Table, frozen=True, kw_only=True):
     payment_credential: Annotated[bool, Meta(description="Find outputs by payment credential (Cardano).")] = True
     stake_credential: Annotated[bool, Meta(description="Find outputs by stake credential (Cardano).")] = False
     policy: Annotated[bool, Meta(description="Find outputs by the policy of their assets.")] = False
+    strategy: Annotated[
+        Literal["address_hash", "payment_credential", "both"] | None,
+        Meta(
+            description="Sets address_hash and payment_credential at once; not together with either of them.",
+            examples=["both"],
+        ),
+    ] = None
 
 
 class Delta(Table, frozen=True, kw_only=True):

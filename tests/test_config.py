@@ -48,7 +48,8 @@ DEFAULTS: dict[str, Any] = {
         "prune_depth": 2160,
         "rollback_window": 4320,
         "prune_batch_size": 500,
-        "index": {"address_hash": True, "payment_credential": True, "stake_credential": False, "policy": False},
+        "index": {"address_hash": True, "payment_credential": True, "stake_credential": False, "policy": False}
+        | {"strategy": None},
         "delta": {"self_contained": False},
     },
     "batch": {"max_bytes": 64 * MIB, "max_delay_ms": 500},
@@ -398,6 +399,45 @@ def test_problem_is_placed_where_the_value_was_set() -> None:
     assert errors(None, {"UTXOD_RECOVERY__STORE": "postgresql"})[0].startswith("UTXOD_RECOVERY__STORE: ")
 
 
+# --- the helper that sets two switches ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kept"),
+    [("address_hash", (True, False)), ("payment_credential", (False, True)), ("both", (True, True))],
+)
+def test_strategy_sets_two_switches(write: Write, strategy: str, kept: tuple[bool, bool]) -> None:
+    in_file = load(write(f'[utxo.index]\nstrategy = "{strategy}"\npolicy = true'), {})
+    path = write('[utxo.index]\nstrategy = "both"\npolicy = true')
+    for config in (in_file, load(path, {"UTXOD_UTXO__INDEX__STRATEGY": strategy})):
+        index = config.utxo.index
+        assert (index.address_hash, index.payment_credential, index.policy, index.strategy) == (*kept, True, None)
+    assert load(write(render(in_file)), {}) == in_file
+
+
+def test_strategy_beside_what_it_sets_is_an_error(write: Write) -> None:
+    """Wherever each of them is said, also where they would agree; both places are named."""
+    here, there = "utxod.toml: [utxo.index] ", "UTXOD_UTXO__INDEX__"
+    both = '[utxo.index]\nstrategy = "both"\naddress_hash = true\npayment_credential = false'
+    assert errors(write(both)) == [
+        f"{here}strategy: sets address_hash too, as does {here}address_hash: remove one of them",
+        f"{here}strategy: sets payment_credential too, as does {here}payment_credential: remove one of them",
+    ]
+    path = write("[utxo.index]\naddress_hash = false")
+    assert errors(path, {there + "STRATEGY": "both"}) == [
+        f"{there}STRATEGY: sets address_hash too, as does {here}address_hash: remove one of them"
+    ]
+    path = write('[utxo.index]\nstrategy = "payment_credential"')
+    assert errors(path, {there + "PAYMENT_CREDENTIAL": "yes"}) == [
+        f"{here}strategy: sets payment_credential too, as does {there}PAYMENT_CREDENTIAL: remove one of them"
+    ]
+
+
+def test_strategy_that_is_none(write: Write) -> None:
+    expected = 'expected one of "address_hash", "payment_credential", "both"'
+    assert errors(write('[utxo.index]\nstrategy = "all"')) == [f'utxod.toml: [utxo.index] strategy: "all": {expected}']
+
+
 # --- secrets -----------------------------------------------------------------------------------------------------
 
 
@@ -452,11 +492,14 @@ def values_of(knob: Knob) -> st.SearchStrategy[Any]:
             return st.text(min_size=1)
 
 
+HELPER = "utxo.index.strategy"  # it sets others, so that it is never in force itself
+
+
 @st.composite
 def configs(draw: st.DrawFn) -> Config:
     """Any configuration without secrets whose values are right one by one."""
     tree: dict[str, Any] = {}
-    for name in draw(st.sets(st.sampled_from(sorted(KNOBS)))):
+    for name in draw(st.sets(st.sampled_from(sorted(KNOBS.keys() - {HELPER})))):
         *tables, key = name.split(".")
         inner = tree
         for table in tables:
@@ -495,8 +538,9 @@ def test_shipped_file_is_in_step_with_the_code() -> None:
 def test_shipped_file_sets_nothing_and_offers_everything(write: Write) -> None:
     assert load(write(template()), {}) == Config()
     offered = re.sub(r"^# (?=[a-z_]+ = )", "", template(), flags=re.MULTILINE)
-    config = load(write(offered), {})
-    examples = {name: knob.example for name, knob in KNOBS.items() if knob.example}
+    assert errors(write(offered))[0].startswith("utxod.toml: [utxo.index] strategy: ")
+    config = load(write(offered.replace('strategy = "both"\n', "")), {})
+    examples = {name: knob.example for name, knob in KNOBS.items() if knob.example and name != HELPER}
     assert examples.keys() == {
         "socket.path",
         "http.token",

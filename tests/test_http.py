@@ -1032,6 +1032,17 @@ def test_an_index_that_is_kept_only_when_asked_for(told: Asked) -> None:
         failure(told.ask(path), 503, "not_enabled", "utxo.index.policy")
 
 
+def test_indexes_by_strategy() -> None:
+    with short_folder() as folder, asked(folder, utxo={"index": {"strategy": "payment_credential"}}) as asking:
+        asking.feed(FIRST)
+        assert asking.get("/api/v1/status")["utxo"]["indexes"] == ["payment_credential"]
+        failure(asking.ask(every_path("lists")[0]), 503, "not_enabled", "utxo.index.address_hash")
+        assert asking.get(every_path("lists")[1])
+        shown = asking.daemon.run("config", "show").stdout.decode()
+        assert "\naddress_hash = false\n" in shown and "\npayment_credential = true\n" in shown
+        assert "\n# strategy = " in shown
+
+
 def test_a_list_of_those_that_hold_a_policy() -> None:
     gold, silver = ([bytes.fromhex(POLICY), name, 1] for name in (b"gold", b"silver"))
     other = [bytes(28), b"gold", 1]
