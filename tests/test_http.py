@@ -17,7 +17,7 @@ from urllib.parse import quote
 import cbor2
 import httpx
 import pytest
-from daemons import Message
+from daemons import Message, utxod
 from questions import TIP, Asked, Web, asked, failure, outpoints, short_folder
 from stories import address, at, back_to, block, digest, output, point, tx
 
@@ -1038,7 +1038,7 @@ def test_indexes_by_strategy() -> None:
         assert asking.get("/api/v1/status")["utxo"]["indexes"] == ["payment_credential"]
         failure(asking.ask(every_path("lists")[0]), 503, "not_enabled", "utxo.index.address_hash")
         assert asking.get(every_path("lists")[1])
-        shown = asking.daemon.run("config", "show").stdout.decode()
+        shown = utxod("config", "show", "--config", asking.daemon.config).stdout.decode()
         assert "\naddress_hash = false\n" in shown and "\npayment_credential = true\n" in shown
         assert "\n# strategy = " in shown
 
