@@ -6,7 +6,7 @@ same with compact and with self-contained undo, and does not change while the bl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Annotated, Generic, Protocol, TypeVar
@@ -19,13 +19,14 @@ from handlers.answers import Hash, Utxo
 from handlers.persisted import Blocks
 from handlers.query import Snapshot
 from handlers.records import Entry
-from handlers.walk import PLACE, STEP
+from handlers.walk import PLACE
 from storage import keys
 from storage.change import ChangeSet
 from storage.errors import Damaged
 from storage.prune import Windows
 from storage.rows import MARKED, SPENT, BlockFlag, BlockRow, TxFlag, Undo, body_of
 
+_STEP = 100  # outputs that are written before others get a turn
 _HASH_DIGITS = 64
 _MOST_HEIGHT = 0xFFFF_FFFF
 (HEIGHT, SLOT, HASH, CREATED, SPENDS, FLAGS, TX_FLAGS, MMR) = range(8)
@@ -111,43 +112,43 @@ class Delta(Generic[T]):
         return sum(self._undo.created) + len(self._undo.spent) // PLACE
 
     def read(self) -> Iterator[None]:
-        """Read the outputs; yields after each thousand, so that others get a turn.
+        """Read the outputs; yields now and then, so that others get a turn.
 
         Raises:
             Damaged: something of it is not there.
         """
-        shot, form, own, spent = self._shot, self._form, keys.u32(self._ordinal), self._undo.spent
-        rows = shot.store.scan(shot.txn, shot.store.output, own)
-        while part := list(islice(rows, STEP)):
-            self.created += [form.output(shot.entry((place, body_of(row)))) for place, row in self._bodied(part)]
+        shot, form, undo = self._shot, self._form, self._undo
+        spent, born = _places(undo.spent), shot.store.scan(shot.txn, shot.store.output, keys.u32(self._ordinal))
+        bodies = {} if undo.bodies is None else dict(zip(spent, undo.bodies, strict=True))
+        yield from self._gather(bodies)
+        while part := list(islice(born, _STEP)):
+            rows = ((place, body_of(_whole(place, row, bodies))) for place, row in part)
+            self.created += [form.output(shot.entry(found)) for found in rows]
             yield
-        for at in range(0, len(spent), STEP * PLACE):
-            part = shot.rows([spent[n : n + PLACE] for n in range(at, min(at + STEP * PLACE, len(spent)), PLACE)])
-            self.spent += [form.output(shot.entry(found)) for found in self._bodied(part)]
+        for at in range(0, len(spent), _STEP):
+            part = shot.rows(spent[at : at + _STEP])
+            self.spent += [form.output(shot.entry((place, _whole(place, row, bodies)))) for place, row in part]
             yield
-        if len(self.created) != sum(self._undo.created):
-            what = f"block {self._ordinal} created {sum(self._undo.created)} outputs, {len(self.created)} are there"
+        if len(self.created) != sum(undo.created):
+            what = f"block {self._ordinal} created {sum(undo.created)} outputs, {len(self.created)} are there"
             raise Damaged(what)
+
+    def _gather(self, bodies: dict[bytes, bytes]) -> Iterator[None]:
+        """Add the bodies of created outputs of which only the mark is left: the spenders' undo records have them."""
+        shot, missing = self._shot, dict[bytes, set[bytes]]()
+        for place, row in shot.store.scan(shot.txn, shot.store.output, keys.u32(self._ordinal)):
+            if _is_mark(row) and place not in bodies:
+                missing.setdefault(row[1:5], set()).add(place)
+        for spender, places in missing.items():
+            undo = shot.store.undo_at(shot.txn, keys.number(spender))
+            if undo is not None and undo.bodies is not None:
+                there = zip(_places(undo.spent), undo.bodies, strict=True)
+                bodies.update((place, body) for place, body in there if place in places)
+            yield
 
     def whole(self) -> bytes:
         """Return the answer, once all of it is read."""
         return self._form.whole(self)
-
-    def _bodied(self, found: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-        """Yield rows with their bodies: where only the mark of a spend is left, the spender's undo record has it."""
-        bodies: dict[bytes, bytes] = {}
-        for by in sorted({row[1:5] for _, row in found if row[0] == SPENT and len(row) == MARKED}):
-            undo = self._shot.store.undo_at(self._shot.txn, keys.number(by))
-            if undo is not None and undo.bodies is not None:
-                spent = undo.spent
-                bodies.update((spent[n * PLACE : (n + 1) * PLACE], body) for n, body in enumerate(undo.bodies))
-        for place, row in found:
-            if row[0] == SPENT and len(row) == MARKED:
-                if place not in bodies:
-                    raise Damaged(f"output {keys.show(place)} has no body, and no undo record has it")
-                yield place, row + bodies[place]
-            else:
-                yield place, row
 
     def failed(self) -> Iterator[tuple[bytes, bool]]:
         """Yield the transactions that failed phase 2, and whether they had a collateral return."""
@@ -162,8 +163,7 @@ class Delta(Generic[T]):
         mmr, txn, first, spent = self._shot.store.mmr, self._shot.txn, self._undo.mmr, self._undo.spent
         if mmr is None or first is None:
             return None
-        places = [spent[at : at + PLACE] for at in range(0, len(spent), PLACE)]
-        return list(range(first, first + sum(self._undo.created))), mmr.locate(txn, places)
+        return list(range(first, first + sum(self._undo.created))), mmr.locate(txn, _places(spent))
 
 
 class InJson:
@@ -264,3 +264,21 @@ def find(shot: Snapshot, windows: Windows, block: int | bytes, form: Form[T]) ->
         what = f"the delta of this block is no longer kept: only blocks above the rollback floor, {where}, have one"
         raise NoDelta("delta_gone", what)
     return Delta(shot, ordinal, undo, form)
+
+
+def _places(joined: bytes) -> list[bytes]:
+    return [joined[at : at + PLACE] for at in range(0, len(joined), PLACE)]
+
+
+def _is_mark(row: bytes) -> bool:
+    """Return whether of a spent output only the mark is left."""
+    return row[0] == SPENT and len(row) == MARKED
+
+
+def _whole(place: bytes, row: bytes, bodies: Mapping[bytes, bytes]) -> bytes:
+    """Return a row with its body."""
+    if not _is_mark(row):
+        return row
+    if place not in bodies:
+        raise Damaged(f"output {keys.show(place)} has no body, and no undo record has it")
+    return row + bodies[place]

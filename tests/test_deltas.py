@@ -10,6 +10,8 @@ import cbor2
 import pytest
 from chains import CODEC, feed, open_chain, prune_all, random_chain, random_genesis
 from chains import block as chain_block
+from chains import output as chain_output
+from chains import tx as chain_tx
 from daemons import Message
 from model import Coin, Model, made
 from questions import TIP, Asked, asked, failure, short_folder
@@ -22,6 +24,7 @@ from test_mmr_model import leaf
 from handlers.deltas import InCbor, NoDelta, find
 from handlers.events import OutPoint
 from handlers.query import Query, Snapshot
+from storage.errors import Damaged
 from storage.prune import Windows
 from storage.rows import MARKED
 
@@ -121,6 +124,28 @@ def test_every_delta_is_that_of_the_model(tmp_path: Path, store: str, self_conta
                     assert delta == delta_of(shot, told.windows, moment.point.height)
                     invalid += 6 in delta
     assert (marks > 0) == self_contained and invalid > 0
+
+
+@pytest.mark.parametrize("lost", ["row", "undo"])
+def test_a_delta_that_cannot_be_read_is_damage(tmp_path: Path, lost: str) -> None:
+    """An output that the block created has no row, or the only undo record that has its body is not there."""
+    with open_chain(tmp_path, self_contained=True, prune_depth=1, rollback_window=9) as told:
+        parent = chain_block(None, chain_tx("a", chain_output("ann"), chain_output("bob")))
+        feed(told, parent)
+        feed(told, parent := chain_block(parent, chain_tx("b", chain_output("cid"), spends=[(parent.txs[0].txid, 0)])))
+        for _ in range(3):
+            feed(told, parent := chain_block(parent))
+        prune_all(told)
+        output, undo = bytes.fromhex("000000010000000000000001"), bytes.fromhex("00000002")
+        store = told.store
+        with Query(store, CODEC, "cardano").snapshot() as shot:
+            assert len(delta_of(shot, told.windows, 1)[3]) == 2
+        if lost == "row":
+            store.disk.write(lambda txn: txn.delete(output, db=store.output))
+        else:
+            store.disk.write(lambda txn: txn.delete(undo, db=store.delta))
+        with Query(store, CODEC, "cardano").snapshot() as shot, pytest.raises(Damaged):
+            delta_of(shot, told.windows, 1)
 
 
 def test_a_boundary_block_shares_its_height(tmp_path: Path) -> None:

@@ -56,8 +56,12 @@ class Requests:
         self._random = random
         self._paths = [*document()["paths"], "/nothing", "//", "/api/v1/%2e%2e/tip", "/api/v1/addresses//utxos", "*"]
         blocks = [tx for step in story.steps for tx in getattr(step.message, "txs", [])]
-        self._txids = [tx.txid.hex() for tx in blocks]
-        self._addresses = [paid.address.hex() for tx in blocks for paid in tx.outputs]
+        self._known = {  # parameters that find something
+            "tx": [tx.txid.hex() for tx in blocks],
+            "address": [paid.address.hex() for tx in blocks for paid in tx.outputs],
+            "index": ["0", "1", "7"],
+            "block": ["1", "2", "100", "200"],
+        }
 
     def request(self) -> bytes:
         """Return one request; the connection need not survive it."""
@@ -80,7 +84,7 @@ class Requests:
     def _target(self) -> str:
         random = self._random
         path = random.choice(self._paths)
-        for name, values in (("tx", self._txids), ("address", self._addresses), ("index", ["0", "1", "7"])):
+        for name, values in self._known.items():
             for part in [part for part in path.split("/") if part.startswith("{") and name in part]:
                 path = path.replace(part, random.choice(values if random.random() < 0.8 else _ODD))
         while "{" in path:
