@@ -28,6 +28,7 @@ LISTS = [
     f"{ANN}/utxos",
     f"/api/v1/credentials/{address('ann')[1:].hex()}/utxos",
     f"/api/v1/txs/{TXID}/utxos",
+    f"/api/v1/policies/{'ab' * 28}/utxos",
     "/api/v1/pruner/jobs",
     "/api/v1/recovery/transactions",
 ]
@@ -35,6 +36,7 @@ PATHS = [
     *LISTS,
     f"{ANN}/balance",
     f"/api/v1/utxos/{TXID}/0",
+    "/api/v1/blocks/1/delta",
     f"/api/v1/txs/{TXID}",
     f"/api/v1/txs/{TXID}/raw",
     f"/api/v1/recovery/transactions/{TXID}",
