@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from daemon.http.lists import of
 from daemon.http.reply import CBOR, JSON, Problem, known, stamp, wants_cbor
-from daemon.http.turns import Turns
+from daemon.turns import Turns
 from handlers.deltas import Form, InCbor, InJson, NoDelta, T, find, read_block
 from handlers.query import Query, Snapshot
 from storage.prune import Windows
