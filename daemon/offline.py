@@ -128,9 +128,9 @@ def reindex_records(config: Config) -> str:
     Each commit leaves whole records behind, so it may be killed and run again.
 
     Raises:
-        StoreError: a daemon has the store, or there are no records.
+        StoreError: there is no store, or a daemon has it, or there are no records.
     """
-    with open_disk(config) as disk:
+    with _open_disk(config) as disk:
         store = UtxoStore(disk)
         store.check_format(chain_name(config))
         lives = open_lives(store, config)

@@ -350,6 +350,14 @@ def test_records_are_rebuilt_where_there_are_some_and_no_daemon(store: Daemon) -
     assert done.returncode == 1 and b"transactions.enabled is off" in done.stderr
 
 
+def test_rebuilding_records_begins_no_store(tmp_path: Path) -> None:
+    with home(tmp_path) as daemon:
+        for options in ([], ["--records"]):
+            done = daemon.run("reindex", *options)
+            assert done.returncode == 1 and b"there is no store here" in done.stderr
+        assert not (tmp_path / "data").exists()
+
+
 def test_verify_exits_3_unless_the_transaction_store_is_off(store: Daemon) -> None:
     harm(store, KINDS["a wrong total"][0])
     done = store.run("verify")
