@@ -291,11 +291,19 @@ def keep_shown(sheet: Sheet, numbers: Callable[[], bytes]) -> Iterator[None]:
     done = Event()
 
     def keep() -> None:
-        shown = b""
+        shown, failing = b"", False
         while True:
-            if (raw := numbers()) != shown:
-                sheet.show(raw)
-                shown = raw
+            try:
+                raw = numbers()
+            except Exception:  # the next numbers may be ones that can be shown
+                if not failing:
+                    log.exception("metrics_not_shown")
+                failing = True
+            else:
+                failing = False
+                if raw != shown:
+                    sheet.show(raw)
+                    shown = raw
             if done.wait(SHOWN_EVERY_S):
                 return
 

@@ -24,6 +24,7 @@ import pytest
 from daemons import PATIENCE_S, ROOT, Daemon, Message, environment, error, home, running, statuses
 from prometheus_client.parser import text_string_to_metric_families
 from stories import back_to, block, chain, digest, output, tx
+from structlog.testing import capture_logs
 
 from config.settings import Config, Utxo
 from daemon import metrics
@@ -368,6 +369,18 @@ def test_a_full_disk_costs_the_numbers_and_nothing_else() -> None:
     assert sheet._warned
     sheet.close()
     sheet.show(b"numbers")  # closed: nothing happens
+
+
+def test_numbers_that_cannot_be_shown_do_not_end_the_thread(tmp_path: Path) -> None:
+    answers = iter([10**30, 10**30, 7])  # MessagePack has no such numbers
+
+    def numbers() -> bytes:
+        return metrics.encode(Numbers(blocks=next(answers, 7)))
+
+    with metrics.daemon_sheet(tmp_path) as sheet, capture_logs() as lines, metrics.keep_shown(sheet, numbers):
+        shown = until(lambda: metrics.daemon_numbers(tmp_path), lambda shown: shown is not None)
+    assert shown is not None and shown.blocks == 7
+    assert [line["event"] for line in lines] == ["metrics_not_shown"]
 
 
 # --- sheets ------------------------------------------------------------------------------------------------------
