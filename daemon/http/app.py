@@ -9,6 +9,7 @@ from functools import cache, lru_cache
 import anyio
 import msgspec
 import structlog
+from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -221,7 +222,9 @@ class Site:
         """Everything that an operator asks first."""
         with self.query.snapshot() as shot:
             status, tip = self._status(shot), shot.tip()
-        return answer(request, tip, _encode(status))
+        clock = status.chain.seconds_since_last_block  # runs on from the last block, which a client can count itself
+        timeless = replace(status, chain=replace(status.chain, seconds_since_last_block=clock and 0.0))
+        return answer(request, tip, _encode(status), timeless=_encode(timeless))
 
     def _status(self, shot: Snapshot) -> Status:
         state, store, tip = shot.state, shot.store, shot.tip()
