@@ -65,7 +65,7 @@ def go_on_in_child(progress: Progress | None = None) -> None:
     pid = _fork()
     if pid == 0:
         return
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _leave)
     try:

@@ -76,7 +76,10 @@ def gone(pids: list[int]) -> None:
             sleep(0.002)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 1)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGQUIT, 131), (signal.SIGINT, 1)],
+)
 def test_a_verify_that_is_interrupted_leaves_nothing(store: Daemon, number: signal.Signals, code: int) -> None:
     assert interrupted(store, number) == code
     assert copies(store.folder / "data") == []
