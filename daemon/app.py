@@ -17,7 +17,6 @@ import structlog
 from anyio import CapacityLimiter, to_thread
 from anyio.abc import TaskGroup
 
-from config.load import DEFAULT_FILE, named_file
 from config.settings import Config, socket_path
 from daemon import PROTOCOL, VERSION
 from daemon.bus import Bell, Bus
@@ -37,8 +36,8 @@ from daemon.recovery import enabled, recover_along
 from daemon.reload import Reloader
 from daemon.signals import heed, receiver
 from daemon.sink import lines_dropped, write_out
-from daemon.start import check_store
-from daemon.store import chain_name, open_disk, open_lives, open_utxo, store_id, windows
+from daemon.start import announce, check_store
+from daemon.store import open_disk, open_lives, open_utxo, store_id, windows
 from handlers.chain import Chain
 from handlers.delivery import refuse
 from handlers.events import (
@@ -67,18 +66,7 @@ def run(config: Config, config_file: Path | None) -> bool:
 
     `config_file` is the one named on the command line: SIGHUP reads the configuration again.
     """
-    found = named_file(config_file, os.environ) or (DEFAULT_FILE if DEFAULT_FILE.exists() else "defaults")
-    log.info(
-        "starting",
-        version=VERSION,
-        config=str(found),
-        chain=chain_name(config),
-        store=config.utxo.store if config.utxo.enabled else None,
-        data_dir=str(config.data_dir.absolute()),
-        socket=str(socket_path(config, os.environ)),
-        http=config.http.listen if config.http.workers else None,
-        pid=os.getpid(),
-    )
+    announce(config, config_file, config.http.workers)
     if config.utxo.enabled:
         check_store(config)
     return anyio.run(serve, config, config_file, backend_options={"use_uvloop": True})

@@ -57,9 +57,9 @@ def main(context: click.Context, path: Path | None) -> None:
 @click.pass_context
 def run(context: click.Context) -> None:
     """Run the daemon until it is asked to leave."""
-    from daemon.app import run as run_daemon
-
     with service(lambda: context.obj.config) as config, stores_speak():
+        from daemon.app import run as run_daemon  # this takes a while: signals and the log are looked after by now
+
         _refuse_a_surprise(config, context.obj.path)
         try:
             with one_failure():
@@ -72,7 +72,7 @@ def run(context: click.Context) -> None:
 
 
 def _refuse_a_surprise(config: Config, path: Path | None) -> None:
-    """Do not begin a store in the working directory for somebody who has not named a configuration or a folder."""
+    """Use no store in the working directory for somebody who has named neither a configuration nor a folder."""
     if config.data_dir == Config().data_dir and not named_file(path, os.environ) and not config.data_dir.exists():
         raise Exit(
             f"no configuration names a data folder, and {config.data_dir.absolute()} does not exist: "
@@ -338,12 +338,15 @@ def serve(context: click.Context, workers: int | None, inherit: tuple[int, int] 
         with service(lambda: handed_over(inherit[1])) as config, stores_speak(), one_failure():
             work(config, *inherit)
         return
-    from daemon.http.master import serve_alone
-    from daemon.start import check_store
-
     with service(lambda: context.obj.config) as config, stores_speak(), one_failure():
+        from daemon.http.master import serve_alone
+        from daemon.start import announce, check_store
+
+        _refuse_a_surprise(config, context.obj.path)
+        workers = workers or max(config.http.workers, 1)
+        announce(config, context.obj.path, workers)
         check_store(config)
-        serve_alone(config, context.obj.path, workers or max(config.http.workers, 1))
+        serve_alone(config, context.obj.path, workers)
 
 
 @main.group(cls=_Bench)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import anyio
 import lmdb
 import pytest
-from daemons import PATIENCE_S, Client, Daemon, encoded, environment, error, home, running, statuses
+from daemons import PATIENCE_S, ROOT, Client, Daemon, encoded, environment, error, home, running, statuses
 from questions import Web, failure, short_folder
 from reading import children
 from stories import chain, expected, point
@@ -58,6 +58,24 @@ def reload(daemon: Daemon, **tables: Any) -> dict[str, Any]:
         lambda: lines(daemon, "config_reloaded") + lines(daemon, "config_reload_failed"), lambda told: len(told) > count
     )
     return max(told, key=lambda line: str(line["timestamp"]))
+
+
+_SENT_WHILE_IMPORTING = """
+import os, signal, sys
+for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    os.kill(os.getpid(), number)
+sys.path.remove(os.path.dirname(__file__))
+del sys.modules["aiosqlite"]
+import aiosqlite
+"""
+
+
+def test_signals_while_the_daemon_is_being_loaded(tmp_path: Path) -> None:
+    early = tmp_path / "early"
+    early.mkdir()
+    (early / "aiosqlite.py").write_text(_SENT_WHILE_IMPORTING)
+    with running(tmp_path, {"PYTHONPATH": f"{early}{os.pathsep}{ROOT}"}) as daemon, daemon.client() as client:
+        assert client.hello()
 
 
 # --- leaving -----------------------------------------------------------------------------------------------------

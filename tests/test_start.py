@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from daemons import PATIENCE_S, environment, log_lines, reason, running, utxod
-from questions import short_folder
+from questions import short_folder, until
+from test_http_service import serving
 
 from config.load import DEFAULT_FILE
 from daemon import VERSION
@@ -34,9 +35,9 @@ def started(folder: Path, *arguments: str, **environ: str) -> Iterator[list[dict
         variables = environment(UTXOD_HTTP__WORKERS="0", **environ)
         process = subprocess.Popen(command, stderr=file, env=variables, cwd=folder)
     try:
-        until = monotonic() + PATIENCE_S
+        give_up = monotonic() + PATIENCE_S
         while "listening" not in [line["event"] for line in log_lines(log.read_bytes())]:
-            assert process.poll() is None and monotonic() < until, log.read_text()
+            assert process.poll() is None and monotonic() < give_up, log.read_text()
             sleep(0.01)
         yield log_lines(log.read_bytes())
         process.send_signal(signal.SIGTERM)
@@ -46,13 +47,18 @@ def started(folder: Path, *arguments: str, **environ: str) -> Iterator[list[dict
         process.wait()
 
 
+def first_line(text: str) -> dict[str, Any]:
+    first = log_lines(text)[0]
+    del first["timestamp"]
+    return first
+
+
 def test_the_first_line_says_who_and_where(folder: Path) -> None:
     chain = {"family": "bitcoin", "network": "regtest"}
     http = {"workers": 1, "listen": f"unix:{folder}/http"}
     with running(folder, chain=chain, utxo={"store": "mmr"}, http=http) as daemon:
-        first = daemon.log_lines()[0]
-        del first["timestamp"]
-        assert first == {
+        first = first_line(daemon.log_text())
+        said = {
             "event": "starting",
             "level": "info",
             "version": VERSION,
@@ -64,17 +70,22 @@ def test_the_first_line_says_who_and_where(folder: Path) -> None:
             "http": f"unix:{folder}/http",
             "pid": daemon.process.pid,
         }
+        assert first == said
+        with serving(daemon) as alone:
+            until(lambda: "http_listen_failed" in (folder / "serve.log").read_text(), "it has logged nothing")
+        assert first_line((folder / "serve.log").read_text()) == said | {"pid": alone.pid}
 
 
 needs_no_file = pytest.mark.skipif(DEFAULT_FILE.exists(), reason=f"{DEFAULT_FILE} is there")
 
 
 @needs_no_file
-def test_without_a_configuration_nothing_is_begun(folder: Path) -> None:
+@pytest.mark.parametrize("command", ["run", "serve"])
+def test_without_a_configuration_nothing_is_begun(command: str, folder: Path) -> None:
     """A variable that names no folder does not help either."""
     chosen: list[dict[str, Any]] = [{}, {"UTXOD_CHAIN__NETWORK": "preview"}]
     for variables in chosen:
-        done = utxod("run", cwd=folder, **variables)
+        done = utxod(command, cwd=folder, **variables)
         assert done.returncode == 2
         assert f"{folder}/utxod-data does not exist" in reason(done) and "--config FILE" in reason(done)
         assert not [*folder.iterdir()]
