@@ -30,22 +30,34 @@ _LOOK_EVERY_S = 1.0  # at the socket's file
 _LOG_EVERY_S = 10.0  # while clients are turned away
 
 
-class Door:
-    """Where clients come in. `path` is None when systemd listens: then the file is not ours to look after."""
+class SocketFile:
+    """The file of a socket on which this process listens. `path` is None where there is none to look after."""
 
-    def __init__(self, listener: SocketListener, path: Path | None) -> None:
-        self.listener = listener
+    def __init__(self, path: Path | None) -> None:
         self._path = path
         self._file = _file(path)
 
     async def gone(self) -> None:
-        """Wait until nobody can come in any more, because the socket's file is not there, or is another's."""
+        """Wait until nobody can connect any more, because the file is not there, or is another's."""
         if self._path is None:
             await anyio.sleep_forever()
         while True:
             await anyio.sleep(_LOOK_EVERY_S)
             if _file(self._path) != self._file:
                 return
+
+    def remove(self) -> None:
+        """Remove the file, unless it is another's by now."""
+        if self._path is not None and _file(self._path) == self._file:
+            self._path.unlink(missing_ok=True)
+
+
+class Door:
+    """Where clients come in. `path` is None when systemd listens: then the file is not ours to look after."""
+
+    def __init__(self, listener: SocketListener, path: Path | None) -> None:
+        self.listener = listener
+        self.file = SocketFile(path)
 
 
 async def open_door(path: Path, environ: Mapping[str, str]) -> Door:
@@ -80,7 +92,7 @@ async def keep_open(door: Door, path: Path, environ: Mapping[str, str], guests: 
     while True:
         async with door.listener, anyio.create_task_group() as both:
             both.start_soon(guests.admit, door.listener)
-            await door.gone()
+            await door.file.gone()
             both.cancel_scope.cancel()
         door = await _reopened(path, environ)
         log.warning("socket_reopened", socket=str(path), reason="its file was removed or replaced")
@@ -163,7 +175,8 @@ def most_clients() -> int:
     if most < _LEAST_CLIENTS:
         needed = _SPARE_DESCRIPTORS + _LEAST_CLIENTS
         advice = f"raise LimitNOFILE= in the unit, or `ulimit -n`, to {needed} at least"
-        raise OSError(errno.EMFILE, f"the limit of open files, {limit}, leaves no room for clients: {advice}")
+        reason = f"the limit of open files, {limit}, leaves no room for clients: {advice}"
+        raise OSError(errno.EMFILE, reason, "RLIMIT_NOFILE")
     return most
 
 

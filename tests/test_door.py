@@ -49,7 +49,7 @@ def test_too_few_descriptors_are_refused_at_the_start(tmp_path: Path, limit: int
             process = daemon.spawn()
         assert process.wait(PATIENCE_S) == 1
         text = daemon.log_text()
-        assert f"the limit of open files, {limit}," in text and "LimitNOFILE" in text and "80" in text
+        assert f"RLIMIT_NOFILE: the limit of open files, {limit}," in text and "LimitNOFILE" in text and "80" in text
         assert "listening" not in text and "Traceback" not in text
 
 

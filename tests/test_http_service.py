@@ -116,6 +116,30 @@ def test_a_unix_socket_left_behind_is_replaced() -> None:
             assert again.get("/health/live")["status"] == "live"
 
 
+def test_a_unix_socket_that_is_removed_is_made_again() -> None:
+    with short_folder() as folder, asked(folder) as asking:
+        asking.get("/health/live")
+        for _ in range(2):
+            (folder / "http").unlink()
+            until(lambda: (folder / "http").exists(), "it is not made again")
+            assert stat.S_IMODE((folder / "http").stat().st_mode) == 0o660
+            with Web(folder / "http") as again:
+                assert again.get("/health/live")["status"] == "live"
+        assert asking.daemon.events().count("http_socket_gone") == 2
+        assert len(children(asking.daemon.process.pid)) == 1
+
+
+def test_a_unix_socket_of_another_process_in_its_place_is_left_alone() -> None:
+    with short_folder() as folder, asked(folder) as asking, socket.socket(socket.AF_UNIX) as other:
+        asking.get("/health/live")
+        (folder / "http").unlink()
+        other.bind(str(folder / "http"))
+        other.listen()
+        until(lambda: "http_listen_failed" in asking.daemon.events(), "it has not noticed")
+        assert asking.daemon.term() == 0
+        assert (folder / "http").exists()
+
+
 def test_a_unix_socket_that_somebody_listens_on_is_left_alone() -> None:
     with short_folder() as folder, asked(folder) as asking, serving(asking.daemon):
         log = folder / "serve.log"

@@ -19,7 +19,7 @@ from config.settings import Config
 from config.units import parse_endpoint
 from daemon.child import of_damage
 from daemon.diagnostics import dump
-from daemon.door import refuse_if_taken
+from daemon.door import SocketFile, refuse_if_taken
 from daemon.reload import Reloader
 from daemon.signals import heed, receiver
 from handlers.addresses import codec
@@ -90,14 +90,21 @@ class Keeper:
                 running.cancel()
 
     async def serve(self) -> None:
-        """Serve until cancelled. An address that is taken is waited for: the chain does not wait."""
-        with _closing(await _listen_at_last(self._config)) as listening:
-            log.info("serving", listen=self._config.http.listen, workers=self._workers)
-            if missing := codec(self._config.chain.family, self._config.chain.network).missing:
-                log.warning("addresses_as_hex", reason=missing)
-            async with anyio.create_task_group() as house:
-                for number in range(self._workers):
-                    house.start_soon(self._keep_one, listening, number)
+        """Serve until cancelled. An address that is taken is waited for: the chain does not wait.
+
+        When the file of a Unix socket was removed or replaced, other workers listen on a new one.
+        """
+        if missing := codec(self._config.chain.family, self._config.chain.network).missing:
+            log.warning("addresses_as_hex", reason=missing)
+        while True:
+            with _closing(await _listen_at_last(self._config)) as (listening, file):
+                log.info("serving", listen=self._config.http.listen, workers=self._workers)
+                async with anyio.create_task_group() as house:
+                    for number in range(self._workers):
+                        house.start_soon(self._keep_one, listening, number)
+                    await file.gone()
+                    log.warning("http_socket_gone", listen=self._config.http.listen)
+                    house.cancel_scope.cancel()
 
     async def _keep_one(self, listening: socket.socket, number: int) -> None:
         failures = crashes = 0
@@ -119,14 +126,14 @@ class Keeper:
 
 
 @contextmanager
-def _closing(listening: socket.socket) -> Iterator[socket.socket]:
-    """Close the socket, and leave no file of it behind."""
+def _closing(listening: socket.socket) -> Iterator[tuple[socket.socket, SocketFile]]:
+    """Close the socket in the end, and leave no file of it behind."""
     with listening:
+        file = SocketFile(Path(listening.getsockname()) if listening.family == socket.AF_UNIX else None)
         try:
-            yield listening
+            yield listening, file
         finally:
-            if listening.family == socket.AF_UNIX:
-                Path(listening.getsockname()).unlink(missing_ok=True)
+            file.remove()
 
 
 class Reminder:
