@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from daemons import Daemon, home, running
-from questions import Web, until
+from questions import Web, free_port, until
 from stories import back_to, chain
 
 from handlers.readiness import Readiness, blocks_behind, readiness
@@ -130,6 +131,24 @@ def test_status_tells_another_daemon_on_the_same_socket_from_its_own() -> None:
         second.term()
         done = second.run("status", "--socket", str(first.socket))
         assert done.returncode == 1 and b"another daemon answers there" in done.stdout
+
+
+def test_status_of_a_daemon_that_does_not_use_its_store() -> None:
+    with TemporaryDirectory(prefix="utxod-") as name, home(Path(name)) as daemon:
+        daemon.start()
+        daemon.term()
+        http = {"workers": 1, "listen": f"unix:{name}/http"}
+        daemon.configure(utxo={"enabled": False}, transactions={"enabled": False}, http=http)
+        daemon.start()
+        until(lambda: handlers(report_any(daemon))["http"][0] == "ok", "it is taken for another daemon")
+        assert report(daemon, 0)["daemon"]["ready"] is None  # type: ignore[index]
+
+
+def test_status_of_a_daemon_on_an_address_of_version_6(tmp_path: Path) -> None:
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    with running(tmp_path, http={"workers": 1, "listen": f"[::1]:{free_port()}"}) as daemon:
+        until(lambda: handlers(report_any(daemon))["http"][0] == "ok", "it is not found")
 
 
 def test_status_says_how_many_of_the_unmined_have_lost_a_conflict(tmp_path: Path) -> None:

@@ -56,9 +56,9 @@ def failed(report: Report) -> bool:
 
 
 def _own_store(config: Config) -> str | None:
-    """Return the name of the store that the configuration means, None where there is none."""
+    """Return the name of the store that the configuration means, None where there is none, or none is used."""
     try:
-        return store_id(config)
+        return store_id(config) if config.utxo.enabled else None
     except FileNotFoundError:
         return None
 
@@ -109,7 +109,9 @@ def _daemon(
         network_tip_height=network,
         lag_blocks=lag,
         seconds_since_last_block=welcome.seconds_since_last_block,
-        ready=readiness(
+        ready=None
+        if store is None
+        else readiness(
             daemon=True,
             tip_height=height,
             lag_blocks=lag,
@@ -251,14 +253,13 @@ def _http(config: Config) -> Handler:
         return Handler("http", "off", "http.workers")
     listen = config.http.listen
     began, where = time.monotonic(), parse_endpoint(listen)
-    connection = HTTPConnection("localhost" if isinstance(where, Path) else where[0], timeout=_PATIENCE_S)
+    host, port = ("localhost", 80) if isinstance(where, Path) else where  # an address of IPv6 would be taken apart
+    connection = HTTPConnection(host, port, timeout=_PATIENCE_S)
     try:
         if isinstance(where, Path):
             connection.sock = socket(AF_UNIX)
             connection.sock.settimeout(_PATIENCE_S)
             connection.sock.connect(os.fspath(where))
-        else:
-            connection.port = where[1]
         connection.request("GET", "/health/live")
         live = _health(connection.getresponse().read())
     except TimeoutError:
