@@ -51,7 +51,7 @@ class Liar:
         self.chain: list[BlockApplied] = []
         self._ways: list[tuple[int, Callable[[], Inbound]]] = [
             (30, self._block),
-            (25, lambda: TxSubmitted(tx=self._tx(), locked=random.random() < 0.2)),
+            (25, lambda: TxSubmitted(tx=self._submitted(), locked=random.random() < 0.2)),
             (6, self._rollback),
             (
                 5,
@@ -95,7 +95,8 @@ class Liar:
         height = tip.height + 1 if tip else random.choice((1, 1, self._odd()))
         txs = [self._tx() for _ in range(random.randint(0, 4))]
         before = tip.hash if tip else None
-        return BlockApplied(height=height, slot=height * 20, hash=random.randbytes(32), prev_hash=before, txs=txs)
+        slot = min(height * 20, max(_ODD))
+        return BlockApplied(height=height, slot=slot, hash=random.randbytes(32), prev_hash=before, txs=txs)
 
     def _tx(self) -> Tx:
         """Return any transaction: its id may be used, its inputs spent, missing, or of itself."""
@@ -111,6 +112,16 @@ class Liar:
             coinbase=random.random() < 0.1,
             raw=random.randbytes(20) if random.random() < 0.3 else None,
         )
+
+    def _submitted(self) -> Tx:
+        """Return a transaction to be submitted: often one that may be accepted, of which blocks and others then lie."""
+        random, tx = self._random, self._tx()
+        if random.random() < 0.5:
+            return tx
+        txid = random.randbytes(32)
+        self._txids[random.randrange(len(self._txids))] = txid
+        made = [(paid.txid, n) for block in self.chain[-2:] for paid in block.txs for n in range(len(paid.outputs))]
+        return msgspec.structs.replace(tx, txid=txid, inputs=random.sample(made, min(len(made), 1)))
 
     def _output(self) -> Output:
         random = self._random
@@ -135,7 +146,10 @@ class Liar:
 
 
 def live(chain: list[BlockApplied]) -> list[str]:
-    """Return what is unspent after a chain, whatever it claims: missing inputs are skipped, a used id replaces."""
+    """Return what is unspent after a chain, whatever it claims.
+
+    Missing inputs are skipped. A transaction with a used id replaces all outputs of the earlier one.
+    """
     coins: dict[OutPoint, Output] = {}
     for block in chain:
         for tx in block.txs:
@@ -144,6 +158,8 @@ def live(chain: list[BlockApplied]) -> list[str]:
             made = dict(enumerate(tx.outputs)) if tx.valid else {}
             if not tx.valid and tx.collateral_return is not None:
                 made = {len(tx.outputs): tx.collateral_return}
+            for point in [point for point in coins if point[0] == tx.txid]:
+                del coins[point]
             coins |= {(tx.txid, n): paid for n, paid in made.items() if paid.spendable}
     return [f"{txid.hex()},{n},{paid.value},{paid.address.hex()}" for (txid, n), paid in coins.items()]
 
@@ -168,6 +184,7 @@ def round(folder: Path, seed: int) -> Met:
                 target.start()
                 link = target.link()
                 met["restarts"] += 1
+        link.socket.close()  # another feeder comes
         _check(target, liar, met)
         _roll_everything_back(target, liar, met)
         target.stop()
