@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,11 +17,12 @@ from urllib.parse import quote
 import pytest
 from bitcoin_rpc_chain import FakeNode, Fault
 from bitcoin_rpc_server import LOGIN, serving
-from daemons import PATIENCE_S, Client, Daemon, Message, home, running, statuses
+from daemons import PATIENCE_S, Client, Daemon, Message, home, running, statuses, utxod
 from questions import Web
 from stories import at, back_to, block, chain, digest, output, tx
 from test_metrics import scrape
 from test_recovery_service import Explorer
+from test_verify_copy import apart
 
 SOON = {"ttl": "200ms", "scan_interval": "200ms", "confirmations": 3, "lease_duration": "2s"}
 FUNDS = tx("funds", *(output("ann", 10 + n) for n in range(8)))
@@ -62,6 +64,25 @@ def rows(daemon: Daemon) -> dict[str, str]:
 
 def named(**expected: str) -> dict[str, str]:
     return {digest("tx", name).hex(): status for name, status in expected.items()}
+
+
+def test_commands_read_the_tables_on_a_read_only_disk(tmp_path: Path) -> None:
+    with home(tmp_path) as daemon:
+        daemon.start()
+        with daemon.client() as client:
+            made = block(None, tx("a", output("ann")))
+            assert statuses(client.feed([made])) == ["applied"]
+            submitted = {"type": "TxSubmitted", "tx": tx("b", output("bob"), spends=[at("a")])}
+            assert statuses(client.feed([submitted])) == ["accepted"]
+        listed = ["recovery", "list", "--config", str(daemon.config)]
+        until(lambda: digest("tx", "b").hex().encode() in utxod(*listed).stdout, True)
+        assert daemon.term() == 0
+        command = [sys.executable, "-m", "daemon.cli", *listed]
+        done = apart(
+            'mount --bind "$1" "$1"; mount -o remount,bind,ro "$1"; shift; exec "$@"', tmp_path / "data", *command
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert digest("tx", "b").hex() in done.stdout.decode()
 
 
 def test_a_row_follows_its_transaction(folder: Path) -> None:

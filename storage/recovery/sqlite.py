@@ -7,6 +7,7 @@ by one: a power cut may take back the last ones, and what they said is found out
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
@@ -49,13 +50,23 @@ def machine_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def _mode(path: Path) -> str:
+    """Return how a file is opened that is only read: on a read-only mount SQLite cannot make the files beside it."""
+    beside = path.with_name(path.name + "-wal")
+    try:
+        unchanging = bool(os.statvfs(path.parent).f_flag & os.ST_RDONLY) and not beside.exists()
+    except FileNotFoundError:
+        unchanging = False
+    return "mode=ro&immutable=1" if unchanging else "mode=ro"
+
+
 class SqliteStorage:
     """The tables in one file; see `Storage`."""
 
     def __init__(self, path: Path, clock_ms: Callable[[], int] = machine_ms, *, readonly: bool = False) -> None:
         """Take the file; nothing is opened yet. `readonly` is for whoever only looks: it has to be there then."""
         self._path = path
-        self._uri = f"{path.absolute().as_uri()}?mode={'ro' if readonly else 'rwc'}"
+        self._uri = f"{path.absolute().as_uri()}?{_mode(path) if readonly else 'mode=rwc'}"
         self._readonly = readonly
         self._clock_ms = clock_ms
         self._claimed_ms: int | None = None  # when we claimed last
