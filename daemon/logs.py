@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import threading
@@ -129,9 +130,23 @@ class _FromLibraries(logging.Handler):
             message = record.getMessage()
         except (TypeError, ValueError):  # arguments that do not fit the format
             message = str(record.msg)
-        write = log.error if record.levelno >= logging.ERROR else log.warning
         exception = record.exc_info[1] if record.exc_info else None
+        if _woken_twice(record, exception):
+            log.debug("late_wakeup_ignored", message=message)
+            return
+        write = log.error if record.levelno >= logging.ERROR else log.warning
         write(_OF_LIBRARIES.get(record.name, "library_logged"), logger=record.name, message=message, exc_info=exception)
+
+
+def _woken_twice(record: logging.LogRecord, exception: BaseException | None) -> bool:
+    """Return whether a socket became ready in the moment in which it was closed: anyio's waiting future is done then.
+
+    uvloop calls the future's `set_result` once more, as a callback, and nobody waits for what comes of it.
+    """
+    late = record.name == "asyncio" and isinstance(exception, asyncio.InvalidStateError)
+    return late and record.getMessage().startswith(
+        "Exception in callback <built-in method set_result of _asyncio.Future"
+    )
 
 
 def _failed(_: type[BaseException], error: BaseException, __: TracebackType | None) -> None:

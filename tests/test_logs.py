@@ -358,6 +358,45 @@ def test_what_nobody_has_caught_is_json(module: str, name: str, command: str, fo
         _assert_bugs(log_lines(log.read_bytes()))
 
 
+_CLOSED_WHEN_READY = """
+import asyncio, socket, uvloop
+from config.settings import Log
+from daemon.logs import configure
+
+async def main():
+    loop, (one, other) = asyncio.get_running_loop(), socket.socketpair()
+    with one, other:
+        waiting = loop.create_future()
+        loop.add_reader(one, waiting.set_result, None)
+        waiting.set_result(None)  # as anyio does when the socket is closed
+        other.send(b"x")
+        await asyncio.sleep(0.05)
+        loop.remove_reader(one)
+        loop.call_soon({callback})
+        await asyncio.sleep(0.05)
+
+configure(Log(level="{level}"))
+uvloop.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("level", "callback", "events"),
+    [
+        ("info", "bool", set()),
+        ("debug", "bool", {"late_wakeup_ignored"}),
+        ("info", "lambda: waiting.set_result(1)", {"library_logged"}),
+    ],
+)
+def test_a_socket_that_is_ready_when_it_is_closed_is_no_error(level: str, callback: str, events: set[str]) -> None:
+    """Another future that is set twice is one."""
+    script = _CLOSED_WHEN_READY.format(level=level, callback=callback)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment(), capture_output=True, timeout=30, check=True
+    )
+    assert {line["event"] for line in log_lines(done.stderr)} == events
+
+
 def test_why_a_service_does_not_start_is_json(tmp_path: Path) -> None:
     with home(tmp_path, chain={"network": "x"}) as daemon:
         daemon.start()

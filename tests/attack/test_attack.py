@@ -33,6 +33,7 @@ MEETS = {
 def test_promises_hold_under_attack(kind: str, tmp_path: Path) -> None:
     met = Met()
     for seed in range(ROUNDS[kind]):
+        print(f"utxod bench soak --only {kind} --seed {seed}")  # pytest shows it when the test fails
         met.add(one_round(kind, tmp_path, seed))
     for what, least in MEETS[kind].items():
         assert met[what] >= least, (what, met)
