@@ -26,6 +26,7 @@ from config.units import parse_duration
 
 KINDS = ("kills", "power", "faults", "lies", "fuzz", "requests", "crowd", "readers")
 _REPORT_EVERY_S = 30.0
+_LONGEST_FOLDER = 107 - len("/requests-4294967295/utxod.sock")  # bytes
 
 
 def one_round(kind: str, folder: Path, seed: int) -> Met:
@@ -54,6 +55,10 @@ def soak(duration: str, only: tuple[str, ...], seed: int | None, parallel: int, 
         raise click.BadParameter(str(error), param_hint="--for") from error
     first = SystemRandom().randrange(1 << 31) if seed is None else seed
     folder = Path(tempfile.mkdtemp(prefix="utxod-soak-", dir=work))
+    if len(bytes(folder.absolute())) > _LONGEST_FOLDER:
+        folder.rmdir()
+        what = f"{folder.parent} is too long: the paths of sockets in it would have more than 107 bytes"
+        raise click.BadParameter(what, param_hint="--work")
     click.echo(f"seed {first}, folders in {folder}")
     total, reported = Met(), time.monotonic()
     try:

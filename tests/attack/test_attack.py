@@ -5,10 +5,12 @@ A longer run with other seeds is `utxod bench soak --for 1h`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from questions import short_folder
 
 import bench.soak
 from bench.soak import KINDS, one_round, soak
@@ -29,12 +31,19 @@ MEETS = {
 }
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Give a folder with a short name: paths of sockets are bounded."""
+    with short_folder() as name:
+        yield name
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_promises_hold_under_attack(kind: str, tmp_path: Path) -> None:
+def test_promises_hold_under_attack(kind: str, folder: Path) -> None:
     met = Met()
     for seed in range(ROUNDS[kind]):
         print(f"utxod bench soak --only {kind} --seed {seed}")  # pytest shows it when the test fails
-        met.add(one_round(kind, tmp_path, seed))
+        met.add(one_round(kind, folder, seed))
     for what, least in MEETS[kind].items():
         assert met[what] >= least, (what, met)
 
@@ -44,22 +53,31 @@ def test_every_module_of_attacks_is_run() -> None:
     assert {path.stem for path in sources if "\ndef round(" in path.read_text()} == set(KINDS)
 
 
-def test_soak_runs_for_as_long_as_it_is_told_and_reports(tmp_path: Path) -> None:
-    done = CliRunner().invoke(soak, ["--for", "1s", "--only", "power", "--parallel", "1", "--work", str(tmp_path)])
+def test_soak_runs_for_as_long_as_it_is_told_and_reports(folder: Path) -> None:
+    done = CliRunner().invoke(soak, ["--for", "1s", "--only", "power", "--parallel", "1", "--work", str(folder)])
     assert done.exit_code == 0, done.output
     assert done.output.startswith("seed ") and "lives recorded" in done.output
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
+
+
+def test_soak_refuses_a_folder_with_too_long_a_name(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    done = CliRunner().invoke(soak, ["--for", "1s", "--work", str(deep)])
+    assert done.exit_code == 2 and "more than 107 bytes" in done.output
+    assert list(deep.iterdir()) == []
 
 
 def test_soak_names_the_round_that_broke_a_promise_and_keeps_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken, work = tmp_path / "broken", tmp_path / "work"
+    broken, work = folder / "broken", folder / "work"
     broken.mkdir()
     work.mkdir()
     (broken / "uvloop.py").write_text("raise ImportError('no daemon can start')")
     monkeypatch.setenv("PYTHONPATH", str(broken))
-    done = CliRunner().invoke(soak, ["--for", "1h", "--only", "lies", "--seed", "7", "--work", str(work)])
+    arguments = ["--for", "1h", "--only", "lies", "--seed", "7", "--parallel", "1", "--work", str(work)]
+    done = CliRunner().invoke(soak, arguments)
     assert done.exit_code == 1
     assert "lies, seed 7: " in done.output and "no daemon can start" in done.output
     assert (next(work.iterdir()) / "lies-7" / "log").is_file()
