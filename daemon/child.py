@@ -127,8 +127,8 @@ def _died(number: signal.Signals, progress: Progress | None) -> str:
 def _fork() -> int:
     """Return the child's process id; 0 in the child, which ends when this process does."""
     parent = os.getpid()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None where the descriptor was closed
+        stream.flush()
     pid = os.fork()
     if pid == 0:
         die_with(parent)

@@ -28,6 +28,7 @@ from structlog.testing import capture_logs
 
 from config.load import load
 from daemon.cli import main
+from daemon.commands.common import stores_speak
 from daemon.commands.service import one_failure
 from daemon.crash import refuse_after_crash
 from daemon.store import TABLES, open_disk
@@ -434,6 +435,13 @@ def test_only_what_reads_rows_is_taken_for_damage(store: Daemon) -> None:
         raise BaseExceptionGroup("", [BaseExceptionGroup("", [OSError("alone")])])
     with pytest.raises(BaseExceptionGroup), one_failure():
         raise BaseExceptionGroup("", [OSError(), ValueError()])
+
+
+def test_a_bug_outside_of_the_store_is_not_taken_for_damage() -> None:
+    """Such a daemon starts again. What runs a service or a command is part of every traceback."""
+    for raised in (ValueError("a bug"), BaseExceptionGroup("", [ValueError("a bug")])):
+        with pytest.raises(ValueError, match="a bug"), stores_speak(), one_failure():
+            raise raised
 
 
 def test_an_input_that_no_transaction_has_costs_no_memory() -> None:
