@@ -32,7 +32,7 @@ from storage import keys
 from storage.change import ChangeSet
 from storage.disk import Txn
 from storage.errors import StoreFull
-from storage.prune import PARTS, Gone, Part, Windows, prunable, prune, raise_floor, sweep
+from storage.prune import PARTS, Gone, Part, Windows, prunable, prune, raise_floor, sweep, taken_back
 from storage.rows import State
 from storage.utxo import TxidsTaken, UtxoStore
 
@@ -337,9 +337,7 @@ class Chain:
         return True
 
     def _take_back(self, txn: Txn, target: int) -> State:
-        cursors = [min(cursor, (target + 1, 0)) for cursor in (self.state.spent_cursor, self.state.undo_cursor)]
-        state = self._persisted_upto(self.state, self._reach().point(txn, target))
-        state = msgspec.structs.replace(state, tip=target, spent_cursor=cursors[0], undo_cursor=cursors[1])
+        state = taken_back(self._persisted_upto(self.state, self._reach().point(txn, target)), target)
         left: Undone | None = None
         if self.lives:
             self.lives.begin(self._height(txn))

@@ -214,6 +214,12 @@ def _remove_tx(store: UtxoStore, txn: Txn, place: bytes) -> int:
     return 1
 
 
+def taken_back(state: State, target: int) -> State:
+    """Return the state after the blocks above `target` were rolled back: pruning goes on at the next one at most."""
+    spent, undo = (min(cursor, (target + 1, 0)) for cursor in (state.spent_cursor, state.undo_cursor))
+    return msgspec.structs.replace(state, tip=target, spent_cursor=spent, undo_cursor=undo)
+
+
 def raise_floor(store: UtxoStore, txn: Txn, state: State, floor: int) -> State:
     """Say that `floor` is the lowest block to roll back to; those below it are no longer retained."""
     for ordinal in range(state.floor, floor):

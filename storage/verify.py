@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-import msgspec
-
 from storage import indexes, keys
 from storage.change import ChangeSet
 from storage.copies import temporary
@@ -20,7 +18,7 @@ from storage.mmr_store import Leaves
 from storage.mmr_verify import check_copy, mountains
 from storage.pages import check_pages
 from storage.precheck import contradictions
-from storage.prune import Windows
+from storage.prune import Windows, taken_back
 from storage.rows import MARKED, SPENT, BlockRow, Body, State, body_of, spender_of, unpack
 from storage.transactions import TABLES as TX_TABLES
 from storage.utxo import TABLES, UtxoStore
@@ -241,6 +239,6 @@ def _undo(copy: UtxoStore, windows: Windows) -> Iterator[str]:
 
 def _take_back(store: UtxoStore, txn: Txn, ordinal: int) -> None:
     undo, undone = store.undo_at(txn, ordinal), store.change_of(txn, ordinal, ChangeSet()).reversed()
-    store.write(txn, undone, msgspec.structs.replace(store.state(txn), tip=ordinal - 1))
+    store.write(txn, undone, taken_back(store.state(txn), ordinal - 1))
     if undo is not None and undo.mmr is not None:
         check_copy(store, txn, undo.mmr)
