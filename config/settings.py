@@ -329,6 +329,16 @@ class Storage(Table, frozen=True, kw_only=True):
     ] = TIB
 
 
+class LogRetention(Table, frozen=True, kw_only=True):
+    """How much of the change log is kept: a fact goes when it is beyond either limit. The newest one always stays."""
+
+    count: Annotated[
+        int,
+        Meta(ge=0, le=1_000_000_000, description="Facts that are kept; a fact takes about 80 bytes. 0 is no limit."),
+    ] = 1_000_000
+    age: Annotated[Seconds, Meta(ge=0, description="Age at which a fact goes; 0 is never.")] = 2_592_000.0
+
+
 class Store(Table, frozen=True, kw_only=True):
     """Limits on what the store has to keep."""
 
@@ -340,6 +350,7 @@ class Store(Table, frozen=True, kw_only=True):
             "until then the pages that it sees cannot be reused, and the file grows.",
         ),
     ] = 60.0
+    log_retention: LogRetention = LogRetention()
 
 
 class Log(Table, frozen=True, kw_only=True):

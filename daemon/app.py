@@ -37,7 +37,7 @@ from daemon.reload import Reloader
 from daemon.signals import heed, receiver
 from daemon.sink import lines_dropped, write_out
 from daemon.start import announce, check_store
-from daemon.store import open_disk, open_lives, open_utxo, store_id, windows
+from daemon.store import open_changes, open_disk, open_lives, open_utxo, store_id, windows
 from handlers.chain import Chain
 from handlers.delivery import refuse
 from handlers.events import (
@@ -88,6 +88,7 @@ async def serve(config: Config, config_file: Path | None) -> bool:
             limits = Limits(config.batch.max_bytes, config.batch.max_delay_ms / 1000)
             if turns:
                 hall.view = turns.chain.view
+                hall.audience.open(turns.chain.changes, writer)
                 house.start_soon(_follow, limits, inbox, turns, hall, writer, committed)
             else:
                 house.start_soon(decline, inbox)
@@ -144,7 +145,9 @@ def _open_turns(config: Config, stores: ExitStack) -> Turns | None:
     disk = stores.enter_context(open_disk(config))
     stores.enter_context(recorded(disk.folder))
     store = open_utxo(disk, config)
-    chain = Chain(store, windows(config), config.utxo.prune_batch_size, open_lives(store, config))
+    changes = open_changes(disk, config)
+    lives = open_lives(store, config, changes)
+    chain = Chain(store, windows(config), config.utxo.prune_batch_size, lives, changes)
     if chain.lives:
         chain.lives.wake(chain.height)
     return Turns(chain, config.pruner.enabled)

@@ -1,34 +1,148 @@
-"""The clients that subscribed to facts: what a commit made true is encoded once, however many want to know of it."""
+"""The clients that subscribed to facts, in the order of the change log.
+
+What a commit made true is encoded once, however many want to know of it. Who asks for earlier facts is sent those from
+the log first, some at a time, and is then one of the others: nothing is missing between, and nothing comes twice.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from time import monotonic
+
+import anyio
+import structlog
+from anyio import CapacityLimiter, to_thread
+from msgspec import Struct
 
 from daemon.outbox import Outbox
 from handlers import wire
+from handlers.change_log import ChangeLog, Gone, NotYet, read
 from handlers.events import Fact
+from handlers.refusal import Refusal, Refused
+from storage.errors import StoreError
+
+log = structlog.get_logger("socket")
+
+_ROWS = 64  # of the log that a turn reads: some two thousand facts
+_UNREAD = 64 << 10  # bytes that a client may leave unread before it is sent more of the log
+_PATIENCE_S = 10.0  # for a client that takes nothing of them
+
+Rows = list[tuple[bytes, bytes]]
+
+
+class Wish(Struct, eq=False):
+    """What a client wants to hear. Until it is `live` it is sent what the log has from `next` on."""
+
+    kinds: frozenset[str]
+    next: int
+    live: bool
 
 
 class Audience:
     """Who is told of which facts."""
 
     def __init__(self) -> None:
-        self._wishes: dict[Outbox, frozenset[str]] = {}
+        self.told = 0  # the sequence of the last fact that was told
+        self._wishes: dict[Outbox, Wish] = {}
+        self._changes: ChangeLog | None = None
+        self._writer: CapacityLimiter | None = None
+        self._encoding = CapacityLimiter(1)
+
+    def open(self, changes: ChangeLog, writer: CapacityLimiter) -> None:
+        """Tell what this log will have from now on; `writer` lets in one turn at the store at a time."""
+        changes.take()
+        self._changes, self._writer, self.told = changes, writer, changes.newest()
+
+    @property
+    def newest(self) -> int | None:
+        """Return the sequence of the last fact that was told, None where there is no log."""
+        return None if self._changes is None else self.told
 
     def subscribe(self, outbox: Outbox, kinds: Iterable[str]) -> None:
         """Send a client the facts of these types from now on, and no others."""
-        self._wishes[outbox] = frozenset(kinds)
+        self._wishes[outbox] = Wish(frozenset(kinds), self.told + 1, live=True)
+
+    async def subscribe_from(self, outbox: Outbox, kinds: Iterable[str], sequence: int) -> tuple[Wish, Rows]:
+        """Let a client wait for the facts of these types from a sequence on; return what `replay` takes.
+
+        Raises:
+            Refused: `gone`: they are no longer kept; `unknown_sequence`: it lies in the future.
+        """
+        if self._changes is None:
+            raise Refused("unavailable", "this daemon keeps no change log (utxo.enabled)")
+        rows = await self._fetch(sequence)
+        wish = self._wishes[outbox] = Wish(frozenset(kinds), sequence, live=False)
+        return wish, rows
 
     def leave(self, outbox: Outbox) -> None:
         """Send a client nothing more."""
         self._wishes.pop(outbox, None)
 
+    def hear(self, _: Sequence[Fact]) -> None:
+        """Tell what has become durable: the log knows it, in its order."""
+        if self._changes is not None and (facts := self._changes.take()):
+            self.tell(facts)
+
     def tell(self, facts: Sequence[Fact]) -> None:
-        """Send each client, in one piece, what it wants of facts that became true together."""
+        """Send each client, in one piece, what it wants of facts that follow those that were told."""
         told = _Told(facts)
-        for outbox, kinds in tuple(self._wishes.items()):
-            if message := told.message(outbox.encoding, kinds):
+        self.told = facts[-1].sequence
+        for outbox, wish in tuple(self._wishes.items()):
+            if not wish.live:
+                continue
+            some = (
+                told
+                if wish.next <= facts[0].sequence
+                else _Told([fact for fact in facts if fact.sequence >= wish.next])
+            )
+            if message := some.message(outbox.encoding, wish.kinds):
                 outbox.put(message)
+
+    # --- what was told before --------------------------------------------------------------------------------------
+
+    async def replay(self, outbox: Outbox, wish: Wish, rows: Rows) -> None:
+        """Send a client what the log has, until it can go on with the others. Nobody waits for it."""
+        try:
+            while True:
+                began = monotonic()
+                facts = await to_thread.run_sync(read, rows, wish.next, limiter=self._encoding)
+                message = await to_thread.run_sync(
+                    _Told(facts).message, outbox.encoding, wish.kinds, limiter=self._encoding
+                )
+                if self._wishes.get(outbox) is not wish:  # it has gone, or wants something else meanwhile
+                    return
+                if message:
+                    outbox.put(message)
+                wish.next = facts[-1].sequence + 1 if facts else wish.next
+                if wish.next > self.told:
+                    wish.live = True
+                    return
+                await anyio.sleep(monotonic() - began)  # the writer needs the interpreter too
+                if not await outbox.room(_UNREAD, _PATIENCE_S):
+                    return
+                rows = await self._fetch(wish.next)
+        except Refused as refused:
+            self._end(outbox, wish, refused.refusal)
+        except StoreError as error:
+            log.error("change_log_unreadable", sequence=wish.next, error=str(error))
+            self._end(
+                outbox, wish, Refusal("STORAGE_ERROR", "the change log cannot be read: the daemon's log has the reason")
+            )
+
+    async def _fetch(self, sequence: int) -> Rows:
+        """Return rows of the log, in a turn of the writer: it may grow the map, and then nobody else may read."""
+        assert self._changes is not None
+        try:
+            return await to_thread.run_sync(self._changes.fetch, sequence, _ROWS, limiter=self._writer)
+        except Gone as gone:
+            raise Refused("gone", str(gone), oldest=gone.oldest) from gone
+        except NotYet as error:
+            raise Refused("unknown_sequence", str(error), newest=error.newest) from error
+
+    def _end(self, outbox: Outbox, wish: Wish, why: Refusal) -> None:
+        if self._wishes.get(outbox) is wish:
+            self.leave(outbox)
+            outbox.put(outbox.encoded(why.answer(None)))
 
 
 class _Told:

@@ -154,15 +154,23 @@ def _events(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
 @click.option(
     "--lines", type=click.IntRange(min=0), default=10, show_default=True, help="Lines of --log to begin with."
 )
+@click.option("--from", "first", type=click.IntRange(min=0), help="Begin with the fact of this sequence.")
 @json_option("One JSON object a line, as the daemon said it.")
 @click.pass_context
 def tail(
-    context: click.Context, socket: Path | None, events: tuple[str, ...], log: str | None, lines: int, as_json: bool
+    context: click.Context,
+    socket: Path | None,
+    events: tuple[str, ...],
+    log: str | None,
+    lines: int,
+    first: int | None,
+    as_json: bool,
 ) -> None:
     """Follow what the daemon commits: BlockCommitted, RolledBack, Pruned, TxStatusChanged.
 
-    Goes on for ever: waits for a daemon that is away, and says so. With --log FILE it follows the daemon's log, through
-    rotations (`-` is standard input); events are then those of the log, as blocks_committed.
+    Goes on for ever: waits for a daemon that is away, says so, and goes on after the last fact that it showed. With
+    --from it begins with earlier facts, for as long as the change log keeps them. With --log FILE it follows the
+    daemon's log, through rotations (`-` is standard input); events are then those of the log, as blocks_committed.
     """
     from daemon.commands.tail import Printer, follow_daemon, follow_log
 
@@ -171,7 +179,7 @@ def tail(
         if log is not None:
             follow_log(log, lines, printer)
         else:
-            follow_daemon(context.obj.socket(socket), printer)
+            follow_daemon(context.obj.socket(socket), printer, first)
 
 
 @main.command()

@@ -54,7 +54,7 @@ class Hall:
         self._feeder_left_at = time.monotonic()  # nobody came yet: as if one had just left
         self.view = View()
         self.audience = Audience()
-        bus.follow(self.audience.tell)
+        bus.follow(self.audience.hear)
 
     def feeds(self, connection: Connection) -> None:
         """Note that a client feeds the chain, or says how far the network is."""
@@ -88,6 +88,7 @@ class Hall:
             network_tip_height=self.known_network_height(),
             feeder_away_s=self.feeder_away_s(),
             store_id=same.store_id,
+            newest_sequence=self.audience.newest,
             seconds_since_last_block=None if since is None else round(since, 3),
             seq=seq,
         )
@@ -114,6 +115,7 @@ class Connection:
         """Serve the client until one side ends it; answers to what was received still go out."""
         try:
             async with self._stream, anyio.create_task_group() as both:
+                self._tasks = both
                 both.start_soon(self._outbox.send, self._stream)
                 with self._outbox.while_open:
                     try:
@@ -244,10 +246,19 @@ class Connection:
                     self._network_is_at(hello.network_tip.height)
                 self._outbox.put(self._outbox.encoded(self._hall.greet(hello.seq)))
             case Subscribe() as wish:
-                self._hall.audience.subscribe(self._outbox, wish.events)
-                if wish.seq is not None:
-                    accepted = Ack(seq=wish.seq, status="accepted", tip=self._hall.view.tip)
-                    self._outbox.put(self._outbox.encoded(accepted))
+                await self._subscribe(wish)
+
+    async def _subscribe(self, wish: Subscribe) -> None:
+        audience, replay = self._hall.audience, None
+        if wish.from_sequence is None:
+            audience.subscribe(self._outbox, wish.events)
+        else:
+            replay = await audience.subscribe_from(self._outbox, wish.events, wish.from_sequence)
+        if wish.seq is not None:
+            accepted = Ack(seq=wish.seq, status="accepted", tip=self._hall.view.tip)
+            self._outbox.put(self._outbox.encoded(accepted))
+        if replay is not None:
+            self._tasks.start_soon(audience.replay, self._outbox, *replay)
 
     def _network_is_at(self, height: int) -> None:
         self.network_height = height

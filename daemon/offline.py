@@ -8,8 +8,20 @@ import structlog
 
 from config.settings import Config
 from daemon.pruning import open_pruner
-from daemon.store import chain_name, folder, limited, open_disk, open_lives, transactions, wanted_indexes, windows
+from daemon.store import (
+    chain_name,
+    folder,
+    limited,
+    open_changes,
+    open_disk,
+    open_lives,
+    transactions,
+    wanted_indexes,
+    windows,
+)
+from handlers.change_log import ChangeLog
 from handlers.lives import Lives
+from handlers.points import Reach
 from handlers.prune_report import PrunerJob, pruner_jobs
 from handlers.prune_request import Request
 from handlers.spending import TxFault
@@ -31,8 +43,8 @@ _PASSES = 10
 class _AllRows:
     """The UTXO store's old rows, in long steps."""
 
-    def __init__(self, store: UtxoStore, reach: Windows, budget: int) -> None:
-        self._store, self._reach, self._budget = store, reach, budget
+    def __init__(self, store: UtxoStore, reach: Windows, budget: int, changes: ChangeLog) -> None:
+        self._store, self._reach, self._budget, self._changes = store, reach, budget, changes
         self.total = Gone()
         self._stuck = set[Part]()
 
@@ -47,9 +59,12 @@ class _AllRows:
         def work(txn: Txn) -> tuple[Gone, bool]:
             before = self._store.state(txn)
             gone = prune_step(self._store, txn, self._reach, self._budget, part)
-            return gone, not gone and self._store.state(txn) == before
+            state = self._store.state(txn)
+            if gone:
+                self._changes.tell(Reach(self._store, self._reach, state).pruned(txn, gone))
+            return gone, not gone and state == before
 
-        gone, stuck = self._store.disk.write(work)
+        gone, stuck = self._changes.write(work)
         if stuck:
             self._stuck.add(part)
         self.total = self.total.plus(gone)
@@ -81,13 +96,14 @@ def prune(config: Config) -> str:
         with disk.read() as txn:
             state = store.state(txn)
             height = store.block_at(txn, state.tip).height if state.tip != keys.GENESIS else 0
-        rows = _AllRows(store, windows(config), config.utxo.prune_batch_size * _STEPS)
+        changes = open_changes(disk, config)
+        rows = _AllRows(store, windows(config), config.utxo.prune_batch_size * _STEPS, changes)
         counts: dict[str, int] = {}
         if height:
             kept = transactions(store, config) if config.transactions.enabled else None
             if kept is not None:
                 kept.height = height
-            pruner = open_pruner(config, disk, kept, rows)
+            pruner = open_pruner(config, disk, kept, rows, changes)
             pruner.begin()
             cycle = pruner.cycle(Request(height, "applied"), state.persisted)
             try:
@@ -167,7 +183,7 @@ def _pass(lives: Lives, height: int) -> int:
         lives.agree(txn, txids)
         return txids
 
-    while txids := lives.store.disk.write(step):
+    while txids := lives.changes.write(step):
         lives.settle()
         seen, after = seen + len(txids), txids[-1] + b"\xff" * 5
         repaired += lives.take_repaired()

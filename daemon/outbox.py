@@ -65,7 +65,7 @@ class Outbox:
         self._ready = deque[bytes]()
         self._held = deque[Gap | tuple[bytes, bool]]()  # answers behind a gap; the flag is on the last of all
         self._held_bytes = 0
-        self._let_out = anyio.Event()
+        self._let_out, self._taken = anyio.Event(), anyio.Event()
         self._sending_since: float | None = None
         self._wake = anyio.Event()
         self._sending = anyio.CancelScope()
@@ -135,6 +135,19 @@ class Outbox:
         self._held_bytes += len(message)
         self._count(len(message))
 
+    async def room(self, most: int, patience_s: float) -> bool:
+        """Wait until at most so many bytes are unread; cut off a client that takes nothing meanwhile.
+
+        Returns False once the client is sent nothing more.
+        """
+        while self.bytes > most and not self.closed:
+            self._taken = anyio.Event()
+            with anyio.move_on_after(patience_s):
+                await self._taken.wait()
+            if not self._taken.is_set() and self._idle_s() >= patience_s:
+                self.cut_off(f"{self.bytes} bytes were not read for {patience_s:g} s")
+        return not self.closed
+
     # --- bounds --------------------------------------------------------------------------------------------------
 
     def burden(self) -> tuple[bool, float, int]:
@@ -181,6 +194,7 @@ class Outbox:
             self.closed = True
             self._sending.deadline = anyio.current_time() + _FAREWELL_S
             self._wake.set()
+            self._taken.set()
             self.while_open.cancel()
 
     async def send(self, stream: ByteSendStream) -> None:
@@ -209,6 +223,7 @@ class Outbox:
             self._sending_since = anyio.current_time()
             await stream.send(piece)
             self._unread.count(self, -min(len(piece), self.bytes))  # it is no longer counted when we were cut off
+            self._taken.set()
         self._sending_since = None
 
 

@@ -8,6 +8,7 @@ from config.settings import Config
 from daemon.bus import Bell
 from daemon.connection import Hall
 from handlers.burial import Burial
+from handlers.change_log import ChangeLog
 from handlers.events import TxStatusChanged
 from handlers.prune_cycle import Rows, Terms
 from handlers.prune_request import World
@@ -34,11 +35,13 @@ def terms(config: Config) -> Terms:
     )
 
 
-def open_pruner(config: Config, disk: Disk, transactions: Transactions | None, rows: Rows) -> Pruner:
+def open_pruner(
+    config: Config, disk: Disk, transactions: Transactions | None, rows: Rows, changes: ChangeLog
+) -> Pruner:
     """Return the pruner of a store."""
     wish = config.pruner
     burial = Burial(transactions, wish.unmined_retention, wish.parent_preservation_blocks) if transactions else None
-    return Pruner(terms(config), JobStore(disk), burial, rows)
+    return Pruner(terms(config), JobStore(disk), burial, rows, changes)
 
 
 async def prune_along(config: Config, turns: Turns, hall: Hall, bell: Bell, writer: CapacityLimiter) -> None:
@@ -58,7 +61,8 @@ async def prune_along(config: Config, turns: Turns, hall: Hall, bell: Bell, writ
 
     chain = turns.chain
     rows = ChainRows(turns, publish)
-    pruner = open_pruner(config, chain.store.disk, chain.lives.transactions if chain.lives else None, rows)
+    kept = chain.lives.transactions if chain.lives else None
+    pruner = open_pruner(config, chain.store.disk, kept, rows, chain.changes)
     hall.numbers.pruner = pruner.numbers
     around = Surroundings(
         world=world, quiet=lambda: not len(hall.inbox) and turns.at_rest, told=told, after_turn=rows.tell

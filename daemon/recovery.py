@@ -16,9 +16,11 @@ import structlog
 from anyio import CancelScope, CapacityLimiter, to_thread
 
 from config.settings import Config
+from daemon.bus import Bell
 from daemon.connection import Hall
 from feeds.bitcoin.access import Login, NodeAway, NodeError, RpcError, read_url
 from feeds.bitcoin.jsonrpc import Node
+from handlers.change_log import ChangeLog
 from handlers.events import TxStatusChanged
 from handlers.recovery.finality import Breaker, FinalityHandler, Mined, NodeFinality, SourceAway, State
 from handlers.recovery.listener import Listener
@@ -28,7 +30,7 @@ from handlers.recovery.records import Records
 from handlers.recovery.settling import Change
 from handlers.recovery.survey import Survey
 from handlers.utxo import Turns
-from storage.errors import StoreError
+from storage.errors import StoreError, StoreFull
 from storage.recovery.postgres import PostgresStorage
 from storage.recovery.rows import Storage, StoreAway
 from storage.recovery.sqlite import SqliteStorage
@@ -37,6 +39,7 @@ T = TypeVar("T")
 log = structlog.get_logger("recovery")
 
 _AWAY_S = 5.0  # between two attempts to reach the database
+_LOGGED_WITHIN_S = 0.25
 _LOOKS_A_SECOND = 400  # at transactions that only wait: with more of them, each is looked at more seldom
 _LONGEST_PATIENCE_S = 600.0
 _FAR_BEHIND = 1  # blocks: less, and not to be known here says something
@@ -113,8 +116,13 @@ async def recover_along(config: Config, turns: Turns, hall: Hall, writer: Capaci
         # A task of its own: whoever waits may be cancelled, but the next turn must not begin before this one ends.
         return asyncio.shield(asyncio.ensure_future(to_thread.run_sync(work, limiter=writer)))
 
-    def changed(changes: list[Change]) -> None:
-        hall.bus.publish([TxStatusChanged(txid=each.txid, status=each.status, height=tip()) for each in changes])
+    changes, bell = turns.chain.changes, Bell()
+
+    def changed(found: list[Change]) -> None:
+        facts = [TxStatusChanged(txid=each.txid, status=each.status, height=tip()) for each in found]
+        hall.bus.publish(facts)
+        changes.tell_later(facts)
+        bell.ring()
 
     def tip() -> int:
         return hall.view.tip.height if hall.view.tip else 0
@@ -135,11 +143,12 @@ async def recover_along(config: Config, turns: Turns, hall: Hall, writer: Capaci
         records,
         listener,
         turn,
-        turns.chain.write_alone,
+        partial(turns.chain.write_alone, quietly=True),
         tip,
         lambda fact: hall.bus.publish([fact]),
         wish,
         decides=lambda: alone or caught_up(0),
+        logged=changes.tell,
     )
 
     async def circuits() -> None:
@@ -162,9 +171,24 @@ async def recover_along(config: Config, turns: Turns, hall: Hall, writer: Capaci
         async with anyio.create_task_group() as both:
             both.start_soon(listener.write_along, storage)
             both.start_soon(_managed, manager)
+            both.start_soon(_log_along, changes, hall, bell, writer)
     finally:
         with CancelScope(shield=True):
             await storage.close()
+
+
+async def _log_along(changes: ChangeLog, hall: Hall, bell: Bell, writer: CapacityLimiter) -> None:
+    """Append to the change log what the recovery tables have committed, unless a block does so first."""
+    while True:
+        await bell.heard()
+        await anyio.sleep(_LOGGED_WITHIN_S)
+        while changes.waiting:
+            try:
+                await to_thread.run_sync(changes.write, lambda _: None, limiter=writer)
+            except StoreFull as full:
+                log.warning("store_full", during="recovery", error=str(full))
+                await anyio.sleep(_AWAY_S)
+        hall.audience.hear(())
 
 
 def _patience(manager: Manager) -> float:

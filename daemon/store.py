@@ -15,6 +15,7 @@ import structlog
 
 from config.settings import Config
 from handlers.addresses import codec
+from handlers.change_log import ChangeLog
 from handlers.desk import Rules
 from handlers.lives import Lives
 from handlers.query import Query
@@ -23,6 +24,7 @@ from handlers.scribe import Scribe
 from handlers.transactions import Transactions
 from storage.blobs import Blobs, Cached, Late, open_blobs
 from storage.buried import BuriedStore
+from storage.change_log import Retention
 from storage.disk import Disk
 from storage.errors import SnapshotExpired
 from storage.indexes import CARDANO_ONLY
@@ -110,7 +112,13 @@ def leaf_writer(config: Config) -> RecordWriter:
     return RecordWriter(Scribe(codec(config.chain.family, config.chain.network), config.chain.family))
 
 
-def open_lives(store: UtxoStore, config: Config) -> Lives | None:
+def open_changes(disk: Disk, config: Config) -> ChangeLog:
+    """Open the change log for writing."""
+    keep = config.store.log_retention
+    return ChangeLog(disk, Retention(keep.count, keep.age))
+
+
+def open_lives(store: UtxoStore, config: Config, changes: ChangeLog | None = None) -> Lives | None:
     """Open the transaction store beside the UTXO store, if the configuration wants it."""
     records = TxStore(store.disk)
     if not config.transactions.enabled:
@@ -121,7 +129,7 @@ def open_lives(store: UtxoStore, config: Config) -> Lives | None:
         return None
     if records.drop_stale():
         log.warning("stale_records_dropped", reason="blocks may have come while transactions.enabled was off")
-    return Lives(transactions(store, config))
+    return Lives(transactions(store, config), changes or open_changes(store.disk, config))
 
 
 def transactions(store: UtxoStore, config: Config) -> Transactions:

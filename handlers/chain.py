@@ -12,16 +12,15 @@ from typing import TypeVar
 import msgspec
 
 from handlers import ledger, persisted
-from handlers.batch import Batch
+from handlers.batch import Batch, committed
+from handlers.change_log import ChangeLog
 from handlers.events import (
     BlockApplied,
-    BlockCommitted,
     BlockPersisted,
     Fact,
     GenesisOutputs,
     OutPoint,
     Point,
-    Pruned,
     Rollback,
     RolledBack,
 )
@@ -43,9 +42,17 @@ _ROLLBACK_ROWS = 250_000  # rows held in memory before a long rollback writes th
 class Chain:
     """The UTXO store and the blocks that wait to be committed to it, with the records of transactions if `lives`."""
 
-    def __init__(self, store: UtxoStore, windows: Windows, prune_batch_size: int, lives: Lives | None = None) -> None:
+    def __init__(
+        self,
+        store: UtxoStore,
+        windows: Windows,
+        prune_batch_size: int,
+        lives: Lives | None = None,
+        changes: ChangeLog | None = None,
+    ) -> None:
         self.store = store
         self.lives = lives
+        self.changes = lives.changes if lives else changes or ChangeLog(store.disk)
         self.windows = windows
         self.prune_batch_size = prune_batch_size
         self.may_prune = True
@@ -125,10 +132,10 @@ class Chain:
         )
         if self.leaves is not None:
             self.leaves += connected.created
+        self._count(block, connected, network_height)
         if self.lives and touching:
             self.batch.steps.append(partial(self.lives.connect, block=touching))
         self.batch.reused.update(connected.reused)
-        self._count(block, connected, network_height)
         self.state = msgspec.structs.replace(self.state, tip=ordinal)
         self.tip = block.point
         return True
@@ -153,17 +160,9 @@ class Chain:
             return self.store.ordinal_of(txn, block_hash)
 
     def _count(self, block: BlockApplied, connected: ledger.Connected, network_height: int | None) -> None:
-        point = block.point
-        fact = BlockCommitted(
-            height=point.height,
-            slot=point.slot,
-            hash=point.hash,
-            txs=len(block.txs),
-            created=connected.created,
-            spent=connected.spent,
-            missing_inputs=len(connected.missing),
-        )
+        point, fact = block.point, committed(block, connected)
         self.batch.facts.append(fact)
+        self.batch.steps.append(lambda _: self.changes.tell(fact))
         if connected.missing:
             self.batch.missing.append((point, connected.missing))
         self._highest = max(self._highest, point.height)  # heights may fall, and then say nothing about the depth
@@ -189,21 +188,19 @@ class Chain:
         batch = self.batch
         with self.store.disk.read() as txn:
             stored = self.store.state(txn)
-        if not batch.facts and not batch.steps and stored == self.state:
+        if not batch.steps and stored == self.state:
             return
         if batch.deep and batch.facts:  # what is elided may leave no row by which the store would tell
             with self.store.disk.read() as txn:
                 repeated = self.store.homes(txn, ledger.coinbases(batch.change))
             self._take_over(batch, repeated)
         try:
-            state, gone = self._write(self._work(batch))
+            state, _ = self._write(self._work(batch))
         except TxidsTaken as taken:  # as rare as it sounds: so the batch learns of it here, not by a look-up for each
             self._take_over(batch, taken.homes)
-            state, gone = self._write(self._work(batch))
-        self.facts += batch.facts
+            state, _ = self._write(self._work(batch))
         self.missing += batch.missing
-        self._settle(state, gone)
-        self._hear_lives()
+        self._settle(state)
 
     def _take_over(self, batch: Batch, homes: dict[bytes, bytes]) -> None:
         """Let the batch's transactions replace stored ones of the same ids."""
@@ -225,28 +222,23 @@ class Chain:
             if elided:
                 self.store.put_state(txn, self._forget(txn, change, state))
             self._take_steps(txn, batch)
-            gone = prune(self.store, txn, self.windows, budget) if budget else Gone()
-            return self.store.state(txn), gone
+            return self._prune(txn, budget) if budget else (self.store.state(txn), Gone())
 
         return work
 
     def _take_steps(self, txn: Txn, batch: Batch) -> None:
-        """Carry out what waits for the records of transactions; it may be done again when the map was too small."""
-        if self.lives and (batch.steps or batch.reused):
+        """Tell of blocks, and carry out what waits for records; it may be done again when the map was too small."""
+        if self.lives:
             self.lives.begin(self._height(txn))
-            for step in batch.steps:
-                step(txn)
+        for step in batch.steps:
+            step(txn)
+        if self.lives:
             self.lives.agree(txn, batch.reused)
 
     def _height(self, txn: Txn) -> int:
         """Return the height of the stored tip."""
         tip = self.store.state(txn).tip
         return self.store.block_at(txn, tip).height if tip else 0
-
-    def _hear_lives(self) -> None:
-        """Take over what has become true of transactions."""
-        if self.lives:
-            self.facts += self.lives.settle()
 
     def _forget(self, txn: Txn, change: ChangeSet, state: State) -> State:
         """Let go of what elided blocks leave behind: empty transactions, and the way back."""
@@ -261,15 +253,18 @@ class Chain:
         if not self.due_for_pruning(*parts):
             return Gone()
 
-        def work(txn: Txn) -> tuple[State, Gone]:
-            gone = prune(self.store, txn, self.windows, self.prune_batch_size, *parts)
-            return self.store.state(txn), gone
-
-        state, gone = self._write(work)
+        state, gone = self._write(lambda txn: self._prune(txn, self.prune_batch_size, *parts))
         if state == self.state and not gone:  # undo records of another configuration may hold it up
             self._nothing_at |= dict.fromkeys(parts or PARTS, state)
-        self._settle(state, gone)
+        self._settle(state)
         return gone
+
+    def _prune(self, txn: Txn, budget: int, *parts: Part) -> tuple[State, Gone]:
+        gone = prune(self.store, txn, self.windows, budget, *parts)
+        state = self.store.state(txn)
+        if gone:
+            self.changes.tell(Reach(self.store, self.windows, state).pruned(txn, gone))
+        return state, gone
 
     def due_for_pruning(self, *parts: Part) -> bool:
         """Return whether there may be something to prune, in one of these parts or in any, and it is allowed."""
@@ -278,22 +273,24 @@ class Chain:
 
     def _write(self, work: Callable[[Txn], tuple[State, Gone]]) -> tuple[State, Gone]:
         try:
-            return self.store.disk.write(work)
+            done = self.changes.write(work)
         except StoreFull:
             self._reload()
             raise
+        self.facts += self.changes.written
+        if self.lives:
+            self.lives.settle()
+        return done
 
-    def _settle(self, state: State, gone: Gone) -> None:
+    def _settle(self, state: State) -> None:
         """Take over what is now on disk."""
         self.batch = Batch()
         self.state = state
         with self.store.disk.read() as txn:
             self._look(txn)
-        if gone:
-            self.facts.append(Pruned(**gone._asdict(), floor=self.view.floor))
 
-    def write_alone(self, step: Callable[[Txn], _T]) -> _T:
-        """Do one step on the records of transactions in a commit of its own, whatever waits."""
+    def write_alone(self, step: Callable[[Txn], _T], *, quietly: bool = False) -> _T:
+        """Do one step on records in a commit of its own, whatever waits; `quietly` leaves its facts to the log."""
         assert self.lives is not None
         lives = self.lives
 
@@ -301,8 +298,9 @@ class Chain:
             lives.begin(self._height(txn))
             return step(txn)
 
-        done = self.store.disk.write(work)
-        self._beside += lives.settle()
+        done = self.changes.write(work)
+        self._beside += [] if quietly else self.changes.written
+        lives.settle()
         return done
 
     @property
@@ -328,12 +326,17 @@ class Chain:
             before, after = self.tip, self._reach().point(txn, target)
         if target == self.state.tip:
             return False
-        state, _ = self._write(lambda txn: (self._take_back(txn, target), Gone()))
-        self._hear_lives()
         assert before is not None
-        self.facts.append(RolledBack(from_=before, to=after or "origin", blocks=self.state.tip - target))
+        fact = RolledBack(from_=before, to=after or "origin", blocks=self.state.tip - target)
+
+        def work(txn: Txn) -> tuple[State, Gone]:
+            state = self._take_back(txn, target)
+            self.changes.tell(fact)
+            return state, Gone()
+
+        state, _ = self._write(work)
         self.tip = after
-        self._settle(state, Gone())
+        self._settle(state)
         return True
 
     def _take_back(self, txn: Txn, target: int) -> State:
@@ -391,5 +394,5 @@ class Chain:
             return self.store.write(txn, change, self.state), Gone()
 
         state, _ = self._write(work)
-        self._settle(state, Gone())
+        self._settle(state)
         return True

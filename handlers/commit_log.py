@@ -6,7 +6,7 @@ from itertools import groupby
 
 import structlog
 
-from handlers.events import BlockCommitted, Fact, OutPoint, Point, Pruned, RolledBack
+from handlers.events import BlockCommitted, Fact, OutPoint, Point, Pruned, RolledBack, TxStatusChanged
 from handlers.points import View
 
 log = structlog.get_logger("utxo")
@@ -14,7 +14,7 @@ log = structlog.get_logger("utxo")
 
 def log_commit(facts: list[Fact], view: View, took_s: float) -> None:
     """Write what became true, in the order in which it did."""
-    for _, alike in groupby(facts, type):
+    for _, alike in groupby((fact for fact in facts if not isinstance(fact, TxStatusChanged)), type):
         same = list(alike)
         match same[-1]:
             case BlockCommitted():

@@ -90,13 +90,15 @@ class Creation:
         *,
         spends: bool = True,
         clock: Callable[[], float] = time,
+        created: Callable[[], None] = lambda: None,
     ) -> None:
+        """Take the transaction; `created` is called in the write that completes it."""
         self.transactions, self.tx, self.draft = transactions, tx, draft
         self.spends = spends
         self.owner = token_bytes(16)
         self.wrote_master = False
         self.finished = False
-        self._clock = clock
+        self._clock, self._created = clock, created
 
     @property
     def records(self) -> int:
@@ -216,6 +218,7 @@ class Creation:
         """
         self._still_ours(txn)
         self.transactions.finish(txn, self.tx.txid, spends=self.spends)
+        self._created()
 
     def end(self, txn: Txn) -> None:
         """Give the lock back."""

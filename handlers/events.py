@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from handlers.causes import AnyCause
 from storage import keys
 
 Hash32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -99,9 +100,10 @@ class Hello(Message, frozen=True, kw_only=True, forbid_unknown_fields=False):
 
 
 class Subscribe(Message, frozen=True, kw_only=True):
-    """Turn this connection into a stream of outbound facts."""
+    """Turn this connection into a stream of outbound facts, from a retained one on or from now on."""
 
     events: list[Literal["BlockCommitted", "RolledBack", "Pruned", "TxStatusChanged"]]
+    from_sequence: Count | None = None
 
 
 class Issuer(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -261,7 +263,7 @@ Inbound = Hello | Subscribe | ChainMessage | TxMessage
 
 
 class BlockCommitted(Event, frozen=True, kw_only=True):
-    """A block is durable on disk."""
+    """A block is durable on disk. `sequence` is a fact's place in the change log, 0 before it has one."""
 
     height: int
     slot: int
@@ -270,6 +272,7 @@ class BlockCommitted(Event, frozen=True, kw_only=True):
     created: int
     spent: int
     missing_inputs: int
+    sequence: int = 0
 
 
 class RolledBack(Event, frozen=True, kw_only=True, rename={"from_": "from"}):
@@ -278,6 +281,7 @@ class RolledBack(Event, frozen=True, kw_only=True, rename={"from_": "from"}):
     from_: Point
     to: Point | Literal["origin"]
     blocks: int
+    sequence: int = 0
 
 
 class Pruned(Event, frozen=True, kw_only=True, omit_defaults=True):
@@ -288,6 +292,7 @@ class Pruned(Event, frozen=True, kw_only=True, omit_defaults=True):
     undo_records: int
     floor: Point | None
     mmr_nodes: int = 0
+    sequence: int = 0
 
 
 class TxStatusChanged(Event, frozen=True, kw_only=True):
@@ -296,6 +301,8 @@ class TxStatusChanged(Event, frozen=True, kw_only=True):
     txid: Hash32
     status: str
     height: int | None = None
+    cause: AnyCause | None = None
+    sequence: int = 0
 
 
 Fact = BlockCommitted | RolledBack | Pruned | TxStatusChanged
@@ -325,6 +332,7 @@ class Welcome(Event, frozen=True, kw_only=True):
     seconds_since_last_block: float | None = None
     feeder_away_s: float | None = None  # 0 while a feeder is connected, else since the last one left
     store_id: str | None = None  # of the store that this daemon keeps
+    newest_sequence: int | None = None  # of the facts that were sent to subscribers
     seq: int | None = None
 
 

@@ -17,6 +17,7 @@ from msgspec import Struct, field
 
 from handlers import spending
 from handlers.births import size_of
+from handlers.causes import AnyCause, Expired, Withdrawn
 from handlers.creation import Write
 from handlers.desk import blob_name
 from handlers.events import Tx
@@ -82,7 +83,7 @@ async def room_for(tx: Tx, evictor: Evictor, write: Write) -> int:
 class Evictor:
     """Evicts pending submissions, inside the write transaction of whoever calls. `tell` hears of each one."""
 
-    def __init__(self, transactions: Transactions, tell: Callable[[bytes], None]) -> None:
+    def __init__(self, transactions: Transactions, tell: Callable[[bytes, AnyCause], None]) -> None:
         self._transactions, self._tell = transactions, tell
         self._store, self._rules = transactions.store, transactions.rules
         self.numbers = EvictionNumbers()
@@ -218,6 +219,7 @@ class Evictor:
             at.page += 1
         else:
             self._remove(txn, txid, record, gone)
+            self._tell(txid, Expired() if gone is self._gone["age"] else Withdrawn("evicted"))
             del self._path[txid]
         return rows
 
@@ -260,7 +262,6 @@ class Evictor:
         if entry is not None:
             gone.size += entry.size
             gone.oldest_at = entry.at if gone.oldest_at is None else min(gone.oldest_at, entry.at)
-        self._tell(txid)
 
     def _conflicting_with(self, txn: Txn, txid: bytes) -> Iterator[bytes]:
         """Yield the parents that remember a transaction as a conflicting child."""

@@ -7,12 +7,14 @@ as they ever were. It all happens in the commit that moves the UTXO set.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 
 import structlog
 from msgspec import Struct
 
 from handlers import spending
+from handlers.causes import AnyCause, BlockRolledBack, DoubleSpend, InBlock, ParentLost, Submitted
+from handlers.change_log import ChangeLog
 from handlers.desk import Held, show
 from handlers.events import BlockApplied, OutPoint, Tx, TxStatusChanged
 from handlers.eviction import Evictor
@@ -54,35 +56,34 @@ class Undone(Struct):
 class Lives:
     """The records' side of blocks and rollbacks."""
 
-    def __init__(self, transactions: Transactions) -> None:
+    def __init__(self, transactions: Transactions, changes: ChangeLog | None = None) -> None:
         self.transactions = transactions
         self.store = transactions.store
         assert transactions.buried is not None
         self.buried = transactions.buried
         self.reconciler = Reconciler(transactions, self.buried)
-        self.facts: list[TxStatusChanged] = []  # of the write that is being made
-        self.evictor = Evictor(transactions, lambda txid: self.tell(txid, "pruned"))
-        self.repairs: list[Repair] = []  # of the same write
+        self.changes = changes or ChangeLog(self.store.disk)
+        self.evictor = Evictor(transactions, lambda txid, cause: self.tell(txid, "pruned", cause=cause))
+        self.repairs: list[Repair] = []  # of the write that is being made
         self._repaired = 0  # records that commits have repaired since `take_repaired`
         self.idle = True  # no record, no claim: nothing that a block could touch
         self.settle()
 
     def begin(self, height: int) -> None:
         """Forget what an attempt at this write has left."""
-        self.facts, self.repairs = [], []
+        self.repairs = []
         self.evictor.begin()
         self.transactions.height = min(height, HIGHEST)
 
-    def settle(self) -> list[TxStatusChanged]:
-        """Return what the last commit made true of transactions."""
+    def settle(self) -> None:
+        """Take over what is on disk after a commit."""
         with self.store.disk.read() as txn:
             self.idle = self.store.empty(txn)
         self.evictor.settle()
         for repair in self.repairs:
             log.warning("record_repaired", txid=repair.txid.hex(), reason=repair.reason)
         self._repaired += len(self.repairs)
-        facts, self.facts, self.repairs = self.facts, [], []
-        return facts
+        self.repairs = []
 
     def take_repaired(self) -> int:
         """Return how many records commits have repaired since the last call."""
@@ -95,18 +96,21 @@ class Lives:
         def work(txn: Txn) -> tuple[tuple[list[bytes], list[bytes]], list[bytes]]:
             self.begin(height)
             self.transactions.count_pending(txn)
-            return self.transactions.heal(txn), self.transactions.reload(txn)
+            finished, removed = self.transactions.heal(txn)
+            for txid in finished:
+                self.tell(txid, "pending", cause=Submitted())
+            return (finished, removed), self.transactions.reload(txn)
 
         if self.idle:
             return []
-        (finished, removed), waiting = self.store.disk.write(work)
+        (finished, removed), waiting = self.changes.write(work)
         log.info("unmined_reloaded", waiting=len(waiting), creations_finished=len(finished), removed=len(removed))
         return waiting
 
-    def tell(self, txid: bytes, status: str, height: int | None = None) -> None:
+    def tell(self, txid: bytes, status: str, height: int | None = None, cause: AnyCause | None = None) -> None:
         """Say, once it is true, that a transaction's life took a turn."""
         height = self.transactions.height if height is None else height
-        self.facts.append(TxStatusChanged(txid=txid, status=status, height=height))
+        self.changes.tell(TxStatusChanged(txid=txid, status=status, height=height, cause=cause))
 
     # --- blocks --------------------------------------------------------------------------------------------------
 
@@ -144,7 +148,7 @@ class Lives:
         self.transactions.height = block.height
         mined = {tx.txid for _, tx in block.txs if tx.valid}
         self._fail(txn, block, mined)
-        losers = dict.fromkeys(self._adopt(txn, block))
+        losers = dict[bytes, AnyCause | None].fromkeys(self._adopt(txn, block), DoubleSpend())
         spends = [
             (tx.txid, n, outpoint)
             for _, tx in block.txs
@@ -159,7 +163,7 @@ class Lives:
         for txid, n, outpoint in spends:
             loser = self._spend(txn, sheaf, outpoint, claim(txid, n), block)
             if loser is not None:
-                losers[loser] = None
+                losers[loser] = DoubleSpend(by=txid)
         won = [txid for txid in mined if (held := sheaf.records.get(txid)) and held.conflicting]
         for _, tx in block.txs:
             if tx.valid and tx.txid in sheaf.records:
@@ -171,7 +175,7 @@ class Lives:
         for _, tx in block.txs:
             if tx.raw is not None and tx.txid not in sheaf.records:
                 self._keep(txn, tx)
-        self._lose(txn, [txid for txid in losers if txid not in mined], mined)
+        self._lose(txn, {txid: cause for txid, cause in losers.items() if txid not in mined}, mined)
         for txid in won:
             self.transactions.set_conflicting(txn, txid, on=False)
 
@@ -185,7 +189,7 @@ class Lives:
             elif record is not None:
                 self.reconciler.add_return(txn, tx, record)
                 failed.append(tx.txid)
-        self._lose(txn, failed, mined)
+        self._lose(txn, dict.fromkeys(failed), mined)
 
     def _adopt(self, txn: Txn, block: Touching) -> list[bytes]:
         """Let the records of a block's transactions say what the block does, before another one here spends of them.
@@ -211,7 +215,7 @@ class Lives:
     def agree(self, txn: Txn, txids: Iterable[bytes]) -> None:
         """Make records agree with the chain as it is now: their ids were used again."""
         for txid in sorted(set(txids)):
-            self._lose(txn, self._losers_by(self.reconciler.agree(txn, txid)), ())
+            self._lose(txn, dict.fromkeys(self._losers_by(self.reconciler.agree(txn, txid)), DoubleSpend()), ())
 
     def _spend(self, txn: Txn, sheaf: Sheaf, outpoint: OutPoint, by: bytes, block: Touching) -> bytes | None:
         """Let a block's transaction have an output; return who had claimed it."""
@@ -288,7 +292,7 @@ class Lives:
             record.spending_height = block.height + self.transactions.rules.maturity
         record.fee = tx.fee if record.fee is None else record.fee
         record.size = tx.size if record.size is None else record.size
-        self.tell(tx.txid, "mined", block.height)
+        self.tell(tx.txid, "mined", block.height, InBlock())
 
     def _complete(self, txn: Txn, tx: Tx, record: Record) -> None:
         """Make whole what somebody began: a block has it."""
@@ -316,16 +320,17 @@ class Lives:
     def _may_lose(self, txn: Txn, txid: bytes) -> bool:
         return self.store.record(txn, txid) is not None and not self.reconciler.in_chain(txn, txid)
 
-    def _lose(self, txn: Txn, losers: Sequence[bytes], mined: Iterable[bytes]) -> None:
+    def _lose(self, txn: Txn, losers: Mapping[bytes, AnyCause | None], mined: Iterable[bytes]) -> None:
         """Make losers and all that builds on them conflicting; what they claimed beside is free again."""
-        spared, all_of_them = set(mined), dict.fromkeys(losers)
+        spared, all_of_them = set(mined), dict(losers)
         for txid in losers:
-            all_of_them.update(dict.fromkeys(self.transactions.descendants(txn, txid)))
+            for child in self.transactions.descendants(txn, txid):
+                all_of_them.setdefault(child, ParentLost(txid))
         losing = [txid for txid in all_of_them if txid not in spared and self._may_lose(txn, txid)]
         self.transactions.give_way(txn, losing)
         for txid in losing:
             log.warning("transaction_lost", txid=txid.hex(), height=self.transactions.height)
-            self.tell(txid, "conflicting")
+            self.tell(txid, "conflicting", cause=all_of_them[txid])
 
     # --- the way back --------------------------------------------------------------------------------------------
 
@@ -355,10 +360,10 @@ class Lives:
             self.reconciler.let_go(txn, txid, inputs)
         for txid in dict.fromkeys(undone.unmined):
             if txid not in undone.reused or not self.reconciler.in_chain(txn, txid):
-                self.tell(txid, "pending")
-        self._lose(txn, undone.losers, ())
+                self.tell(txid, "pending", cause=BlockRolledBack())
+        self._lose(txn, dict.fromkeys(undone.losers, DoubleSpend()), ())
         for txid in dict.fromkeys(undone.failed):
             ended = self.reconciler.agree(txn, txid)
-            self._lose(txn, ended.losers if ended else [], ())
+            self._lose(txn, dict.fromkeys(ended.losers if ended else [], DoubleSpend()), ())
             self.reconciler.forget_failed(txn, txid)
         self.agree(txn, undone.doubtful)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from hashlib import blake2b
 
+from handlers.causes import Decided, InBlock, Submitted
 from handlers.desk import Mined
 from handlers.events import (
     AckStatus,
@@ -87,17 +88,18 @@ def refusal(fault: TxFault) -> Refusal:
 def _submit(txn: Txn, lives: Lives, event: TxSubmitted) -> AckStatus:
     if not lives.transactions.submit(txn, event.tx, locked=event.locked):
         return "duplicate"
-    lives.tell(event.tx.txid, "pending")
+    lives.tell(event.tx.txid, "pending", cause=Submitted())
     return "accepted"
 
 
 def _all_or_nothing(txn: Txn, lives: Lives, event: TxMessage) -> None:
-    facts = len(lives.facts)
+    facts = lives.changes.facts
+    before = len(facts)
     try:
         with lives.transactions.all_or_nothing(txn) as child:
             _do(child, lives, event)
     except TxFault:
-        del lives.facts[facts:]
+        del facts[before:]
         raise
 
 
@@ -111,7 +113,8 @@ def _do(txn: Txn, lives: Lives, event: TxMessage) -> None:
             at = Mined(event.block_id, event.height, event.subtree_index)
             for txid in event.txids:
                 transactions.set_mined(txn, txid, at, longest=event.longest, unset=event.unset)
-                lives.tell(txid, "pending" if event.unset else "mined", event.height)
+                cause = None if event.unset else InBlock()
+                lives.tell(txid, "pending" if event.unset else "mined", event.height, cause)
         case OutputsFrozen():
             for outpoint in event.outpoints:
                 transactions.freeze(txn, outpoint)
@@ -126,10 +129,10 @@ def _do(txn: Txn, lives: Lives, event: TxMessage) -> None:
             for txid in transactions.condemn(txn, event.txids) if event.value else event.txids:
                 if not event.value:
                     transactions.readmit(txn, txid)
-                lives.tell(txid, "conflicting" if event.value else "pending")
+                lives.tell(txid, "conflicting" if event.value else "pending", cause=Decided())
         case WinnersDecided():
             for txid in transactions.decide(txn, event.txids, transactions.height + 1):
-                lives.tell(txid, "pending" if txid in event.txids else "conflicting")
+                lives.tell(txid, "pending" if txid in event.txids else "conflicting", cause=Decided())
         case TxPreserved():
             for txid in event.txids:
                 transactions.preserve(txn, txid, event.until)

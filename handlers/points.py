@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from handlers.events import Point, Rollback, RollbackPoint
+from handlers.events import Point, Pruned, Rollback, RollbackPoint
 from handlers.refusal import Refused
 from storage import keys
 from storage.disk import Txn
-from storage.prune import Windows
+from storage.prune import Gone, Windows
 from storage.rows import BlockRow, State
 from storage.utxo import UtxoStore
 
@@ -38,6 +38,14 @@ class Reach:
             return None
         return to_point(self._store.block_at(txn, ordinal))
 
+    def floor(self, txn: Txn) -> Point | None:
+        """Return the lowest block that can be rolled back to, None for what is before the first."""
+        return self.point(txn, self._floor)
+
+    def pruned(self, txn: Txn, gone: Gone) -> Pruned:
+        """Return the fact that rows were pruned."""
+        return Pruned(**gone._asdict(), floor=self.floor(txn))
+
     def view(self, txn: Txn) -> View:
         """Return what is told of the state."""
         state = self._state
@@ -45,7 +53,7 @@ class Reach:
         return View(
             tip=self.point(txn, state.tip),
             points=[to_point(self._store.block_at(txn, ordinal)) for ordinal in ordinals],
-            floor=self.point(txn, self._floor),
+            floor=self.floor(txn),
             persisted_height=state.persisted,
             blocks=state.tip,
             unspent=state.unspent,

@@ -14,6 +14,8 @@ import structlog
 from msgspec import Struct
 
 from handlers.burial import Burial, Deleted, Expired, Place, Preserved
+from handlers.change_log import ChangeLog
+from handlers.events import TxStatusChanged
 from handlers.prune_request import Trigger
 from storage.blobs import BlobFailed
 from storage.disk import Txn
@@ -79,9 +81,17 @@ class Cycle:
     """One cycle: `turns` are to be run one after the other; what they did is in `job`."""
 
     def __init__(
-        self, terms: Terms, jobs: JobStore, burial: Burial | None, rows: Rows, job: Job, *, sweeps: bool = False
+        self,
+        terms: Terms,
+        jobs: JobStore,
+        changes: ChangeLog,
+        burial: Burial | None,
+        rows: Rows,
+        job: Job,
+        *,
+        sweeps: bool = False,
     ) -> None:
-        self.terms, self.jobs, self.burial, self.rows, self.job = terms, jobs, burial, rows, job
+        self.terms, self.jobs, self.changes, self.burial, self.rows, self.job = terms, jobs, changes, burial, rows, job
         self.sweeps = sweeps
         self.deleted: list[bytes] = []  # since somebody took them
         self.waits = False  # blocks go first: look again in a moment
@@ -144,7 +154,7 @@ class Cycle:
             self.jobs.put(txn, job, self.terms.history)
             return done, job
 
-        done, self.job = self.jobs.disk.write(work)
+        done, self.job = self.changes.write(work)
         return done
 
     def _preserve(self) -> None:
@@ -186,8 +196,7 @@ class Cycle:
                 max_rows=terms.batch_size,
                 blobs=False,
             )
-            self.jobs.leave(txn, done.left)
-            return done
+            return self._deleted(txn, done)
 
         done = self._write(step, _deleted)
         self._take(done)
@@ -212,11 +221,16 @@ class Cycle:
         burial, free, safe = self._burial(), self._free, self.job.safe_height or 0
 
         def step(txn: Txn) -> Deleted:
-            done = burial.delete_these(txn, free, safe, defensive=self.terms.defensive)
-            self.jobs.leave(txn, done.left)
-            return done
+            return self._deleted(txn, burial.delete_these(txn, free, safe, defensive=self.terms.defensive))
 
         self._take(self._write(step, _deleted))
+
+    def _deleted(self, txn: Txn, done: Deleted) -> Deleted:
+        """Remember what is left of deleted transactions, and tell of them."""
+        self.jobs.leave(txn, done.left)
+        for txid in done.deleted:
+            self.changes.tell(TxStatusChanged(txid=txid, status="pruned", height=self.job.height))
+        return done
 
     def _take(self, done: Deleted) -> None:
         self.deleted += done.deleted

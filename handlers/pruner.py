@@ -18,6 +18,7 @@ from anyio import CancelScope, CapacityLimiter, get_cancelled_exc_class, to_thre
 from msgspec import Struct, field
 
 from handlers.burial import Burial, safe_height
+from handlers.change_log import ChangeLog
 from handlers.events import Pruned
 from handlers.prune_cycle import PHASES, REASONS, Cycle, NoRows, Rows, Terms, Turn
 from handlers.prune_request import Request, Requests, World, held_back
@@ -94,8 +95,16 @@ class ChainRows:
 class Pruner:
     """What is done on the writer's thread, cycle after cycle."""
 
-    def __init__(self, terms: Terms, jobs: JobStore, burial: Burial | None, rows: Rows | None = None) -> None:
+    def __init__(
+        self,
+        terms: Terms,
+        jobs: JobStore,
+        burial: Burial | None,
+        rows: Rows | None = None,
+        changes: ChangeLog | None = None,
+    ) -> None:
         self.terms, self.jobs, self.burial = terms, jobs, burial
+        self.changes = changes or ChangeLog(jobs.disk)
         self.rows: Rows = rows or NoRows()
         self.numbers = PrunerNumbers()
         self.requests = Requests(terms.trigger)
@@ -144,7 +153,7 @@ class Pruner:
         self.numbers.active, self.numbers.current_height = True, job.height
         sweeps = self._swept_at is None or monotonic() - self._swept_at > _SWEEP_EVERY_S
         self._swept_at = monotonic() if sweeps else self._swept_at
-        return Cycle(self.terms, self.jobs, self.burial, self.rows, job, sweeps=sweeps)
+        return Cycle(self.terms, self.jobs, self.changes, self.burial, self.rows, job, sweeps=sweeps)
 
     def finish(self, cycle: Cycle) -> None:
         """Remember that a cycle is done."""

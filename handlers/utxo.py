@@ -17,6 +17,7 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 
 from handlers import orders
+from handlers.causes import Submitted
 from handlers.chain import Chain
 from handlers.commit_log import log_commit, log_missing
 from handlers.creation import Creation
@@ -32,7 +33,6 @@ from handlers.events import (
     Rollback,
     Tx,
     TxMessage,
-    TxStatusChanged,
     TxSubmitted,
 )
 from handlers.eviction import room_for
@@ -340,7 +340,11 @@ class _Teller:
         chain, delivery, event = self._turns.chain, large.delivery, large.event
         assert chain.lives is not None
         transactions = chain.lives.transactions
-        creation = Creation(transactions, event.tx, transactions.draft(event.tx, chain.height, locked=event.locked))
+        lives, txid = chain.lives, event.tx.txid
+        draft = transactions.draft(event.tx, chain.height, locked=event.locked)
+        creation = Creation(
+            transactions, event.tx, draft, created=lambda: lives.tell(txid, "pending", cause=Submitted())
+        )
 
         async def write(step: Callable[[Txn], _T]) -> _T:
             return await on_thread(chain.write_alone, step, limiter=self._writer)
@@ -366,7 +370,6 @@ class _Teller:
             log.info("large_transaction_created", txid=event.tx.txid.hex(), outputs=len(event.tx.outputs))
             answers = acknowledge(delivery, event.seq, "accepted", chain.tip, evicted=evicted)
             facts = await to_thread.run_sync(chain.take_facts_beside, limiter=self._writer)
-            facts.append(TxStatusChanged(txid=event.tx.txid, status="pending", height=chain.height))
             self._publish(Committed([], facts, chain.view, 0.0))
         finally:
             transactions.on_their_way.discard(event.tx.txid)

@@ -14,6 +14,7 @@ import msgspec
 
 from storage import indexes, keys
 from storage.change import ChangeSet, Diff
+from storage.change_log import TABLES as LOG_TABLES
 from storage.disk import Db, Disk, Txn
 from storage.errors import Damaged, WrongFormat
 from storage.mmr_store import Leaves, MmrStore
@@ -33,6 +34,7 @@ TABLES = (
     "utxo_stake*",
     "utxo_policy*",
     "tx_block",
+    *LOG_TABLES,
 )
 _FORMAT, _CHAIN, _INDEXES, _GENESIS, _STATE = b"format", b"chain", b"indexes", b"genesis", b"state"
 _KIND, _CLASSIC, _MMR = b"store", "classic", "mmr"  # a classic store says nothing

@@ -16,6 +16,7 @@ from messages import Listener, message
 from daemon.bus import Bell
 from handlers.burial import Burial
 from handlers.chain import Chain
+from handlers.change_log import ChangeLog
 from handlers.delivery import Answer
 from handlers.desk import Mined, Rules
 from handlers.events import Inbound, OutPoint, Tx
@@ -27,6 +28,7 @@ from handlers.transactions import Transactions
 from handlers.utxo import Committed, Turns
 from storage.blobs import Blobs, Files
 from storage.buried import BuriedStore
+from storage.change_log import Retention
 from storage.disk import GIB, Disk, Txn
 from storage.jobs import TABLES as JOB_TABLES
 from storage.jobs import Job, JobStore
@@ -49,12 +51,13 @@ class House:
         self.utxo.open("cardano/mainnet", ["address_hash"], kind)
         rules = Rules(batch_size=page, retention=RETENTION, maturity=0, max_inline_bytes=1000)
         self.transactions = Transactions(self.store, BuriedStore(self.utxo, self.store, 0), blobs, rules)
-        self.chain = Chain(self.utxo, windows, terms.batch_size, Lives(self.transactions))
+        self.changes = ChangeLog(disk, Retention(count=1000))
+        self.chain = Chain(self.utxo, windows, terms.batch_size, Lives(self.transactions, self.changes))
         self.turns = Turns(self.chain)
         self.published: list[Committed] = []
         self.burial = Burial(self.transactions, UNMINED, PRESERVATION)
         self.rows = ChainRows(self.turns, self.published.append)
-        self.pruner = Pruner(terms, self.jobs, self.burial, self.rows)
+        self.pruner = Pruner(terms, self.jobs, self.burial, self.rows, self.changes)
         self.deleted: list[bytes] = []
 
     # --- transactions without blocks -----------------------------------------------------------------------------

@@ -15,7 +15,12 @@ from handlers.events import BlockCommitted, Fact, TxStatusChanged
 
 
 def committed(height: int) -> BlockCommitted:
-    return BlockCommitted(height=height, slot=height, hash=bytes(32), txs=0, created=0, spent=0, missing_inputs=0)
+    counts = {"txs": 0, "created": 0, "spent": 0, "missing_inputs": 0}
+    return BlockCommitted(height=height, slot=height, hash=bytes(32), **counts, sequence=height)
+
+
+def mined(sequence: int) -> TxStatusChanged:
+    return TxStatusChanged(txid=bytes(32), status="mined", height=2, sequence=sequence)
 
 
 class Listener:
@@ -93,7 +98,7 @@ def test_those_who_want_the_same_are_sent_the_same_bytes_at_once() -> None:
     boxes: list[Any] = [Box(encoding) for encoding in ("json", "json", "frames")]
     for box in boxes:
         audience.subscribe(box, ["TxStatusChanged", "BlockCommitted"])
-    facts: list[Fact] = [committed(1), committed(2), TxStatusChanged(txid=bytes(32), status="mined", height=2)]
+    facts: list[Fact] = [committed(1), committed(2), mined(3)]
     audience.tell(facts)
     assert [len(box.messages) for box in boxes] == [1, 1, 1]
     assert boxes[0].messages[0] is boxes[1].messages[0]
@@ -104,9 +109,9 @@ def test_those_who_want_the_same_are_sent_the_same_bytes_at_once() -> None:
 def test_a_subscriber_is_sent_what_it_wants_and_nothing_else() -> None:
     audience, box = Audience(), cast(Any, Box("json"))
     audience.subscribe(box, ["BlockCommitted"])
-    audience.tell([TxStatusChanged(txid=bytes(32), status="mined", height=2)])
+    audience.tell([mined(1)])
     assert box.messages == []
-    audience.tell([TxStatusChanged(txid=bytes(32), status="mined", height=2), committed(3)])
+    audience.tell([mined(2), committed(3)])
     assert box.messages == [wire.encode(committed(3), "json")]
     audience.leave(box)
     audience.tell([committed(4)])

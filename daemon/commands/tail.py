@@ -13,7 +13,7 @@ from typing import IO, Any
 import click
 
 from daemon.client import Heard, Line
-from daemon.commands.common import WRONG_USE, Exit
+from daemon.commands.common import FAILED, WRONG_USE, Exit
 from handlers import wire
 from handlers.events import Ack, Error, Fact, Hello, Subscribe, Welcome
 
@@ -98,32 +98,67 @@ def _object(line: str) -> dict[str, Any] | None:
 # --- the daemon --------------------------------------------------------------------------------------------------
 
 
-def follow_daemon(path: Path, printer: Printer) -> None:
-    """Show facts for ever, over as many connections as it takes."""
+def follow_daemon(path: Path, printer: Printer, first: int | None = None) -> None:
+    """Show facts for ever, over as many connections as it takes; with `first`, from that sequence on.
+
+    Raises:
+        Exit: facts from `first` on are no longer kept, or it lies in the future.
+    """
     unknown = [name for name in printer.events if name not in FACTS]
     if unknown:
         raise Exit(f"--event: {unknown[0]!r} is none of {', '.join(FACTS)}", WRONG_USE)
-    for heard in _heard(path, list(printer.events or FACTS)):
+    place = _Place(first)
+    for heard in _heard(path, list(printer.events or FACTS), place):
         match heard:
             case Welcome(tip=tip):
-                place = "the origin" if tip is None else f"height {tip.height}"
-                tell(f"following {path}, the tip is at {place}")
+                at = "the origin" if tip is None else f"height {tip.height}"
+                tell(f"following {path}, the tip is at {at}")
+                place.welcomed(heard.newest_sequence)
+            case Error(code="gone" | "unknown_sequence") as error:
+                if place.next == first:  # which the user has named
+                    raise Exit(f"--from: {error.message}", FAILED)
+                tell(f"facts are missing here: {error.message}")
+                place.go_on(error.detail.get("oldest"))
             case Error() as error:
                 tell(f"the daemon says {error.code}: {error.message}")
             case Ack():
                 pass
             case fact:
                 printer.fact(fact)
+                place.saw(fact.sequence)
 
 
-def _heard(path: Path, events: Any) -> Iterator[Heard]:
+class _Place:
+    """Where the following goes on after the daemon was away: behind the last fact that was seen."""
+
+    def __init__(self, first: int | None) -> None:
+        self.next = first
+        self.lost = False  # the daemon refused to go on there: subscribe anew
+
+    def saw(self, sequence: int) -> None:
+        """Go on behind a fact."""
+        self.next = sequence + 1
+
+    def welcomed(self, newest: int | None) -> None:
+        """Take over where a daemon begins to tell facts, unless we know where to go on."""
+        if self.next is None and newest is not None:
+            self.next = newest + 1
+
+    def go_on(self, oldest: object) -> None:
+        """Go on with the oldest fact that is kept, or with those to come: another store knows nothing of ours."""
+        self.next, self.lost = oldest if isinstance(oldest, int) else None, True
+
+
+def _heard(path: Path, events: Any, place: _Place) -> Iterator[Heard]:
     """Yield what the daemon says, for ever; say when it is away."""
     away = False
     while True:
         try:
             with Line(path) as line:
-                line.send(Subscribe(events=events), Hello(client="utxod-tail/1"))  # so nothing is missed after its tip
-                while True:
+                place.lost = False
+                wish = Subscribe(events=events, from_sequence=place.next)
+                line.send(wish, Hello(client="utxod-tail/1"))  # in this order: nothing is missed after its tip
+                while not place.lost:
                     heard = line.receive()
                     away = False
                     yield heard

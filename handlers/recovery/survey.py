@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 import structlog
 
 from config.settings import Recovery
+from handlers.causes import Submitted
 from handlers.events import TxStatusChanged
 from handlers.recovery.finality import Conflicting, Mined, Pending, State
 from handlers.recovery.listener import BACK, CONFLICTING, GIVEN_UP, WAITS, Listener
@@ -69,15 +70,18 @@ class Survey:
         knobs: Recovery,
         *,
         decides: Callable[[], bool],
+        logged: Callable[[TxStatusChanged], None] = lambda _: None,
     ) -> None:
         """Take both sides. Rows are compared with `confirmed` only while the chain here `decides` about them.
 
         It does not while it is behind another one that may have confirmed them. `write` makes one step on the records a
-        commit of its own, on the writer's thread; `told` hears of what became whole. What we have is vouched for
-        several times in the grace period after which a transaction that nobody knows is given up.
+        commit of its own, on the writer's thread; `logged` hears inside of it of what becomes whole, `told` after it.
+        What we have is vouched for several times in the grace period after which a transaction that nobody knows is
+        given up.
         """
         self._storage, self._records, self._listener, self._turn = storage, records, listener, turn
         self._write, self._tip, self._told, self._decides = write, tip, told, decides
+        self._logged = logged
         self._ttl_s, self._confirmations = knobs.ttl, knobs.confirmations
         self._vouch_s = knobs.not_found_grace_period / _TIMES_IN_GRACE or _EVERY_S
         self._done = self._walked = float("-inf")
@@ -189,7 +193,7 @@ class Survey:
 
     async def _heal(self, txid: bytes) -> None:
         try:
-            whole = await self._turn(partial(self._write, lambda txn: self._records.heal(txn, txid)))
+            whole = await self._turn(partial(self._write, lambda txn: self._healed(txn, txid)))
         except StoreFull as full:
             log.warning("store_full", during="recovery", error=str(full))
             return
@@ -197,6 +201,13 @@ class Survey:
             log.info("creation_healed", txid=txid.hex(), whole=whole)
         if whole:
             self._told(TxStatusChanged(txid=txid, status="pending", height=self._tip()))
+
+    def _healed(self, txn: Txn, txid: bytes) -> bool | None:
+        """Heal a transaction that was half made; the same write tells the change log."""
+        whole = self._records.heal(txn, txid)
+        if whole:
+            self._logged(TxStatusChanged(txid=txid, status="pending", height=self._tip(), cause=Submitted()))
+        return whole
 
 
 def _parts(txids: list[bytes]) -> Iterator[list[bytes]]:

@@ -1,0 +1,236 @@
+"""The change log as handlers use it: facts told while a write is made become durable with it, or are forgotten.
+
+`write` is the only way in: it appends what was told meanwhile to the log in the same transaction. After the commit the
+facts have their sequences and wait, in the order of the log, until somebody takes them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Literal, TypeVar
+
+import msgspec
+
+from handlers.causes import (
+    AnyCause,
+    BlockRolledBack,
+    Decided,
+    DoubleSpend,
+    Expired,
+    InBlock,
+    ParentLost,
+    Submitted,
+    Withdrawn,
+)
+from handlers.events import BlockCommitted, Fact, Point, Pruned, RolledBack, TxStatusChanged
+from storage import change_log as stored
+from storage.change_log import LogStore, Place, Retention, read_row
+from storage.disk import Disk, Txn
+from storage.errors import Damaged
+
+_T = TypeVar("_T")
+
+
+class Gone(Exception):
+    """Facts that are no longer kept; `oldest` is the first that is."""
+
+    def __init__(self, sequence: int, oldest: int) -> None:
+        super().__init__(f"the facts from sequence {sequence} on are no longer kept; the oldest one is {oldest}")
+        self.oldest = oldest
+
+
+class NotYet(Exception):
+    """A sequence that no fact has, and that the next one will not have either."""
+
+    def __init__(self, sequence: int, newest: int) -> None:
+        super().__init__(f"sequence {sequence} lies in the future: the newest one is {newest}")
+        self.newest = newest
+
+
+class ChangeLog:
+    """The change log of one store, in the hands of its one writer."""
+
+    def __init__(self, disk: Disk, keep: Retention | None = None) -> None:
+        self.store, self.keep = LogStore(disk), keep or Retention()
+        self.facts: list[Fact] = []  # of the write that is being made
+        self.written: list[Fact] = []  # what the last write told
+        self._elsewhere = deque[Fact]()
+        self._durable = deque[list[Fact]]()
+
+    # --- writing -------------------------------------------------------------------------------------------------
+
+    def tell(self, fact: Fact) -> None:
+        """Append a fact to the log if the write that is being made is committed."""
+        self.facts.append(fact)
+
+    def write(self, work: Callable[[Txn], _T]) -> _T:
+        """Run `work` in one write transaction, which also appends the facts that it tells.
+
+        Raises:
+            StoreFull: there is no room: nothing was changed, and its facts are forgotten.
+        """
+        elsewhere = first = 0
+
+        def logged(txn: Txn) -> _T:
+            nonlocal elsewhere, first
+            self.facts, elsewhere = [], len(self._elsewhere)
+            done = work(txn)
+            if facts := [*self.facts, *islice(self._elsewhere, elsewhere)]:
+                first = self.store.append(txn, list(map(_to_row, facts)), self.keep)
+            return done
+
+        self.written = []
+        done = self.store.disk.write(logged)
+        told, self.facts = self.facts, []
+        facts = [*told, *(self._elsewhere.popleft() for _ in range(elsewhere))]
+        durable = [msgspec.structs.replace(fact, sequence=n) for n, fact in enumerate(facts, first)]
+        self.written = durable[: len(told)]
+        self._durable.append(durable)
+        return done
+
+    def tell_later(self, facts: Iterable[Fact]) -> None:
+        """Let the next write append facts whose own commit was made elsewhere; any thread may call this."""
+        self._elsewhere.extend(facts)
+
+    @property
+    def waiting(self) -> bool:
+        """Return whether facts wait for the next write."""
+        return bool(self._elsewhere)
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def take(self) -> list[Fact]:
+        """Return what has become durable since the last call, in the order of the log."""
+        taken = list[Fact]()
+        while self._durable:
+            taken += self._durable.popleft()
+        return taken
+
+    def newest(self) -> int:
+        """Return the newest sequence, 0 of an empty log."""
+        with self.store.disk.read() as txn:
+            return self.store.ends(txn)[1]
+
+    def fetch(self, sequence: int, most: int) -> list[tuple[bytes, bytes]]:
+        """Return the rows from a sequence on, so many at most, as they are stored: a short turn.
+
+        Raises:
+            Gone, NotYet: what follows can't be read without a gap.
+        """
+        with self.store.disk.read() as txn:
+            check(self.store, txn, sequence)
+            return list(islice(self.store.rows(txn, sequence), most))
+
+
+def read(rows: Iterable[tuple[bytes, bytes]], sequence: int) -> list[Fact]:
+    """Return the facts in rows of the log, from a sequence on.
+
+    Raises:
+        Damaged: a row can't be read.
+    """
+    found = (read_row(*raw) for raw in rows)
+    return [from_row(fact, n) for row in found for n, fact in enumerate(row.facts, row.first) if n >= sequence]
+
+
+def check(store: LogStore, txn: Txn, sequence: int) -> None:
+    """Refuse a sequence from which facts can't be read without a gap; the next one that will be given is allowed.
+
+    Raises:
+        Gone, NotYet: they can't.
+    """
+    oldest, newest = store.ends(txn)
+    if sequence < oldest:
+        raise Gone(sequence, oldest)
+    if sequence > newest + 1:
+        raise NotYet(sequence, newest)
+
+
+# --- facts as they are stored ------------------------------------------------------------------------------------
+
+
+def _to_row(fact: Fact) -> stored.Fact:
+    match fact:
+        case BlockCommitted():
+            counts = fact.txs, fact.created, fact.spent, fact.missing_inputs
+            return stored.BlockFact(fact.height, fact.slot, fact.hash, *counts)
+        case RolledBack(to=to):
+            return stored.RollbackFact(_place(fact.from_), None if to == "origin" else _place(to), fact.blocks)
+        case Pruned():
+            gone = fact.spent_outputs, fact.transactions, fact.undo_records, fact.mmr_nodes
+            return stored.PrunedFact(*gone, None if fact.floor is None else _place(fact.floor))
+        case TxStatusChanged():
+            return stored.TxFact(fact.txid, fact.status, fact.height, *_cause(fact.cause))
+
+
+def from_row(row: stored.Fact, sequence: int) -> Fact:
+    """Return a stored fact as it is published.
+
+    Raises:
+        Damaged: its cause is unknown.
+    """
+    match row:
+        case stored.BlockFact():
+            return BlockCommitted(
+                height=row.height,
+                slot=row.slot,
+                hash=row.hash,
+                txs=row.txs,
+                created=row.created,
+                spent=row.spent,
+                missing_inputs=row.missing_inputs,
+                sequence=sequence,
+            )
+        case stored.RollbackFact(before=before, after=after):
+            to: Point | Literal["origin"] = "origin" if after is None else Point(*after)
+            return RolledBack(from_=Point(*before), to=to, blocks=row.blocks, sequence=sequence)
+        case stored.PrunedFact():
+            return Pruned(
+                spent_outputs=row.spent_outputs,
+                transactions=row.transactions,
+                undo_records=row.undo_records,
+                mmr_nodes=row.mmr_nodes,
+                floor=row.floor and Point(*row.floor),
+                sequence=sequence,
+            )
+        case stored.TxFact():
+            cause = None if row.cause is None else _to_cause(row.cause, row.refers_to, sequence)
+            return TxStatusChanged(txid=row.txid, status=row.status, height=row.height, cause=cause, sequence=sequence)
+
+
+def _place(point: Point) -> Place:
+    return point.height, point.slot, point.hash
+
+
+_PLAIN = {
+    str(cause.__struct_config__.tag): cause
+    for cause in (Submitted(), InBlock(), BlockRolledBack(), Decided(), Expired())
+}
+
+
+def _cause(cause: AnyCause | None) -> tuple[str | None, bytes | None]:
+    if cause is None:
+        return None, None
+    name = str(cause.__struct_config__.tag)
+    match cause:
+        case DoubleSpend(by=txid) | ParentLost(txid=txid):
+            return name, txid
+        case Withdrawn(reason=reason):
+            return name, reason.encode()
+        case _:
+            return name, None
+
+
+def _to_cause(name: str, refers_to: bytes | None, sequence: int) -> AnyCause:
+    if name in _PLAIN and refers_to is None:
+        return _PLAIN[name]
+    match name, refers_to:
+        case "double_spend", _:
+            return DoubleSpend(refers_to)
+        case "parent", bytes() as txid:
+            return ParentLost(txid)
+        case "withdrawn", bytes() as reason:
+            return Withdrawn(reason.decode(errors="replace"))
+        case _:
+            raise Damaged(f"fact {sequence} of the change log has the cause {name!r}, which can't be read")
