@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -72,6 +72,7 @@ class Failure(Struct, frozen=True):
     error: Annotated[str, Meta(pattern="^[a-z_]+$")]
     message: str
     hint: str | None = None
+    detail: dict[str, Any] | UnsetType = UNSET
 
 
 Number = Annotated[int, Meta(ge=0, lt=1 << 62)]

@@ -27,6 +27,8 @@ _SEQUENCE = struct.Struct(">Q")
 _HEAD = struct.Struct(">IQBH")  # checksum, unix seconds, array16, how many facts
 _ARRAY16 = 0xDC
 _CHECKED = 4  # bytes, of the checksum itself
+_BLOCK, _ROLLBACK = b"\x98\x01", b"\x94\x02\x93"  # how such facts begin: rows without these have none
+_SEARCHED = 200_000  # rows that are searched for a block
 _TRIMMED = 256  # rows that a commit removes at most, besides as many as it adds
 
 Place = tuple[int, int, bytes]  # height, slot, hash
@@ -136,8 +138,21 @@ class LogStore:
             yield cursor.item()
             there = cursor.next()
 
-    def back(self, txn: Txn, sequence: int) -> Iterator[tuple[int, Fact]]:
-        """Yield the facts from `sequence` back to the oldest, each with its own sequence.
+    def moves(self, txn: Txn, sequence: int) -> Iterator[BlockFact | RollbackFact]:
+        """Yield how the tip moved, from a sequence on.
+
+        Raises:
+            Damaged: a row can't be read.
+        """
+        for key, raw in self.rows(txn, sequence):
+            if _BLOCK in raw or _ROLLBACK in raw:
+                row = read_row(key, raw)
+                for n, fact in enumerate(row.facts, row.first):
+                    if n >= sequence and isinstance(fact, BlockFact | RollbackFact):
+                        yield fact
+
+    def moves_back(self, txn: Txn, sequence: int) -> Iterator[tuple[int, BlockFact | RollbackFact]]:
+        """Yield how the tip moved, from a sequence back to the oldest, each with its own sequence.
 
         Raises:
             Damaged: a row can't be read.
@@ -145,11 +160,44 @@ class LogStore:
         cursor = txn.cursor(self._db)
         there = _at_or_before(cursor, sequence)
         while there:
-            row = read_row(*cursor.item())
-            for n, fact in zip(range(row.last, row.first - 1, -1), reversed(row.facts), strict=True):
-                if n <= sequence:
-                    yield n, fact
+            key, raw = cursor.item()
+            if _BLOCK in raw or _ROLLBACK in raw:
+                row = read_row(key, raw)
+                for n, fact in zip(range(row.last, row.first - 1, -1), reversed(row.facts), strict=True):
+                    if n <= sequence and isinstance(fact, BlockFact | RollbackFact):
+                        yield n, fact
             there = cursor.prev()
+
+    def rollbacks(self, txn: Txn, sequence: int) -> Iterator[RollbackFact]:
+        """Yield the rollbacks from a sequence on.
+
+        Raises:
+            Damaged: a row can't be read.
+        """
+        for key, raw in self.rows(txn, sequence):
+            if _ROLLBACK in raw:
+                row = read_row(key, raw)
+                for n, fact in enumerate(row.facts, row.first):
+                    if n >= sequence and isinstance(fact, RollbackFact):
+                        yield fact
+
+    def find_block(self, txn: Txn, block_hash: bytes) -> tuple[int, BlockFact] | None:
+        """Return a block that was committed, with its last sequence; None where the newest rows do not tell of it.
+
+        Raises:
+            Damaged: a row can't be read.
+        """
+        cursor, looked = txn.cursor(self._db), 0
+        there = cursor.last()
+        while there and looked < _SEARCHED:
+            key, raw = cursor.item()
+            if block_hash in raw:
+                row = read_row(key, raw)
+                for n, fact in zip(range(row.last, row.first - 1, -1), reversed(row.facts), strict=True):
+                    if isinstance(fact, BlockFact) and fact.hash == block_hash:
+                        return n, fact
+            there, looked = cursor.prev(), looked + 1
+        return None
 
     # --- writing -------------------------------------------------------------------------------------------------
 

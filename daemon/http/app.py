@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Lifespan
 from daemon import PROTOCOL, VERSION
 from daemon.http import pages
 from daemon.http.blocks import BlockRoutes
+from daemon.http.changes import ChangeRoutes
 from daemon.http.ear import Ear
 from daemon.http.guard import Guard
 from daemon.http.jobs import JobRoutes
@@ -112,6 +113,7 @@ class Site:
             "/api/v1/tip": self.tip,
             "/api/v1/status": self.status,
             "/api/v1/events": self.events,
+            "/api/v1/changes": ChangeRoutes(self.query).changes,
             "/api/v1/pruner/jobs": self.jobs.jobs if self.jobs else self._absent("the pruner (pruner.enabled)"),
             "/health/live": self.live,
             "/health/ready": self.ready,

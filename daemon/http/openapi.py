@@ -8,6 +8,7 @@ import msgspec
 
 from daemon import VERSION
 from handlers.answers import Balance, Failure, Health, MmrRoot, Status, TipAnswer, Utxo
+from handlers.changes import Change
 from handlers.deltas import BlockDelta
 from handlers.proofs import MmrProof
 from handlers.prune_report import PrunerJob
@@ -31,6 +32,7 @@ _TYPES = (
     MmrRoot,
     MmrProof,
     BlockDelta,
+    Change,
 )
 _LIST = (
     ("count", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}, "How many."),
@@ -82,6 +84,12 @@ _DESCRIPTION = (
     "with a `Failure` of status 400, 405, 408, 413, 414, 421, 431, 503 or 505, and without the headers of the tip."
 )
 _TAG = "Changes with the tip and with the body; `If-None-Match` takes it."
+_POINT = "^(origin|[0-9]+[.][0-9a-f]{64})$"
+_FROM: dict[str, Any] = {"type": "string", "pattern": "^(origin|[0-9]{1,19}([.][0-9a-fA-F]{64})?)$"}
+_FROM_TEXT = (
+    "The last block that is known, as `{height}.{hash}`; or the sequence of the last fact that is known; or `origin`."
+)
+_NEXT_FROM = "On the last page: `from` of the next question."
 _CURSOR = "Where the next page begins; absent on the last."
 Object = dict[str, Any]
 
@@ -117,6 +125,7 @@ def document() -> Object:
         ),
         "/api/v1/tip": _get("The last block.", _ref("TipAnswer"), missing=True),
         "/api/v1/status": _get("Everything that an operator asks first.", _ref("Status")),
+        "/api/v1/changes": _changes(),
         "/api/v1/events": _get("Recent facts, newest first.", anything),
         "/api/v1/txs/{txid}": _get("A transaction's record.", _ref("Transaction"), "txid", missing=True),
         "/api/v1/txs/{txid}/raw": _bytes(),
@@ -189,6 +198,27 @@ def _recovering() -> Object:
         {"name": "status", "in": "query", "schema": statuses, "description": "Only these."}
     )
     _takes_no(route["get"], "asset")
+    return route
+
+
+def _changes() -> Object:
+    route = _list("What blocks created and spent since a point.", {"type": "array", "items": _ref("Change")})
+    listed: Object = route["get"]
+    _takes_no(listed, "asset", "order", "page")
+    listed["parameters"].append({"name": "from", "in": "query", "schema": _FROM, "description": _FROM_TEXT})
+    listed["description"] += (
+        " In chain order: of each block first what it created, by place, then what it spent, by input. It reaches as "
+        "far down as a rollback does. `from` may be left out only beside `cursor`, and not stand beside it."
+    )
+    listed["responses"]["404"] = _failure(
+        "`unknown_point`: it was never in the chain; `gone`: below the rollback floor, or the fact is no longer kept: "
+        "`detail.oldest` is the first block, or sequence, that may be asked for (null is the origin)."
+    )
+    listed["responses"]["409"] = _failure(
+        "`point_removed`: a rollback removed the point, or the block of the cursor; `detail.ancestor` is the last "
+        "block that both chains have (null is the origin)."
+    )
+    listed["responses"]["200"]["headers"]["X-Next-From"] = _header(_NEXT_FROM, _POINT, required=False)
     return route
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import parse_qsl
 
 import msgspec
 import structlog
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -39,10 +39,12 @@ _POLICY_DIGITS, _UNIT_DIGITS = 56, 120
 class Problem(Exception):
     """A question that can't be answered."""
 
-    def __init__(self, status: int, error: str, message: str, hint: str | None = None) -> None:
+    def __init__(
+        self, status: int, error: str, message: str, hint: str | None = None, detail: dict[str, Any] | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
-        self.failure = Failure(error, message, hint)
+        self.failure = Failure(error, message, hint, UNSET if detail is None else detail)
 
 
 class Few:

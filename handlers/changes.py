@@ -1,0 +1,245 @@
+"""What blocks created and spent since a point: read from the blocks inside the rollback window, in chain order.
+
+A point is a block, or the moment after a fact of the change log. Of a point that a rollback has removed the log tells
+the last block that it has in common with our chain.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, urlsafe_b64encode
+from collections.abc import Iterator
+from typing import Literal, NoReturn
+
+import msgspec
+from msgspec import Struct
+
+from handlers.answers import Utxo
+from handlers.events import Point
+from handlers.query import BadCursor, Snapshot
+from storage import keys
+from storage.change_log import BlockFact, LogStore, Place, RollbackFact
+from storage.errors import Damaged
+from storage.rows import MARKED, SPENT, Undo, body_of
+
+Kind = Literal["created", "spent"]
+
+
+class UnknownPoint(Exception):
+    """A block that was never in our chain, as far as we know."""
+
+
+class PointGone(Exception):
+    """What happened since a point is no longer kept; `oldest` is the first block, or fact, that may be asked for."""
+
+    def __init__(self, message: str, oldest: Point | int | None) -> None:
+        super().__init__(message)
+        self.oldest = oldest
+
+
+class PointRemoved(Exception):
+    """A rollback has removed a point; `ancestor` is the last block that both chains have, None is the origin."""
+
+    def __init__(self, what: str, ancestor: Point | None) -> None:
+        super().__init__(f"{what} was removed by a rollback")
+        self.ancestor = ancestor
+
+
+class Change(Utxo, frozen=True, kw_only=True, gc=False):
+    """An output that a block created or spent; the last six fields only where it spent it."""
+
+    change: Kind
+
+
+class _Cut(Struct, array_like=True, frozen=True):
+    """How far a list came: in block `ordinal`, of this hash, so many outputs were listed; created ones come first."""
+
+    ordinal: int
+    hash: bytes
+    created: int
+    spent: int
+
+
+class Changes:
+    """What happened in one store, seen from one block boundary."""
+
+    def __init__(self, shot: Snapshot) -> None:
+        self._shot, self._store, self._txn = shot, shot.store, shot.txn
+        self._log = LogStore(shot.store.disk)
+        self._undos: dict[int, Undo] = {}
+        self._at = self._next = _Cut(0, b"", 0, 0)  # the place in the list, and the place after the next change
+
+    # --- where a list begins -----------------------------------------------------------------------------------------
+
+    def since_block(self, height: int, block_hash: bytes) -> None:
+        """List what the blocks after a block did.
+
+        Raises:
+            UnknownPoint, PointGone, PointRemoved: it is none to begin with.
+        """
+        what = f"block {height} {block_hash.hex()}"
+        ordinal = self._store.ordinal_of(self._txn, block_hash)
+        if ordinal is None:
+            self._refuse(what, block_hash, height)
+        if (found := self._shot.point(ordinal)) is None or found.height != height:
+            raise UnknownPoint(f"{what} is not in the chain: the block of that hash has another height")
+        self._begin(ordinal, what)
+
+    def since_origin(self) -> None:
+        """List what all blocks did.
+
+        Raises:
+            PointGone: the first ones are below the rollback floor.
+        """
+        self._begin(keys.GENESIS, "the origin")
+
+    def since_fact(self, sequence: int) -> None:
+        """List what blocks did after a fact of the change log.
+
+        Raises:
+            UnknownPoint, PointGone, PointRemoved: it is none to begin with.
+        """
+        oldest, newest = self._log.ends(self._txn)
+        what = f"the block that was the tip after fact {sequence}"
+        if sequence > newest:
+            raise UnknownPoint(f"sequence {sequence} lies in the future: the newest one is {newest}")
+        if sequence < oldest - 1:
+            raise PointGone(f"the facts after sequence {sequence} are no longer kept", oldest)
+        point = self._tip_after(sequence)
+        ordinal = keys.GENESIS if point is None else self._store.ordinal_of(self._txn, point.hash)
+        if ordinal is None:
+            assert point is not None
+            raise self._removed(what, sequence, point)
+        self._begin(ordinal, what)
+
+    def go_on(self, cursor: str) -> None:
+        """Go on where a page ended.
+
+        Raises:
+            BadCursor: it is none of ours.
+            PointGone, PointRemoved: it can't be gone on from.
+        """
+        try:
+            raw = b64decode(cursor + "=" * (-len(cursor) % 4), altchars="-_", validate=True)
+            cut = msgspec.msgpack.decode(raw, type=_Cut)
+        except (ValueError, msgspec.DecodeError) as error:
+            raise BadCursor("not a cursor from X-Next-Cursor") from error
+        if self._store.ordinal_of(self._txn, cut.hash) != cut.ordinal:
+            self._refuse(f"block {cut.hash.hex()}, at which this cursor was cut,", cut.hash)
+        if cut.ordinal <= self._shot.state.floor:
+            raise self._gone(f"block {cut.hash.hex()}, at which this cursor was cut,")
+        self._at = cut
+
+    def _begin(self, ordinal: int, what: str) -> None:
+        """Begin after a block."""
+        if ordinal < self._shot.state.floor:
+            raise self._gone(what)
+        self._at = _Cut(ordinal, b"", -1, -1)
+
+    def _refuse(self, what: str, block_hash: bytes, height: int = 0) -> NoReturn:
+        """Say why a block that is not retained is none to begin with."""
+        tip, floor = self._shot.tip(), self._shot.point(self._shot.state.floor)
+        if (found := self._log.find_block(self._txn, block_hash)) is not None:
+            sequence, block = found
+            raise self._removed(what, sequence, Point(block.height, block.slot, block.hash))
+        if floor is not None and height < floor.height:
+            raise self._gone(what)
+        where = "the chain is empty" if tip is None else f"the tip is {tip.height} {tip.hash.hex()}"
+        raise UnknownPoint(f"{what} was never applied, or the change log no longer tells of it; {where}")
+
+    def _removed(self, what: str, sequence: int, point: Point) -> PointRemoved | PointGone:
+        """Return what became of a block that was in our chain after a fact, and is not retained now."""
+        removed_to = [_place(fact.after) for fact in self._log.rollbacks(self._txn, sequence + 1)]
+        lowest = min(removed_to, key=_order, default=point)
+        return PointRemoved(what, lowest) if _order(lowest) < _order(point) else self._gone(what)
+
+    def _gone(self, what: str) -> PointGone:
+        floor = self._shot.point(self._shot.state.floor)
+        return PointGone(f"what happened since {what} is no longer kept: it is below the rollback floor", floor)
+
+    def _tip_after(self, sequence: int) -> Point | None:
+        """Return the block that was the tip after a fact, None for the origin."""
+        for _, fact in self._log.moves_back(self._txn, sequence):
+            return _tip_of(fact)
+        for fact in self._log.moves(self._txn, sequence + 1):
+            if isinstance(fact, RollbackFact):
+                return Point(*fact.before)
+            if (ordinal := self._store.ordinal_of(self._txn, fact.hash)) is None:
+                oldest, _ = self._log.ends(self._txn)
+                raise PointGone(f"the block that was the tip after fact {sequence} is no longer known", oldest)
+            return self._shot.point(ordinal - 1)
+        return self._shot.tip()
+
+    # --- the list ----------------------------------------------------------------------------------------------------
+
+    def page(self, count: int) -> tuple[list[Change], str | None]:
+        """Return the next changes, as many as that if there are, and the cursor after them if more follow."""
+        found = list[Change]()
+        for change in self._changes():
+            if len(found) == count:
+                return found, urlsafe_b64encode(msgspec.msgpack.encode(self._at)).rstrip(b"=").decode()
+            found.append(change)
+            self._at = self._next
+        return found, None
+
+    def _changes(self) -> Iterator[Change]:
+        at = self._at
+        first = at.ordinal if at.created >= 0 else at.ordinal + 1
+        for ordinal in range(first, self._shot.state.tip + 1):
+            undo = self._undo(ordinal)
+            done = at if ordinal == at.ordinal and at.created >= 0 else _Cut(ordinal, undo.hash, 0, 0)
+            yield from self._created(ordinal, done)
+            yield from self._spent(ordinal, undo, done)
+
+    def _created(self, ordinal: int, done: _Cut) -> Iterator[Change]:
+        if done.spent:  # then all of these were listed
+            return
+        for n, (place, row) in enumerate(self._store.scan(self._txn, self._store.output, keys.u32(ordinal))):
+            if n < done.created:
+                continue
+            self._next = msgspec.structs.replace(done, created=n + 1)
+            yield self._change("created", place, self._body(place, row))
+
+    def _spent(self, ordinal: int, undo: Undo, done: _Cut) -> Iterator[Change]:
+        for n in range(done.spent, len(undo.spent) // 12):
+            place = undo.spent[n * 12 : n * 12 + 12]
+            row = self._store.row(self._txn, place)
+            if row is None or row[0] != SPENT or keys.number(row[1:]) != ordinal:
+                raise Damaged(f"output {keys.show(place)} should have been spent by block {ordinal}")
+            body = row[MARKED:] if undo.bodies is None else undo.bodies[n]
+            self._next = msgspec.structs.replace(done, spent=n + 1)
+            yield self._change("spent", place, row[:MARKED] + body)
+
+    def _body(self, place: bytes, row: bytes) -> bytes:
+        """Return what an output holds; the undo record of its spender has it where its row no longer does."""
+        if row[0] != SPENT or len(row) > MARKED:
+            return body_of(row)
+        undo = self._undo(keys.number(row[1:]))
+        for n, body in enumerate(undo.bodies or ()):
+            if undo.spent[n * 12 : n * 12 + 12] == place:
+                return body
+        raise Damaged(f"output {keys.show(place)} has lost its body, and no undo record has it")
+
+    def _undo(self, ordinal: int) -> Undo:
+        if ordinal not in self._undos:
+            undo = self._store.undo_at(self._txn, ordinal)
+            if undo is None:
+                raise Damaged(f"block {ordinal} is above the rollback floor, but has no undo record")
+            self._undos[ordinal] = undo
+        return self._undos[ordinal]
+
+    def _change(self, kind: Kind, place: bytes, row: bytes) -> Change:
+        utxo = self._shot.utxo((place, row))
+        return Change(change=kind, **msgspec.structs.asdict(utxo))
+
+
+def _tip_of(fact: BlockFact | RollbackFact) -> Point | None:
+    return Point(fact.height, fact.slot, fact.hash) if isinstance(fact, BlockFact) else _place(fact.after)
+
+
+def _place(place: Place | None) -> Point | None:
+    return None if place is None else Point(*place)
+
+
+def _order(point: Point | None) -> tuple[int, int]:
+    """Return what puts the points of one chain in order; a boundary block repeats the height before it."""
+    return (-1, -1) if point is None else (point.slot, point.height)

@@ -1,0 +1,476 @@
+"""The change log: bytes, ends, retention, damage; and that live and resumed subscribers hear the same facts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from tempfile import mkdtemp
+from typing import Any, cast
+
+import anyio
+import lmdb
+import pytest
+from anyio import CapacityLimiter
+from chains import back_to, block, feed, open_chain, output, prune_all, random_chain, tx
+from faults import Fault, broken, failing, full
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+import daemon.audience
+import storage.change_log
+from daemon.audience import Audience
+from handlers.causes import (
+    AnyCause,
+    BlockRolledBack,
+    Decided,
+    DoubleSpend,
+    Expired,
+    InBlock,
+    ParentLost,
+    Submitted,
+    Withdrawn,
+)
+from handlers.chain import Chain
+from handlers.change_log import ChangeLog, Gone, NotYet, read
+from handlers.events import BlockApplied, BlockCommitted, Fact, Point, Pruned, RolledBack, TxStatusChanged
+from handlers.wire import plain
+from storage.change_log import ROW_BYTES, LogStore, Retention, read_row
+from storage.disk import Disk
+from storage.errors import Damaged, StoreFull
+from storage.utxo import TABLES
+
+A, B = Point(7, 140, b"\xaa" * 32), Point(9, 180, b"\xbb" * 32)
+CAUSES: list[AnyCause | None] = [
+    None,
+    Submitted(),
+    InBlock(),
+    BlockRolledBack(),
+    DoubleSpend(),
+    DoubleSpend(by=b"\xcc" * 32),
+    ParentLost(b"\xdd" * 32),
+    Decided(),
+    Withdrawn("evicted"),
+    Expired(),
+]
+EVERY: list[Fact] = [
+    BlockCommitted(height=9, slot=180, hash=B.hash, txs=2, created=3, spent=1, missing_inputs=0),
+    RolledBack(from_=B, to=A, blocks=2),
+    RolledBack(from_=A, to="origin", blocks=7),
+    Pruned(spent_outputs=1, transactions=2, undo_records=3, floor=A, mmr_nodes=4),
+    Pruned(spent_outputs=1, transactions=0, undo_records=0, floor=None),
+    *[TxStatusChanged(txid=b"\xee" * 32, status="pending", height=n or None, cause=c) for n, c in enumerate(CAUSES)],
+]
+
+
+@contextmanager
+def opened(folder: Path, keep: Retention | None = None) -> Iterator[ChangeLog]:
+    with Disk(folder, TABLES, map_size=64 << 20, durable=False) as disk:
+        yield ChangeLog(disk, keep)
+
+
+def append(log: ChangeLog, *facts: Fact) -> list[Fact]:
+    """Commit facts together; return them with their sequences."""
+
+    def work(_: object) -> None:
+        for fact in facts:
+            log.tell(fact)
+
+    log.write(work)
+    return log.written
+
+
+def block_fact(height: int) -> BlockCommitted:
+    return BlockCommitted(height=height, slot=height, hash=bytes(32), txs=0, created=0, spent=0, missing_inputs=0)
+
+
+def everything(log: ChangeLog) -> list[Fact]:
+    with log.store.disk.read() as txn:
+        return read(log.store.rows(txn), 0)
+
+
+def ends(log: ChangeLog) -> tuple[int, int]:
+    with log.store.disk.read() as txn:
+        return log.store.ends(txn)
+
+
+# --- bytes -------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, the format of the log changed: write docs/format.md first."""
+    monkeypatch.setattr(storage.change_log, "time", lambda: 1_757_500_000.9)
+    with opened(tmp_path) as log:
+        append(log, EVERY[0], EVERY[1])
+        append(log, EVERY[4], EVERY[10])
+        with log.store.disk.read() as txn:
+            rows = {key.hex(): value.hex() for key, value in txn.cursor(log.store.disk.tables["change_log"])}
+    b, a, e, c = "bb" * 32, "aa" * 32, "ee" * 32, "cc" * 32
+    at, block_hash, txid, by = "0000000068c15260", f"c420{b}", f"c420{e}", f"c420{c}"
+    committed = f"980109ccb4{block_hash}02030100"
+    rolled_back = f"94029309ccb4{block_hash}9307cc8cc420{a}02"
+    pruned = "960301000000c0"
+    spent_twice = f"9604{txid}a770656e64696e6705ac646f75626c655f7370656e64{by}"
+    assert {key: row[8:] for key, row in rows.items()} == {
+        "0000000000000001": f"{at}dc0002{committed}{rolled_back}",
+        "0000000000000003": f"{at}dc0002{pruned}{spent_twice}",
+    }
+    for key, row in rows.items():
+        assert row[:8] == f"{zlib.crc32(bytes.fromhex(key + row[8:])):08x}"
+
+
+def test_every_fact_comes_back_as_it_was(tmp_path: Path) -> None:
+    with opened(tmp_path) as log:
+        written = append(log, *EVERY)
+        assert [fact.sequence for fact in written] == list(range(1, len(EVERY) + 1))
+        assert everything(log) == written == log.take() and log.take() == []
+        kinds = {type(fact.cause) for fact in written if isinstance(fact, TxStatusChanged)}
+        assert kinds == {type(cause) for cause in CAUSES}
+
+
+def test_a_cause_says_its_type_on_the_wire() -> None:
+    told = [plain(fact)["cause"] for fact in EVERY if isinstance(fact, TxStatusChanged)]
+    assert told[0] is None and told[1] == {"type": "submitted"}
+    assert told[5] == {"type": "double_spend", "by": "cc" * 32}
+    assert told[6] == {"type": "parent", "txid": "dd" * 32}
+    assert [cause["type"] for cause in told[2:5] + told[7:]] == [
+        "block",
+        "rollback",
+        "double_spend",
+        "decided",
+        "withdrawn",
+        "expired",
+    ]
+
+
+def test_many_facts_of_a_commit_take_several_rows_of_bounded_size(tmp_path: Path) -> None:
+    facts = [TxStatusChanged(txid=n.to_bytes(32, "big"), status="mined", height=1) for n in range(1000)]
+    with opened(tmp_path) as log:
+        append(log, block_fact(1))
+        written = append(log, *facts)
+        with log.store.disk.read() as txn:
+            rows = list(log.store.rows(txn))
+            assert 10 < len(rows) < 60 and max(len(raw) for _, raw in rows) <= ROW_BYTES + 15
+            assert txn.stat(log.store.disk.tables["change_log"])["overflow_pages"] == 0
+        assert everything(log)[1:] == written
+        for sequence in (1, 2, 3, 500, 1000, 1001):
+            assert [fact.sequence for fact in read(log.fetch(sequence, 9999), sequence)] == list(range(sequence, 1002))
+        assert next(fact.sequence for fact in read(log.fetch(40, 1), 40)) == 40
+        assert log.fetch(1002, 9) == []
+        with pytest.raises(NotYet, match="sequence 1003 lies in the future: the newest one is 1001"):
+            log.fetch(1003, 9)
+        with pytest.raises(Gone) as gone:
+            log.fetch(0, 9)
+        assert gone.value.oldest == 1
+
+
+@pytest.mark.parametrize("at", range(0, 60, 3))
+def test_a_changed_bit_is_damage(at: int, tmp_path: Path) -> None:
+    with opened(tmp_path) as log:
+        append(log, *EVERY[:2])
+        with log.store.disk.read() as txn:
+            key, raw = next(log.store.rows(txn))
+    wrong = bytes((*raw[:at], raw[at] ^ 4, *raw[at + 1 :]))
+    with pytest.raises(Damaged, match="0000000000000001"):
+        read_row(key, wrong)
+    with pytest.raises(Damaged):
+        read_row(b"\0" * 7 + b"\2", raw)
+    with pytest.raises(Damaged):
+        read_row(key, raw[: at // 4])
+
+
+# --- writes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [full, broken])
+def test_a_write_that_fails_leaves_no_fact_and_no_gap(kind: Callable[[], lmdb.Error], tmp_path: Path) -> None:
+    error: type[Exception] = StoreFull if kind is full else lmdb.Error
+    with opened(tmp_path, Retention(count=2)) as log:
+        append(log, block_fact(1), block_fact(2))
+        append(log, block_fact(3))
+        log.tell_later([block_fact(77)])
+        log.take()
+        number = 1
+        while True:
+            with failing(log.store.disk, Fault(number, kind())) as fault:
+                try:
+                    append(log, block_fact(4), block_fact(5))
+                except error:
+                    assert ends(log) == (1, 3) and log.take() == log.written == [] and log.waiting
+                else:
+                    break
+            assert fault.seen == number
+            number += 1
+        assert number > 3
+        assert [(fact.sequence, cast(Any, fact).height) for fact in log.take()] == [(4, 4), (5, 5), (6, 77)]
+        assert [fact.sequence for fact in log.written] == [4, 5] and not log.waiting
+
+
+def test_a_map_that_is_full_appends_once(tmp_path: Path) -> None:
+    with opened(tmp_path) as log:
+        log.tell_later([block_fact(9)])
+        with failing(log.store.disk, Fault(1, lmdb.MapFullError("mdb_put"))):
+            append(log, block_fact(1), block_fact(2))
+        assert [cast(Any, fact).height for fact in everything(log)] == [1, 2, 9] and ends(log) == (1, 3)
+
+
+# --- retention ---------------------------------------------------------------------------------------------------
+
+
+def test_facts_beyond_the_count_go_and_sequences_go_on(tmp_path: Path) -> None:
+    with opened(tmp_path, Retention(count=5)) as log:
+        for height in range(1, 21):
+            append(log, block_fact(height))
+            assert ends(log) == (max(height - 4, 1), height)
+        append(log, *(block_fact(height) for height in range(21, 24)))
+        assert ends(log) == (19, 23)
+    with opened(tmp_path, Retention(count=1)) as log:  # a row stays for as long as one of its facts does
+        append(log)
+        assert ends(log) == (19, 23)
+        append(log, block_fact(24))
+        assert ends(log) == (24, 24)
+        append(log, block_fact(25))
+        assert ends(log) == (25, 25)
+        with pytest.raises(Gone) as gone:
+            log.fetch(24, 1)
+        assert gone.value.oldest == 25
+
+
+def test_facts_beyond_the_age_go_but_the_newest_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(storage.change_log, "time", lambda: now)
+    with opened(tmp_path, Retention(age_s=100)) as log:
+        for seconds in (1000.0, 1050.0, 1100.0):
+            now = seconds
+            append(log, block_fact(1))
+        assert ends(log) == (1, 3)
+        now = 1151.0
+        append(log, block_fact(1))
+        assert ends(log) == (3, 4)
+        now = 9999.0
+        append(log, block_fact(1))
+        assert ends(log) == (5, 5)
+        now = 1000.0  # a clock that was set back does not make facts younger than those before them
+        append(log, block_fact(1))
+        with log.store.disk.read() as txn:
+            assert [read_row(*raw).at for raw in log.store.rows(txn)] == [9999, 9999]
+
+
+def test_a_commit_removes_a_bounded_number_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage.change_log, "_TRIMMED", 10)
+    with opened(tmp_path) as log:
+        for _ in range(100):
+            append(log, block_fact(1))
+        log.keep = Retention(count=1)
+        for commits in range(1, 9):
+            append(log, block_fact(1))
+            assert ends(log) == (1 + 11 * commits, 100 + commits)
+
+
+# --- the chain's facts -------------------------------------------------------------------------------------------
+
+
+def test_the_facts_of_a_batch_are_in_chain_order_and_its_pruning_is_last(tmp_path: Path) -> None:
+    with open_chain(tmp_path, prune_depth=1, rollback_window=1, may_prune=True) as chain:
+        told = random_chain(Random(3), 6, repeats=False)
+        feed(chain, *told)
+        facts = chain.take_facts()
+        assert [type(fact) for fact in facts] == [BlockCommitted] * 6 + [Pruned]
+        assert [cast(BlockCommitted, fact).hash for fact in facts[:6]] == [each.hash for each in told]
+        assert isinstance(facts[6], Pruned) and facts[6].floor == chain.view.floor
+        assert everything(chain.changes) == facts
+
+
+def test_a_catch_up_writes_one_small_fact_for_each_block(tmp_path: Path) -> None:
+    with open_chain(tmp_path, rollback_window=100, prune_depth=100) as chain:
+        parent, blocks = None, list[BlockApplied]()
+        for height in range(100):
+            parent = block(parent, *(tx(f"{height} {n}", output("ann")) for n in range(20)))
+            blocks.append(parent)
+        feed(chain, *blocks)
+        log = LogStore(chain.store.disk)
+        with chain.store.disk.read() as txn:
+            raw = [row for _, row in log.rows(txn)]
+        assert len(everything(chain.changes)) == 100
+        assert sum(map(len, raw)) < 100 * 60
+
+
+# --- what subscribers hear ---------------------------------------------------------------------------------------
+
+
+class Busy(Audience):
+    """An audience of a daemon that commits, and tells of it, right before and after the log is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: Callable[[], None] = lambda: None
+        self.after: Callable[[], None] = lambda: None
+
+    async def _fetch(self, sequence: int) -> Any:
+        self.before()
+        rows = await super()._fetch(sequence)
+        self.after()
+        return rows
+
+
+class Box:
+    """An outbox that reads what it is sent."""
+
+    def __init__(self, encoding: str, next_sequence: int) -> None:
+        self.encoding, self.next = encoding, next_sequence
+        self.heard: list[Any] = []
+        self.errors: list[Any] = []
+
+    def put(self, message: bytes) -> None:
+        for line in message.splitlines():
+            self.heard.append(json.loads(line))
+
+    def encoded(self, message: object) -> bytes:
+        self.errors.append(message)
+        return b""
+
+    async def room(self, most: int, patience_s: float) -> bool:
+        return most > 0 and patience_s > 0
+
+
+class Subscribers(RuleBasedStateMachine):
+    """Any story of blocks, rollbacks, failed commits, pruning and restarts, heard live and from the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(mkdtemp(prefix="utxod-test-"))
+        self.history: list[Any] = []  # every fact, from sequence 1 on
+        self.moves: list[tuple[str, int]] = []  # what the chain was told to do, and to which height that led
+        self.boxes: list[Box] = []
+        self.blocks: list[BlockApplied] = []
+        self.salt = 0
+        self.rows = daemon.audience._ROWS
+        daemon.audience._ROWS = 2
+        self.start()
+
+    def start(self) -> None:
+        self.opened = open_chain(self.folder, prune_depth=3, rollback_window=6, may_prune=True)
+        self.chain: Chain = self.opened.__enter__()
+        self.audience = Busy()
+        self.writer = CapacityLimiter(1)
+        self.audience.open(self.chain.changes, self.writer)
+        assert self.audience.newest == len(self.history)
+
+    def publish(self) -> None:
+        facts = self.chain.take_facts()
+        self.history += [plain(fact) for fact in facts]
+        self.audience.hear(facts)
+
+    def commit(self, count: int, *, told: bool = True) -> None:
+        for _ in range(count):
+            self.salt += 1
+            made = block(
+                self.blocks[-1] if self.blocks else None, tx(f"{self.salt}", output("ann")), salt=str(self.salt)
+            )
+            assert self.chain.apply(made, None)
+            self.blocks.append(made)
+            self.moves.append(("BlockCommitted", made.height))
+        self.chain.commit()
+        if told:
+            self.publish()
+
+    @rule(count=st.integers(1, 5))
+    def apply(self, count: int) -> None:
+        self.commit(count)
+
+    @rule(count=st.integers(1, 6))
+    def go_back(self, count: int) -> None:
+        floor = self.chain.view.floor
+        keep = max(len(self.blocks) - count, floor.height if floor else 0)
+        if keep == len(self.blocks):
+            return
+        self.blocks = self.blocks[:keep]
+        assert self.chain.rollback(back_to(self.blocks[-1] if self.blocks else "origin"))
+        self.moves.append(("RolledBack", keep))
+        self.publish()
+
+    @rule(at=st.integers(1, 12))
+    def fail(self, at: int) -> None:
+        self.salt += 1
+        made = block(self.blocks[-1] if self.blocks else None, tx(f"{self.salt}", output("bob")), salt=str(self.salt))
+        assert self.chain.apply(made, None)
+        with failing(self.chain.store.disk, Fault(at)):
+            try:
+                self.chain.commit()
+            except StoreFull:
+                pass
+            else:
+                self.blocks.append(made)
+                self.moves.append(("BlockCommitted", made.height))
+        self.publish()
+
+    @rule()
+    def prune(self) -> None:
+        prune_all(self.chain)
+        self.publish()
+
+    @rule()
+    def restart(self) -> None:
+        """Everybody loses the connection, and asks for what comes after the last fact that was heard."""
+        self.opened.__exit__(None, None, None)
+        self.start()
+        boxes, self.boxes = self.boxes, []
+        for box in boxes:
+            self.resume(box)
+
+    @rule()
+    def listen(self) -> None:
+        if len(self.boxes) < 4:
+            box = Box("json", len(self.history) + 1)
+            self.audience.subscribe(cast(Any, box), [kind.__name__ for kind in Fact.__args__])
+            self.boxes.append(box)
+
+    @rule(data=st.data(), before=st.lists(st.integers(0, 2), max_size=4), after=st.lists(st.integers(0, 3), max_size=4))
+    def listen_from(self, data: st.DataObject, before: list[int], after: list[int]) -> None:
+        """While the past is told, more happens: some of it is told only after the log has been read."""
+        if len(self.boxes) < 4:
+            self.audience.before = lambda: self.commit(before.pop(), told=False) if before else None
+            self.audience.after = lambda: self.commit(after.pop()) if after else None
+            self.resume(Box("json", data.draw(st.integers(1, len(self.history) + 1))))
+            self.audience.before = self.audience.after = lambda: None
+            self.publish()
+
+    def resume(self, box: Box) -> None:
+        async def replay() -> None:
+            kinds = [kind.__name__ for kind in Fact.__args__]
+            wish, rows = await self.audience.subscribe_from(cast(Any, box), kinds, box.next + len(box.heard))
+            await self.audience.replay(cast(Any, box), wish, rows)
+
+        anyio.run(replay)
+        self.boxes.append(box)
+
+    @invariant()
+    def everybody_heard_the_same(self) -> None:
+        assert [fact["sequence"] for fact in self.history] == list(range(1, len(self.history) + 1))
+        moves = [fact for fact in self.history if fact["type"] in ("BlockCommitted", "RolledBack")]
+        heights = [
+            fact["height"]
+            if fact["type"] == "BlockCommitted"
+            else 0
+            if fact["to"] == "origin"
+            else fact["to"]["height"]
+            for fact in moves
+        ]
+        assert [(fact["type"], height) for fact, height in zip(moves, heights, strict=True)] == self.moves
+        for box in self.boxes:
+            assert box.errors == []
+            assert box.heard == self.history[box.next - 1 :]
+
+    def teardown(self) -> None:
+        daemon.audience._ROWS = self.rows
+        self.opened.__exit__(None, None, None)
+        shutil.rmtree(self.folder)
+
+
+Subscribers.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestSubscribers = Subscribers.TestCase
