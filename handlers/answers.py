@@ -7,6 +7,8 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from handlers.events import Point
+from storage.change_log import LogStore
+from storage.disk import Txn
 
 Hex = Annotated[str, Meta(pattern="^([0-9a-f]{2})*$")]
 Hash = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -114,6 +116,14 @@ class StorageStatus(Struct, frozen=True, kw_only=True):
     map_size: int
 
 
+class ChangeLogStatus(Struct, frozen=True, kw_only=True):
+    """The change log: sequences of the oldest and the newest fact that are kept; an empty one has 1 and 0."""
+
+    oldest: int
+    newest: int
+    bytes: Annotated[int, Meta(description="on disk")]
+
+
 class ChainStatus(Struct, frozen=True, kw_only=True):
     """Which chain, and how far it is."""
 
@@ -134,6 +144,7 @@ class Status(Struct, frozen=True, kw_only=True):
     chain: ChainStatus
     utxo: UtxoStatus
     storage: StorageStatus
+    change_log: ChangeLogStatus
 
 
 class Health(Struct, frozen=True, kw_only=True):
@@ -144,6 +155,12 @@ class Health(Struct, frozen=True, kw_only=True):
     seconds_since_last_block: float | None
     lag_blocks: Annotated[int | None, Meta(description="null while nobody says how far the network is")]
     store_id: Annotated[str | None, Meta(description="of the store that is read: another daemon has another")]
+
+
+def change_log_status(log: LogStore, txn: Txn) -> ChangeLogStatus:
+    """Return where the change log begins and ends."""
+    oldest, newest = log.ends(txn)
+    return ChangeLogStatus(oldest=oldest, newest=newest, bytes=log.size(txn))
 
 
 def to_tip(point: Point) -> TipAnswer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 import msgspec
 
@@ -26,7 +26,7 @@ from handlers.causes import (
 )
 from handlers.events import BlockCommitted, Fact, Point, Pruned, RolledBack, TxStatusChanged
 from storage import change_log as stored
-from storage.change_log import LogStore, Place, Retention, read_row
+from storage.change_log import CauseName, LogStore, Place, Retention, read_row
 from storage.disk import Disk, Txn
 from storage.errors import Damaged
 
@@ -209,10 +209,10 @@ _PLAIN = {
 }
 
 
-def _cause(cause: AnyCause | None) -> tuple[str | None, bytes | None]:
+def _cause(cause: AnyCause | None) -> tuple[CauseName | None, bytes | None]:
     if cause is None:
         return None, None
-    name = str(cause.__struct_config__.tag)
+    name = cast("CauseName", cause.__struct_config__.tag)
     match cause:
         case DoubleSpend(by=txid) | ParentLost(txid=txid):
             return name, txid

@@ -154,7 +154,7 @@ class Changes:
 
     def _gone(self, what: str) -> PointGone:
         floor = self._shot.point(self._shot.state.floor)
-        return PointGone(f"what happened since {what} is no longer kept: it is below the rollback floor", floor)
+        return PointGone(f"what happened since {what} is no longer kept: it is below the oldest block that is", floor)
 
     def _tip_after(self, sequence: int) -> Point | None:
         """Return the block that was the tip after a fact, None for the origin."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import time
+from typing import Literal
 
 import lmdb
 import msgspec
@@ -32,6 +33,7 @@ _SEARCHED = 200_000  # rows that are searched for a block
 _TRIMMED = 256  # rows that a commit removes at most, besides as many as it adds
 
 Place = tuple[int, int, bytes]  # height, slot, hash
+CauseName = Literal["submitted", "block", "rollback", "double_spend", "parent", "decided", "withdrawn", "expired"]
 
 
 class BlockFact(Struct, array_like=True, frozen=True, tag=1):
@@ -70,7 +72,7 @@ class TxFact(Struct, array_like=True, frozen=True, tag=4):
     txid: bytes
     status: str
     height: int | None
-    cause: str | None
+    cause: CauseName | None
     refers_to: bytes | None
 
 
@@ -254,6 +256,35 @@ def read_row(key: bytes, raw: bytes) -> Row:
 def _at_or_before(cursor: lmdb.Cursor[bytes], sequence: int) -> bool:
     """Go to the last row that begins at a sequence or before it."""
     return cursor.prev() if cursor.set_range(_SEQUENCE.pack(sequence + 1)) else cursor.last()
+
+
+def contradictions(log: LogStore, txn: Txn, tip: bytes | None, tell: Callable[[int, bytes], None]) -> Iterator[str]:
+    """Yield where the log contradicts itself, or its newest block is not the tip, whose hash is `tip`.
+
+    `tell` is called with how many rows were read, and the key of the last one.
+
+    Raises:
+        Damaged: a row can't be read.
+    """
+    following, at, moved = None, 0, False
+    where: bytes | None = None  # the tip, as the log has it
+    for n, (key, raw) in enumerate(log.rows(txn), 1):
+        tell(n, key)
+        row = read_row(key, raw)
+        if following is not None and row.first != following:
+            yield f"the change log goes on at {row.first} after {following - 1}"
+        if row.at < at:
+            yield f"the facts of the change log at {row.first} are older than those before them"
+        following, at = row.last + 1, row.at
+        for fact in row.facts:
+            match fact:
+                case BlockFact():
+                    where, moved = fact.hash, True
+                case RollbackFact():
+                    where, moved = None if fact.after is None else fact.after[2], True
+    if moved and where != tip:
+        names = [block.hex() if block else "the origin" for block in (where, tip)]
+        yield f"the change log ends at block {names[0]}, the tip is {names[1]}"
 
 
 def _packed(facts: Sequence[Fact], first: int, at: int) -> Iterator[tuple[bytes, bytes]]:

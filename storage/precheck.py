@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from storage import keys, mmr
+from storage.change_log import TABLES as LOG_TABLES
+from storage.change_log import read_row
 from storage.disk import Disk, Txn
 from storage.errors import Damaged, TableMissing
 from storage.mmr import HASH_BYTES, U64
@@ -109,6 +111,8 @@ def _check_ends(disk: Disk, txn: Txn, table: str) -> None:
             raise Damaged(f"{what} has a key of {len(key)} and a value of {len(raw)} bytes")
         if table in _ROWS:
             _ROWS[table](raw, what)
+        if table in LOG_TABLES:
+            read_row(key, raw)
 
 
 def contradictions(store: UtxoStore, txn: Txn, state: State) -> Iterator[str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
-from storage import indexes, keys
+from storage import change_log, indexes, keys
 from storage.change import ChangeSet
+from storage.change_log import LogStore
 from storage.copies import temporary
 from storage.damage import UNREADABLE
 from storage.disk import Db, Disk, Txn
@@ -73,7 +75,9 @@ def verify(
     try:
         with in_place if quick else _copied(store, copy_to or store.disk.folder.parent, tell) as seen:
             with seen.disk.read() as txn:
-                _collect(findings, _walk(seen, txn, seen.state(txn)))
+                state = seen.state(txn)
+                _collect(findings, _walk(seen, txn, state))
+                _collect(findings, _changes(seen, txn, state, tell))
             others = also(seen)
             if not findings and not quick:
                 _collect(findings, _undo(seen, windows))
@@ -110,6 +114,17 @@ def _walk(store: UtxoStore, txn: Txn, state: State) -> Iterator[str]:
             yield from findings
         except UNREADABLE as error:
             yield f"the {what} can't be read to the end: {type(error).__name__}: {error}"
+
+
+def _changes(store: UtxoStore, txn: Txn, state: State, tell: Tell) -> Iterator[str]:
+    """The change log: readable, without a gap, and at its end where the chain is."""
+    row = txn.get(keys.u32(state.tip), db=store.block) if state.tip else None
+    try:
+        tip = None if row is None else unpack(BlockRow, row, f"block {state.tip}").hash
+        if row is not None or state.tip == keys.GENESIS:
+            yield from change_log.contradictions(LogStore(store.disk), txn, tip, partial(tell, "change_log"))
+    except UNREADABLE as error:
+        yield f"the change log can't be read to the end: {type(error).__name__}: {error}"
 
 
 def _blocks(store: UtxoStore, txn: Txn, state: State) -> Iterator[str]:

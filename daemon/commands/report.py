@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from daemon.readers import OldReader
-from handlers.answers import MmrRoot, TipAnswer
+from handlers.answers import ChangeLogStatus, MmrRoot, TipAnswer
 from handlers.prune_report import PrunerJob
 from handlers.readiness import Readiness
 
@@ -82,6 +82,7 @@ class StoreReport(Struct, frozen=True, kw_only=True):
     conflicting: int | None  # of the unmined: those that lost a conflict
     blobs: int | None  # None where they are not counted: in a bucket, or without transactions
     pruner_job: PrunerJob | None  # the latest
+    change_log: ChangeLogStatus
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -144,6 +145,7 @@ def _lines(report: Report) -> list[tuple[str, str]]:
         ("floor", _point(store.rollback_floor)),
         ("persisted", "–" if store.persisted_height is None else f"height {store.persisted_height:,}"),
         ("store", f"{store.folder}: {sizes}"),
+        ("change log", _log(store.change_log)),
         *([("oldest reader", _reader(daemon.oldest_reader))] if daemon.oldest_reader else []),
         ("indexes", ", ".join(store.indexes) or "–"),
         ("rows", rows or "–"),
@@ -152,6 +154,11 @@ def _lines(report: Report) -> list[tuple[str, str]]:
 
 def _point(point: TipAnswer | None) -> str:
     return "the origin" if point is None else f"height {point.height:,}, slot {point.slot:,}, {point.hash}"
+
+
+def _log(log: ChangeLogStatus) -> str:
+    kept = f"sequences {log.oldest:,} to {log.newest:,}" if log.newest >= log.oldest else "empty"
+    return f"{kept}, {_size(log.bytes)}"
 
 
 def _reader(old: OldReader) -> str:

@@ -19,12 +19,13 @@ from daemon.metrics import Numbers, daemon_numbers
 from daemon.metrics import folder as sheets
 from daemon.recovery import enabled
 from daemon.store import folder, limited, open_query, store_id, windows
-from handlers.answers import to_tip
+from handlers.answers import change_log_status, to_tip
 from handlers.events import Hello, Welcome
 from handlers.proofs import mmr_root
 from handlers.prune_report import PrunerJob, jobs_of
 from handlers.readiness import blocks_behind, readiness
 from storage.blobs import Files, open_blobs
+from storage.change_log import LogStore
 from storage.errors import BlobFailed
 from storage.transactions import TxStore
 
@@ -152,6 +153,7 @@ def _store(config: Config, numbers: Numbers | None) -> StoreReport:
             conflicting=conflicting,
             blobs=blobs,
             pruner_job=next(iter(jobs_of(store.disk, shot.txn, 1)), None),
+            change_log=change_log_status(LogStore(store.disk), shot.txn),
         )
 
 

@@ -46,11 +46,12 @@ from daemon.http.transactions import TxRoutes
 from daemon.turns import Turns
 from handlers import wire
 from handlers.addresses import AddressError, Codec
-from handlers.answers import Balance, ChainStatus, Health, Status, StorageStatus, UtxoStatus, to_tip
+from handlers.answers import Balance, ChainStatus, Health, Status, StorageStatus, UtxoStatus, change_log_status, to_tip
 from handlers.events import Point
 from handlers.proofs import mmr_root
 from handlers.query import Listed, NoIndex, Query, Snapshot, Sum, Torn, amounts
 from handlers.readiness import blocks_behind, readiness
+from storage.change_log import LogStore
 from storage.damage import damage
 from storage.errors import Damaged, SnapshotExpired, StoreError
 from storage.indexes import POLICY, address_hash
@@ -258,6 +259,7 @@ class Site:
                 mmr=mmr_root(shot),
             ),
             storage=StorageStatus(bytes_used=store.disk.used(), map_size=store.disk.map_size()),
+            change_log=change_log_status(LogStore(store.disk), shot.txn),
         )
 
     def _lag(self, shot: Snapshot) -> int | None:

@@ -18,9 +18,11 @@ from daemon.http.capacity import REASONS
 from daemon.http.service_metrics import services
 from daemon.metrics import BOUNDS_S, Histogram, Numbers, Served, daemon_numbers, served
 from daemon.readers import ReaderNumbers
+from handlers.answers import change_log_status
 from handlers.query import Query
 from handlers.readiness import blocks_behind, readiness
 from handlers.utxo import Work
+from storage.change_log import LogStore
 from storage.pending import PendingStore
 from storage.prune import Windows
 
@@ -103,6 +105,7 @@ class Scrape(Collector):
             leaves = None if mmr is None else mmr.count(shot.txn)
             unmined = shot.txn.stat(self._query.store.disk.tables["tx_unmined"])["entries"]
             pending = PendingStore(self._query.store.disk).totals(shot.txn)
+            changes = change_log_status(LogStore(self._query.store.disk), shot.txn)
         disk = self._query.store.disk
         height, slot = (None, None) if tip is None else (tip.height, tip.slot)
         lowest = None if tip is None else floor.height if floor else 0
@@ -112,6 +115,9 @@ class Scrape(Collector):
         yield _gauge("unmined_transactions", "Records of transactions that are in no block.", unmined)
         yield _gauge("pending_transactions", "Submitted transactions that were in no block yet.", pending.count)
         yield _gauge("pending_bytes", "About the bytes that these take on disk.", pending.size)
+        yield _gauge("change_log_oldest_sequence", "Sequence of the oldest fact that is kept.", changes.oldest)
+        yield _gauge("change_log_newest_sequence", "Sequence of the newest fact, 0 before the first.", changes.newest)
+        yield _gauge("change_log_bytes", "Bytes that the change log takes on disk.", changes.bytes)
         yield _gauge("tip_height", "Height of the last committed block.", height)
         yield _gauge("tip_slot", "Slot of the last committed block.", slot)
         yield _gauge("rollback_floor_height", "Height of the lowest block that a rollback can reach.", lowest)

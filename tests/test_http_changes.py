@@ -1,0 +1,257 @@
+"""What was created and spent since a point, over HTTP, beside a model that applies it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from chains import back_to, block, feed, output, prune_all, random_chain, tx
+from chains import open_chain as open_made_chain
+from daemons import Message
+from questions import Asked, asked
+from stories import back_to as go_back
+from stories import block as message_block
+from stories import chain as messages
+from stories import output as paid
+from stories import point
+from stories import tx as message_tx
+
+from handlers.addresses import codec
+from handlers.chain import Chain
+from handlers.changes import Change, Changes, PointGone, PointRemoved, UnknownPoint
+from handlers.events import BlockApplied
+from handlers.query import BadCursor, Query
+
+CHANGES = "/api/v1/changes"
+WINDOWS: list[Any] = [
+    {"prune_depth": 9, "rollback_window": 9},
+    {"prune_depth": 2, "rollback_window": 9, "self_contained": True},
+    {"prune_depth": 9, "rollback_window": 9, "store": "mmr"},
+]
+
+
+def listed(chain: Chain, since: BlockApplied | int | None, count: int = 1000) -> list[Change]:
+    """Return all changes since a point, over as many pages as it takes."""
+    query, found, cursor = Query(chain.store, codec("cardano", "mainnet"), "cardano"), list[Change](), None
+    while True:
+        with query.snapshot() as shot:
+            changes = Changes(shot)
+            if cursor is not None:
+                changes.go_on(cursor)
+            elif isinstance(since, int):
+                changes.since_fact(since)
+            elif since is None:
+                changes.since_origin()
+            else:
+                changes.since_block(since.height, since.hash)
+            page, cursor = changes.page(count)
+        assert len(page) == count or (cursor is None and len(page) <= count)
+        found += page
+        if cursor is None:
+            return found
+
+
+def live(chain: Chain) -> set[tuple[str, int]]:
+    with chain.store.disk.read() as txn:
+        return {
+            (chain.store.txid_at(txn, place).hex(), int.from_bytes(place[8:], "big"))
+            for place, row in chain.store.scan(txn, chain.store.output)
+            if row[0] != 1
+        }
+
+
+def applied(to: set[tuple[str, int]], changes: list[Change]) -> set[tuple[str, int]]:
+    """Return a set after changes: what is created was not there, and what is spent was."""
+    outputs = set(to)
+    for change in changes:
+        name = change.tx_hash, change.output_index
+        assert (name in outputs) == (change.change == "spent"), change
+        outputs ^= {name}
+    return outputs
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+def test_changes_since_any_point_lead_to_the_tip(windows: Any, tmp_path: Path) -> None:
+    """Whatever the blocks are: also outputs that were spent since, whose bodies only the undo record has."""
+    for seed in range(4):
+        with open_made_chain(tmp_path / str(seed), **windows, may_prune=True) as chain:
+            sets: dict[int, set[tuple[str, int]]] = {0: set()}
+            sequences, told = {}, random_chain(Random(seed), 22, repeats=False)
+            for n, each in enumerate(told, 1):
+                feed(chain, each)
+                sets[n] = live(chain)
+                sequences[n] = chain.changes.newest()
+            prune_all(chain)
+            floor = chain.state.floor
+            assert floor >= 12 and chain.view.floor is not None
+            seen = set[str]()
+            for n in range(floor, 23):
+                for count in (1000, 3, 1):
+                    changes = listed(chain, told[n - 1], count)
+                    assert applied(sets[n], changes) == sets[22]
+                    seen.update(change.change for change in changes)
+                    for change in changes:
+                        assert (change.spent_tx_hash is not None) if change.change == "spent" else True
+                assert listed(chain, sequences[n]) == changes
+            assert seen == {"created", "spent"}
+            with pytest.raises(PointGone) as gone:
+                listed(chain, told[floor - 2])
+            assert gone.value.oldest == told[floor - 1].point
+            with pytest.raises(PointGone):
+                listed(chain, None)
+            with pytest.raises(PointGone):
+                listed(chain, sequences[floor - 1])
+
+
+def test_a_removed_point_names_the_common_ancestor(tmp_path: Path) -> None:
+    """Through rollbacks within rollbacks, and above blocks that were applied again."""
+    with open_made_chain(tmp_path, prune_depth=30, rollback_window=30) as chain:
+        made: list[BlockApplied] = []
+        for n in range(10):
+            made.append(block(made[-1] if made else None, tx(f"{n}", output("ann"))))
+            feed(chain, made[-1])
+        first = chain.changes.newest()
+        assert chain.rollback(back_to(made[6]))
+        other = block(made[6], tx("other", output("bob")))
+        feed(chain, other)
+        other_at = chain.changes.newest()
+        for removed in (made[7], made[9], first):
+            with pytest.raises(PointRemoved) as gone:
+                listed(chain, removed)
+            assert gone.value.ancestor == made[6].point
+        assert chain.rollback(back_to(made[4]))
+        feed(chain, made[5], made[6], made[7])
+        assert len(listed(chain, made[6])) == 1 and len(listed(chain, made[4])) == 3
+        for removed, ancestor in ((made[8], made[4]), (first, made[4]), (other, made[4]), (other_at, made[4])):
+            with pytest.raises(PointRemoved) as gone:
+                listed(chain, removed)
+            assert gone.value.ancestor == ancestor.point
+        assert chain.rollback(back_to("origin"))
+        with pytest.raises(PointRemoved) as gone:
+            listed(chain, made[3])
+        assert gone.value.ancestor is None
+        with pytest.raises(UnknownPoint):
+            listed(chain, block(None, salt="never"))
+        with pytest.raises(UnknownPoint, match="future"):
+            listed(chain, chain.changes.newest() + 1)
+        assert listed(chain, None) == []
+
+
+def test_a_cursor_goes_on_while_its_block_stays(tmp_path: Path) -> None:
+    with open_made_chain(tmp_path, prune_depth=30, rollback_window=30) as chain:
+        made = [block(None, tx("0", *(output("ann", n) for n in range(4))))]
+        made.append(block(made[0], tx("1", output("bob"))))
+        feed(chain, *made)
+        query = Query(chain.store, codec("cardano", "mainnet"), "cardano")
+        with query.snapshot() as shot:
+            changes = Changes(shot)
+            changes.since_origin()
+            _, cursor = changes.page(3)
+        assert cursor is not None
+        assert chain.rollback(back_to(made[0]))
+        feed(chain, block(made[0], tx("2", output("cid"))))
+        with query.snapshot() as shot:
+            changes = Changes(shot)
+            changes.go_on(cursor)
+            rest, end = changes.page(9)
+        assert [change.lovelace_amount for change in rest] == [3, 1] and end is None
+        assert chain.rollback(back_to("origin"))
+        with query.snapshot() as shot, pytest.raises(PointRemoved) as gone:
+            Changes(shot).go_on(cursor)
+        assert gone.value.ancestor is None
+        for wrong in ("", "x", "kAAA", cursor[:-3]):
+            with query.snapshot() as shot, pytest.raises(BadCursor):
+                Changes(shot).go_on(wrong)
+
+
+# --- over HTTP ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def told() -> Iterator[tuple[Asked, list[Message]]]:
+    with (
+        TemporaryDirectory(prefix="utxod-") as name,
+        asked(Path(name), utxo={"rollback_window": 8, "prune_depth": 8}) as asking,
+    ):
+        blocks = messages(12, outputs=2)
+        for each in blocks[:9]:  # a commit each: what is due is pruned with the next ones
+            asking.feed(each)
+        asking.feed(blocks[9], go_back(blocks[8]))
+        other = message_block(blocks[8], message_tx("other", paid("bob", 5)), branch="other")
+        asking.feed(other)
+        yield asking, [*blocks[:9], other]
+
+
+def test_the_list_over_http(told: tuple[Asked, list[Message]]) -> None:
+    asking, blocks = told
+    here = f"from={blocks[5]['height']}.{blocks[5]['hash'].hex()}"
+    answer = asking.ask(f"{CHANGES}?{here}")
+    assert answer.status_code == 200 and "x-next-cursor" not in answer.headers
+    changes = answer.json()
+    assert [(each["change"], each["block"], each["lovelace_amount"]) for each in changes] == [
+        ("created", 7, 700),
+        ("created", 7, 701),
+        ("spent", 6, 600),
+        ("created", 8, 800),
+        ("created", 8, 801),
+        ("spent", 7, 700),
+        ("created", 9, 900),
+        ("created", 9, 901),
+        ("spent", 8, 800),
+        ("created", 10, 5),
+    ]
+    assert changes[2]["spent_at_block"] == 7 and "spent_at_block" not in changes[0]
+    utxo = asking.get(f"/api/v1/utxos/{changes[9]['tx_hash']}/0")
+    assert changes[9] == utxo | {"change": "created"}
+    tip = point(blocks[-1])
+    assert answer.headers["x-next-from"] == f"{tip['height']}.{tip['hash']}"
+    assert asking.get(f"{CHANGES}?from={answer.headers['x-next-from']}") == []
+    paged, query = list[Any](), f"{here}&count=3"
+    while query:
+        page = asking.ask(f"{CHANGES}?{query}")
+        assert ("x-next-from" in page.headers) != ("x-next-cursor" in page.headers)
+        paged += page.json()
+        cursor = page.headers.get("x-next-cursor")
+        query = f"count=3&cursor={cursor}" if cursor else ""
+    assert paged == changes
+    again = asking.ask(f"{CHANGES}?{here}", **{"If-None-Match": answer.headers["etag"]})
+    assert again.status_code == 304
+
+
+def test_points_that_are_none_over_http(told: tuple[Asked, list[Message]]) -> None:
+    asking, blocks = told
+    removed = messages(12, outputs=2)[9]
+    answer = asking.ask(f"{CHANGES}?from=10.{removed['hash'].hex()}")
+    assert (answer.status_code, answer.json()["error"]) == (409, "point_removed")
+    assert answer.json()["detail"] == {"ancestor": point(blocks[8])}
+    asking.ask(f"{CHANGES}?from={answer.json()['detail']['ancestor']['height']}.{blocks[8]['hash'].hex()}")
+    answer = asking.ask(f"{CHANGES}?from=origin")
+    assert (answer.status_code, answer.json()["error"]) == (404, "gone")
+    oldest = answer.json()["detail"]["oldest"]
+    assert 1 <= oldest["height"] <= asking.get("/api/v1/status")["utxo"]["rollback_floor"]["height"]
+    assert asking.ask(f"{CHANGES}?from={oldest['height']}.{oldest['hash']}").status_code == 200
+    answer = asking.ask(f"{CHANGES}?from=10.{'ab' * 32}")
+    assert (answer.status_code, answer.json()["error"], "detail" in answer.json()) == (404, "unknown_point", False)
+    answer = asking.ask(f"{CHANGES}?from=99999999")
+    assert (answer.status_code, answer.json()["error"]) == (404, "unknown_point")
+    for query in (
+        "",
+        "from=",
+        "from=x",
+        "from=-1",
+        "from=1.",
+        "from=1.ab",
+        f"from=x.{'ab' * 32}",
+        "from=1&from=2",
+        "from=1&cursor=x",
+        "cursor=x",
+        "from=1&order=desc",
+        "from=1&page=2",
+        "from=1&count=0",
+    ):
+        answer = asking.ask(f"{CHANGES}?{query}")
+        assert (answer.status_code, answer.json()["error"]) == (400, "bad_parameter"), query

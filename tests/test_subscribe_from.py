@@ -1,0 +1,190 @@
+"""Subscribers of a real daemon that go on where they were: over the socket, through restarts and kills."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+from daemons import PATIENCE_S, Client, Daemon, Encoding, Message, ack, error, running, statuses
+from stories import back_to, block, chain, digest, output, point, tx
+
+ALL = ["BlockCommitted", "RolledBack", "Pruned", "TxStatusChanged"]
+SHORT: dict[str, Any] = {"utxo": {"rollback_window": 3, "prune_depth": 2}, "recovery": {"enabled": False}}
+QUIET: dict[str, Any] = {"recovery": {"enabled": False}, "pruner": {"enabled": False}}
+
+
+def subscribe(client: Client, first: int | None = None, events: list[str] | None = None) -> None:
+    wish = {"type": "Subscribe", "events": events or ALL} | ({} if first is None else {"from_sequence": first})
+    answer = client.ask(wish)
+    assert (answer["type"], answer.get("status")) == ("Ack", "accepted"), answer
+
+
+def hear(client: Client, newest: int) -> list[Message]:
+    """Return facts up to a sequence."""
+    heard = list[Message]()
+    while not heard or heard[-1]["sequence"] < newest:
+        fact = client.receive()
+        assert fact is not None
+        heard.append(fact)
+    return heard
+
+
+def newest(daemon: Daemon) -> int:
+    with daemon.client() as client:
+        sequence: int = client.hello()["newest_sequence"]
+        return sequence
+
+
+def feed(daemon: Daemon, *messages: Message) -> list[str]:
+    with daemon.client("frames") as client:
+        return statuses(client.feed(messages))
+
+
+@pytest.mark.parametrize("encoding", ["json", "frames"])
+def test_the_past_comes_first_and_then_what_happens(encoding: Encoding, tmp_path: Path) -> None:
+    blocks = chain(12)
+    with running(tmp_path, **SHORT) as daemon, daemon.client(encoding) as live:
+        subscribe(live)
+        feed(daemon, *blocks[:6])
+        feed(daemon, back_to(blocks[4]), *chain(2, blocks[4], branch="other"))
+        first = hear(live, newest(daemon))
+        assert [fact["sequence"] for fact in first] == list(range(1, len(first) + 1))
+        assert {fact["type"] for fact in first} == {*ALL}
+        for sequence in (1, 4, len(first), len(first) + 1):
+            with daemon.client(encoding) as later:
+                subscribe(later, sequence)
+                assert sequence > len(first) or hear(later, len(first)) == first[sequence - 1 :]
+                assert later.silent()
+        with daemon.client(encoding) as later:
+            subscribe(later, 2, ["RolledBack"])
+            (rolled_back,) = [fact for fact in first if fact["type"] == "RolledBack"]
+            assert later.receive() == rolled_back and rolled_back["to"] == point(blocks[4])
+            assert later.silent()
+
+
+def test_a_sequence_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    keep = {"log_retention": {"count": 3}}
+    with running(tmp_path, **QUIET, store=keep) as daemon:
+        for each in chain(10):
+            feed(daemon, each)
+        with daemon.client() as client:
+            wish = {"type": "Subscribe", "events": ALL}
+            assert error(client.ask(wish | {"from_sequence": 7}), "gone") == {"oldest": 8}
+            assert error(client.ask(wish | {"from_sequence": 0}), "gone") == {"oldest": 8}
+            assert error(client.ask(wish | {"from_sequence": 12}), "unknown_sequence") == {"newest": 10}
+            assert "$.from_sequence" in client.ask(wish | {"from_sequence": -1})["message"]
+            subscribe(client, 8)
+            assert [fact["sequence"] for fact in hear(client, 10)] == [8, 9, 10]
+
+
+def test_a_subscriber_goes_on_after_kills(tmp_path: Path) -> None:
+    """What was acknowledged was told, or is told to who comes back; what was told is never told again otherwise."""
+    random, heard, made = Random(5), list[Message](), list[Message]()
+    with running(tmp_path, **QUIET) as daemon:
+        for life in range(8):
+            with daemon.client("frames" if life % 2 else "json") as listener, daemon.client("frames") as feeder:
+                subscribe(listener, len(heard) + 1)
+                count = random.randint(1, 12)
+                if len(made) > 4 and random.random() < 0.6:
+                    made = made[: -random.randint(1, 3)]
+                    assert feeder.ask(back_to(made[-1]))["status"] == "rolled_back"
+                more = chain(count, made[-1] if made else None, branch=str(life))
+                feeder.feed(more)
+                made += more
+                for _ in range(random.randint(0, 5)):
+                    fact = listener.receive()
+                    assert fact is not None
+                    heard.append(fact)
+                daemon.kill()
+                heard += list(_whole(listener))
+            daemon.start()
+            assert [fact["sequence"] for fact in heard] == list(range(1, len(heard) + 1))
+        with daemon.client() as listener:
+            subscribe(listener, len(heard) + 1)
+            if (last := newest(daemon)) > len(heard):
+                heard += hear(listener, last)
+        heights = list[str]()
+        for fact in heard:
+            if fact["type"] == "BlockCommitted":
+                heights.append(fact["hash"])
+            elif fact["type"] == "RolledBack":
+                heights = heights[: len(heights) - fact["blocks"]]
+                assert heights[-1] == fact["to"]["hash"]
+        assert heights == [each["hash"].hex() for each in made]
+        daemon.term()
+        daemon.assert_sound()
+
+
+def _whole(client: Client) -> Iterator[Message]:
+    """Yield what had come before the connection ended, without a message that was cut."""
+    while True:
+        try:
+            fact = client.receive()
+        except AssertionError:
+            return
+        if fact is None:
+            return
+        yield fact
+
+
+def test_status_changes_have_causes_and_are_logged(tmp_path: Path) -> None:
+    (first, *_), paid = chain(1), digest("tx", "pay")
+    spend = tx("pay", output("bob"), spends=[[first["txs"][0]["txid"], 0]])
+    rival = tx("rival", output("eve"), spends=[[first["txs"][0]["txid"], 0]])
+    child = tx("child", output("cid"), spends=[[paid, 0]])
+    with running(tmp_path, **QUIET) as daemon, daemon.client("frames") as client:
+        client.ask(first)
+        assert client.ask({"type": "TxSubmitted", "tx": spend})["status"] == "accepted"
+        assert client.ask({"type": "TxSubmitted", "tx": child})["status"] == "accepted"
+        assert client.ask(block(first, rival))["status"] == "applied"
+        assert client.ask(back_to(first))["status"] == "rolled_back"
+        with daemon.client() as later:
+            subscribe(later, 1, ["TxStatusChanged"])
+            told = [(fact["txid"], fact["status"], fact["cause"]) for fact in hear(later, newest(daemon) - 1)]
+        names = {digest("tx", name).hex(): name for name in ("pay", "rival", "child")}
+        assert [(names[txid], status, cause) for txid, status, cause in told] == [
+            ("pay", "pending", {"type": "submitted"}),
+            ("child", "pending", {"type": "submitted"}),
+            ("pay", "conflicting", {"type": "double_spend", "by": digest("tx", "rival").hex()}),
+            ("child", "conflicting", {"type": "parent", "txid": paid.hex()}),
+            ("rival", "pending", {"type": "rollback"}),
+        ]
+
+
+def test_a_long_past_does_not_hold_up_blocks(tmp_path: Path) -> None:
+    """A subscriber that does not read what it asked for is cut off, and nobody waits for it."""
+    with running(tmp_path, **QUIET) as daemon, daemon.client("frames") as feeder, daemon.client() as stuck:
+        blocks = [block(None, tx("0"))]
+        for n in range(1, 12_000):
+            blocks.append(block(blocks[-1], tx(n)))
+        assert statuses(feeder.feed(blocks)) == ["applied"] * len(blocks)
+        with daemon.client("frames") as reading:
+            subscribe(reading, 1)
+            assert [fact["sequence"] for fact in hear(reading, 12_000)] == list(range(1, 12_001))
+        subscribe(stuck, 1)
+        for n in range(3):
+            began = monotonic()
+            ack(feeder.ask(last := block(blocks[-1], tx(f"more {n}"))), "applied", point(last))
+            blocks.append(last)
+            assert monotonic() - began < 2
+        until = monotonic() + PATIENCE_S
+        while "client_too_slow" not in daemon.log_text():
+            assert monotonic() < until
+            sleep(0.1)
+        *_, last_words = stuck.rest()
+        error(last_words, "too_slow", None)
+
+
+def test_status_and_verify_know_the_log(tmp_path: Path) -> None:
+    with running(tmp_path, **QUIET, store={"log_retention": {"count": 4}}) as daemon:
+        for each in chain(9):
+            feed(daemon, each)
+        assert daemon.status()["change_log"]["oldest"] == 6
+        assert daemon.status()["change_log"]["newest"] == 9
+        assert daemon.status()["change_log"]["bytes"] > 0
+        daemon.term()
+        daemon.assert_sound()
