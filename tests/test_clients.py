@@ -192,29 +192,40 @@ def test_subscribe_to_each_fact(tmp_path: Path, encoding: Encoding) -> None:
         for sent in blocks:
             feeder.ask(sent)
         feeder.ask(back_to(blocks[3]))
-        committed = [listeners["BlockCommitted"].receive() for _ in blocks]
+        sequences = list[int]()
+
+        def hear(kind: str) -> Message:
+            fact = listeners[kind].receive()
+            assert fact is not None
+            sequences.append(fact.pop("sequence"))
+            return fact
+
+        committed = [hear("BlockCommitted") for _ in blocks]
         assert committed == [
             {"type": "BlockCommitted", "txs": 1, "created": 2, "spent": int(n > 0), "missing_inputs": 0} | point(sent)
             for n, sent in enumerate(blocks)
         ]
-        assert listeners["RolledBack"].receive() == {
+        assert hear("RolledBack") == {
             "type": "RolledBack",
             "from": point(blocks[4]),
             "to": point(blocks[3]),
             "blocks": 1,
         }
-        assert listeners["TxStatusChanged"].receive() == {
+        assert hear("TxStatusChanged") == {
             "type": "TxStatusChanged",
             "txid": blocks[4]["txs"][0]["txid"].hex(),
             "status": "pending",
             "height": 4,
+            "cause": {"type": "rollback"},
         }
-        pruned = [listeners["Pruned"].receive() for _ in range(2)]
+        pruned = [hear("Pruned") for _ in range(2)]
         rows = {"type": "Pruned", "spent_outputs": 1, "transactions": 0, "undo_records": 1}
         assert pruned == [  # block 1 spends nothing; its undo goes with block 4, block 2's with block 5
             {"type": "Pruned", "spent_outputs": 0, "transactions": 0, "undo_records": 1, "floor": point(blocks[1])},
             rows | {"floor": point(blocks[2])},
         ]
+        assert sorted(sequences) == list(range(1, 10))  # the order in which they became true, over all kinds
+        assert sequences == [1, 2, 3, 4, 6, 9, 8, 5, 7]
         for listener in listeners.values():
             assert listener.silent(0.05)
             listener.close()
@@ -224,7 +235,8 @@ def test_rolled_back_to_the_origin(client: Client) -> None:
     one = chain(1)[0]
     ack(client.ask({"type": "Subscribe", "events": ["RolledBack"]}), "accepted", None)
     client.send(one, back_to("origin"))
-    assert client.receive() == {"type": "RolledBack", "from": point(one), "to": "origin", "blocks": 1}
+    told = {"type": "RolledBack", "from": point(one), "to": "origin", "blocks": 1}
+    assert client.receive() == told | {"sequence": 3}  # after the block and its transaction
 
 
 def test_subscribe_again_replaces_the_wish(daemon: Daemon, client: Client) -> None:

@@ -239,7 +239,7 @@ NEWER: list[Message] = [
     },
     {
         "type": "BlockCommitted",
-        "sequence": 7,
+        "at": 7,
         **dict.fromkeys(("height", "slot", "txs", "created", "spent", "missing_inputs"), 1),
         "hash": ONE,
     },

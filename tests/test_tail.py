@@ -112,16 +112,17 @@ def test_tail_says_what_is_committed(folder: Path) -> None:
             name, rest = readable(plain.said())
             tip = point(blocks[1])
             assert name == "BlockCommitted"
-            assert rest == f"height=2 slot=40 hash={tip['hash']} txs=1 created=1 spent=1 missing_inputs=0"
+            assert rest == f"height=2 slot=40 hash={tip['hash']} txs=1 created=1 spent=1 missing_inputs=0 sequence=2"
             assert json.loads(exact.said()) == {"type": "BlockCommitted"} | tip | {
                 "txs": 1,
                 "created": 1,
                 "spent": 1,
                 "missing_inputs": 0,
+                "sequence": 2,
             }
             client.ask(back_to(blocks[0]))
             here, there = (f"{at['height']}/{at['slot']}/{at['hash']}" for at in (tip, point(blocks[0])))
-            assert readable(plain.said()) == ("RolledBack", f"from={here} to={there} blocks=1")
+            assert readable(plain.said()) == ("RolledBack", f"from={here} to={there} blocks=1 sequence=3")
             assert json.loads(exact.said())["to"] == point(blocks[0])
             client.ask(back_to("origin"))
             assert " to=origin " in readable(plain.said())[1]

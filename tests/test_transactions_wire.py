@@ -113,7 +113,10 @@ def by(name: object) -> tuple[str, str]:
 def told(listener: Client, count: int) -> list[tuple[str, str, int]]:
     """Return the next facts about transactions."""
     facts = [listener.receive() for _ in range(count)]
-    assert all(fact is not None and set(fact) == {"type", "txid", "status", "height"} for fact in facts), facts
+    fields = {"type", "txid", "status", "height", "cause", "sequence"}
+    assert all(fact is not None and set(fact) == fields for fact in facts), facts
+    numbers = [fact["sequence"] for fact in facts if fact is not None]
+    assert numbers == sorted(set(numbers))
     return [(fact["txid"], fact["status"], fact["height"]) for fact in facts if fact is not None]
 
 
