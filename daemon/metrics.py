@@ -44,6 +44,7 @@ CODES = (  # an increase from nothing is seen only by who has seen the nothing
     "feeder_busy",
     "fork",
     "gap",
+    "gone",
     "malformed",
     "not_permitted",
     "PENDING_FULL",
@@ -52,6 +53,7 @@ CODES = (  # an increase from nothing is seen only by who has seen the nothing
     "too_slow",
     "unavailable",
     "unknown_point",
+    "unknown_sequence",
     "unknown_type",
 )
 _RECENT = 32  # commits, for rates

@@ -100,7 +100,7 @@ DEFAULTS: dict[str, Any] = {
         "instance_id": None,
     },
     "storage": {"map_size": 1024 * MIB, "max_map_size": 1024 * 1024 * MIB},
-    "store": {"max_reader_age": 60.0},
+    "store": {"max_reader_age": 60.0, "log_retention": {"count": 1_000_000, "age": 2_592_000.0}},
     "log": {"format": "auto", "level": "info"},
 }
 

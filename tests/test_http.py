@@ -32,6 +32,7 @@ ROUTES = {  # of the contract, with parameters that find something
         "/api/v1/tip",
         "/api/v1/status",
         "/api/v1/events",
+        "/api/v1/changes?from=origin",
         "/api/v1/pruner/jobs",
         "/metrics",
         "/openapi.json",

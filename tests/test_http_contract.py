@@ -55,6 +55,7 @@ KNOWN: dict[str, list[Any]] = {  # parameters that find something
     "policy": [bytes(28).hex(), "ab" * 28],
     "block": [1, 2, digest("block", 1, "").hex()],
 }
+SINCE = ["origin", "0", "3", "99999", f"1.{digest('block', 1, '').hex()}", f"3.{digest('block', 3, 'gone').hex()}"]
 RICH = output(
     "ann", 7, assets=[[bytes(28), b"x", 1 << 62]], inline_datum=b"\x00", script_ref=b"\x01", script_ref_hash=bytes(28)
 )
@@ -127,7 +128,7 @@ def test_the_document_says_how_answers_come() -> None:
         for status, said in route["responses"].items():
             assert set(said["headers"]) >= (tip if status != "401" else {"WWW-Authenticate"}), (path, status)
         kinds = set(route["responses"].get("200", {"content": {}})["content"])
-        lists = path.endswith(("/utxos", "/pruner/jobs", "/recovery/transactions"))
+        lists = path.endswith(("/utxos", "/changes", "/pruner/jobs", "/recovery/transactions"))
         outputs = (path.endswith("/utxos") and "/txs/" not in path) or path.startswith("/api/v1/utxos/")
         outputs = outputs or path.endswith("/delta")
         assert (kinds == {"application/json", "application/cbor"}) == outputs, path
@@ -189,6 +190,8 @@ def test_no_question_breaks_a_route(web: Web, label: str, mode: GenerationMode) 
         for name in case.path_parameters:
             if mode is GenerationMode.POSITIVE and known.draw(st.integers(0, 3)):
                 case.path_parameters[name] = known.draw(st.sampled_from(KNOWN[name]))
+        if label.endswith("/changes") and mode is GenerationMode.POSITIVE and known.draw(st.integers(0, 3)):
+            case.query = {"from": known.draw(st.sampled_from(SINCE))}
         check(web, case, met)
 
     ask()

@@ -35,6 +35,7 @@ CHAIN = [  # what the chain alone decides
 MORE = [  # what depends on more
     "/api/v1/status",
     "/api/v1/events",
+    "/api/v1/changes?from=origin",
     f"/api/v1/txs/{digest('tx', 'a').hex()}",
     f"/api/v1/txs/{digest('tx', 'a').hex()}/utxos",
     f"/api/v1/txs/{digest('tx', 'waits').hex()}",

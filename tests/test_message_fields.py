@@ -97,7 +97,12 @@ UNKNOWN: dict[str, tuple[Message, str, str]] = {
     "winners": ({"type": "WinnersDecided", "txids": [], "winers": []}, "$.winers", ""),
     "a preservation's": ({"type": "TxPreserved", "txids": [], "until": 1, "untill": 2}, "$.untill", "until"),
     "a subscription's": ({"type": "Subscribe", "events": [], "event": []}, "$.event", "events"),
-    "of a later version": ({"type": "Subscribe", "events": [], "from_sequence": 7}, "$.from_sequence", ""),
+    "a resumed subscription's": (
+        {"type": "Subscribe", "events": [], "from_seqence": 7},
+        "$.from_seqence",
+        "from_sequence",
+    ),
+    "of a later version": ({"type": "Subscribe", "events": [], "addresses": []}, "$.addresses", ""),
     "also of a later version": ({"type": "TxSubmitted", "tx": tx("a"), "on_spent": "record"}, "$.on_spent", ""),
 }
 
