@@ -16,7 +16,7 @@ import anyio
 import lmdb
 import pytest
 from anyio import CapacityLimiter
-from chains import back_to, block, feed, open_chain, output, prune_all, random_chain, tx
+from chains import LEAVES, back_to, block, feed, open_chain, output, prune_all, random_chain, tx
 from faults import Fault, broken, failing, full
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -43,7 +43,8 @@ from handlers.wire import plain
 from storage.change_log import ROW_BYTES, LogStore, Retention, read_row
 from storage.disk import Disk
 from storage.errors import Damaged, StoreFull
-from storage.utxo import TABLES
+from storage.utxo import TABLES, UtxoStore
+from storage.verify import verify
 
 A, B = Point(7, 140, b"\xaa" * 32), Point(9, 180, b"\xbb" * 32)
 CAUSES: list[AnyCause | None] = [
@@ -298,6 +299,34 @@ def test_a_catch_up_writes_one_small_fact_for_each_block(tmp_path: Path) -> None
             raw = [row for _, row in log.rows(txn)]
         assert len(everything(chain.changes)) == 100
         assert sum(map(len, raw)) < 100 * 60
+
+
+def test_verify_checks_the_log(tmp_path: Path) -> None:
+    with open_chain(tmp_path) as chain:
+        blocks = [block(None, tx("a"))]
+        for n in range(5):
+            blocks.append(block(blocks[-1], tx(f"{n}")))
+        for each in blocks:
+            feed(chain, each)
+        disk = chain.store.disk
+
+        def found() -> list[str]:
+            return verify(UtxoStore(disk, LEAVES), chain.windows, copy_to=tmp_path)
+
+        assert found() == []
+        with disk.read() as txn:
+            rows = list(LogStore(disk).rows(txn))
+        table = disk.tables["change_log"]
+        disk.write(lambda txn: txn.delete(rows[2][0], db=table))
+        assert found() == ["the change log goes on at 4 after 2"]
+        disk.write(lambda txn: txn.put(rows[2][0], rows[2][1][:-1] + b"\x7f", db=table))
+        assert "the checksum is another" in "".join(found())
+        disk.write(lambda txn: txn.put(*rows[2], db=table))
+        disk.write(lambda txn: txn.delete(rows[5][0], db=table))
+        assert found() == [f"the change log ends at block {blocks[4].hash.hex()}, the tip is {blocks[5].hash.hex()}"]
+        disk.write(lambda txn: txn.put(*rows[5], db=table))
+        assert found() == []
+        assert chain.rollback(back_to("origin")) and found() == []
 
 
 # --- what subscribers hear ---------------------------------------------------------------------------------------

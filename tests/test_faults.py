@@ -149,6 +149,8 @@ def test_a_fault_at_any_write_changes_nothing(deed: Deed, kind: Callable[[], lmd
     with open_chain(tmp_path / "faulty", **deed.options) as chain:
         prepared(deed, chain)
         before, view, facts = dump(chain.store), chain.view, len(chain.facts)
+        newest, told = chain.changes.newest(), len(chain.changes.take())
+        assert newest == told
         assert before != expected
         number = 1
         while True:
@@ -165,9 +167,12 @@ def test_a_fault_at_any_write_changes_nothing(deed: Deed, kind: Callable[[], lmd
                 chain, facts = restarted(chain), 0
             assert (chain.view, chain.tip) == (view, view.tip)
             assert len(chain.facts) == facts, "nothing is told of what did not happen"
+            assert (chain.changes.newest(), chain.changes.take()) == (newest, []), "nor does the log know of it"
             number += 1
         assert number > 3, "there was something to fail"
         assert dump(chain.store) == expected
+        sequences = [fact.sequence for fact in chain.changes.take()]
+        assert sequences == list(range(newest + 1, chain.changes.newest() + 1))
 
 
 def test_a_map_that_is_full_at_any_write_grows(deed: Deed, tmp_path: Path) -> None:

@@ -179,6 +179,39 @@ def test_a_long_past_does_not_hold_up_blocks(tmp_path: Path) -> None:
         error(last_words, "too_slow", None)
 
 
+def test_what_recovery_finds_out_is_in_the_log(tmp_path: Path) -> None:
+    first = chain(1)[0]
+    spend = tx("pay", output("bob"), spends=[[first["txs"][0]["txid"], 0]])
+    with running(tmp_path, recovery={"confirmations": 1}) as daemon, daemon.client() as live:
+        subscribe(live, events=["TxStatusChanged"])
+        with daemon.client("frames") as client:
+            client.ask(first)
+            client.ask({"type": "TxSubmitted", "tx": spend})
+            client.ask(block(first, spend))
+        told = [live.receive() for _ in range(3)]
+        assert [fact and fact["status"] for fact in told] == ["pending", "mined", "confirmed"]
+        daemon.kill()
+        daemon.start()
+        with daemon.client() as later:
+            subscribe(later, 1, ["TxStatusChanged"])
+            assert [later.receive() for _ in range(3)] == told
+
+
+def test_pruning_offline_is_in_the_log(tmp_path: Path) -> None:
+    tables = QUIET | {"utxo": {"rollback_window": 2, "prune_depth": 2}}
+    with running(tmp_path, **tables) as daemon:
+        feed(daemon, *chain(9))
+        last = newest(daemon)
+        daemon.term()
+        assert daemon.run("prune").returncode == 0
+        daemon.assert_sound()
+        daemon.start()
+        with daemon.client() as client:
+            subscribe(client, last + 1)
+            fact = client.receive()
+            assert fact is not None and (fact["type"], fact["sequence"]) == ("Pruned", last + 1)
+
+
 def test_status_and_verify_know_the_log(tmp_path: Path) -> None:
     with running(tmp_path, **QUIET, store={"log_retention": {"count": 4}}) as daemon:
         for each in chain(9):

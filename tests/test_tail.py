@@ -131,6 +131,44 @@ def test_tail_says_what_is_committed(folder: Path) -> None:
             assert names.count("BlockCommitted") == 8 and "Pruned" in names
 
 
+def test_tail_goes_on_where_it_was_and_begins_where_it_is_told(folder: Path) -> None:
+    """Also over a kill, and over what was committed while nobody followed."""
+    blocks, quiet = chain(9), {"enabled": False}  # each transaction would have its own facts
+
+    def sequence(line: str) -> int:
+        return int(json.loads(line)["sequence"])
+
+    with running(folder, transactions=quiet, store={"log_retention": {"count": 6}}) as daemon:
+        for each in blocks[:4]:
+            with daemon.client() as client:
+                client.ask(each)
+        wanted = ("--socket", daemon.socket, "--json")
+        with tail(*wanted) as following, tail(*wanted, "--from", "2") as earlier:
+            following.told("the tip is at height 4")
+            assert [sequence(earlier.said()) for _ in range(3)] == [2, 3, 4]
+            daemon.kill()
+            following.told("is away")
+            daemon.start()
+            with daemon.client() as client:
+                client.feed(blocks[4:6])
+            for one in (following, earlier):
+                assert [sequence(one.said()) for _ in range(2)] == [5, 6]
+            daemon.kill()
+            while not following.err.get(timeout=PATIENCE_S).endswith("waiting for it"):
+                pass
+            os.kill(following.process.pid, signal.SIGSTOP)
+            daemon.start()
+            for each in blocks[6:9]:
+                with daemon.client() as client:
+                    client.ask(each)
+            os.kill(following.process.pid, signal.SIGCONT)
+            assert [sequence(following.said()) for _ in range(3)] == [7, 8, 9]
+        gone = utxod("tail", *wanted, "--from", "1")
+        assert gone.returncode == 1 and b"--from: the facts from sequence 1 on are no longer kept" in gone.stderr
+        ahead = utxod("tail", *wanted, "--from", "99")
+        assert ahead.returncode == 1 and b"lies in the future" in ahead.stderr
+
+
 def test_tail_shows_only_what_was_asked_for(folder: Path) -> None:
     blocks = chain(3)
     wanted = ("--event", "RolledBack", "--event", "Pruned")
