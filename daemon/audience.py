@@ -46,7 +46,7 @@ class Audience:
         self._wishes: dict[Outbox, Wish] = {}
         self._changes: ChangeLog | None = None
         self._writer: CapacityLimiter | None = None
-        self._encoding = CapacityLimiter(1)
+        self._encoding, self._one_waits = CapacityLimiter(1), anyio.Lock()  # the writer lets one pass between turns
 
     def open(self, changes: ChangeLog, writer: CapacityLimiter) -> None:
         """Tell what this log will have from now on; `writer` lets in one turn at the store at a time."""
@@ -124,25 +124,31 @@ class Audience:
         except Refused as refused:
             self._end(outbox, wish, refused.refusal)
         except StoreError as error:
-            log.error("change_log_unreadable", sequence=wish.next, error=str(error))
-            self._end(
-                outbox, wish, Refusal("STORAGE_ERROR", "the change log cannot be read: the daemon's log has the reason")
-            )
+            self._end(outbox, wish, _unreadable(wish.next, error))
 
     async def _fetch(self, sequence: int) -> Rows:
         """Return rows of the log, in a turn of the writer: it may grow the map, and then nobody else may read."""
         assert self._changes is not None
         try:
-            return await to_thread.run_sync(self._changes.fetch, sequence, _ROWS, limiter=self._writer)
+            async with self._one_waits:
+                return await to_thread.run_sync(self._changes.fetch, sequence, _ROWS, limiter=self._writer)
         except Gone as gone:
             raise Refused("gone", str(gone), oldest=gone.oldest) from gone
         except NotYet as error:
             raise Refused("unknown_sequence", str(error), newest=error.newest) from error
+        except StoreError as error:
+            refusal = _unreadable(sequence, error)
+            raise Refused(refusal.code, refusal.message) from error
 
     def _end(self, outbox: Outbox, wish: Wish, why: Refusal) -> None:
         if self._wishes.get(outbox) is wish:
             self.leave(outbox)
             outbox.put(outbox.encoded(why.answer(None)))
+
+
+def _unreadable(sequence: int, error: StoreError) -> Refusal:
+    log.error("change_log_unreadable", sequence=sequence, error=str(error))
+    return Refusal("STORAGE_ERROR", "the change log cannot be read: the daemon's log has the reason")
 
 
 class _Told:

@@ -25,6 +25,7 @@ from handlers.chain import Chain
 from handlers.changes import Change, Changes, PointGone, PointRemoved, UnknownPoint
 from handlers.events import BlockApplied
 from handlers.query import BadCursor, Query
+from storage.change_log import Retention
 
 CHANGES = "/api/v1/changes"
 WINDOWS: list[Any] = [
@@ -139,6 +140,27 @@ def test_a_removed_point_names_the_common_ancestor(tmp_path: Path) -> None:
         with pytest.raises(UnknownPoint, match="future"):
             listed(chain, chain.changes.newest() + 1)
         assert listed(chain, None) == []
+
+
+def test_a_fact_that_was_trimmed_is_none_to_begin_with(tmp_path: Path) -> None:
+    """One right before the oldest is: nothing is missing after it."""
+    with open_made_chain(tmp_path, prune_depth=30, rollback_window=30) as chain:
+        chain.changes.keep = Retention(count=3)
+        made: list[BlockApplied] = []
+        for n in range(8):
+            made.append(block(made[-1] if made else None, tx(f"{n}", output("ann"))))
+            feed(chain, made[-1])
+        assert len(listed(chain, 5)) == 3 and len(listed(chain, 8)) == 0
+        with pytest.raises(PointGone) as gone:
+            listed(chain, 4)
+        assert gone.value.oldest == 6
+        assert chain.rollback(back_to(made[1]))  # fact 9; the oldest is now 7
+        assert listed(chain, 9) == []
+        with pytest.raises(PointRemoved) as removed:
+            listed(chain, 7)
+        assert removed.value.ancestor == made[1].point
+        with pytest.raises(PointGone):  # the block before fact 7 is known to nobody any more
+            listed(chain, 6)
 
 
 def test_a_cursor_goes_on_while_its_block_stays(tmp_path: Path) -> None:

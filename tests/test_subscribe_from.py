@@ -12,6 +12,8 @@ import pytest
 from daemons import PATIENCE_S, Client, Daemon, Encoding, Message, ack, error, running, statuses
 from stories import back_to, block, chain, digest, output, point, tx
 
+from storage.disk import Disk
+
 ALL = ["BlockCommitted", "RolledBack", "Pruned", "TxStatusChanged"]
 SHORT: dict[str, Any] = {"utxo": {"rollback_window": 3, "prune_depth": 2}, "recovery": {"enabled": False}}
 QUIET: dict[str, Any] = {"recovery": {"enabled": False}, "pruner": {"enabled": False}}
@@ -177,6 +179,27 @@ def test_a_long_past_does_not_hold_up_blocks(tmp_path: Path) -> None:
             sleep(0.1)
         *_, last_words = stuck.rest()
         error(last_words, "too_slow", None)
+
+
+def test_a_damaged_log_ends_the_subscription_and_nothing_else(tmp_path: Path) -> None:
+    blocks = chain(11)
+    with running(tmp_path, **QUIET) as daemon:
+        for each in blocks[:10]:
+            feed(daemon, each)
+        daemon.term()
+        with Disk(tmp_path / "data" / "lmdb", ("change_log",)) as disk:
+            table = disk.tables["change_log"]
+            with disk.read() as txn:
+                key, raw = list(txn.cursor(table))[4]
+            disk.write(lambda txn: txn.put(key, raw[:-1] + b"\x7f", db=table))
+        daemon.start()
+        with daemon.client() as client:
+            subscribe(client, 1)
+            error(client.receive(), "STORAGE_ERROR", None)
+            subscribe(client, 10)
+            feed(daemon, blocks[10])
+            assert [fact["sequence"] for fact in hear(client, 11)] == [10, 11]
+        assert daemon.run("verify").returncode == 3
 
 
 def test_what_recovery_finds_out_is_in_the_log(tmp_path: Path) -> None:
