@@ -174,6 +174,7 @@ async def recover_along(config: Config, turns: Turns, hall: Hall, writer: Capaci
             both.start_soon(_log_along, changes, hall, bell, writer)
     finally:
         with CancelScope(shield=True):
+            await _logged(changes, hall, writer)
             await storage.close()
 
 
@@ -182,13 +183,21 @@ async def _log_along(changes: ChangeLog, hall: Hall, bell: Bell, writer: Capacit
     while True:
         await bell.heard()
         await anyio.sleep(_LOGGED_WITHIN_S)
-        while changes.waiting:
-            try:
-                await to_thread.run_sync(changes.write, lambda _: None, limiter=writer)
-            except StoreFull as full:
-                log.warning("store_full", during="recovery", error=str(full))
-                await anyio.sleep(_AWAY_S)
-        hall.audience.hear(())
+        if not await _logged(changes, hall, writer):
+            await anyio.sleep(_AWAY_S)
+            bell.ring()
+
+
+async def _logged(changes: ChangeLog, hall: Hall, writer: CapacityLimiter) -> bool:
+    """Append what waits, and tell it; return False when there is no room."""
+    try:
+        if changes.waiting:
+            await to_thread.run_sync(changes.write, lambda _: None, limiter=writer)
+    except StoreFull as full:
+        log.warning("store_full", during="recovery", error=str(full))
+        return False
+    hall.audience.hear(())
+    return True
 
 
 def _patience(manager: Manager) -> float:
