@@ -109,6 +109,7 @@ def prune(config: Config) -> str:
             try:
                 for turn in cycle.turns():
                     turn.work()
+                    changes.take()  # nobody listens
             except (StoreError, TxFault) as error:
                 pruner.fail(cycle, str(error))
                 raise
@@ -185,6 +186,7 @@ def _pass(lives: Lives, height: int) -> int:
 
     while txids := lives.changes.write(step):
         lives.settle()
+        lives.changes.take()  # nobody listens
         seen, after = seen + len(txids), txids[-1] + b"\xff" * 5
         repaired += lives.take_repaired()
         log.info("records_checked", transactions=seen, repaired=repaired)

@@ -77,7 +77,7 @@ class ChangeLog:
             nonlocal elsewhere, first
             self.facts, elsewhere = [], len(self._elsewhere)
             done = work(txn)
-            if facts := [*self.facts, *islice(self._elsewhere, elsewhere)]:
+            if facts := [*self.facts, *(self._elsewhere[n] for n in range(elsewhere))]:  # others may add meanwhile
                 first = self.store.append(txn, list(map(_to_row, facts)), self.keep)
             return done
 
@@ -87,7 +87,8 @@ class ChangeLog:
         facts = [*told, *(self._elsewhere.popleft() for _ in range(elsewhere))]
         durable = [msgspec.structs.replace(fact, sequence=n) for n, fact in enumerate(facts, first)]
         self.written = durable[: len(told)]
-        self._durable.append(durable)
+        if durable:
+            self._durable.append(durable)
         return done
 
     def tell_later(self, facts: Iterable[Fact]) -> None:
