@@ -118,11 +118,14 @@ def _walk(store: UtxoStore, txn: Txn, state: State) -> Iterator[str]:
 
 def _changes(store: UtxoStore, txn: Txn, state: State, tell: Tell) -> Iterator[str]:
     """The change log: readable, without a gap, and at its end where the chain is."""
-    row = txn.get(keys.u32(state.tip), db=store.block) if state.tip else None
     try:
-        tip = None if row is None else unpack(BlockRow, row, f"block {state.tip}").hash
-        if row is not None or state.tip == keys.GENESIS:
-            yield from change_log.contradictions(LogStore(store.disk), txn, tip, partial(tell, "change_log"))
+        tip = None
+        if state.tip != keys.GENESIS:
+            row = txn.get(keys.u32(min(state.tip, keys.LAST_U32)), db=store.block)
+            if row is None:  # that was said
+                return
+            tip = unpack(BlockRow, row, f"block {state.tip}").hash
+        yield from change_log.contradictions(LogStore(store.disk), txn, tip, partial(tell, "change_log"))
     except UNREADABLE as error:
         yield f"the change log can't be read to the end: {type(error).__name__}: {error}"
 

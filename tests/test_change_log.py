@@ -16,7 +16,7 @@ import anyio
 import lmdb
 import pytest
 from anyio import CapacityLimiter
-from chains import LEAVES, back_to, block, feed, open_chain, output, prune_all, random_chain, tx
+from chains import LEAVES, back_to, block, feed, genesis, open_chain, output, prune_all, random_chain, tx
 from faults import Fault, broken, failing, full
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -303,6 +303,7 @@ def test_a_catch_up_writes_one_small_fact_for_each_block(tmp_path: Path) -> None
 
 def test_verify_checks_the_log(tmp_path: Path) -> None:
     with open_chain(tmp_path) as chain:
+        chain.seed(genesis(ann=1))
         blocks = [block(None, tx("a"))]
         for n in range(5):
             blocks.append(block(blocks[-1], tx(f"{n}")))
