@@ -160,7 +160,7 @@ def _outputs_of(config: Config, txid: bytes, *, as_json: bool) -> None:
     else:
         message = f"{what}, and the UTXO store has no output of it"
     if as_json:
-        _json(msgspec.structs.asdict(Failure("not_enabled", message)) | {"utxos": outputs})
+        _json(msgspec.to_builtins(Failure("not_enabled", message)) | {"utxos": outputs})
         sys.exit(FAILED)
     if outputs:
         with readers_may_leave():
