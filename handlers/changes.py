@@ -228,7 +228,7 @@ class Changes:
         return self._undos[ordinal]
 
     def _change(self, kind: Kind, place: bytes, row: bytes) -> Change:
-        utxo = self._shot.utxo((place, row))
+        utxo = self._shot.utxo(self._shot.entry((place, row)))
         return Change(change=kind, **msgspec.structs.asdict(utxo))
 
 

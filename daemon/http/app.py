@@ -9,7 +9,6 @@ from functools import cache, lru_cache
 import anyio
 import msgspec
 import structlog
-from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -17,7 +16,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan
 
-from daemon import PROTOCOL, VERSION
 from daemon.http import pages
 from daemon.http.blocks import BlockRoutes
 from daemon.http.changes import ChangeRoutes
@@ -42,16 +40,15 @@ from daemon.http.reply import (
     stamp,
     wants_cbor,
 )
+from daemon.http.status import StatusRoute
 from daemon.http.transactions import TxRoutes
 from daemon.turns import Turns
 from handlers import wire
 from handlers.addresses import AddressError, Codec
-from handlers.answers import Balance, ChainStatus, Health, Status, StorageStatus, UtxoStatus, change_log_status, to_tip
+from handlers.answers import Balance, Health, to_tip
 from handlers.events import Point
-from handlers.proofs import mmr_root
 from handlers.query import Listed, NoIndex, Query, Snapshot, Sum, Torn, amounts
 from handlers.readiness import blocks_behind, readiness
-from storage.change_log import LogStore
 from storage.damage import damage
 from storage.errors import Damaged, SnapshotExpired, StoreError
 from storage.indexes import POLICY, address_hash
@@ -112,7 +109,7 @@ class Site:
             "/api/v1/utxos/{tx_hash}/{index}": self.utxo,
             "/api/v1/blocks/{block}/delta": BlockRoutes(self.query, self.windows, self.turns).delta,
             "/api/v1/tip": self.tip,
-            "/api/v1/status": self.status,
+            "/api/v1/status": StatusRoute(self.query, self.windows, self.ear, self._lag).status,
             "/api/v1/events": self.events,
             "/api/v1/changes": ChangeRoutes(self.query).changes,
             "/api/v1/pruner/jobs": self.jobs.jobs if self.jobs else self._absent("the pruner (pruner.enabled)"),
@@ -220,47 +217,6 @@ class Site:
         if tip is None:
             raise Problem(404, "no_tip", "no block has been applied yet")
         return Response(status_code=304, headers=headers) if fresh else reply(to_tip(tip), headers)
-
-    async def status(self, request: Request) -> Response:
-        """Everything that an operator asks first."""
-        with self.query.snapshot() as shot:
-            status, tip = self._status(shot), shot.tip()
-        clock = status.chain.seconds_since_last_block  # runs on from the last block, which a client can count itself
-        timeless = replace(status, chain=replace(status.chain, seconds_since_last_block=clock and 0.0))
-        return answer(request, tip, _encode(status), timeless=_encode(timeless))
-
-    def _status(self, shot: Snapshot) -> Status:
-        state, store, tip = shot.state, shot.store, shot.tip()
-        family, _, network = store.chain(shot.txn).partition("/")
-        floor = shot.point(self.windows.floor(state))
-        return Status(
-            version=VERSION,
-            protocol=PROTOCOL,
-            tip=None if tip is None else to_tip(tip),
-            chain=ChainStatus(
-                family=family,
-                network=network,
-                network_tip_height=self.ear.network_height,
-                lag_blocks=self._lag(shot),
-                persisted_height=state.persisted,
-                seconds_since_last_block=self.ear.seconds_since_last_block(),
-            ),
-            utxo=UtxoStatus(
-                enabled=True,
-                store=store.kind,
-                blocks_applied=state.tip,
-                unspent=state.unspent,
-                rollback_floor=None if floor is None else to_tip(floor),
-                prune_depth=self.windows.prune_depth,
-                rollback_window=self.windows.rollback_window,
-                prune_backlog_blocks=self.windows.backlog(state),
-                indexes=shot.boundary.indexes,
-                rows={name: shot.txn.stat(db)["entries"] for name, db in store.disk.tables.items()},
-                mmr=mmr_root(shot),
-            ),
-            storage=StorageStatus(bytes_used=store.disk.used(), map_size=store.disk.map_size()),
-            change_log=change_log_status(LogStore(store.disk), shot.txn),
-        )
 
     def _lag(self, shot: Snapshot) -> int | None:
         tip = shot.tip()

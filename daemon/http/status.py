@@ -1,0 +1,69 @@
+"""`/api/v1/status`: where the chain and the store are, in one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+from msgspec.structs import replace
+from starlette.requests import Request
+from starlette.responses import Response
+
+from daemon import PROTOCOL, VERSION
+from daemon.http.ear import Ear
+from daemon.http.reply import answer
+from handlers.answers import ChainStatus, Status, StorageStatus, UtxoStatus, change_log_status, to_tip
+from handlers.proofs import mmr_root
+from handlers.query import Query, Snapshot
+from storage.change_log import LogStore
+from storage.prune import Windows
+
+_encode = msgspec.json.Encoder().encode
+
+
+class StatusRoute:
+    """Answers with what the store and the daemon's facts say."""
+
+    def __init__(self, query: Query, windows: Windows, ear: Ear, lag: Callable[[Snapshot], int | None]) -> None:
+        self.query, self.windows, self.ear, self.lag = query, windows, ear, lag
+
+    async def status(self, request: Request) -> Response:
+        """Everything that an operator asks first."""
+        with self.query.snapshot() as shot:
+            status, tip = self._status(shot), shot.tip()
+        clock = status.chain.seconds_since_last_block  # runs on from the last block, which a client can count itself
+        timeless = replace(status, chain=replace(status.chain, seconds_since_last_block=clock and 0.0))
+        return answer(request, tip, _encode(status), timeless=_encode(timeless))
+
+    def _status(self, shot: Snapshot) -> Status:
+        state, store, tip = shot.state, shot.store, shot.tip()
+        family, _, network = store.chain(shot.txn).partition("/")
+        floor = shot.point(self.windows.floor(state))
+        return Status(
+            version=VERSION,
+            protocol=PROTOCOL,
+            tip=None if tip is None else to_tip(tip),
+            chain=ChainStatus(
+                family=family,
+                network=network,
+                network_tip_height=self.ear.network_height,
+                lag_blocks=self.lag(shot),
+                persisted_height=state.persisted,
+                seconds_since_last_block=self.ear.seconds_since_last_block(),
+            ),
+            utxo=UtxoStatus(
+                enabled=True,
+                store=store.kind,
+                blocks_applied=state.tip,
+                unspent=state.unspent,
+                rollback_floor=None if floor is None else to_tip(floor),
+                prune_depth=self.windows.prune_depth,
+                rollback_window=self.windows.rollback_window,
+                prune_backlog_blocks=self.windows.backlog(state),
+                indexes=shot.boundary.indexes,
+                rows={name: shot.txn.stat(db)["entries"] for name, db in store.disk.tables.items()},
+                mmr=mmr_root(shot),
+            ),
+            storage=StorageStatus(bytes_used=store.disk.used(), map_size=store.disk.map_size()),
+            change_log=change_log_status(LogStore(store.disk), shot.txn),
+        )
