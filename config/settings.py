@@ -71,8 +71,7 @@ class Socket(Table, frozen=True, kw_only=True):
         Meta(description="Users who may send operator messages, besides root and the user of the daemon."),
     ] = ()
     max_unread_bytes: Annotated[
-        Bytes,
-        Meta(ge=MIB, description="Answers and events that all clients together may leave unread in memory."),
+        Bytes, Meta(ge=MIB, description="Answers and events that all clients together may leave unread in memory.")
     ] = 128 * MIB
 
 
@@ -87,8 +86,7 @@ class Http(Table, frozen=True, kw_only=True):
         ),
     ] = "127.0.0.1:8410"
     ready_grace: Annotated[
-        Seconds,
-        Meta(ge=0, description="Time without any feeder after which answers are not called ready any more."),
+        Seconds, Meta(ge=0, description="Time without any feeder after which answers are not called ready any more.")
     ] = 60.0
     workers: Annotated[int, Meta(ge=0, le=1024, description="Processes that answer; 0 turns HTTP off.")] = 1
     token: Annotated[
@@ -332,10 +330,9 @@ class Storage(Table, frozen=True, kw_only=True):
 class LogRetention(Table, frozen=True, kw_only=True):
     """How much of the change log is kept: a fact goes when it is beyond either limit. The newest one always stays."""
 
-    count: Annotated[
-        int,
-        Meta(ge=0, le=1_000_000_000, description="Facts that are kept; a fact takes about 80 bytes. 0 is no limit."),
-    ] = 1_000_000
+    count: Annotated[int, Meta(ge=0, le=10**9, description="Facts that are kept, 80 bytes each; 0 is no limit.")] = (
+        10**6
+    )
     age: Annotated[Seconds, Meta(ge=0, description="Age at which a fact goes; 0 is never.")] = 2_592_000.0
 
 

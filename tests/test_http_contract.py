@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -27,6 +28,7 @@ from stories import address, at, back_to, block, chain, digest, output, tx
 from test_http import ABSENT, HERE, RECOVERY, TRANSACTIONS, every_path
 
 from daemon.http.app import Site
+from daemon.http.ear import Ear
 from daemon.http.openapi import document
 from daemon.turns import Turns
 from handlers.addresses import codec
@@ -140,7 +142,7 @@ def test_the_document_says_how_answers_come() -> None:
 def test_the_document_and_the_routes_are_the_same() -> None:
     site = Site.__new__(Site)
     site.query, site.transactions, site.jobs, site.recovery = Query.__new__(Query), None, None, None
-    site.mmr, site.windows = None, Windows(1, 1, False)
+    site.mmr, site.windows, site.ear = None, Windows(1, 1, False), Ear(Path())
     site.codec, site.turns = codec("cardano", "mainnet"), Turns()
     routes: dict[str, Route] = {route.path: route for route in site.routes()}
     assert set(routes) == set(DOCUMENT["paths"])
