@@ -330,9 +330,7 @@ class Storage(Table, frozen=True, kw_only=True):
 class LogRetention(Table, frozen=True, kw_only=True):
     """How much of the change log is kept: a fact goes when it is beyond either limit. The newest one always stays."""
 
-    count: Annotated[int, Meta(ge=0, le=10**9, description="Facts that are kept, 80 bytes each; 0 is no limit.")] = (
-        10**6
-    )
+    count: Annotated[int, Meta(ge=0, le=10**9, description="Facts kept, 80 bytes each; 0 is no limit.")] = 10**6
     age: Annotated[Seconds, Meta(ge=0, description="Age at which a fact goes; 0 is never.")] = 2_592_000.0
 
 
