@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import tokenize
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -81,6 +82,12 @@ def test_the_rule_sees_a_wrong_arrow(tmp_path: Path) -> None:
     path = tmp_path / "wrong.py"
     path.write_text("def f():\n    from daemon import bus\n    import daemon.cli\n    from daemon.app import run\n")
     assert list(ours("storage.wrong", path)) == ["daemon.bus", "daemon.cli", "daemon.app"]
+
+
+def test_every_package_is_installed() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    packages = {".".join(path.relative_to(ROOT).parent.parts) for path in MODULES.values()}
+    assert sorted(packages) == sorted(listed)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -1,0 +1,212 @@
+"""A block as columns: what the rule needs of its transactions, one array for each field.
+
+Inputs and outputs of ordinary blocks are read from the frame's bytes with arrays, without an object for each. A frame
+that does not have exactly the expected bytes is decoded the general way, so a client can make this slow, never wrong.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from operator import attrgetter
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from bench.history.bits import Flags, Numbers
+from handlers.events import BlockApplied, Hash32, OutPoint, Output
+
+Bytes = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.uint64]  # 32-byte digests, four words each
+_EMPTY = msgspec.Raw(b"\x90")
+
+
+class RawTx(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A transaction whose inputs and outputs are bytes still. Others than these fields take the general way."""
+
+    txid: Hash32
+    inputs: msgspec.Raw = _EMPTY
+    outputs: msgspec.Raw = _EMPTY
+    valid: bool = True
+    coinbase: bool = False
+    fee: int | None = None
+    size: int | None = None
+    version: int | None = None
+    lock_time: int | None = None
+
+
+class RawBlock(BlockApplied, frozen=True, tag="BlockApplied", dict=True):
+    """A block whose transactions are `RawTx`; its columns stand beside."""
+
+    txs: list[RawTx] = []  # type: ignore[assignment]
+
+
+_decode = msgspec.msgpack.Decoder(RawBlock).decode
+
+
+class Columns(msgspec.Struct, gc=False):
+    """One block's transactions, inputs and outputs, in block order."""
+
+    txids: Words
+    outputs_of: Numbers  # how many outputs each transaction counts
+    previous: Words  # of each input, what it spends from
+    index: Numbers
+    inputs_of: Numbers
+    addresses: list[bytes]  # of each output
+    values: Words
+    spendable: Flags
+    extra: dict[int, bytes]  # what else an output has, by its place in the block
+
+
+def read(frame: bytes | bytearray) -> RawBlock | None:
+    """Return a frame's block with its columns, or None where only the general way can say what it is."""
+    try:
+        block = _decode(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    txs = block.txs
+    if not txs or not all(map(attrgetter("valid"), txs)):
+        return None
+    inputs = _inputs(list(map(attrgetter("inputs"), txs)))
+    outputs = _outputs(list(map(attrgetter("outputs"), txs)))
+    if inputs is None or outputs is None:
+        return None
+    txids = words(b"".join(map(attrgetter("txid"), txs)))
+    block.__dict__["columns"] = Columns(txids, outputs[0], inputs[1], inputs[2], inputs[0], *outputs[1:], {})
+    return block
+
+
+def columns(block: BlockApplied) -> Columns:
+    """Return a block's columns."""
+    if isinstance(block, RawBlock):
+        made: Columns = block.__dict__["columns"]
+        return made
+    txs = block.txs
+    if not all(map(attrgetter("valid"), txs)):
+        raise NotImplementedError("the prototype applies no transactions that failed phase 2")
+    outputs = list(chain.from_iterable(map(attrgetter("outputs"), txs)))
+    inputs: list[OutPoint] = list(chain.from_iterable(map(attrgetter("inputs"), txs)))
+    return Columns(
+        txids=words(b"".join([tx.txid for tx in txs])),
+        outputs_of=np.array([len(tx.outputs) for tx in txs], np.int64),
+        previous=words(b"".join([txid for txid, _ in inputs])),
+        index=np.array([index for _, index in inputs], np.int64),
+        inputs_of=np.array([len(tx.inputs) for tx in txs], np.int64),
+        addresses=[output.address for output in outputs],
+        values=np.array([output.value for output in outputs], np.uint64),
+        spendable=np.array([output.spendable for output in outputs], np.bool_),
+        extra=_extra(outputs),
+    )
+
+
+def words(raw: bytes) -> Words:
+    """Return digests of 32 bytes as words."""
+    return np.frombuffer(raw, "<u8").reshape(-1, 4)
+
+
+def _extra(outputs: list[Output]) -> dict[int, bytes]:
+    plain = attrgetter("assets", "datum_hash", "inline_datum", "script_ref", "script_ref_hash")
+    rest = enumerate(map(plain, outputs))
+    return {place: msgspec.msgpack.encode(fields) for place, fields in rest if any(fields)}
+
+
+# --- bytes -----------------------------------------------------------------------------------------------------------
+
+_ADDRESS, _VALUE = np.frombuffer(b"\xa7address\xc4", np.uint8), np.frombuffer(b"\xa5value", np.uint8)
+_UNSPENDABLE = np.frombuffer(b"\xa9spendable\xc2", np.uint8)
+_INTEGER = np.full(256, -1, np.int64)  # bytes behind the first one of a MessagePack integer
+_INTEGER[:0x80], _INTEGER[0xCC], _INTEGER[0xCD], _INTEGER[0xCE], _INTEGER[0xCF] = 0, 1, 2, 4, 8
+
+
+def _lists(raws: list[msgspec.Raw]) -> tuple[bytes, Bytes, Numbers, Numbers, Numbers, Numbers]:
+    """Return MessagePack arrays joined, as an array too, where each begins and ends, its header's length and count."""
+    joined = b"".join(raws)
+    ends = np.cumsum(np.fromiter(map(len, raws), np.int64, len(raws)))
+    starts = np.concatenate(([0], ends[:-1]))
+    array = np.frombuffer(joined + bytes(2), np.uint8)  # so that a header of three bytes can be read anywhere
+    head = array[starts]
+    long = head == 0xDC
+    counts = np.where(long, array[starts + 1].astype(np.int64) << 8 | array[starts + 2], head & 0x0F)
+    counts[~long & (head & 0xF0 != 0x90)] = -1
+    return joined, array[:-2], starts, ends, np.where(long, 3, 1), counts
+
+
+def _inputs(raws: list[msgspec.Raw]) -> tuple[Numbers, Words, Numbers] | None:
+    """Return how many inputs there are of each transaction, what they spend from, and the index there."""
+    _, array, starts, ends, header, counts = _lists(raws)
+    room = np.concatenate((array, np.zeros(64, np.uint8)))
+    at = np.flatnonzero((array == 0x92) & (room[1 : len(array) + 1] == 0xC4) & (room[2 : len(array) + 2] == 0x20))
+    size = _INTEGER[room[at + 35]]
+    at, size = _apart(at, at + 36 + size, size)
+    if np.any(size < 0) or not _follow(at, at + 36 + size, starts, ends, header, counts):
+        return None
+    ids = room[(at + 3)[:, None] + np.arange(32)].view("<u8")
+    return counts, ids, _integers(room, at + 35, size).astype(np.int64)
+
+
+def _apart(at: Numbers, end: Numbers, *beside: Numbers) -> tuple[Numbers, ...]:
+    """Leave out what begins inside the one before it: bytes of a digest or an address that look like a beginning."""
+    apart = np.concatenate(([True], at[1:] >= end[:-1])) if len(at) else np.ones(0, np.bool_)
+    return tuple(each[apart] for each in (at, *beside))
+
+
+def _outputs(raws: list[msgspec.Raw]) -> tuple[Numbers, list[bytes], Words, Flags] | None:
+    """Return how many outputs there are of each transaction, and their addresses, values and flags.
+
+    What looks like the beginning of an output is taken for one, and then each has to end where the next begins.
+    """
+    joined, array, starts, ends, header, counts = _lists(raws)
+    if len(array) < 20:
+        return (counts, [], np.empty(0, np.uint64), np.empty(0, np.bool_)) if np.all(counts == 0) else None
+    room = np.concatenate((array, np.zeros(300, np.uint8)))
+    at = np.flatnonzero((array[:-1] & 0xFE == 0x82) & (array[1:] == 0xA7))
+    at = at[_reads(room, at + 1, _ADDRESS)]
+    length = room[at + 10].astype(np.int64)
+    value = at + 11 + length
+    if np.any(value + 16 > len(room)) or not np.all(_reads(room, value, _VALUE)):
+        return None
+    size = _INTEGER[room[value + 6]]
+    end = value + 7 + size
+    spendable = room[at] == 0x82
+    if not spendable.all():
+        if not np.all(_reads(room, end[~spendable], _UNSPENDABLE)):
+            return None
+        end = end + np.where(spendable, 0, len(_UNSPENDABLE))
+    if np.any(size < 0) or not _follow(at, end, starts, ends, header, counts):
+        return None
+    addresses = [joined[a:b] for a, b in zip((at + 11).tolist(), value.tolist(), strict=True)]
+    return counts, addresses, _integers(room, value + 6, size), spendable
+
+
+def _reads(array: Bytes, at: Numbers, what: Bytes) -> Flags:
+    """Return where these bytes stand."""
+    found = np.ones(len(at), np.bool_)
+    for offset, byte in enumerate(what.tolist()):
+        found &= array[at + offset] == byte
+    return found
+
+
+def _follow(at: Numbers, end: Numbers, starts: Numbers, ends: Numbers, header: Numbers, counts: Numbers) -> bool:
+    """Return whether each element begins where the one before it ends, and each list has as many as it says."""
+    if int(counts.sum()) != len(at) or np.any(counts < 0):
+        return False
+    filled = counts > 0
+    last = np.cumsum(counts)[filled] - 1
+    first = last - counts[filled] + 1
+    expected = np.concatenate(([0], end[:-1]))
+    expected[first] = (starts + header)[filled]
+    return bool(
+        np.all(at == expected) and np.all(end[last] == ends[filled]) and np.all((starts + header == ends) | filled)
+    )
+
+
+def _integers(array: Bytes, at: Numbers, size: Numbers) -> Words:
+    """Return MessagePack integers."""
+    values = array[at].astype(np.uint64)
+    for length in (1, 2, 4, 8):
+        some = np.flatnonzero(size == length)
+        total = np.zeros(len(some), np.uint64)
+        for offset in range(length):
+            total = total << np.uint64(8) | array[at[some] + 1 + offset]
+        values[some] = total
+    return values
