@@ -22,7 +22,14 @@ from handlers import wire
 from handlers.events import BlockApplied, Rollback, RollbackPoint
 
 _BACK = 10
-_CATCH_UP, _TIP, _SMALL = "utxod catch-up", "utxod at the tip", "utxod catch-up, no old set"
+_CATCH_UP, _FAR, _TIP, _SMALL = (
+    "catch-up",
+    "catch-up, far below the network's tip",
+    "at the tip",
+    "catch-up, no old set",
+)
+_NOW, _PROTOTYPE = "daemon.cli", "bench.history"
+_NAMES = {_NOW: "utxod ", _PROTOTYPE: "prototype "}
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -31,6 +38,7 @@ class Stage(msgspec.Struct, frozen=True):
     load: Workload
     store: Path | None = None
     tip: bytes | None = None  # of that store
+    module: str = _NOW  # the daemon
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -42,6 +50,7 @@ class Options(msgspec.Struct, frozen=True):
     spending: Spending
     share: float
     store: Path | None
+    prototype: bool
 
 
 @click.command("apply")
@@ -81,6 +90,7 @@ class Options(msgspec.Struct, frozen=True):
 @click.option(
     "--peer", "chosen", multiple=True, type=click.Choice([*SCRIPTS]), help="Only this peer; may be said several times."
 )
+@click.option("--prototype", is_flag=True, help="Measure the prototype of the next store too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def apply(
     blocks: int,
@@ -95,6 +105,7 @@ def apply(
     work: Path | None,
     peers: Path | None,
     chosen: tuple[str, ...],
+    prototype: bool,
     as_json: bool,
 ) -> None:
     """Measure catch-up, the tip, and a rollback of ten blocks; with --peers, the peers' figures and the ratios.
@@ -106,24 +117,29 @@ def apply(
     if chosen and not peers:
         raise click.UsageError("--peer needs --peers")
     before = OldSet(old, seed, old_busy) if old else None
-    options = Options(blocks, txs, before, spend_old, old_share / 100, old_store)
+    options = Options(blocks, txs, before, spend_old, old_share / 100, old_store, prototype)
     with tempfile.TemporaryDirectory(prefix="utxod-bench-") as temporary:
         folder = work or Path(temporary)
-        stage, small, theirs = _prepared(options, folder, peers)
-        systems: dict[str, Callable[[], Figures]] = {
-            _CATCH_UP: partial(catch_up, stage, folder / "catch-up", None),
-            "utxod catch-up, far below the network's tip": partial(catch_up, stage, folder / "far", FAR),
-            _TIP: partial(at_the_tip, stage, folder / "tip"),
-        }
-        if before:
-            systems[_SMALL] = partial(catch_up, small, folder / "small", None)
+        stages, smalls, theirs = _prepared(options, folder, peers)
+        systems = {name: run for own in zip(stages, smalls, strict=True) for name, run in _ours(*own, folder).items()}
         scripts = {name: found for peer in chosen or SCRIPTS for name, found in SCRIPTS[peer].items()} if theirs else {}
         systems |= {name: partial(theirs.run, *script) for name, script in scripts.items() if theirs}
         found = in_turns(systems, rounds)
-    load = stage.load
+    load = stages[0].load
     title = f"{load.name}: {len(load.timed)} blocks, {load.transactions} transactions, {load.outputs} outputs"
     ratios = [ratio for name in scripts for ratio in _ratios(name)]
-    ratios += [Ratio("transactions/s, old set beside none", _CATCH_UP, _SMALL, "txs_per_s")]
+    for name in _NAMES.values():
+        ratios += [Ratio(f"{name}: transactions/s, old set beside none", name + _CATCH_UP, name + _SMALL, "txs_per_s")]
+    new, now = _NAMES[_PROTOTYPE], _NAMES[_NOW]
+    ratios += [
+        Ratio(f"{what}, prototype beside this version", new + system, now + system, figure)
+        for what, system, figure in (
+            ("transactions/s", _CATCH_UP, "txs_per_s"),
+            ("transactions/s without old set", _SMALL, "txs_per_s"),
+            ("p50 at the tip", _TIP, "block_p50_ms"),
+            ("ten blocks back", _CATCH_UP, "rollback_10_ms"),
+        )
+    ]
     if as_json:
         for line in lines(title, *found, ratios):
             click.echo(line)
@@ -132,24 +148,43 @@ def apply(
 
 
 def _ratios(peer: str) -> Iterator[Ratio]:
-    yield Ratio(f"transactions/s, beside {peer}", _CATCH_UP, peer, "txs_per_s")
-    yield Ratio(f"p50 at the tip, beside {peer}", _TIP, peer, "block_p50_ms")
-    yield Ratio(f"p99 at the tip, beside {peer}", _TIP, peer, "block_p99_ms")
-    yield Ratio(f"ten blocks back, beside {peer}", _CATCH_UP, peer, "rollback_10_ms")
+    for ours in _NAMES.values():
+        yield Ratio(f"{ours}transactions/s, beside {peer}", ours + _CATCH_UP, peer, "txs_per_s")
+        yield Ratio(f"{ours}p50 at the tip, beside {peer}", ours + _TIP, peer, "block_p50_ms")
+        yield Ratio(f"{ours}p99 at the tip, beside {peer}", ours + _TIP, peer, "block_p99_ms")
+        yield Ratio(f"{ours}ten blocks back, beside {peer}", ours + _CATCH_UP, peer, "rollback_10_ms")
 
 
-def _prepared(options: Options, folder: Path, peers: Path | None) -> tuple[Stage, Stage, Peers | None]:
-    """Return what is applied with the old set and without it, and the peers with the same chain."""
+def _ours(stage: Stage, small: Stage, folder: Path) -> dict[str, Callable[[], Figures]]:
+    """Return what is measured of one daemon."""
+    name = _NAMES[stage.module]
+    places = {what: folder / f"{stage.module}-{n}" for n, what in enumerate((_CATCH_UP, _FAR, _TIP, _SMALL))}
+    systems: dict[str, Callable[[], Figures]] = {
+        name + _CATCH_UP: partial(catch_up, stage, places[_CATCH_UP], None),
+        name + _FAR: partial(catch_up, stage, places[_FAR], FAR),
+        name + _TIP: partial(at_the_tip, stage, places[_TIP]),
+    }
+    if stage.store:
+        systems[name + _SMALL] = partial(catch_up, small, places[_SMALL], None)
+    return systems
+
+
+def _prepared(options: Options, folder: Path, peers: Path | None) -> tuple[list[Stage], list[Stage], Peers | None]:
+    """Return what is applied with the old set and without it by each daemon, and the peers with the same chain."""
+    modules = [_NOW, _PROTOTYPE] if options.prototype else [_NOW]
     source = generated(peers, folder, options.blocks, options.txs) if peers else None
     chain = converted(source) if source else sample_chain(options.blocks, options.txs)
-    small = Stage(chain.encoded())
+    small = chain.encoded()
+    smalls = [Stage(small, module=module) for module in modules]
     if options.old is None:
-        return small, small, Peers(peers, folder, source) if peers and source else None
+        return smalls, smalls, Peers(peers, folder, source) if peers and source else None
     upper = chain.on(options.old, options.spending, options.share)
     theirs = with_old(source, options.old, upper) if source else None
-    store = kept(options.old, options.store or folder / options.old.name)
-    stage = Stage(upper.encoded(), store, options.old.tip)
-    return stage, small, Peers(peers, folder, theirs) if peers and theirs else None
+    place, stages, load = options.store or folder / options.old.name, list[Stage](), upper.encoded()
+    for module in modules:
+        store = kept(options.old, place if module == _NOW else place.with_name(place.name + ".prototype"), module)
+        stages.append(Stage(load, store, options.old.tip, module))
+    return stages, smalls, Peers(peers, folder, theirs) if peers and theirs else None
 
 
 # --- ours --------------------------------------------------------------------------------------------------------
@@ -193,7 +228,7 @@ def _standing(stage: Stage, folder: Path, network_height: int | None) -> Iterato
     shutil.rmtree(folder, ignore_errors=True)
     if stage.store:
         copied(stage.store, folder)
-    with running(folder) as daemon:
+    with running(folder, module=stage.module) as daemon:
         client = Client(folder / "utxod.sock")
         tip = client.greet(network_height).tip
         if (tip and tip.hash) != stage.tip:

@@ -41,15 +41,17 @@ class Model:
         live, missing, spends = dict(self.states[-1]), 0, list[tuple[bytes, int]]()
         for tx in block.txs:
             mine = set[tuple[bytes, int]]()
-            for point in tx.inputs:
+            for point in tx.inputs if tx.valid else tx.collateral:
                 if live.pop(point, None) is not None:
                     spends.append(point)
                     mine.add(point)
                 elif point not in mine:
                     missing += 1
-            for index, output in enumerate(tx.outputs):
+            for index, output in enumerate(tx.outputs if tx.valid else ()):
                 if output.spendable:
                     live[tx.txid, index] = output
+            if not tx.valid and tx.collateral_return:
+                live[tx.txid, len(tx.outputs)] = tx.collateral_return
         self.blocks.append(block)
         self.states.append(live)
         self.spends.append(spends)
@@ -91,6 +93,12 @@ def make(rng: random.Random, model: Model, met: Counter[str]) -> BlockApplied:
             else Output(b"j" * rng.randrange(1, 200), 0, spendable=False)
             for _ in range(rng.choice((0, 1, 2, 3, 20)))
         ]
+        if rng.random() < 0.1:
+            back = Output(b"address 0", 7) if rng.random() < 0.7 else None
+            txs.append(Tx(txid, [], outputs, valid=False, collateral=inputs, collateral_return=back))
+            own += [(txid, len(outputs))] if back else []
+            met["failed"] += 1
+            continue
         own += [(txid, index) for index, output in enumerate(outputs) if output.spendable]
         txs.append(Tx(txid=txid, inputs=inputs, outputs=outputs))
     return BlockApplied(height=height, hash=digest("block", height, rng.random()), prev_hash=previous, txs=txs)
@@ -124,7 +132,8 @@ def agree(chain: HistoryChain, model: Model, met: Counter[str]) -> None:
             for number, point in zip(numbers, model.spends[ordinal - 1], strict=True):
                 spender = history.spender_of(txn, number)
                 assert spender is not None and spender[0] == ordinal
-                assert point in model.blocks[ordinal - 1].txs[spender[1]].inputs
+                tx = model.blocks[ordinal - 1].txs[spender[1]]
+                assert point in (tx.inputs if tx.valid else tx.collateral)
                 met["spender"] += 1
         runs = [run for index in history.index.values() for run in index.manifest.runs]
         met["levels"] = max(met["levels"], *(run.level for run in runs), 0)
@@ -166,7 +175,19 @@ def test_a_story_has_one_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(bench.history.pieces, "BYTES", 400)
     met = Counter[str]()
     tell(tmp_path, seed, batch, met)
-    for what in ("live", "own", "lost", "spent", "index", "twice", "missing", "rollback", "reopened", "spender"):
+    for what in (
+        "live",
+        "own",
+        "lost",
+        "spent",
+        "index",
+        "twice",
+        "missing",
+        "failed",
+        "rollback",
+        "reopened",
+        "spender",
+    ):
         assert met[what] > 5, met
     assert met["levels"] >= 2 and met["merge under way"] > 3, met
 
@@ -177,7 +198,7 @@ def test_columns_of_bytes_are_those_of_objects() -> None:
         block = make(rng, model, met)
         model.apply(block)
         raw = read(wire.encode(block, "frames")[4:])
-        if not block.txs:
+        if not block.txs or not all(tx.valid for tx in block.txs):
             assert raw is None
             continue
         assert isinstance(raw, RawBlock)

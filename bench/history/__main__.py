@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from typing import cast
 
@@ -33,4 +34,5 @@ def event(delivery: Delivery) -> Inbound:
 
 vars(daemon.app).update(_open_turns=open_turns, check_store=lambda _: None, store_id=lambda _: None)
 type.__setattr__(Delivery, "event", event)
+os.environ |= {f"UTXOD_{part}__ENABLED": "false" for part in ("TRANSACTIONS", "PRUNER", "RECOVERY")}
 entry()

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.history.bits import Flags, Numbers
-from handlers.events import BlockApplied, Hash32, OutPoint, Output
+from handlers.events import BlockApplied, Hash32, OutPoint, Output, Tx
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]  # 32-byte digests, four words each
@@ -82,21 +82,27 @@ def columns(block: BlockApplied) -> Columns:
         made: Columns = block.__dict__["columns"]
         return made
     txs = block.txs
-    if not all(map(attrgetter("valid"), txs)):
-        raise NotImplementedError("the prototype applies no transactions that failed phase 2")
-    outputs = list(chain.from_iterable(map(attrgetter("outputs"), txs)))
-    inputs: list[OutPoint] = list(chain.from_iterable(map(attrgetter("inputs"), txs)))
+    spends = [tx.inputs if tx.valid else tx.collateral for tx in txs]
+    makes = [tx.outputs if tx.valid else _failed(tx) for tx in txs]
+    outputs = list(chain.from_iterable(makes))
+    inputs: list[OutPoint] = list(chain.from_iterable(spends))
     return Columns(
         txids=words(b"".join([tx.txid for tx in txs])),
-        outputs_of=np.array([len(tx.outputs) for tx in txs], np.int64),
+        outputs_of=np.array(list(map(len, makes)), np.int64),
         previous=words(b"".join([txid for txid, _ in inputs])),
         index=np.array([index for _, index in inputs], np.int64),
-        inputs_of=np.array([len(tx.inputs) for tx in txs], np.int64),
+        inputs_of=np.array(list(map(len, spends)), np.int64),
         addresses=[output.address for output in outputs],
         values=np.array([output.value for output in outputs], np.uint64),
         spendable=np.array([output.spendable for output in outputs], np.bool_),
         extra=_extra(outputs),
     )
+
+
+def _failed(tx: Tx) -> list[Output]:
+    """Return what a transaction that failed phase 2 counts: its outputs never live, its collateral return does."""
+    returned = [] if tx.collateral_return is None else [tx.collateral_return]
+    return [msgspec.structs.replace(output, spendable=False) for output in tx.outputs] + returned
 
 
 def words(raw: bytes) -> Words:

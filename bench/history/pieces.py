@@ -137,14 +137,19 @@ class Pieces:
         for at in range(0, len(touched), 512):
             some = touched[at : at + 512]
             keys = map(_KEY.pack, self.firsts[some].tolist())
-            parts = [self._unpacked(value)[0] for _, value in txn.cursor(self._table).getmulti(keys)]
-            records = np.concatenate(parts)
+            records = self._joined([value for _, value in txn.cursor(self._table).getmulti(keys)])
             mine = np.flatnonzero((which >= some[0]) & (which <= some[-1]))
             places = np.searchsorted(np.ascontiguousarray(records["number"]), numbers[mine])
             places = np.minimum(places, len(records) - 1)
             out[mine] = records[places]
             found[mine] = records["number"][places] == numbers[mine]
         return found, out
+
+    def _joined(self, values: list[bytes]) -> Records:
+        """Return the records of several values."""
+        size, start = self._record.itemsize, _COUNT.size
+        parts = [value[start : start + size * _COUNT.unpack_from(value)[0]] for value in values]
+        return np.frombuffer(b"".join(parts), self._record)
 
     def heap_of(self, txn: lmdb.Transaction[bytes], number: int) -> tuple[Records, bytes] | None:
         """Return one record and its bytes."""

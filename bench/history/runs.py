@@ -233,7 +233,7 @@ class Index:
         chosen = [_between(part, merge.prefix, merge.number, until) for _, part in parts]
         read = sum(map(len, chosen))
         alive = [part[part["number"] < run.high] for (run, _), part in zip(parts, chosen, strict=True)]
-        entries = np.concatenate(alive)
+        entries = np.frombuffer(b"".join([part.tobytes() for part in alive]), ENTRY)
         entries = entries[keep(entries["number"])]
         order = np.argsort(entries["prefix"], kind="stable")  # numbers ascend from run to run
         if len(order):
