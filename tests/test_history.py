@@ -19,6 +19,7 @@ from bench.history.chain import HistoryChain
 from bench.history.columns import RawBlock, columns, read
 from bench.history.history import TABLES
 from handlers import wire
+from handlers.change_log import ChangeLog
 from handlers.events import BlockApplied, Output, Rollback, RollbackPoint, Tx
 from storage.disk import Disk
 
@@ -107,7 +108,7 @@ def make(rng: random.Random, model: Model, met: Counter[str]) -> BlockApplied:
 @contextmanager
 def opened(folder: Path) -> Iterator[HistoryChain]:
     with Disk(folder, TABLES, map_size=1 << 24, durable=False) as disk:
-        yield HistoryChain(disk, WINDOW)
+        yield HistoryChain(disk, WINDOW, ChangeLog(disk))
 
 
 def agree(chain: HistoryChain, model: Model, met: Counter[str]) -> None:

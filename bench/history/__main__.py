@@ -12,6 +12,7 @@ from bench.history.columns import read
 from bench.history.history import TABLES
 from config.settings import Config
 from daemon.cli import entry
+from daemon.store import open_changes
 from handlers import wire
 from handlers.chain import Chain
 from handlers.delivery import Delivery
@@ -23,7 +24,9 @@ from storage.disk import Disk
 def open_turns(config: Config, stores: ExitStack) -> Turns:
     """Open the prototype."""
     disk = stores.enter_context(Disk(config.data_dir / "lmdb", TABLES, map_size=1 << 30))
-    return Turns(cast("Chain", HistoryChain(disk, config.utxo.rollback_window)), pruning=False)
+    return Turns(
+        cast("Chain", HistoryChain(disk, config.utxo.rollback_window, open_changes(disk, config))), pruning=False
+    )
 
 
 def event(delivery: Delivery) -> Inbound:

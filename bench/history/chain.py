@@ -8,6 +8,7 @@ from typing import Any
 from bench.history.batch import Done, Waiting
 from bench.history.columns import columns
 from bench.history.history import History
+from handlers.change_log import ChangeLog
 from handlers.events import BlockApplied, BlockCommitted, BlockPersisted, Fact, OutPoint, Point, Rollback, RolledBack
 from handlers.ledger import follows
 from handlers.points import View, recent
@@ -28,8 +29,8 @@ class HistoryChain:
 
     lives = None
 
-    def __init__(self, disk: Disk, window: int) -> None:
-        self.store, self._disk = HistoryStore(disk), disk
+    def __init__(self, disk: Disk, window: int, changes: ChangeLog) -> None:
+        self.store, self._disk, self.changes = HistoryStore(disk), disk, changes
         self.may_prune = True
         self._facts: list[Fact] = []
         self._missing: list[tuple[Point, list[OutPoint]]] = []
@@ -99,25 +100,13 @@ class HistoryChain:
             return
 
         def work(txn: Txn) -> list[Done]:
-            done = self.history.apply(txn, batch, deep)
+            every = self.history.apply(txn, batch, deep)
             self.history.tidy(txn, len(batch))
-            return done
+            for done in every:
+                self.changes.tell(_committed(done))
+            return every
 
-        for done in self._write(work):
-            point = done.point
-            self._facts.append(
-                BlockCommitted(
-                    height=point.height,
-                    slot=point.slot,
-                    hash=point.hash,
-                    txs=done.txs,
-                    created=done.created,
-                    spent=done.spent,
-                    missing_inputs=len(done.missing),
-                )
-            )
-            if done.missing:
-                self._missing.append((point, done.missing))
+        self._missing += [(done.point, done.missing) for done in self._write(work) if done.missing]
         self._forget()
 
     def _write(self, work: Callable[[Txn], Any]) -> Any:
@@ -133,7 +122,9 @@ class HistoryChain:
             return result
 
         try:
-            return self._disk.write(whole)
+            result = self.changes.write(whole)
+            self._facts += self.changes.written
+            return result
         except StoreFull:
             with self._disk.read() as txn:
                 self.history.load(txn)
@@ -151,10 +142,16 @@ class HistoryChain:
             raise Refused("unknown_point", "not a retained block", tip=self.tip)
         if target == state.tip:
             return False
-        blocks = state.tip - target
-        self._write(lambda txn: self.history.rollback(txn, target))
+        with self._disk.read() as txn:
+            to = self.history.block(txn, target).point
+        fact = RolledBack(from_=before, to=to, blocks=state.tip - target)
+
+        def work(txn: Txn) -> None:
+            self.history.rollback(txn, target)
+            self.changes.tell(fact)
+
+        self._write(work)
         self._forget()
-        self._facts.append(RolledBack(from_=before, to=self.tip or "origin", blocks=blocks))
         return True
 
     def persisted(self, _: BlockPersisted) -> bool:
@@ -168,3 +165,16 @@ class HistoryChain:
     def touch(self) -> None:
         """Take a turn at the disk."""
         self._disk.write(lambda _: None)
+
+
+def _committed(done: Done) -> BlockCommitted:
+    point = done.point
+    return BlockCommitted(
+        height=point.height,
+        slot=point.slot,
+        hash=point.hash,
+        txs=done.txs,
+        created=done.created,
+        spent=done.spent,
+        missing_inputs=len(done.missing),
+    )

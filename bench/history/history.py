@@ -22,8 +22,9 @@ from bench.history.columns import Words, words
 from bench.history.pieces import OUTPUT, TX, Pieces, Records
 from bench.history.runs import Index, Manifest, Prefixes, ordered
 from handlers.events import Point
+from storage import change_log
 
-TABLES = ("h_meta", "h_block", "h_tx", "h_output", "h_live", "h_known", "h_undo", "h_run")
+TABLES = ("h_meta", "h_block", "h_tx", "h_output", "h_live", "h_known", "h_undo", "h_run", *change_log.TABLES)
 KINDS = ("txid", "block", "address", "spender")
 _U32, _UNDO = Struct(">I"), Struct(">II")
 _STATE = b"state"
