@@ -24,6 +24,7 @@ from handlers.events import BlockApplied, Output, Rollback, RollbackPoint, Tx
 from storage.disk import Disk
 
 WINDOW = 12
+FAR = 60  # blocks that are applied far below the tip
 
 
 def digest(*parts: object) -> bytes:
@@ -145,17 +146,19 @@ def tell(folder: Path, seed: int, batch: int, met: Counter[str]) -> list[tuple[i
     """Tell one story, committed every so many blocks; return which numbers live in the end, with their bodies."""
     rng, dice, model = random.Random(seed), random.Random(batch), Model()
     for _ in range(40):
+        far = 10**6 if len(model.blocks) < FAR else None
         with opened(folder) as chain:
             for _ in range(dice.randrange(1, 4)):
                 for _ in range(rng.randrange(1, 8)):
                     block = make(rng, model, met)
                     missing = model.apply(block)
-                    assert chain.apply(block, None)
+                    assert chain.apply(block, far)
+                    met["far"] += far is not None
                     met["missing"] += missing
                     if dice.randrange(batch) == 0:
                         chain.commit()
                 chain.commit()
-                if rng.random() < 0.4 and len(model.blocks) > WINDOW + 2:
+                if rng.random() < 0.4 and len(model.blocks) > WINDOW + 2 and far is None:
                     depth = rng.randrange(1, WINDOW)
                     if len(model.blocks) - depth < chain.history.state.floor:
                         continue
@@ -185,6 +188,7 @@ def test_a_story_has_one_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         "twice",
         "missing",
         "failed",
+        "far",
         "rollback",
         "reopened",
         "spender",

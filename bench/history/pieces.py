@@ -99,12 +99,10 @@ class Pieces:
         Values of which little is left are joined with their neighbour. Only records below a number are looked at.
         """
         dropped = [np.empty(0, np.int64)]
-        end = int(np.searchsorted(self.firsts, below, "left")) - 1  # the last one may go on above
         for _ in range(values):
-            if end < 1:
-                break
+            end = int(np.searchsorted(self.firsts, below, "left")) - 1  # the last one may go on above
             at = int(np.searchsorted(self.firsts, self._swept, "left"))
-            if at >= end:
+            if at >= end:  # also where there is nothing
                 self._swept = 0
                 break
             records, heap = self._unpacked(txn.get(_KEY.pack(int(self.firsts[at])), db=self._table) or b"")
