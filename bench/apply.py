@@ -129,7 +129,7 @@ def apply(
     title = f"{load.name}: {len(load.timed)} blocks, {load.transactions} transactions, {load.outputs} outputs"
     ratios = [ratio for name in scripts for ratio in _ratios(name)]
     for name in _NAMES.values():
-        ratios += [Ratio(f"{name}: transactions/s, old set beside none", name + _CATCH_UP, name + _SMALL, "txs_per_s")]
+        ratios += [Ratio(f"{name}transactions/s, old set beside none", name + _CATCH_UP, name + _SMALL, "txs_per_s")]
     new, now = _NAMES[_PROTOTYPE], _NAMES[_NOW]
     ratios += [
         Ratio(f"{what}, prototype beside this version", new + system, now + system, figure)

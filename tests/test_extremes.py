@@ -61,7 +61,7 @@ MESSAGES: list[Message] = [
     {"type": "WinnersDecided", "txids": []},
     {"type": "Rollback", "to": {"slot": 1, "height": 1}},
     {"type": "GenesisOutputs", "outputs": [{"txid": digest("g"), "index": 1, "output": WHOLE["outputs"][0]}]},
-    {"type": "Subscribe", "events": []},
+    {"type": "Subscribe", "events": [], "from_sequence": 1},
     {"type": "Hello", "network_tip": {"height": 1, "slot": 1}},
 ]
 

@@ -105,7 +105,8 @@ def test_what_is_refused_is_not_kept(tmp_path: Path, encoding: Encoding) -> None
 def test_every_code_that_is_counted_has_its_test() -> None:
     elsewhere = {"PENDING_FULL", "not_permitted", "store_full", "too_large", "unavailable"}  # below
     cut_off = {"too_slow"}  # ends a connection: `test_outbox`
-    assert set(CODES) <= {code for code, _ in (*TO_OTHERS, *TO_THE_FEEDER)} | elsewhere | cut_off
+    of_subscribe = {"gone", "unknown_sequence"}  # a short message, answered at once: `test_subscribe_from`
+    assert set(CODES) <= {code for code, _ in (*TO_OTHERS, *TO_THE_FEEDER)} | elsewhere | cut_off | of_subscribe
 
 
 def test_submissions_without_room_are_not_kept(tmp_path: Path, encoding: Encoding) -> None:

@@ -132,10 +132,12 @@ def die(folder: Path, number: int, after_commit: bool) -> None:
 
 
 def tables(house: House) -> dict[str, list[tuple[bytes, bytes]]]:
-    """Return every row but the journal's."""
+    """Return every row but those that say when something was done: the journal's, and the change log's."""
     with house.disk.read() as txn:
         return {
-            name: list(txn.cursor(db)) for name, db in house.disk.tables.items() if not name.startswith("pruner_job")
+            name: list(txn.cursor(db))
+            for name, db in house.disk.tables.items()
+            if not name.startswith(("pruner_job", "change_log"))
         }
 
 
