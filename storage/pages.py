@@ -33,8 +33,8 @@ _MAGIC, _VERSION = 0xBEEFC0DE, 1
 _BRANCH, _LEAF, _OVERFLOW, _META_PAGE = 1, 2, 4, 8
 _BIG = 1  # a node's data is in pages of its own
 _NO_PAGE = (1 << 64) - 1
-# LMDB 0.9.36 miscounts the pages of duplicates that fill a tree of their own, and the difference stays when the tree has
-# shrunk. Nothing depends on these two counters, and other findings name any real damage of a tree.
+# LMDB 0.9.36 miscounts the pages of duplicates that fill a tree of their own, and the difference stays when the tree
+# has shrunk. Nothing depends on these two counters, and other findings name any real damage of a tree.
 _DRIFTS = re.compile(r" DB: walked \d+ (branch|leaf) pages")
 _FIRST = 2  # page after the meta pages
 _LARGEST = 1 << 15  # bytes of a page
