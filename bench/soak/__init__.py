@@ -39,7 +39,7 @@ def one_round(kind: str, folder: Path, seed: int) -> Met:
 
 @click.command("soak")
 @click.option("--for", "duration", default="10m", show_default=True, help="How long new rounds begin: 30s, 10m, 8h.")
-@click.option("--only", multiple=True, type=click.Choice(KINDS), help="Kinds of attack; may be given several times.")
+@click.option("--only", multiple=True, type=click.Choice(KINDS), help="Repeatable: twice gives twice the rounds.")
 @click.option("--seed", type=int, help="Of the first round of each kind; a random one by default.")
 @click.option("--parallel", default=2, show_default=True, type=click.IntRange(1, 64), help="Rounds at the same time.")
 @click.option("--work", type=click.Path(path_type=Path), help="Where stores go; else a temporary folder.")
@@ -78,10 +78,9 @@ def soak(duration: str, only: tuple[str, ...], seed: int | None, parallel: int, 
 
 def _rounds(kinds: tuple[str, ...], first: int, folder: Path, until: float, parallel: int) -> Iterator[Met]:
     """Run rounds of all kinds in turn until a moment, each in a process of its own; yield what each met."""
-    seeds = (first + n // len(kinds) for n in count())
     running = set[Future[Met]]()
     with ThreadPoolExecutor(parallel) as pool:
-        for kind, seed in zip(cycle(kinds), seeds, strict=False):
+        for kind, seed in zip(cycle(kinds), count(first), strict=False):
             if len(running) == parallel:
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 yield from (future.result() for future in done)
