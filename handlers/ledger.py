@@ -2,8 +2,8 @@
 
 Order counts inside a block: an output may be created and spent in the same block and is then never live. A valid
 transaction spends its inputs and creates its outputs; a phase-2-invalid one spends its collateral and creates only its
-collateral return, at index `len(outputs)`. References are never spent. An input that is not live is missing: counted,
-never a failure.
+collateral return, at index `len(outputs)`. What nobody can spend takes an index and is never stored. References are
+never spent. An input that is not live is missing: counted, never a failure.
 """
 
 from __future__ import annotations
@@ -171,9 +171,10 @@ class _Run:
         self.spend(position, tx.collateral)
         flags, created = flags | TxFlag.INVALID, 0
         if tx.collateral_return is not None:
-            flags, created = flags | TxFlag.COLLATERAL_RETURN, 1
-            place = position + keys.u32(len(tx.outputs))
-            self.rows[place] = body(tx.collateral_return, collateral_return=True)
+            flags |= TxFlag.COLLATERAL_RETURN  # it had one, stored or not
+        if (back := returned(tx)) is not None:
+            created = 1
+            self.rows[position + keys.u32(len(tx.outputs))] = body(back, collateral_return=True)
         self.appear(position, tx.txid, flags, created)
 
     def _replace(self, position: bytes, txid: bytes) -> None:
@@ -242,6 +243,12 @@ def take_over(change: ChangeSet, txid: bytes, home: bytes, stored: Mapping[bytes
             bodies=None if undo.bodies is None else [*undo.bodies, *live.values()],
         )
     )
+
+
+def returned(tx: Tx) -> Output | None:
+    """Return what a transaction that failed phase 2 creates; what nobody can spend is never stored."""
+    back = tx.collateral_return
+    return back if back is not None and back.spendable else None
 
 
 def body(output: Output, *, collateral_return: bool = False) -> bytes:

@@ -89,10 +89,11 @@ class Reconciler:
 
     def add_return(self, txn: Txn, tx: Tx, record: Record) -> None:
         """Let the record of a transaction that failed have its collateral return, which is there to be spent."""
-        if tx.collateral_return is None:
+        back = ledger.returned(tx)
+        if back is None:
             return
         index, said = len(tx.outputs), self._said(txn, tx.txid, record)
-        name = output_hash(tx.txid, index, ledger.body(tx.collateral_return, collateral_return=True))
+        name = output_hash(tx.txid, index, ledger.body(back, collateral_return=True))
         if said.rows.get(index, b"")[:HASH] != name:
             right = said.rows | {index: name}
             self._rewrite(txn, tx.txid, record, said, right, max(record.total, index + 1))

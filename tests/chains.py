@@ -209,11 +209,12 @@ def random_block(
         if rng.random() < 0.15:
             branches.meet("a failed transaction")
             made = random_output(rng, branches) if rng.random() < 0.6 else None
-            made = msgspec.structs.replace(made, spendable=True) if made else None
-            branches.meet("a collateral return", made)
+            given = made is not None and made.spendable
+            branches.meet("a collateral return", given)
+            branches.meet("an unspendable collateral return", made is not None and not given)
             some = rng.sample(here, min(len(here), 2))
             spend = Tx(name, some, outputs, False, take(2), [], made, coinbase=name in again)
-            born = [(name, len(outputs))] if made else []
+            born = [(name, len(outputs))] if given else []
         else:
             some, first = rng.sample(here, min(len(here), 1)), not txs or name in again  # only a coinbase can repeat
             spend = Tx(name, take(3), outputs, True, some, some, random_output(rng, branches), coinbase=first)

@@ -110,7 +110,8 @@ class World:
         """Return a transaction as one that fails phase 2."""
         self.branches.meet("a failed transaction")
         self.branches.meet("a failed submission", tx.txid in self.submitted)
-        back = output("back") if self.often(0.6) else None
+        back = output("back", spendable=not self.often(0.1)) if self.often(0.6) else None
+        self.branches.meet("an unspendable collateral return", back is not None and not back.spendable)
         return msgspec.structs.replace(tx, valid=False, collateral=collateral, collateral_return=back)
 
     def altered(self, tx: Tx) -> Tx:

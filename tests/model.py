@@ -64,7 +64,7 @@ def made(tx: Tx, ordinal: int, number: int) -> list[tuple[int, Coin]]:
     if tx.valid:
         kept = [(index, output) for index, output in enumerate(tx.outputs) if output.spendable]
         return [(index, Coin((ordinal, number, index), output)) for index, output in kept]
-    if tx.collateral_return is None:
+    if tx.collateral_return is None or not tx.collateral_return.spendable:
         return []
     index = len(tx.outputs)
     return [(index, Coin((ordinal, number, index), tx.collateral_return, collateral_return=True))]

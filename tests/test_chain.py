@@ -12,6 +12,7 @@ from chains import (
     back_to,
     block,
     dump,
+    failed,
     feed,
     found,
     genesis,
@@ -24,10 +25,20 @@ from chains import (
     script,
     tx,
     txid,
+    wallet,
 )
 from messages import Line, Listener, follow, json_line, message, take
 
-from handlers.events import BlockPersisted, GenesisOutput, GenesisOutputs, NodeState, Output, Rollback, RollbackPoint
+from handlers.events import (
+    BlockCommitted,
+    BlockPersisted,
+    GenesisOutput,
+    GenesisOutputs,
+    NodeState,
+    Output,
+    Rollback,
+    RollbackPoint,
+)
 from handlers.points import recent
 from handlers.utxo import Turns
 from storage.errors import Damaged
@@ -90,6 +101,29 @@ def test_unspendable_genesis_outputs_are_not_stored(tmp_path: Path) -> None:
 
 
 # --- blocks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["classic", "mmr"])
+def test_an_unspendable_collateral_return_is_not_stored(tmp_path: Path, kind: str) -> None:
+    """It takes an index, as every output that nobody can spend; whoever names it is missing it."""
+    first = block(None, tx("funds", output("ann", 5)))
+    bad = failed("bad", output("bob"), collateral=[at("funds")], back=output("ann", 4, spendable=False))
+    second = block(first, bad)
+    third = block(second, tx("late", output("cid"), spends=[at("bad", 1)]))
+    with open_chain(tmp_path, store=kind) as chain:
+        feed(chain, first)
+        before = dump(chain.store)
+        feed(chain, second)
+        assert live(chain.store) == {}
+        assert chain.view.unspent == 0
+        assert found(chain.store, "address_hash", address_hash(wallet("ann"))) == []
+        feed(chain, third)
+        assert live(chain.store) == {at("late"): (wallet("cid"), 1)}
+        assert chain.take_missing() == [(third.point, [at("bad", 1)])]
+        told = [(fact.created, fact.spent) for fact in chain.take_facts() if isinstance(fact, BlockCommitted)]
+        assert told == [(1, 0), (0, 1), (1, 0)]
+        assert chain.rollback(back_to(first))
+        assert dump(chain.store) == before
 
 
 def test_any_block_begins_an_empty_store(tmp_path: Path) -> None:

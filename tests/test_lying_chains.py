@@ -43,6 +43,7 @@ MET = Branches()
 SOUND = {
     "a failed transaction",
     "a failed submission",
+    "an unspendable collateral return",
     "a spent collateral return",
     "a submission mined",
     "a large submission",

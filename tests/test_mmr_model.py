@@ -231,6 +231,7 @@ EXPECTED = {
     "a restart",
     "a txid again",
     "an in-block spend",
+    "an unspendable collateral return",
     "an unspendable output",
     "another undo mode",
     "compact undo",

@@ -563,6 +563,7 @@ EXPECTED = {
     "an index switched off",
     "an input listed twice",
     "an output with assets",
+    "an unspendable collateral return",
     "an unspendable output",
     "blocks far below the network's tip",
     "another undo mode",

@@ -85,6 +85,21 @@ def test_collateral_that_a_submission_did_not_have_is_released(daemon: Daemon) -
 
 
 @pytest.mark.parametrize("submitted", [False, True])
+def test_a_collateral_return_that_nobody_can_spend_has_no_slot(daemon: Daemon, client: Client, submitted: bool) -> None:
+    one = block(None, *coins("p", "q"))
+    f = tx("f", output("z"), spends=[at("p")])
+    two = block(one, failed(f, at("q")) | {"collateral_return": output("back", spendable=False)})
+    done(client, one, *([submit(f)] if submitted else []), two)
+    assert state(client, at("f", 1)) == ["CONFLICTING" if submitted else "UTXO_NOT_FOUND"]
+    kept = record(daemon, "f")
+    assert (kept and (kept.total, kept.recorded)) == ((1, 1) if submitted else None)
+    sound(daemon)
+    done(client, back_to(one))
+    assert record(daemon, "f") == kept
+    assert state(client, at("q")) == ["free"]
+
+
+@pytest.mark.parametrize("submitted", [False, True])
 def test_a_collateral_return_that_is_collateral_is_released(daemon: Daemon, submitted: bool) -> None:
     one = block(None, *coins("p", "q"))
     f = tx("f", output("z"), spends=[at("p")])
