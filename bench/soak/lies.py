@@ -12,7 +12,6 @@ from random import Random
 
 import msgspec
 
-from bench.soak.story import digest_of
 from bench.soak.target import Broken, Met, Target, any_kind
 from handlers.events import (
     Ack,
@@ -182,6 +181,7 @@ def round(folder: Path, seed: int) -> Met:
                 link.socket.close()
                 target.kill()
                 target.start()
+                _compare(target, liar)
                 link = target.link()
                 met["restarts"] += 1
         link.socket.close()  # another feeder comes
@@ -193,10 +193,17 @@ def round(folder: Path, seed: int) -> Met:
     return met
 
 
+def _compare(target: Target, liar: Liar) -> None:
+    """Compare the live set with the rule."""
+    found, right = target.live_set(), sorted(live(liar.chain))
+    if found != right:
+        odd = f"{sorted(set(found) - set(right))} should not be there, {sorted(set(right) - set(found))} should"
+        raise Broken(f"the live set is not what the blocks say: {odd}")
+
+
 def _check(target: Target, liar: Liar, met: Met) -> None:
     """Compare the live set with the rule, and walk the store."""
-    if digest_of(target.live_set()) != digest_of(live(liar.chain)):
-        raise Broken("the live set is not what the blocks say")
+    _compare(target, liar)
     target.verify(records_may_differ=True)
     met["walks after lies"] += 1
 
