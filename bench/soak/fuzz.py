@@ -113,8 +113,9 @@ def _attack(target: Target, random: Random, story: Story, met: Met) -> None:
     while sent < MESSAGES:
         messages, json = random.choice(((lines, True), (frames, False)))
         with target.link() as link:
-            for _ in range(random.randint(1, 20)):
+            for n in range(random.randint(1, 20)):
                 burst = random.choices(messages, k=_AT_ONCE)
+                json = burst[0][:1] == b"{" if n == 0 else json  # the first byte chooses the encoding of the answers
                 sent += len(burst)
                 if not _exchange(link.socket, b"".join(burst), json=json, met=met):
                     met["connections ended by the daemon"] += 1
