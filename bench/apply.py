@@ -28,8 +28,8 @@ _CATCH_UP, _FAR, _TIP, _SMALL = (
     "at the tip",
     "catch-up, no old set",
 )
-_NOW, _PROTOTYPE = "daemon.cli", "bench.history"
-_NAMES = {_NOW: "utxod ", _PROTOTYPE: "prototype "}
+_NOW, _HISTORY = "daemon.cli", "bench.history"
+_NAMES = {_NOW: "utxod ", _HISTORY: "history "}
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class Options(msgspec.Struct, frozen=True):
     spending: Spending
     share: float
     store: Path | None
-    prototype: bool
+    history: bool
 
 
 @click.command("apply")
@@ -90,7 +90,7 @@ class Options(msgspec.Struct, frozen=True):
 @click.option(
     "--peer", "chosen", multiple=True, type=click.Choice([*SCRIPTS]), help="Only this peer; may be said several times."
 )
-@click.option("--prototype", is_flag=True, help="Measure the prototype of the next store too.")
+@click.option("--history", is_flag=True, help="Measure a history store too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def apply(
     blocks: int,
@@ -105,7 +105,7 @@ def apply(
     work: Path | None,
     peers: Path | None,
     chosen: tuple[str, ...],
-    prototype: bool,
+    history: bool,
     as_json: bool,
 ) -> None:
     """Measure catch-up, the tip, and a rollback of ten blocks; with --peers, the peers' figures and the ratios.
@@ -117,7 +117,7 @@ def apply(
     if chosen and not peers:
         raise click.UsageError("--peer needs --peers")
     before = OldSet(old, seed, old_busy) if old else None
-    options = Options(blocks, txs, before, spend_old, old_share / 100, old_store, prototype)
+    options = Options(blocks, txs, before, spend_old, old_share / 100, old_store, history)
     with tempfile.TemporaryDirectory(prefix="utxod-bench-") as temporary:
         folder = work or Path(temporary)
         stages, smalls, theirs = _prepared(options, folder, peers)
@@ -130,9 +130,9 @@ def apply(
     ratios = [ratio for name in scripts for ratio in _ratios(name)]
     for name in _NAMES.values():
         ratios += [Ratio(f"{name}transactions/s, old set beside none", name + _CATCH_UP, name + _SMALL, "txs_per_s")]
-    new, now = _NAMES[_PROTOTYPE], _NAMES[_NOW]
+    new, now = _NAMES[_HISTORY], _NAMES[_NOW]
     ratios += [
-        Ratio(f"{what}, prototype beside this version", new + system, now + system, figure)
+        Ratio(f"{what}, history beside classic", new + system, now + system, figure)
         for what, system, figure in (
             ("transactions/s", _CATCH_UP, "txs_per_s"),
             ("transactions/s without old set", _SMALL, "txs_per_s"),
@@ -171,7 +171,7 @@ def _ours(stage: Stage, small: Stage, folder: Path) -> dict[str, Callable[[], Fi
 
 def _prepared(options: Options, folder: Path, peers: Path | None) -> tuple[list[Stage], list[Stage], Peers | None]:
     """Return what is applied with the old set and without it by each daemon, and the peers with the same chain."""
-    modules = [_NOW, _PROTOTYPE] if options.prototype else [_NOW]
+    modules = [_NOW, _HISTORY] if options.history else [_NOW]
     source = generated(peers, folder, options.blocks, options.txs) if peers else None
     chain = converted(source) if source else sample_chain(options.blocks, options.txs)
     small = chain.encoded()
@@ -182,7 +182,7 @@ def _prepared(options: Options, folder: Path, peers: Path | None) -> tuple[list[
     theirs = with_old(source, options.old, upper) if source else None
     place, stages, load = options.store or folder / options.old.name, list[Stage](), upper.encoded()
     for module in modules:
-        store = kept(options.old, place if module == _NOW else place.with_name(place.name + ".prototype"), module)
+        store = kept(options.old, place if module == _NOW else place.with_name(place.name + ".history"), module)
         stages.append(Stage(load, store, options.old.tip, module))
     return stages, smalls, Peers(peers, folder, theirs) if peers and theirs else None
 

@@ -149,8 +149,11 @@ class Utxo(Table, frozen=True, kw_only=True):
 
     enabled: Annotated[bool, Meta(description="Keep the set of unspent outputs.")] = True
     store: Annotated[
-        Literal["classic", "mmr"],
-        Meta(description="Kind of store; mmr also proves outputs (Merkle mountain range), at the cost of write speed."),
+        Literal["classic", "mmr", "history"],
+        Meta(
+            description="Kind of store; mmr also proves outputs (Merkle mountain range), at the cost of write speed; "
+            "history stays fast with many outputs, and has no transaction store yet."
+        ),
     ] = "classic"
     prune_depth: Annotated[Blocks, Meta(description="Blocks for which spent outputs are kept.")] = 2160
     rollback_window: Annotated[

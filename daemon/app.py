@@ -37,8 +37,7 @@ from daemon.reload import Reloader
 from daemon.signals import heed, receiver
 from daemon.sink import lines_dropped, write_out
 from daemon.start import announce, check_store
-from daemon.store import open_changes, open_disk, open_lives, open_utxo, store_id, windows
-from handlers.chain import Chain
+from daemon.store import open_chain, open_disk, store_id
 from handlers.delivery import refuse
 from handlers.events import (
     BlockCommitted,
@@ -144,10 +143,7 @@ def _open_turns(config: Config, stores: ExitStack) -> Turns | None:
         return None
     disk = stores.enter_context(open_disk(config))
     stores.enter_context(recorded(disk.folder))
-    store = open_utxo(disk, config)
-    changes = open_changes(disk, config)
-    lives = open_lives(store, config, changes)
-    chain = Chain(store, windows(config), config.utxo.prune_batch_size, lives, changes)
+    chain = open_chain(disk, config)
     if chain.lives:
         chain.lives.wake(chain.height)
     return Turns(chain, config.pruner.enabled)

@@ -15,8 +15,10 @@ import structlog
 
 from config.settings import Config
 from handlers.addresses import codec
+from handlers.chain import Chain
 from handlers.change_log import ChangeLog
 from handlers.desk import Rules
+from handlers.history_chain import HistoryChain
 from handlers.lives import Lives
 from handlers.query import Query
 from handlers.records import RecordWriter
@@ -27,6 +29,8 @@ from storage.buried import BuriedStore
 from storage.change_log import Retention
 from storage.disk import Disk
 from storage.errors import SnapshotExpired
+from storage.history.layout import TABLES as HISTORY_TABLES
+from storage.history.store import HistoryStore
 from storage.indexes import CARDANO_ONLY
 from storage.indexes import TABLES as INDEXES
 from storage.jobs import TABLES as JOB_TABLES
@@ -38,7 +42,7 @@ from storage.utxo import UtxoStore
 
 log = structlog.get_logger("store")
 
-TABLES = (*UTXO_TABLES, *TX_TABLES, *JOB_TABLES)
+TABLES = (*UTXO_TABLES, *HISTORY_TABLES, *TX_TABLES, *JOB_TABLES)
 _LOOK_EVERY_S = 0.5
 _BLOB_CACHE = 64 << 20  # bytes of blobs that are kept in memory
 
@@ -98,6 +102,17 @@ def open_query(config: Config) -> Iterator[Query]:
         store = UtxoStore(disk)
         store.check_format(chain_name(config))
         yield Query(store, codec(config.chain.family, config.chain.network), config.chain.family)
+
+
+def open_chain(disk: Disk, config: Config) -> Chain:
+    """Open the store for writing, made if it is not there, with the chain that it keeps."""
+    changes, reach = open_changes(disk, config), windows(config)
+    if config.utxo.store == "history":
+        history = HistoryStore(disk)
+        history.open(chain_name(config), wanted_indexes(config))
+        return HistoryChain(history, reach, config.utxo.prune_batch_size, changes)
+    store = open_utxo(disk, config)
+    return Chain(store, reach, config.utxo.prune_batch_size, open_lives(store, config, changes), changes)
 
 
 def open_utxo(disk: Disk, config: Config) -> UtxoStore:

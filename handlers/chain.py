@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from handlers import ledger, persisted
+from handlers import ledger, persisted, wire
 from handlers.batch import Batch, committed
 from handlers.change_log import ChangeLog
 from handlers.events import (
@@ -41,6 +41,8 @@ _ROLLBACK_ROWS = 250_000  # rows held in memory before a long rollback writes th
 
 class Chain:
     """The UTXO store and the blocks that wait to be committed to it, with the records of transactions if `lives`."""
+
+    decode = staticmethod(wire.decode)
 
     def __init__(
         self,
@@ -75,16 +77,22 @@ class Chain:
         """Take over what the store says beside its state."""
         mmr = self.store.mmr
         self.leaves = mmr.count(txn) if mmr else None  # from then on with those of the blocks that wait
-        self._prunable = prunable(self.store, txn, self.windows)
+        self._prunable = self._due(txn)
         self.view = self._reach().view(txn)
         self._highest = max((point.height for point in self.view.points), default=0)
+
+    def _due(self, txn: Txn) -> frozenset[Part]:
+        return prunable(self.store, txn, self.windows)
 
     @staticmethod
     def _persisted_upto(state: State, tip: Point | None) -> State:
         return msgspec.structs.replace(state, persisted=persisted.kept(state.persisted, tip))
 
     def _reach(self) -> Reach:
-        return Reach(self.store, self.windows, self.state)
+        return self._reach_of(self.state)
+
+    def _reach_of(self, state: State) -> Reach:
+        return Reach(self.store, self.windows, state)
 
     def take_facts(self) -> list[Fact]:
         """Return what has become durable since the last call."""
@@ -159,13 +167,21 @@ class Chain:
         with self.store.disk.read() as txn:
             return self.store.ordinal_of(txn, block_hash)
 
+    def _waiting_blocks(self) -> ChangeSet:
+        """Return the rows of the blocks that wait for the commit."""
+        return self.batch.change
+
     def _count(self, block: BlockApplied, connected: ledger.Connected, network_height: int | None) -> None:
         point, fact = block.point, committed(block, connected)
         self.batch.facts.append(fact)
         self.batch.steps.append(lambda _: self.changes.tell(fact))
         if connected.missing:
             self.batch.missing.append((point, connected.missing))
-        self._highest = max(self._highest, point.height)  # heights may fall, and then say nothing about the depth
+        self._see_depth(point.height, network_height)
+
+    def _see_depth(self, height: int, network_height: int | None) -> None:
+        """Note whether a block lies deeper below the network's tip than any window."""
+        self._highest = max(self._highest, height)  # heights may fall, and then say nothing about the depth
         far = network_height is not None and network_height - self._highest > self.windows.keep_undo
         self.batch.deep &= far and self.store.mmr is None  # there every output has a leaf, live or not
 
@@ -263,7 +279,7 @@ class Chain:
         gone = prune(self.store, txn, self.windows, budget, *parts)
         state = self.store.state(txn)
         if gone:
-            self.changes.tell(Reach(self.store, self.windows, state).pruned(txn, gone))
+            self.changes.tell(self._reach_of(state).pruned(txn, gone))
         return state, gone
 
     def due_for_pruning(self, *parts: Part) -> bool:
@@ -271,7 +287,7 @@ class Chain:
         there = self._prunable.intersection(parts or PARTS)
         return self.may_prune and any(self._nothing_at.get(part) != self.state for part in there)
 
-    def _write(self, work: Callable[[Txn], tuple[State, Gone]]) -> tuple[State, Gone]:
+    def _write(self, work: Callable[[Txn], _T]) -> _T:
         try:
             done = self.changes.write(work)
         except StoreFull:
@@ -364,7 +380,8 @@ class Chain:
             Refused: `gap` or `unknown_point`: it is not a block of our chain.
         """
         with self.store.disk.read() as txn:
-            persisted.check(event, self.tip, persisted.Blocks(self.store, txn, self.batch.change, self.state.tip))
+            blocks = persisted.Blocks(self.store, txn, self._waiting_blocks(), self.state.tip)
+            persisted.check(event, self.tip, blocks)
         if self.state.persisted is not None and event.height <= self.state.persisted:
             return False
         self.state = msgspec.structs.replace(self.state, persisted=event.height)
@@ -384,6 +401,11 @@ class Chain:
             return False
         if seeded is not None or self.state.tip != 0:
             raise Refused("fork", "genesis outputs can be seeded on an empty store only, and once", tip=self.tip)
+        self._settle(self._seed(event, digest))
+        return True
+
+    def _seed(self, event: GenesisOutputs, digest: bytes) -> State:
+        """Store what exists before the first block; return the new state."""
         try:
             change = ledger.seed(event.outputs)
         except ValueError as error:
@@ -393,6 +415,4 @@ class Chain:
             self.store.put_genesis(txn, digest)
             return self.store.write(txn, change, self.state), Gone()
 
-        state, _ = self._write(work)
-        self._settle(state)
-        return True
+        return self._write(work)[0]

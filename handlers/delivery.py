@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -10,6 +10,8 @@ from msgspec import Struct
 from handlers import wire
 from handlers.events import Ack, AckStatus, Error, Inbound, Point
 from handlers.refusal import Refusal
+
+Decode = Callable[[bytes | bytearray, wire.Encoding], Inbound]
 
 
 class Gap(Protocol):
@@ -50,13 +52,13 @@ class Delivery(Struct, frozen=True):
     sender: Sender
     refused: Refusal | None = None
 
-    def event(self) -> Inbound:
+    def event(self, decode: Decode = wire.decode) -> Inbound:
         """Return the message.
 
         Raises:
             Refused: it is none.
         """
-        return wire.decode(self.raw, self.encoding)
+        return decode(self.raw, self.encoding)
 
     def seq(self) -> int | None:
         """Return the sender's own number of a message that could not be decoded whole."""

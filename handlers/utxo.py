@@ -143,7 +143,7 @@ class Turns:
             self._waiting.append((delivery, None, [*refuse(delivery, delivery.seq(), delivery.refused)]))
             return
         try:
-            event = delivery.event()
+            event = delivery.event(self.chain.decode)
             seq = event.seq
             if isinstance(event, orders.MESSAGES):
                 self._waiting.append((delivery, seq, self._order(delivery, event)))

@@ -21,11 +21,14 @@ from model import Model
 from handlers.addresses import codec
 from handlers.chain import Chain
 from handlers.events import BlockApplied, GenesisOutput, GenesisOutputs, OutPoint, Output, Rollback, RollbackPoint, Tx
+from handlers.history_chain import HistoryChain
 from handlers.records import RecordWriter
 from handlers.refusal import Refusal, Refused
 from handlers.scribe import Scribe
 from storage import keys
 from storage.disk import GIB, Disk
+from storage.history.layout import TABLES as HISTORY_TABLES
+from storage.history.store import HistoryStore
 from storage.indexes import TABLES as INDEXES
 from storage.prune import Windows
 from storage.rows import SPENT, Body, body_of, unpack
@@ -281,18 +284,24 @@ def open_chain(folder: Path, **options: Unpack[Options]) -> Iterator[Chain]:
     """Open the store in `folder` with every index, windows of ten blocks, and pruning off unless told."""
     with Disk(
         folder,
-        TABLES,
+        (*TABLES, *HISTORY_TABLES),
         map_size=options.get("map_size", GIB),
         max_map_size=options.get("max_map_size", 2 * GIB),
         durable=options.get("durable", False),
     ) as disk:
-        store = UtxoStore(disk, LEAVES)
-        wanted = options.get("indexes", tuple(INDEXES))
-        store.open(options.get("chain", "cardano/mainnet"), wanted, options.get("store", "classic"))
+        wanted, name = options.get("indexes", tuple(INDEXES)), options.get("chain", "cardano/mainnet")
         windows = Windows(
             options.get("prune_depth", 10), options.get("rollback_window", 10), options.get("self_contained", False)
         )
-        chain = Chain(store, windows, options.get("prune_batch_size", 1000))
+        batch, kind = options.get("prune_batch_size", 1000), options.get("store", "classic")
+        if kind == "history":
+            history = HistoryStore(disk)
+            history.open(name, wanted)
+            chain: Chain = HistoryChain(history, windows, batch)
+        else:
+            store = UtxoStore(disk, LEAVES)
+            store.open(name, wanted, kind)
+            chain = Chain(store, windows, batch)
         chain.may_prune = options.get("may_prune", False)
         yield chain
 

@@ -127,7 +127,7 @@ class Story(RuleBasedStateMachine):
             store=self.store,
         )
         self.exact = prune_batch_size == 1000  # a step prunes all there is
-        self.model = Model(prune_depth, rollback_window, elides=self.store == "classic")
+        self.model = Model(prune_depth, rollback_window, elides=self.store != "mmr")
         self.forgotten = 0  # the lowest floor that there can be: below it the way back is certainly gone
         self.chain = self.open.enter_context(open_chain(self.folder, **self.options))
         MET.meet("self-contained undo" if self_contained else "compact undo")
@@ -411,10 +411,10 @@ class Story(RuleBasedStateMachine):
     @invariant()
     def equals_the_model(self) -> None:
         model, chain, view = self.model, self.chain, self.chain.view
-        assert bodies(chain.store) == {point: body(coin) for point, coin in model.stored.coins.items()}
+        assert self.bodies() == {point: body(coin) for point, coin in model.stored.coins.items()}
         for index in EVERY_INDEX:
             expected = model.found(index) if index in self.options["indexes"] else {}
-            assert whole_index(chain.store, index, expected) == expected, index
+            assert self.whole_index(index, expected) == expected, index
         assert chain.tip == model.now.point
         assert (view.tip, view.blocks) == (model.stored.point, model.committed)
         assert view.unspent == len(model.stored.coins)
@@ -433,6 +433,12 @@ class Story(RuleBasedStateMachine):
         assert set(offered) <= set(range(max(floor, 1), model.committed + 1))
         assert set(offered) >= {model.committed, max(floor, 1)} - {0} or model.committed == 0
 
+    def bodies(self) -> dict[OutPoint, Body]:
+        return bodies(self.chain.store)
+
+    def whole_index(self, index: str, expected: Index) -> Index:
+        return whole_index(self.chain.store, index, expected)
+
     @invariant()
     def hangs_together(self) -> None:
         whole(self.chain.store)
@@ -447,6 +453,10 @@ class Story(RuleBasedStateMachine):
         floor = block(model.now.block)
         feed(self.chain, floor, block(floor))
         prune_all(self.chain)
+        self.nothing_else_is_kept()
+
+    def nothing_else_is_kept(self) -> None:
+        model = self.model
         tables, kept = dump(self.chain.store), {u32(model.committed + 1), u32(model.committed + 2)}
         places = {position(*coin.place[:2]): point[0] for point, coin in model.now.coins.items()}
         assert {key[:8] for key in tables["utxo_output"]} == set(places)

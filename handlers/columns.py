@@ -11,13 +11,13 @@ from operator import attrgetter
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from bench.history.bits import Flags, Numbers
-from handlers.events import BlockApplied, Hash32, OutPoint, Output, Tx
+from handlers import wire
+from handlers.events import BlockApplied, GenesisOutputs, Hash32, Inbound, OutPoint, Output, Tx
+from storage.history.batch import Columns
+from storage.history.layout import Bytes, Extra, Flags, Numbers, Words, words
+from storage.rows import TxFlag
 
-Bytes = npt.NDArray[np.uint8]
-Words = npt.NDArray[np.uint64]  # 32-byte digests, four words each
 _EMPTY = msgspec.Raw(b"\x90")
 
 
@@ -44,18 +44,15 @@ class RawBlock(BlockApplied, frozen=True, tag="BlockApplied", dict=True):
 _decode = msgspec.msgpack.Decoder(RawBlock).decode
 
 
-class Columns(msgspec.Struct, gc=False):
-    """One block's transactions, inputs and outputs, in block order."""
+def decode(raw: bytes | bytearray, encoding: wire.Encoding) -> Inbound:
+    """Return a message; the transactions of an ordinary block in a frame are left as columns.
 
-    txids: Words
-    outputs_of: Numbers  # how many outputs each transaction counts
-    previous: Words  # of each input, what it spends from
-    index: Numbers
-    inputs_of: Numbers
-    addresses: list[bytes]  # of each output
-    values: Words
-    spendable: Flags
-    extra: dict[int, bytes]  # what else an output has, by its place in the block
+    Raises:
+        Refused: it is none.
+    """
+    if encoding == "frames" and wire.peek(raw, encoding) == "BlockApplied" and (block := read(raw)) is not None:
+        return block
+    return wire.decode(raw, encoding)
 
 
 def read(frame: bytes | bytearray) -> RawBlock | None:
@@ -72,7 +69,8 @@ def read(frame: bytes | bytearray) -> RawBlock | None:
     if inputs is None or outputs is None:
         return None
     txids = words(b"".join(map(attrgetter("txid"), txs)))
-    block.__dict__["columns"] = Columns(txids, outputs[0], inputs[1], inputs[2], inputs[0], *outputs[1:], {})
+    flags = np.fromiter(map(attrgetter("coinbase"), txs), np.uint8, len(txs)) * np.uint8(TxFlag.COINBASE)
+    block.__dict__["columns"] = Columns(txids, flags, outputs[0], inputs[1], inputs[2], inputs[0], *outputs[1:], {})
     return block
 
 
@@ -83,37 +81,85 @@ def columns(block: BlockApplied) -> Columns:
         return made
     txs = block.txs
     spends = [tx.inputs if tx.valid else tx.collateral for tx in txs]
-    makes = [tx.outputs if tx.valid else _failed(tx) for tx in txs]
-    outputs = list(chain.from_iterable(makes))
+    return _columns([tx.txid for tx in txs], _flags(txs), spends, list(map(_made, txs)))
+
+
+def genesis_columns(event: GenesisOutputs) -> Columns:
+    """Return what exists before the first block as columns: outputs that are not listed are not spendable.
+
+    Raises:
+        ValueError: an outpoint is listed twice, or an index is too large; it names the place.
+    """
+    txs = dict[bytes, dict[int, Output]]()
+    for n, each in enumerate(event.outputs):
+        name = f"$.outputs[{n}]: {each.txid.hex()}#{each.index}"
+        if each.index in txs.setdefault(each.txid, {}):
+            raise ValueError(f"{name} is listed twice")
+        if each.index > _MOST_GENESIS:
+            raise ValueError(f"{name}: the index is larger than {_MOST_GENESIS}")
+        txs[each.txid][each.index] = each.output
+    kept = {txid: outputs for txid, outputs in txs.items() if any(each.spendable for each in outputs.values())}
+    nothing = Output(b"", 0, spendable=False)
+    makes = [[outputs.get(index, nothing) for index in range(max(outputs) + 1)] for outputs in kept.values()]
+    return _columns(list(kept), np.zeros(len(kept), np.uint8), [[] for _ in kept], [(made, None) for made in makes])
+
+
+_MOST_GENESIS = 1 << 20
+_Made = tuple[list[Output], int | None]  # outputs, and which of them is a collateral return
+
+
+def _columns(txids: list[bytes], flags: Bytes, spends: list[list[OutPoint]], makes: list[_Made]) -> Columns:
+    outputs = list(chain.from_iterable([made for made, _ in makes]))
     inputs: list[OutPoint] = list(chain.from_iterable(spends))
+    counts = np.array([len(made) for made, _ in makes], np.int64)
+    starts = (np.cumsum(counts) - counts).tolist()
+    returns = {start + at for start, (_, at) in zip(starts, makes, strict=True) if at is not None}
     return Columns(
-        txids=words(b"".join([tx.txid for tx in txs])),
-        outputs_of=np.array(list(map(len, makes)), np.int64),
+        txids=words(b"".join(txids)),
+        flags=flags,
+        outputs_of=counts,
         previous=words(b"".join([txid for txid, _ in inputs])),
         index=np.array([index for _, index in inputs], np.int64),
         inputs_of=np.array(list(map(len, spends)), np.int64),
         addresses=[output.address for output in outputs],
         values=np.array([output.value for output in outputs], np.uint64),
         spendable=np.array([output.spendable for output in outputs], np.bool_),
-        extra=_extra(outputs),
+        extra=_extra(outputs, returns),
     )
 
 
-def _failed(tx: Tx) -> list[Output]:
-    """Return what a transaction that failed phase 2 counts: its outputs never live, its collateral return does."""
-    returned = [] if tx.collateral_return is None else [tx.collateral_return]
-    return [msgspec.structs.replace(output, spendable=False) for output in tx.outputs] + returned
+def _flags(txs: list[Tx]) -> Bytes:
+    found = bytearray()
+    for tx in txs:
+        flags = TxFlag.COINBASE if tx.coinbase else 0
+        if not tx.valid:
+            flags |= TxFlag.INVALID | (TxFlag.COLLATERAL_RETURN if tx.collateral_return is not None else 0)
+        found.append(flags)
+    return np.frombuffer(bytes(found), np.uint8)
 
 
-def words(raw: bytes) -> Words:
-    """Return digests of 32 bytes as words."""
-    return np.frombuffer(raw, "<u8").reshape(-1, 4)
+def _made(tx: Tx) -> _Made:
+    """Return the outputs that a transaction counts: of one that failed only the collateral return is spendable."""
+    if tx.valid:
+        return tx.outputs, None
+    outputs = [msgspec.structs.replace(output, spendable=False) for output in tx.outputs]
+    if tx.collateral_return is None:
+        return outputs, None
+    return [*outputs, msgspec.structs.replace(tx.collateral_return, spendable=True)], len(outputs)
 
 
-def _extra(outputs: list[Output]) -> dict[int, bytes]:
-    plain = attrgetter("assets", "datum_hash", "inline_datum", "script_ref", "script_ref_hash")
-    rest = enumerate(map(plain, outputs))
-    return {place: msgspec.msgpack.encode(fields) for place, fields in rest if any(fields)}
+def _extra(outputs: list[Output], returns: set[int]) -> dict[int, bytes]:
+    extra = dict[int, bytes]()
+    for place, (assets, *others) in enumerate(map(_BESIDE, outputs)):
+        if assets or others != _NOTHING or place in returns:
+            extra[place] = msgspec.msgpack.encode(
+                Extra(assets, others[0], others[1], others[2], others[3], place in returns)
+            )
+    return extra
+
+
+_BESIDE = attrgetter("assets", "datum_hash", "inline_datum", "script_ref", "script_ref_hash")
+_NOTHING = [None, None, None]
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------

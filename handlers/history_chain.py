@@ -1,0 +1,199 @@
+"""The chain over a history: blocks wait as columns, and one commit resolves and writes all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import msgspec
+
+from handlers import columns
+from handlers.chain import Chain
+from handlers.change_log import ChangeLog
+from handlers.events import BlockApplied, BlockCommitted, GenesisOutputs, Point
+from handlers.refusal import Refused
+from storage import keys
+from storage.change import ChangeSet
+from storage.disk import Txn
+from storage.history.batch import Done, Waiting
+from storage.history.layout import HistoryState
+from storage.history.store import HistoryStore
+from storage.prune import Gone, Part, Windows
+from storage.rows import BlockRow, State, pack
+from storage.utxo import UtxoStore
+
+_T = TypeVar("_T")
+
+
+class HistoryChain(Chain):
+    """The history and the blocks that wait to be committed to it. It has no records of transactions."""
+
+    decode = staticmethod(columns.decode)
+
+    def __init__(
+        self, store: HistoryStore, windows: Windows, prune_batch_size: int, changes: ChangeLog | None = None
+    ) -> None:
+        self.history = store.history
+        self._waiting: list[Waiting] = []
+        self._ordinals: dict[bytes, int] = {}  # of the blocks that wait, by hash
+        self._rows = store
+        super().__init__(cast("UtxoStore", store), windows, prune_batch_size, None, changes)
+
+    def _reload(self) -> None:
+        with self._rows.disk.read() as txn:
+            self.history.load(txn)
+        self._forget_waiting()
+        super()._reload()
+
+    def _forget_waiting(self) -> None:
+        self._waiting, self._ordinals = [], {}
+
+    def _due(self, txn: Txn) -> frozenset[Part]:
+        state = self._rows.state(txn)
+        return frozenset({"undo"} if state.floor + 1 < self._undo_limit(state) else ())
+
+    def _undo_limit(self, state: HistoryState) -> int:
+        """Return the lowest block that keeps its undo log."""
+        return max(state.tip - self.windows.keep_undo, state.floor + 1)
+
+    # --- blocks --------------------------------------------------------------------------------------------------
+
+    def apply(self, block: BlockApplied, network_height: int | None) -> bool:
+        """Let a block wait for the commit; return False when it is known already and nothing changes.
+
+        Raises:
+            Refused: `gap` or `fork`: it does not follow the tip.
+        """
+        if not self._follows(block):
+            return False
+        point = block.point
+        self._waiting.append(
+            Waiting(
+                point.height,
+                point.slot,
+                point.hash,
+                block.time,
+                block.epoch,
+                block.size,
+                block.prev_hash,
+                block.header,
+                columns.columns(block),
+            )
+        )
+        self._see_depth(point.height, network_height)
+        self.state = msgspec.structs.replace(self.state, tip=self.state.tip + 1)
+        self._ordinals[point.hash] = self.state.tip
+        self.tip = point
+        return True
+
+    def _ordinal_of(self, block_hash: bytes) -> int | None:
+        if (waiting := self._ordinals.get(block_hash)) is not None:
+            return waiting
+        with self._rows.disk.read() as txn:
+            return self._rows.ordinal_of(txn, block_hash)
+
+    def _waiting_blocks(self) -> ChangeSet:
+        change, first = ChangeSet(), self.state.tip + 1 - len(self._waiting)
+        for ordinal, each in enumerate(self._waiting, first):
+            row = BlockRow(each.height, each.slot, each.hash, each.time, each.epoch)
+            change.blocks.after[keys.u32(ordinal)] = pack(row)
+            change.hashes.after[each.hash] = keys.u32(ordinal)
+        return change
+
+    # --- commits -------------------------------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        """Make everything that waits durable in one transaction, and keep house for so many blocks.
+
+        Raises:
+            StoreFull: nothing that waited was stored, and it waits no longer.
+        """
+        waiting, deep = self._waiting, self.batch.deep
+        with self._rows.disk.read() as txn:
+            if not waiting and cast("State", self._rows.state(txn)) == self.state:
+                return
+        persisted, done = self.state.persisted, list[Done]()
+
+        def work(txn: Txn) -> tuple[State, Gone]:
+            done[:] = self.history.apply(txn, waiting, deep=deep) if waiting else []
+            for block, each in zip(waiting, done, strict=True):
+                self.changes.tell(_committed(block, each))
+            self.history.state.persisted = persisted
+            budget = self.prune_batch_size * max(len(waiting), 1) if self.may_prune else 0
+            return self._prune(txn, budget, blocks=len(waiting))
+
+        state, _ = self._write(work)
+        points = zip(waiting, done, strict=True)
+        self.missing += [(Point(b.height, b.slot, b.hash), each.missing) for b, each in points if each.missing]
+        self._settle(state)
+
+    def _prune(self, txn: Txn, budget: int, *parts: Part, blocks: int = 1) -> tuple[State, Gone]:
+        """Delete what no rollback can reach, and keep house for so many blocks."""
+        history, gone = self.history, Gone()
+        if budget and "undo" in (parts or ("undo",)):
+            spends, logs = history.forget(txn, self._undo_limit(history.state), budget)
+            gone = Gone(spent_outputs=spends, undo_records=logs)
+        gone = gone._replace(transactions=history.keep_house(txn, blocks))
+        history.save(txn)
+        state = cast("State", msgspec.structs.replace(history.state))
+        if gone:
+            self.changes.tell(self._reach_of(state).pruned(txn, gone))
+        return state, gone
+
+    def _write(self, work: Callable[[Txn], _T]) -> _T:
+        """Run what writes the history; from what is on disk when it has to run again, or failed."""
+        again = False
+
+        def whole(txn: Txn) -> _T:
+            nonlocal again
+            if again:
+                self.history.load(txn)
+            again = True
+            return work(txn)
+
+        return super()._write(whole)
+
+    def _settle(self, state: State) -> None:
+        self._forget_waiting()
+        super()._settle(state)
+
+    def touch(self) -> None:
+        """Take a turn at the disk that changes nothing."""
+        self._rows.disk.write(self.history.save)
+
+    # --- the way back, and the beginning -------------------------------------------------------------------------
+
+    def _take_back(self, txn: Txn, target: int) -> State:
+        self.history.rollback(txn, target)
+        tip = self._reach_of(cast("State", self.history.state)).point(txn, target)
+        self.history.state.persisted = self._persisted_upto(self.state, tip).persisted
+        self.history.save(txn)
+        return cast("State", msgspec.structs.replace(self.history.state))
+
+    def _seed(self, event: GenesisOutputs, digest: bytes) -> State:
+        try:
+            made = columns.genesis_columns(event)
+        except ValueError as error:
+            raise Refused("malformed", str(error)) from error
+        genesis = Waiting(0, 0, bytes(32), None, None, None, None, None, made)
+
+        def work(txn: Txn) -> tuple[State, Gone]:
+            self._rows.put_genesis(txn, digest)
+            self.history.seed(txn, genesis)
+            self.history.save(txn)
+            return cast("State", msgspec.structs.replace(self.history.state)), Gone()
+
+        return self._write(work)[0]
+
+
+def _committed(block: Waiting, done: Done) -> BlockCommitted:
+    """Return the fact that a block was committed."""
+    return BlockCommitted(
+        height=block.height,
+        slot=block.slot,
+        hash=block.hash,
+        txs=done.txs,
+        created=done.created,
+        spent=done.spent,
+        missing_inputs=len(done.missing),
+    )

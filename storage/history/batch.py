@@ -1,0 +1,213 @@
+"""Blocks that wait, joined to columns with numbers, and the pure rule: what each input of them spends.
+
+Order counts: an output may be created and spent in one batch and is then never live. The first of several inputs that
+name one output spends it. A transaction with the id of an earlier one replaces it: what is live of that one is spent,
+behind the last input of the later one.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from storage.history.layout import REPLACED, Bytes, Flags, Numbers, Words
+
+OutPoint = tuple[bytes, int]
+
+
+class Columns(msgspec.Struct, gc=False):
+    """One block's transactions, inputs and outputs, in block order.
+
+    A transaction that failed has its collateral as inputs, and no output is spendable but its collateral return.
+    """
+
+    txids: Words
+    flags: Bytes  # `TxFlag` of each transaction
+    outputs_of: Numbers  # how many outputs each transaction counts
+    previous: Words  # of each input, the transaction that it spends from
+    index: Numbers
+    inputs_of: Numbers
+    addresses: list[bytes]  # of each output
+    values: Words
+    spendable: Flags
+    extra: dict[int, bytes]  # what else an output has, by its place in the block
+
+
+class Waiting(msgspec.Struct, gc=False):
+    """A block that waits for the commit."""
+
+    height: int
+    slot: int
+    hash: bytes
+    time: int | None
+    epoch: int | None
+    size: int | None
+    previous: bytes | None
+    header: bytes | None
+    columns: Columns
+
+
+class Done(NamedTuple):
+    """What a commit did to one block."""
+
+    txs: int
+    created: int
+    spent: int
+    missing: list[OutPoint]
+
+
+class Spends(NamedTuple):
+    """What a batch spends, in the order of spending: output numbers, who, and by which of its inputs."""
+
+    numbers: Numbers
+    spender: Numbers  # transactions of the batch
+    input: Numbers
+    missing: Numbers  # the inputs that spend nothing
+
+
+class Batch:
+    """Blocks joined to columns, with their numbers. Transactions count from the first of the batch."""
+
+    def __init__(self, blocks: list[Waiting], first: int) -> None:
+        cols = [waiting.columns for waiting in blocks]
+        self.blocks, self.first_number = blocks, first
+        self.txids = np.concatenate([each.txids for each in cols])
+        self.flags = np.concatenate([each.flags for each in cols])
+        self.txs_of = np.array([len(each.txids) for each in cols], np.int64)
+        self.tx_ends = np.cumsum(self.txs_of)
+        self.outputs_of = np.concatenate([each.outputs_of for each in cols])
+        taken = np.maximum(self.outputs_of, 1)  # a transaction without outputs has a number all the same
+        ends = np.cumsum(taken)
+        self.first = first + ends - taken
+        self.next_number = first + int(ends[-1]) if len(ends) else first
+        self.starts = np.cumsum(self.outputs_of) - self.outputs_of  # of each transaction's outputs in the columns
+        self.numbers = np.arange(int(self.outputs_of.sum())) + np.repeat(self.first - self.starts, self.outputs_of)
+        self.addresses = list(chain.from_iterable([each.addresses for each in cols]))
+        self.outputs_in = np.array([len(each.addresses) for each in cols], np.int64)
+        self.values = np.concatenate([each.values for each in cols])
+        self.spendable = np.concatenate([each.spendable for each in cols])
+        bases = zip((np.cumsum(self.outputs_in) - self.outputs_in).tolist(), cols, strict=True)
+        self.extra = {base + at: raw for base, each in bases for at, raw in each.extra.items()}
+        self.previous = np.concatenate([each.previous for each in cols])
+        self.index = np.concatenate([each.index for each in cols])
+        inputs_of = np.concatenate([each.inputs_of for each in cols])
+        self.spender = np.repeat(np.arange(len(inputs_of)), inputs_of)
+        self.input = np.arange(len(self.spender)) - np.repeat(np.cumsum(inputs_of) - inputs_of, inputs_of)
+        self.input_ends = np.cumsum([len(each.previous) for each in cols])
+
+    def block_firsts(self) -> Numbers:
+        """Return the number at which each block begins, and the one at which the next block will."""
+        bounds = np.append(self.first, self.next_number)
+        return bounds[np.concatenate(([0], self.tx_ends))]
+
+    # --- what an input spends ------------------------------------------------------------------------------------
+
+    def local(self, own: Words, wanted: Words) -> Numbers:
+        """Return which earlier transaction of the batch each input spends from, -1 for none."""
+        order = np.argsort(own, kind="stable")
+        own = own[order]
+        at = np.searchsorted(own, wanted, "right") - 1  # the latest of several
+        if len(own) == 0:
+            return np.full(len(wanted), -1, np.int64)
+        found = np.where((at >= 0) & (own[at] == wanted), order[at], -1)
+        repeated = np.unique(own[1:][own[1:] == own[:-1]])
+        for n in np.flatnonzero(np.isin(wanted, repeated)).tolist() if len(repeated) else ():
+            low, high = np.searchsorted(own, wanted[n], "left"), np.searchsorted(own, wanted[n], "right")
+            same = [tx for tx in order[low:high].tolist() if (self.txids[tx] == self.previous[n]).all()]
+            found[n] = max((tx for tx in same if tx < self.spender[n]), default=-1)
+        found[(self.txids[found] != self.previous).any(axis=1)] = -1
+        found[found >= self.spender] = -1
+        return found
+
+    def repeats(self, own: Words) -> list[tuple[int, int]]:
+        """Return pairs of transactions of the batch with one id: each with the next one."""
+        order = np.argsort(own, kind="stable")
+        if not np.any(own[order[1:]] == own[order[:-1]]):
+            return []
+        last, pairs = dict[bytes, int](), list[tuple[int, int]]()
+        for tx in range(len(self.txids)):
+            txid = self.txids[tx].tobytes()
+            if txid in last:
+                pairs.append((last[txid], tx))
+            last[txid] = tx
+        return pairs
+
+    def inside(self, local: Numbers) -> Numbers:
+        """Return the output of the batch that each input names, -1 where there is none that can be spent."""
+        numbers = np.full(len(local), -1, np.int64)
+        there = np.flatnonzero(local >= 0)
+        txs = local[there]
+        good = self.index[there] < self.outputs_of[txs]
+        there, txs = there[good], txs[good]
+        good = self.spendable[self.starts[txs] + self.index[there]]
+        numbers[there[good]] = (self.first[txs] + self.index[there])[good]
+        return numbers
+
+    def replaced(self, own: Words) -> tuple[Numbers, Numbers]:
+        """Return the outputs of the batch that leave with transactions whose id is used again in it, and by which."""
+        numbers, by = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for before, tx in self._repeats(own):
+            start = int(self.starts[before])
+            kept = np.flatnonzero(self.spendable[start : start + int(self.outputs_of[before])])
+            numbers.append(self.first[before] + kept)
+            by.append(np.full(len(kept), tx))
+        return np.concatenate(numbers), np.concatenate(by)
+
+    def _repeats(self, own: Words) -> list[tuple[int, int]]:
+        """Return pairs of transactions of the batch with one id: each with the next one."""
+        order = np.argsort(own, kind="stable")
+        if not np.any(own[order[1:]] == own[order[:-1]]):
+            return []
+        last, pairs = dict[bytes, int](), list[tuple[int, int]]()
+        for tx in range(len(self.txids)):
+            txid = self.txids[tx].tobytes()
+            if txid in last:
+                pairs.append((last[txid], tx))
+            last[txid] = tx
+        return pairs
+
+    def spends(self, numbers: Numbers, replaced: tuple[Numbers, Numbers]) -> Spends:
+        """Return what is spent, given the output that each input names, -1 for none.
+
+        `replaced` are outputs that leave with their transaction, and which transactions take its id.
+        """
+        spender, inputs = self.spender, self.input
+        real, (gone, by) = np.ones(len(numbers), np.bool_), replaced
+        if len(gone):
+            spender = np.concatenate((spender, by))
+            behind = np.concatenate((np.zeros(len(numbers), np.int64), np.ones(len(by), np.int64)))
+            order = np.argsort(spender * 2 + behind, kind="stable")
+            spender, real = spender[order], (behind == 0)[order]
+            inputs = np.concatenate((inputs, np.full(len(by), REPLACED)))[order]
+            numbers = np.concatenate((numbers, gone))[order]
+        valid = np.flatnonzero(numbers >= 0)
+        chosen, at = np.unique(numbers[valid], return_index=True)
+        first = valid[at]
+        missing = real.copy()
+        missing[first] = False
+        if len(valid) > len(first):  # what a transaction lists twice is spent once
+            winner = first[np.searchsorted(chosen, numbers[valid])]
+            missing[valid[spender[winner] == spender[valid]]] = False
+        first.sort()
+        return Spends(numbers[first], spender[first], inputs[first], np.flatnonzero(missing[real]))
+
+    # --- what is told --------------------------------------------------------------------------------------------
+
+    def block_of(self, txs: Numbers) -> Numbers:
+        """Return in which block of the batch transactions are."""
+        return np.searchsorted(self.tx_ends, txs, "right")
+
+    def done(self, spends: Spends) -> list[Done]:
+        """Return what was done to each block."""
+        spent = np.bincount(self.block_of(spends.spender), minlength=len(self.blocks))
+        ends = np.cumsum(self.outputs_in)
+        created = np.diff(np.concatenate(([0], np.concatenate(([0], np.cumsum(self.spendable)))[ends])))
+        missing: list[list[OutPoint]] = [[] for _ in self.blocks]
+        for at in spends.missing.tolist():
+            block = int(np.searchsorted(self.input_ends, at, "right"))
+            missing[block].append((self.previous[at].tobytes(), int(self.index[at])))
+        rows = zip(self.txs_of.tolist(), created.tolist(), spent.tolist(), missing, strict=True)
+        return [Done(*row) for row in rows]

@@ -1,0 +1,133 @@
+"""A bit for each output: 1 while it is unspent. In memory for the writer, in chunks of 1,024 on disk."""
+
+from __future__ import annotations
+
+import zlib
+from struct import Struct
+
+import numpy as np
+
+from storage.disk import Db, Txn
+from storage.errors import Damaged
+from storage.history.layout import Flags, Numbers
+
+CHUNK = 128  # bytes of a chunk; a checksum follows them on disk
+BITS = CHUNK * 8
+_KEY = Struct(">I")
+_MASKS = (1 << np.arange(8)).astype(np.uint8)
+
+
+class Bits:
+    """Which numbers are set. What changes is written by `flush`."""
+
+    def __init__(self, table: Db) -> None:
+        self._table = table
+        self._bytes = np.zeros(CHUNK, np.uint8)
+        self._touched: list[Numbers] = []
+
+    def load(self, txn: Txn) -> None:
+        """Read all chunks."""
+        cursor = txn.cursor(self._table)
+        if cursor.last():
+            self._reach((_KEY.unpack(cursor.key())[0] + 1) * BITS)
+        self._bytes[:] = 0
+        self._touched = []
+        for key, value in txn.cursor(self._table):
+            at = _KEY.unpack(key)[0] * CHUNK
+            self._bytes[at : at + CHUNK] = np.frombuffer(open_chunk(key, value), np.uint8)
+
+    def _reach(self, count: int) -> None:
+        wanted = -(-count // BITS) * CHUNK
+        if wanted > len(self._bytes):
+            grown = np.zeros(max(wanted, len(self._bytes) * 5 // 4 // CHUNK * CHUNK), np.uint8)
+            grown[: len(self._bytes)] = self._bytes
+            self._bytes = grown
+
+    def has(self, numbers: Numbers) -> Flags:
+        """Return which of these numbers are set."""
+        where = numbers >> 3
+        inside = where < len(self._bytes)
+        found = self._bytes[np.where(inside, where, 0)] & _MASKS[numbers & 7]
+        flags: Flags = inside & (found != 0)
+        return flags
+
+    def within(self, low: int, high: int) -> Flags:
+        """Return the flags of a range."""
+        self._reach(high)
+        first = low >> 3
+        flags = np.unpackbits(self._bytes[first : -(-high // 8)], bitorder="little")
+        return flags[low - first * 8 : high - first * 8].astype(np.bool_)
+
+    def set(self, numbers: Numbers) -> None:
+        """Set these numbers."""
+        if len(numbers):
+            self._reach(int(numbers.max()) + 1)
+            np.bitwise_or.at(self._bytes, numbers >> 3, _MASKS[numbers & 7])
+            self._touched.append(np.unique(numbers >> 10))
+
+    def clear(self, numbers: Numbers) -> None:
+        """Clear these numbers."""
+        if len(numbers):
+            np.bitwise_and.at(self._bytes, numbers >> 3, ~_MASKS[numbers & 7])
+            self._touched.append(np.unique(numbers >> 10))
+
+    def cut(self, low: int, high: int) -> int:
+        """Clear a range; return how many were set."""
+        there = low + np.flatnonzero(self.within(low, high))
+        self.clear(there)
+        return len(there)
+
+    def flush(self, txn: Txn) -> None:
+        """Write the chunks that have changed."""
+        if not self._touched:
+            return
+        chunks = np.unique(np.concatenate(self._touched)).tolist()
+        raw, pack = self._bytes.tobytes() if len(chunks) > 4096 else self._bytes, _KEY.pack
+        rows = ((chunk, bytes(raw[chunk * CHUNK : chunk * CHUNK + CHUNK])) for chunk in chunks)
+        txn.cursor(self._table).putmulti([(pack(chunk), _seal(bits)) for chunk, bits in rows])
+        self._touched = []
+
+
+class StoredBits:
+    """The same for a reader: chunks are read when they are asked for, and kept for as long as the snapshot."""
+
+    def __init__(self, txn: Txn, table: Db) -> None:
+        self._txn, self._table = txn, table
+        self._chunks: dict[int, bytes] = {}
+
+    def _chunk(self, chunk: int) -> bytes:
+        found = self._chunks.get(chunk)
+        if found is None:
+            key = _KEY.pack(chunk)
+            value = self._txn.get(key, db=self._table)
+            found = self._chunks[chunk] = bytes(CHUNK) if value is None else open_chunk(key, value)
+        return found
+
+    def is_set(self, number: int) -> bool:
+        """Return whether a number is set."""
+        chunk, bit = divmod(number, BITS)
+        return bool(self._chunk(chunk)[bit >> 3] & 1 << (bit & 7))
+
+    def has(self, numbers: Numbers) -> Flags:
+        """Return which of these numbers are set."""
+        if len(numbers) == 0:
+            return np.zeros(0, np.bool_)
+        chunks, which = np.unique(numbers >> 10, return_inverse=True)
+        raw = np.frombuffer(b"".join([self._chunk(chunk) for chunk in chunks.tolist()]), np.uint8)
+        flags: Flags = raw[which * CHUNK + ((numbers & (BITS - 1)) >> 3)] & _MASKS[numbers & 7] != 0
+        return flags
+
+
+def open_chunk(key: bytes, value: bytes) -> bytes:
+    """Return the bits of a chunk.
+
+    Raises:
+        Damaged: its checksum is another one.
+    """
+    if len(value) != CHUNK + 4 or zlib.crc32(value[:CHUNK]) != int.from_bytes(value[CHUNK:], "little"):
+        raise Damaged(f"chunk {_KEY.unpack(key)[0]} of the unspent bits does not have its checksum")
+    return value[:CHUNK]
+
+
+def _seal(chunk: bytes) -> bytes:
+    return chunk + zlib.crc32(chunk).to_bytes(4, "little")

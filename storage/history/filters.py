@@ -1,0 +1,109 @@
+"""A filter for each run of transaction ids: it tells of most ids that they are not in the run.
+
+A filter is an array of words, and an id has four bits in one of them. The word follows from the prefix so that words
+and prefixes have the same order: a merge, which meets prefixes in order, writes the words in order.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+import numpy as np
+
+from storage.disk import Db, Txn
+from storage.errors import Damaged
+from storage.history.layout import HEAD_BYTES, Flags, Words, check, delete_from, seal
+
+_BITS = 12  # for each entry: one answer of about fifty is wrong
+_PART = 2000  # words of a value
+_KEY = Struct(">II")
+_ONE = np.uint64(1)
+
+
+class Filter:
+    """The filter of one run, in memory for the writer."""
+
+    def __init__(self, run: int, room: int) -> None:
+        self.run = run
+        self._words = np.zeros(word_count(room), np.uint64)
+
+    def load(self, txn: Txn, table: Db) -> None:
+        """Read what is on disk."""
+        for part in range(-(-len(self._words) // _PART)):
+            value = txn.get(_KEY.pack(self.run, part), db=table)
+            if value is not None:  # of a merge in progress the last ones may not be there yet
+                words = np.frombuffer(value, "<u8", offset=HEAD_BYTES)
+                self._words[part * _PART : part * _PART + len(words)] = words
+
+    def add(self, txn: Txn, table: Db, prefixes: Words) -> None:
+        """Add prefixes, in order, and write the words that they change."""
+        if len(prefixes) == 0:
+            return
+        at, masks = _places(prefixes, len(self._words)), _masks(prefixes)
+        starts = np.flatnonzero(np.concatenate(([True], at[1:] != at[:-1])))
+        self._words[at[starts]] |= np.bitwise_or.reduceat(masks, starts)
+        for part in range(int(at[0]) // _PART, int(at[-1]) // _PART + 1):
+            words = self._words[part * _PART : part * _PART + _PART]
+            txn.put(_KEY.pack(self.run, part), seal(len(words), words.tobytes()), db=table)
+
+    def may_have(self, prefixes: Words) -> Flags:
+        """Return of which prefixes the run may have an entry."""
+        masks = _masks(prefixes)
+        flags: Flags = self._words[_places(prefixes, len(self._words))] & masks == masks
+        return flags
+
+
+def stored_may_have(txn: Txn, table: Db, run: int, room: int, prefix: int) -> bool:
+    """Return whether the run may have an entry of a prefix, for a reader.
+
+    Raises:
+        Damaged: the filter is not there.
+    """
+    at = (prefix >> 32) * word_count(room) >> 32
+    part, word = divmod(at, _PART)
+    value = txn.get(_KEY.pack(run, part), db=table)
+    if value is None or len(value) < HEAD_BYTES + word * 8 + 8:
+        raise Damaged(f"part {part} of the filter of run {run} is not there")
+    found = int.from_bytes(value[HEAD_BYTES + word * 8 : HEAD_BYTES + word * 8 + 8], "little")
+    mask = 0
+    for shift in (0, 6, 12, 18):
+        mask |= 1 << (prefix >> shift & 63)
+    return found & mask == mask
+
+
+def drop(txn: Txn, table: Db, run: int) -> None:
+    """Delete the filter of a run, if it has one."""
+    delete_from(txn, table, _KEY.pack(run, 0), lambda key: bool(_KEY.unpack(key)[0] == run))
+
+
+def check_all(txn: Txn, table: Db) -> None:
+    """Check every checksum.
+
+    Raises:
+        Damaged: one is another one.
+    """
+    for key, value in txn.cursor(table):
+        run, part = _KEY.unpack(key)
+        check(value, f"part {part} of the filter of run {run}")
+
+
+def runs(txn: Txn, table: Db) -> set[int]:
+    """Return the runs that have a filter."""
+    return {_KEY.unpack(key)[0] for key in txn.cursor(table).iternext(values=False)}
+
+
+def word_count(room: int) -> int:
+    """Return how many words a filter for so many entries has."""
+    return max(room * _BITS // 64, 1)
+
+
+def _places(prefixes: Words, count: int) -> Words:
+    places: Words = (prefixes >> np.uint64(32)) * np.uint64(count) >> np.uint64(32)
+    return places
+
+
+def _masks(prefixes: Words) -> Words:
+    masks = np.zeros(len(prefixes), np.uint64)
+    for shift in (0, 6, 12, 18):
+        masks |= _ONE << (prefixes >> np.uint64(shift) & np.uint64(63))
+    return masks

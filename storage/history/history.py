@@ -1,0 +1,346 @@
+"""The history's tables in the hands of the one thread that writes them: blocks in, numbers out, and the way back.
+
+Every output has a running number, and a transaction has that of its first output. A batch of blocks is resolved and
+written at once, with arrays: what each input spends, what lives. A spend is a bit that is cleared and a number in the
+undo log of its block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct as Packed
+
+import numpy as np
+
+from storage.disk import Db, Txn
+from storage.errors import Damaged
+from storage.history.batch import Batch, Done, Spends, Waiting
+from storage.history.bits import Bits
+from storage.history.layout import (
+    BLOCK,
+    ENTRY,
+    LIVE,
+    META,
+    OUTPUT,
+    OUTPUT_RECORD,
+    SPEND,
+    STATE,
+    TX,
+    TX_RECORD,
+    TXID_ENTRY,
+    UNDO,
+    Block,
+    Flags,
+    HistoryState,
+    Numbers,
+    Records,
+    Words,
+    delete_from,
+    outputs_in,
+    pack_counts,
+    prefixes,
+    seal,
+    seal_row,
+    stored_state,
+    words,
+)
+from storage.history.output_keys import RULES
+from storage.history.runs import Index
+from storage.history.stored import reachable, read_block, read_undo
+from storage.history.values import Values
+
+U32 = Packed(">I")
+UNDO_KEY = Packed(">II")
+UNDO_ENTRIES = 1000  # of a value
+MERGED = 30_000  # entries of each kind that are merged for each block
+_COLLECTED, _THINNED = 40, 40  # values for each block
+
+
+class History:
+    """The history on one LMDB environment; `indexes` are the kinds of index over outputs that it keeps."""
+
+    def __init__(self, tables: dict[str, Db], indexes: Sequence[str]) -> None:
+        self._tables, self._meta, self._block, self._undo = tables, tables[META], tables[BLOCK], tables[UNDO]
+        self.tx = Values(tables[TX], TX_RECORD, heap=False)
+        self.output = Values(tables[OUTPUT], OUTPUT_RECORD, heap=True)
+        self.live = Bits(tables[LIVE])
+        self.kinds = ("txid", "block", "spender", *indexes)
+        self.state = HistoryState([])
+
+    def load(self, txn: Txn) -> None:
+        """Take over what is on disk."""
+        self.state = stored_state(txn, self._meta)
+        self._keys = np.array(self.state.keys, np.uint64)
+        self.index = {kind: Index(self._tables, kind, self._next_run) for kind in self.kinds}
+        for index in self.index.values():
+            index.load(txn)
+        for table in (self.tx, self.output, self.live):
+            table.load(txn)
+
+    def save(self, txn: Txn) -> None:
+        """Write what has changed beside the values."""
+        self.live.flush(txn)
+        for index in self.index.values():
+            index.save(txn)
+        txn.put(STATE, seal_row(self.state), db=self._meta)
+
+    def _next_run(self) -> int:
+        self.state.next_run += 1
+        return self.state.next_run
+
+    def prefixes(self, digests: Words) -> Words:
+        """Return the prefixes of digests: nobody without the store's keys can find two with one prefix."""
+        return prefixes(digests, self._keys)
+
+    # --- applying ------------------------------------------------------------------------------------------------
+
+    def apply(self, txn: Txn, blocks: list[Waiting], *, deep: bool) -> list[Done]:
+        """Write a batch of blocks; far below the tip, what was born and died in it leaves no trace."""
+        made = Batch(blocks, self.state.next_number)
+        own = self.prefixes(made.txids)
+        spends = self._resolve(txn, made, own)
+        live = made.spendable.copy()
+        old = spends.numbers < made.first_number
+        live[np.searchsorted(made.numbers, spends.numbers[~old])] = False
+        self.live.clear(spends.numbers[old])
+        self.live.set(made.numbers[live])
+        kept = live if deep else made.spendable
+        self._write_txs(txn, made, own, live if deep else None)
+        self._write_outputs(txn, made, kept)
+        if not deep:
+            self._write_undo(txn, made, spends)
+        done = made.done(spends)
+        self._write_blocks(txn, made, done)
+        state = self.state
+        state.next_number, state.tip = made.next_number, state.tip + len(blocks)
+        state.unspent += int(made.spendable.sum()) - len(spends.numbers)
+        if deep:
+            self._raise_floor(txn, state.tip)
+        return done
+
+    def seed(self, txn: Txn, genesis: Waiting) -> None:
+        """Write what exists before the first block, under the ordinal 0; no rollback reaches it."""
+        made = Batch([genesis], 0)
+        self.live.set(made.numbers[made.spendable])
+        self.state.tip = -1
+        self._write_txs(txn, made, self.prefixes(made.txids), None)
+        self._write_outputs(txn, made, made.spendable)
+        self._write_blocks(txn, made, [Done(len(made.txids), int(made.spendable.sum()), 0, [])])
+        self.state.tip, self.state.next_number = 0, made.next_number
+        self.state.unspent = int(made.spendable.sum())
+
+    def _resolve(self, txn: Txn, made: Batch, own: Words) -> Spends:
+        """Find what each input spends: an output of the batch, or one that lives; the first of several counts."""
+        wanted = self.prefixes(made.previous)
+        local = made.local(own, wanted)
+        numbers = made.inside(local)
+        outside = np.flatnonzero(local < 0)
+        first, count = self.find_txs(txn, made.previous[outside], wanted[outside])
+        good = (first >= 0) & (made.index[outside] < count)
+        found = (first + made.index[outside])[good]
+        numbers[outside[good]] = np.where(self.live.has(found), found, -1)
+        gone, by = made.replaced(own)
+        first, count = self.find_txs(txn, made.txids, own)
+        for tx in np.flatnonzero(first >= 0).tolist():
+            old = np.arange(first[tx], first[tx] + count[tx])
+            old = old[self.live.has(old)]
+            gone, by = np.concatenate((gone, old)), np.concatenate((by, np.full(len(old), tx)))
+        return made.spends(numbers, (gone, by))
+
+    def find_txs(self, txn: Txn, txids: Words, wanted: Words) -> tuple[Numbers, Numbers]:
+        """Return the first output and the count of outputs of stored transactions; -1 where there is none.
+
+        Of several with one id it is the latest. An entry has 96 bits of the id, 64 of them under the store's own keys.
+        """
+        first, count = np.full(len(txids), -1, np.int64), np.zeros(len(txids), np.int64)
+        order = np.argsort(wanted)
+        for enough in (True, False):  # two ids with one prefix: the second time all of them are looked at
+            places, entries = self.index["txid"].find(txn, wanted[order], enough=enough)
+            places = order[places]
+            same = entries["check"] == txids[places, 3].astype(np.uint32)
+            by_number = np.argsort(entries["number"][same], kind="stable")  # the latest is written last
+            there, found = places[same][by_number], entries[same][by_number]
+            first[there], count[there] = found["number"], found["outputs"]
+            order = order[np.isin(order, places[~same]) & (first[order] < 0)]
+            if len(order) == 0:
+                break
+        return first, count
+
+    def _write_txs(self, txn: Txn, made: Batch, own: Words, live: Flags | None) -> None:
+        records = np.zeros(len(made.txids), TX_RECORD)
+        records["number"], records["id"] = made.first, made.txids
+        records["counts"] = pack_counts(made.outputs_of, made.flags)
+        records["block"] = self.state.tip + 1 + np.repeat(np.arange(len(made.blocks)), made.txs_of)
+        if live is not None:
+            sums = np.concatenate(([0], np.cumsum(live)))
+            some = sums[made.starts + made.outputs_of] > sums[made.starts]
+            records, own = records[some], own[some]
+        self.tx.append(txn, records)
+        entries = np.zeros(len(records), TXID_ENTRY)
+        entries["prefix"], entries["number"] = own, records["number"]
+        entries["check"], entries["outputs"] = records["id"][:, 3].astype(np.uint32), outputs_in(records["counts"])
+        self.index["txid"].add(txn, entries, made.first_number, made.next_number)
+
+    def _write_outputs(self, txn: Txn, made: Batch, kept: Flags) -> None:
+        addresses, extra, numbers, values = made.addresses, made.extra, made.numbers, made.values
+        if not kept.all():
+            some = np.flatnonzero(kept)
+            addresses = [addresses[at] for at in some.tolist()]
+            numbers, values = numbers[some], values[some]
+            extra = {int(np.searchsorted(some, at)): raw for at, raw in extra.items() if kept[at]}
+        records = np.zeros(len(addresses), OUTPUT_RECORD)
+        records["number"], records["value"] = numbers, values
+        lengths = np.fromiter(map(len, addresses), np.uint32, len(addresses))
+        records["address"], bodies = lengths, addresses
+        if extra:
+            bodies = [address + extra.get(at, b"") for at, address in enumerate(addresses)]
+            lengths = np.fromiter(map(len, bodies), np.uint32, len(bodies))
+        records["length"] = lengths
+        self.output.append(txn, records, b"".join(bodies))
+        for kind in self.kinds[3:]:
+            digests, at = RULES[kind].of_outputs(addresses, extra)
+            self._add(txn, kind, self.prefixes(digests), numbers if at is None else numbers[at], made)
+
+    def _add(self, txn: Txn, kind: str, prefixes: Words, numbers: Numbers, made: Batch) -> None:
+        entries = np.empty(len(prefixes), ENTRY)
+        entries["prefix"], entries["number"] = prefixes, numbers
+        self.index[kind].add(txn, entries, made.first_number, made.next_number)
+
+    def _write_undo(self, txn: Txn, made: Batch, spends: Spends) -> None:
+        """Write what each block spent in order, and a run from output to spender."""
+        blocks, spender = made.block_of(spends.spender), made.first[spends.spender]
+        entries = np.empty(len(spender), SPEND)
+        entries["number"], entries["input"] = spends.numbers, spends.input
+        entries["spender"] = spender - made.block_firsts()[blocks]
+        ends = np.searchsorted(blocks, np.arange(len(made.blocks)), "right")
+        rows, start = [], 0
+        for ordinal, end in enumerate(ends.tolist(), self.state.tip + 1):
+            for part, at in enumerate(range(start, max(end, start + 1), UNDO_ENTRIES)):
+                some = entries[at : min(at + UNDO_ENTRIES, end)]
+                rows.append((UNDO_KEY.pack(ordinal, part), seal(len(some), some.tobytes())))
+            start = end
+        txn.cursor(self._undo).putmulti(rows, append=True)
+        self._add(txn, "spender", spends.numbers.astype(np.uint64), spender, made)
+
+    def _write_blocks(self, txn: Txn, made: Batch, done: list[Done]) -> None:
+        firsts, rows, last = made.block_firsts().tolist(), [], made.tx_ends.tolist()
+        for n, (waiting, each) in enumerate(zip(made.blocks, done, strict=True)):
+            block = Block(
+                waiting.height,
+                waiting.slot,
+                waiting.hash,
+                waiting.time,
+                waiting.epoch,
+                firsts[n],
+                firsts[n + 1] - firsts[n],
+                each.txs,
+                each.created,
+                each.spent,
+                bool((made.flags[last[n] - each.txs : last[n]] & 1).any()),
+                waiting.size,
+                waiting.previous if self.state.tip + n == 0 else None,
+                waiting.header,
+            )
+            rows.append((U32.pack(self.state.tip + 1 + n), seal_row(block)))
+        if txn.cursor(self._block).putmulti(rows, append=True)[1] != len(rows):
+            raise Damaged("blocks above the tip were there already")
+        hashes = self.prefixes(words(b"".join([waiting.hash for waiting in made.blocks])))
+        entries = np.empty(len(rows), ENTRY)
+        entries["prefix"], entries["number"] = hashes, np.arange(len(rows)) + self.state.tip + 1
+        self.index["block"].add(txn, entries, self.state.tip + 1, self.state.tip + 1 + len(rows))
+
+    # --- forgetting ----------------------------------------------------------------------------------------------
+
+    def forget(self, txn: Txn, lowest: int, budget: int) -> tuple[int, int]:
+        """Delete undo logs below a block until so many spends went with them; return spends and logs that went."""
+        spends = logs = 0
+        while self.state.floor + 1 < lowest and spends < budget:
+            ordinal = self.state.floor + 1
+            spends, logs = spends + len(self.undo(txn, ordinal)), logs + 1
+            self._raise_floor(txn, ordinal)
+        return spends, logs
+
+    def _raise_floor(self, txn: Txn, floor: int) -> None:
+        """Delete the undo logs up to a block."""
+        delete_from(txn, self._undo, UNDO_KEY.pack(0, 0), lambda key: bool(UNDO_KEY.unpack(key)[0] <= floor))
+        self.state.floor = floor
+        self.index["spender"].drop_below(self._reachable(txn))
+
+    def _reachable(self, txn: Txn) -> int:
+        """Return the lowest number that a rollback may take back."""
+        return reachable(txn, self._block, self.state.floor)
+
+    def keep_house(self, txn: Txn, blocks: int) -> int:
+        """Merge, collect and thin out a bounded amount for so many blocks; return how many transactions went."""
+        reachable = self._reachable(txn)
+        for kind, index in self.index.items():
+            merged = 8 * blocks + 8 if kind == "block" else MERGED * blocks
+            index.merge(txn, merged, lambda entries, kind=kind: self._wanted(txn, kind, entries, reachable))  # type: ignore[misc]
+            index.collect(txn, _COLLECTED * blocks)
+        self.output.thin(
+            txn, reachable, _THINNED * blocks, lambda records: self._revivable(txn, records["number"], reachable)
+        )
+        return self.tx.thin(
+            txn, reachable, _THINNED // 2 * blocks, lambda records: self._alive(txn, records, reachable)
+        )
+
+    def _wanted(self, txn: Txn, kind: str, entries: Records, reachable: int) -> Flags:
+        """Return which entries a merge keeps."""
+        match kind:
+            case "block":
+                return np.ones(len(entries), np.bool_)
+            case "spender":
+                recent: Flags = entries["number"] >= reachable
+                return recent
+            case "txid":
+                return self._any_alive(txn, entries["number"], entries["outputs"].astype(np.int64), reachable)
+            case _:
+                return self._revivable(txn, entries["number"], reachable)
+
+    def _revivable(self, txn: Txn, numbers: Numbers, reachable: int) -> Flags:
+        """Return which outputs live, or were spent in a block that may be rolled back."""
+        flags = self.live.has(numbers)
+        dead = np.unique(numbers[~flags])
+        if len(dead):
+            places, found = self.index["spender"].find(txn, dead.astype(np.uint64))
+            flags |= np.isin(numbers, dead[places[found["number"] >= reachable]])
+        return flags
+
+    def _alive(self, txn: Txn, records: Records, reachable: int) -> Flags:
+        return self._any_alive(txn, records["number"], outputs_in(records["counts"]), reachable)
+
+    def _any_alive(self, txn: Txn, first: Numbers, outputs: Numbers, reachable: int) -> Flags:
+        """Return which transactions may be rolled back, or have outputs that live or may live again."""
+        alive = first >= reachable
+        some = np.flatnonzero(~alive & (outputs > 0))
+        if len(some):
+            counts = outputs[some]
+            starts = np.cumsum(counts) - counts
+            numbers = np.arange(int(counts.sum())) + np.repeat(first[some] - starts, counts)
+            alive[some] = np.logical_or.reduceat(self._revivable(txn, numbers, reachable), starts)
+        return alive
+
+    # --- the way back --------------------------------------------------------------------------------------------
+
+    def undo(self, txn: Txn, ordinal: int) -> Records:
+        """Return what a block above the floor spent, in order."""
+        return read_undo(txn, self._undo, ordinal)
+
+    def rollback(self, txn: Txn, target: int) -> None:
+        """Take back every block after one."""
+        state, first = self.state, read_block(txn, self._block, target + 1).first
+        spent = [np.empty(0, np.int64)]
+        for ordinal in range(target + 1, state.tip + 1):
+            spent.append(self.undo(txn, ordinal)["number"])
+            txn.delete(U32.pack(ordinal), db=self._block)
+        delete_from(txn, self._undo, UNDO_KEY.pack(target + 1, 0), lambda _: True)
+        numbers = np.concatenate(spent)
+        older = numbers[numbers < first]
+        born = self.live.cut(first, state.next_number)
+        self.live.set(older)
+        self.tx.cut(txn, first)
+        self.output.cut(txn, first)
+        for kind, index in self.index.items():
+            index.cut(target + 1 if kind == "block" else first)
+        state.unspent += len(older) - born
+        state.tip, state.next_number = target, first

@@ -1,0 +1,216 @@
+"""The tables of a history and the bytes of their values: a checksum and a count, then records of one size.
+
+`docs/format.md` describes them. Values are about 16 KiB: LMDB finds room for many values of one bounded size quickly.
+"""
+
+from __future__ import annotations
+
+import secrets
+import zlib
+from collections.abc import Callable
+from struct import Struct as Packed
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from storage.disk import Db, Txn
+from storage.errors import Damaged
+from storage.rows import TxFlag
+
+Bytes = npt.NDArray[np.uint8]
+Flags = npt.NDArray[np.bool_]
+Numbers = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]  # one word each, or digests of four words
+Records = npt.NDArray[np.void]
+
+BLOCK, TX, OUTPUT, LIVE = "history_block", "history_tx", "history_output", "history_live"
+UNDO, RUN, FILTER = "history_undo", "history_run", "history_filter"
+META = "utxo_meta"
+STATE = b"state"
+TABLES = (BLOCK, TX, OUTPUT, LIVE, UNDO, RUN, FILTER)
+
+VALUE_BYTES = 16_300  # of a value: four pages less LMDB's header and ours
+REPLACED = 0xFFFF_FFFF  # in place of an input: a transaction with the same id replaced this one's output
+
+TX_RECORD = np.dtype([("number", "<i8"), ("id", "<u8", 4), ("counts", "<u4"), ("block", "<u4")])
+OUTPUT_RECORD = np.dtype([("number", "<i8"), ("value", "<u8"), ("address", "<u4"), ("length", "<u4")])
+SPEND = np.dtype([("number", "<i8"), ("spender", "<u4"), ("input", "<u4")])
+ENTRY = np.dtype([("prefix", "<u8"), ("number", "<i8")])
+TXID_ENTRY = np.dtype([("prefix", "<u8"), ("number", "<i8"), ("check", "<u4"), ("outputs", "<u4")])
+
+_HEAD = Packed("<II")  # CRC-32 of all that follows it, how many records
+_COUNT = Packed("<I")
+HEAD_BYTES = _HEAD.size
+_FLAG_BITS = 3
+
+
+class HistoryState(Struct, array_like=True):
+    """Where the history is. One row, rewritten by every commit.
+
+    Blocks above `floor` have an undo log. `keys` are the store's own: nobody else can find two ids with one prefix.
+    """
+
+    keys: list[int]
+    tip: int = 0
+    unspent: int = 0
+    floor: int = 0
+    next_number: int = 0
+    persisted: int | None = None
+    next_run: int = 0
+
+    @property
+    def undo_cursor(self) -> tuple[int, int]:
+        """Return the first block that has an undo log, as `storage.rows.State` does."""
+        return self.floor + 1, 0
+
+
+class Block(Struct, array_like=True, frozen=True):
+    """What is kept of every block. The first five fields are those of `storage.rows.BlockRow`."""
+
+    height: int
+    slot: int
+    hash: bytes
+    time: int | None
+    epoch: int | None
+    first: int  # number of its first output
+    numbers: int  # how many numbers it has
+    txs: int
+    created: int
+    spent: int
+    failed: bool = False  # whether one of its transactions failed phase 2
+    size: int | None = None
+    previous: bytes | None = None  # the hash before it, of the first block alone: the others' is known
+    header: bytes | None = None
+
+
+class Extra(Struct, array_like=True, frozen=True):
+    """What an output has beside address and value; it stands behind the address when there is any."""
+
+    assets: list[tuple[bytes, bytes, int]] = []
+    datum_hash: bytes | None = None
+    inline_datum: bytes | None = None
+    script_ref: bytes | None = None
+    script_ref_hash: bytes | None = None
+    is_collateral_return: bool = False
+
+
+class Found(NamedTuple):
+    """An output as it is stored, and where."""
+
+    number: int
+    value: int
+    address: bytes
+    extra: bytes
+
+
+class TxFound(NamedTuple):
+    """A transaction as it is stored: its number is that of its first output."""
+
+    number: int
+    txid: bytes
+    outputs: int
+    flags: int
+    block: int
+
+
+def seal(count: int, *parts: bytes) -> bytes:
+    """Return a value: a checksum and a count in front of its records."""
+    body = b"".join((_COUNT.pack(count), *parts))
+    return zlib.crc32(body).to_bytes(4, "little") + body
+
+
+def count_of(value: bytes) -> int:
+    """Return how many records a value has."""
+    count: int = _COUNT.unpack_from(value, 4)[0]
+    return count
+
+
+def check(value: bytes, what: str) -> None:
+    """Check a value's checksum.
+
+    Raises:
+        Damaged: it is another one; `what` says which value it is.
+    """
+    if len(value) < HEAD_BYTES or zlib.crc32(memoryview(value)[4:]) != int.from_bytes(value[:4], "little"):
+        raise Damaged(f"{what} does not have the checksum that was written with it")
+
+
+def seal_row(row: Struct) -> bytes:
+    """Return a row of MessagePack with a checksum behind it, so that its first bytes are those of a plain row."""
+    body = msgspec.msgpack.encode(row)
+    return body + zlib.crc32(body).to_bytes(4, "little")
+
+
+def check_row(raw: bytes, what: str) -> bytes:
+    """Return the MessagePack of a row.
+
+    Raises:
+        Damaged: its checksum is another one.
+    """
+    if len(raw) < 5 or zlib.crc32(raw[:-4]) != int.from_bytes(raw[-4:], "little"):
+        raise Damaged(f"{what} does not have the checksum that was written with it")
+    return raw[:-4]
+
+
+def pack_counts(outputs: Numbers, flags: Bytes) -> npt.NDArray[np.uint32]:
+    """Return how many outputs transactions count, with their flags (`TxFlag`), in one number each."""
+    packed: npt.NDArray[np.uint32] = (outputs << _FLAG_BITS).astype(np.uint32) | flags
+    return packed
+
+
+def outputs_in(counts: npt.NDArray[np.uint32]) -> Numbers:
+    """Return how many outputs transactions count."""
+    outputs: Numbers = (counts >> _FLAG_BITS).astype(np.int64)
+    return outputs
+
+
+def to_tx(record: Records) -> TxFound:
+    """Return a transaction's record."""
+    counts = int(record["counts"])
+    flags = counts & (TxFlag.INVALID | TxFlag.COLLATERAL_RETURN | TxFlag.COINBASE)
+    return TxFound(int(record["number"]), record["id"].tobytes(), counts >> _FLAG_BITS, flags, int(record["block"]))
+
+
+def words(raw: bytes) -> Words:
+    """Return digests of 32 bytes as words."""
+    return np.frombuffer(raw, "<u8").reshape(-1, 4)
+
+
+def prefixes(digests: Words, keys: Words) -> Words:
+    """Return the prefixes of digests of four words under the store's keys."""
+    mixed: Words = (digests * keys).sum(axis=1, dtype=np.uint64)
+    mixed ^= mixed >> np.uint64(32)
+    mixed *= np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(29)
+    return mixed
+
+
+def new_state() -> HistoryState:
+    """Return the state of an empty history, with keys of its own."""
+    return HistoryState([secrets.randbits(64) | 1 for _ in range(4)])
+
+
+def stored_state(txn: Txn, meta: Db) -> HistoryState:
+    """Return where the history is.
+
+    Raises:
+        Damaged: its row can't be read.
+    """
+    raw = check_row(txn.get(STATE, b"", db=meta), "the state")
+    try:
+        return msgspec.msgpack.decode(raw, type=HistoryState)
+    except msgspec.DecodeError as error:
+        raise Damaged(f"the state cannot be read: {error}") from error
+
+
+def delete_from(txn: Txn, table: Db, key: bytes, doomed: Callable[[bytes], bool], most: int | None = None) -> int:
+    """Delete rows from a key on, as long as their keys are doomed, so many at most; return how many."""
+    cursor, done = txn.cursor(table), 0
+    there = cursor.set_range(key)
+    while there and (most is None or done < most) and doomed(cursor.key()):
+        cursor.delete()
+        there, done = bool(cursor.key()), done + 1  # after the last row there is no key
+    return done

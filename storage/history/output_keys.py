@@ -1,0 +1,82 @@
+"""The keys under which an output can be found: each kind of index is a rule from outputs to digests of 32 bytes.
+
+Addresses are named by their SHA-256, because Bitcoin's clients ask so; hashes of 28 bytes are filled up with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import sha256
+
+import msgspec
+import numpy as np
+
+from storage.history.layout import Extra, Numbers, Words, words
+from storage.indexes import payment_credential, stake_credential
+
+_read_extra = msgspec.msgpack.Decoder(Extra).decode
+
+OfAddress = Callable[[bytes], bytes | None]
+OfExtra = Callable[[Extra], Iterable[bytes]]
+
+
+class Rule:
+    """One kind of index: from an address, or from what an output has beside it, to keys."""
+
+    def __init__(self, *, of_address: OfAddress | None = None, of_extra: OfExtra | None = None) -> None:
+        self._of_address, self._of_extra = of_address, of_extra
+
+    def of_outputs(self, addresses: Sequence[bytes], extra: Mapping[int, bytes]) -> tuple[Words, Numbers | None]:
+        """Return the digests of many outputs, and the places of these outputs; None means that it is one of each."""
+        if self._of_address is not None:
+            found = [self._of_address(address) for address in addresses]
+            if None not in found:
+                return _digests(found), None
+            there = [at for at, key in enumerate(found) if key is not None]
+            return _digests([found[at] for at in there]), np.array(there, np.int64)
+        pairs = [(key, at) for at in sorted(extra) for key in sorted(self.keys(b"", extra[at]))]
+        return _digests([key for key, _ in pairs]), np.array([at for _, at in pairs], np.int64)
+
+    def keys(self, address: bytes, extra: bytes) -> set[bytes]:
+        """Return the keys of one output."""
+        if self._of_address is not None:
+            key = self._of_address(address)
+            return set() if key is None else {key}
+        assert self._of_extra is not None
+        return set(self._of_extra(_read_extra(extra))) if extra else set()
+
+
+def digest(key: bytes) -> Words:
+    """Return the digest of a key of at most 32 bytes."""
+    return _digests([key])
+
+
+def address_key(address: bytes) -> bytes:
+    """Return the key of an address or locking script."""
+    return sha256(address).digest()
+
+
+def asset_key(policy: bytes, name: bytes) -> bytes:
+    """Return the key of an asset."""
+    return sha256(policy + name).digest()
+
+
+def _digests(keys: Sequence[bytes | None]) -> Words:
+    return words(b"".join([key.ljust(32, b"\0") for key in keys if key is not None]))
+
+
+def _policies(extra: Extra) -> Iterable[bytes]:
+    return (policy for policy, _, _ in extra.assets)
+
+
+def _assets(extra: Extra) -> Iterable[bytes]:
+    return (asset_key(policy, name) for policy, name, _ in extra.assets)
+
+
+RULES: dict[str, Rule] = {
+    "address_hash": Rule(of_address=address_key),
+    "payment_credential": Rule(of_address=payment_credential),
+    "stake_credential": Rule(of_address=stake_credential),
+    "policy": Rule(of_extra=_policies),
+    "asset": Rule(of_extra=_assets),
+}

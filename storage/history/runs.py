@@ -1,0 +1,356 @@
+"""Sorted runs: an index is a few of them, each of (prefix, number) in order, written once and merged eight at a time.
+
+A run belongs to a range of numbers, disjoint from the others of its kind, so a rollback removes the last ones and
+lowers the bound of the one across the target. Values hold about a thousand entries; the key of a value is its first
+entry, and the writer keeps the keys in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from struct import Struct as Packed
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from storage.disk import Db, Txn
+from storage.errors import Damaged
+from storage.history import filters
+from storage.history.filters import Filter
+from storage.history.layout import (
+    ENTRY,
+    FILTER,
+    HEAD_BYTES,
+    META,
+    RUN,
+    TXID_ENTRY,
+    VALUE_BYTES,
+    Flags,
+    Numbers,
+    Records,
+    Words,
+    check_row,
+    delete_from,
+    seal,
+    seal_row,
+)
+
+FANOUT = 8
+KEY = Packed(">IQQ")
+_SLICE = 1024  # values that are looked through at a time
+_BEYOND = 1 << 64
+
+Keep = Callable[[Records], Flags]
+
+
+class Run(Struct, array_like=True):
+    """A run in force. Numbers at or above `high` were rolled back and are not there."""
+
+    id: int
+    low: int
+    high: int
+    level: int
+    entries: int
+    room: int  # entries that its filter was made for
+
+
+class Merge(Struct, array_like=True):
+    """A merge in progress: where it goes on, and what it has written to `id`."""
+
+    inputs: list[int]
+    id: int
+    room: int
+    prefix: int = 0
+    number: int = 0
+    entries: int = 0
+
+
+class Manifest(Struct, array_like=True):
+    """What of one kind is in force, in the order of numbers, and runs whose values are to be deleted."""
+
+    runs: list[Run] = []
+    merge: Merge | None = None
+    garbage: list[int] = []
+
+
+class Fences:
+    """The keys of a run's values."""
+
+    def __init__(self, prefixes: Words | None = None, numbers: Numbers | None = None) -> None:
+        self.prefixes = np.empty(0, np.uint64) if prefixes is None else prefixes
+        self.numbers = np.empty(0, np.int64) if numbers is None else numbers
+
+
+class Index:
+    """One kind of index: its runs, what is looked for in them, and how they are merged."""
+
+    def __init__(self, tables: dict[str, Db], kind: str, next_id: Callable[[], int]) -> None:
+        self._meta, self._table, self._filter_table = tables[META], tables[RUN], tables[FILTER]
+        self.kind, self._next_id = kind, next_id
+        self.dtype, self._filtered = record_of(kind), kind == "txid"
+        self._per_value = (VALUE_BYTES - HEAD_BYTES) // self.dtype.itemsize
+        self.manifest = Manifest()
+        self._saved = b""
+        self._fences: dict[int, Fences] = {}
+        self._filters: dict[int, Filter] = {}
+
+    def load(self, txn: Txn) -> None:
+        """Read the manifest, the keys of all runs in force, and their filters."""
+        self.manifest = manifest(txn, self._meta, self.kind)
+        self._saved, self._fences, self._filters = seal_row(self.manifest), {}, {}
+        merge = self.manifest.merge
+        there = [(run.id, run.room) for run in self.manifest.runs] + ([(merge.id, merge.room)] if merge else [])
+        for run, room in there:
+            self._fences[run] = self._read_fences(txn, run)
+            if self._filtered:
+                self._filters[run] = Filter(run, room)
+                self._filters[run].load(txn, self._filter_table)
+
+    def save(self, txn: Txn) -> None:
+        """Write the manifest if it has changed."""
+        raw = seal_row(self.manifest)
+        if raw != self._saved:
+            txn.put(_name(self.kind), raw, db=self._meta)
+            self._saved = raw
+
+    def drop(self) -> None:
+        """Let go of everything: the values go bit by bit."""
+        merge, runs = self.manifest.merge, self.manifest.runs
+        self.manifest.garbage += [run.id for run in runs] + ([merge.id] if merge else [])
+        self.manifest.runs, self.manifest.merge = [], None
+
+    def _read_fences(self, txn: Txn, run: int) -> Fences:
+        found = [key[1:] for key in _keys(txn, self._table, run)]
+        return Fences(np.array([p for p, _ in found], np.uint64), np.array([n for _, n in found], np.int64))
+
+    # --- writing -------------------------------------------------------------------------------------------------
+
+    def add(self, txn: Txn, entries: Records, low: int, high: int) -> None:
+        """Write a run for the numbers from `low` to below `high`; the numbers of its entries ascend."""
+        if len(entries) == 0:
+            return
+        entries = entries[np.argsort(entries["prefix"], kind="stable")]
+        run = Run(self._next_id(), low, high, 0, len(entries), len(entries))
+        self._begin_run(run.id, len(entries))
+        self._append(txn, run.id, entries)
+        self.manifest.runs.append(run)
+
+    def _begin_run(self, run: int, room: int) -> None:
+        self._fences[run] = Fences()
+        if self._filtered:
+            self._filters[run] = Filter(run, room)
+
+    def _append(self, txn: Txn, run: int, entries: Records) -> None:
+        """Write entries in order behind those that a run has."""
+        per_value, fences = self._per_value, self._fences[run]
+        firsts = entries[::per_value]
+        keys = zip(range(0, len(entries), per_value), firsts["prefix"].tolist(), firsts["number"].tolist(), strict=True)
+        rows = []
+        for at, prefix, number in keys:
+            some = entries[at : at + per_value]
+            rows.append((KEY.pack(run, prefix, number), seal(len(some), some.tobytes())))
+        txn.cursor(self._table).putmulti(rows)
+        fences.prefixes = np.concatenate((fences.prefixes, firsts["prefix"]))
+        fences.numbers = np.concatenate((fences.numbers, firsts["number"]))
+        if self._filtered:
+            self._filters[run].add(txn, self._filter_table, np.ascontiguousarray(entries["prefix"]))
+
+    def cut(self, number: int) -> None:
+        """Let go of every entry from a number on."""
+        kept = [run for run in self.manifest.runs if run.low < number]
+        gone = [run for run in self.manifest.runs if run.low >= number]
+        merge = self.manifest.merge
+        if merge is not None and {run.id for run in gone}.intersection(merge.inputs):
+            self.manifest.garbage.append(merge.id)
+            self.manifest.merge = None
+        for run in kept:
+            run.high = min(run.high, number)
+        self.manifest.garbage += [run.id for run in gone]
+        self.manifest.runs = kept
+
+    def drop_below(self, number: int) -> None:
+        """Let go of runs that have only numbers below this one."""
+        busy = set(self.manifest.merge.inputs) if self.manifest.merge else set()
+        gone = [run for run in self.manifest.runs if run.high <= number and run.id not in busy]
+        self.manifest.garbage += [run.id for run in gone]
+        self.manifest.runs = [run for run in self.manifest.runs if run not in gone]
+
+    def collect(self, txn: Txn, values: int) -> int:
+        """Delete values of runs that are not in force; return how many."""
+        done, garbage = 0, self.manifest.garbage
+        while garbage and done < values:
+            run = garbage[0]
+            gone = delete_from(txn, self._table, KEY.pack(run, 0, 0), _of_run(run), values - done)
+            done += gone
+            if done < values or not next(_keys(txn, self._table, run), None):
+                garbage.pop(0)
+                self._fences.pop(run, None)
+                if self._filters.pop(run, None) or self._filtered:
+                    filters.drop(txn, self._filter_table, run)
+        return done
+
+    # --- looking up ----------------------------------------------------------------------------------------------
+
+    def find(self, txn: Txn, wanted: Words, *, enough: bool = False) -> tuple[Numbers, Records]:
+        """Return which of the wanted prefixes, in order, have entries, as their places, and the entries beside.
+
+        The latest runs come first; with `enough` a prefix that is in one of them is not looked for in older ones.
+        """
+        places, entries = [np.empty(0, np.int64)], [np.empty(0, self.dtype)]
+        left = np.arange(len(wanted))
+        for run in reversed(self.manifest.runs):
+            some = left[self._filters[run.id].may_have(wanted[left])] if self._filtered else left
+            found = list(self._find_in(txn, run, wanted[some])) if len(some) else []
+            places += [some[place] for place, _ in found]
+            entries += [entry for _, entry in found]
+            if enough and found:
+                left = np.setdiff1d(left, some[np.concatenate([place for place, _ in found])], assume_unique=False)
+            if len(left) == 0:
+                break
+        return np.concatenate(places), np.frombuffer(b"".join([each.tobytes() for each in entries]), self.dtype)
+
+    def _find_in(self, txn: Txn, run: Run, wanted: Words) -> Iterator[tuple[Numbers, Records]]:
+        fences = self._fences[run.id]
+        first = np.maximum(np.searchsorted(fences.prefixes, wanted, "left") - 1, 0)
+        last = np.maximum(np.searchsorted(fences.prefixes, wanted, "right") - 1, 0)
+        touched = np.unique(np.concatenate((first, last)))
+        if np.any(last - first > 1):  # a prefix with more than a value of entries
+            spans = [np.arange(low, high + 1) for low, high in zip(first, last, strict=True) if high - low > 1]
+            touched = np.unique(np.concatenate((touched, *spans)))
+        for at in range(0, len(touched), _SLICE):
+            entries = self._values(txn, run.id, fences, touched[at : at + _SLICE])
+            prefixes = np.ascontiguousarray(entries["prefix"])
+            from_, to = np.searchsorted(wanted, prefixes[0], "left"), np.searchsorted(wanted, prefixes[-1], "right")
+            low = np.searchsorted(prefixes, wanted[from_:to], "left")
+            counts = np.searchsorted(prefixes, wanted[from_:to], "right") - low
+            hit = np.flatnonzero(counts)
+            if len(hit) == 0:
+                continue
+            places = np.repeat(hit, counts[hit])
+            starts = np.repeat(low[hit] - np.concatenate(([0], np.cumsum(counts[hit])[:-1])), counts[hit])
+            hits = entries[starts + np.arange(len(places))]
+            kept = hits["number"] < run.high
+            yield (from_ + places)[kept], hits[kept]
+
+    def _values(self, txn: Txn, run: int, fences: Fences, which: Numbers) -> Records:
+        keys = map(KEY.pack, [run] * len(which), fences.prefixes[which].tolist(), fences.numbers[which].tolist())
+        found = txn.cursor(self._table).getmulti(keys)
+        if len(found) != len(which):
+            raise Damaged(f"values of run {run} ({self.kind}) are not there")
+        return np.frombuffer(b"".join([memoryview(value)[HEAD_BYTES:] for _, value in found]), self.dtype)
+
+    # --- merging -------------------------------------------------------------------------------------------------
+
+    def merge(self, txn: Txn, budget: int, keep: Keep) -> int:
+        """Merge about as many entries as the budget says, leaving out those that `keep` does not want; return how many.
+
+        What is done is on disk with the manifest, so the next turn goes on where this one stopped, after a kill too.
+        """
+        done = 0
+        while done < budget:
+            if self.manifest.merge is None and not self._begin():
+                break
+            done += self._turn(txn, budget - done, keep)
+        return done
+
+    def _begin(self) -> bool:
+        runs = self.manifest.runs
+        for at in range(len(runs) - FANOUT + 1):
+            chosen = runs[at : at + FANOUT]
+            if len({run.level for run in chosen}) == 1:
+                room = sum(run.entries for run in chosen)
+                self.manifest.merge = merge = Merge([run.id for run in chosen], self._next_id(), room)
+                self._begin_run(merge.id, room)
+                return True
+        return False
+
+    def _turn(self, txn: Txn, budget: int, keep: Keep) -> int:
+        merge = self.manifest.merge
+        assert merge is not None
+        runs = [run for run in self.manifest.runs if run.id in merge.inputs]
+        each = max(budget // self._per_value // len(runs), 1)
+        parts, until = [], (_BEYOND, 0)
+        for run in runs:
+            fences = self._fences[run.id]
+            at = max(_after(fences, merge.prefix, merge.number) - 1, 0)
+            if at + each < len(fences.prefixes):
+                until = min(until, (int(fences.prefixes[at + each]), int(fences.numbers[at + each])))
+            parts.append(self._values(txn, run.id, fences, np.arange(at, min(at + each, len(fences.prefixes)))))
+        chosen = [_between(part, merge.prefix, merge.number, until) for part in parts]
+        alive = [part[part["number"] < run.high] for run, part in zip(runs, chosen, strict=True)]
+        entries = np.frombuffer(b"".join([part.tobytes() for part in alive]), self.dtype)
+        entries = entries[keep(entries)]
+        entries = entries[np.argsort(entries["prefix"], kind="stable")]  # numbers ascend from run to run
+        if len(entries):
+            self._append(txn, merge.id, entries)
+        merge.entries += len(entries)
+        merge.prefix, merge.number = until
+        if until[0] == _BEYOND:
+            self._finish(runs, merge)
+        return max(sum(map(len, chosen)), 1)
+
+    def _finish(self, runs: list[Run], merge: Merge) -> None:
+        place = self.manifest.runs.index(runs[0])
+        merged = Run(merge.id, runs[0].low, runs[-1].high, runs[0].level + 1, merge.entries, merge.room)
+        kept = [run for run in self.manifest.runs if run not in runs]
+        self.manifest.garbage += [run.id for run in runs] + ([] if merge.entries else [merge.id])
+        self.manifest.runs = kept[:place] + ([merged] if merge.entries else []) + kept[place:]
+        self.manifest.merge = None
+
+
+def record_of(kind: str) -> np.dtype[np.void]:
+    """Return how an entry of a kind of index is stored."""
+    return TXID_ENTRY if kind == "txid" else ENTRY
+
+
+def manifest(txn: Txn, meta: Db, kind: str) -> Manifest:
+    """Return what of a kind is in force.
+
+    Raises:
+        Damaged: its row can't be read.
+    """
+    raw = txn.get(_name(kind), db=meta)
+    if raw is None:
+        return Manifest()
+    what = f"the list of runs of {kind}"
+    try:
+        return msgspec.msgpack.decode(check_row(raw, what), type=Manifest)
+    except msgspec.DecodeError as error:
+        raise Damaged(f"{what} cannot be read: {error}") from error
+
+
+def _of_run(run: int) -> Callable[[bytes], bool]:
+    return lambda key: bool(KEY.unpack(key)[0] == run)
+
+
+def _name(kind: str) -> bytes:
+    return f"runs:{kind}".encode()
+
+
+def _keys(txn: Txn, table: Db, run: int) -> Iterator[tuple[int, int, int]]:
+    cursor = txn.cursor(table)
+    if cursor.set_range(KEY.pack(run, 0, 0)):
+        for raw in cursor.iternext(values=False):
+            key = KEY.unpack(raw)
+            if key[0] != run:
+                return
+            yield key
+
+
+def _after(fences: Fences, prefix: int, number: int) -> int:
+    """Return how many values begin at or before an entry."""
+    low = int(np.searchsorted(fences.prefixes, np.uint64(prefix), "left"))
+    high = int(np.searchsorted(fences.prefixes, np.uint64(prefix), "right"))
+    return low + int(np.searchsorted(fences.numbers[low:high], number, "right"))
+
+
+def _between(entries: Records, prefix: int, number: int, until: tuple[int, int]) -> Records:
+    """Return the entries at or after one, and before another."""
+    prefixes, numbers = entries["prefix"], entries["number"]
+    start = (prefixes > np.uint64(prefix)) | ((prefixes == np.uint64(prefix)) & (numbers >= number))
+    if until[0] < _BEYOND:
+        end = np.uint64(until[0])
+        start &= (prefixes < end) | ((prefixes == end) & (numbers < until[1]))
+    chosen: Records = entries[start]
+    return chosen

@@ -1,0 +1,142 @@
+"""A store whose UTXO set is a history: what is asked when it is opened, and the verbs of `storage.utxo.UtxoStore`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from storage.disk import Disk, Txn
+from storage.errors import WrongFormat
+from storage.history.history import History
+from storage.history.layout import BLOCK, META, STATE, TABLES, Block, HistoryState, new_state, seal_row, stored_state
+from storage.history.output_keys import RULES
+from storage.history.stored import Stored, read_block
+
+__all__ = ["FORMAT", "KIND", "TABLES", "HistoryStore"]
+
+FORMAT = 2
+KIND = "history"
+_FORMAT, _CHAIN, _INDEXES, _GENESIS = b"format", b"chain", b"indexes", b"genesis"
+
+
+class HistoryStore:
+    """The tables of a history on one disk. `history` is there once it is open for writing."""
+
+    kind = KIND
+    mmr = None
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        self.meta, self.block = disk.tables[META], disk.tables[BLOCK]
+        self.history = History(disk.tables, ())
+
+    # --- opening -------------------------------------------------------------------------------------------------
+
+    def open(self, chain: str, wanted: Sequence[str]) -> None:
+        """Check that this store is ours, or make it ours when it is new; who writes to it loads `history` then.
+
+        Raises:
+            WrongFormat: another version wrote it, it keeps another chain, or a wanted index is not complete.
+        """
+        with self.disk.read() as txn:
+            new = txn.get(_FORMAT, db=self.meta) is None
+        if new:
+            self.disk.write(lambda txn: self._create(txn, chain, wanted))
+        self.check_format(chain)
+        with self.disk.read() as txn:
+            kept = self.kept_indexes(txn)
+        self.history = History(self.disk.tables, [name for name in RULES if name in kept])
+        missing = [name for name in wanted if name not in kept]
+        if missing:
+            raise WrongFormat(
+                f"{self.disk.folder}: index {', '.join(missing)} was off while blocks were applied: "
+                "build it with `utxod reindex`, or switch it off"
+            )
+        dropped = [name for name in kept if name not in wanted]
+        if dropped:  # stop keeping it now: half an index would be worse than none
+            self.disk.write(lambda txn: self._drop_indexes(txn, dropped, wanted))
+            self.history = History(self.disk.tables, [name for name in RULES if name in wanted])
+
+    def check_format(self, chain: str | None = None) -> None:
+        """Refuse a store of another format or chain.
+
+        Raises:
+            WrongFormat: it is.
+        """
+        with self.disk.read() as txn:
+            written = txn.get(_FORMAT, db=self.meta)
+            kept = txn.get(_CHAIN, b"", db=self.meta).decode(errors="replace")
+        if written is None:
+            raise WrongFormat(f"{self.disk.folder}: this store says no format; it was never run")
+        if (version := int.from_bytes(written, "big")) != FORMAT:
+            raise WrongFormat(
+                f'{self.disk.folder}: written in format {version}, utxo.store = "{KIND}" is format {FORMAT}: '
+                "apply the chain anew in another data_dir"
+            )
+        if chain is not None and chain != kept:
+            raise WrongFormat(f"{self.disk.folder}: this store keeps {kept}, the configuration says {chain}")
+
+    def _create(self, txn: Txn, chain: str, wanted: Sequence[str]) -> None:
+        txn.put(_FORMAT, FORMAT.to_bytes(4, "big"), db=self.meta)
+        txn.put(_CHAIN, chain.encode(), db=self.meta)
+        self.put_indexes(txn, wanted)
+        txn.put(STATE, seal_row(new_state()), db=self.meta)
+
+    def _drop_indexes(self, txn: Txn, dropped: Sequence[str], wanted: Sequence[str]) -> None:
+        self.history.load(txn)
+        for name in dropped:
+            index = self.history.index[name]
+            index.drop()
+            while index.collect(txn, 1000):
+                pass
+            index.save(txn)
+        self.put_indexes(txn, wanted)
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def stored(self, txn: Txn) -> Stored:
+        """Look at one commit."""
+        return Stored(txn, self.disk.tables)
+
+    def state(self, txn: Txn) -> HistoryState:
+        """Return where the store is."""
+        return stored_state(txn, self.meta)
+
+    def marks(self, txn: Txn) -> tuple[bytes | None, bytes | None]:
+        """Return the bytes of what `state` and `kept_indexes` tell, for who only wants to know whether they changed."""
+        return txn.get(STATE, db=self.meta), txn.get(_INDEXES, db=self.meta)
+
+    def kept_indexes(self, txn: Txn) -> list[str]:
+        """Return the names of the indexes that are complete."""
+        return [name for name in txn.get(_INDEXES, b"", db=self.meta).decode(errors="replace").split(",") if name]
+
+    def put_indexes(self, txn: Txn, names: Iterable[str]) -> None:
+        """Remember which indexes are complete."""
+        txn.put(_INDEXES, ",".join(names).encode(), db=self.meta)
+
+    def chain(self, txn: Txn) -> str:
+        """Return the family and network that this store keeps."""
+        return txn.get(_CHAIN, b"", db=self.meta).decode()
+
+    def genesis(self, txn: Txn) -> bytes | None:
+        """Return the digest of the genesis outputs that were seeded."""
+        return txn.get(_GENESIS, db=self.meta)
+
+    def put_genesis(self, txn: Txn, digest: bytes) -> None:
+        """Remember which genesis outputs were seeded."""
+        txn.put(_GENESIS, digest, db=self.meta)
+
+    def block_at(self, txn: Txn, ordinal: int) -> Block:
+        """Return a block.
+
+        Raises:
+            Damaged: it is not there.
+        """
+        return read_block(txn, self.block, ordinal)
+
+    def next_block(self, txn: Txn, ordinal: int) -> tuple[int, Block] | None:
+        """Return the block of an ordinal with the ordinal, None above the tip."""
+        return (ordinal, self.block_at(txn, ordinal)) if ordinal <= self.state(txn).tip else None
+
+    def ordinal_of(self, txn: Txn, block_hash: bytes) -> int | None:
+        """Return the ordinal of a block."""
+        return self.stored(txn).ordinal_of(block_hash)

@@ -1,0 +1,206 @@
+"""Reading a history at one commit: what is asked for one by one, by whoever has a read transaction."""
+
+from __future__ import annotations
+
+from struct import Struct as Packed
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from storage.disk import Db, Txn
+from storage.errors import Damaged
+from storage.history.bits import StoredBits
+from storage.history.layout import (
+    BLOCK,
+    HEAD_BYTES,
+    LIVE,
+    META,
+    OUTPUT,
+    OUTPUT_RECORD,
+    SPEND,
+    TX,
+    TX_RECORD,
+    UNDO,
+    Block,
+    Flags,
+    Found,
+    HistoryState,
+    Numbers,
+    Records,
+    TxFound,
+    Words,
+    check_row,
+    count_of,
+    prefixes,
+    stored_state,
+    to_tx,
+    words,
+)
+from storage.history.stored_index import StoredIndex
+from storage.history.values import StoredValues
+
+_U32 = Packed(">I")
+_UNDO_KEY = Packed(">II")
+_read_block = msgspec.msgpack.Decoder(Block).decode
+
+
+class Spent(NamedTuple):
+    """Who spent an output, with which input; `REPLACED` stands for none."""
+
+    number: int
+    spender: int
+    input: int
+
+
+class Stored:
+    """One snapshot of the history's tables. Nothing of it is read before it is asked for."""
+
+    def __init__(self, txn: Txn, tables: dict[str, Db]) -> None:
+        self.txn, self._tables = txn, tables
+        self.state: HistoryState = stored_state(txn, tables[META])
+        self._keys = np.array(self.state.keys, np.uint64)
+        self.live = StoredBits(txn, tables[LIVE])
+        self.txs = StoredValues(txn, tables[TX], TX_RECORD)
+        self.outputs = StoredValues(txn, tables[OUTPUT], OUTPUT_RECORD)
+        self._indexes: dict[str, StoredIndex] = {}
+        self._reachable: int | None = None
+
+    def index(self, kind: str) -> StoredIndex:
+        """Return an index."""
+        if kind not in self._indexes:
+            self._indexes[kind] = StoredIndex(self.txn, self._tables, kind)
+        return self._indexes[kind]
+
+    def prefix(self, digest: Words) -> int:
+        """Return the prefix of one digest."""
+        return int(prefixes(digest, self._keys)[0])
+
+    @property
+    def reachable(self) -> int:
+        """Return the lowest number that a rollback may take back."""
+        if self._reachable is None:
+            self._reachable = reachable(self.txn, self._tables[BLOCK], self.state.floor)
+        return self._reachable
+
+    # --- blocks --------------------------------------------------------------------------------------------------
+
+    def block(self, ordinal: int) -> Block:
+        """Return a block."""
+        return read_block(self.txn, self._tables[BLOCK], ordinal)
+
+    def ordinal_of(self, block_hash: bytes) -> int | None:
+        """Return the ordinal of a block."""
+        for entry in self.index("block").find(self.prefix(words(block_hash))):
+            ordinal = int(entry["number"])
+            if self.block(ordinal).hash == block_hash:
+                return ordinal
+        return None
+
+    def undo(self, ordinal: int) -> list[Spent] | None:
+        """Return what a block spent, in order; None once a rollback can't reach it."""
+        if not self.state.floor < ordinal <= self.state.tip:
+            return None
+        first = self.block(ordinal).first
+        entries = read_undo(self.txn, self._tables[UNDO], ordinal).tolist()
+        return [Spent(number, first + spender, at) for number, spender, at in entries]
+
+    # --- transactions --------------------------------------------------------------------------------------------
+
+    def tx_of(self, number: int) -> TxFound:
+        """Return the transaction that an output, or its first one, belongs to.
+
+        Raises:
+            Damaged: it is not there.
+        """
+        found = self.txs.at_or_before(number)
+        if found is None or (tx := to_tx(found[0])).number + max(tx.outputs, 1) <= number:
+            raise Damaged(f"the transaction of output {number} is not there")
+        return tx
+
+    def find_tx(self, txid: bytes) -> TxFound | None:
+        """Return the latest transaction of an id, while it has outputs that live or a rollback may reach it."""
+        for entry in self.index("txid").find(self.prefix(words(txid))):
+            found = self.txs.get(int(entry["number"]))
+            if found is None or found[0]["id"].tobytes() != txid:
+                continue
+            tx = to_tx(found[0])
+            return tx if self.is_kept(tx) else None
+        return None
+
+    def is_kept(self, tx: TxFound) -> bool:
+        """Return whether a transaction is answered for, whatever is still on disk."""
+        numbers = np.arange(tx.number, tx.number + tx.outputs)
+        return tx.number >= self.reachable or bool(self.revivable(numbers).any())
+
+    # --- outputs -------------------------------------------------------------------------------------------------
+
+    def output(self, number: int) -> Found | None:
+        """Return an output that lives or may live again."""
+        if not self.live.is_set(number) and self.spender(number) is None:
+            return None
+        return self.body(number)
+
+    def body(self, number: int) -> Found | None:
+        """Return an output as long as it is on disk."""
+        found = self.outputs.get(number)
+        if found is None:
+            return None
+        record, raw = found
+        length = int(record["address"])
+        return Found(number, int(record["value"]), raw[:length], raw[length:])
+
+    def spender(self, number: int) -> TxFound | None:
+        """Return who spent an output, in a block that may be rolled back."""
+        for entry in self.index("spender").find(number):
+            by = int(entry["number"])
+            if by >= self.reachable:
+                return self.tx_of(by)
+        return None
+
+    def revivable(self, numbers: Numbers) -> Flags:
+        """Return which outputs live or may live again."""
+        flags = self.live.has(numbers)
+        for at in np.flatnonzero(~flags).tolist():
+            flags[at] = self.spender(int(numbers[at])) is not None
+        return flags
+
+
+def read_block(txn: Txn, table: Db, ordinal: int) -> Block:
+    """Return a block.
+
+    Raises:
+        Damaged: it is not there, or can't be read.
+    """
+    raw = txn.get(_U32.pack(ordinal), db=table)
+    if raw is None:
+        raise Damaged(f"block {ordinal} has no row")
+    try:
+        return _read_block(check_row(raw, f"block {ordinal}"))
+    except msgspec.DecodeError as error:
+        raise Damaged(f"block {ordinal} cannot be read: {error}") from error
+
+
+def read_undo(txn: Txn, table: Db, ordinal: int) -> Records:
+    """Return what a block spent, in order.
+
+    Raises:
+        Damaged: its undo log is not there.
+    """
+    parts, cursor = [], txn.cursor(table)
+    if cursor.set_range(_UNDO_KEY.pack(ordinal, 0)):
+        for key, value in cursor:
+            if _UNDO_KEY.unpack(key)[0] != ordinal:
+                break
+            parts.append(np.frombuffer(value, SPEND, count_of(value), HEAD_BYTES))
+    if not parts:
+        raise Damaged(f"block {ordinal} has no undo log")
+    return np.concatenate(parts)
+
+
+def reachable(txn: Txn, table: Db, floor: int) -> int:
+    """Return the lowest number that a rollback may take back, when blocks up to `floor` stay."""
+    if floor == 0 and txn.get(_U32.pack(0), db=table) is None:
+        return 0
+    block = read_block(txn, table, floor)
+    return block.first + block.numbers

@@ -1,0 +1,189 @@
+"""Records of numbered things in values of one bounded size, under the number of the first: appended, cut, thinned out.
+
+A value is a table of records beside a heap of bytes. The writer keeps the keys in memory; a reader seeks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from struct import Struct
+
+import numpy as np
+
+from storage.disk import Db, Txn
+from storage.errors import Damaged
+from storage.history.layout import HEAD_BYTES, VALUE_BYTES, Flags, Numbers, Records, check, count_of, seal
+
+Keep = Callable[[Records], Flags]
+KEY = Struct(">Q")
+
+
+class Values:
+    """A table of records, each with its number first; `heap` says that each has `length` bytes beside it."""
+
+    def __init__(self, table: Db, record: np.dtype[np.void], *, heap: bool) -> None:
+        self._table, self._record, self._heap = table, record, heap
+        self.firsts = np.empty(0, np.int64)
+        self._swept = 0  # the number at which thinning goes on
+
+    def load(self, txn: Txn) -> None:
+        """Read the keys."""
+        keys = txn.cursor(self._table).iternext(values=False)
+        self.firsts = np.array([KEY.unpack(key)[0] for key in keys], np.int64)
+
+    # --- writing -------------------------------------------------------------------------------------------------
+
+    def append(self, txn: Txn, records: Records, heap: bytes = b"") -> None:
+        """Write records above all that are there.
+
+        Raises:
+            Damaged: the table has higher ones.
+        """
+        if len(records) == 0:
+            return
+        values = self._packed(records, heap)
+        rows = [(KEY.pack(first), value) for first, value in values]
+        if txn.cursor(self._table).putmulti(rows, append=True)[1] != len(rows):
+            raise Damaged("values above the last key of a table were there already")
+        self.firsts = np.concatenate((self.firsts, np.array([first for first, _ in values], np.int64)))
+
+    def _packed(self, records: Records, heap: bytes) -> Sequence[tuple[int, bytes]]:
+        sizes = np.full(len(records), self._record.itemsize, np.int64)
+        if self._heap:
+            sizes += records["length"]
+        ends = np.cumsum(sizes)
+        values, start, heap_at = [], 0, 0
+        while start < len(records):
+            used = int(ends[start - 1]) if start else 0
+            stop = max(int(np.searchsorted(ends, used + VALUE_BYTES - HEAD_BYTES, "right")), start + 1)
+            some = records[start:stop]
+            heap_end = heap_at + (int(some["length"].sum(dtype=np.int64)) if self._heap else 0)
+            values.append((int(some["number"][0]), seal(len(some), some.tobytes(), heap[heap_at:heap_end])))
+            start, heap_at = stop, heap_end
+        return values
+
+    def _get(self, txn: Txn, at: int) -> tuple[Records, bytes]:
+        first = int(self.firsts[at])
+        return unpacked(self._record, txn.get(KEY.pack(first), db=self._table), first)
+
+    def cut(self, txn: Txn, number: int) -> None:
+        """Remove every record from a number on."""
+        at = int(np.searchsorted(self.firsts, number, "left"))
+        for first in self.firsts[at:].tolist():
+            txn.delete(KEY.pack(first), db=self._table)
+        self.firsts = self.firsts[:at]
+        if at:
+            records, heap = self._get(txn, at - 1)
+            if int(records["number"][-1]) >= number:
+                self._rewrite(txn, at - 1, 1, records, heap, records["number"] < number)
+        self._swept = min(self._swept, number)
+
+    def _rewrite(self, txn: Txn, at: int, count: int, records: Records, heap: bytes, kept: Flags) -> None:
+        """Put in place of some neighbouring values what is kept of their records."""
+        if self._heap:
+            ends = np.cumsum(records["length"], dtype=np.int64)
+            starts = ends - records["length"]
+            heap = b"".join([heap[a:b] for a, b in zip(starts[kept].tolist(), ends[kept].tolist(), strict=True)])
+        values = self._packed(records[kept], heap)
+        for first in self.firsts[at : at + count].tolist():
+            txn.delete(KEY.pack(first), db=self._table)
+        for first, value in values:
+            txn.put(KEY.pack(first), value, db=self._table)
+        firsts = np.array([first for first, _ in values], np.int64)
+        self.firsts = np.concatenate((self.firsts[:at], firsts, self.firsts[at + count :]))
+
+    def thin(self, txn: Txn, below: int, values: int, keep: Keep) -> int:
+        """Look at some values in turn, and rewrite those with more than half to drop; return how many records went.
+
+        Values of which little is left are joined with their neighbour. Only records below a number are looked at.
+        """
+        dropped = 0
+        for _ in range(values):
+            end = int(np.searchsorted(self.firsts, below, "left")) - 1  # the last one may go on above
+            at = int(np.searchsorted(self.firsts, self._swept, "left"))
+            if at >= end:  # also where there is nothing
+                self._swept = 0
+                break
+            records, heap = self._get(txn, at)
+            kept, count = keep(records), 1
+            size = int(kept.sum()) * self._record.itemsize
+            if at + 1 < end and size < VALUE_BYTES // 3:
+                more, more_heap = self._get(txn, at + 1)
+                if len(more) * self._record.itemsize + len(more_heap) < VALUE_BYTES // 2:
+                    records, heap, count = np.concatenate((records, more)), heap + more_heap, 2
+                    kept = np.concatenate((kept, keep(more)))
+            if count == 2 or 2 * int(kept.sum()) < len(kept):
+                dropped += len(kept) - int(kept.sum())
+                self._rewrite(txn, at, count, records, heap, kept)
+                at += 1 if kept.any() else 0
+                self._swept = int(self.firsts[at]) if at < len(self.firsts) else 0
+            else:
+                self._swept = int(self.firsts[at + 1])
+        return dropped
+
+
+class StoredValues:
+    """The same for a reader; values that were read are kept for as long as the snapshot, the latest few."""
+
+    _KEPT = 64
+
+    def __init__(self, txn: Txn, table: Db, record: np.dtype[np.void]) -> None:
+        self._cursor, self._record = txn.cursor(table), record
+        self._kept: dict[int, tuple[Records, bytes, Numbers]] = {}
+
+    def _holding(self, number: int) -> tuple[Records, bytes, Numbers] | None:
+        """Return the value that a number belongs to, with where each record's bytes begin in its heap."""
+        cursor = self._cursor
+        there = cursor.set_range(KEY.pack(number))
+        if not there or KEY.unpack(cursor.key())[0] != number:
+            there = cursor.prev() if there else cursor.last()
+        if not there:
+            return None
+        first = KEY.unpack(cursor.key())[0]
+        found = self._kept.get(first)
+        if found is None:
+            records, heap = unpacked(self._record, cursor.value(), first)
+            lengths = records["length"] if "length" in (self._record.names or ()) else np.zeros(len(records), np.int64)
+            starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))
+            if len(self._kept) >= self._KEPT:
+                self._kept.clear()
+            found = self._kept[first] = (records, heap, starts)
+        return found
+
+    def get(self, number: int) -> tuple[Records, bytes] | None:
+        """Return the record of a number, and its bytes."""
+        found = self.at_or_before(number)
+        return found if found is not None and int(found[0]["number"]) == number else None
+
+    def at_or_before(self, number: int) -> tuple[Records, bytes] | None:
+        """Return the last record at or before a number, and its bytes."""
+        value = self._holding(number)
+        if value is None:
+            return None
+        records, heap, starts = value
+        place = int(np.searchsorted(records["number"], number, "right")) - 1
+        if place < 0:
+            return None
+        return records[place], heap[int(starts[place]) : int(starts[place + 1])]
+
+    def parts(self, start: int) -> tuple[Records, bytes] | None:
+        """Return the records of the first value that begins at or after a number, and their heap."""
+        if not self._cursor.set_range(KEY.pack(start)):
+            return None
+        first = KEY.unpack(self._cursor.key())[0]
+        return unpacked(self._record, self._cursor.value(), first)
+
+
+def unpacked(record: np.dtype[np.void], value: bytes | None, first: int) -> tuple[Records, bytes]:
+    """Return the records of the value under a number, and its heap.
+
+    Raises:
+        Damaged: it is not there, or has no such records.
+    """
+    if value is None or len(value) < HEAD_BYTES:
+        raise Damaged(f"the value of number {first} is not there")
+    end = HEAD_BYTES + count_of(value) * record.itemsize
+    if end == HEAD_BYTES or end > len(value):
+        check(value, f"the value of number {first}")
+        raise Damaged(f"the value of number {first} says that it has {count_of(value)} records")
+    return np.frombuffer(value, record, count_of(value), HEAD_BYTES), value[end:]

@@ -1,0 +1,94 @@
+"""Any story of blocks, reorganisations, restarts and pruning leaves a history as a stack of plain dicts says.
+
+Values, merges and filters are made small, so that a short story has many of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+from hypothesis.stateful import run_state_machine_as_test
+from test_model import STORIES, Index, Story
+
+import storage.history.filters
+import storage.history.history
+import storage.history.runs
+import storage.history.values
+from handlers.events import OutPoint
+from storage.history.layout import Extra, Found
+from storage.history.output_keys import address_key, digest
+from storage.history.stored import Stored
+from storage.rows import Body
+
+
+class HistoryStory(Story):
+    """A history and a model, told the same."""
+
+    store = "history"
+
+    @contextmanager
+    def stored(self) -> Iterator[Stored]:
+        with self.chain.store.disk.read() as txn:
+            yield Stored(txn, self.chain.store.disk.tables)
+
+    def bodies(self) -> dict[OutPoint, Body]:
+        with self.stored() as stored:
+            found = {}
+            for number in range(stored.state.next_number):
+                if stored.live.is_set(number):
+                    tx, output = stored.tx_of(number), stored.output(number)
+                    assert output is not None
+                    assert stored.find_tx(tx.txid) == tx
+                    found[tx.txid, number - tx.number] = to_body(output)
+            return found
+
+    def whole_index(self, index: str, expected: Index) -> Index:
+        if index not in self.options["indexes"]:
+            return {}
+        with self.stored() as stored:
+            return {key: self.listed(stored, index, key) for key in expected}
+
+    def listed(self, stored: Stored, index: str, key: bytes) -> list[OutPoint]:
+        prefix = stored.prefix(digest(address_key(key) if index == "address_hash" else key))
+        found = []
+        up = [n for some in stored.index(index).ascending(prefix) for n in some.tolist()]
+        down = [n for some in stored.index(index).descending(prefix) for n in some.tolist()]
+        assert up == down[::-1]
+        assert up == sorted(set(up))
+        for number in up:
+            if stored.live.is_set(number):
+                tx = stored.tx_of(number)
+                found.append((tx.txid, number - tx.number))
+        return found
+
+    def hangs_together(self) -> None:
+        pass
+
+    def nothing_else_is_kept(self) -> None:
+        pass
+
+
+def to_body(found: Found) -> Body:
+    extra = msgspec.msgpack.decode(found.extra, type=Extra) if found.extra else Extra()
+    return Body(
+        found.address,
+        found.value,
+        extra.assets,
+        extra.datum_hash,
+        extra.inline_datum,
+        extra.script_ref,
+        extra.script_ref_hash,
+        extra.is_collateral_return,
+    )
+
+
+def test_any_story_equals_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 200)
+    monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 300)
+    monkeypatch.setattr(storage.history.runs, "FANOUT", 3)
+    monkeypatch.setattr(storage.history.history, "MERGED", 12)
+    monkeypatch.setattr(storage.history.filters, "_PART", 2)
+    run_state_machine_as_test(HistoryStory, settings=STORIES)
