@@ -6,6 +6,7 @@ that does not have exactly the expected bytes is decoded the general way, so a c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from operator import attrgetter
 
@@ -15,7 +16,7 @@ import numpy as np
 from handlers import wire
 from handlers.events import BlockApplied, GenesisOutputs, Hash32, Inbound, OutPoint, Output, Tx
 from storage.history.batch import Columns
-from storage.history.layout import Bytes, Extra, Flags, Numbers, Words, words
+from storage.history.layout import NO_COUNT, NO_FEE, Bytes, Extra, Flags, Numbers, Words, words
 from storage.rows import TxFlag
 
 _EMPTY = msgspec.Raw(b"\x90")
@@ -70,7 +71,11 @@ def read(frame: bytes | bytearray) -> RawBlock | None:
         return None
     txids = words(b"".join(map(attrgetter("txid"), txs)))
     flags = np.fromiter(map(attrgetter("coinbase"), txs), np.uint8, len(txs)) * np.uint8(TxFlag.COINBASE)
-    block.__dict__["columns"] = Columns(txids, flags, outputs[0], inputs[1], inputs[2], inputs[0], *outputs[1:], {})
+    fees, sizes = _amounts([tx.fee for tx in txs], NO_FEE), _amounts([tx.size for tx in txs], NO_COUNT)
+    subtrees = np.full(len(txs), NO_COUNT)
+    block.__dict__["columns"] = Columns(
+        txids, flags, fees, sizes, subtrees, outputs[0], inputs[1], inputs[2], inputs[0], *outputs[1:], {}
+    )
     return block
 
 
@@ -81,7 +86,12 @@ def columns(block: BlockApplied) -> Columns:
         return made
     txs = block.txs
     spends = [tx.inputs if tx.valid else tx.collateral for tx in txs]
-    return _columns([tx.txid for tx in txs], _flags(txs), spends, list(map(_made, txs)))
+    beside = (
+        _amounts([tx.fee for tx in txs], NO_FEE),
+        _amounts([tx.size for tx in txs], NO_COUNT),
+        _amounts([tx.subtree_index for tx in txs], NO_COUNT),
+    )
+    return _columns([tx.txid for tx in txs], _flags(txs), beside, spends, list(map(_made, txs)))
 
 
 def genesis_columns(event: GenesisOutputs) -> Columns:
@@ -101,14 +111,23 @@ def genesis_columns(event: GenesisOutputs) -> Columns:
     kept = {txid: outputs for txid, outputs in txs.items() if any(each.spendable for each in outputs.values())}
     nothing = Output(b"", 0, spendable=False)
     makes = [[outputs.get(index, nothing) for index in range(max(outputs) + 1)] for outputs in kept.values()]
-    return _columns(list(kept), np.zeros(len(kept), np.uint8), [[] for _ in kept], [(made, None) for made in makes])
+    flags, nothing_more = np.zeros(len(kept), np.uint8), [None] * len(kept)
+    fees, counts = _amounts(nothing_more, NO_FEE), _amounts(nothing_more, NO_COUNT)
+    return _columns(list(kept), flags, (fees, counts, counts), [[] for _ in kept], [(made, None) for made in makes])
 
 
 _MOST_GENESIS = 1 << 20
+_MOST_AMOUNT = {NO_FEE: (1 << 63) - 1, NO_COUNT: (1 << 31) - 1}
 _Made = tuple[list[Output], int | None]  # outputs, and which of them is a collateral return
 
 
-def _columns(txids: list[bytes], flags: Bytes, spends: list[list[OutPoint]], makes: list[_Made]) -> Columns:
+def _columns(
+    txids: list[bytes],
+    flags: Bytes,
+    beside: tuple[Numbers, Numbers, Numbers],
+    spends: list[list[OutPoint]],
+    makes: list[_Made],
+) -> Columns:
     outputs = list(chain.from_iterable([made for made, _ in makes]))
     inputs: list[OutPoint] = list(chain.from_iterable(spends))
     counts = np.array([len(made) for made, _ in makes], np.int64)
@@ -117,6 +136,9 @@ def _columns(txids: list[bytes], flags: Bytes, spends: list[list[OutPoint]], mak
     return Columns(
         txids=words(b"".join(txids)),
         flags=flags,
+        fees=beside[0],
+        sizes=beside[1],
+        subtrees=beside[2],
         outputs_of=counts,
         previous=words(b"".join([txid for txid, _ in inputs])),
         index=np.array([index for _, index in inputs], np.int64),
@@ -126,6 +148,12 @@ def _columns(txids: list[bytes], flags: Bytes, spends: list[list[OutPoint]], mak
         spendable=np.array([output.spendable for output in outputs], np.bool_),
         extra=_extra(outputs, returns),
     )
+
+
+def _amounts(values: Sequence[int | None], none: int) -> Numbers:
+    """Return numbers with `none` in place of what is not there, or is larger than a record has room for."""
+    most = _MOST_AMOUNT[none]
+    return np.array([none if value is None or not -most <= value <= most else value for value in values], np.int64)
 
 
 def _flags(txs: list[Tx]) -> Bytes:

@@ -77,6 +77,7 @@ class HistoryChain(Chain):
                 block.size,
                 block.prev_hash,
                 block.header,
+                block.block_id,
                 columns.columns(block),
             )
         )
@@ -175,7 +176,7 @@ class HistoryChain(Chain):
             made = columns.genesis_columns(event)
         except ValueError as error:
             raise Refused("malformed", str(error)) from error
-        genesis = Waiting(0, 0, bytes(32), None, None, None, None, None, made)
+        genesis = Waiting(0, 0, bytes(32), None, None, None, None, None, None, made)
 
         def work(txn: Txn) -> tuple[State, Gone]:
             self._rows.put_genesis(txn, digest)

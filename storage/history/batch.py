@@ -26,6 +26,9 @@ class Columns(msgspec.Struct, gc=False):
 
     txids: Words
     flags: Bytes  # `TxFlag` of each transaction
+    fees: Numbers  # `NO_FEE` where it is not known; so are sizes and subtrees `NO_COUNT`
+    sizes: Numbers
+    subtrees: Numbers
     outputs_of: Numbers  # how many outputs each transaction counts
     previous: Words  # of each input, the transaction that it spends from
     index: Numbers
@@ -47,6 +50,7 @@ class Waiting(msgspec.Struct, gc=False):
     size: int | None
     previous: bytes | None
     header: bytes | None
+    block_id: int | None
     columns: Columns
 
 
@@ -76,6 +80,9 @@ class Batch:
         self.blocks, self.first_number = blocks, first
         self.txids = np.concatenate([each.txids for each in cols])
         self.flags = np.concatenate([each.flags for each in cols])
+        self.fees = np.concatenate([each.fees for each in cols])
+        self.sizes = np.concatenate([each.sizes for each in cols])
+        self.subtrees = np.concatenate([each.subtrees for each in cols])
         self.txs_of = np.array([len(each.txids) for each in cols], np.int64)
         self.tx_ends = np.cumsum(self.txs_of)
         self.outputs_of = np.concatenate([each.outputs_of for each in cols])

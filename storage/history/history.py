@@ -170,6 +170,7 @@ class History:
         records = np.zeros(len(made.txids), TX_RECORD)
         records["number"], records["id"] = made.first, made.txids
         records["counts"] = pack_counts(made.outputs_of, made.flags)
+        records["fee"], records["size"], records["subtree"] = made.fees, made.sizes, made.subtrees
         records["block"] = self.state.tip + 1 + np.repeat(np.arange(len(made.blocks)), made.txs_of)
         if live is not None:
             sums = np.concatenate(([0], np.cumsum(live)))
@@ -240,6 +241,7 @@ class History:
                 waiting.size,
                 waiting.previous if self.state.tip + n == 0 else None,
                 waiting.header,
+                waiting.block_id,
             )
             rows.append((U32.pack(self.state.tip + 1 + n), seal_row(block)))
         if txn.cursor(self._block).putmulti(rows, append=True)[1] != len(rows):

@@ -35,11 +35,23 @@ TABLES = (BLOCK, TX, OUTPUT, LIVE, UNDO, RUN, FILTER)
 VALUE_BYTES = 16_300  # of a value: four pages less LMDB's header and ours
 REPLACED = 0xFFFF_FFFF  # in place of an input: a transaction with the same id replaced this one's output
 
-TX_RECORD = np.dtype([("number", "<i8"), ("id", "<u8", 4), ("counts", "<u4"), ("block", "<u4")])
+TX_RECORD = np.dtype(
+    [
+        ("number", "<i8"),
+        ("id", "<u8", 4),
+        ("fee", "<i8"),
+        ("counts", "<u4"),
+        ("block", "<u4"),
+        ("size", "<i4"),
+        ("subtree", "<i4"),
+    ]
+)
 OUTPUT_RECORD = np.dtype([("number", "<i8"), ("value", "<u8"), ("address", "<u4"), ("length", "<u4")])
 SPEND = np.dtype([("number", "<i8"), ("spender", "<u4"), ("input", "<u4")])
 ENTRY = np.dtype([("prefix", "<u8"), ("number", "<i8")])
 TXID_ENTRY = np.dtype([("prefix", "<u8"), ("number", "<i8"), ("check", "<u4"), ("outputs", "<u4")])
+
+NO_FEE, NO_COUNT = -(1 << 63), -1  # in place of a fee, a size or a subtree that is not known
 
 _HEAD = Packed("<II")  # CRC-32 of all that follows it, how many records
 _COUNT = Packed("<I")
@@ -84,6 +96,7 @@ class Block(Struct, array_like=True, frozen=True):
     size: int | None = None
     previous: bytes | None = None  # the hash before it, of the first block alone: the others' is known
     header: bytes | None = None
+    block_id: int | None = None
 
 
 class Extra(Struct, array_like=True, frozen=True):
@@ -114,6 +127,9 @@ class TxFound(NamedTuple):
     outputs: int
     flags: int
     block: int
+    fee: int | None
+    size: int | None
+    subtree: int | None
 
 
 def seal(count: int, *parts: bytes) -> bytes:
@@ -171,7 +187,17 @@ def to_tx(record: Records) -> TxFound:
     """Return a transaction's record."""
     counts = int(record["counts"])
     flags = counts & (TxFlag.INVALID | TxFlag.COLLATERAL_RETURN | TxFlag.COINBASE)
-    return TxFound(int(record["number"]), record["id"].tobytes(), counts >> _FLAG_BITS, flags, int(record["block"]))
+    fee, size, subtree = int(record["fee"]), int(record["size"]), int(record["subtree"])
+    return TxFound(
+        int(record["number"]),
+        record["id"].tobytes(),
+        counts >> _FLAG_BITS,
+        flags,
+        int(record["block"]),
+        None if fee == NO_FEE else fee,
+        None if size < 0 else size,
+        None if subtree < 0 else subtree,
+    )
 
 
 def words(raw: bytes) -> Words:
