@@ -187,7 +187,7 @@ def _extra(outputs: list[Output], returns: set[int]) -> dict[int, bytes]:
 
 
 _BESIDE = attrgetter("assets", "datum_hash", "inline_datum", "script_ref", "script_ref_hash")
-_NOTHING = [None, None, None]
+_NOTHING = [None, None, None, None]
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------
