@@ -280,10 +280,14 @@ class History:
             index.merge(txn, merged, lambda entries, kind=kind: self._wanted(txn, kind, entries, reachable))  # type: ignore[misc]
             index.collect(txn, _COLLECTED * blocks)
         self.output.thin(
-            txn, reachable, _THINNED * blocks, lambda records: self._revivable(txn, records["number"], reachable)
+            txn,
+            reachable,
+            _THINNED * blocks,
+            self.live,
+            lambda records: self._revivable(txn, records["number"], reachable),
         )
         return self.tx.thin(
-            txn, reachable, _THINNED // 2 * blocks, lambda records: self._alive(txn, records, reachable)
+            txn, reachable, _THINNED // 2 * blocks, self.live, lambda records: self._alive(txn, records, reachable)
         )
 
     def _wanted(self, txn: Txn, kind: str, entries: Records, reachable: int) -> Flags:

@@ -12,6 +12,7 @@ import numpy as np
 
 from storage.disk import Db, Txn
 from storage.errors import Damaged
+from storage.history.bits import Bits
 from storage.history.layout import HEAD_BYTES, VALUE_BYTES, Flags, Numbers, Records, check, count_of, seal
 
 Keep = Callable[[Records], Flags]
@@ -92,33 +93,44 @@ class Values:
         firsts = np.array([first for first, _ in values], np.int64)
         self.firsts = np.concatenate((self.firsts[:at], firsts, self.firsts[at + count :]))
 
-    def thin(self, txn: Txn, below: int, values: int, keep: Keep) -> int:
+    def thin(self, txn: Txn, below: int, values: int, live: Bits, keep: Keep) -> int:
         """Look at some values in turn, and rewrite those with more than half to drop; return how many records went.
 
-        Values of which little is left are joined with their neighbour. Only records below a number are looked at.
+        Values of which little is left are joined with their neighbour. Only records below a number are looked at, and
+        no value is read of whose numbers at least half live.
         """
-        dropped = 0
-        for _ in range(values):
-            end = int(np.searchsorted(self.firsts, below, "left")) - 1  # the last one may go on above
-            at = int(np.searchsorted(self.firsts, self._swept, "left"))
-            if at >= end:  # also where there is nothing
-                self._swept = 0
-                break
-            records, heap = self._get(txn, at)
-            kept, count = keep(records), 1
-            size = int(kept.sum()) * self._record.itemsize
-            if at + 1 < end and size < VALUE_BYTES // 3:
-                more, more_heap = self._get(txn, at + 1)
-                if len(more) * self._record.itemsize + len(more_heap) < VALUE_BYTES // 2:
-                    records, heap, count = np.concatenate((records, more)), heap + more_heap, 2
-                    kept = np.concatenate((kept, keep(more)))
-            if count == 2 or 2 * int(kept.sum()) < len(kept):
-                dropped += len(kept) - int(kept.sum())
-                self._rewrite(txn, at, count, records, heap, kept)
-                at += 1 if kept.any() else 0
-                self._swept = int(self.firsts[at]) if at < len(self.firsts) else 0
-            else:
-                self._swept = int(self.firsts[at + 1])
+        end = int(np.searchsorted(self.firsts, below, "left")) - 1  # the last one may go on above
+        at = int(np.searchsorted(self.firsts, self._swept, "left"))
+        stop = min(at + values, end)
+        if at >= stop:  # also where there is nothing
+            self._swept = 0
+            return 0
+        bounds = self.firsts[at : stop + 1]
+        lives = np.add.reduceat(live.within(int(bounds[0]), int(bounds[-1])), bounds[:-1] - bounds[0], dtype=np.int64)
+        self._swept = int(bounds[-1])
+        doubtful = at + np.flatnonzero(2 * lives < np.diff(bounds))
+        read = {n: self._get(txn, n) for n in doubtful.tolist()}
+        if not read:
+            return 0
+        kept = keep(np.concatenate([records for records, _ in read.values()]))
+        ends = np.cumsum([len(records) for records, _ in read.values()])[:-1]
+        return self._drop(txn, read, dict(zip(read, np.split(kept, ends), strict=True)))
+
+    def _drop(self, txn: Txn, read: dict[int, tuple[Records, bytes]], kept: dict[int, Flags]) -> int:
+        """Rewrite values that were read; the last ones first, so that the places of the others stay as they are."""
+        dropped, size = 0, self._record.itemsize
+        for n in sorted(read, reverse=True):
+            if n not in read:
+                continue
+            (records, heap), keeps, count = read.pop(n), kept[n], 1
+            small = int(keeps.sum()) * size < VALUE_BYTES // 3
+            if small and (before := read.get(n - 1)) and len(before[0]) * size + len(before[1]) < VALUE_BYTES // 2:
+                del read[n - 1]
+                records, heap = np.concatenate((before[0], records)), before[1] + heap
+                keeps, n, count = np.concatenate((kept[n - 1], keeps)), n - 1, 2
+            if count == 2 or 2 * int(keeps.sum()) < len(keeps):
+                dropped += len(keeps) - int(keeps.sum())
+                self._rewrite(txn, n, count, records, heap, keeps)
         return dropped
 
 
