@@ -69,7 +69,7 @@ def test_any_batching_and_merging_has_the_same_answers(seed: int, most: int, mer
         for each in again:
             feed(single, each)
         expected = answers(single, told)
-    storage.history.history.MERGED = merged
+    storage.history.history.MERGED = storage.history.history.LEAST_MERGED = merged
     try:
         with fresh(store="history", rollback_window=window, prune_depth=0, may_prune=True) as batched:
             batched.seed(genesis)
@@ -85,7 +85,7 @@ def test_any_batching_and_merging_has_the_same_answers(seed: int, most: int, mer
                 batched.prune()
             assert answers(batched, told) == expected
     finally:
-        storage.history.history.MERGED = 30_000
+        storage.history.history.MERGED, storage.history.history.LEAST_MERGED = 6, 1000
     MET["a rollback"] += bool(back)
     MET["a batch"] += most > 1
 

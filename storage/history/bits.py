@@ -18,23 +18,14 @@ _MASKS = (1 << np.arange(8)).astype(np.uint8)
 
 
 class Bits:
-    """Which numbers are set. What changes is written by `flush`."""
+    """Which numbers are set, in memory."""
 
-    def __init__(self, table: Db) -> None:
-        self._table = table
+    def __init__(self) -> None:
         self._bytes = np.zeros(CHUNK, np.uint8)
-        self._touched: list[Numbers] = []
 
-    def load(self, txn: Txn) -> None:
-        """Read all chunks."""
-        cursor = txn.cursor(self._table)
-        if cursor.last():
-            self._reach((_KEY.unpack(cursor.key())[0] + 1) * BITS)
+    def reset(self) -> None:
+        """Clear all."""
         self._bytes[:] = 0
-        self._touched = []
-        for key, value in txn.cursor(self._table):
-            at = _KEY.unpack(key)[0] * CHUNK
-            self._bytes[at : at + CHUNK] = np.frombuffer(open_chunk(key, value), np.uint8)
 
     def _reach(self, count: int) -> None:
         wanted = -(-count // BITS) * CHUNK
@@ -63,19 +54,48 @@ class Bits:
         if len(numbers):
             self._reach(int(numbers.max()) + 1)
             np.bitwise_or.at(self._bytes, numbers >> 3, _MASKS[numbers & 7])
-            self._touched.append(np.unique(numbers >> 10))
 
     def clear(self, numbers: Numbers) -> None:
         """Clear these numbers."""
         if len(numbers):
+            self._reach(int(numbers.max()) + 1)
             np.bitwise_and.at(self._bytes, numbers >> 3, ~_MASKS[numbers & 7])
-            self._touched.append(np.unique(numbers >> 10))
 
     def cut(self, low: int, high: int) -> int:
         """Clear a range; return how many were set."""
         there = low + np.flatnonzero(self.within(low, high))
         self.clear(there)
         return len(there)
+
+
+class TableBits(Bits):
+    """The same on disk: what changes is written by `flush`."""
+
+    def __init__(self, table: Db) -> None:
+        super().__init__()
+        self._table = table
+        self._touched: list[Numbers] = []
+
+    def load(self, txn: Txn) -> None:
+        """Read all chunks."""
+        cursor = txn.cursor(self._table)
+        if cursor.last():
+            self._reach((_KEY.unpack(cursor.key())[0] + 1) * BITS)
+        self.reset()
+        self._touched = []
+        for key, value in txn.cursor(self._table):
+            at = _KEY.unpack(key)[0] * CHUNK
+            self._bytes[at : at + CHUNK] = np.frombuffer(open_chunk(key, value), np.uint8)
+
+    def set(self, numbers: Numbers) -> None:
+        """Set these numbers."""
+        super().set(numbers)
+        self._touched.append(np.unique(numbers >> 10))
+
+    def clear(self, numbers: Numbers) -> None:
+        """Clear these numbers."""
+        super().clear(numbers)
+        self._touched.append(np.unique(numbers >> 10))
 
     def flush(self, txn: Txn) -> None:
         """Write the chunks that have changed."""

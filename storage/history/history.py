@@ -7,7 +7,8 @@ undo log of its block.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from struct import Struct as Packed
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from storage.disk import Db, Txn
 from storage.errors import Damaged
 from storage.history.batch import Batch, Done, Spends, Waiting
-from storage.history.bits import Bits
+from storage.history.bits import Bits, TableBits
 from storage.history.layout import (
     BLOCK,
     ENTRY,
@@ -52,8 +53,36 @@ from storage.history.values import Values
 U32 = Packed(">I")
 UNDO_KEY = Packed(">II")
 UNDO_ENTRIES = 1000  # of a value
-MERGED = 30_000  # entries of each kind that are merged for each block
+MERGED = 6  # entries that are merged for each one that is added: as many as there are levels of runs
+LEAST_MERGED = 1000
+_LOADED = 200  # undo logs that are read in a turn
 _COLLECTED, _THINNED = 40, 40  # values for each block
+
+
+class Recent:
+    """Which outputs were spent in blocks that may be rolled back: for merges, which drop what is dead for good.
+
+    After a start it is read from the undo logs, some at a time.
+    """
+
+    def __init__(self, first: int = 1, last: int = 0) -> None:
+        self.spent = Bits()
+        self._next, self._last = first, last  # the blocks of which it is still to be read
+
+    def load(self, undo: Callable[[Txn, int], Records], txn: Txn, floor: int) -> bool:
+        """Read some more undo logs; return whether all are read."""
+        self._next = max(self._next, floor + 1)
+        for _ in range(_LOADED):
+            if self._next > self._last:
+                return True
+            self.spent.set(undo(txn, self._next)["number"])
+            self._next += 1
+        return self._next > self._last
+
+    def cut(self, numbers: Numbers, target: int) -> None:
+        """Forget what the blocks above one spent."""
+        self.spent.clear(numbers)
+        self._last = min(self._last, target)
 
 
 class History:
@@ -63,7 +92,8 @@ class History:
         self._tables, self._meta, self._block, self._undo = tables, tables[META], tables[BLOCK], tables[UNDO]
         self.tx = Values(tables[TX], TX_RECORD, heap=False)
         self.output = Values(tables[OUTPUT], OUTPUT_RECORD, heap=True)
-        self.live = Bits(tables[LIVE])
+        self.live = TableBits(tables[LIVE])
+        self.recent = Recent()
         self.kinds = ("txid", "block", "spender", *indexes)
         self.state = HistoryState([])
 
@@ -76,6 +106,7 @@ class History:
             index.load(txn)
         for table in (self.tx, self.output, self.live):
             table.load(txn)
+        self.recent = Recent(self.state.floor + 1, self.state.tip)
 
     def save(self, txn: Txn) -> None:
         """Write what has changed beside the values."""
@@ -104,6 +135,8 @@ class History:
         live[np.searchsorted(made.numbers, spends.numbers[~old])] = False
         self.live.clear(spends.numbers[old])
         self.live.set(made.numbers[live])
+        if not deep:
+            self.recent.spent.set(spends.numbers)
         kept = live if deep else made.spendable
         self._write_txs(txn, made, own, live if deep else None)
         self._write_outputs(txn, made, kept)
@@ -116,6 +149,7 @@ class History:
         state.unspent += int(made.spendable.sum()) - len(spends.numbers)
         if deep:
             self._raise_floor(txn, state.tip)
+            self.recent.spent.reset()
         return done
 
     def seed(self, txn: Txn, genesis: Waiting) -> None:
@@ -258,7 +292,9 @@ class History:
         spends = logs = 0
         while self.state.floor + 1 < lowest and spends < budget:
             ordinal = self.state.floor + 1
-            spends, logs = spends + len(self.undo(txn, ordinal)), logs + 1
+            numbers = self.undo(txn, ordinal)["number"]
+            self.recent.spent.clear(numbers)
+            spends, logs = spends + len(numbers), logs + 1
             self._raise_floor(txn, ordinal)
         return spends, logs
 
@@ -274,23 +310,22 @@ class History:
 
     def keep_house(self, txn: Txn, blocks: int) -> int:
         """Merge, collect and thin out a bounded amount for so many blocks; return how many transactions went."""
+        for index in self.index.values():
+            index.collect(txn, _COLLECTED * blocks)
+        if not self.recent.load(self.undo, txn, self.state.floor):
+            return 0
         reachable = self._reachable(txn)
         for kind, index in self.index.items():
-            merged = 8 * blocks + 8 if kind == "block" else MERGED * blocks
-            index.merge(txn, merged, lambda entries, kind=kind: self._wanted(txn, kind, entries, reachable))  # type: ignore[misc]
-            index.collect(txn, _COLLECTED * blocks)
+            index.merge(txn, max(index.added * MERGED, LEAST_MERGED), partial(self._wanted, kind, reachable))
+            index.added = 0
         self.output.thin(
-            txn,
-            reachable,
-            _THINNED * blocks,
-            self.live,
-            lambda records: self._revivable(txn, records["number"], reachable),
+            txn, reachable, _THINNED * blocks, self.live, lambda records: self._revivable(records["number"])
         )
         return self.tx.thin(
-            txn, reachable, _THINNED // 2 * blocks, self.live, lambda records: self._alive(txn, records, reachable)
+            txn, reachable, _THINNED // 2 * blocks, self.live, lambda records: self._alive(records, reachable)
         )
 
-    def _wanted(self, txn: Txn, kind: str, entries: Records, reachable: int) -> Flags:
+    def _wanted(self, kind: str, reachable: int, entries: Records) -> Flags:
         """Return which entries a merge keeps."""
         match kind:
             case "block":
@@ -299,23 +334,18 @@ class History:
                 recent: Flags = entries["number"] >= reachable
                 return recent
             case "txid":
-                return self._any_alive(txn, entries["number"], entries["outputs"].astype(np.int64), reachable)
+                return self._any_alive(entries["number"], entries["outputs"].astype(np.int64), reachable)
             case _:
-                return self._revivable(txn, entries["number"], reachable)
+                return self._revivable(entries["number"])
 
-    def _revivable(self, txn: Txn, numbers: Numbers, reachable: int) -> Flags:
+    def _revivable(self, numbers: Numbers) -> Flags:
         """Return which outputs live, or were spent in a block that may be rolled back."""
-        flags = self.live.has(numbers)
-        dead = np.unique(numbers[~flags])
-        if len(dead):
-            places, found = self.index["spender"].find(txn, dead.astype(np.uint64))
-            flags |= np.isin(numbers, dead[places[found["number"] >= reachable]])
-        return flags
+        return self.live.has(numbers) | self.recent.spent.has(numbers)
 
-    def _alive(self, txn: Txn, records: Records, reachable: int) -> Flags:
-        return self._any_alive(txn, records["number"], outputs_in(records["counts"]), reachable)
+    def _alive(self, records: Records, reachable: int) -> Flags:
+        return self._any_alive(records["number"], outputs_in(records["counts"]), reachable)
 
-    def _any_alive(self, txn: Txn, first: Numbers, outputs: Numbers, reachable: int) -> Flags:
+    def _any_alive(self, first: Numbers, outputs: Numbers, reachable: int) -> Flags:
         """Return which transactions may be rolled back, or have outputs that live or may live again."""
         alive = first >= reachable
         some = np.flatnonzero(~alive & (outputs > 0))
@@ -323,7 +353,7 @@ class History:
             counts = outputs[some]
             starts = np.cumsum(counts) - counts
             numbers = np.arange(int(counts.sum())) + np.repeat(first[some] - starts, counts)
-            alive[some] = np.logical_or.reduceat(self._revivable(txn, numbers, reachable), starts)
+            alive[some] = np.logical_or.reduceat(self._revivable(numbers), starts)
         return alive
 
     # --- the way back --------------------------------------------------------------------------------------------
@@ -341,6 +371,7 @@ class History:
             txn.delete(U32.pack(ordinal), db=self._block)
         delete_from(txn, self._undo, UNDO_KEY.pack(target + 1, 0), lambda _: True)
         numbers = np.concatenate(spent)
+        self.recent.cut(numbers, target)
         older = numbers[numbers < first]
         born = self.live.cut(first, state.next_number)
         self.live.set(older)

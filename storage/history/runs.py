@@ -91,6 +91,7 @@ class Index:
         self.dtype, self._filtered = record_of(kind), kind == "txid"
         self._per_value = (VALUE_BYTES - HEAD_BYTES) // self.dtype.itemsize
         self.manifest = Manifest()
+        self.added = 0  # entries, since somebody set it to 0
         self._saved = b""
         self._fences: dict[int, Fences] = {}
         self._filters: dict[int, Filter] = {}
@@ -131,6 +132,7 @@ class Index:
         if len(entries) == 0:
             return
         entries = entries[np.argsort(entries["prefix"], kind="stable")]
+        self.added += len(entries)
         run = Run(self._next_id(), low, high, 0, len(entries), len(entries))
         self._begin_run(run.id, len(entries))
         self._append(txn, run.id, entries)
