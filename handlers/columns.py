@@ -167,13 +167,13 @@ def _flags(txs: list[Tx]) -> Bytes:
 
 
 def _made(tx: Tx) -> _Made:
-    """Return the outputs that a transaction counts: of one that failed only the collateral return is spendable."""
+    """Return the outputs that a transaction counts: of one that failed none but the collateral return can be."""
     if tx.valid:
         return tx.outputs, None
     outputs = [msgspec.structs.replace(output, spendable=False) for output in tx.outputs]
     if tx.collateral_return is None:
         return outputs, None
-    return [*outputs, msgspec.structs.replace(tx.collateral_return, spendable=True)], len(outputs)
+    return [*outputs, tx.collateral_return], len(outputs)
 
 
 def _extra(outputs: list[Output], returns: set[int]) -> dict[int, bytes]:
