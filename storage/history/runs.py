@@ -60,6 +60,7 @@ class Merge(Struct, array_like=True):
 
     inputs: list[int]
     id: int
+    level: int  # of the inputs
     room: int
     prefix: int = 0
     number: int = 0
@@ -67,11 +68,18 @@ class Merge(Struct, array_like=True):
 
 
 class Manifest(Struct, array_like=True):
-    """What of one kind is in force, in the order of numbers, and runs whose values are to be deleted."""
+    """What of one kind is in force, in the order of numbers, and runs whose values are to be deleted.
+
+    There is at most one merge at a level, so that a long one keeps none of the short ones from ending.
+    """
 
     runs: list[Run] = []
-    merge: Merge | None = None
+    merges: list[Merge] = []
     garbage: list[int] = []
+
+    def rooms(self) -> dict[int, int]:
+        """Return the runs in force and those that merges write, with the entries that their filters are made for."""
+        return {run.id: run.room for run in self.runs} | {merge.id: merge.room for merge in self.merges}
 
 
 class Fences:
@@ -100,9 +108,7 @@ class Index:
         """Read the manifest, the keys of all runs in force, and their filters."""
         self.manifest = manifest(txn, self._meta, self.kind)
         self._saved, self._fences, self._filters = seal_row(self.manifest), {}, {}
-        merge = self.manifest.merge
-        there = [(run.id, run.room) for run in self.manifest.runs] + ([(merge.id, merge.room)] if merge else [])
-        for run, room in there:
+        for run, room in self.manifest.rooms().items():
             self._fences[run] = self._read_fences(txn, run)
             if self._filtered:
                 self._filters[run] = Filter(run, room)
@@ -117,9 +123,8 @@ class Index:
 
     def drop(self) -> None:
         """Let go of everything: the values go bit by bit."""
-        merge, runs = self.manifest.merge, self.manifest.runs
-        self.manifest.garbage += [run.id for run in runs] + ([merge.id] if merge else [])
-        self.manifest.runs, self.manifest.merge = [], None
+        self.manifest.garbage += self.manifest.rooms()
+        self.manifest.runs, self.manifest.merges = [], []
 
     def _read_fences(self, txn: Txn, run: int) -> Fences:
         found = [key[1:] for key in _keys(txn, self._table, run)]
@@ -162,10 +167,10 @@ class Index:
         """Let go of every entry from a number on."""
         kept = [run for run in self.manifest.runs if run.low < number]
         gone = [run for run in self.manifest.runs if run.low >= number]
-        merge = self.manifest.merge
-        if merge is not None and {run.id for run in gone}.intersection(merge.inputs):
-            self.manifest.garbage.append(merge.id)
-            self.manifest.merge = None
+        left = {run.id for run in gone}
+        broken = [merge for merge in self.manifest.merges if left.intersection(merge.inputs)]
+        self.manifest.garbage += [merge.id for merge in broken]
+        self.manifest.merges = [merge for merge in self.manifest.merges if merge not in broken]
         for run in kept:
             run.high = min(run.high, number)
         self.manifest.garbage += [run.id for run in gone]
@@ -173,7 +178,7 @@ class Index:
 
     def drop_below(self, number: int) -> None:
         """Let go of runs that have only numbers below this one."""
-        busy = set(self.manifest.merge.inputs) if self.manifest.merge else set()
+        busy = {run for merge in self.manifest.merges for run in merge.inputs}
         gone = [run for run in self.manifest.runs if run.high <= number and run.id not in busy]
         self.manifest.garbage += [run.id for run in gone]
         self.manifest.runs = [run for run in self.manifest.runs if run not in gone]
@@ -247,29 +252,30 @@ class Index:
     def merge(self, txn: Txn, budget: int, keep: Keep) -> int:
         """Merge about as many entries as the budget says, leaving out those that `keep` does not want; return how many.
 
+        Merges of the lowest level go first: else runs would become many, and each look-up goes through all of them.
         What is done is on disk with the manifest, so the next turn goes on where this one stopped, after a kill too.
         """
         done = 0
         while done < budget:
-            if self.manifest.merge is None and not self._begin():
+            self._begin()
+            if not self.manifest.merges:
                 break
-            done += self._turn(txn, budget - done, keep)
+            done += self._turn(txn, min(self.manifest.merges, key=lambda merge: merge.level), budget - done, keep)
         return done
 
-    def _begin(self) -> bool:
-        runs = self.manifest.runs
+    def _begin(self) -> None:
+        """Begin a merge at each level that has runs enough and none under way."""
+        runs, busy = self.manifest.runs, {merge.level for merge in self.manifest.merges}
         for at in range(len(runs) - FANOUT + 1):
-            chosen = runs[at : at + FANOUT]
-            if len({run.level for run in chosen}) == 1:
+            level, chosen = runs[at].level, runs[at : at + FANOUT]
+            if level not in busy and all(run.level == level for run in chosen):
                 room = sum(run.entries for run in chosen)
-                self.manifest.merge = merge = Merge([run.id for run in chosen], self._next_id(), room)
+                merge = Merge([run.id for run in chosen], self._next_id(), level, room)
+                self.manifest.merges.append(merge)
                 self._begin_run(merge.id, room)
-                return True
-        return False
+                busy.add(level)
 
-    def _turn(self, txn: Txn, budget: int, keep: Keep) -> int:
-        merge = self.manifest.merge
-        assert merge is not None
+    def _turn(self, txn: Txn, merge: Merge, budget: int, keep: Keep) -> int:
         runs = [run for run in self.manifest.runs if run.id in merge.inputs]
         each = max(budget // self._per_value // len(runs), 1)
         parts, until = [], (_BEYOND, 0)
@@ -294,11 +300,11 @@ class Index:
 
     def _finish(self, runs: list[Run], merge: Merge) -> None:
         place = self.manifest.runs.index(runs[0])
-        merged = Run(merge.id, runs[0].low, runs[-1].high, runs[0].level + 1, merge.entries, merge.room)
+        merged = Run(merge.id, runs[0].low, runs[-1].high, merge.level + 1, merge.entries, merge.room)
         kept = [run for run in self.manifest.runs if run not in runs]
         self.manifest.garbage += [run.id for run in runs] + ([] if merge.entries else [merge.id])
         self.manifest.runs = kept[:place] + ([merged] if merge.entries else []) + kept[place:]
-        self.manifest.merge = None
+        self.manifest.merges.remove(merge)
 
 
 def record_of(kind: str) -> np.dtype[np.void]:
