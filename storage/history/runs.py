@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from struct import Struct as Packed
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -348,17 +349,20 @@ def _keys(txn: Txn, table: Db, run: int) -> Iterator[tuple[int, int, int]]:
 
 def _after(fences: Fences, prefix: int, number: int) -> int:
     """Return how many values begin at or before an entry."""
-    low = int(np.searchsorted(fences.prefixes, np.uint64(prefix), "left"))
-    high = int(np.searchsorted(fences.prefixes, np.uint64(prefix), "right"))
-    return low + int(np.searchsorted(fences.numbers[low:high], number, "right"))
+    return _place(fences.prefixes, fences.numbers, prefix, number, "right")
 
 
 def _between(entries: Records, prefix: int, number: int, until: tuple[int, int]) -> Records:
     """Return the entries at or after one, and before another."""
     prefixes, numbers = entries["prefix"], entries["number"]
-    start = (prefixes > np.uint64(prefix)) | ((prefixes == np.uint64(prefix)) & (numbers >= number))
+    start, end = _place(prefixes, numbers, prefix, number, "left"), len(entries)
     if until[0] < _BEYOND:
-        end = np.uint64(until[0])
-        start &= (prefixes < end) | ((prefixes == end) & (numbers < until[1]))
-    chosen: Records = entries[start]
-    return chosen
+        end = _place(prefixes, numbers, *until, "left")
+    return entries[start:end]
+
+
+def _place(prefixes: Words, numbers: Numbers, prefix: int, number: int, side: Literal["left", "right"]) -> int:
+    """Return where an entry stands among entries in order."""
+    low = int(np.searchsorted(prefixes, np.uint64(prefix), "left"))
+    high = int(np.searchsorted(prefixes, np.uint64(prefix), "right"))
+    return low + int(np.searchsorted(numbers[low:high], number, side))
