@@ -150,10 +150,7 @@ class Utxo(Table, frozen=True, kw_only=True):
     enabled: Annotated[bool, Meta(description="Keep the set of unspent outputs.")] = True
     store: Annotated[
         Literal["classic", "mmr", "history"],
-        Meta(
-            description="Kind of store; mmr also proves outputs (Merkle mountain range), at the cost of write speed; "
-            "history stays fast with many outputs, and has no transaction store yet."
-        ),
+        Meta(description="Kind of store: mmr also proves outputs, and is slower; history is fast on many outputs."),
     ] = "classic"
     prune_depth: Annotated[Blocks, Meta(description="Blocks for which spent outputs are kept.")] = 2160
     rollback_window: Annotated[

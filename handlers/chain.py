@@ -14,12 +14,11 @@ import msgspec
 from handlers import ledger, persisted, wire
 from handlers.batch import Batch, committed
 from handlers.change_log import ChangeLog
+from handlers.durable import Durable
 from handlers.events import (
     BlockApplied,
     BlockPersisted,
-    Fact,
     GenesisOutputs,
-    OutPoint,
     Point,
     Rollback,
     RolledBack,
@@ -39,7 +38,7 @@ _T = TypeVar("_T")
 _ROLLBACK_ROWS = 250_000  # rows held in memory before a long rollback writes them into its open transaction
 
 
-class Chain:
+class Chain(Durable):
     """The UTXO store and the blocks that wait to be committed to it, with the records of transactions if `lives`."""
 
     decode = staticmethod(wire.decode)
@@ -52,6 +51,7 @@ class Chain:
         lives: Lives | None = None,
         changes: ChangeLog | None = None,
     ) -> None:
+        super().__init__()
         self.store = store
         self.lives = lives
         self.changes = lives.changes if lives else changes or ChangeLog(store.disk)
@@ -59,9 +59,6 @@ class Chain:
         self.prune_batch_size = prune_batch_size
         self.may_prune = True
         self._nothing_at: dict[Part, State] = {}  # where pruning found nothing more to do
-        self.facts: list[Fact] = []  # durable, not yet taken by `take_facts`
-        self._beside: list[Fact] = []  # the same, of `write_alone`
-        self.missing: list[tuple[Point, list[OutPoint]]] = []
         self._reload()
 
     def _reload(self) -> None:
@@ -93,21 +90,6 @@ class Chain:
 
     def _reach_of(self, state: State) -> Reach:
         return Reach(self.store, self.windows, state)
-
-    def take_facts(self) -> list[Fact]:
-        """Return what has become durable since the last call."""
-        facts, self.facts = self.facts, []
-        return facts + self.take_facts_beside()
-
-    def take_facts_beside(self) -> list[Fact]:
-        """Return what `write_alone` has made durable since the last call."""
-        facts, self._beside = self._beside, []
-        return facts
-
-    def take_missing(self) -> list[tuple[Point, list[OutPoint]]]:
-        """Return the committed blocks that spent what is not there, with those outpoints."""
-        missing, self.missing = self.missing, []
-        return missing
 
     def take_repaired(self) -> int:
         """Return how many records of transactions have been repaired since the last call."""
@@ -315,7 +297,7 @@ class Chain:
             return step(txn)
 
         done = self.changes.write(work)
-        self._beside += [] if quietly else self.changes.written
+        self.facts_beside += [] if quietly else self.changes.written
         lives.settle()
         return done
 

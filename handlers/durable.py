@@ -1,0 +1,29 @@
+"""What commits have made true, until somebody takes it."""
+
+from __future__ import annotations
+
+from handlers.events import Fact, OutPoint, Point
+
+
+class Durable:
+    """Facts in the order of the change log, and what blocks spent that was not there."""
+
+    def __init__(self) -> None:
+        self.facts: list[Fact] = []
+        self.facts_beside: list[Fact] = []  # of `Chain.write_alone`
+        self.missing: list[tuple[Point, list[OutPoint]]] = []
+
+    def take_facts(self) -> list[Fact]:
+        """Return what has become durable since the last call."""
+        facts, self.facts = self.facts, []
+        return facts + self.take_facts_beside()
+
+    def take_facts_beside(self) -> list[Fact]:
+        """Return what `Chain.write_alone` has made durable since the last call."""
+        facts, self.facts_beside = self.facts_beside, []
+        return facts
+
+    def take_missing(self) -> list[tuple[Point, list[OutPoint]]]:
+        """Return the committed blocks that spent what is not there, with those outpoints."""
+        missing, self.missing = self.missing, []
+        return missing
