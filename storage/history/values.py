@@ -107,7 +107,7 @@ class Values:
             return 0
         bounds = self.firsts[at : stop + 1]
         lives = np.add.reduceat(live.within(int(bounds[0]), int(bounds[-1])), bounds[:-1] - bounds[0], dtype=np.int64)
-        self._swept = int(bounds[-1])
+        self._swept = int(bounds[-1]) if stop < end else 0  # a block later the end is another one
         doubtful = at + np.flatnonzero(2 * lives < np.diff(bounds))
         read = {n: self._get(txn, n) for n in doubtful.tolist()}
         if not read:
