@@ -144,8 +144,12 @@ class Asked:
 
 
 @contextmanager
-def asked(folder: Path, **tables: Any) -> Iterator[Asked]:
-    """Give a daemon that answers on a socket of its own."""
+def asked(folder: Path, *, store: str = "classic", **tables: Any) -> Iterator[Asked]:
+    """Give a daemon that answers on a socket of its own; a history keeps no transactions."""
+    if store != "classic":
+        tables["utxo"] = tables.get("utxo", {}) | {"store": store}
+    if store == "history":
+        tables["transactions"] = {"enabled": False}
     http = {"workers": 1, "listen": f"unix:{folder}/http"} | tables.pop("http", {})
     with running(folder, http=http, **tables) as daemon, Web(folder / "http") as web:
         yield Asked(daemon, web)

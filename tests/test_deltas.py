@@ -234,9 +234,8 @@ def test_what_is_no_block_is_refused(told: Asked, text: str) -> None:
 @pytest.fixture(scope="module", params=["classic", "history"])
 def told(request: pytest.FixtureRequest) -> Any:
     """A daemon with a window of three blocks that has taken a branch back."""
-    blocks, tables = chain(8), {"utxo": {"store": request.param, "rollback_window": 3, "prune_depth": 1}}
-    tables["transactions"] = {"enabled": request.param == "classic"}
-    with short_folder() as folder, asked(folder, **tables) as told:
+    blocks, utxo = chain(8), {"rollback_window": 3, "prune_depth": 1}
+    with short_folder() as folder, asked(folder, store=request.param, utxo=utxo) as told:
         told.store = request.param  # type: ignore[attr-defined]
         lost = chain(2, blocks[-1], branch="lost")
         told.feed(*blocks, *lost, back_to(blocks[-1]))

@@ -208,10 +208,10 @@ def test_a_cursor_goes_on_while_its_block_stays(tmp_path: Path, store: str) -> N
 
 @pytest.fixture(scope="module", params=["classic", "history"])
 def told(request: pytest.FixtureRequest) -> Iterator[tuple[Asked, list[Message]]]:
-    utxo = {"rollback_window": 8, "prune_depth": 8, "store": request.param}
+    utxo = {"rollback_window": 8, "prune_depth": 8}
     with (
         TemporaryDirectory(prefix="utxod-") as name,
-        asked(Path(name), utxo=utxo, transactions={"enabled": request.param == "classic"}) as asking,
+        asked(Path(name), store=request.param, utxo=utxo) as asking,
     ):
         blocks = messages(12, outputs=2)
         for each in blocks[:9]:  # a commit each: what is due is pruned with the next ones
