@@ -79,7 +79,7 @@ class NumberWalk(Walk):
 
     def __init__(self, listed: Iterator[Numbers], live: Live, holds: Holds, cut: Cut, *, every: bool) -> None:
         self._listed, self._live, self._holds, self._cut, self._every = listed, live, holds, cut, every
-        self._looked = 0  # parts
+        self._looked, self._last = 0, HIGHEST + 1  # parts, and the last number in them
         self._pending = np.empty(0, np.int64)  # live, not read yet
         self._found: list[int] = []
 
@@ -106,8 +106,10 @@ class NumberWalk(Walk):
             part = next(self._listed, None)
             if part is None:
                 return False
-            numbers = np.abs(part)
-            self._pending = numbers[self._live(numbers)]
+            if len(part):
+                numbers = np.abs(part)[np.diff(part, prepend=self._last) != 0]  # two keys of one output share a prefix
+                self._last = int(part[-1])
+                self._pending = numbers[self._live(numbers)]
             self._looked += 1
             if self._looked % _PARTS == 0:
                 yield
