@@ -5,8 +5,8 @@ Whether an output that is listed has the full key is read before it counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property, lru_cache, partial
 
 import msgspec
 import numpy as np
@@ -27,6 +27,7 @@ from storage.indexes import POLICY
 from storage.rows import BlockRow, Body, TxFlag
 
 _KEPT = 4096  # outputs that are kept for who asks for them twice: first whether they are listed, then what they hold
+_SAME = 1000  # addresses, with what is beside them, of which it is known whether they are listed
 _STEP = 100  # outputs of a block that are read at once
 _read_extra = msgspec.msgpack.Decoder(Extra).decode
 
@@ -71,21 +72,18 @@ class HistorySnapshot(Snapshot):
             held = self.listed("policy", asset[:POLICY])
             if held != where:
                 listed = in_both(own, self._listing(held, order, after))
-        holds = partial(self._holding, where, asset)
+        holds = partial(self._holding, lru_cache(_SAME)(partial(_held, where, asset)))
         return NumberWalk(iter(listed), self.stored.live.has, holds, cut, every=asset is None)
 
     def _listing(self, where: Listed, order: Order, after: int | None) -> Listing:
         index, key = where
         return Listing(self.stored.index(index), self.stored.prefix(digest(key)), order, after)
 
-    def _holding(self, where: Listed, asset: bytes | None, numbers: Numbers) -> set[int]:
-        """Return which of these outputs are under a key, and hold an asset."""
-        rule, key = RULES[where[0]], where[1]
-        return {
-            found.number
-            for found in self._outputs(numbers)
-            if key in rule.keys(found.address, found.extra) and (asset is None or _holds(found, asset))
-        }
+    def _holding(self, held: Callable[[bytes, bytes], bool], numbers: Numbers) -> set[int]:
+        try:
+            return {found.number for found in self._outputs(numbers) if held(found.address, found.extra)}
+        except msgspec.DecodeError as error:
+            raise Damaged(f"one of the outputs {numbers[0]} to {numbers[-1]} cannot be read: {error}") from error
 
     def _outputs(self, numbers: Numbers) -> list[Found]:
         """Return outputs that have to be there; their numbers ascend."""
@@ -209,9 +207,12 @@ def _number(place: bytes) -> int:
     return min(number, HIGHEST)
 
 
-def _holds(found: Found, asset: bytes) -> bool:
-    assets = _extra(found).assets if found.extra else ()
-    return any(policy + name == asset for policy, name, _ in assets)
+def _held(where: Listed, asset: bytes | None, address: bytes, extra: bytes) -> bool:
+    """Return whether an output is under a key, and holds an asset."""
+    if where[1] not in RULES[where[0]].keys(address, extra):
+        return False
+    assets = _read_extra(extra).assets if asset is not None and extra else ()
+    return asset is None or any(policy + name == asset for policy, name, _ in assets)
 
 
 def _extra(found: Found) -> Extra:

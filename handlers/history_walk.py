@@ -14,6 +14,7 @@ from storage.history.stored_index import StoredIndex
 PLACE = Struct(">Q")
 HIGHEST = (1 << 62) - 1  # number that an output may have
 _PARTS = 10  # parts of an index that are looked through before others get a turn
+_LEAST = 64  # entries that are looked at together
 _READ = 250  # outputs that are read before others get a turn
 
 Live = Callable[[Numbers], Flags]
@@ -80,14 +81,14 @@ class NumberWalk(Walk):
     def __init__(self, listed: Iterator[Numbers], live: Live, holds: Holds, cut: Cut, *, every: bool) -> None:
         self._listed, self._live, self._holds, self._cut, self._every = listed, live, holds, cut, every
         self._looked, self._last = 0, HIGHEST + 1  # parts, and the last number in them
-        self._pending = np.empty(0, np.int64)  # live, not read yet
+        self._part = self._pending = np.empty(0, np.int64)  # not looked at yet; live, but not read yet
         self._found: list[int] = []
 
     def look(self, skip: int, count: int) -> Iterator[None]:
         """Pass by so many, from the beginning, and find the next, with one more that tells that there are more."""
         while skip:
             if self._every:
-                if not (yield from self._go_on()):
+                if not (yield from self._go_on(skip)):
                     return
                 passed = min(skip, len(self._pending))
                 self._pending = self._pending[passed:]
@@ -100,26 +101,35 @@ class NumberWalk(Walk):
             skip -= passed
         yield from self._find(count + 1)
 
-    def _go_on(self) -> Generator[None, None, bool]:
-        """Look at parts until something lives; return False at the end."""
+    def _go_on(self, wanted: int) -> Generator[None, None, bool]:
+        """Look on until something lives; return False at the end. Of a part no more is looked at than may be wanted."""
+        room = max(wanted * 2, _LEAST)
         while not len(self._pending):
-            part = next(self._listed, None)
-            if part is None:
-                return False
-            if len(part):
-                numbers = np.abs(part)[np.diff(part, prepend=self._last) != 0]  # two keys of one output share a prefix
-                self._last = int(part[-1])
-                self._pending = numbers[self._live(numbers)]
-            self._looked += 1
-            if self._looked % _PARTS == 0:
-                yield
+            if not len(self._part):
+                part = next(self._listed, None)
+                if part is None:
+                    return False
+                self._part = self._apart(part)
+                self._looked += 1
+                if self._looked % _PARTS == 0:
+                    yield
+            some, self._part = self._part[:room], self._part[room:]
+            self._pending, room = some[self._live(some)], room * 2
         return True
+
+    def _apart(self, part: Numbers) -> Numbers:
+        """Return the numbers of a part, each once: two keys of one output may share a prefix."""
+        if len(part) == 0:
+            return part
+        fresh, self._last = np.diff(part, prepend=self._last) != 0, int(part[-1])
+        numbers: Numbers = np.abs(part)[fresh]
+        return numbers
 
     def _find(self, count: int) -> Iterator[None]:
         """Read until so many are found, if there are."""
-        while len(self._found) < count and (yield from self._go_on()):
-            wanted = min(count - len(self._found), _READ) if self._every else _READ
-            some, self._pending = self._pending[:wanted], self._pending[wanted:]
+        while (wanted := count - len(self._found)) > 0 and (yield from self._go_on(wanted)):
+            read = min(wanted, _READ) if self._every else _READ
+            some, self._pending = self._pending[:read], self._pending[read:]
             held = self._holds(np.sort(some))
             self._found += [number for number in some.tolist() if number in held]
             if len(self._found) < count:

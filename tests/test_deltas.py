@@ -235,7 +235,7 @@ def test_what_is_no_block_is_refused(told: Asked, text: str) -> None:
 def told(request: pytest.FixtureRequest) -> Any:
     """A daemon with a window of three blocks that has taken a branch back."""
     blocks, utxo = chain(8), {"rollback_window": 3, "prune_depth": 1}
-    with short_folder() as folder, asked(folder, store=request.param, utxo=utxo) as told:
+    with short_folder() as folder, asked(folder, layout=request.param, utxo=utxo) as told:
         told.store = request.param  # type: ignore[attr-defined]
         lost = chain(2, blocks[-1], branch="lost")
         told.feed(*blocks, *lost, back_to(blocks[-1]))

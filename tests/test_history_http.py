@@ -36,7 +36,7 @@ def told() -> Iterator[tuple[Asked, Asked]]:
         short_folder() as one,
         short_folder() as two,
         asked(one, utxo={"index": INDEX}, transactions={"enabled": False}) as classic,
-        asked(two, utxo={"index": INDEX}, store="history") as history,
+        asked(two, utxo={"index": INDEX}, layout="history") as history,
     ):
         for each in (classic, history):
             hears(each)
@@ -142,7 +142,7 @@ def test_a_page_goes_on_by_cursor_on_the_command_line(told: tuple[Asked, Asked])
 
 
 def test_an_index_that_is_not_kept() -> None:
-    with short_folder() as folder, asked(folder, utxo={"index": {"address_hash": False}}, store="history") as asking:
+    with short_folder() as folder, asked(folder, utxo={"index": {"address_hash": False}}, layout="history") as asking:
         asking.feed(FIRST)
         path = f"/api/v1/addresses/{VECTORS['base'][0]}/utxos"
         failure(asking.ask(path), 503, "not_enabled", "utxo.index.address_hash")

@@ -446,7 +446,7 @@ def test_spent_outputs_are_told_of_while_they_are_kept(store: str) -> None:
     story.append(block(story[-1], tx("b", spends=[at("a")]), time=77, epoch=3))
     for _ in range(5):
         story.append(block(story[-1]))
-    with short_folder() as folder, asked(folder, store=store, utxo={"prune_depth": 3, "rollback_window": 3}) as asking:
+    with short_folder() as folder, asked(folder, layout=store, utxo={"prune_depth": 3, "rollback_window": 3}) as asking:
         asking.feed(*story[:4])
         found = asking.get(utxo_path("a"))
         assert (found["spent_block_time"], found["spent_epoch"], found["spent_at_block"]) == (77, 3, 2)
@@ -710,7 +710,7 @@ def listed(request: pytest.FixtureRequest) -> Iterator[Asked]:
     story: list[Message] = []
     for height in range(4):
         story.append(block(story[-1] if story else None, *PAID[height * 3 : height * 3 + 3]))
-    with short_folder() as folder, asked(folder, store=request.param) as asking:
+    with short_folder() as folder, asked(folder, layout=request.param) as asking:
         asking.feed(*story)
         yield asking
 
@@ -852,7 +852,7 @@ def test_a_cursor_is_exact_while_the_chain_grows(order: str, store: str) -> None
     gone = [3, 4, 5, 12, 14, 15]
     story.append(block(story[-1], tx("spend", output("ann", 99), spends=[at(n) for n in gone])))
     story += [block(story[-1])]
-    with short_folder() as folder, asked(folder, store=store) as asking:
+    with short_folder() as folder, asked(folder, layout=store) as asking:
         asking.feed(*story[:2])
         first = asking.ask(f"{ANN}?count=5&order={order}")
         seen = [each["lovelace_amount"] for each in first.json()]
@@ -871,7 +871,7 @@ def test_a_cursor_is_gone_with_its_block(store: str) -> None:
     story = [block(None, *paid[:10])]
     story.append(block(story[-1], *paid[10:]))
     other = block(story[0], *paid[10:], branch="other")
-    with short_folder() as folder, asked(folder, store=store) as asking:
+    with short_folder() as folder, asked(folder, layout=store) as asking:
         asking.feed(story[0])
         early = cursor_of(asking, "?count=5")
         asking.feed(story[1])
@@ -894,7 +894,7 @@ def test_a_list_follows_a_rollback(store: str) -> None:
     """The same place in the chain holds another output on the other fork, with the same values but one."""
     first = block(None, tx("a", output("ann", 1)))
     ours, theirs = block(first, tx("b", output("ann", 2))), block(first, tx("c", output("ann", 2)), branch="other")
-    with short_folder() as folder, asked(folder, store=store) as asking:
+    with short_folder() as folder, asked(folder, layout=store) as asking:
         asking.feed(first, ours)
         assert [each["tx_hash"] for each in asking.get(ANN)] == [digest("tx", name).hex() for name in "ab"]
         asking.feed(back_to(first), theirs)
@@ -917,7 +917,7 @@ def test_a_list_of_those_that_hold_an_asset(order: str, indexed: bool, key: str,
     near = [[asset[0], b"golde", 1], [asset[0], b"", 1], [bytes(28), b"gold", 1]]
     paid = [output("ann", n, assets=[*near, asset] if n % 7 == 0 else near[: n % 3]) for n in range(2500)]
     wanted = [n for n in range(2500) if n % 7 == 0][:: 1 if order == "asc" else -1]
-    with short_folder() as folder, asked(folder, store=store, utxo={"index": {"policy": indexed}}) as asking:
+    with short_folder() as folder, asked(folder, layout=store, utxo={"index": {"policy": indexed}}) as asking:
         asking.feed(block(None, tx("many", *paid)))
         if not indexed and key.startswith("policies"):
             failure(asking.ask(of_key), 503, "not_enabled", "utxo.index.policy")
@@ -956,7 +956,7 @@ def crowded(request: pytest.FixtureRequest) -> Iterator[Asked]:
     for n in range(4):
         many = [output("ann", 1, assets=[[bytes.fromhex(POLICY), b"%d" % (k % 5), k]]) for k in range(CROWD // 4)]
         story.append(block(story[-1], tx(n, *many)))
-    with short_folder() as folder, asked(folder, store=request.param) as asking:
+    with short_folder() as folder, asked(folder, layout=request.param) as asking:
         asking.feed(*story)
         yield asking
 

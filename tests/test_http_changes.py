@@ -211,7 +211,7 @@ def told(request: pytest.FixtureRequest) -> Iterator[tuple[Asked, list[Message]]
     utxo = {"rollback_window": 8, "prune_depth": 8}
     with (
         TemporaryDirectory(prefix="utxod-") as name,
-        asked(Path(name), store=request.param, utxo=utxo) as asking,
+        asked(Path(name), layout=request.param, utxo=utxo) as asking,
     ):
         blocks = messages(12, outputs=2)
         for each in blocks[:9]:  # a commit each: what is due is pruned with the next ones
