@@ -70,8 +70,9 @@ def _catch_up(load: Workload, folder: Path, kind: str, figures: Figures) -> None
 
 def _proofs(folder: Path, count: int) -> str:
     with Disk(folder, TABLES, readonly=True) as disk:
-        query = Query(UtxoStore(disk), codec("bitcoin", "regtest"), "bitcoin")
-        prover, store = Prover(query), query.store
+        store = UtxoStore(disk)
+        query = Query(store, codec("bitcoin", "regtest"), "bitcoin")
+        prover = Prover(query)
         with query.snapshot() as shot:
             live = [place for place, row in store.scan(shot.txn, store.output) if row[0] != SPENT]
             chosen = Random(1).choices(live, k=count)

@@ -12,23 +12,12 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from config.secret import Secret
 from config.units import BLOB_STORE, DURATION, ENDPOINT, SIZE
 
 MIB = 1 << 20
 GIB = 1 << 30
 TIB = 1 << 40
-MASK = "***"
-
-
-class Secret(str):
-    """A text that neither `repr` nor `render` shows, so no log line of a Config gives it away."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        """Return the mask."""
-        return repr(MASK)
-
 
 Seconds = Annotated[float, Meta(extra={"notation": DURATION})]
 Bytes = Annotated[int, Meta(extra={"notation": SIZE})]

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import structlog
@@ -18,7 +19,6 @@ from handlers.addresses import codec
 from handlers.chain import Chain
 from handlers.change_log import ChangeLog
 from handlers.desk import Rules
-from handlers.history_chain import HistoryChain
 from handlers.lives import Lives
 from handlers.query import Query
 from handlers.records import RecordWriter
@@ -29,8 +29,8 @@ from storage.buried import BuriedStore
 from storage.change_log import Retention
 from storage.disk import Disk
 from storage.errors import SnapshotExpired
-from storage.history.layout import TABLES as HISTORY_TABLES
-from storage.history.store import HistoryStore
+from storage.history.tables import FORMAT as HISTORY_FORMAT
+from storage.history.tables import TABLES as HISTORY_TABLES
 from storage.indexes import CARDANO_ONLY
 from storage.indexes import TABLES as INDEXES
 from storage.jobs import TABLES as JOB_TABLES
@@ -38,7 +38,10 @@ from storage.prune import Windows
 from storage.transactions import TABLES as TX_TABLES
 from storage.transactions import TxStore
 from storage.utxo import TABLES as UTXO_TABLES
-from storage.utxo import UtxoStore
+from storage.utxo import UtxoStore, written_format
+
+if TYPE_CHECKING:
+    from storage.history.store import HistoryStore
 
 log = structlog.get_logger("store")
 
@@ -99,15 +102,27 @@ def limited(disk: Disk, advice: str = "ask for less, or raise it") -> Iterator[N
 def open_query(config: Config) -> Iterator[Query]:
     """Open the store for questions, beside its daemon or without one."""
     with open_disk(config, readonly=True) as disk:
-        store = UtxoStore(disk)
+        store = _stored(disk)
         store.check_format(chain_name(config))
         yield Query(store, codec(config.chain.family, config.chain.network), config.chain.family)
+
+
+def _stored(disk: Disk) -> UtxoStore | HistoryStore:
+    """Return the store on a disk, whichever kind it is. What a history needs takes long to import: only then."""
+    if written_format(disk) != HISTORY_FORMAT:
+        return UtxoStore(disk)
+    from storage.history.store import HistoryStore
+
+    return HistoryStore(disk)
 
 
 def open_chain(disk: Disk, config: Config) -> Chain:
     """Open the store for writing, made if it is not there, with the chain that it keeps."""
     changes, reach = open_changes(disk, config), windows(config)
     if config.utxo.store == "history":
+        from handlers.history_chain import HistoryChain
+        from storage.history.store import HistoryStore
+
         history = HistoryStore(disk)
         history.open(chain_name(config), wanted_indexes(config))
         return HistoryChain(history, reach, config.utxo.prune_batch_size, changes)

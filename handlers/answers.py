@@ -8,7 +8,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from handlers.events import Point
 from storage.change_log import LogStore
-from storage.disk import Txn
+from storage.disk import Disk, Txn
+from storage.history.tables import TABLES as HISTORY_TABLES
+from storage.utxo import TABLES as CLASSIC_TABLES
 
 Hex = Annotated[str, Meta(pattern="^([0-9a-f]{2})*$")]
 Hash = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -155,6 +157,15 @@ class Health(Struct, frozen=True, kw_only=True):
     seconds_since_last_block: float | None
     lag_blocks: Annotated[int | None, Meta(description="null while nobody says how far the network is")]
     store_id: Annotated[str | None, Meta(description="of the store that is read: another daemon has another")]
+
+
+_CLASSIC = {name.rstrip("*") for name in CLASSIC_TABLES if name.startswith("utxo_")} - {"utxo_meta"}
+
+
+def table_rows(disk: Disk, txn: Txn, kind: str) -> dict[str, int]:
+    """Return how many rows each table of a store has: every store has the tables of the others, and they are empty."""
+    others = _CLASSIC if kind == "history" else {*HISTORY_TABLES}
+    return {name: txn.stat(db)["entries"] for name, db in disk.tables.items() if name not in others}
 
 
 def change_log_status(log: LogStore, txn: Txn) -> ChangeLogStatus:

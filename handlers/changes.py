@@ -14,12 +14,13 @@ import msgspec
 from msgspec import Struct
 
 from handlers.answers import Utxo
+from handlers.effects import Effects
 from handlers.events import Point
 from handlers.query import BadCursor, Snapshot
+from handlers.records import Entry
 from storage import keys
 from storage.change_log import BlockFact, LogStore, Place, RollbackFact
 from storage.errors import Damaged
-from storage.rows import MARKED, SPENT, Undo, body_of
 
 Kind = Literal["created", "spent"]
 
@@ -63,9 +64,9 @@ class Changes:
     """What happened in one store, seen from one block boundary."""
 
     def __init__(self, shot: Snapshot) -> None:
-        self._shot, self._store, self._txn = shot, shot.store, shot.txn
+        self._shot, self._txn = shot, shot.txn
         self._log = LogStore(shot.store.disk)
-        self._undos: dict[int, Undo] = {}
+        self._effects: dict[int, Effects] = {}
         self._at = self._next = _Cut(0, b"", 0, 0)  # the place in the list, and the place after the next change
 
     # --- where a list begins -----------------------------------------------------------------------------------------
@@ -77,7 +78,7 @@ class Changes:
             UnknownPoint, PointGone, PointRemoved: it is none to begin with.
         """
         what = f"block {height} {block_hash.hex()}"
-        ordinal = self._store.ordinal_of(self._txn, block_hash)
+        ordinal = self._shot.ordinal_of(block_hash)
         if ordinal is None:
             self._refuse(what, block_hash, height)
         if (found := self._shot.point(ordinal)) is None or found.height != height:
@@ -105,7 +106,7 @@ class Changes:
         if sequence < oldest - 1:
             raise PointGone(f"the facts after sequence {sequence} are no longer kept", oldest)
         point = self._tip_after(sequence)
-        ordinal = keys.GENESIS if point is None else self._store.ordinal_of(self._txn, point.hash)
+        ordinal = keys.GENESIS if point is None else self._shot.ordinal_of(point.hash)
         if ordinal is None:
             assert point is not None
             raise self._removed(what, sequence, point)
@@ -123,7 +124,7 @@ class Changes:
             cut = msgspec.msgpack.decode(raw, type=_Cut)
         except (ValueError, msgspec.DecodeError) as error:
             raise BadCursor("not a cursor from X-Next-Cursor") from error
-        if self._store.ordinal_of(self._txn, cut.hash) != cut.ordinal:
+        if self._shot.ordinal_of(cut.hash) != cut.ordinal:
             self._refuse(f"block {cut.hash.hex()}, at which this cursor was cut,", cut.hash)
         if cut.ordinal <= self._shot.state.floor:
             raise self._gone(f"block {cut.hash.hex()}, at which this cursor was cut,")
@@ -163,7 +164,7 @@ class Changes:
         for fact in self._log.moves(self._txn, sequence + 1):
             if isinstance(fact, RollbackFact):
                 return Point(*fact.before)
-            if (ordinal := self._store.ordinal_of(self._txn, fact.hash)) is None:
+            if (ordinal := self._shot.ordinal_of(fact.hash)) is None:
                 oldest, _ = self._log.ends(self._txn)
                 raise PointGone(f"the block that was the tip after fact {sequence} is no longer known", oldest)
             return self._shot.point(ordinal - 1)
@@ -185,51 +186,26 @@ class Changes:
         at = self._at
         first = at.ordinal if at.created >= 0 else at.ordinal + 1
         for ordinal in range(first, self._shot.state.tip + 1):
-            undo = self._undo(ordinal)
-            done = at if ordinal == at.ordinal and at.created >= 0 else _Cut(ordinal, undo.hash, 0, 0)
-            yield from self._created(ordinal, done)
-            yield from self._spent(ordinal, undo, done)
+            effects = self._effects_of(ordinal)
+            done = at if ordinal == at.ordinal and at.created >= 0 else _Cut(ordinal, effects.block.hash, 0, 0)
+            if not done.spent:  # else all of the created ones were listed
+                for n, entry in enumerate(effects.created(done.created), done.created + 1):
+                    self._next = msgspec.structs.replace(done, created=n)
+                    yield self._change("created", entry)
+            for n, entry in enumerate(effects.spent(done.spent), done.spent + 1):
+                self._next = msgspec.structs.replace(done, spent=n)
+                yield self._change("spent", entry)
 
-    def _created(self, ordinal: int, done: _Cut) -> Iterator[Change]:
-        if done.spent:  # then all of these were listed
-            return
-        for n, (place, row) in enumerate(self._store.scan(self._txn, self._store.output, keys.u32(ordinal))):
-            if n < done.created:
-                continue
-            self._next = msgspec.structs.replace(done, created=n + 1)
-            yield self._change("created", place, self._body(place, row))
-
-    def _spent(self, ordinal: int, undo: Undo, done: _Cut) -> Iterator[Change]:
-        for n in range(done.spent, len(undo.spent) // 12):
-            place = undo.spent[n * 12 : n * 12 + 12]
-            row = self._store.row(self._txn, place)
-            if row is None or row[0] != SPENT or keys.number(row[1:]) != ordinal:
-                raise Damaged(f"output {keys.show(place)} should have been spent by block {ordinal}")
-            body = row[MARKED:] if undo.bodies is None else undo.bodies[n]
-            self._next = msgspec.structs.replace(done, spent=n + 1)
-            yield self._change("spent", place, row[:MARKED] + body)
-
-    def _body(self, place: bytes, row: bytes) -> bytes:
-        """Return what an output holds; the undo record of its spender has it where its row no longer does."""
-        if row[0] != SPENT or len(row) > MARKED:
-            return body_of(row)
-        undo = self._undo(keys.number(row[1:]))
-        for n, body in enumerate(undo.bodies or ()):
-            if undo.spent[n * 12 : n * 12 + 12] == place:
-                return body
-        raise Damaged(f"output {keys.show(place)} has lost its body, and no undo record has it")
-
-    def _undo(self, ordinal: int) -> Undo:
-        if ordinal not in self._undos:
-            undo = self._store.undo_at(self._txn, ordinal)
-            if undo is None:
+    def _effects_of(self, ordinal: int) -> Effects:
+        if ordinal not in self._effects:
+            effects = self._shot.effects(ordinal)
+            if effects is None:
                 raise Damaged(f"block {ordinal} is above the rollback floor, but has no undo record")
-            self._undos[ordinal] = undo
-        return self._undos[ordinal]
+            self._effects[ordinal] = effects
+        return self._effects[ordinal]
 
-    def _change(self, kind: Kind, place: bytes, row: bytes) -> Change:
-        utxo = self._shot.utxo(self._shot.entry((place, row)))
-        return Change(change=kind, **msgspec.structs.asdict(utxo))
+    def _change(self, kind: Kind, entry: Entry) -> Change:
+        return Change(change=kind, **msgspec.structs.asdict(self._shot.utxo(entry)))
 
 
 def _tip_of(fact: BlockFact | RollbackFact) -> Point | None:

@@ -1,12 +1,11 @@
 """What one block did to the set: the outputs that it created and spent, as they were then.
 
-It is read from the block's undo record and the rows, so it is there for every block above the rollback floor. It is the
-same with compact and with self-contained undo, and does not change while the block is in the chain.
+It is there for every block above the rollback floor, and does not change while the block is in the chain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from typing import Annotated, Generic, Protocol, TypeVar
@@ -16,15 +15,12 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from formats.canonical import Item, encode
 from handlers.answers import Hash, Utxo
-from handlers.persisted import Blocks
+from handlers.effects import Effects
 from handlers.query import Snapshot
 from handlers.records import Entry
-from handlers.walk import PLACE
-from storage import keys
-from storage.change import ChangeSet
 from storage.errors import Damaged
 from storage.prune import Windows
-from storage.rows import MARKED, SPENT, BlockFlag, BlockRow, TxFlag, Undo, body_of
+from storage.rows import BlockRow
 
 _STEP = 100  # outputs that are written before others get a turn
 _HASH_DIGITS = 64
@@ -99,17 +95,17 @@ class Form(Protocol[T]):
 class Delta(Generic[T]):
     """The delta of one retained block."""
 
-    def __init__(self, shot: Snapshot, ordinal: int, undo: Undo, form: Form[T]) -> None:
-        self._shot, self._ordinal, self._undo, self._form = shot, ordinal, undo, form
-        self.block: BlockRow = shot.store.block_at(shot.txn, ordinal)
-        self.contains_invalid = bool(undo.flags & BlockFlag.HAS_INVALID)
+    def __init__(self, effects: Effects, form: Form[T]) -> None:
+        self._effects, self._form = effects, form
+        self.block: BlockRow = effects.block
+        self.contains_invalid = effects.contains_invalid
         self.created: list[T] = []
         self.spent: list[T] = []
 
     @property
     def size(self) -> int:
         """Return how many outputs the block created and spent."""
-        return sum(self._undo.created) + len(self._undo.spent) // PLACE
+        return self._effects.created_count + self._effects.spent_count
 
     def read(self) -> Iterator[None]:
         """Read the outputs; yields now and then, so that others get a turn.
@@ -117,34 +113,15 @@ class Delta(Generic[T]):
         Raises:
             Damaged: something of it is not there.
         """
-        shot, form, undo = self._shot, self._form, self._undo
-        spent, born = _places(undo.spent), shot.store.scan(shot.txn, shot.store.output, keys.u32(self._ordinal))
-        bodies = {} if undo.bodies is None else dict(zip(spent, undo.bodies, strict=True))
-        yield from self._gather(bodies)
-        while part := list(islice(born, _STEP)):
-            rows = ((place, body_of(_whole(place, row, bodies))) for place, row in part)
-            self.created += [form.output(shot.entry(found)) for found in rows]
-            yield
-        for at in range(0, len(spent), _STEP):
-            part = shot.rows(spent[at : at + _STEP])
-            self.spent += [form.output(shot.entry((place, _whole(place, row, bodies)))) for place, row in part]
-            yield
-        if len(self.created) != sum(undo.created):
-            what = f"block {self._ordinal} created {sum(undo.created)} outputs, {len(self.created)} are there"
-            raise Damaged(what)
-
-    def _gather(self, bodies: dict[bytes, bytes]) -> Iterator[None]:
-        """Add the bodies of created outputs of which only the mark is left: the spenders' undo records have them."""
-        shot, missing = self._shot, dict[bytes, set[bytes]]()
-        for place, row in shot.store.scan(shot.txn, shot.store.output, keys.u32(self._ordinal)):
-            if _is_mark(row) and place not in bodies:
-                missing.setdefault(row[1:5], set()).add(place)
-        for spender, places in missing.items():
-            undo = shot.store.undo_at(shot.txn, keys.number(spender))
-            if undo is not None and undo.bodies is not None:
-                there = zip(_places(undo.spent), undo.bodies, strict=True)
-                bodies.update((place, body) for place, body in there if place in places)
-            yield
+        effects, form = self._effects, self._form
+        yield from effects.gather()
+        for found, entries in ((self.created, effects.created()), (self.spent, effects.spent())):
+            while part := list(islice(entries, _STEP)):
+                found += map(form.output, part)
+                yield
+        if len(self.created) != effects.created_count:
+            created = f"{effects.created_count} outputs, {len(self.created)} are there"
+            raise Damaged(f"block {self.block.hash.hex()} created {created}")
 
     def whole(self) -> bytes:
         """Return the answer, once all of it is read."""
@@ -152,18 +129,11 @@ class Delta(Generic[T]):
 
     def failed(self) -> Iterator[tuple[bytes, bool]]:
         """Yield the transactions that failed phase 2, and whether they had a collateral return."""
-        own = keys.u32(self._ordinal)
-        for number, flags in enumerate(self._undo.tx_flags):
-            if flags & TxFlag.INVALID:
-                txid = self._shot.store.txid_at(self._shot.txn, own + keys.u32(number))
-                yield txid, bool(flags & TxFlag.COLLATERAL_RETURN)
+        return self._effects.failed()
 
     def leaves(self) -> tuple[list[int], list[int]] | None:
-        """Return the leaves that the block appended and those that it spent; None in a classic store."""
-        mmr, txn, first, spent = self._shot.store.mmr, self._shot.txn, self._undo.mmr, self._undo.spent
-        if mmr is None or first is None:
-            return None
-        return list(range(first, first + sum(self._undo.created))), mmr.locate(txn, _places(spent))
+        """Return the leaves that the block appended and those that it spent; None where there are none."""
+        return self._effects.leaves()
 
 
 class InJson:
@@ -249,36 +219,19 @@ def find(shot: Snapshot, windows: Windows, block: int | bytes, form: Form[T]) ->
     lowest = shot.point(floor)
     where = "the origin" if lowest is None else f"height {lowest.height}"
     if isinstance(block, bytes):
-        ordinal, known = shot.store.ordinal_of(shot.txn, block) or 0, True
+        ordinal, known = shot.ordinal_of(block) or 0, True
         if not ordinal:
             what = f"block {block.hex()} is not in the chain, or is below the rollback floor, {where}"
             raise NoDelta("unknown_block", what)
+    elif tip is not None and block <= tip.height:
+        ordinal, found = shot.reaching(block)
+        known = found.height == block
     else:
-        blocks = Blocks(shot.store, shot.txn, ChangeSet(), shot.state.tip)
-        ordinal = blocks.reaching(block) if tip is not None and block <= tip.height else shot.state.tip + 1
-        known = ordinal <= shot.state.tip and blocks.at_or_after(ordinal)[1].height == block
+        ordinal, known = shot.state.tip + 1, False
     if not known and ordinal > floor:
         raise NoDelta("unknown_block", f"the chain has no block of height {block!r}")
-    undo = shot.store.undo_at(shot.txn, ordinal) if ordinal > floor else None
-    if undo is None:
+    effects = shot.effects(ordinal) if ordinal > floor else None
+    if effects is None:
         what = f"the delta of this block is no longer kept: only blocks above the rollback floor, {where}, have one"
         raise NoDelta("delta_gone", what)
-    return Delta(shot, ordinal, undo, form)
-
-
-def _places(joined: bytes) -> list[bytes]:
-    return [joined[at : at + PLACE] for at in range(0, len(joined), PLACE)]
-
-
-def _is_mark(row: bytes) -> bool:
-    """Return whether of a spent output only the mark is left."""
-    return row[0] == SPENT and len(row) == MARKED
-
-
-def _whole(place: bytes, row: bytes, bodies: Mapping[bytes, bytes]) -> bytes:
-    """Return a row with its body."""
-    if not _is_mark(row):
-        return row
-    if place not in bodies:
-        raise Damaged(f"output {keys.show(place)} has no body, and no undo record has it")
-    return row + bodies[place]
+    return Delta(effects, form)

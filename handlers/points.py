@@ -9,7 +9,7 @@ from handlers.refusal import Refused
 from storage import keys
 from storage.disk import Txn
 from storage.prune import Gone, Windows
-from storage.rows import BlockRow, State
+from storage.rows import BlockPlace, State
 from storage.utxo import UtxoStore
 
 
@@ -119,7 +119,7 @@ class Reach:
         return Refused("beyond_rollback_floor", f"blocks can be taken back down to {where}, not further", floor=point)
 
 
-def to_point(block: BlockRow) -> Point:
+def to_point(block: BlockPlace) -> Point:
     """Return a block's place in the chain."""
     return Point(block.height, block.slot, block.hash)
 

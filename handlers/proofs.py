@@ -13,11 +13,13 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from handlers.answers import Hash, Hex, MmrRoot, Number
+from handlers.classic_query import ClassicSnapshot
 from handlers.query import Query, Snapshot
 from handlers.records import outpoint
 from storage import keys, mmr
 from storage.mmr_store import CHUNK_BITS, CHUNK_BYTES, chunks, is_set, state_root
 from storage.rows import MARKED, SPENT
+from storage.utxo import UtxoStore
 
 Bits = Annotated[
     str, Meta(pattern=f"^[0-9a-f]{{{2 * CHUNK_BYTES}}}$", description="1024 bits, the first leaf's on top")
@@ -93,6 +95,7 @@ class Prover:
         """
         store, txn, name = shot.store, shot.txn, f"{txid.hex()}#{index}"
         roots = mmr_root(shot)
+        assert isinstance(shot, ClassicSnapshot) and isinstance(store, UtxoStore)
         assert store.mmr is not None and roots is not None
         home = txn.get(txid, db=store.txid)
         place = b"" if home is None else home + keys.u32(index)

@@ -1,7 +1,11 @@
-"""Ways along the outputs that an index lists under a key: a seek, and then one step an output."""
+"""Ways along the outputs that an index lists under a key: a seek, and then one step an output.
+
+`Walk` says what every way can do; the others are those along the tables of a classic store.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Literal
@@ -12,7 +16,8 @@ from storage.disk import Db, Txn
 from storage.rows import Body
 
 Order = Literal["asc", "desc"]
-Listed = tuple[Db, bytes]  # an index, and the key in it under which outputs are listed
+Listed = tuple[str, bytes]  # an index, and the key in it under which outputs are listed
+Place = tuple[Db, bytes]  # the same where the index is a table
 Cut = Callable[[bytes], str]  # from the place of an output to the cursor that goes on after it
 Read = Callable[[list[bytes]], Iterable[Body]]
 PLACE = 12  # bytes
@@ -21,10 +26,28 @@ _SKIPPED = 10_000  # outputs that are passed by before others get a turn
 _LAST_PLACE = b"\xff" * PLACE
 
 
-class Walk:
+class Walk(ABC):
     """A way along the outputs under a key, in chain order or against it."""
 
-    def __init__(self, txn: Txn, where: Listed, order: Order, after: bytes | None, cut: Cut) -> None:
+    searches = False  # whether the next page may take long to be found: then `look` comes before `take`
+
+    @abstractmethod
+    def look(self, skip: int, count: int) -> Iterator[None]:
+        """Pass by so many, from the beginning, and find the next; yields now and then, so that others get a turn."""
+
+    @abstractmethod
+    def next(self, count: int) -> list[bytes]:
+        """Return the next places, as many as that if there are."""
+
+    @abstractmethod
+    def take(self, count: int) -> tuple[list[bytes], str | None]:
+        """Return the next places, and the cursor that goes on after them, if anything follows."""
+
+
+class TableWalk(Walk):
+    """A way along the outputs under one key of a table."""
+
+    def __init__(self, txn: Txn, where: Place, order: Order, after: bytes | None, cut: Cut) -> None:
         self._order, self._cut = order, cut
         self._cursor = cursor = txn.cursor(where[0])
         if after is not None:
@@ -60,11 +83,13 @@ class Walk:
         return places, self._cut(places[-1]) if self._there else None
 
 
-class Search(Walk):
+class Search(TableWalk):
     """A way along those outputs that hold an asset. It costs those that do not as well: it reads them."""
 
+    searches = True
+
     def __init__(
-        self, txn: Txn, where: Listed, order: Order, after: bytes | None, cut: Cut, asset: bytes, read: Read
+        self, txn: Txn, where: Place, order: Order, after: bytes | None, cut: Cut, asset: bytes, read: Read
     ) -> None:
         super().__init__(txn, where, order, after, cut)
         self._asset, self._read = asset, read
@@ -94,13 +119,13 @@ class Join(Search):
     def __init__(
         self,
         txn: Txn,
-        where: Listed,
+        where: Place,
         order: Order,
         after: bytes | None,
         cut: Cut,
         asset: bytes,
         read: Read,
-        other: Listed,
+        other: Place,
     ) -> None:
         super().__init__(txn, where, order, after, cut, asset, read)
         self._key, self._other, self._other_key = where[1], txn.cursor(other[0]), other[1]

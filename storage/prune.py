@@ -15,7 +15,7 @@ import msgspec
 from storage import keys
 from storage.disk import Txn
 from storage.errors import Damaged
-from storage.rows import MARKED, SPENT, State, Undo
+from storage.rows import MARKED, SPENT, Position, State, Undo
 from storage.utxo import UtxoStore
 
 Part = Literal["outputs", "undo", "mmr"]
@@ -39,11 +39,11 @@ class Windows(NamedTuple):
         """Return how long an undo record is kept: it also names the spent rows that are still to go."""
         return max(self.prune_depth, self.rollback_window)
 
-    def floor(self, state: State) -> int:
+    def floor(self, state: Position) -> int:
         """Return the lowest ordinal that can be rolled back to."""
         return min(state.tip, max(state.floor, state.tip - self.rollback_window))
 
-    def backlog(self, state: State) -> int:
+    def backlog(self, state: Position) -> int:
         """Return how many blocks' undo records are due to go."""
         return max(state.tip - self.keep_undo - state.undo_cursor[0], 0)
 

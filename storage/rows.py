@@ -10,7 +10,7 @@ while a self-contained undo record may still bring it back, the mark stays alone
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -103,6 +103,46 @@ class State(Struct, array_like=True, frozen=True):
     spent_cursor: tuple[int, int] = (1, 0)
     undo_cursor: tuple[int, int] = (1, 0)
     persisted: int | None = None
+
+
+class BlockPlace(Protocol):
+    """What a block's row tells of its place in the chain, whatever the layout."""
+
+    @property
+    def height(self) -> int:
+        """Return its height."""
+
+    @property
+    def slot(self) -> int:
+        """Return its slot."""
+
+    @property
+    def hash(self) -> bytes:
+        """Return its hash."""
+
+
+class Position(Protocol):
+    """What the state of a store of any layout tells: `State`, or that of a history."""
+
+    @property
+    def tip(self) -> int:
+        """Return the ordinal of the last block."""
+
+    @property
+    def unspent(self) -> int:
+        """Return how many outputs live."""
+
+    @property
+    def floor(self) -> int:
+        """Return the lowest ordinal that can be rolled back to."""
+
+    @property
+    def undo_cursor(self) -> tuple[int, int]:
+        """Return where pruning of undo goes on."""
+
+    @property
+    def persisted(self) -> int | None:
+        """Return up to which height blocks are kept elsewhere."""
 
 
 def pack(row: Struct | tuple[object, ...]) -> bytes:

@@ -40,6 +40,13 @@ _FORMAT, _CHAIN, _INDEXES, _GENESIS, _STATE = b"format", b"chain", b"indexes", b
 _KIND, _CLASSIC, _MMR = b"store", "classic", "mmr"  # a classic store says nothing
 
 
+def written_format(disk: Disk) -> int | None:
+    """Return the format of the store on a disk, of whatever layout; None of one that was never run."""
+    with disk.read() as txn:
+        written = txn.get(_FORMAT, db=disk.tables["utxo_meta"])
+    return None if written is None else int.from_bytes(written, "big")
+
+
 class TxidsTaken(Exception):
     """Transactions of a change have the ids of stored ones, at `homes`."""
 

@@ -18,7 +18,8 @@ from config import load as loading
 from config.checks import problems
 from config.knobs import KNOBS, Knob, special
 from config.load import ConfigError, load
-from config.settings import Config, Http, Recovery, Secret, socket_path
+from config.secret import Secret
+from config.settings import Config, Http, Recovery, socket_path
 from config.show import render, template
 from config.units import format_duration, format_size, parse_duration, parse_endpoint, parse_size
 

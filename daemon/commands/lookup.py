@@ -18,10 +18,10 @@ from daemon.store import limited, open_query, reading, windows
 from handlers.addresses import AddressError, codec
 from handlers.answers import Amount, Balance, Failure, TipAnswer, Utxo, to_tip
 from handlers.deltas import Changed, InJson, NoDelta, find, read_block
-from handlers.query import BadCursor, CursorGone, NoIndex, Order, Page, Snapshot, Sum, amounts
+from handlers.query import BadCursor, CursorGone, Listed, NoIndex, Order, Page, Snapshot, Sum, amounts
 from handlers.tx_query import Inpoint, Slot, Transaction, TxQuery
 from storage import keys
-from storage.disk import Db
+from storage.utxo import UtxoStore
 
 _encode = msgspec.json.Encoder().encode
 _HASH_DIGITS = 64
@@ -134,11 +134,16 @@ def tx(config: Config, text: str, count: int, page: int, *, as_json: bool) -> No
 
 
 def _told(config: Config, shot: Snapshot, txid: bytes, page: range) -> Told | None:
-    asking, tip = TxQuery(reading(shot.store, config)), shot.tip()
+    store, tip = shot.store, shot.tip()
+    if not isinstance(store, UtxoStore):
+        raise Exit(
+            f"this is a {store.kind} store, which keeps no transactions: set transactions.enabled = false", FAILED
+        )
+    asking = TxQuery(reading(store, config))
     held = asking.find(shot.txn, txid, tip.height if tip else 0)
     if held is None:
         return None
-    home = shot.txn.get(txid, db=shot.store.txid)
+    home = shot.txn.get(txid, db=store.txid)
     block = None if home is None else shot.point(keys.number(home))
     indexes = range(held.record.total)[page.start : page.stop]
     return Told(
@@ -199,7 +204,7 @@ def _asking(config: Config) -> Iterator[Snapshot]:
             raise Exit(f"--cursor: {error}; begin again without it", FAILED) from error
 
 
-def _owner(config: Config, text: str) -> Callable[[Snapshot], tuple[Db, bytes]]:
+def _owner(config: Config, text: str) -> Callable[[Snapshot], Listed]:
     """Return where an owner's outputs are listed: 56 hex digits are a credential where the chain has them."""
     text_of = codec(config.chain.family, config.chain.network)
     if text_of.missing:

@@ -19,7 +19,7 @@ from daemon.metrics import Numbers, daemon_numbers
 from daemon.metrics import folder as sheets
 from daemon.recovery import enabled
 from daemon.store import folder, limited, open_query, store_id, windows
-from handlers.answers import change_log_status, to_tip
+from handlers.answers import change_log_status, table_rows, to_tip
 from handlers.events import Hello, Welcome
 from handlers.proofs import mmr_root
 from handlers.prune_report import PrunerJob, jobs_of
@@ -141,7 +141,7 @@ def _store(config: Config, numbers: Numbers | None) -> StoreReport:
             rollback_window=reach.rollback_window,
             prune_backlog_blocks=reach.backlog(state),
             indexes=store.kept_indexes(shot.txn),
-            rows={name: shot.txn.stat(db)["entries"] for name, db in store.disk.tables.items()},
+            rows=table_rows(store.disk, shot.txn, store.kind),
             store=store.kind,
             mmr=mmr_root(shot),
             bytes_used=store.disk.used(),

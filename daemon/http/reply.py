@@ -20,6 +20,7 @@ from starlette.types import Scope
 from handlers.answers import Failure
 from handlers.events import Point
 from handlers.query import BadCursor, CursorGone, NoIndex, Order, Snapshot, Torn
+from handlers.walk import PLACE
 from storage.damage import damage
 from storage.errors import SnapshotExpired
 
@@ -108,11 +109,11 @@ _known_paging = lru_cache(1024)(_paging)
 
 
 def resumed(shot: Snapshot, asked: Paging, question: bytes) -> bytes | None:
-    """Return the place where a cursor was cut, None without one."""
+    """Return the place where a cursor of a list that is not of outputs was cut, None without one."""
     if asked.cursor is None:
         return None
     with good_cursor():
-        return shot.read_cut(asked.cursor, question, asked.order)
+        return shot.read_cut(asked.cursor, question, asked.order, PLACE)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from daemon import PROTOCOL, VERSION
 from daemon.http.ear import Ear
 from daemon.http.reply import answer
-from handlers.answers import ChainStatus, Status, StorageStatus, UtxoStatus, change_log_status, to_tip
+from handlers.answers import ChainStatus, Status, StorageStatus, UtxoStatus, change_log_status, table_rows, to_tip
 from handlers.proofs import mmr_root
 from handlers.query import Query, Snapshot
 from storage.change_log import LogStore
@@ -61,7 +61,7 @@ class StatusRoute:
                 rollback_window=self.windows.rollback_window,
                 prune_backlog_blocks=self.windows.backlog(state),
                 indexes=shot.boundary.indexes,
-                rows={name: shot.txn.stat(db)["entries"] for name, db in store.disk.tables.items()},
+                rows=table_rows(store.disk, shot.txn, store.kind),
                 mmr=mmr_root(shot),
             ),
             storage=StorageStatus(bytes_used=store.disk.used(), map_size=store.disk.map_size()),

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from storage.disk import Db, Txn
 from storage.errors import Damaged
+from storage.history import tables
 from storage.rows import TxFlag
 
 Bytes = npt.NDArray[np.uint8]
@@ -26,11 +27,11 @@ Numbers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]  # one word each, or digests of four words
 Records = npt.NDArray[np.void]
 
-BLOCK, TX, OUTPUT, LIVE = "history_block", "history_tx", "history_output", "history_live"
-UNDO, RUN, FILTER = "history_undo", "history_run", "history_filter"
+BLOCK, TX, OUTPUT, LIVE = tables.BLOCK, tables.TX, tables.OUTPUT, tables.LIVE
+UNDO, RUN, FILTER = tables.UNDO, tables.RUN, tables.FILTER
+TABLES = tables.TABLES
 META = "utxo_meta"
 STATE = b"state"
-TABLES = (BLOCK, TX, OUTPUT, LIVE, UNDO, RUN, FILTER)
 
 VALUE_BYTES = 16_300  # of a value: four pages less LMDB's header and ours
 REPLACED = 0xFFFF_FFFF  # in place of an input: a transaction with the same id replaced this one's output

@@ -10,10 +10,10 @@ from storage.history.history import History
 from storage.history.layout import BLOCK, META, STATE, TABLES, Block, HistoryState, new_state, seal_row, stored_state
 from storage.history.output_keys import RULES
 from storage.history.stored import Stored, read_block
+from storage.history.tables import FORMAT
 
 __all__ = ["FORMAT", "KIND", "TABLES", "HistoryStore"]
 
-FORMAT = 2
 KIND = "history"
 _FORMAT, _CHAIN, _INDEXES, _GENESIS = b"format", b"chain", b"indexes", b"genesis"
 

@@ -32,6 +32,7 @@ from storage.history.layout import (
     Words,
     check_row,
     count_of,
+    outputs_in,
     prefixes,
     stored_state,
     to_tx,
@@ -51,6 +52,14 @@ class Spent(NamedTuple):
     number: int
     spender: int
     input: int
+
+
+class Home(NamedTuple):
+    """Where an output belongs: its transaction, which output of it that is, and the block."""
+
+    txid: bytes
+    output: int
+    block: int
 
 
 class Stored:
@@ -149,6 +158,35 @@ class Stored:
         record, raw = found
         length = int(record["address"])
         return Found(number, int(record["value"]), raw[:length], raw[length:])
+
+    def bodies(self, numbers: Numbers) -> dict[int, Found]:
+        """Return those of ascending numbers whose outputs are on disk, by number."""
+        found = dict[int, Found]()
+        for which, records, raws in self.outputs.many(numbers):
+            fields = (numbers[which].tolist(), records["value"].tolist(), records["address"].tolist(), raws)
+            for number, value, length, raw in zip(*fields, strict=True):
+                found[number] = Found(number, value, raw[:length], raw[length:])
+        return found
+
+    def homes(self, numbers: Numbers) -> dict[int, Home]:
+        """Return where the outputs of ascending numbers belong, by number; each number is there once.
+
+        Raises:
+            Damaged: the transaction of one is not there.
+        """
+        found = dict[int, Home]()
+        for which, records, _ in self.txs.many(numbers, before=True):
+            indexes = numbers[which] - records["number"]
+            inside = indexes < np.maximum(outputs_in(records["counts"]), 1)
+            ids, wanted = records["id"].tobytes(), numbers[which].tolist()
+            fields = zip(wanted, indexes.tolist(), records["block"].tolist(), inside.tolist(), strict=True)
+            for n, (number, index, block, good) in enumerate(fields):
+                if good:
+                    found[number] = Home(ids[n * 32 : n * 32 + 32], index, block)
+        if len(found) < len(numbers):
+            lost = next(number for number in numbers.tolist() if number not in found)
+            raise Damaged(f"the transaction of output {lost} is not there")
+        return found
 
     def spender(self, number: int) -> TxFound | None:
         """Return who spent an output, in a block that may be rolled back."""

@@ -5,7 +5,7 @@ A value is a table of records beside a heap of bytes. The writer keeps the keys 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 
 import numpy as np
@@ -177,6 +177,39 @@ class StoredValues:
         if place < 0:
             return None
         return records[place], heap[int(starts[place]) : int(starts[place + 1])]
+
+    def many(self, numbers: Numbers, *, before: bool = False) -> Iterator[tuple[Numbers, Records, list[bytes]]]:
+        """Yield, value by value, which of ascending numbers have a record there, the records, and their bytes.
+
+        With `before` it is the last record at or before each number, as `at_or_before` has it.
+        """
+        at = 0
+        while at < len(numbers):
+            value = self._holding(int(numbers[at]))
+            if value is None:
+                at += 1
+                continue
+            records, heap, starts = value
+            there = records["number"]
+            end = max(int(np.searchsorted(numbers, there[-1], "right")), at + 1)
+            places = np.searchsorted(there, numbers[at:end], "right") - 1
+            good = np.flatnonzero((places >= 0) & (before | (there[places] == numbers[at:end])))
+            places = places[good]
+            bounds = zip(starts[places].tolist(), starts[places + 1].tolist(), strict=True)
+            yield at + good, records[places], [heap[a:b] for a, b in bounds]
+            at = end
+
+    def within(self, low: int, high: int) -> Numbers:
+        """Return the numbers from `low` to below `high` that have a record."""
+        cursor, found = self._cursor, [np.empty(0, np.int64)]
+        there = cursor.set_range(KEY.pack(low))
+        if not (there and KEY.unpack(cursor.key())[0] == low):
+            there = (cursor.prev() if there else cursor.last()) or cursor.set_range(KEY.pack(low))
+        while there and (first := KEY.unpack(cursor.key())[0]) < high:
+            numbers = unpacked(self._record, cursor.value(), first)[0]["number"]
+            found.append(numbers[np.searchsorted(numbers, low) : np.searchsorted(numbers, high)])
+            there = cursor.next()
+        return np.concatenate(found)
 
     def parts(self, start: int) -> tuple[Records, bytes] | None:
         """Return the records of the first value that begins at or after a number, and their heap."""

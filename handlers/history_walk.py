@@ -1,0 +1,150 @@
+"""Ways along the outputs that the indexes of a history list: a thousand numbers at a time, and of those what lives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from struct import Struct
+
+import numpy as np
+
+from handlers.walk import Cut, Order, Walk
+from storage.history.layout import Flags, Numbers
+from storage.history.stored_index import StoredIndex
+
+PLACE = Struct(">Q")
+HIGHEST = (1 << 62) - 1  # number that an output may have
+_PARTS = 10  # parts of an index that are looked through before others get a turn
+_LEAST = 64  # entries that are looked at together
+_READ = 250  # outputs that are read before others get a turn
+
+Live = Callable[[Numbers], Flags]
+Holds = Callable[[Numbers], set[int]]  # from numbers to those of them that hold what was asked for
+
+
+class Listing:
+    """The numbers that an index lists under a prefix, part by part; from the highest down they are negative."""
+
+    def __init__(self, index: StoredIndex, prefix: int, order: Order, after: int | None) -> None:
+        self._index, self._prefix, self._order = index, prefix, order
+        self._go_on(after)
+
+    def _go_on(self, after: int | None) -> None:
+        if self._order == "asc":
+            self._parts = self._index.ascending(self._prefix, -1 if after is None else after)
+        else:
+            self._parts = self._index.descending(self._prefix, after)
+        self.step()
+
+    def step(self) -> None:
+        """Go to the next part; `ahead` is empty at the end."""
+        part = next(self._parts, np.empty(0, np.int64))
+        self.ahead = part if self._order == "asc" else -part
+
+    def reach(self, number: int) -> None:
+        """Pass over what comes before a number."""
+        if len(self.ahead) and self.ahead[-1] < number:
+            self._go_on(number - 1 if self._order == "asc" else -number + 1)
+        self.ahead = self.ahead[np.searchsorted(self.ahead, number) :]
+
+    def __iter__(self) -> Iterator[Numbers]:
+        """Yield all parts."""
+        while len(self.ahead):
+            yield self.ahead
+            self.step()
+
+
+def in_both(one: Listing, other: Listing) -> Iterator[Numbers]:
+    """Yield what two indexes list; each passes over what the other does not have. Parts may be empty."""
+    while len(one.ahead) and len(other.ahead):
+        low = max(int(one.ahead[0]), int(other.ahead[0]))
+        one.reach(low)
+        other.reach(low)
+        if not (len(one.ahead) and len(other.ahead)):
+            return
+        high = min(int(one.ahead[-1]), int(other.ahead[-1]))
+        here, there = (some.ahead[: np.searchsorted(some.ahead, high, "right")] for some in (one, other))
+        yield np.intersect1d(here, there, assume_unique=True)
+        one.reach(high + 1)
+        other.reach(high + 1)
+
+
+class NumberWalk(Walk):
+    """A way along the listed outputs that live and hold what was asked for: each one is read before it counts.
+
+    With `every` a list holds nothing else, but for two keys that share a prefix. NOTE: then the pages that are passed
+    by are counted without reading them: such keys, which nobody outside of the store can find, would make a page that
+    is asked for by its number begin too early.
+    """
+
+    searches = True
+
+    def __init__(self, listed: Iterator[Numbers], live: Live, holds: Holds, cut: Cut, *, every: bool) -> None:
+        self._listed, self._live, self._holds, self._cut, self._every = listed, live, holds, cut, every
+        self._looked, self._last = 0, HIGHEST + 1  # parts, and the last number in them
+        self._part = self._pending = np.empty(0, np.int64)  # not looked at yet; live, but not read yet
+        self._found: list[int] = []
+
+    def look(self, skip: int, count: int) -> Iterator[None]:
+        """Pass by so many, from the beginning, and find the next, with one more that tells that there are more."""
+        while skip:
+            if self._every:
+                if not (yield from self._go_on(skip)):
+                    return
+                passed = min(skip, len(self._pending))
+                self._pending = self._pending[passed:]
+            else:
+                yield from self._find(min(skip, _READ))
+                passed = min(skip, len(self._found))
+                del self._found[:passed]
+                if not passed:
+                    return
+            skip -= passed
+        yield from self._find(count + 1)
+
+    def _go_on(self, wanted: int) -> Generator[None, None, bool]:
+        """Look on until something lives; return False at the end. Of a part no more is looked at than may be wanted."""
+        room = max(wanted * 2, _LEAST)
+        while not len(self._pending):
+            if not len(self._part):
+                part = next(self._listed, None)
+                if part is None:
+                    return False
+                self._part = self._apart(part)
+                self._looked += 1
+                if self._looked % _PARTS == 0:
+                    yield
+            some, self._part = self._part[:room], self._part[room:]
+            self._pending, room = some[self._live(some)], room * 2
+        return True
+
+    def _apart(self, part: Numbers) -> Numbers:
+        """Return the numbers of a part, each once: two keys of one output may share a prefix."""
+        if len(part) == 0:
+            return part
+        fresh, self._last = np.diff(part, prepend=self._last) != 0, int(part[-1])
+        numbers: Numbers = np.abs(part)[fresh]
+        return numbers
+
+    def _find(self, count: int) -> Iterator[None]:
+        """Read until so many are found, if there are."""
+        while (wanted := count - len(self._found)) > 0 and (yield from self._go_on(wanted)):
+            read = min(wanted, _READ) if self._every else _READ
+            some, self._pending = self._pending[:read], self._pending[read:]
+            held = self._holds(np.sort(some))
+            self._found += [number for number in some.tolist() if number in held]
+            if len(self._found) < count:
+                yield
+
+    def next(self, count: int) -> list[bytes]:
+        """Return the next places, as many as that if there are."""
+        for _ in self._find(count):
+            pass
+        taken, self._found = self._found[:count], self._found[count:]
+        return [PLACE.pack(number) for number in taken]
+
+    def take(self, count: int) -> tuple[list[bytes], str | None]:
+        """Return the next places, and the cursor that goes on after them, if anything follows."""
+        for _ in self._find(count + 1):
+            pass
+        places = self.next(count)
+        return places, self._cut(places[-1]) if self._found else None
