@@ -30,7 +30,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 200)
     monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 300)
     monkeypatch.setattr(storage.history.runs, "FANOUT", 3)
-    monkeypatch.setattr(storage.history.filters, "_PART", 2)
+    monkeypatch.setattr(storage.history.filters, "PART", 2)
 
 
 def answers(chain: Chain, blocks: list[BlockApplied]) -> list[object]:

@@ -21,6 +21,7 @@ from handlers.events import OutPoint
 from storage.history.layout import Extra, Found
 from storage.history.output_keys import address_key, digest
 from storage.history.stored import Stored
+from storage.history.verify import verify
 from storage.rows import Body
 
 
@@ -65,7 +66,7 @@ class HistoryStory(Story):
         return found
 
     def hangs_together(self) -> None:
-        pass
+        assert verify(self.chain.store.disk, quick=True) == []
 
     def nothing_else_is_kept(self) -> None:
         pass
@@ -92,5 +93,5 @@ def test_any_story_equals_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.history.history, "MERGED", 2)
     monkeypatch.setattr(storage.history.history, "LEAST_MERGED", 3)
     monkeypatch.setattr(storage.history.history, "_LOADED", 1)
-    monkeypatch.setattr(storage.history.filters, "_PART", 2)
+    monkeypatch.setattr(storage.history.filters, "PART", 2)
     run_state_machine_as_test(HistoryStory, settings=STORIES)

@@ -15,7 +15,7 @@ from storage.errors import Damaged
 from storage.history.layout import HEAD_BYTES, Flags, Words, check, delete_from, seal
 
 _BITS = 12  # for each entry: one answer of about fifty is wrong
-_PART = 2000  # words of a value
+PART = 2000  # words of a value
 _KEY = Struct(">II")
 _ONE = np.uint64(1)
 
@@ -29,27 +29,27 @@ class Filter:
 
     def load(self, txn: Txn, table: Db) -> None:
         """Read what is on disk."""
-        for part in range(-(-len(self._words) // _PART)):
+        for part in range(-(-len(self._words) // PART)):
             value = txn.get(_KEY.pack(self.run, part), db=table)
             if value is not None:  # of a merge in progress the last ones may not be there yet
                 words = np.frombuffer(value, "<u8", offset=HEAD_BYTES)
-                self._words[part * _PART : part * _PART + len(words)] = words
+                self._words[part * PART : part * PART + len(words)] = words
 
     def add(self, txn: Txn, table: Db, prefixes: Words) -> None:
         """Add prefixes, in order, and write the words that they change."""
         if len(prefixes) == 0:
             return
-        at, masks = _places(prefixes, len(self._words)), _masks(prefixes)
+        at, masks = word_places(prefixes, len(self._words)), word_masks(prefixes)
         starts = np.flatnonzero(np.concatenate(([True], at[1:] != at[:-1])))
         self._words[at[starts]] |= np.bitwise_or.reduceat(masks, starts)
-        for part in range(int(at[0]) // _PART, int(at[-1]) // _PART + 1):
-            words = self._words[part * _PART : part * _PART + _PART]
+        for part in range(int(at[0]) // PART, int(at[-1]) // PART + 1):
+            words = self._words[part * PART : part * PART + PART]
             txn.put(_KEY.pack(self.run, part), seal(len(words), words.tobytes()), db=table)
 
     def may_have(self, prefixes: Words) -> Flags:
         """Return of which prefixes the run may have an entry."""
-        masks = _masks(prefixes)
-        flags: Flags = self._words[_places(prefixes, len(self._words))] & masks == masks
+        masks = word_masks(prefixes)
+        flags: Flags = self._words[word_places(prefixes, len(self._words))] & masks == masks
         return flags
 
 
@@ -60,7 +60,7 @@ def stored_may_have(txn: Txn, table: Db, run: int, room: int, prefix: int) -> bo
         Damaged: the filter's value is too short.
     """
     at = (prefix >> 32) * word_count(room) >> 32
-    part, word = divmod(at, _PART)
+    part, word = divmod(at, PART)
     value = txn.get(_KEY.pack(run, part), db=table)
     if value is None:  # no entry has a bit in this part
         return False
@@ -99,12 +99,14 @@ def word_count(room: int) -> int:
     return max(room * _BITS // 64, 1)
 
 
-def _places(prefixes: Words, count: int) -> Words:
+def word_places(prefixes: Words, count: int) -> Words:
+    """Return the word of a filter in which each prefix has its bits."""
     places: Words = (prefixes >> np.uint64(32)) * np.uint64(count) >> np.uint64(32)
     return places
 
 
-def _masks(prefixes: Words) -> Words:
+def word_masks(prefixes: Words) -> Words:
+    """Return the bits of each prefix."""
     masks = np.zeros(len(prefixes), np.uint64)
     for shift in (0, 6, 12, 18):
         masks |= _ONE << (prefixes >> np.uint64(shift) & np.uint64(63))

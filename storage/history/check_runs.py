@@ -1,0 +1,237 @@
+"""Whether the indexes' runs are in order, and have what the outputs, transactions, blocks and undo logs ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct as Packed
+
+import numpy as np
+
+from storage.history import filters, runs
+from storage.history.consistent import revivable_of
+from storage.history.intact import KINDS
+from storage.history.layout import FILTER, HEAD_BYTES, TXID_ENTRY, Flags, Records, Words, count_of
+from storage.history.output_keys import RULES
+from storage.history.runs import Manifest, Merge, Run
+from storage.history.tally import Sieve, Sink, Tally
+from storage.history.view import View
+
+_NAMED = 20  # of one kind of finding in one array
+_FILTER_KEY = Packed(">II")
+
+
+class Nothing:
+    """A sink that takes nothing."""
+
+    def expect(self, prefixes: Words, numbers: object, beside: object = 0) -> None:
+        """See `Sink`."""
+
+    def find(self, prefixes: Words, numbers: object, beside: object = 0) -> None:
+        """See `Sink`."""
+
+
+NOTHING = Nothing()
+
+
+def manifests(view: View) -> dict[str, Manifest]:
+    """Return what is in force of each kind of index."""
+    return {kind: runs.manifest(view.txn, view.meta, kind) for kind in KINDS}
+
+
+def kept(view: View) -> list[str]:
+    """Return the indexes over outputs that are complete."""
+    names = (view.txn.get(b"indexes", db=view.meta) or b"").decode().split(",")
+    return [name for name in RULES if name in names]
+
+
+def check_lists(view: View) -> Iterator[str]:
+    """The lists of runs: disjoint ranges in order, no run twice, and no values or filters of any other run."""
+    owners, filtered, names = dict[int, str](), set[int](), kept(view)
+    for kind, manifest in manifests(view).items():
+        merge = manifest.merge
+        if kind in RULES and kind not in names and (manifest.runs or merge):
+            yield f"index {kind} is not kept, but has runs"
+        for run in [each.id for each in manifest.runs] + ([merge.id] if merge else []) + manifest.garbage:
+            if run in owners:
+                yield f"run {run} is listed for {owners[run]} and for {kind}"
+            if not 0 < run <= view.state.next_run:
+                yield f"run {run} of {kind} has a number above the last one, {view.state.next_run}"
+            owners[run] = kind
+            if kind == "txid":
+                filtered.add(run)
+        yield from _ranges(view, kind, manifest.runs)
+        if merge:
+            yield from _merging(kind, manifest.runs, merge)
+    for run in view.runs():
+        if run not in owners:
+            yield f"there are values of run {run}, which no index has"
+    for run in sorted(filters.runs(view.txn, view.tables[FILTER]) - filtered):
+        yield f"there is a filter of run {run}, which the index of transaction ids does not have"
+
+
+def _ranges(view: View, kind: str, listed: list[Run]) -> Iterator[str]:
+    below, size = 0, _size(view, kind)
+    for run in listed:
+        if not below <= run.low < run.high <= size:
+            yield f"run {run.id} of {kind} has the range {run.low} to {run.high}, between {below} and {size}"
+        if not 0 < run.entries <= run.room or run.level < 0:
+            yield f"run {run.id} of {kind} counts {run.entries} entries of {run.room} on level {run.level}"
+        below = run.high
+
+
+def _merging(kind: str, listed: list[Run], merge: Merge) -> Iterator[str]:
+    ids = [run.id for run in listed]
+    place = ids.index(merge.inputs[0]) if merge.inputs and merge.inputs[0] in ids else len(ids)
+    inputs = listed[place : place + len(merge.inputs)]
+    if not inputs or [run.id for run in inputs] != merge.inputs:
+        yield f"the merge of {kind} reads runs {merge.inputs}, which are not neighbours in {ids}"
+    elif len({run.level for run in inputs}) != 1:
+        yield f"the merge of {kind} reads runs of several levels"
+    if not 0 <= merge.entries <= merge.room or merge.room > sum(run.room for run in inputs):
+        yield f"the merge of {kind} counts {merge.entries} entries of {merge.room}"
+
+
+def _size(view: View, kind: str) -> int:
+    """Return the number that entries of a kind stay below."""
+    return view.state.tip + 1 if kind == "block" else view.state.next_number
+
+
+def wanted(view: View, kind: str, entries: Records) -> Flags:
+    """Return which entries an index has to have: those of what lives, may live again, or may be rolled back."""
+    numbers = entries["number"]
+    match kind:
+        case "block":
+            return np.ones(len(entries), np.bool_)
+        case "spender":
+            recent: Flags = numbers >= view.reachable
+            return recent
+        case "txid":
+            return view.kept_txs.has(numbers)
+        case _:
+            return view.revivable.has(numbers)
+
+
+def check_entries(view: View, kind: str, sink: Sink, merging: Sink) -> Iterator[str]:
+    """One index: its runs in order and as long as they say; tell what they have."""
+    manifest = runs.manifest(view.txn, view.meta, kind)
+    merge = manifest.merge
+    for run in manifest.runs:
+        input_of = merge if merge and run.id in merge.inputs else None
+        yield from _check_run(view, kind, run, sink, merging, input_of)
+    if merge:
+        inputs = [run for run in manifest.runs if run.id in merge.inputs]
+        low, high = inputs[0].low, inputs[-1].high
+        yield from _check_run(
+            view, kind, Run(merge.id, low, high, 0, merge.entries, merge.room), NOTHING, merging, merge
+        )
+
+
+def _check_run(view: View, kind: str, run: Run, sink: Sink, merging: Sink, merge: Merge | None) -> Iterator[str]:
+    record, count, name = runs.record_of(kind), 0, f"run {run.id} of {kind}"
+    last = np.empty(0, record)
+    for keys, entries, starts in view.run(run.id, record):
+        count += len(entries)
+        if not len(entries):
+            continue
+        for at, key in zip(starts.tolist(), keys, strict=True):
+            if key != (int(entries["prefix"][at]), int(entries["number"][at])):
+                yield f"{name}: the value from entry {key[0]:016x}/{key[1]} begins with another entry"
+        whole = np.frombuffer(last.tobytes() + entries.tobytes(), record)
+        prefixes, numbers = whole["prefix"], whole["number"]
+        rising = (prefixes[1:] > prefixes[:-1]) | ((prefixes[1:] == prefixes[:-1]) & (numbers[1:] > numbers[:-1]))
+        for at in np.flatnonzero(~rising)[:_NAMED].tolist():
+            yield f"{name}: its entries are not in order after {int(prefixes[at]):016x}/{numbers[at]}"
+        last = entries[-1:]
+        for number in entries["number"][entries["number"] < run.low][:_NAMED].tolist():
+            yield f"{name} has number {number}, below {run.low}"
+        if kind == "txid":
+            yield from _filtered(view, run, entries)
+        yield from _tell(view, kind, run, entries, sink, merging, merge)
+    if count != run.entries:
+        yield f"{name} has {count} entries, its list says {run.entries}"
+
+
+def _tell(
+    view: View, kind: str, run: Run, entries: Records, sink: Sink, merging: Sink, merge: Merge | None
+) -> Iterator[str]:
+    """Tell the sinks what a run has, and what of that a merge has gone through."""
+    there = entries[(entries["number"] >= run.low) & (entries["number"] < run.high)]
+    chosen = wanted(view, kind, there)
+    if kind == "txid":
+        yield from _strangers(view, run, there[~chosen])
+    there = there[chosen]
+    sink.find(*_parts(there))
+    if merge is None:
+        return
+    prefix, number = there["prefix"], there["number"]
+    position = np.uint64(merge.prefix)
+    passed = (prefix < position) | ((prefix == position) & (number < merge.number))
+    if run.id != merge.id:
+        merging.expect(*_parts(there[passed]))
+        return
+    merging.find(*_parts(there))
+    for number in there["number"][~passed][:_NAMED].tolist():
+        yield f"the merge of {kind} has an entry of number {number}, which it has not reached"
+
+
+def _parts(entries: Records) -> tuple[Words, np.ndarray[tuple[int], np.dtype[np.int64]], Words | int]:
+    prefixes, numbers = np.ascontiguousarray(entries["prefix"]), np.ascontiguousarray(entries["number"])
+    if entries.dtype != TXID_ENTRY:
+        return prefixes, numbers, 0
+    return prefixes, numbers, entries["check"].astype(np.uint64) << np.uint64(32) | entries["outputs"]
+
+
+def _strangers(view: View, run: Run, entries: Records) -> Iterator[str]:
+    """An entry of a transaction that is forgotten leads to no output of another one."""
+    counts = revivable_of(view.revivable, entries["number"], entries["outputs"].astype(np.int64))
+    for number in entries["number"][counts > 0][:_NAMED].tolist():
+        yield f"run {run.id} of txid leads to number {number}, where outputs of another transaction are"
+
+
+def _filtered(view: View, run: Run, entries: Records) -> Iterator[str]:
+    """Every entry passes the filter of its run."""
+    words = filters.word_count(run.room)
+    prefixes = np.ascontiguousarray(entries["prefix"])
+    places = filters.word_places(prefixes, words).astype(np.int64)
+    first, last = int(places[0]) // filters.PART, int(places[-1]) // filters.PART
+    parts = []
+    for part in range(first, last + 1):
+        value = view.txn.get(_FILTER_KEY.pack(run.id, part), db=view.tables[FILTER])
+        if value is None or count_of(value) != min(words - part * filters.PART, filters.PART):
+            yield f"part {part} of the filter of run {run.id} is not there, or of another length"
+            return
+        parts.append(np.frombuffer(value, "<u8", offset=HEAD_BYTES))
+    masks = filters.word_masks(prefixes)
+    passed = np.concatenate(parts)[places - first * filters.PART] & masks == masks
+    for prefix in prefixes[~passed][:_NAMED].tolist():
+        yield f"the filter of run {run.id} does not let entry {prefix:016x} pass"
+
+
+def check_filters(view: View) -> Iterator[str]:
+    """Filters of the runs in force have all their parts: a reader that misses one takes it for damage."""
+    for run in runs.manifest(view.txn, view.meta, "txid").runs:
+        words = filters.word_count(run.room)
+        for part in range(-(-words // filters.PART)):
+            value = view.txn.get(_FILTER_KEY.pack(run.id, part), db=view.tables[FILTER])
+            if value is None or count_of(value) != min(words - part * filters.PART, filters.PART):
+                yield f"part {part} of the filter of run {run.id} is not there, or of another length"
+
+
+def explained(view: View, kind: str, sieve: Sieve) -> Iterator[str]:
+    """Name what an index misses, and what it has too much."""
+    for prefix, number, _ in sorted((sieve.expected - sieve.found).keys()):
+        yield f"index {kind} misses {_name(view, kind, number)} under {prefix:016x}"
+    for entry in sorted((sieve.found - sieve.expected).keys()):
+        how = "more than once" if entry in sieve.expected else "which is not its own"
+        yield f"index {kind} has {_name(view, kind, entry[1])} under {entry[0]:016x}, {how}"
+
+
+def _name(view: View, kind: str, number: int) -> str:
+    if kind == "block":
+        return f"block {number}"
+    return f"transaction {number}" if kind in {"txid", "spender"} else view.name(number)
+
+
+def tallies(view: View, kinds: list[str]) -> dict[str, Tally]:
+    """Return a sink for each kind of index."""
+    return {kind: Tally(_size(view, kind)) for kind in kinds}

@@ -1,0 +1,155 @@
+"""Whether each value of a history is what was written: checksums, keys, lengths, and the order of its own records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from struct import Struct as Packed
+
+import msgspec
+import numpy as np
+
+from storage.disk import Txn
+from storage.errors import Damaged
+from storage.history import runs
+from storage.history.bits import open_chunk
+from storage.history.layout import (
+    BLOCK,
+    ENTRY,
+    FILTER,
+    HEAD_BYTES,
+    LIVE,
+    META,
+    OUTPUT,
+    OUTPUT_RECORD,
+    RUN,
+    SPEND,
+    STATE,
+    TX,
+    TX_RECORD,
+    TXID_ENTRY,
+    UNDO,
+    Block,
+    check,
+    check_row,
+    count_of,
+    stored_state,
+)
+from storage.history.output_keys import RULES
+from storage.history.view import View
+
+KINDS = ("txid", "block", "spender", *RULES)
+LARGEST = 1 << 62  # no number of an output is larger
+_RUNS = b"runs:"
+_OTHERS = {b"format", b"chain", b"indexes", b"genesis", b"records_stale", STATE}  # rows of utxo_meta
+_KEYS = {BLOCK: 4, TX: 8, OUTPUT: 8, LIVE: 4, UNDO: 8, RUN: 20, FILTER: 8}  # bytes
+_NUMBER = Packed(">Q")
+_read_block = msgspec.msgpack.Decoder(Block).decode
+
+
+def check_values(view: View) -> Iterator[str]:
+    """Yield which values are not as they were written. Nothing is believed here, so nothing can mislead it."""
+    for table, look in _LOOKS.items():
+        for key, value in view.scan(table):
+            if len(key) != _KEYS[table]:
+                yield f"{table} has a key of {len(key)} bytes, {key.hex()}"
+                continue
+            try:
+                look(key, value)
+            except Damaged as error:
+                yield str(error)
+
+
+def check_meta(txn: Txn, view: View) -> Iterator[str]:
+    """Yield what is wrong with the state row, the lists of runs, and what else is said once."""
+    try:
+        state = stored_state(txn, view.tables[META])
+    except Damaged as error:
+        yield str(error)
+    else:
+        if len(state.keys) != 4 or not all(0 < key < 1 << 64 and key & 1 for key in state.keys):
+            yield "the state has no four keys for prefixes"
+        if not 0 <= state.floor <= state.tip < 1 << 32:
+            yield f"the rollback floor is {state.floor}, the tip is {state.tip}"
+        if not 0 <= state.unspent <= state.next_number <= LARGEST or not 0 <= state.next_run < 1 << 32:
+            yield f"the state counts {state.unspent} outputs of {state.next_number}, and {state.next_run} runs"
+    for key, value in txn.cursor(view.tables[META]):
+        if key.startswith(_RUNS) and (kind := key[len(_RUNS) :].decode(errors="replace")) in KINDS:
+            try:
+                runs.manifest(txn, view.tables[META], kind)
+            except Damaged as error:
+                yield str(error)
+        elif key not in _OTHERS:
+            yield f"utxo_meta has a row {key!r}, which nothing has written"
+        elif key == b"genesis" and len(value) != 32:
+            yield f"the digest of the genesis outputs has {len(value)} bytes"
+        elif key == b"indexes" and not set(value.decode(errors="replace").split(",")) <= {"", *RULES}:
+            yield f"the list of indexes is {value!r}"
+
+
+def _block(key: bytes, raw: bytes) -> None:
+    what = f"block {int.from_bytes(key, 'big')}"
+    try:
+        block = _read_block(check_row(raw, what))
+    except msgspec.DecodeError as error:
+        raise Damaged(f"{what} cannot be read: {error}") from error
+    if len(block.hash) != 32 or min(block.first, block.numbers, block.txs, block.created, block.spent) < 0:
+        raise Damaged(f"{what} has a hash of {len(block.hash)} bytes, or counts less than nothing")
+
+
+def _records(record: np.dtype[np.void], *, heap: bool) -> Callable[[bytes, bytes], None]:
+    what = "transactions" if record is TX_RECORD else "outputs"
+
+    def look(key: bytes, value: bytes) -> None:
+        first = _NUMBER.unpack(key)[0]
+        name = f"the value of {what} from number {first}"
+        check(value, name)
+        count, room = count_of(value), len(value) - HEAD_BYTES
+        if count == 0 or count * record.itemsize > room:
+            raise Damaged(f"{name} has {len(value)} bytes for {count} records")
+        records = np.frombuffer(value, record, count, HEAD_BYTES)
+        numbers = records["number"]
+        if int(numbers[0]) != first:
+            raise Damaged(f"{name} begins with number {int(numbers[0])}")
+        if np.any(numbers[1:] <= numbers[:-1]) or not 0 <= first <= int(numbers[-1]) < LARGEST:
+            raise Damaged(f"the numbers of {name} do not ascend")
+        left = room - count * record.itemsize - (int(records["length"].sum(dtype=np.int64)) if heap else 0)
+        if left or (heap and np.any(records["address"] > records["length"])):
+            raise Damaged(f"the bodies in {name} do not have the lengths that it says")
+
+    return look
+
+
+def _spends(key: bytes, value: bytes) -> None:
+    ordinal, part = Packed(">II").unpack(key)
+    name = f"part {part} of the undo log of block {ordinal}"
+    check(value, name)
+    if len(value) != HEAD_BYTES + count_of(value) * SPEND.itemsize:
+        raise Damaged(f"{name} has {len(value)} bytes for {count_of(value)} spends")
+
+
+def _entries(key: bytes, value: bytes) -> None:
+    run, prefix, number = runs.KEY.unpack(key)
+    name = f"the value of run {run} from entry {prefix:016x}/{number}"
+    check(value, name)
+    count = count_of(value)
+    if count == 0 or len(value) - HEAD_BYTES not in (count * ENTRY.itemsize, count * TXID_ENTRY.itemsize):
+        raise Damaged(f"{name} has {len(value)} bytes for {count} entries")
+
+
+def _filter(key: bytes, value: bytes) -> None:
+    run, part = Packed(">II").unpack(key)
+    name = f"part {part} of the filter of run {run}"
+    check(value, name)
+    if len(value) != HEAD_BYTES + count_of(value) * 8:
+        raise Damaged(f"{name} has {len(value)} bytes for {count_of(value)} words")
+
+
+_LOOKS: dict[str, Callable[[bytes, bytes], object]] = {
+    BLOCK: _block,
+    TX: _records(TX_RECORD, heap=False),
+    OUTPUT: _records(OUTPUT_RECORD, heap=True),
+    LIVE: open_chunk,
+    UNDO: _spends,
+    RUN: _entries,
+    FILTER: _filter,
+}

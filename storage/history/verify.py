@@ -1,0 +1,164 @@
+"""Walking every table of a history by its own rules: reads one consistent state and names what is wrong.
+
+Values are looked at one by one first. Then tables are compared, in bounded memory: a few bits for each number, and
+sums over ranges of numbers (`tally`); what differs is collected by a second pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from storage import change_log
+from storage.change_log import TABLES as LOG_TABLES
+from storage.change_log import LogStore
+from storage.copies import temporary
+from storage.damage import UNREADABLE
+from storage.disk import Disk, Txn
+from storage.errors import Damaged, StoreError, StoreFull
+from storage.history import check_runs, consistent
+from storage.history.history import History
+from storage.history.intact import check_meta, check_values
+from storage.history.layout import META, TABLES
+from storage.history.tally import BitSet, Sieve
+from storage.history.view import Tell, View
+from storage.pages import check_pages
+from storage.verify import MOST, silent
+
+_BACK = 200  # blocks that are taken back in one commit
+
+Walk = Callable[[], Iterator[str]]
+
+
+def verify(
+    disk: Disk, *, quick: bool = False, copy_to: Path | None = None, tell: Tell = silent, most: int = MOST
+) -> list[str]:
+    """Return what is wrong with a history, so many findings at most; nothing for a sound one.
+
+    Everything is read from a copy, which takes one read transaction for as long as it is made; `quick` reads the store
+    itself in one. On the copy undo is tried: every block above the floor is taken back, and the copy is walked again.
+    The copy is made in the folder `copy_to`, else beside the store. `tell` is called with each row before it is read.
+
+    Raises:
+        StoreFull: there is no room for the copy.
+    """
+    findings = list[str]()
+    try:
+        with nullcontext(disk) if quick else _copied(disk, copy_to or disk.folder.parent) as seen:
+            view = _walk(seen, tell, findings, most)
+            if not findings and not quick:
+                findings += islice(_undo(seen, tell, view), most)
+    except StoreFull:
+        raise
+    except StoreError as error:
+        findings.append(str(error))
+    return findings
+
+
+@contextmanager
+def _copied(disk: Disk, place: Path) -> Iterator[Disk]:
+    """Give a copy of the store that may be written to, and throw it away."""
+    with temporary(place) as folder:
+        disk.copy(folder)
+        for finding in check_pages(folder / "data.mdb"):
+            raise Damaged(finding)
+        tables = (META, *TABLES, *LOG_TABLES)
+        with Disk(folder, tables, map_size=disk.map_size(), durable=False, shared=False) as copy:
+            yield copy
+
+
+def _walk(disk: Disk, tell: Tell, findings: list[str], most: int) -> View:
+    """Collect what is wrong; return what was seen. Values are believed by what follows, so they come first."""
+    with disk.read() as txn:
+        view = View(txn, disk.tables, tell)
+        values = _each({"state": partial(check_meta, txn, view), "values": partial(check_values, view)})
+        findings += islice(values, most)
+        if not findings:
+            findings += islice(_tables(view), most)
+            findings += islice(_each({"change log": partial(_changes, disk, view, tell)}), most)
+        return view
+
+
+def _each(walks: Mapping[str, Walk]) -> Iterator[str]:
+    for what, walk in walks.items():
+        try:
+            yield from walk()
+        except UNREADABLE as error:
+            yield f"the {what} can't be read to the end: {type(error).__name__}: {error}"
+
+
+def _tables(view: View) -> Iterator[str]:
+    view.believe_state()
+    for walks in (
+        {"blocks": partial(consistent.check_blocks, view), "runs": partial(check_runs.check_lists, view)},
+        {
+            "unspent bits": partial(consistent.check_live, view),
+            "order of transactions": partial(consistent.check_tx_order, view),
+        },
+    ):
+        found = False
+        for finding in _each(walks):
+            found = True
+            yield finding
+        if found:  # what follows finds transactions and blocks by their numbers
+            return
+    yield from _compared(view)
+
+
+def _compared(view: View) -> Iterator[str]:
+    kinds = ["txid", "block", "spender", *check_runs.kept(view)]
+    sinks, merging = check_runs.tallies(view, kinds), check_runs.tallies(view, kinds)
+    wanted = consistent.walks(view, kinds[3:], sinks)
+    wrong = False
+    for finding in _each(wanted):
+        wrong = True
+        yield finding
+    for kind in kinds:
+        yield from _each({f"index {kind}": partial(check_runs.check_entries, view, kind, sinks[kind], merging[kind])})
+    yield from _each({"filters": partial(check_runs.check_filters, view)})
+    if wrong:  # an index cannot be compared with what is wrong itself
+        return
+    for kind in kinds:
+        if len(ranges := sinks[kind].different()):
+            sieve = Sieve(ranges)
+            told = dict.fromkeys(kinds, check_runs.NOTHING) | {kind: sieve}
+            view.spent = BitSet(view.state.next_number)
+            for _ in _each(consistent.walks(view, kinds[3:], told)):
+                pass
+            for _ in check_runs.check_entries(view, kind, sieve, check_runs.NOTHING):
+                pass
+            yield from check_runs.explained(view, kind, sieve)
+        elif len(merging[kind].different()):
+            yield f"the merge of {kind} has written other entries than those of the runs that it reads"
+
+
+def _changes(disk: Disk, view: View, tell: Tell) -> Iterator[str]:
+    """The change log: readable, without a gap, and at its end where the chain is."""
+    tip = None if view.state.tip == 0 else view.stored.block(view.state.tip).hash
+    yield from change_log.contradictions(LogStore(disk), view.txn, tip, partial(tell, "change_log"))
+
+
+def _undo(copy: Disk, tell: Tell, before: View) -> Iterator[str]:
+    """Take every block above the floor back on a copy; what is left must be sound too, and what the undo logs say."""
+    floor, expected = before.state.floor, before.revivable.below(before.reachable)
+    with copy.read() as txn:
+        kinds = check_runs.kept(View(txn, copy.tables, tell))
+    for target in range(before.state.tip - 1, floor - 1, -_BACK):
+        copy.write(partial(_take_back, copy, kinds, range(target, max(target - _BACK, floor - 1), -1)))
+    with copy.read() as txn:
+        after = View(txn, copy.tables, tell)
+        for finding in _each({"tables": partial(_tables, after)}):
+            yield f"after taking blocks back to {floor}: {finding}"
+        if after.live != expected:
+            yield f"after taking blocks back to {floor}: other outputs are unspent than the undo logs say"
+
+
+def _take_back(copy: Disk, kinds: list[str], targets: range, txn: Txn) -> None:
+    history = History(copy.tables, kinds)
+    history.load(txn)
+    for target in targets:
+        history.rollback(txn, target)
+    history.save(txn)
