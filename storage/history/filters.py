@@ -46,6 +46,13 @@ class Filter:
             words = self._words[part * PART : part * PART + PART]
             txn.put(_KEY.pack(self.run, part), seal(len(words), words.tobytes()), db=table)
 
+    def complete(self, txn: Txn, table: Db) -> None:
+        """Write the parts that no entry has touched: a reader takes a part that is not there for damage."""
+        for part in range(-(-len(self._words) // PART)):
+            if txn.get(_KEY.pack(self.run, part), db=table) is None:
+                words = self._words[part * PART : part * PART + PART]
+                txn.put(_KEY.pack(self.run, part), seal(len(words), words.tobytes()), db=table)
+
     def may_have(self, prefixes: Words) -> Flags:
         """Return of which prefixes the run may have an entry."""
         masks = word_masks(prefixes)

@@ -296,10 +296,12 @@ class Index:
         merge.entries += len(entries)
         merge.prefix, merge.number = until
         if until[0] == _BEYOND:
-            self._finish(runs, merge)
+            self._finish(txn, runs, merge)
         return max(sum(map(len, chosen)), 1)
 
-    def _finish(self, runs: list[Run], merge: Merge) -> None:
+    def _finish(self, txn: Txn, runs: list[Run], merge: Merge) -> None:
+        if self._filtered and merge.entries:
+            self._filters[merge.id].complete(txn, self._filter_table)
         place = self.manifest.runs.index(runs[0])
         merged = Run(merge.id, runs[0].low, runs[-1].high, merge.level + 1, merge.entries, merge.room)
         kept = [run for run in self.manifest.runs if run not in runs]
