@@ -5,24 +5,30 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from config.settings import Config
 from daemon.store import TABLES, chain_name, folder, leaf_writer, limited, open_disk, windows
 from handlers.audit import Audited, audit
+from storage.disk import Disk
 from storage.errors import Damaged, StoreFull, TableMissing
 from storage.export import live_set
+from storage.history.store import KIND as HISTORY
+from storage.history.store import HistoryStore
+from storage.history.verify import verify as verify_history
 from storage.pages import check_pages
 from storage.precheck import precheck
 from storage.rows import Body, address_of, unpack
 from storage.utxo import UtxoStore
 from storage.verify import MOST, Tell, silent
 from storage.verify import verify as verify_store
+
+_T = TypeVar("_T")
 
 
 class Verified(NamedTuple):
@@ -67,14 +73,41 @@ def verify(config: Config, copy: Copy, tell: Tell = silent) -> Verified:
     """
     if pages := _pages(folder(config)):
         return Verified(pages[:MOST], [], [])
-    store, left_out = _open_whole(config), copy.left_out
+    if config.utxo.store == HISTORY:
+        return _verify_history(config, copy, tell)
+    store, left_out = _whole(_open, config), copy.left_out
     with store.disk:
         try:
             found = _walk(config, store, copy.place, tell)
         except StoreFull as full:
             found, left_out = _walk(config, store, None, tell), str(full)
-    notes = [f"the undo records were not tried on a copy: {left_out} (--copy-to)"] if left_out else []
-    return Verified(found.findings, notes + found.half_made, found.contradictions)
+    return Verified(found.findings, _not_tried(left_out) + found.half_made, found.contradictions)
+
+
+def _not_tried(left_out: str | None) -> list[str]:
+    return [f"the undo records were not tried on a copy: {left_out} (--copy-to)"] if left_out else []
+
+
+def _verify_history(config: Config, copy: Copy, tell: Tell) -> Verified:
+    """Do so for a history, which has no records of transactions."""
+    left_out = copy.left_out
+    with _whole(_open_history, config) as disk:
+        try:
+            findings = _walk_history(disk, copy.place, tell)
+        except StoreFull as full:
+            findings, left_out = _walk_history(disk, None, tell), str(full)
+    return Verified(findings, _not_tried(left_out), [])
+
+
+def _walk_history(disk: Disk, place: Path | None, tell: Tell) -> list[str]:
+    with _in_place(disk) if place is None else nullcontext():
+        return verify_history(disk, quick=place is None, copy_to=place, tell=tell)
+
+
+def _open_history(config: Config) -> Disk:
+    disk = open_disk(config, readonly=True)
+    HistoryStore(disk).check_format(chain_name(config))
+    return disk
 
 
 def _walk(config: Config, store: UtxoStore, place: Path | None, tell: Tell) -> Audited:
@@ -87,11 +120,14 @@ def _walk(config: Config, store: UtxoStore, place: Path | None, tell: Tell) -> A
             audited = audit(seen, config.transactions.block_height_retention)
         return audited.findings
 
-    in_place = limited(store.disk, "leave out --quick, so that a copy is read, and make room for it")
-    with in_place if place is None else nullcontext():
+    with _in_place(store.disk) if place is None else nullcontext():
         reach, quick = windows(config), place is None
         findings = verify_store(store, reach, quick=quick, also=records, copy_to=place, tell=tell)
         return msgspec.structs.replace(audited, findings=findings)
+
+
+def _in_place(disk: Disk) -> AbstractContextManager[None]:
+    return limited(disk, "leave out --quick, so that a copy is read, and make room for it")
 
 
 def _pages(store: Path) -> list[str]:
@@ -103,10 +139,10 @@ def _pages(store: Path) -> list[str]:
         return [str(error)]
 
 
-def _open_whole(config: Config) -> UtxoStore:
+def _whole(open_it: Callable[[Config], _T], config: Config) -> _T:
     """Open the store. A table that is missing is damage if the store was ever run."""
     try:
-        return _open(config)
+        return open_it(config)
     except TableMissing:
         precheck(folder(config), TABLES)
         raise

@@ -13,6 +13,9 @@ from storage.change_log import TABLES as LOG_TABLES
 from storage.change_log import read_row
 from storage.disk import Disk, Txn
 from storage.errors import Damaged, TableMissing
+from storage.history.ends import contradictions as history_contradictions
+from storage.history.layout import TABLES as HISTORY_TABLES
+from storage.history.store import FORMAT as HISTORY_FORMAT
 from storage.mmr import HASH_BYTES, U64
 from storage.mmr_store import CHUNK_BYTES
 from storage.pages import check_file
@@ -81,7 +84,10 @@ def _check_tables(disk: Disk) -> None:
             if any(txn.stat(db)["entries"] for db in disk.tables.values()):
                 raise Damaged(f"{disk.folder}: it has rows, but does not say its format")
             return
-    if int.from_bytes(written, "big") != FORMAT:  # whoever opens it refuses it
+    version = int.from_bytes(written, "big")
+    if version == HISTORY_FORMAT:
+        _check_history(disk)
+    if version != FORMAT:  # whoever opens another one refuses it
         return
     missing = {table.rstrip("*") for table in TABLES} - {*disk.tables}
     for table in _SIZES:
@@ -95,6 +101,17 @@ def _check_tables(disk: Disk) -> None:
     store = UtxoStore(disk)
     with disk.read() as txn:
         for contradiction in contradictions(store, txn, store.state(txn)):
+            raise Damaged(f"{disk.folder}: {contradiction}")
+
+
+def _check_history(disk: Disk) -> None:
+    for table in HISTORY_TABLES:
+        if table not in disk.tables:
+            raise Damaged(f"{disk.folder}: the table {table} is missing")
+    with disk.read() as txn:
+        for table in disk.tables:
+            _check_ends(disk, txn, table)
+        for contradiction in history_contradictions(txn, disk.tables):
             raise Damaged(f"{disk.folder}: {contradiction}")
 
 

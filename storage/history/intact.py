@@ -41,16 +41,16 @@ KINDS = ("txid", "block", "spender", *RULES)
 LARGEST = 1 << 62  # no number of an output is larger
 _RUNS = b"runs:"
 _OTHERS = {b"format", b"chain", b"indexes", b"genesis", b"records_stale", STATE}  # rows of utxo_meta
-_KEYS = {BLOCK: 4, TX: 8, OUTPUT: 8, LIVE: 4, UNDO: 8, RUN: 20, FILTER: 8}  # bytes
+KEY_BYTES = {BLOCK: 4, TX: 8, OUTPUT: 8, LIVE: 4, UNDO: 8, RUN: 20, FILTER: 8}  # bytes
 _NUMBER = Packed(">Q")
 _read_block = msgspec.msgpack.Decoder(Block).decode
 
 
 def check_values(view: View) -> Iterator[str]:
     """Yield which values are not as they were written. Nothing is believed here, so nothing can mislead it."""
-    for table, look in _LOOKS.items():
+    for table, look in LOOKS.items():
         for key, value in view.scan(table):
-            if len(key) != _KEYS[table]:
+            if len(key) != KEY_BYTES[table]:
                 yield f"{table} has a key of {len(key)} bytes, {key.hex()}"
                 continue
             try:
@@ -144,7 +144,7 @@ def _filter(key: bytes, value: bytes) -> None:
         raise Damaged(f"{name} has {len(value)} bytes for {count_of(value)} words")
 
 
-_LOOKS: dict[str, Callable[[bytes, bytes], object]] = {
+LOOKS: dict[str, Callable[[bytes, bytes], object]] = {
     BLOCK: _block,
     TX: _records(TX_RECORD, heap=False),
     OUTPUT: _records(OUTPUT_RECORD, heap=True),

@@ -40,7 +40,7 @@ _read_block = msgspec.msgpack.Decoder(Block).decode
 class View:
     """The tables, and what of them is known by now: `verify` fills in the sets as it goes."""
 
-    def __init__(self, txn: Txn, tables: dict[str, Db], tell: Tell) -> None:
+    def __init__(self, txn: Txn, tables: dict[str, Db], tell: Tell = lambda *_: None) -> None:
         self.txn, self.tables, self._tell = txn, tables, tell
         self.meta = tables[META]
         self.lowest = 1  # the first block: 0 where there are genesis outputs
