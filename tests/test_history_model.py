@@ -87,7 +87,7 @@ def to_body(found: Found) -> Body:
 
 
 def test_any_story_equals_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 200)
+    monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 80)
     monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 300)
     monkeypatch.setattr(storage.history.runs, "FANOUT", 3)
     monkeypatch.setattr(storage.history.history, "MERGED", 2)
