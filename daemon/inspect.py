@@ -18,6 +18,9 @@ from handlers.audit import Audited, audit
 from storage.disk import Disk
 from storage.errors import Damaged, StoreFull, TableMissing
 from storage.export import live_set
+from storage.history.export import Part
+from storage.history.export import live_set as history_set
+from storage.history.layout import to_extra
 from storage.history.store import KIND as HISTORY
 from storage.history.store import HistoryStore
 from storage.history.verify import verify as verify_history
@@ -154,11 +157,36 @@ def export(config: Config, form: str) -> Iterator[bytes]:
     Raises:
         ChainMoved: it can't be completed.
     """
+    if config.utxo.store == HISTORY:
+        lines = _csv_lines if form == "csv" else _json_lines
+        with _open_history(config) as disk:
+            yield from map(lines, history_set(disk))
+        return
     store = _open(config)
     line = _csv if form == "csv" else _json
     with store.disk:
         for live in live_set(store):
             yield b"".join([line(*output) for output in live])
+
+
+def _csv_lines(part: Part) -> bytes:
+    txids, heap = part.txids, part.heap.hex()
+    columns = zip(part.of_tx, part.indexes, part.values, part.starts, part.middles, strict=True)
+    lines = [
+        f"{txids[64 * tx : 64 * tx + 64]},{index},{value},{heap[2 * start : 2 * end]}\n"
+        for tx, index, value, start, end in columns
+    ]
+    return "".join(lines).encode()
+
+
+def _json_lines(part: Part) -> bytes:
+    lines = list[bytes]()
+    columns = zip(part.of_tx, part.indexes, part.values, part.starts, part.middles, part.ends, strict=True)
+    for tx, index, value, start, middle, end in columns:
+        extra = to_extra(part.heap[middle:end])
+        body = Body(part.heap[start:middle], value, *msgspec.structs.astuple(extra))
+        lines.append(_json_of(part.txids[64 * tx : 64 * tx + 64], index, body))
+    return b"".join(lines)
 
 
 def _csv(txid: bytes, index: int, row: bytes) -> bytes:
@@ -167,10 +195,13 @@ def _csv(txid: bytes, index: int, row: bytes) -> bytes:
 
 
 def _json(txid: bytes, index: int, row: bytes) -> bytes:
-    body = unpack(Body, row, f"output {txid.hex()}#{index}")
+    return _json_of(txid.hex(), index, unpack(Body, row, f"output {txid.hex()}#{index}"))
+
+
+def _json_of(txid: str, index: int, body: Body) -> bytes:
     assets = [[policy.hex(), name.hex(), str(quantity)] for policy, name, quantity in body.assets]
     fields: dict[str, object] = {
-        "txid": txid.hex(),
+        "txid": txid,
         "index": index,
         "value": body.value,
         "address": body.address.hex(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Literal
@@ -27,11 +28,15 @@ from chains import (
 )
 from chains import output as paid
 
+import storage.history.values
 from handlers.chain import Chain
 from handlers.events import BlockApplied
+from handlers.history_chain import HistoryChain
 from storage import keys
 from storage.errors import ChainMoved
 from storage.export import Live, live_set
+from storage.history.export import live_set as history_set
+from storage.history.stored import Stored
 from storage.rows import SPENT
 
 Step = Literal["blocks", "rollback", "deep", "elided", "again", "prune", "nothing"]
@@ -93,21 +98,49 @@ class Story:
         return self.chain.state.floor > len(self.boundary) or self.told[: len(self.boundary)] != self.boundary
 
 
+def sets(chain: Chain, rows: int) -> Iterator[list[Live]]:
+    """Yield the live set of either kind of store."""
+    if not isinstance(chain, HistoryChain):
+        yield from live_set(chain.store, rows)
+        return
+    for part in history_set(chain.store.disk, rows):
+        ids = [bytes.fromhex(part.txids[64 * tx : 64 * tx + 64]) for tx in part.of_tx]
+        columns = zip(ids, part.indexes, part.values, part.starts, part.middles, part.ends, strict=True)
+        yield [
+            (txid, index, b"%d" % value + part.heap[start:middle] + b"/" + part.heap[middle:end])
+            for txid, index, value, start, middle, end in columns
+        ]
+
+
+def history_in_order(chain: Chain) -> list[Live]:
+    found = list[Live]()
+    with chain.store.disk.read() as txn:
+        stored = Stored(txn, chain.store.disk.tables)
+        for number in filter(stored.live.is_set, range(stored.state.next_number)):
+            tx, output = stored.tx_of(number), stored.output(number)
+            assert output is not None
+            body = b"%d" % output.value + output.address + b"/" + output.extra
+            found.append((tx.txid, number - tx.number, body))
+    return found
+
+
 def live_in_order(chain: Chain) -> list[Live]:
     """Return the live outputs from a walk over all rows in one snapshot."""
+    if isinstance(chain, HistoryChain):
+        return history_in_order(chain)
     store = chain.store
     with store.disk.read() as txn:
         rows = [(place, row) for place, row in store.scan(txn, store.output) if row[0] != SPENT]
         return [(store.txid_at(txn, place), keys.number(place[8:]), row) for place, row in rows]
 
 
-def tell(folder: Path, seed: int, branches: Branches) -> None:
+def tell(folder: Path, seed: int, branches: Branches, kinds: Sequence[str]) -> None:
     random = Random(seed)
     options: Options = {
         "rollback_window": random.choice((4, 12, 40)),
         "prune_depth": random.choice((1, 8, 40)),
         "self_contained": random.random() < 0.6,
-        "store": random.choice(("classic", "mmr")),
+        "store": random.choice(kinds),
         "may_prune": random.random() < 0.8,
     }
     with open_chain(folder, **options) as chain:
@@ -115,7 +148,7 @@ def tell(folder: Path, seed: int, branches: Branches) -> None:
             chain.seed(random_genesis(random))
         story, found = Story(chain, random, branches), list[Live]()
         try:
-            for part in live_set(chain.store, random.choice((1, 3, 10))):
+            for part in sets(chain, random.choice((1, 3, 10))):
                 found += part
                 branches.meet("an output that was spent since", _spent_since(story, part))
                 story.step()
@@ -129,15 +162,22 @@ def tell(folder: Path, seed: int, branches: Branches) -> None:
 
 
 def _spent_since(story: Story, part: list[Live]) -> bool:
+    if isinstance(story.chain, HistoryChain):
+        left = {each[:2] for each in history_in_order(story.chain)}
+        return any((name, index) not in left for name, index, _ in part)
     now = outputs(story.chain.store)
     return any((row := now.get((name, index))) is not None and row[0] == SPENT for name, index, _ in part)
 
 
-def test_the_set_is_that_of_the_boundary_or_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kinds", [("classic", "mmr"), ("history",)])
+def test_the_set_is_that_of_the_boundary_or_an_error(
+    kinds: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 200)
     branches = Branches()
     for seed in range(150):
         try:
-            tell(tmp_path / str(seed), seed, branches)
+            tell(tmp_path / str(seed), seed, branches, kinds)
         except BaseException:
             print(f"seed {seed}")
             raise

@@ -111,6 +111,9 @@ class Extra(Struct, array_like=True, frozen=True):
     is_collateral_return: bool = False
 
 
+_read_extra = msgspec.msgpack.Decoder(Extra).decode
+
+
 class Found(NamedTuple):
     """An output as it is stored, and where."""
 
@@ -199,6 +202,18 @@ def to_tx(record: Records) -> TxFound:
         None if size < 0 else size,
         None if subtree < 0 else subtree,
     )
+
+
+def to_extra(raw: bytes) -> Extra:
+    """Return what an output has beside address and value.
+
+    Raises:
+        Damaged: it can't be read.
+    """
+    try:
+        return _read_extra(raw) if raw else Extra()
+    except msgspec.DecodeError as error:
+        raise Damaged(f"what an output has beside its address cannot be read: {error}") from error
 
 
 def words(raw: bytes) -> Words:
