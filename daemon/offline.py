@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 
 import structlog
@@ -20,14 +21,19 @@ from daemon.store import (
     windows,
 )
 from handlers.change_log import ChangeLog
+from handlers.history_chain import HistoryChain
 from handlers.lives import Lives
 from handlers.points import Reach
 from handlers.prune_report import PrunerJob, pruner_jobs
 from handlers.prune_request import Request
+from handlers.pruner import Pruner
 from handlers.spending import TxFault
 from storage import keys
 from storage.disk import Disk, Txn
 from storage.errors import StoreError
+from storage.history.reindex import reindex as reindex_history
+from storage.history.store import KIND as HISTORY
+from storage.history.store import HistoryStore
 from storage.prune import Gone, Part, Windows, prunable
 from storage.prune import prune as prune_step
 from storage.reindex import reindex as reindex_store
@@ -83,6 +89,29 @@ def _open_disk(config: Config) -> Disk:
     return open_disk(config)
 
 
+class _AllHistory:
+    """What a history may forget, in long steps. It has undo logs; values are thinned out when those are gone."""
+
+    def __init__(self, chain: HistoryChain) -> None:
+        chain.may_prune = True
+        self._chain, self._sweeps = chain, chain.history.sweeps(_STEPS)
+        self.total = Gone()
+
+    def due(self, part: Part) -> bool:
+        """Return whether there may be something."""
+        return part == "undo" and (self._chain.due_for_pruning("undo") or self._sweeps > 0)
+
+    def step(self, part: Part) -> Gone:
+        """Remove some."""
+        if self._chain.due_for_pruning(part):
+            gone = self._chain.prune(part)
+        else:
+            gone, self._sweeps = self._chain.keep_house(_STEPS), self._sweeps - 1
+        self.total = self.total.plus(gone)
+        log.info("pruned", **gone._asdict())
+        return gone
+
+
 def prune(config: Config) -> str:
     """Prune everything that is due, transactions and old rows; return what went. The journal has it too.
 
@@ -91,6 +120,8 @@ def prune(config: Config) -> str:
             read.
     """
     with _open_disk(config) as disk:
+        if config.utxo.store == HISTORY:
+            return _prune_history(config, disk)
         store = UtxoStore(disk)
         store.check_format(chain_name(config))
         with disk.read() as txn:
@@ -104,18 +135,41 @@ def prune(config: Config) -> str:
             if kept is not None:
                 kept.height = height
             pruner = open_pruner(config, disk, kept, rows, changes)
-            pruner.begin()
-            cycle = pruner.cycle(Request(height, "applied"), state.persisted)
-            try:
-                for turn in cycle.turns():
-                    turn.work()
-                    changes.take()  # nobody listens
-            except (StoreError, TxFault) as error:
-                pruner.fail(cycle, str(error))
-                raise
-            pruner.finish(cycle)
-            counts = cycle.job.counts
-    outputs, removed, records, nodes = rows.total
+            counts = _cycle(pruner, Request(height, "applied"), state.persisted, changes)
+    return _pruned(rows.total, counts)
+
+
+def _prune_history(config: Config, disk: Disk) -> str:
+    store, changes = HistoryStore(disk), open_changes(disk, config)
+    store.check_format(chain_name(config))
+    with disk.read() as txn:
+        kept = store.kept_indexes(txn)
+    store.open(chain_name(config), kept)
+    chain = HistoryChain(store, windows(config), config.utxo.prune_batch_size * _STEPS, changes)
+    rows, counts = _AllHistory(chain), dict[str, int]()
+    if chain.height:
+        pruner = open_pruner(config, disk, None, rows, changes)
+        counts = _cycle(pruner, Request(chain.height, "applied"), chain.state.persisted, changes)
+    return _pruned(rows.total, counts)
+
+
+def _cycle(pruner: Pruner, request: Request, persisted: int | None, changes: ChangeLog) -> dict[str, int]:
+    """Run one cycle; return what it did."""
+    pruner.begin()
+    cycle = pruner.cycle(request, persisted)
+    try:
+        for turn in cycle.turns():
+            turn.work()
+            changes.take()  # nobody listens
+    except (StoreError, TxFault) as error:
+        pruner.fail(cycle, str(error))
+        raise
+    pruner.finish(cycle)
+    return cycle.job.counts
+
+
+def _pruned(total: Gone, counts: dict[str, int]) -> str:
+    outputs, removed, records, nodes = total
     buried = counts.get("transactions_deleted", 0)
     also = f", {buried} records of transactions" if buried else ""
     also += f", {nodes} nodes of the mountain range" if nodes else ""
@@ -125,7 +179,8 @@ def prune(config: Config) -> str:
 def prune_status(config: Config, count: int) -> list[PrunerJob]:
     """Return the pruner's latest jobs, beside its daemon or without one."""
     with open_disk(config, readonly=True) as disk, limited(disk):
-        UtxoStore(disk).check_format(chain_name(config))
+        store = HistoryStore(disk) if config.utxo.store == HISTORY else UtxoStore(disk)
+        store.check_format(chain_name(config))
         return pruner_jobs(disk, count)
 
 
@@ -133,10 +188,18 @@ def reindex(config: Config) -> str:
     """Build the configured indexes anew; return what was done."""
     wanted = wanted_indexes(config)
     with _open_disk(config) as disk:
-        store = UtxoStore(disk)
-        store.check_format(chain_name(config))
-        outputs = reindex_store(store, wanted, lambda done: log.info("reindexing", outputs=done))
+        outputs = _reindex(config, disk, wanted, lambda done: log.info("reindexing", outputs=done))
     return f"indexed {outputs} outputs by {', '.join(wanted) or 'nothing'}"
+
+
+def _reindex(config: Config, disk: Disk, wanted: list[str], progress: Callable[[int], None]) -> int:
+    if config.utxo.store == HISTORY:
+        history = HistoryStore(disk)
+        history.check_format(chain_name(config))
+        return reindex_history(history, wanted, progress)
+    store = UtxoStore(disk)
+    store.check_format(chain_name(config))
+    return reindex_store(store, wanted, progress)
 
 
 def reindex_records(config: Config) -> str:
@@ -147,6 +210,8 @@ def reindex_records(config: Config) -> str:
     Raises:
         StoreError: there is no store, or a daemon has it, or there are no records.
     """
+    if config.utxo.store == HISTORY:
+        raise StoreError('utxo.store = "history" keeps no records of transactions: there is nothing to rebuild')
     with _open_disk(config) as disk:
         store = UtxoStore(disk)
         store.check_format(chain_name(config))

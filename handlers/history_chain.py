@@ -141,6 +141,12 @@ class HistoryChain(Chain):
             self.changes.tell(self._reach_of(state).pruned(txn, gone))
         return state, gone
 
+    def keep_house(self, blocks: int) -> Gone:
+        """Merge and thin out as much as with so many blocks, in a commit of its own; return what went."""
+        state, gone = self._write(lambda txn: self._prune(txn, 0, blocks=blocks))
+        self._settle(state)
+        return gone
+
     def _write(self, work: Callable[[Txn], _T]) -> _T:
         """Run what writes the history; from what is on disk when it has to run again, or failed."""
         again = False

@@ -37,10 +37,19 @@ from messages import Listener, message, take
 
 import handlers.chain
 import storage.disk
+import storage.history.filters
+import storage.history.history
+import storage.history.runs
+import storage.history.store
+import storage.history.values
 from handlers.chain import Chain
 from handlers.events import BlockApplied
+from handlers.history_chain import HistoryChain
 from handlers.utxo import Turns
 from storage.errors import Damaged, StoreFull
+from storage.history.layout import HistoryState
+from storage.history.store import HistoryStore
+from storage.history.verify import verify
 from storage.indexes import TABLES as INDEXES
 from storage.utxo import UtxoStore
 
@@ -112,12 +121,42 @@ DEEDS = {
         {"store": "mmr", "prune_depth": 0, "rollback_window": 0, "may_prune": True, "prune_batch_size": 3},
     ),
     "a genesis": Deed(lambda _: None, lambda chain: chain.seed(genesis(ann=1, bob=2))),
+    "a block in a history": Deed(told(*STORY), lambda chain: feed(chain, NEWS[0]), {"store": "history"}),
+    "a batch with merges in a history": Deed(told(*STORY), lambda chain: feed(chain, *NEWS), {"store": "history"}),
+    "a batch in a history that prunes": Deed(
+        told(*STORY),
+        lambda chain: feed(chain, *NEWS),
+        {"store": "history", "prune_depth": 1, "rollback_window": 1, "may_prune": True},
+    ),
+    "a batch far below the tip in a history": Deed(
+        told(*STORY), lambda chain: feed(chain, *NEWS, network_height=9999), {"store": "history"}
+    ),
+    "a transaction id again in a history": Deed(
+        told(*REPEATED), lambda chain: feed(chain, block(REPEATED[-1], COINBASE, salt="again")), {"store": "history"}
+    ),
+    "a rollback in a history": Deed(
+        told(*BLOCKS), lambda chain: chain.rollback(back_to(BLOCKS[1])), {"store": "history"}
+    ),
+    "forgetting in a history": Deed(
+        told(*BLOCKS),
+        lambda chain: chain.prune(),
+        {"store": "history", "prune_depth": 0, "rollback_window": 0, "may_prune": True, "prune_batch_size": 5},
+    ),
+    "a genesis in a history": Deed(
+        lambda _: None, lambda chain: chain.seed(genesis(ann=1, bob=2)), {"store": "history"}
+    ),
 }
 
 
 @pytest.fixture(params=DEEDS)
 def deed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Deed:
     monkeypatch.setattr(handlers.chain, "_ROLLBACK_ROWS", 4)
+    monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 80)
+    monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 300)
+    monkeypatch.setattr(storage.history.runs, "FANOUT", 2)
+    monkeypatch.setattr(storage.history.history, "MERGED", 4)
+    monkeypatch.setattr(storage.history.filters, "PART", 2)
+    monkeypatch.setattr(storage.history.store, "new_state", lambda: HistoryState([1, 3, 5, 7]))
     return DEEDS[request.param]
 
 
@@ -131,12 +170,20 @@ def after(deed: Deed, folder: Path) -> dict[str, dict[bytes, bytes]]:
     """Return the tables that the deed should leave."""
     with open_chain(folder, **deed.options) as chain:
         prepared(deed, chain)
+        if isinstance(chain, HistoryChain):  # where it thins out next is in memory, and begins anew after a fault
+            chain = restarted(chain)
         deed.act(chain)
         return dump(chain.store)
 
 
 def restarted(chain: Chain, store: UtxoStore | None = None) -> Chain:
     """Return the chain as a new process would see it."""
+    if isinstance(chain, HistoryChain):
+        history = HistoryStore(chain.store.disk)
+        history.open("cardano/mainnet", tuple(INDEXES))
+        again: Chain = HistoryChain(history, chain.windows, chain.prune_batch_size)
+        again.may_prune = chain.may_prune
+        return again
     again = Chain(store or chain.store, chain.windows, chain.prune_batch_size)
     again.may_prune = chain.may_prune
     return again
@@ -171,6 +218,8 @@ def test_a_fault_at_any_write_changes_nothing(deed: Deed, kind: Callable[[], lmd
             number += 1
         assert number > 3, "there was something to fail"
         assert dump(chain.store) == expected
+        if isinstance(chain, HistoryChain):
+            assert verify(chain.store.disk) == []
         sequences = [fact.sequence for fact in chain.changes.take()]
         assert sequences == list(range(newest + 1, chain.changes.newest() + 1))
 

@@ -366,11 +366,6 @@ def a_strange_row(hand: Hand) -> None:
     hand.put(META, b"what", b"1")
 
 
-@says("index policy is not kept, but has runs")
-def an_index_that_is_not_kept(hand: Hand) -> None:
-    hand.put(META, b"indexes", b"address_hash,payment_credential,stake_credential")
-
-
 @says("the list of indexes is")
 def an_index_that_nobody_knows(hand: Hand) -> None:
     hand.put(META, b"indexes", b"address_hush")

@@ -45,6 +45,8 @@ KINDS = (
     "[utxo]\nrollback_window = 24\n[utxo.index]\naddress_hash = false\nstake_credential = true\npolicy = true\n"
     "[transactions]\nexternalize_all = true\nblock_height_retention = 12\n[pruner]\nunmined_retention = 4\n"
     "parent_preservation_blocks = 20\n",
+    "[utxo]\nrollback_window = 24\nprune_depth = 6\nstore = 'history'\nprune_batch_size = 5\n"
+    "[utxo.index]\nstake_credential = true\npolicy = true\n[transactions]\nenabled = false\n",
 )
 Answer = Ack | Error | Welcome | Committed | RolledBack | Pruned | TxStatusChanged
 _ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)

@@ -32,6 +32,7 @@ from storage.history.layout import (
 )
 from storage.history.output_keys import RULES
 from storage.history.tally import BitSet, Sink
+from storage.history.values import bodies
 from storage.history.view import View
 from storage.rows import TxFlag
 
@@ -288,22 +289,17 @@ def _missing(view: View, low: int, high: int, there: Numbers) -> Iterator[str]:
 
 def _bodies(view: View, records: Records, heap: bytes, alive: Flags, kinds: list[str], sinks: Sinks) -> Iterator[str]:
     """Read the bodies of outputs that live or may live again, and tell the sinks their keys."""
-    ends = np.cumsum(records["length"], dtype=np.int64)
-    starts = ends - records["length"]
     some = np.flatnonzero(alive)
-    numbers, beside = records["number"][some], (starts + records["address"])[some].tolist()
-    starts_of, ends_of = starts[some].tolist(), ends[some].tolist()
-    returns, extra = np.zeros(len(some), np.bool_), dict[int, bytes]()
-    for at, (middle, end) in enumerate(zip(beside, ends_of, strict=True)):
-        if middle != end:
-            try:
-                returns[at] = _read_extra(heap[middle:end]).is_collateral_return
-            except msgspec.DecodeError as error:
-                yield f"{view.name(int(numbers[at]))} cannot be read: {error}"
-                continue
-            extra[at] = heap[middle:end]
+    numbers = records["number"][some]
+    addresses, extra = bodies(records, heap, some)
+    returns = np.zeros(len(some), np.bool_)
+    for at, raw in list(extra.items()):
+        try:
+            returns[at] = _read_extra(raw).is_collateral_return
+        except msgspec.DecodeError as error:
+            yield f"{view.name(int(numbers[at]))} cannot be read: {error}"
+            del extra[at]
     yield from _returns(view, numbers, returns)
-    addresses = [heap[start:end] for start, end in zip(starts_of, beside, strict=True)]
     for kind in kinds:
         digests, places = RULES[kind].of_outputs(addresses, extra)
         sinks[kind].expect(view.prefixes(digests), numbers if places is None else numbers[places])

@@ -325,6 +325,11 @@ class History:
             txn, reachable, _THINNED // 2 * blocks, self.live, lambda records: self._alive(records, reachable)
         )
 
+    def sweeps(self, blocks: int) -> int:
+        """Return how often to keep house for so many blocks until every value was looked at."""
+        values = max(2 * len(self.tx.firsts), len(self.output.firsts))
+        return -(-values // (_THINNED * blocks))
+
     def _wanted(self, kind: str, reachable: int, entries: Records) -> Flags:
         """Return which entries a merge keeps."""
         match kind:

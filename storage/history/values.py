@@ -28,9 +28,9 @@ class Values:
         self._swept = 0  # the number at which thinning goes on
 
     def load(self, txn: Txn) -> None:
-        """Read the keys."""
+        """Read the keys; thinning begins anew."""
         keys = txn.cursor(self._table).iternext(values=False)
-        self.firsts = np.array([KEY.unpack(key)[0] for key in keys], np.int64)
+        self.firsts, self._swept = np.array([KEY.unpack(key)[0] for key in keys], np.int64), 0
 
     # --- writing -------------------------------------------------------------------------------------------------
 
@@ -232,3 +232,13 @@ def unpacked(record: np.dtype[np.void], value: bytes | None, first: int) -> tupl
         check(value, f"the value of number {first}")
         raise Damaged(f"the value of number {first} says that it has {count_of(value)} records")
     return np.frombuffer(value, record, count_of(value), HEAD_BYTES), value[end:]
+
+
+def bodies(records: Records, heap: bytes, some: Numbers) -> tuple[list[bytes], dict[int, bytes]]:
+    """Return the addresses of outputs, of those at these places, and what else they have, by its place among them."""
+    ends = np.cumsum(records["length"], dtype=np.int64)
+    starts = (ends - records["length"])[some]
+    middles, last = (starts + records["address"][some]).tolist(), ends[some].tolist()
+    addresses = [heap[start:middle] for start, middle in zip(starts.tolist(), middles, strict=True)]
+    pairs = enumerate(zip(middles, last, strict=True))
+    return addresses, {at: heap[middle:end] for at, (middle, end) in pairs if middle != end}

@@ -1,0 +1,147 @@
+"""Building the indexes of a history anew from its outputs, which are the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from struct import Struct as Packed
+
+import numpy as np
+
+from storage.disk import Db, Txn
+from storage.history.bits import StoredBits
+from storage.history.layout import (
+    ENTRY,
+    LIVE,
+    META,
+    OUTPUT,
+    OUTPUT_RECORD,
+    STATE,
+    UNDO,
+    Flags,
+    Records,
+    prefixes,
+    seal_row,
+    stored_state,
+)
+from storage.history.output_keys import RULES
+from storage.history.runs import Index
+from storage.history.store import HistoryStore
+from storage.history.stored import read_undo
+from storage.history.tally import BitSet
+from storage.history.values import bodies, unpacked
+
+_VALUES = 2000  # of outputs, for each commit
+_ENTRIES = 2_000_000  # of each index that are merged in one commit
+_COLLECTED = 20_000  # values that are deleted in one commit
+_KEY = Packed(">Q")
+
+
+def reindex(store: HistoryStore, wanted: Sequence[str], progress: Callable[[int], None]) -> int:
+    """Make `wanted` the complete indexes of the store; return how many outputs are in them.
+
+    They become complete in the last commit, all of them. Killed before, none is kept: run it again.
+    """
+    disk, tables = store.disk, store.disk.tables
+    disk.write(partial(_let_go, store))
+    while disk.write(partial(_collect, tables)):
+        pass
+    with disk.read() as txn:
+        size, spent = stored_state(txn, store.meta).next_number, _spent(txn, tables)
+    start = total = 0
+    while start < size:
+        start, added = disk.write(partial(_add, tables, wanted, spent, start))
+        total += added
+        progress(total)
+        while disk.write(partial(_merge, tables, wanted)):
+            pass
+    while disk.write(partial(_collect, tables)):
+        pass
+    disk.write(lambda txn: store.put_indexes(txn, wanted))
+    return total
+
+
+class _Indexes:
+    """Some indexes in one write transaction: read from the disk each time, so that it may run again."""
+
+    def __init__(self, txn: Txn, tables: dict[str, Db], kinds: Sequence[str]) -> None:
+        self._txn, self._meta = txn, tables[META]
+        self.state = stored_state(txn, self._meta)
+        self.index = {kind: Index(tables, kind, self._next_run) for kind in kinds}
+        for index in self.index.values():
+            index.load(txn)
+
+    def _next_run(self) -> int:
+        self.state.next_run += 1
+        return self.state.next_run
+
+    def save(self) -> None:
+        """Write the lists of runs, and the number of the last one."""
+        for index in self.index.values():
+            index.save(self._txn)
+        self._txn.put(STATE, seal_row(self.state), db=self._meta)
+
+
+def _let_go(store: HistoryStore, txn: Txn) -> None:
+    store.put_indexes(txn, [])
+    indexes = _Indexes(txn, store.disk.tables, tuple(RULES))
+    for index in indexes.index.values():
+        index.drop()
+    indexes.save()
+
+
+def _collect(tables: dict[str, Db], txn: Txn) -> int:
+    """Delete values of runs that nobody has any more; return how many."""
+    indexes = _Indexes(txn, tables, tuple(RULES))
+    done = sum(index.collect(txn, _COLLECTED) for index in indexes.index.values())
+    indexes.save()
+    return done
+
+
+def _merge(tables: dict[str, Db], kinds: Sequence[str], txn: Txn) -> int:
+    """Merge a part of what is to be merged; return how many entries."""
+    indexes = _Indexes(txn, tables, kinds)
+    done = sum(index.merge(txn, _ENTRIES, _every) for index in indexes.index.values())
+    indexes.save()
+    return done
+
+
+def _every(entries: Records) -> Flags:
+    return np.ones(len(entries), np.bool_)
+
+
+def _spent(txn: Txn, tables: dict[str, Db]) -> BitSet:
+    """Return what was spent by blocks that may be taken back."""
+    state = stored_state(txn, tables[META])
+    spent = BitSet(state.next_number)
+    for ordinal in range(state.floor + 1, state.tip + 1):
+        spent.add(read_undo(txn, tables[UNDO], ordinal)["number"])
+    return spent
+
+
+def _add(tables: dict[str, Db], kinds: Sequence[str], spent: BitSet, start: int, txn: Txn) -> tuple[int, int]:
+    """Add runs of the next values of outputs; return where to go on, and how many outputs they have."""
+    indexes = _Indexes(txn, tables, kinds)
+    keys, live = np.array(indexes.state.keys, np.uint64), StoredBits(txn, tables[LIVE])
+    numbers, addresses, extra = [np.empty(0, np.int64)], list[bytes](), dict[int, bytes]()
+    cursor, values, high = txn.cursor(tables[OUTPUT]), 0, indexes.state.next_number
+    there = cursor.set_range(_KEY.pack(start))
+    while there and values < _VALUES:
+        first = _KEY.unpack(cursor.key())[0]
+        records, heap = unpacked(OUTPUT_RECORD, cursor.value(), first)
+        kept = np.flatnonzero(live.has(records["number"]) | spent.has(records["number"]))
+        more, beside = bodies(records, heap, kept)
+        extra |= {len(addresses) + at: raw for at, raw in beside.items()}
+        addresses += more
+        numbers.append(records["number"][kept])
+        there, values = cursor.next(), values + 1
+        if there and values == _VALUES:
+            high = int(records["number"][-1]) + 1
+    whole = np.concatenate(numbers)
+    for kind in kinds:
+        digests, at = RULES[kind].of_outputs(addresses, extra)
+        entries = np.empty(len(digests), ENTRY)
+        entries["prefix"], entries["number"] = prefixes(digests, keys), whole if at is None else whole[at]
+        indexes.index[kind].add(txn, entries, start, high)
+    indexes.save()
+    return high, len(whole)

@@ -1,0 +1,141 @@
+"""What is done to a history without its daemon: indexes built anew, what is due forgotten."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import AbstractContextManager
+from pathlib import Path
+from random import Random
+
+import lmdb
+import pytest
+from chains import Options, feed, open_chain, random_chain, random_genesis
+from daemons import running, statuses
+from faults import Fault, broken, failing
+from stories import chain as plain_chain
+
+import storage.history.reindex
+import storage.history.runs
+import storage.history.values
+from config.load import load
+from daemon.store import open_disk
+from handlers.chain import Chain
+from storage.disk import Disk
+from storage.errors import WrongFormat
+from storage.history.output_keys import RULES
+from storage.history.reindex import reindex
+from storage.history.store import HistoryStore
+from storage.history.stored import Stored
+from storage.history.verify import verify
+from storage.history.view import View
+
+OPTIONS = Options(store="history", rollback_window=8, prune_depth=8, may_prune=True, map_size=1 << 24)
+BLOCKS = random_chain(Random(3), 46, repeats=False)
+EVERY = tuple(RULES)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 80)
+    monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 600)
+    monkeypatch.setattr(storage.history.runs, "FANOUT", 3)
+    monkeypatch.setattr(storage.history.reindex, "_VALUES", 2)
+    monkeypatch.setattr(storage.history.reindex, "_ENTRIES", 10)
+    monkeypatch.setattr(storage.history.reindex, "_COLLECTED", 4)
+
+
+def opened(folder: Path, indexes: tuple[str, ...]) -> AbstractContextManager[Chain]:
+    options = OPTIONS.copy()
+    options["indexes"] = indexes
+    return open_chain(folder, **options)
+
+
+def told(folder: Path, indexes: tuple[str, ...]) -> None:
+    with opened(folder, indexes) as chain:
+        chain.seed(random_genesis(Random(1)))
+        for each in BLOCKS[:40]:
+            feed(chain, each)
+
+
+def entries(disk: Disk, kind: str) -> set[tuple[int, ...]]:
+    """Return what an index has of what is unspent."""
+    with disk.read() as txn:
+        stored, found = Stored(txn, disk.tables), list[tuple[int, ...]]()
+        for run in stored.index(kind).runs:
+            for _, some, _ in View(txn, disk.tables).run(run.id, stored.index(kind).dtype):
+                found += [tuple(each) for each in some.tolist() if each[1] < run.high and stored.live.is_set(each[1])]
+    assert len(found) == len(set(found))
+    return set(found)
+
+
+@pytest.mark.usefixtures("small")
+def test_indexes_that_were_off_are_complete_afterwards(tmp_path: Path) -> None:
+    told(tmp_path, ("policy",))
+    with opened(tmp_path, ("policy",)) as chain:
+        before = entries(chain.store.disk, "policy")
+    with pytest.raises(WrongFormat, match="address_hash"), opened(tmp_path, EVERY):
+        pass
+    with opened(tmp_path, ("policy",)) as chain:
+        disk = chain.store.disk
+        done = list[int]()
+        total = reindex(HistoryStore(disk), EVERY, done.append)
+        assert done == sorted(done) and done[-1] == total and len(set(done)) > 3
+        assert verify(disk) == []
+        with disk.read() as txn:
+            stored = Stored(txn, disk.tables)
+            assert stored.state.unspent == len(entries(disk, "address_hash")) <= total
+            assert any(run.level > 0 for run in stored.index("address_hash").runs)
+    with opened(tmp_path, EVERY) as chain:
+        assert entries(chain.store.disk, "policy") == before
+        for each in BLOCKS[40:]:
+            feed(chain, each)
+        assert verify(chain.store.disk) == []
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("kind", ["killed", "a map that is too small"])
+def test_a_fault_at_any_write_of_a_reindex(kind: str, tmp_path: Path) -> None:
+    """The indexes are kept or they are not; the store is sound, and the next try makes them."""
+    told(tmp_path / "told", EVERY)
+    number, happened = 1, True
+    while happened:
+        folder = tmp_path / "copy"
+        shutil.copytree(tmp_path / "told", folder)
+        with opened(folder, EVERY) as chain:
+            disk = chain.store.disk
+            error = broken() if kind == "killed" else lmdb.MapFullError("mdb_put")
+            with failing(disk, Fault(number, error)) as fault:
+                try:
+                    reindex(HistoryStore(disk), EVERY, lambda _: None)
+                except lmdb.Error:
+                    assert kind == "killed"
+                    assert verify(disk, quick=True) == []
+                    reindex(HistoryStore(disk), EVERY, lambda _: None)
+            assert verify(disk, quick=True) == []
+            with disk.read() as txn:
+                assert chain.store.kept_indexes(txn) == list(EVERY)
+        shutil.rmtree(folder)
+        happened, number = fault.seen >= number, number + 29
+    assert number > 100
+
+
+def test_commands_over_a_history(tmp_path: Path) -> None:
+    """`verify`, `export`, `reindex` and `prune` of a real store; records of transactions are none of a history's."""
+    settings = {"store": "history", "rollback_window": 4, "prune_depth": 4}
+    blocks = plain_chain(30, outputs=20)
+    with running(tmp_path, None, utxo=settings, transactions={"enabled": False}) as daemon:
+        with daemon.client("frames") as client:
+            assert set(statuses(client.feed(blocks))) == {"applied"}
+        assert daemon.term() == 0
+        assert b"sound" in daemon.run("verify").stdout
+        csv, lines = daemon.run("export").stdout, daemon.run("export", "--format", "jsonl").stdout
+        config = load(daemon.config, {})
+        with open_disk(config, readonly=True) as disk, disk.read() as txn:
+            unspent = Stored(txn, disk.tables).state.unspent
+        assert len(csv.splitlines()) == len(lines.splitlines()) == unspent > 100
+        assert b"indexed" in daemon.run("reindex").stdout
+        refused = daemon.run("reindex", "--records")
+        assert refused.returncode != 0 and b"keeps no records of transactions" in refused.stderr
+        assert b"undo records" in daemon.run("prune").stdout
+        assert daemon.run("verify").returncode == 0
+        assert daemon.run("export").stdout == csv
