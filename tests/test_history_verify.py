@@ -69,7 +69,8 @@ def small() -> Iterator[None]:
         patch.setattr(storage.history.runs, "VALUE_BYTES", 80)
         patch.setattr(storage.history.values, "VALUE_BYTES", 600)
         patch.setattr(storage.history.runs, "FANOUT", 3)
-        patch.setattr(storage.history.history, "MERGED", 4)
+        patch.setattr(storage.history.history, "MERGED", 1)
+        patch.setattr(storage.history.history, "LEAST_MERGED", 3)
         patch.setattr(storage.history.history, "UNDO_ENTRIES", 3)
         patch.setattr(storage.history.filters, "PART", 2)
         patch.setattr(storage.history.store, "new_state", lambda: HistoryState(KEYS))
@@ -90,7 +91,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert 0 < hand.state.floor < hand.state.tip
         for kind in ("txid", "address_hash", "spender"):
             assert len(hand.manifest(kind).runs) > 1
-        assert hand.manifest("address_hash").merge
+        assert hand.manifest("address_hash").merges
     return folder
 
 
@@ -224,8 +225,8 @@ class Hand:
         manifest = self.manifest(kind)
         for each in manifest.runs:
             each.entries += by if each.id == run else 0
-        if manifest.merge and manifest.merge.id == run:
-            manifest.merge.entries += by
+        if manifest.merges and manifest.merges[0].id == run:
+            manifest.merges[0].entries += by
         self.put_manifest(kind, manifest)
 
     def drop_entry(self, kind: str, number: int) -> None:
@@ -295,22 +296,22 @@ RUNS: dict[str, tuple[str, Callable[[Manifest], object], str]] = {
     "forgotten with a filter": ("txid", lambda m: m.runs.pop(), r"there is a filter of run \d+"),
     "a merge of strangers": (
         "address_hash",
-        lambda m: m.merge.inputs.append(9999),  # type: ignore[union-attr]
+        lambda m: m.merges[0].inputs.append(9999),
         "the merge of address_hash reads runs",
     ),
     "a merge that counts less": (
         "address_hash",
-        lambda m: setattr(m.merge, "entries", m.merge.entries - 1),  # type: ignore[union-attr]
+        lambda m: setattr(m.merges[0], "entries", m.merges[0].entries - 1),
         "entries, its list says",
     ),
     "a merge that is back": (
         "address_hash",
-        lambda m: setattr(m.merge, "prefix", 0),
+        lambda m: setattr(m.merges[0], "prefix", 0),
         "which it has not reached",
     ),
     "a merge that is ahead": (
         "address_hash",
-        lambda m: setattr(m.merge, "prefix", (1 << 64) - 1),
+        lambda m: setattr(m.merges[0], "prefix", (1 << 64) - 1),
         "the merge of address_hash has written other entries",
     ),
 }
@@ -371,12 +372,12 @@ def an_index_that_nobody_knows(hand: Hand) -> None:
     hand.put(META, b"indexes", b"address_hush")
 
 
-@says("the merge of address_hash reads runs of several levels")
+@says("the merge of address_hash reads runs of other levels")
 def a_merge_of_several_levels(hand: Hand) -> None:
     manifest = hand.manifest("address_hash")
-    assert manifest.merge is not None
+    assert manifest.merges
     for run in manifest.runs:
-        run.level += run.id == manifest.merge.inputs[0]
+        run.level += run.id == manifest.merges[0].inputs[0]
     hand.put_manifest("address_hash", manifest)
 
 
@@ -613,8 +614,8 @@ def a_value_of_a_run_is_gone(hand: Hand) -> None:
 
 @says("the merge of address_hash has written other entries")
 def a_merge_has_lost_an_entry(hand: Hand) -> None:
-    merge = hand.manifest("address_hash").merge
-    assert merge is not None
+    merge = hand.manifest("address_hash").merges[0]
+
     for key, entries in hand.entries("address_hash", merge.id):
         for at in range(len(entries)):
             if hand.stored.revivable(entries["number"][at : at + 1])[0]:

@@ -48,8 +48,7 @@ def check_lists(view: View) -> Iterator[str]:
     """The lists of runs: disjoint ranges in order, no run twice, and no values or filters of any other run."""
     owners, filtered, names = dict[int, str](), set[int](), kept(view)
     for kind, manifest in manifests(view).items():
-        merge = manifest.merge
-        for run in [each.id for each in manifest.runs] + ([merge.id] if merge else []) + manifest.garbage:
+        for run in [each.id for each in (*manifest.runs, *manifest.merges)] + manifest.garbage:
             if run in owners:
                 yield f"run {run} is listed for {owners[run]} and for {kind}"
             if not 0 < run <= view.state.next_run:
@@ -60,8 +59,10 @@ def check_lists(view: View) -> Iterator[str]:
         if kind in RULES and kind not in names:  # a `reindex` that did not end may have left something
             continue
         yield from _ranges(view, kind, manifest.runs)
-        if merge:
+        for merge in manifest.merges:
             yield from _merging(kind, manifest.runs, merge)
+        if len({merge.level for merge in manifest.merges}) < len(manifest.merges):
+            yield f"several merges of {kind} are under way at one level"
     for run in view.runs():
         if run not in owners:
             yield f"there are values of run {run}, which no index has"
@@ -85,8 +86,8 @@ def _merging(kind: str, listed: list[Run], merge: Merge) -> Iterator[str]:
     inputs = listed[place : place + len(merge.inputs)]
     if not inputs or [run.id for run in inputs] != merge.inputs:
         yield f"the merge of {kind} reads runs {merge.inputs}, which are not neighbours in {ids}"
-    elif len({run.level for run in inputs}) != 1:
-        yield f"the merge of {kind} reads runs of several levels"
+    elif {run.level for run in inputs} != {merge.level}:
+        yield f"the merge of {kind} reads runs of other levels than its own"
     if not 0 <= merge.entries <= merge.room or merge.room > sum(run.room for run in inputs):
         yield f"the merge of {kind} counts {merge.entries} entries of {merge.room}"
 
@@ -114,11 +115,10 @@ def wanted(view: View, kind: str, entries: Records) -> Flags:
 def check_entries(view: View, kind: str, sink: Sink, merging: Sink) -> Iterator[str]:
     """One index: its runs in order and as long as they say; tell what they have."""
     manifest = runs.manifest(view.txn, view.meta, kind)
-    merge = manifest.merge
     for run in manifest.runs:
-        input_of = merge if merge and run.id in merge.inputs else None
+        input_of = next((merge for merge in manifest.merges if run.id in merge.inputs), None)
         yield from _check_run(view, kind, run, sink, merging, input_of)
-    if merge:
+    for merge in manifest.merges:
         inputs = [run for run in manifest.runs if run.id in merge.inputs]
         low, high = inputs[0].low, inputs[-1].high
         yield from _check_run(

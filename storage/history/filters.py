@@ -64,15 +64,13 @@ def stored_may_have(txn: Txn, table: Db, run: int, room: int, prefix: int) -> bo
     """Return whether the run may have an entry of a prefix, for a reader.
 
     Raises:
-        Damaged: the filter's value is too short.
+        Damaged: the filter is not there.
     """
     at = (prefix >> 32) * word_count(room) >> 32
     part, word = divmod(at, PART)
     value = txn.get(_KEY.pack(run, part), db=table)
-    if value is None:  # no entry has a bit in this part
-        return False
-    if len(value) < HEAD_BYTES + word * 8 + 8:
-        raise Damaged(f"part {part} of the filter of run {run} is too short")
+    if value is None or len(value) < HEAD_BYTES + word * 8 + 8:
+        raise Damaged(f"part {part} of the filter of run {run} is not there")
     found = int.from_bytes(value[HEAD_BYTES + word * 8 : HEAD_BYTES + word * 8 + 8], "little")
     mask = 0
     for shift in (0, 6, 12, 18):
