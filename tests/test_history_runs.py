@@ -29,7 +29,8 @@ def test_a_merge_that_keeps_little_leaves_a_whole_filter(monkeypatch: pytest.Mon
     monkeypatch.setattr(storage.history.filters, "PART", 2)
     monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 200)
     monkeypatch.setattr(storage.history.runs, "FANOUT", 3)
-    monkeypatch.setattr(storage.history.history, "MERGED", 40)
+    monkeypatch.setattr(storage.history.history, "MERGED", 0)
+    monkeypatch.setattr(storage.history.history, "LEAST_MERGED", 200)
     with open_chain(tmp_path, store="history", rollback_window=1, prune_depth=1, may_prune=True) as chain:
         for each in chain_of(30, 40):
             feed(chain, each)

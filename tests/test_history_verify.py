@@ -69,8 +69,8 @@ def small() -> Iterator[None]:
         patch.setattr(storage.history.runs, "VALUE_BYTES", 80)
         patch.setattr(storage.history.values, "VALUE_BYTES", 600)
         patch.setattr(storage.history.runs, "FANOUT", 3)
-        patch.setattr(storage.history.history, "MERGED", 1)
-        patch.setattr(storage.history.history, "LEAST_MERGED", 3)
+        patch.setattr(storage.history.history, "MERGED", 0)
+        patch.setattr(storage.history.history, "LEAST_MERGED", 4)
         patch.setattr(storage.history.history, "UNDO_ENTRIES", 3)
         patch.setattr(storage.history.filters, "PART", 2)
         patch.setattr(storage.history.store, "new_state", lambda: HistoryState(KEYS))
@@ -225,8 +225,8 @@ class Hand:
         manifest = self.manifest(kind)
         for each in manifest.runs:
             each.entries += by if each.id == run else 0
-        if manifest.merges and manifest.merges[0].id == run:
-            manifest.merges[0].entries += by
+        if manifest.merges and longest(manifest).id == run:
+            longest(manifest).entries += by
         self.put_manifest(kind, manifest)
 
     def drop_entry(self, kind: str, number: int) -> None:
@@ -276,6 +276,12 @@ STATES: dict[str, tuple[Callable[[HistoryState], dict[str, Any]], str]] = {
 for name, (fields, finding) in STATES.items():
     CASES[f"state: {name}"] = (lambda hand, fields=fields: hand.change_state(**fields(hand.state)), finding)  # type: ignore[misc]
 
+
+def longest(manifest: runs.Manifest) -> runs.Merge:
+    """Return the merge that has most to read."""
+    return max(manifest.merges, key=lambda merge: merge.room)
+
+
 RUNS: dict[str, tuple[str, Callable[[Manifest], object], str]] = {
     "listed twice": ("asset", lambda m: m.runs.append(m.runs[-1]), r"run \d+ is listed for asset and for asset"),
     "overlapping": (
@@ -296,22 +302,22 @@ RUNS: dict[str, tuple[str, Callable[[Manifest], object], str]] = {
     "forgotten with a filter": ("txid", lambda m: m.runs.pop(), r"there is a filter of run \d+"),
     "a merge of strangers": (
         "address_hash",
-        lambda m: m.merges[0].inputs.append(9999),
+        lambda m: longest(m).inputs.append(9999),
         "the merge of address_hash reads runs",
     ),
     "a merge that counts less": (
         "address_hash",
-        lambda m: setattr(m.merges[0], "entries", m.merges[0].entries - 1),
+        lambda m: setattr(longest(m), "entries", longest(m).entries - 1),
         "entries, its list says",
     ),
     "a merge that is back": (
         "address_hash",
-        lambda m: setattr(m.merges[0], "prefix", 0),
+        lambda m: setattr(longest(m), "prefix", 0),
         "which it has not reached",
     ),
     "a merge that is ahead": (
         "address_hash",
-        lambda m: setattr(m.merges[0], "prefix", (1 << 64) - 1),
+        lambda m: setattr(min(m.merges, key=lambda each: each.prefix), "prefix", (1 << 64) - 1),
         "the merge of address_hash has written other entries",
     ),
 }
@@ -377,7 +383,7 @@ def a_merge_of_several_levels(hand: Hand) -> None:
     manifest = hand.manifest("address_hash")
     assert manifest.merges
     for run in manifest.runs:
-        run.level += run.id == manifest.merges[0].inputs[0]
+        run.level += run.id == longest(manifest).inputs[0]
     hand.put_manifest("address_hash", manifest)
 
 
@@ -614,7 +620,7 @@ def a_value_of_a_run_is_gone(hand: Hand) -> None:
 
 @says("the merge of address_hash has written other entries")
 def a_merge_has_lost_an_entry(hand: Hand) -> None:
-    merge = hand.manifest("address_hash").merges[0]
+    merge = longest(hand.manifest("address_hash"))
 
     for key, entries in hand.entries("address_hash", merge.id):
         for at in range(len(entries)):

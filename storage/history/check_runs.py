@@ -48,7 +48,8 @@ def check_lists(view: View) -> Iterator[str]:
     """The lists of runs: disjoint ranges in order, no run twice, and no values or filters of any other run."""
     owners, filtered, names = dict[int, str](), set[int](), kept(view)
     for kind, manifest in manifests(view).items():
-        for run in [each.id for each in (*manifest.runs, *manifest.merges)] + manifest.garbage:
+        written = [run.id for run in manifest.runs] + [merge.id for merge in manifest.merges]
+        for run in written + manifest.garbage:
             if run in owners:
                 yield f"run {run} is listed for {owners[run]} and for {kind}"
             if not 0 < run <= view.state.next_run:
