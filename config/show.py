@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from config.kinds import MASK
 from config.knobs import ROOT, Knob, Table
-from config.settings import MASK, Config
+from config.settings import Config
 
 _HEADER = """\
 Configuration of utxod. Every value can also be given as environment variable UTXOD_SECTION__NAME

@@ -27,7 +27,8 @@ from messages import json_line, take
 from stories import at, back_to, block, digest, output, tx
 
 import handlers.recovery.listener
-from config.settings import Config, Recovery, Secret, Storage, Transactions, Utxo
+from config.kinds import Secret
+from config.settings import Config, Recovery, Storage, Transactions, Utxo
 from daemon.bus import Bus
 from daemon.connection import Hall
 from daemon.recovery import open_storage, recover_along

@@ -201,9 +201,14 @@ class PostgresStorage:
         """See `Storage`."""
         return len(await self._run(lambda connection: connection.fetch(self._sql(sql.EXPIRE))))
 
-    async def forget(self, age_s: float, limit: int) -> int:
+    async def drop(self, txids: Iterable[bytes]) -> set[bytes]:
         """See `Storage`."""
-        return len(await self._run(lambda connection: connection.fetch(self._sql(sql.FORGET), _span(age_s), limit)))
+        return await self._change(sql.DROP, sorted(set(txids)))
+
+    async def forget(self, statuses: Sequence[Status], age_s: float, limit: int) -> int:
+        """See `Storage`."""
+        query = self._sql(sql.forget(statuses))
+        return len(await self._run(lambda connection: connection.fetch(query, _span(age_s), limit)))
 
     async def row(self, txid: bytes) -> Row | None:
         """See `Storage`."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from storage.recovery.rows import HISTORY, STATUSES
+from collections.abc import Sequence
+
+from storage.recovery.rows import HISTORY, STATUSES, Status
 
 COLUMNS = (
     "txid, status, message, owner, generation, lease_until, attempts, failures, not_found, not_found_since, "
@@ -123,15 +125,19 @@ VOUCH = """
 EXPIRE = """
     UPDATE {table} SET owner = NULL, lease_until = NULL
     WHERE owner IS NOT NULL AND lease_until < now() RETURNING txid"""
-FORGET = """
-    DELETE FROM {table} WHERE txid IN (
-        (SELECT txid FROM {table} WHERE status = 'confirmed' AND submitted_at < now() - $1::interval
-         ORDER BY submitted_at LIMIT $2)
-        UNION ALL
-        (SELECT txid FROM {table} WHERE status = 'deleted' AND submitted_at < now() - $1::interval
-         ORDER BY submitted_at LIMIT $2) LIMIT $2) RETURNING txid"""
+DROP = "DELETE FROM {table} WHERE txid = ANY ($1::bytea[]) AND status || '' = 'pending' RETURNING txid"
 ADD = """
     INSERT INTO {table} (txid, status, submitted_at, next_attempt_at)
     SELECT txid, 'pending', now() - $2::interval, now() - $2::interval + $3::interval
     FROM unnest($1::bytea[]) AS b (txid)
     ON CONFLICT (txid) DO NOTHING RETURNING txid"""
+OLDEST = """
+    (SELECT txid, submitted_at FROM {{table}} WHERE status = '{}' AND submitted_at < now() - $1::interval
+     ORDER BY submitted_at LIMIT $2)"""
+
+
+def forget(statuses: Sequence[Status]) -> str:
+    """Return how the oldest rows of some statuses are deleted: each status is read in the order of its index."""
+    oldest = " UNION ALL ".join(OLDEST.format(status) for status in statuses)
+    return f"""DELETE FROM {{table}} WHERE txid IN
+        (SELECT txid FROM ({oldest}) AS o ORDER BY submitted_at LIMIT $2) RETURNING txid"""

@@ -190,8 +190,11 @@ class Storage(Protocol):
     async def expire(self) -> int:
         """Take the owner off rows whose lease has ended; return how many. They can be claimed either way."""
 
-    async def forget(self, age_s: float, limit: int) -> int:
-        """Delete confirmed and deleted rows that were submitted so long ago; return how many."""
+    async def drop(self, txids: Iterable[bytes]) -> set[bytes]:
+        """Delete pending rows, held ones too: nobody waits for these transactions any more. Returns which."""
+
+    async def forget(self, statuses: Sequence[Status], age_s: float, limit: int) -> int:
+        """Delete rows of some final statuses that were submitted so long ago, the oldest first; return how many."""
 
     async def row(self, txid: bytes) -> Row | None:
         """Return everything about one transaction."""

@@ -10,7 +10,7 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -221,15 +221,14 @@ class SqliteStorage:
         now = self._clock_ms()
         return await self._transact(lambda db: _affected(db, sql.EXPIRE, (now,)))
 
-    async def forget(self, age_s: float, limit: int) -> int:
+    async def drop(self, txids: Iterable[bytes]) -> set[bytes]:
         """See `Storage`."""
-        before = self._clock_ms() - ms(age_s)
+        return await self._each(sql.DROP, named(txids))
 
-        async def work(db: aiosqlite.Connection) -> int:
-            gone = await _affected(db, sql.FORGET, ("confirmed", before, limit))
-            return gone + await _affected(db, sql.FORGET, ("deleted", before, limit - gone))
-
-        return await self._transact(work)
+    async def forget(self, statuses: Sequence[Status], age_s: float, limit: int) -> int:
+        """See `Storage`."""
+        values = {"before": self._clock_ms() - ms(age_s), "limit": limit}
+        return await self._transact(lambda db: _affected(db, sql.forget(statuses), values))
 
     async def row(self, txid: bytes) -> Row | None:
         """See `Storage`."""
@@ -354,7 +353,7 @@ def _log_failure(writing: asyncio.Future[Any]) -> None:
         log.warning("recovery_store_failed", during="a transaction that nobody waits for", error=str(error))
 
 
-async def _affected(db: aiosqlite.Connection, statement: str, values: tuple[object, ...]) -> int:
+async def _affected(db: aiosqlite.Connection, statement: str, values: Mapping[str, object] | tuple[object, ...]) -> int:
     async with db.execute(statement, values) as cursor:
         return cursor.rowcount
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from storage.recovery.rows import HISTORY, STATUSES
+from collections.abc import Sequence
+
+from storage.recovery.rows import HISTORY, STATUSES, Status
 
 COLUMNS = (
     "txid, status, message, owner, generation, lease_until, attempts, failures, not_found, not_found_since, "
@@ -109,6 +111,14 @@ VOUCH = f"""
     UPDATE recovery_tx AS t SET not_found = 0, not_found_since = NULL
     {BATCH} AND +t.status = 'pending' AND +t.not_found > 0 RETURNING txid"""
 EXPIRE = "UPDATE recovery_tx SET owner = NULL, lease_until = NULL WHERE owner IS NOT NULL AND lease_until < ?"
-FORGET = """
-    DELETE FROM recovery_tx WHERE txid IN
-        (SELECT txid FROM recovery_tx WHERE status = ? AND submitted_at < ? ORDER BY submitted_at LIMIT ?)"""
+DROP = """
+    DELETE FROM recovery_tx AS t
+    WHERE t.txid IN (SELECT of_hex(value ->> 'txid') FROM json_each(:batch)) AND +t.status = 'pending' RETURNING txid"""
+OLDEST = """SELECT * FROM (SELECT txid, submitted_at FROM recovery_tx WHERE status = '{}' AND submitted_at < :before
+                           ORDER BY submitted_at LIMIT :limit)"""
+
+
+def forget(statuses: Sequence[Status]) -> str:
+    """Return how the oldest rows of some statuses are deleted: each status is read in the order of its index."""
+    oldest = " UNION ALL ".join(OLDEST.format(status) for status in statuses)
+    return f"DELETE FROM recovery_tx WHERE txid IN (SELECT txid FROM ({oldest}) ORDER BY submitted_at LIMIT :limit)"
