@@ -623,7 +623,7 @@ async def test_postgres_reads_its_batch_and_not_the_table(pg_lab: Lab) -> None:
         claims = await storage.claim("A", 30.0, 100)
         keys = [claim.txid for claim in claims], ["A"] * 100, [1] * 100
         renewal = await explain(pg_lab, storage, postgres_sql.RENEW, *keys, timedelta(seconds=30))
-        conclusion = await explain(pg_lab, storage, postgres_sql.CONCLUDE, keys[0], "confirmed", "")
+        conclusion = await explain(pg_lab, storage, postgres_sql.CONCLUDE, keys[0], "confirmed", "", None)
         for each in (renewal, conclusion):
             assert f"Index Scan using {pg_lab.table}_pkey" in each, each
             assert f"{pg_lab.table}_held" not in each, each
@@ -640,7 +640,7 @@ async def test_results_are_written_by_key_before_there_are_statistics(pg_lab: La
         claims = await storage.claim("A", 30.0, 10_000)
         keys = [claim.txid for claim in claims[:500]], ["A"] * 500, [1] * 500
         plan = await explain(pg_lab, storage, postgres_sql.RENEW, *keys, timedelta(seconds=30))
-        conclusion = await explain(pg_lab, storage, postgres_sql.CONCLUDE, keys[0], "confirmed", "")
+        conclusion = await explain(pg_lab, storage, postgres_sql.CONCLUDE, keys[0], "confirmed", "", None)
         assert f"Index Scan using {pg_lab.table}_pkey" in plan, plan
         for each in (plan, conclusion):
             assert f"on {pg_lab.table}_pkey" in each or f"using {pg_lab.table}_pkey" in each, each

@@ -43,6 +43,10 @@ MIGRATIONS = [
         WHEN (OLD.status <> 'pending' AND NEW.status <> OLD.status AND NEW.reopened = OLD.reopened)
         EXECUTE FUNCTION {{table}}_final();
     """,
+    """
+    ALTER TABLE {table} ADD COLUMN untold text;
+    CREATE INDEX {table}_untold ON {table} (untold, txid) WHERE untold IS NOT NULL;
+    """,
 ]
 
 # The status is a literal everywhere: with a parameter a generic plan could not use the partial indexes.
@@ -78,6 +82,7 @@ RELEASE = f"""
     FROM {KEYS} AS b (txid, owner, generation) WHERE {MINE} RETURNING t.txid"""
 SETTLE = f"""
     UPDATE {{table}} AS t SET status = b.status, owner = NULL, lease_until = NULL, updated_at = now(),
+        untold = CASE WHEN b.status <> 'pending' THEN $12::text END,
         next_attempt_at = CASE WHEN b.status = 'pending' THEN now() + b.delay END,
         message = coalesce(b.message, t.message), last_error = coalesce(b.error, t.last_error),
         attempts = t.attempts + b.attempt::int, failures = t.failures + b.failed::int,
@@ -99,7 +104,7 @@ LANDED = """
         AND t.history -> -1 ->> 'owner' = b.owner AND (t.history -> -1 ->> 'generation')::bigint = b.generation"""
 END = "owner = NULL, lease_until = NULL, generation = generation + 1, updated_at = now(), next_attempt_at = NULL"
 CONCLUDE = f"""
-    UPDATE {{table}} SET status = $2, message = $3, {END}
+    UPDATE {{table}} SET status = $2, message = $3, untold = $4, {END}
     WHERE txid = ANY ($1::bytea[]) AND status || '' = 'pending' RETURNING txid"""
 WAKE = """
     UPDATE {table} SET next_attempt_at = now() - interval '1 ms'
@@ -107,7 +112,7 @@ WAKE = """
 AFRESH = """
     UPDATE {table} SET status = 'pending', message = coalesce($2, message),
         next_attempt_at = now() - interval '1 ms', failures = 0, not_found = 0, not_found_since = NULL,
-        reopened = reopened + 1, updated_at = now()
+        reopened = reopened + 1, updated_at = now(), untold = NULL
     WHERE txid = ANY ($1::bytea[]) AND """
 REPLAY = AFRESH + "status || '' IN ('dead', 'orphan') RETURNING txid"
 REOPEN = AFRESH + "status || '' = ANY ($3::text[]) RETURNING txid"
@@ -122,6 +127,10 @@ REVOKE = """
 VOUCH = """
     UPDATE {table} SET not_found = 0, not_found_since = NULL
     WHERE txid = ANY ($1::bytea[]) AND status || '' = 'pending' AND not_found > 0 RETURNING txid"""
+UNTOLD = "SELECT txid, status FROM {table} WHERE untold = $1 ORDER BY txid LIMIT $2"
+TOLD = """
+    UPDATE {table} AS t SET untold = NULL FROM unnest($1::bytea[], $2::text[]) AS b (txid, status)
+    WHERE t.txid = b.txid AND t.status || '' = b.status AND t.untold || '' = $3 RETURNING t.txid"""
 EXPIRE = """
     UPDATE {table} SET owner = NULL, lease_until = NULL
     WHERE owner IS NOT NULL AND lease_until < now() RETURNING txid"""

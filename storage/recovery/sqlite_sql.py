@@ -41,6 +41,10 @@ MIGRATIONS = [
         WHEN OLD.status <> 'pending' AND NEW.status <> OLD.status AND NEW.reopened = OLD.reopened
         BEGIN SELECT RAISE(ABORT, 'a final status stays'); END;
     """,
+    """
+    ALTER TABLE recovery_tx ADD COLUMN untold TEXT;
+    CREATE INDEX recovery_tx_untold ON recovery_tx (untold, txid) WHERE untold IS NOT NULL;
+    """,
 ]
 
 CLAIMED = """RETURNING txid, owner, generation, attempts, failures, not_found, :now - submitted_at,
@@ -69,6 +73,7 @@ RENEW = f"UPDATE recovery_tx AS t SET lease_until = :until, next_attempt_at = :u
 RELEASE = f"UPDATE recovery_tx AS t SET owner = NULL, lease_until = NULL, next_attempt_at = :now - 1 {BATCH} AND {MINE}"
 SETTLE = f"""
     UPDATE recovery_tx AS t SET status = v ->> 'status', owner = NULL, lease_until = NULL, updated_at = :now,
+        untold = CASE WHEN v ->> 'status' <> 'pending' THEN :teller END,
         next_attempt_at = CASE WHEN v ->> 'status' = 'pending' THEN :now + (v ->> 'delay') END,
         message = coalesce(v ->> 'message', message), last_error = coalesce(v ->> 'error', last_error),
         attempts = attempts + (v ->> 'attempt'), failures = failures + (v ->> 'failed'),
@@ -88,14 +93,14 @@ LANDED = """
         AND t.history ->> '$[#-1].generation' = b.value ->> 'generation'"""
 END = "owner = NULL, lease_until = NULL, generation = generation + 1, updated_at = :now, next_attempt_at = NULL"
 CONCLUDE = f"""
-    UPDATE recovery_tx AS t SET status = :status, message = :message, {END}
+    UPDATE recovery_tx AS t SET status = :status, message = :message, untold = :teller, {END}
     {BATCH} AND +t.status = 'pending' RETURNING txid"""
 WAKE = f"""
     UPDATE recovery_tx AS t SET next_attempt_at = :now - 1
     {BATCH} AND +t.status = 'pending' AND +t.owner IS NULL RETURNING txid"""
 AFRESH = f"""
     UPDATE recovery_tx AS t SET status = 'pending', message = coalesce(:message, message), next_attempt_at = :now - 1,
-        failures = 0, not_found = 0, not_found_since = NULL, reopened = reopened + 1, updated_at = :now
+        failures = 0, not_found = 0, not_found_since = NULL, reopened = reopened + 1, updated_at = :now, untold = NULL
     {BATCH} AND """
 REPLAY = AFRESH + "+t.status IN ('dead', 'orphan') RETURNING txid"
 REOPEN = AFRESH + "+t.status IN (SELECT value FROM json_each(:statuses)) RETURNING txid"
@@ -110,6 +115,10 @@ REVOKE = f"""
 VOUCH = f"""
     UPDATE recovery_tx AS t SET not_found = 0, not_found_since = NULL
     {BATCH} AND +t.status = 'pending' AND +t.not_found > 0 RETURNING txid"""
+UNTOLD = "SELECT txid, status FROM recovery_tx WHERE untold = ? ORDER BY txid LIMIT ?"
+TOLD = f"""
+    UPDATE recovery_tx AS t SET untold = NULL
+    {BATCH} AND t.status = v ->> 'status' AND +t.untold = :teller RETURNING txid"""
 EXPIRE = "UPDATE recovery_tx SET owner = NULL, lease_until = NULL WHERE owner IS NOT NULL AND lease_until < ?"
 DROP = """
     DELETE FROM recovery_tx AS t
