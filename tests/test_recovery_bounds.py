@@ -23,8 +23,9 @@ from test_recovery_listener import Ear, are, said
 import handlers.recovery.forgetting
 from handlers.causes import Expired, Withdrawn
 from handlers.events import TxStatusChanged
-from handlers.recovery.finality import State, Unknown
+from handlers.recovery.finality import Pending, State, Unknown
 from handlers.recovery.forgetting import forget
+from handlers.recovery.records import Waiting
 from handlers.recovery.survey import Survey
 from storage.recovery.rows import FINAL
 
@@ -187,3 +188,33 @@ async def test_a_survey_ends_although_facts_never_do(lab: Lab, monkeypatch: pyte
         await survey._catch_up(frozenset({tx(0)}))
         assert (await storage.counts()).by_status["orphan"] == 24
         assert {change.status for change in ear.told} == {"orphan"}
+
+
+@pytest.mark.anyio
+async def test_a_survey_leaves_no_row_of_what_is_evicted_meanwhile(lab: Lab) -> None:
+    """It has read what waits, then the eviction is heard and written, and then it makes the row."""
+    ear = Ear()
+
+    class Records:
+        def __init__(self) -> None:
+            self.waits = [tx(1), tx(2)]
+
+        def waiting(self, _: Any) -> Waiting:
+            waits = list(self.waits)
+            if tx(2) in self.waits:
+                self.waits.remove(tx(2))
+                ear.hear(TxStatusChanged(txid=tx(2), status="pruned", cause=Withdrawn("evicted")))
+                ear.listener._facts = []  # written before the row was made
+                ear.listener._latest = []
+            return Waiting(waits, [], [], None)
+
+        def states(self, txids: list[bytes]) -> list[State]:
+            return [Pending() if txid in self.waits else Unknown() for txid in txids]
+
+    async def turn(work: Any) -> Any:
+        return work()
+
+    async with lab.storage() as storage:
+        parts: Any = (storage, Records(), ear.listener, turn, None, lambda: 0, None, knobs())
+        await Survey(*parts, decides=lambda: False)._survey(False)
+        assert await are(storage, t1="pending")()

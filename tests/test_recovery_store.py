@@ -396,12 +396,14 @@ async def test_the_oldest_of_all_final_rows_are_forgotten_first(lab: Lab) -> Non
         assert {row.txid for row in await storage.rows(None, 100)} == {tx(4), tx(7), tx(8)}
 
 
-async def test_dropping_takes_pending_rows_only_held_ones_too(lab: Lab) -> None:
+async def test_dropping_takes_what_nobody_has_to_know_held_rows_too(lab: Lab) -> None:
     async with lab.storage() as storage:
         claim = await claim_one(storage, 1)
         await due(storage, 2, 3, 4)
+        await due(storage, 5)
         await storage.conclude([tx(3)], "confirmed", "")
-        assert await storage.drop([tx(1), tx(2), tx(3), tx(9)]) == {tx(1), tx(2)}
+        await storage.conclude([tx(5)], "orphan", "")
+        assert await storage.drop([tx(1), tx(2), tx(3), tx(5), tx(9)]) == {tx(1), tx(2), tx(5)}
         assert {row.txid for row in await storage.rows(None, 100)} == {tx(3), tx(4)}
         assert await storage.settle([final(claim, "confirmed")]) == set()
         assert await storage.renew([claim], 30.0) == set()

@@ -59,6 +59,7 @@ class Listener:
         self._tip = 0
         self._rung = anyio.Event()
         self.moves = 0  # of the chain, or of a transaction in it: what was read before the last one may be outdated
+        self.evictions = 0  # that were heard
         self.lost = True  # nobody has heard what happened before we started
 
     def hear(self, fact: Fact) -> None:
@@ -67,6 +68,7 @@ class Listener:
             case TxStatusChanged(status="pending" | "mined" | "conflicting" | "pruned"):
                 evicted = isinstance(fact.cause, Withdrawn | Expired)
                 self.moves += fact.status != "pending" and not evicted  # it was in no block
+                self.evictions += evicted
                 if len(self._facts) + len(self._latest) >= _MOST:
                     self._forget("too many facts wait")
                 else:
@@ -170,7 +172,7 @@ class Listener:
         await self._conclude(storage, by_status["pruned"], "confirmed", "mined, and buried since")
         for txid in by_status["pruned"]:
             self._untrack(txid)
-        for some in _parts(by_status["evicted"]):  # at last: a row that its submission made just now goes too
+        for some in _parts(by_status["evicted"]):  # at last: rows that were made just now go too
             await storage.drop(some)
 
     def _last(self, facts: list[_Said]) -> dict[bytes, _Said]:

@@ -113,12 +113,14 @@ class Survey:
             await self._heal(txid)
 
     async def _survey(self, decides: bool) -> list[bytes]:
-        found = await self._waiting()
+        evictions, found = self._listener.evictions, await self._waiting()
         unsettled = Unsettled(found.txids)
         await reconcile(self._storage, unsettled, self._ttl_s)
         for part in _parts(unsettled.txids):
             await self._storage.reopen(part, WAITS, ("orphan",))
             await self._storage.vouch(part)  # the leader may be another, that never heard of them
+        if evictions != self._listener.evictions:
+            await self._drop(unsettled.known)
         if decides:
             shallow = await self._shallow() if self._thorough else []
             for part in _parts([*unsettled.txids, *found.conflicting, *shallow]):
@@ -127,6 +129,13 @@ class Survey:
             await self._correct()
         await self._catch_up(unsettled.known)
         return found.half_made
+
+    async def _drop(self, made: frozenset[bytes]) -> None:
+        """Drop the rows that were made of what was evicted meanwhile: their facts may have been written before."""
+        gone = made.difference((await self._waiting()).txids)
+        for part in _parts(sorted(gone)):
+            states = zip(part, await self._states(part), strict=True)
+            await self._storage.drop([txid for txid, state in states if isinstance(state, Unknown)])
 
     async def _waiting(self) -> Waiting:
         found = Waiting([], [], [], None)

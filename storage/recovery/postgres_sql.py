@@ -134,7 +134,8 @@ TOLD = """
 EXPIRE = """
     UPDATE {table} SET owner = NULL, lease_until = NULL
     WHERE owner IS NOT NULL AND lease_until < now() RETURNING txid"""
-DROP = "DELETE FROM {table} WHERE txid = ANY ($1::bytea[]) AND status || '' = 'pending' RETURNING txid"
+DROP = """
+    DELETE FROM {table} WHERE txid = ANY ($1::bytea[]) AND status || '' IN ('pending', 'orphan') RETURNING txid"""
 ADD = """
     INSERT INTO {table} (txid, status, submitted_at, next_attempt_at)
     SELECT txid, 'pending', now() - $2::interval, now() - $2::interval + $3::interval

@@ -195,7 +195,7 @@ class Storage(Protocol):
         """Take the owner off rows whose lease has ended; return how many. They can be claimed either way."""
 
     async def drop(self, txids: Iterable[bytes]) -> set[bytes]:
-        """Delete pending rows, held ones too: nobody waits for these transactions any more. Returns which."""
+        """Delete pending rows, held ones too, and orphans: nobody waits for these transactions. Returns which."""
 
     async def forget(self, statuses: Sequence[Status], age_s: float, limit: int) -> int:
         """Delete rows of some final statuses that were submitted so long ago, the oldest first; return how many."""

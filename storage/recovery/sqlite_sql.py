@@ -122,7 +122,8 @@ TOLD = f"""
 EXPIRE = "UPDATE recovery_tx SET owner = NULL, lease_until = NULL WHERE owner IS NOT NULL AND lease_until < ?"
 DROP = """
     DELETE FROM recovery_tx AS t
-    WHERE t.txid IN (SELECT of_hex(value ->> 'txid') FROM json_each(:batch)) AND +t.status = 'pending' RETURNING txid"""
+    WHERE t.txid IN (SELECT of_hex(value ->> 'txid') FROM json_each(:batch))
+        AND +t.status IN ('pending', 'orphan') RETURNING txid"""
 OLDEST = """SELECT * FROM (SELECT txid, submitted_at FROM recovery_tx WHERE status = '{}' AND submitted_at < :before
                            ORDER BY submitted_at LIMIT :limit)"""
 
