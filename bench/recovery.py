@@ -13,7 +13,7 @@ import click
 import uvloop
 
 from bench.postgres import postgres
-from config.secret import Secret
+from config.kinds import Secret
 from config.settings import Recovery
 from handlers.recovery.manager import Manager
 from handlers.recovery.outcome import Outcome, Valid

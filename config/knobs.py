@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_args
 import msgspec
 from msgspec import inspect, structs
 
-from config.secret import MASK, Secret
+from config.kinds import MASK, Secret
 from config.settings import Config
 from config.units import Notation
 

@@ -1,8 +1,4 @@
-"""Every knob once: type, bounds, default and what it does for the operator. One Struct is one TOML table.
-
-Names are the contract's, so they carry no units: a `Seconds` is a float of seconds, however it was written (`5m`),
-and a `Bytes` is an int of bytes (`64MiB`).
-"""
+"""Every knob once: type, bounds, default and what it does for the operator. One Struct is one TOML table."""
 
 from __future__ import annotations
 
@@ -10,26 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from config.secret import Secret
-from config.units import BLOB_STORE, DURATION, ENDPOINT, SIZE
-
-MIB = 1 << 20
-GIB = 1 << 30
-TIB = 1 << 40
-
-Seconds = Annotated[float, Meta(extra={"notation": DURATION})]
-Bytes = Annotated[int, Meta(extra={"notation": SIZE})]
-Text = Annotated[str, Meta(min_length=1)]
-Uid = Annotated[int, Meta(ge=0)]
-# The upper bound keeps height + blocks inside the 32 bits that heights have on disk.
-Blocks = Annotated[int, Meta(ge=0, le=1_000_000_000)]
-Count = Annotated[int, Meta(ge=1, le=1_000_000_000)]
-
-
-class Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all tables have in common."""
+from config.kinds import GIB, MIB, TIB, Blocks, Bytes, Count, Seconds, Secret, Table, Text, Uid
+from config.units import BLOB_STORE, ENDPOINT
 
 
 class Chain(Table, frozen=True, kw_only=True):
@@ -276,6 +256,18 @@ class Recovery(Table, frozen=True, kw_only=True):
     retention: Annotated[
         Seconds, Meta(gt=0, description="Age at which confirmed and deleted transactions leave the list.")
     ] = 604_800.0
+    unresolved_retention: Annotated[
+        Seconds, Meta(ge=0, description="Age at which orphan and dead transactions leave the list; 0 is never.")
+    ] = 2_592_000.0
+    max_final_count: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000_000,
+            description="Final transactions that the list keeps, whatever their age, and pending ones that the daemon "
+            "itself does not have; beyond it the oldest leave, or are orphans. 0 is no limit.",
+        ),
+    ] = 1_000_000
     node_url: Annotated[
         Secret | None,
         Meta(

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from config.kinds import MASK
 from config.knobs import ROOT, Knob, Table
-from config.secret import MASK
 from config.settings import Config
 
 _HEADER = """\

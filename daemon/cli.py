@@ -38,6 +38,7 @@ from daemon.commands.query import query
 from daemon.commands.recovery import recovery
 from daemon.commands.service import one_failure, service
 from daemon.logs import configure
+from daemon.output import output_speaks
 from daemon.sink import hold_standard_descriptors, take_stderr
 from feeds.commands import feed as feed_commands
 
@@ -386,7 +387,8 @@ def check(context: click.Context) -> None:
 
 def entry() -> None:
     """Run the command line in a process of its own."""
-    main(obj=Context(None, own_process=True))
+    with output_speaks(FAILED):
+        main(obj=Context(None, own_process=True))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ thread. While its database is away the daemon goes on, and a survey makes up for
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -16,12 +17,11 @@ import structlog
 from anyio import CancelScope, CapacityLimiter, to_thread
 
 from config.settings import Config
-from daemon.bus import Bell
 from daemon.connection import Hall
+from daemon.store import store_id
+from daemon.telling import Teller
 from feeds.bitcoin.access import Login, NodeAway, NodeError, RpcError, read_url
 from feeds.bitcoin.jsonrpc import Node
-from handlers.change_log import ChangeLog
-from handlers.events import TxStatusChanged
 from handlers.recovery.finality import Breaker, FinalityHandler, Mined, NodeFinality, SourceAway, State
 from handlers.recovery.listener import Listener
 from handlers.recovery.manager import Manager
@@ -30,7 +30,7 @@ from handlers.recovery.records import Records
 from handlers.recovery.settling import Change
 from handlers.recovery.survey import Survey
 from handlers.utxo import Turns
-from storage.errors import StoreError, StoreFull
+from storage.errors import StoreError
 from storage.recovery.postgres import PostgresStorage
 from storage.recovery.rows import Storage, StoreAway
 from storage.recovery.sqlite import SqliteStorage
@@ -38,8 +38,8 @@ from storage.recovery.sqlite import SqliteStorage
 T = TypeVar("T")
 log = structlog.get_logger("recovery")
 
+_LEAVE_S = 2.0  # for the database to hear what was told, when we are asked to stop
 _AWAY_S = 5.0  # between two attempts to reach the database
-_LOGGED_WITHIN_S = 0.25
 _LOOKS_A_SECOND = 400  # at transactions that only wait: with more of them, each is looked at more seldom
 _LONGEST_PATIENCE_S = 600.0
 _FAR_BEHIND = 1  # blocks: less, and not to be known here says something
@@ -52,13 +52,21 @@ def enabled(config: Config) -> bool:
     return config.recovery.enabled and config.transactions.enabled and config.utxo.enabled
 
 
-def open_storage(config: Config, *, readonly: bool = False) -> Storage:
-    """Return the recovery tables as they are configured; nothing is connected yet."""
+def open_storage(config: Config, *, readonly: bool = False, teller: str | None = None) -> Storage:
+    """Return the recovery tables as they are configured; nothing is connected yet. For `teller` see `Storage`."""
     wish = config.recovery
     if wish.store == "postgresql":
         assert wish.dsn is not None  # checked with the configuration
-        return PostgresStorage(wish.dsn, lease_s=wish.lease_duration, lock=wish.advisory_lock_id, readonly=readonly)
-    return SqliteStorage(config.data_dir / "recovery.db", readonly=readonly)
+        lease_s, lock = wish.lease_duration, wish.advisory_lock_id
+        return PostgresStorage(wish.dsn, lease_s=lease_s, lock=lock, readonly=readonly, teller=teller)
+    return SqliteStorage(config.data_dir / "recovery.db", readonly=readonly, teller=teller)
+
+
+def _name_of_log(config: Config) -> str:
+    """Return a name for our change log: in tables that are beside it, it has the same name in a copy of both."""
+    if config.recovery.store == "sqlite":
+        return "here"
+    return f"{config.recovery.instance_id or socket.gethostname()}/{store_id(config)}"
 
 
 class ChainFinality:
@@ -116,13 +124,8 @@ async def recover_along(config: Config, turns: Turns, hall: Hall, writer: Capaci
         # A task of its own: whoever waits may be cancelled, but the next turn must not begin before this one ends.
         return asyncio.shield(asyncio.ensure_future(to_thread.run_sync(work, limiter=writer)))
 
-    changes, bell = turns.chain.changes, Bell()
-
     def changed(found: list[Change]) -> None:
-        facts = [TxStatusChanged(txid=each.txid, status=each.status, height=tip()) for each in found]
-        hall.bus.publish(facts)
-        changes.tell_later(facts)
-        bell.ring()
+        teller.tell((each.txid, each.status) for each in found)
 
     def tip() -> int:
         return hall.view.tip.height if hall.view.tip else 0
@@ -133,7 +136,8 @@ async def recover_along(config: Config, turns: Turns, hall: Hall, writer: Capaci
             return False
         return network is None or network - tip() <= behind
 
-    storage, numbers = open_storage(config), Numbers()
+    storage, numbers = open_storage(config, teller=_name_of_log(config)), Numbers()
+    teller = Teller(storage, turns.chain.changes, hall, writer, tip)
     listener = Listener(wish.ttl, wish.confirmations, changed, numbers)
     alone = wish.store == "sqlite" and wish.node_url is None  # nobody else can have confirmed a row
     sources = [Breaker(ChainFinality(records, turn, listener, caught_up, wish.confirmations)), *_node(config)]
@@ -148,7 +152,7 @@ async def recover_along(config: Config, turns: Turns, hall: Hall, writer: Capaci
         lambda fact: hall.bus.publish([fact]),
         wish,
         decides=lambda: alone or caught_up(0),
-        logged=changes.tell,
+        logged=turns.chain.changes.tell,
     )
 
     async def circuits() -> None:
@@ -168,36 +172,18 @@ async def recover_along(config: Config, turns: Turns, hall: Hall, writer: Capaci
         hall.bus.listen(kind, listener.hear)
     try:
         await _opened(storage)
+        await teller.tell_what_was_left()
         async with anyio.create_task_group() as both:
             both.start_soon(listener.write_along, storage)
             both.start_soon(_managed, manager)
-            both.start_soon(_log_along, changes, hall, bell, writer)
+            both.start_soon(teller.go_on)
     finally:
         with CancelScope(shield=True):
-            await _logged(changes, hall, writer)
-            await storage.close()
-
-
-async def _log_along(changes: ChangeLog, hall: Hall, bell: Bell, writer: CapacityLimiter) -> None:
-    """Append to the change log what the recovery tables have committed, unless a block does so first."""
-    while True:
-        await bell.heard()
-        await anyio.sleep(_LOGGED_WITHIN_S)
-        if not await _logged(changes, hall, writer):
-            await anyio.sleep(_AWAY_S)
-            bell.ring()
-
-
-async def _logged(changes: ChangeLog, hall: Hall, writer: CapacityLimiter) -> bool:
-    """Append what waits, and tell it; return False when there is no room."""
-    try:
-        if changes.waiting:
-            await to_thread.run_sync(changes.write, lambda _: None, limiter=writer)
-    except StoreFull as full:
-        log.warning("store_full", during="recovery", error=str(full))
-        return False
-    hall.audience.hear(())
-    return True
+            try:
+                with anyio.move_on_after(_LEAVE_S):  # what is not marked as told by then, the next start looks up
+                    await teller.finish()
+            finally:
+                await storage.close()
 
 
 def _patience(manager: Manager) -> float:

@@ -7,7 +7,7 @@ facts have their sequences and wait, in the order of the log, until somebody tak
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 from typing import Literal, TypeVar, cast
 
@@ -113,6 +113,11 @@ class ChangeLog:
         """Return the newest sequence, 0 of an empty log."""
         with self.store.disk.read() as txn:
             return self.store.ends(txn)[1]
+
+    def last_said(self, txids: Collection[bytes]) -> dict[bytes, str]:
+        """Return the latest status of transactions, as far as the newest facts tell of it."""
+        with self.store.disk.read() as txn:
+            return self.store.last_said(txn, txids)
 
     def fetch(self, sequence: int, most: int) -> list[tuple[bytes, bytes]]:
         """Return the rows from a sequence on, so many at most, as they are stored: a short turn.

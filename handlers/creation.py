@@ -53,21 +53,25 @@ def acquire(transactions: Transactions, txn: Txn, txid: bytes, owner: bytes, rec
         TxFault: `TX_EXISTS`: another has it.
     """
     held = transactions.store.lock(txn, txid)
-    if held is not None and held.expires_at > now and not orphaned(held):
+    if held is not None and held.expires_at > now and not orphaned(transactions, held):
         message = f"transaction {txid.hex()} is being created by process {held.process_id} on {held.hostname}"
         raise TxFault("TX_EXISTS", message)
     lock = Lock(owner, now, now + lock_ttl(records), os.getpid(), socket.gethostname(), records)
     transactions.store.put_lock(txn, txid, lock)
 
 
-def orphaned(lock: Lock) -> bool:
-    """Return whether a lock's owner is gone for sure: one process at a time has the store, and it was another."""
-    return lock.hostname == socket.gethostname() and lock.process_id != os.getpid()
+def orphaned(transactions: Transactions, lock: Lock) -> bool:
+    """Return whether a lock's owner is gone for sure.
+
+    It was another process, and one at a time has the store; or it has ended here, and could not give the lock back.
+    """
+    another = lock.hostname == socket.gethostname() and lock.process_id != os.getpid()
+    return another or lock.owner in transactions.given_up
 
 
-def ended(lock: Lock) -> bool:
+def ended(transactions: Transactions, lock: Lock) -> bool:
     """Return whether a lock counts no more."""
-    return lock.expires_at <= time() or orphaned(lock)
+    return lock.expires_at <= time() or orphaned(transactions, lock)
 
 
 def release(transactions: Transactions, txn: Txn, txid: bytes, owner: bytes) -> bool:
@@ -165,7 +169,11 @@ class Creation:
     async def _release(self, write: Write) -> None:
         try:
             await write(self.end)
-        except StoreFull as error:  # what was created stands; the lock ends by itself
+        except StoreFull as error:  # what was created stands; the lock is there, and counts no more
+            given_up, now = self.transactions.given_up, self._clock()
+            for owner in [owner for owner, ends in given_up.items() if ends <= now]:
+                del given_up[owner]
+            given_up[self.owner] = now + lock_ttl(self.records)
             log.warning("creation_lock_kept", txid=self.tx.txid.hex(), error=str(error))
 
     # --- steps, each a commit ------------------------------------------------------------------------------------

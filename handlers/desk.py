@@ -80,6 +80,7 @@ class Desk:
         self.store, self.buried, self.blobs, self.rules = store, buried, blobs, rules
         self.height = 0  # of the chain's tip
         self.on_their_way: set[bytes] = set()  # large transactions that wait for their first page
+        self.given_up: dict[bytes, float] = {}  # owners of locks that they could not give back, and when those end
 
     # --- looking -------------------------------------------------------------------------------------------------
 

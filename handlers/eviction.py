@@ -123,7 +123,7 @@ class Evictor:
             TxFault: `too_large`: it would take more than all of them may; or why it can't be submitted.
         """
         size, most = size_of(tx), self._rules.max_pending_bytes
-        if not self._full(txn, size) or self._transactions.known(txn, tx):
+        if not self._full(txn, size) or self._half_made(txn, tx) or self._transactions.known(txn, tx):
             return 0, True
         if most and size > most:
             what = f"transaction {tx.txid.hex()} would take {size} bytes, transactions.max_pending_bytes is {most}"
@@ -133,6 +133,11 @@ class Evictor:
         if (spared := self._ancestors(txn, tx)) is not None:
             self._step(txn, "limit", lambda: self._full(txn, size), spared)
         return self._gone["limit"].count - before, not self._full(txn, size)
+
+    def _half_made(self, txn: Txn, tx: Tx) -> bool:
+        """Return whether this is another attempt at a large transaction that was interrupted: it has its room."""
+        record = self._store.record(txn, tx.txid)
+        return record is not None and record.creating and self._transactions.large(tx)
 
     def refusal(self, txn: Txn, evicted: int) -> PendingFull:
         """Return why a submission is refused for which so many evictions were not enough."""

@@ -364,16 +364,18 @@ class _Teller:
         except StoreFull as full:
             answers = refuse(delivery, event.seq, _no_room(full))
         else:
-            if not creation.finished:
+            if creation.finished:
+                log.info("large_transaction_created", txid=event.tx.txid.hex(), outputs=len(event.tx.outputs))
+                answers = acknowledge(delivery, event.seq, "accepted", chain.tip, evicted=evicted)
+            else:
                 unfinished = "all of it is stored, but it can't be spent yet: send it again"
-                return refuse(delivery, event.seq, Refusal("store_full", unfinished, retryable=True))
-            log.info("large_transaction_created", txid=event.tx.txid.hex(), outputs=len(event.tx.outputs))
-            answers = acknowledge(delivery, event.seq, "accepted", chain.tip, evicted=evicted)
-            facts = await to_thread.run_sync(chain.take_facts_beside, limiter=self._writer)
-            self._publish(Committed([], facts, chain.view, 0.0))
+                answers = refuse(delivery, event.seq, Refusal("store_full", unfinished, retryable=True))
         finally:
             transactions.on_their_way.discard(event.tx.txid)
             del self._turns.creating[id(delivery)]
+        # Also where it is refused: others were evicted for it; or it was half made, and is whole now.
+        if facts := await to_thread.run_sync(chain.take_facts_beside, limiter=self._writer):
+            self._publish(Committed([], facts, chain.view, 0.0))
         return answers
 
 

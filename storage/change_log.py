@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from time import time
 from typing import Literal
 
@@ -30,6 +30,7 @@ _ARRAY16 = 0xDC
 _CHECKED = 4  # bytes, of the checksum itself
 _BLOCK, _ROLLBACK = b"\x98\x01", b"\x94\x02\x93"  # how such facts begin: rows without these have none
 _SEARCHED = 200_000  # rows that are searched for a block
+_LOOKED_AT = 5_000  # rows that are read for what they say of transactions
 _TRIMMED = 256  # rows that a commit removes at most, besides as many as it adds
 
 Place = tuple[int, int, bytes]  # height, slot, hash
@@ -200,6 +201,21 @@ class LogStore:
                         return n, fact
             there, looked = cursor.prev(), looked + 1
         return None
+
+    def last_said(self, txn: Txn, txids: Collection[bytes]) -> dict[bytes, str]:
+        """Return the latest status of transactions, as far as the newest rows tell of it.
+
+        Raises:
+            Damaged: a row can't be read.
+        """
+        found, cursor, looked = dict[bytes, str](), txn.cursor(self._db), 0
+        there = cursor.last()
+        while there and looked < _LOOKED_AT and len(found) < len(txids):
+            for fact in reversed(read_row(*cursor.item()).facts):
+                if isinstance(fact, TxFact) and fact.txid in txids:
+                    found.setdefault(fact.txid, fact.status)
+            there, looked = cursor.prev(), looked + 1
+        return found
 
     # --- writing -------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import pytest
 from click.testing import CliRunner
-from daemons import PATIENCE_S, ROOT, Daemon, Message, environment, home, running
+from daemons import PATIENCE_S, ROOT, Daemon, Message, environment, home, running, statuses
+from questions import Web
 from stories import address, back_to, block, chain, digest, output, point, tx
 
 from daemon.cli import main
@@ -337,6 +338,47 @@ def test_an_index_that_is_not_kept(tmp_path: Path) -> None:
         assert utxod(daemon, "query", "balance", ANN.hex(), "--json").json()["utxo_count"] == 0
 
 
+# --- query policy ------------------------------------------------------------------------------------------------
+
+
+def test_query_policy(tmp_path: Path) -> None:
+    """The same list as HTTP, page by page too; what is spent, or holds another policy, is not in it."""
+    other = bytes(27) + b"\x01"
+    gold: Message = {"assets": [[POLICY, b"gold", 1]]}
+    outputs = [*(output("ann", n, **gold) for n in range(5)), output("bob", assets=[[other, b"", 1]]), output("bob")]
+    first = block(None, tx("first", *outputs))
+    blocks = [first, block(first, tx("second", output("bob", 50, **gold), spends=[[digest("tx", "first"), 1]]))]
+    http = {"workers": 1, "listen": f"unix:{tmp_path}/http"}
+    with running(tmp_path, utxo={"index": {"policy": True}}, http=http) as daemon, Web(tmp_path / "http") as web:
+        with daemon.client() as client:
+            assert statuses(client.feed(blocks)) == ["applied"] * 2
+        asked = ("query", "policy", POLICY.hex().upper())
+        whole = shell(daemon, *asked, "--json").json()
+        places = [(utxo["tx_hash"], utxo["output_index"]) for utxo in whole["utxos"]]
+        second = digest("tx", "second").hex()
+        assert places == [*((FIRST, n) for n in (0, 2, 3, 4)), (second, 0)] and whole["next_cursor"] is None
+        assert web.ask(f"/api/v1/policies/{POLICY.hex()}/utxos").json() == whole["utxos"]
+        page = utxod(daemon, *asked, "--json", "--count", "2", "--order", "desc").json()
+        more = ("--cursor", page["next_cursor"])
+        rest = utxod(daemon, *asked, "--json", "--count", "3", "--order", "desc", *more).json()
+        assert page["utxos"] + rest["utxos"] == whole["utxos"][::-1] and rest["next_cursor"] is None
+        words = utxod(daemon, *asked, "--count", "1").out
+        assert f"{FIRST}#0" in words and f"1 {POLICY.hex()}{b'gold'.hex()}" in words
+        assert words.splitlines()[-1].startswith("there are more: --cursor ")
+        nothing = utxod(daemon, "query", "policy", "ab" * 28)
+        assert nothing.code == 0 and nothing.out.splitlines()[-1] == "no unspent outputs"
+
+
+def test_query_policy_without_its_index(daemon: Daemon) -> None:
+    line = utxod(daemon, "query", "policy", POLICY.hex()).one_line(1)
+    assert "utxo.index.policy switches it on" in line and "utxod reindex" in line
+
+
+@pytest.mark.parametrize("policy", ["", "07", "zz" * 28, "07 " * 18 + "07", POLICY.hex() + "00"])
+def test_query_policy_that_is_none(daemon: Daemon, policy: str) -> None:
+    assert "is no policy id, which has 56 hex digits" in utxod(daemon, "query", "policy", policy).one_line(2)
+
+
 # --- query balance, utxo, tx -------------------------------------------------------------------------------------
 
 
@@ -507,6 +549,7 @@ def test_whoever_reads_may_leave(daemon: Daemon) -> None:
         ("status", "Without a daemon"),
         ("query", "no HTTP is needed"),
         ("query address", "bech32"),
+        ("query policy", "utxo.index.policy"),
         ("query balance", "credential"),
         ("query utxo", "TXID#INDEX"),
         ("query tx", "who may spend its outputs"),
@@ -542,7 +585,7 @@ def test_completion_in_bash(bin_folder: Path) -> None:
     done = subprocess.run(["bash", "-c", lines], capture_output=True, env=environ, text=True, check=True)
     first, *said = done.stdout.splitlines()
     assert first.endswith("-F _utxod_completion utxod") and done.stderr == ""
-    assert said == ["address balance delta tx utxo", "status", "RolledBack", "bash zsh fish"]
+    assert said == ["address balance delta policy tx utxo", "status", "RolledBack", "bash zsh fish"]
 
 
 @pytest.mark.parametrize(("name", "word"), [("zsh", "#compdef utxod"), ("fish", "complete --no-files --command utxod")])

@@ -16,9 +16,9 @@ from msgspec import inspect
 
 from config import load as loading
 from config.checks import problems
+from config.kinds import Secret
 from config.knobs import KNOBS, Knob, special
 from config.load import ConfigError, load
-from config.secret import Secret
 from config.settings import Config, Http, Recovery, socket_path
 from config.show import render, template
 from config.units import format_duration, format_size, parse_duration, parse_endpoint, parse_size
@@ -95,6 +95,8 @@ DEFAULTS: dict[str, Any] = {
         "retry_cap": 600.0,
         "stuck_alert_threshold": 5,
         "retention": 604800.0,
+        "unresolved_retention": 2_592_000.0,
+        "max_final_count": 1_000_000,
         "node_url": None,
         "node_cookie": None,
         "advisory_lock_id": 0x7574786F64726563,

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from handlers.creation import Creation, acquire, lock_ttl, release
 from handlers.desk import Rules
 from handlers.events import Output, Tx
+from handlers.recovery.records import Records
 from handlers.spending import TxFault
 from handlers.transactions import Transactions
 from storage import utxo
@@ -208,6 +209,39 @@ def test_what_fails_twice(subject: Subject, after: Rows) -> None:
     assert not subject.faults
     subject.run(LARGE)
     assert rows(subject) == after
+
+
+@pytest.mark.parametrize("step", STEPS[1:-1])
+def test_a_retry_goes_on_at_once_though_the_lock_could_not_be_given_back(
+    step: str, subject: Subject, before: Rows, after: Rows
+) -> None:
+    """The disk stays full until the attempt has ended: its lock is there, and nobody is at work on it."""
+    subject.run({"op": "fault", "at": step})
+    subject.run({"op": "fault", "at": "lock.release"})
+    subject.run(LARGE)
+    assert not subject.faults and subject.state("lock") is not None
+    check_honest(subject)
+    began = step != "record.write:0"
+    assert subject.run(LARGE) == ({"result": "error", "code": "TX_EXISTS"} if began else {"result": "ok"})
+    assert rows(subject, locks=True) == after
+    check_honest(subject)
+
+
+def test_recovery_ends_what_could_not_give_its_lock_back(subject: Subject, before: Rows) -> None:
+    for step in ("record.write:2", "lock.release"):
+        subject.run({"op": "fault", "at": step})
+    subject.run(LARGE)
+    records = Records(subject.transactions)
+    assert subject.write(lambda txn: records.heal(txn, subject.txid("A"))) is False
+    assert rows(subject, locks=True) == before
+
+
+def test_locks_that_were_given_up_are_remembered_only_until_they_end(subject: Subject) -> None:
+    for name in "ABC":
+        for step in ("record.write:1", "lock.release"):
+            subject.run({"op": "fault", "at": step})
+        subject.run(LARGE | {"tx": name, "afterSeconds": LATER})
+    assert len(subject.transactions.given_up) == 1
 
 
 @settings(max_examples=20)

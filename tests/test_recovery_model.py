@@ -27,7 +27,7 @@ from messages import json_line, take
 from stories import at, back_to, block, digest, output, tx
 
 import handlers.recovery.listener
-from config.secret import Secret
+from config.kinds import Secret
 from config.settings import Config, Recovery, Storage, Transactions, Utxo
 from daemon.bus import Bus
 from daemon.connection import Hall

@@ -378,12 +378,36 @@ async def test_forgetting_leaves_what_somebody_has_to_look_at(lab: Lab) -> None:
             await due(storage, n, n + 10)
             if end != "pending":
                 await storage.conclude([tx(n), tx(n + 10)], end, "")
-        assert await storage.forget(3600.0, 100) == 0
+        assert await storage.forget(("confirmed", "deleted"), 3600.0, 100) == 0
         await lab.pass_time(7200)
-        assert await storage.forget(3600.0, 3) == 3
-        assert await storage.forget(3600.0, 100) == 1
+        assert await storage.forget(("confirmed", "deleted"), 3600.0, 3) == 3
+        assert await storage.forget(("confirmed", "deleted"), 3600.0, 100) == 1
         counts = (await storage.counts()).by_status
         assert counts == {"pending": 2, "confirmed": 0, "deleted": 0, "orphan": 2, "dead": 2}
+
+
+async def test_the_oldest_of_all_final_rows_are_forgotten_first(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        for n, end in enumerate((*FINAL, "pending", *FINAL)):
+            await due(storage, n, age_s=1000.0 - n)
+            if end != "pending":
+                await storage.conclude([tx(n)], end, "")
+        assert await storage.forget(FINAL, 0.0, 6) == 6
+        assert {row.txid for row in await storage.rows(None, 100)} == {tx(4), tx(7), tx(8)}
+
+
+async def test_dropping_takes_what_nobody_has_to_know_held_rows_too(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        claim = await claim_one(storage, 1)
+        await due(storage, 2, 3, 4)
+        await due(storage, 5)
+        await storage.conclude([tx(3)], "confirmed", "")
+        await storage.conclude([tx(5)], "orphan", "")
+        assert await storage.drop([tx(1), tx(2), tx(3), tx(5), tx(9)]) == {tx(1), tx(2), tx(5)}
+        assert {row.txid for row in await storage.rows(None, 100)} == {tx(3), tx(4)}
+        assert await storage.settle([final(claim, "confirmed")]) == set()
+        assert await storage.renew([claim], 30.0) == set()
+        assert await storage.drop([]) == set()
 
 
 async def test_bells_ring_for_what_is_due_at_once(lab: Lab) -> None:
@@ -601,7 +625,7 @@ async def test_postgres_reads_its_batch_and_not_the_table(pg_lab: Lab) -> None:
         claims = await storage.claim("A", 30.0, 100)
         keys = [claim.txid for claim in claims], ["A"] * 100, [1] * 100
         renewal = await explain(pg_lab, storage, postgres_sql.RENEW, *keys, timedelta(seconds=30))
-        conclusion = await explain(pg_lab, storage, postgres_sql.CONCLUDE, keys[0], "confirmed", "")
+        conclusion = await explain(pg_lab, storage, postgres_sql.CONCLUDE, keys[0], "confirmed", "", None)
         for each in (renewal, conclusion):
             assert f"Index Scan using {pg_lab.table}_pkey" in each, each
             assert f"{pg_lab.table}_held" not in each, each
@@ -618,7 +642,7 @@ async def test_results_are_written_by_key_before_there_are_statistics(pg_lab: La
         claims = await storage.claim("A", 30.0, 10_000)
         keys = [claim.txid for claim in claims[:500]], ["A"] * 500, [1] * 500
         plan = await explain(pg_lab, storage, postgres_sql.RENEW, *keys, timedelta(seconds=30))
-        conclusion = await explain(pg_lab, storage, postgres_sql.CONCLUDE, keys[0], "confirmed", "")
+        conclusion = await explain(pg_lab, storage, postgres_sql.CONCLUDE, keys[0], "confirmed", "", None)
         assert f"Index Scan using {pg_lab.table}_pkey" in plan, plan
         for each in (plan, conclusion):
             assert f"on {pg_lab.table}_pkey" in each or f"using {pg_lab.table}_pkey" in each, each

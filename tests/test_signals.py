@@ -22,7 +22,7 @@ from questions import Web, failure, short_folder
 from reading import children
 from stories import chain, expected, point
 
-from config.secret import Secret
+from config.kinds import Secret
 from config.settings import Batch, Config, Http, Log, Socket, Utxo
 from daemon.http import master
 from daemon.reload import RELOADED, difference

@@ -112,24 +112,25 @@ def _attack(target: Target, random: Random, story: Story, met: Met) -> None:
     sent = 0
     while sent < MESSAGES:
         messages, json = random.choice(((lines, True), (frames, False)))
+        heard = bytearray()  # of an answer that has not come whole yet
         with target.link() as link:
             for n in range(random.randint(1, 20)):
                 burst = random.choices(messages, k=_AT_ONCE)
                 json = burst[0][:1] == b"{" if n == 0 else json  # the first byte chooses the encoding of the answers
                 sent += len(burst)
-                if not _exchange(link.socket, b"".join(burst), json=json, met=met):
+                if not _exchange(link.socket, b"".join(burst), heard, json=json, met=met):
                     met["connections ended by the daemon"] += 1
                     break
         met["fuzzed connections"] += 1
     met["fuzzed messages"] += sent
 
 
-def _exchange(link: socket.socket, out: bytes, *, json: bool, met: Met) -> bool:
+def _exchange(link: socket.socket, out: bytes, heard: bytearray, *, json: bool, met: Met) -> bool:
     """Send while reading what comes back; return whether the connection still stands.
 
     A daemon that waits for the rest of a frame whose length was changed is left alone: the client hangs up.
     """
-    heard, view, moved_at = bytearray(), memoryview(out), time.monotonic()
+    view, moved_at = memoryview(out), time.monotonic()
     link.setblocking(False)
     while view or time.monotonic() - moved_at < _QUIET_S:
         readable, writable, _ = select.select([link], [link] if view else [], [], _QUIET_S)
@@ -151,7 +152,8 @@ def _exchange(link: socket.socket, out: bytes, *, json: bool, met: Met) -> bool:
         except ConnectionError:
             return False
     if json:  # frames are cut by whoever reads them; lines can be checked as they come
-        whole = heard[: heard.rfind(b"\n") + 1].splitlines()
-        for line in whole:
+        whole = heard[: heard.rfind(b"\n") + 1]
+        del heard[: len(whole)]
+        for line in whole.splitlines():
             met[f"answered {msgspec.json.decode(line).get('code', 'otherwise')}"] += 1
     return True

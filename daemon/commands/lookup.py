@@ -21,17 +21,28 @@ from handlers.deltas import Changed, InJson, NoDelta, find, read_block
 from handlers.query import BadCursor, CursorGone, Listed, NoIndex, Order, Page, Snapshot, Sum, amounts
 from handlers.tx_query import Inpoint, Slot, Transaction, TxQuery
 from storage import keys
+from storage.indexes import POLICY
 from storage.utxo import UtxoStore
 
 _encode = msgspec.json.Encoder().encode
 _HASH_DIGITS = 64
 _CREDENTIAL_DIGITS = 56
 _MOST_INDEX = 0xFFFF_FFFF
+_Where = Callable[[Snapshot], Listed]
 
 
 def address(config: Config, text: str, count: int, order: Order, cursor: str | None, *, as_json: bool) -> None:
     """Print a page of an owner's live outputs."""
-    where = _owner(config, text)
+    _page(config, _owner(config, text), count, order, cursor, as_json=as_json)
+
+
+def policy(config: Config, text: str, count: int, order: Order, cursor: str | None, *, as_json: bool) -> None:
+    """Print a page of the live outputs that hold assets of a policy."""
+    key = _policy(text)
+    _page(config, lambda shot: shot.listed("policy", key), count, order, cursor, as_json=as_json)
+
+
+def _page(config: Config, where: _Where, count: int, order: Order, cursor: str | None, *, as_json: bool) -> None:
     with _asking(config) as shot:
         page, tip = shot.page(where(shot), count, order, 1, cursor), shot.tip()
     if as_json:
@@ -204,7 +215,7 @@ def _asking(config: Config) -> Iterator[Snapshot]:
             raise Exit(f"--cursor: {error}; begin again without it", FAILED) from error
 
 
-def _owner(config: Config, text: str) -> Callable[[Snapshot], Listed]:
+def _owner(config: Config, text: str) -> _Where:
     """Return where an owner's outputs are listed: 56 hex digits are a credential where the chain has them."""
     text_of = codec(config.chain.family, config.chain.network)
     if text_of.missing:
@@ -233,6 +244,16 @@ def _txid(text: str) -> bytes:
         raw = b""
     if not raw:
         raise Exit(f"{text!r} is no transaction id, which has {_HASH_DIGITS} hex digits", WRONG_USE)
+    return raw
+
+
+def _policy(text: str) -> bytes:
+    try:
+        raw = bytes.fromhex(text) if len(text) == 2 * POLICY else b""
+    except ValueError:
+        raw = b""
+    if len(raw) != POLICY:  # fromhex passes over spaces
+        raise Exit(f"{text!r} is no policy id, which has {2 * POLICY} hex digits", WRONG_USE)
     return raw
 
 

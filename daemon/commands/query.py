@@ -45,6 +45,26 @@ def address(context: click.Context, address: str, count: int, order: Order, curs
 
 @query.command()
 @config_option
+@click.argument("policy")
+@click.option("--count", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many outputs.")
+@click.option(
+    "--order", type=click.Choice(["asc", "desc"]), default="asc", show_default=True, help="By place in chain."
+)
+@click.option("--cursor", help="Where the answer before ended.")
+@json_option("An object: `utxos` as HTTP lists them, `tip`, and `next_cursor`.")
+@click.pass_context
+def policy(context: click.Context, policy: str, count: int, order: Order, cursor: str | None, as_json: bool) -> None:
+    """List the live outputs that hold assets of POLICY (56 hex digits), in chain order.
+
+    Needs the index by policy (utxo.index.policy).
+    """
+    from daemon.commands import lookup
+
+    lookup.policy(context.obj.config, policy, count, order, cursor, as_json=as_json)
+
+
+@query.command()
+@config_option
 @click.argument("owner", metavar="ADDRESS|CREDENTIAL")
 @json_option("The same object as HTTP.")
 @click.pass_context

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import anyio
 import structlog
 
+from handlers.causes import Expired, Withdrawn
 from handlers.events import BlockCommitted, Fact, RolledBack, TxStatusChanged
 from handlers.recovery.callbacks import contained
 from handlers.recovery.numbers import Numbers
@@ -31,11 +32,12 @@ CONFLICTING = "another transaction spends its inputs"
 BACK = "its block was rolled back"
 WAITS = "it waits for a block"
 HAS_IT = "the chain has it"
+TOO_MANY = "the daemon does not have it, like more than recovery.max_final_count others"
 GIVEN_UP: tuple[Status, ...] = ("deleted", "orphan", "dead")
 
 
 class _Said(NamedTuple):
-    """What a fact says about a transaction; `back` is `pending`, by a rollback."""
+    """What a fact says about a transaction; `back` is `pending`, by a rollback, `evicted` is `pruned`, never mined."""
 
     txid: bytes
     status: str
@@ -57,17 +59,21 @@ class Listener:
         self._tip = 0
         self._rung = anyio.Event()
         self.moves = 0  # of the chain, or of a transaction in it: what was read before the last one may be outdated
+        self.evictions = 0  # that were heard
         self.lost = True  # nobody has heard what happened before we started
 
     def hear(self, fact: Fact) -> None:
         """Take a fact; never waits."""
         match fact:
-            case TxStatusChanged(txid=txid, status=("pending" | "mined" | "conflicting" | "pruned") as status):
-                self.moves += status != "pending"
+            case TxStatusChanged(status="pending" | "mined" | "conflicting" | "pruned"):
+                evicted = isinstance(fact.cause, Withdrawn | Expired)
+                self.moves += fact.status != "pending" and not evicted  # it was in no block
+                self.evictions += evicted
                 if len(self._facts) + len(self._latest) >= _MOST:
                     self._forget("too many facts wait")
                 else:
-                    self._latest.append(_Said(txid, status, fact.height or 0))
+                    said = "evicted" if evicted else fact.status
+                    self._latest.append(_Said(fact.txid, said, fact.height or 0))
                     self._rung.set()
             case RolledBack(to=to):
                 self.moves += 1
@@ -166,6 +172,8 @@ class Listener:
         await self._conclude(storage, by_status["pruned"], "confirmed", "mined, and buried since")
         for txid in by_status["pruned"]:
             self._untrack(txid)
+        for some in _parts(by_status["evicted"]):  # at last: rows that were made just now go too
+            await storage.drop(some)
 
     def _last(self, facts: list[_Said]) -> dict[bytes, _Said]:
         """Return the last fact about each transaction; one is pruned as mined, or that says nothing new."""
@@ -193,6 +201,10 @@ class Listener:
             for txid in txids:
                 if self._at.get(txid) == height:
                     self._untrack(txid)
+
+    async def give_up(self, storage: Storage, txids: list[bytes]) -> None:
+        """Make orphans of pending rows whose transactions nobody here has, because there are too many of them."""
+        await self._conclude(storage, txids, "orphan", TOO_MANY)
 
     async def _conclude(self, storage: Storage, txids: list[bytes], status: Status, message: str) -> None:
         for some in _parts(txids):

@@ -20,6 +20,7 @@ from config.load import check_recovery
 from config.settings import Recovery
 from handlers.recovery.attempts import Attempts
 from handlers.recovery.callbacks import contained
+from handlers.recovery.forgetting import forget
 from handlers.recovery.holding import Held, Holding
 from handlers.recovery.numbers import Numbers
 from handlers.recovery.outcome import Handler, Outcome
@@ -35,7 +36,6 @@ _BEATS = 3  # heartbeats in a lease
 _BATCHES = 4  # that are in our hands at most, from the claim until the result is written
 _COUNT_S = 15.0  # between two counts of the tables, which read an index whole
 _LEAVE_S = 5.0  # when we are asked to stop: for attempts to end, and for the database to hear what came of them
-_FORGET = 1000
 
 Chore = Callable[[], Awaitable[object]]
 
@@ -184,8 +184,8 @@ class Manager:
             counts = await self._storage.counts()
             self.numbers.backlog, self.numbers.oldest_pending_s = counts.by_status, counts.oldest_pending_s
             self._counted = self._swept
-            if self.numbers.leader:
-                await self._storage.forget(self._knobs.retention, _FORGET)
+            if self.numbers.leader and not await forget(self._storage, self._knobs, counts):
+                self._counted = float("-inf")  # there is more to forget: it goes on with the next scan
 
     async def _sweep(self) -> None:
         """Claim until nothing more is due, never more than there is room for."""
@@ -238,6 +238,7 @@ class Manager:
         leads = await self._session.lead()
         if leads and not self.numbers.leader:
             log.info("leadership_taken", owner=self.owner)
+            self._counted = float("-inf")  # and forget what is too much
         self.numbers.leader = leads
         return leads
 

@@ -121,7 +121,7 @@ class Records:
         record, lock = store.record(txn, txid), store.lock(txn, txid)
         if txid in self._transactions.on_their_way or (record is not None and not record.creating):
             return None
-        if lock is not None and not ended(lock):
+        if lock is not None and not ended(self._transactions, lock):
             return None
         if record is None:
             store.put_lock(txn, txid, None)

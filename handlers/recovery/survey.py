@@ -6,6 +6,7 @@ short turns on the writer's thread, and ends what creations have left half-made.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
@@ -17,7 +18,7 @@ import structlog
 from config.settings import Recovery
 from handlers.causes import Submitted
 from handlers.events import TxStatusChanged
-from handlers.recovery.finality import Conflicting, Mined, Pending, State
+from handlers.recovery.finality import Conflicting, Mined, Pending, State, Unknown
 from handlers.recovery.listener import BACK, CONFLICTING, GIVEN_UP, WAITS, Listener
 from handlers.recovery.outbox import reconcile
 from handlers.recovery.records import Records, Waiting
@@ -32,6 +33,7 @@ _EVERY_S, _OFTEN_S = 600.0, 30.0
 _TIMES_IN_GRACE = 3
 _LOCKS_EVERY_S = 3600.0
 _ROWS = 2000
+_TRIES = 10
 
 
 class Turn(Protocol):
@@ -82,9 +84,11 @@ class Survey:
         self._storage, self._records, self._listener, self._turn = storage, records, listener, turn
         self._write, self._tip, self._told, self._decides = write, tip, told, decides
         self._logged = logged
+        self._most_unknown = knobs.max_final_count or sys.maxsize
         self._ttl_s, self._confirmations = knobs.ttl, knobs.confirmations
         self._vouch_s = knobs.not_found_grace_period / _TIMES_IN_GRACE or _EVERY_S
         self._done = self._walked = float("-inf")
+        self._unsure = False  # of some rows it could not be said where their transactions are
         self._thorough = True  # facts were lost: final rows are compared with the chain too
 
     async def __call__(self) -> None:
@@ -94,13 +98,14 @@ class Survey:
         due = now - self._done >= min(_EVERY_S, max(_OFTEN_S, self._vouch_s))
         if not due and not self._listener.lost and not (self._thorough and decides):
             return
+        self._unsure = False
         self._listener.begin(self._tip())  # before the look: what happens meanwhile is heard
         try:
             half_made = await self._survey(decides)
         except BaseException:
             self._listener.lost = True
             raise
-        self._done, self._thorough = now, self._thorough and not decides
+        self._done, self._thorough = now, self._thorough and (self._unsure or not decides)
         if now - self._walked >= _LOCKS_EVERY_S:
             half_made += await self._locked()
             self._walked = now
@@ -108,12 +113,14 @@ class Survey:
             await self._heal(txid)
 
     async def _survey(self, decides: bool) -> list[bytes]:
-        found = await self._waiting()
+        evictions, found = self._listener.evictions, await self._waiting()
         unsettled = Unsettled(found.txids)
         await reconcile(self._storage, unsettled, self._ttl_s)
         for part in _parts(unsettled.txids):
             await self._storage.reopen(part, WAITS, ("orphan",))
             await self._storage.vouch(part)  # the leader may be another, that never heard of them
+        if evictions != self._listener.evictions:
+            await self._drop(unsettled.known)
         if decides:
             shallow = await self._shallow() if self._thorough else []
             for part in _parts([*unsettled.txids, *found.conflicting, *shallow]):
@@ -122,6 +129,13 @@ class Survey:
             await self._correct()
         await self._catch_up(unsettled.known)
         return found.half_made
+
+    async def _drop(self, made: frozenset[bytes]) -> None:
+        """Drop the rows that were made of what was evicted meanwhile: their facts may have been written before."""
+        gone = made.difference((await self._waiting()).txids)
+        for part in _parts(sorted(gone)):
+            states = zip(part, await self._states(part), strict=True)
+            await self._storage.drop([txid for txid, state in states if isinstance(state, Unknown)])
 
     async def _waiting(self) -> Waiting:
         found = Waiting([], [], [], None)
@@ -159,23 +173,35 @@ class Survey:
                 await self._storage.reopen(again, WAITS, ("deleted",))
 
     async def _catch_up(self, waiting: frozenset[bytes]) -> None:
-        """Find the rows that lag behind the chain: pending, and no longer waiting."""
-        after = b""
+        """Find the rows that lag behind the chain: pending, and no longer waiting.
+
+        What the daemon does not have at all was evicted, and the fact lost, or another instance has it.
+        """
+        after, spare = b"", self._most_unknown
         while txids := await self._storage.waiting(after, _ROWS):
             after = txids[-1]
-            if behind := [txid for txid in txids if txid not in waiting]:
-                for txid, state in zip(behind, await self._states(behind), strict=True):
-                    self._note(txid, state)
+            behind, unknown = [txid for txid in txids if txid not in waiting], list[bytes]()
+            for txid, state in zip(behind, await self._states(behind) if behind else [], strict=True):
+                self._note(txid, state)
+                if isinstance(state, Unknown):
+                    unknown.append(txid)
+            await self._listener.give_up(self._storage, unknown[spare:])
+            spare = max(spare - len(unknown), 0)
 
-    async def _states(self, txids: list[bytes]) -> list[State]:
-        """Return where transactions are. A fact that was heard meanwhile is newer than the answer: we ask again."""
-        while True:
+    async def _states(self, txids: list[bytes]) -> Sequence[State | None]:
+        """Return where transactions are. A fact that was heard meanwhile is newer than the answer: we ask again.
+
+        None, of all of them, when facts come faster than answers: the next survey asks for them.
+        """
+        for _ in range(_TRIES):
             moves = self._listener.moves
             states = await self._turn(partial(self._records.states, txids))
             if moves == self._listener.moves:
                 return states
+        self._unsure = True
+        return [None] * len(txids)
 
-    def _note(self, txid: bytes, state: State) -> None:
+    def _note(self, txid: bytes, state: State | None) -> None:
         match state:
             case Mined(height):
                 self._listener.track(txid, height)

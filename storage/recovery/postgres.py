@@ -52,7 +52,14 @@ class PostgresStorage:
     """The tables in one database, by default in the first schema of the search path; see `Storage`."""
 
     def __init__(
-        self, dsn: str, *, lease_s: float, lock: int = 0, table: str = "recovery_tx", readonly: bool = False
+        self,
+        dsn: str,
+        *,
+        lease_s: float,
+        lock: int = 0,
+        table: str = "recovery_tx",
+        readonly: bool = False,
+        teller: str | None = None,
     ) -> None:
         """Take the database; nothing is opened yet.
 
@@ -63,7 +70,7 @@ class PostgresStorage:
         if not table.isidentifier() or table != table.lower():
             raise ValueError(f"{table!r} is no name of a table")
         self._dsn, self._lease_s, self._lock, self._table = dsn, lease_s, lock, table
-        self._readonly = readonly
+        self._readonly, self._teller = readonly, teller
         self._pool: asyncpg.Pool | None = None
         self._turn = asyncio.Lock()  # what one owner writes to several rows at once never waits for itself in a circle
         self._schema = ""
@@ -156,6 +163,7 @@ class PostgresStorage:
             [each.attempt for each in settlements],
             [each.failed for each in settlements],
             [each.not_found for each in settlements],
+            self._teller,
         )
 
     async def landed(self, settlements: Sequence[Settlement]) -> set[bytes]:
@@ -170,7 +178,7 @@ class PostgresStorage:
 
     async def conclude(self, txids: Iterable[bytes], status: Status, message: str) -> set[bytes]:
         """See `Storage`."""
-        return await self._change(sql.CONCLUDE, sorted(set(txids)), status, shortened(message))
+        return await self._change(sql.CONCLUDE, sorted(set(txids)), status, shortened(message), self._teller)
 
     async def wake(self, txids: Iterable[bytes]) -> set[bytes]:
         """See `Storage`."""
@@ -201,9 +209,25 @@ class PostgresStorage:
         """See `Storage`."""
         return len(await self._run(lambda connection: connection.fetch(self._sql(sql.EXPIRE))))
 
-    async def forget(self, age_s: float, limit: int) -> int:
+    async def drop(self, txids: Iterable[bytes]) -> set[bytes]:
         """See `Storage`."""
-        return len(await self._run(lambda connection: connection.fetch(self._sql(sql.FORGET), _span(age_s), limit)))
+        return await self._change(sql.DROP, sorted(set(txids)))
+
+    async def forget(self, statuses: Sequence[Status], age_s: float, limit: int) -> int:
+        """See `Storage`."""
+        query = self._sql(sql.forget(statuses))
+        return len(await self._run(lambda connection: connection.fetch(query, _span(age_s), limit)))
+
+    async def untold(self, limit: int) -> list[tuple[bytes, Status]]:
+        """See `Storage`."""
+        query = self._sql(sql.UNTOLD)
+        return [(*row,) for row in await self._run(lambda connection: connection.fetch(query, self._teller, limit))]
+
+    async def told(self, rows: Sequence[tuple[bytes, Status]]) -> set[bytes]:
+        """See `Storage`."""
+        ordered = sorted(rows)
+        txids, statuses = [txid for txid, _ in ordered], [status for _, status in ordered]
+        return await self._change(sql.TOLD, txids, statuses, self._teller)
 
     async def row(self, txid: bytes) -> Row | None:
         """See `Storage`."""

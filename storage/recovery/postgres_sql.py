@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from storage.recovery.rows import HISTORY, STATUSES
+from collections.abc import Sequence
+
+from storage.recovery.rows import HISTORY, STATUSES, Status
 
 COLUMNS = (
     "txid, status, message, owner, generation, lease_until, attempts, failures, not_found, not_found_since, "
@@ -41,6 +43,10 @@ MIGRATIONS = [
         WHEN (OLD.status <> 'pending' AND NEW.status <> OLD.status AND NEW.reopened = OLD.reopened)
         EXECUTE FUNCTION {{table}}_final();
     """,
+    """
+    ALTER TABLE {table} ADD COLUMN untold text;
+    CREATE INDEX {table}_untold ON {table} (untold, txid) WHERE untold IS NOT NULL;
+    """,
 ]
 
 # The status is a literal everywhere: with a parameter a generic plan could not use the partial indexes.
@@ -76,6 +82,7 @@ RELEASE = f"""
     FROM {KEYS} AS b (txid, owner, generation) WHERE {MINE} RETURNING t.txid"""
 SETTLE = f"""
     UPDATE {{table}} AS t SET status = b.status, owner = NULL, lease_until = NULL, updated_at = now(),
+        untold = CASE WHEN b.status <> 'pending' THEN $12::text END,
         next_attempt_at = CASE WHEN b.status = 'pending' THEN now() + b.delay END,
         message = coalesce(b.message, t.message), last_error = coalesce(b.error, t.last_error),
         attempts = t.attempts + b.attempt::int, failures = t.failures + b.failed::int,
@@ -97,7 +104,7 @@ LANDED = """
         AND t.history -> -1 ->> 'owner' = b.owner AND (t.history -> -1 ->> 'generation')::bigint = b.generation"""
 END = "owner = NULL, lease_until = NULL, generation = generation + 1, updated_at = now(), next_attempt_at = NULL"
 CONCLUDE = f"""
-    UPDATE {{table}} SET status = $2, message = $3, {END}
+    UPDATE {{table}} SET status = $2, message = $3, untold = $4, {END}
     WHERE txid = ANY ($1::bytea[]) AND status || '' = 'pending' RETURNING txid"""
 WAKE = """
     UPDATE {table} SET next_attempt_at = now() - interval '1 ms'
@@ -105,7 +112,7 @@ WAKE = """
 AFRESH = """
     UPDATE {table} SET status = 'pending', message = coalesce($2, message),
         next_attempt_at = now() - interval '1 ms', failures = 0, not_found = 0, not_found_since = NULL,
-        reopened = reopened + 1, updated_at = now()
+        reopened = reopened + 1, updated_at = now(), untold = NULL
     WHERE txid = ANY ($1::bytea[]) AND """
 REPLAY = AFRESH + "status || '' IN ('dead', 'orphan') RETURNING txid"
 REOPEN = AFRESH + "status || '' = ANY ($3::text[]) RETURNING txid"
@@ -120,18 +127,27 @@ REVOKE = """
 VOUCH = """
     UPDATE {table} SET not_found = 0, not_found_since = NULL
     WHERE txid = ANY ($1::bytea[]) AND status || '' = 'pending' AND not_found > 0 RETURNING txid"""
+UNTOLD = "SELECT txid, status FROM {table} WHERE untold = $1 ORDER BY txid LIMIT $2"
+TOLD = """
+    UPDATE {table} AS t SET untold = NULL FROM unnest($1::bytea[], $2::text[]) AS b (txid, status)
+    WHERE t.txid = b.txid AND t.status || '' = b.status AND t.untold || '' = $3 RETURNING t.txid"""
 EXPIRE = """
     UPDATE {table} SET owner = NULL, lease_until = NULL
     WHERE owner IS NOT NULL AND lease_until < now() RETURNING txid"""
-FORGET = """
-    DELETE FROM {table} WHERE txid IN (
-        (SELECT txid FROM {table} WHERE status = 'confirmed' AND submitted_at < now() - $1::interval
-         ORDER BY submitted_at LIMIT $2)
-        UNION ALL
-        (SELECT txid FROM {table} WHERE status = 'deleted' AND submitted_at < now() - $1::interval
-         ORDER BY submitted_at LIMIT $2) LIMIT $2) RETURNING txid"""
+DROP = """
+    DELETE FROM {table} WHERE txid = ANY ($1::bytea[]) AND status || '' IN ('pending', 'orphan') RETURNING txid"""
 ADD = """
     INSERT INTO {table} (txid, status, submitted_at, next_attempt_at)
     SELECT txid, 'pending', now() - $2::interval, now() - $2::interval + $3::interval
     FROM unnest($1::bytea[]) AS b (txid)
     ON CONFLICT (txid) DO NOTHING RETURNING txid"""
+OLDEST = """
+    (SELECT txid, submitted_at FROM {{table}} WHERE status = '{}' AND submitted_at < now() - $1::interval
+     ORDER BY submitted_at LIMIT $2)"""
+
+
+def forget(statuses: Sequence[Status]) -> str:
+    """Return how the oldest rows of some statuses are deleted: each status is read in the order of its index."""
+    oldest = " UNION ALL ".join(OLDEST.format(status) for status in statuses)
+    return f"""DELETE FROM {{table}} WHERE txid IN
+        (SELECT txid FROM ({oldest}) AS o ORDER BY submitted_at LIMIT $2) RETURNING txid"""

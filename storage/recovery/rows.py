@@ -16,7 +16,7 @@ STATUSES: tuple[Status, ...] = ("pending", "confirmed", "deleted", "orphan", "de
 FINAL = STATUSES[1:]
 HISTORY = 20  # attempts that a row remembers
 LONGEST_TEXT = 500  # characters of a message or an error
-VERSION = 1  # of the schema
+VERSION = 2  # of the schema
 
 
 class StoreAway(StoreError):
@@ -130,7 +130,11 @@ class Session(Protocol):
 
 
 class Storage(Protocol):
-    """The recovery tables. Every verb is one transaction; all clocks are the database's."""
+    """The recovery tables. Every verb is one transaction; all clocks are the database's.
+
+    A `teller` is whoever tells others of final statuses, under a name that is the same after a restart. Without one
+    there is nobody to be told.
+    """
 
     async def open(self) -> None:
         """Connect, and make or migrate the schema.
@@ -190,8 +194,17 @@ class Storage(Protocol):
     async def expire(self) -> int:
         """Take the owner off rows whose lease has ended; return how many. They can be claimed either way."""
 
-    async def forget(self, age_s: float, limit: int) -> int:
-        """Delete confirmed and deleted rows that were submitted so long ago; return how many."""
+    async def drop(self, txids: Iterable[bytes]) -> set[bytes]:
+        """Delete pending rows, held ones too, and orphans: nobody waits for these transactions. Returns which."""
+
+    async def forget(self, statuses: Sequence[Status], age_s: float, limit: int) -> int:
+        """Delete rows of some final statuses that were submitted so long ago, the oldest first; return how many."""
+
+    async def untold(self, limit: int) -> list[tuple[bytes, Status]]:
+        """Return rows that became final here, by `settle` or `conclude`, and of which nobody was told."""
+
+    async def told(self, rows: Sequence[tuple[bytes, Status]]) -> set[bytes]:
+        """Remember that somebody was told of these rows, unless their status is another by now; return which."""
 
     async def row(self, txid: bytes) -> Row | None:
         """Return everything about one transaction."""

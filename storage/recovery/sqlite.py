@@ -10,7 +10,7 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,9 +63,16 @@ def _mode(path: Path) -> str:
 class SqliteStorage:
     """The tables in one file; see `Storage`."""
 
-    def __init__(self, path: Path, clock_ms: Callable[[], int] = machine_ms, *, readonly: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        clock_ms: Callable[[], int] = machine_ms,
+        *,
+        readonly: bool = False,
+        teller: str | None = None,
+    ) -> None:
         """Take the file; nothing is opened yet. `readonly` is for whoever only looks: it has to be there then."""
-        self._path = path
+        self._path, self._teller = path, teller
         self._uri = f"{path.absolute().as_uri()}?{_mode(path) if readonly else 'mode=rwc'}"
         self._readonly = readonly
         self._clock_ms = clock_ms
@@ -110,7 +117,8 @@ class SqliteStorage:
         if version > VERSION:
             raise WrongFormat(f"{self._path} has the recovery schema {version}, this version knows {VERSION}")
         if version < VERSION and self._readonly:
-            raise StoreAway(f"{self._path} has no schema yet: a daemon makes it")
+            found = f"the recovery schema {version}" if version else "no schema yet"
+            raise StoreAway(f"{self._path} has {found}: a daemon of this version makes schema {VERSION}")
         return int(version)
 
     async def _migrate(self, db: aiosqlite.Connection) -> None:
@@ -176,7 +184,7 @@ class SqliteStorage:
     async def settle(self, settlements: Sequence[Settlement]) -> set[bytes]:
         """See `Storage`."""
         at = datetime.fromtimestamp(self._clock_ms() / 1000, UTC)
-        return await self._each(sql.SETTLE, [settlement_values(each, at) for each in settlements])
+        return await self._each(sql.SETTLE, [settlement_values(each, at) for each in settlements], teller=self._teller)
 
     async def landed(self, settlements: Sequence[Settlement]) -> set[bytes]:
         """See `Storage`."""
@@ -189,7 +197,8 @@ class SqliteStorage:
 
     async def conclude(self, txids: Iterable[bytes], status: Status, message: str) -> set[bytes]:
         """See `Storage`."""
-        return await self._each(sql.CONCLUDE, named(txids), status=status, message=shortened(message))
+        values: dict[str, Any] = {"status": status, "message": shortened(message), "teller": self._teller}
+        return await self._each(sql.CONCLUDE, named(txids), **values)
 
     async def wake(self, txids: Iterable[bytes]) -> set[bytes]:
         """See `Storage`."""
@@ -221,15 +230,23 @@ class SqliteStorage:
         now = self._clock_ms()
         return await self._transact(lambda db: _affected(db, sql.EXPIRE, (now,)))
 
-    async def forget(self, age_s: float, limit: int) -> int:
+    async def drop(self, txids: Iterable[bytes]) -> set[bytes]:
         """See `Storage`."""
-        before = self._clock_ms() - ms(age_s)
+        return await self._each(sql.DROP, named(txids))
 
-        async def work(db: aiosqlite.Connection) -> int:
-            gone = await _affected(db, sql.FORGET, ("confirmed", before, limit))
-            return gone + await _affected(db, sql.FORGET, ("deleted", before, limit - gone))
+    async def forget(self, statuses: Sequence[Status], age_s: float, limit: int) -> int:
+        """See `Storage`."""
+        values = {"before": self._clock_ms() - ms(age_s), "limit": limit}
+        return await self._transact(lambda db: _affected(db, sql.forget(statuses), values))
 
-        return await self._transact(work)
+    async def untold(self, limit: int) -> list[tuple[bytes, Status]]:
+        """See `Storage`."""
+        return [(txid, status) for txid, status in await self._read(sql.UNTOLD, (self._teller, limit))]
+
+    async def told(self, rows: Sequence[tuple[bytes, Status]]) -> set[bytes]:
+        """See `Storage`."""
+        batch: list[dict[str, object]] = [{"txid": txid.hex(), "status": status} for txid, status in rows]
+        return await self._each(sql.TOLD, batch, teller=self._teller)
 
     async def row(self, txid: bytes) -> Row | None:
         """See `Storage`."""
@@ -354,7 +371,7 @@ def _log_failure(writing: asyncio.Future[Any]) -> None:
         log.warning("recovery_store_failed", during="a transaction that nobody waits for", error=str(error))
 
 
-async def _affected(db: aiosqlite.Connection, statement: str, values: tuple[object, ...]) -> int:
+async def _affected(db: aiosqlite.Connection, statement: str, values: Mapping[str, object] | tuple[object, ...]) -> int:
     async with db.execute(statement, values) as cursor:
         return cursor.rowcount
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from storage.recovery.rows import HISTORY, STATUSES
+from collections.abc import Sequence
+
+from storage.recovery.rows import HISTORY, STATUSES, Status
 
 COLUMNS = (
     "txid, status, message, owner, generation, lease_until, attempts, failures, not_found, not_found_since, "
@@ -39,6 +41,10 @@ MIGRATIONS = [
         WHEN OLD.status <> 'pending' AND NEW.status <> OLD.status AND NEW.reopened = OLD.reopened
         BEGIN SELECT RAISE(ABORT, 'a final status stays'); END;
     """,
+    """
+    ALTER TABLE recovery_tx ADD COLUMN untold TEXT;
+    CREATE INDEX recovery_tx_untold ON recovery_tx (untold, txid) WHERE untold IS NOT NULL;
+    """,
 ]
 
 CLAIMED = """RETURNING txid, owner, generation, attempts, failures, not_found, :now - submitted_at,
@@ -67,6 +73,7 @@ RENEW = f"UPDATE recovery_tx AS t SET lease_until = :until, next_attempt_at = :u
 RELEASE = f"UPDATE recovery_tx AS t SET owner = NULL, lease_until = NULL, next_attempt_at = :now - 1 {BATCH} AND {MINE}"
 SETTLE = f"""
     UPDATE recovery_tx AS t SET status = v ->> 'status', owner = NULL, lease_until = NULL, updated_at = :now,
+        untold = CASE WHEN v ->> 'status' <> 'pending' THEN :teller END,
         next_attempt_at = CASE WHEN v ->> 'status' = 'pending' THEN :now + (v ->> 'delay') END,
         message = coalesce(v ->> 'message', message), last_error = coalesce(v ->> 'error', last_error),
         attempts = attempts + (v ->> 'attempt'), failures = failures + (v ->> 'failed'),
@@ -86,14 +93,14 @@ LANDED = """
         AND t.history ->> '$[#-1].generation' = b.value ->> 'generation'"""
 END = "owner = NULL, lease_until = NULL, generation = generation + 1, updated_at = :now, next_attempt_at = NULL"
 CONCLUDE = f"""
-    UPDATE recovery_tx AS t SET status = :status, message = :message, {END}
+    UPDATE recovery_tx AS t SET status = :status, message = :message, untold = :teller, {END}
     {BATCH} AND +t.status = 'pending' RETURNING txid"""
 WAKE = f"""
     UPDATE recovery_tx AS t SET next_attempt_at = :now - 1
     {BATCH} AND +t.status = 'pending' AND +t.owner IS NULL RETURNING txid"""
 AFRESH = f"""
     UPDATE recovery_tx AS t SET status = 'pending', message = coalesce(:message, message), next_attempt_at = :now - 1,
-        failures = 0, not_found = 0, not_found_since = NULL, reopened = reopened + 1, updated_at = :now
+        failures = 0, not_found = 0, not_found_since = NULL, reopened = reopened + 1, updated_at = :now, untold = NULL
     {BATCH} AND """
 REPLAY = AFRESH + "+t.status IN ('dead', 'orphan') RETURNING txid"
 REOPEN = AFRESH + "+t.status IN (SELECT value FROM json_each(:statuses)) RETURNING txid"
@@ -108,7 +115,20 @@ REVOKE = f"""
 VOUCH = f"""
     UPDATE recovery_tx AS t SET not_found = 0, not_found_since = NULL
     {BATCH} AND +t.status = 'pending' AND +t.not_found > 0 RETURNING txid"""
+UNTOLD = "SELECT txid, status FROM recovery_tx WHERE untold = ? ORDER BY txid LIMIT ?"
+TOLD = f"""
+    UPDATE recovery_tx AS t SET untold = NULL
+    {BATCH} AND t.status = v ->> 'status' AND +t.untold = :teller RETURNING txid"""
 EXPIRE = "UPDATE recovery_tx SET owner = NULL, lease_until = NULL WHERE owner IS NOT NULL AND lease_until < ?"
-FORGET = """
-    DELETE FROM recovery_tx WHERE txid IN
-        (SELECT txid FROM recovery_tx WHERE status = ? AND submitted_at < ? ORDER BY submitted_at LIMIT ?)"""
+DROP = """
+    DELETE FROM recovery_tx AS t
+    WHERE t.txid IN (SELECT of_hex(value ->> 'txid') FROM json_each(:batch))
+        AND +t.status IN ('pending', 'orphan') RETURNING txid"""
+OLDEST = """SELECT * FROM (SELECT txid, submitted_at FROM recovery_tx WHERE status = '{}' AND submitted_at < :before
+                           ORDER BY submitted_at LIMIT :limit)"""
+
+
+def forget(statuses: Sequence[Status]) -> str:
+    """Return how the oldest rows of some statuses are deleted: each status is read in the order of its index."""
+    oldest = " UNION ALL ".join(OLDEST.format(status) for status in statuses)
+    return f"DELETE FROM recovery_tx WHERE txid IN (SELECT txid FROM ({oldest}) ORDER BY submitted_at LIMIT :limit)"

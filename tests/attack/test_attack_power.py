@@ -1,0 +1,11 @@
+"""Promises hold under attack: power cuts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attacking import promises_hold
+
+
+def test_promises_hold_under_attack(folder: Path) -> None:
+    promises_hold("power", folder)

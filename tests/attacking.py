@@ -1,0 +1,36 @@
+"""Every kind of attack of `utxod bench soak`, bounded: real daemons, the same seeds in every run.
+
+Each kind is a file in `tests/attack`, so that several workers share them. A longer run with other seeds is
+`utxod bench soak --for 1h`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.soak import one_round
+from bench.soak.crowd import CROWDS
+from bench.soak.target import Met
+
+ROUNDS = {"kills": 3, "power": 3, "faults": 4, "lies": 4, "fuzz": 2, "requests": 1, "crowd": len(CROWDS), "readers": 2}
+# What the rounds of a kind have to meet together: an attack that meets nothing tests nothing.
+MEETS = {
+    "kills": {"kills": 30, "kills with messages unanswered": 8, "kills during the start": 1, "walks after a kill": 6},
+    "power": {"power cuts": 180, "power cuts in a write of data.mdb": 60, "power cuts in a sync of data.mdb": 10},
+    "faults": {"daemons ended by a disk": 2, "messages answered store_full": 1, "lives with EIO": 8},
+    "lies": {"lies": 1500, "Rollback rolled_back": 20, "TxSubmitted accepted": 30, "blocks of lies rolled back": 20},
+    "fuzz": {"fuzzed messages": 60_000, "answered malformed": 5000, "fuzzed connections": 20},
+    "requests": {"fuzzed requests": 3000, "answered 400": 300, "answered 200": 300, "half requests": 5},
+    "crowd": {"attacking messages": 1000, "rounds of crowds": len(CROWDS)},
+    "readers": {"blocks beside a paused reader": 200},
+}
+
+
+def promises_hold(kind: str, folder: Path) -> None:
+    """Attack with every seed of a kind."""
+    met = Met()
+    for seed in range(ROUNDS[kind]):
+        print(f"utxod bench soak --only {kind} --seed {seed}")  # pytest shows it when the test fails
+        met.add(one_round(kind, folder, seed))
+    for what, least in MEETS[kind].items():
+        assert met[what] >= least, (what, met)

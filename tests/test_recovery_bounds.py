@@ -1,0 +1,220 @@
+"""What one client sends never makes the recovery tables grow without end: rows go with what is evicted, final ones by
+number and age.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic, sleep
+from typing import Any
+
+import anyio
+import pytest
+from daemons import PATIENCE_S, Daemon, Message, running, statuses
+from recovering import Lab, Says, knobs, managing, tx, until
+from stories import at, block, output
+from stories import tx as made
+from test_recovery_daemon import said as told
+from test_recovery_listener import Ear, are, said
+
+import handlers.recovery.forgetting
+from handlers.causes import Expired, Withdrawn
+from handlers.events import TxStatusChanged
+from handlers.recovery.finality import Pending, State, Unknown
+from handlers.recovery.forgetting import forget
+from handlers.recovery.records import Waiting
+from handlers.recovery.survey import Survey
+from storage.recovery.rows import FINAL
+
+PENDING, KEPT = 20, 10
+SOON = {"ttl": "1h", "scan_interval": "100ms", "max_final_count": KEPT}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with TemporaryDirectory(prefix="utxod-") as name:
+        yield Path(name)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest) -> dict[str, Any]:
+    if request.param == "sqlite":
+        return {}
+    return {"store": "postgresql", "dsn": request.getfixturevalue("own_database")}
+
+
+def submitted(name: object, *spends: list[Any]) -> Message:
+    return {"type": "TxSubmitted", "tx": made(name, output(name), spends=spends)}
+
+
+def by_status(daemon: Daemon) -> dict[str, int]:
+    found: dict[str, int] = json.loads(told(daemon, "status", "--json"))["by_status"]
+    return found
+
+
+def comes_to(daemon: Daemon, **most: int) -> None:
+    """Wait until there are at most so many rows of each status, and none of any other."""
+    give_up = monotonic() + PATIENCE_S
+    while any(count > most.get(status, 0) for status, count in by_status(daemon).items()):
+        assert monotonic() < give_up, by_status(daemon)
+        sleep(0.1)
+
+
+def test_a_flood_of_submissions_leaves_the_rows_of_what_waits(folder: Path, store: dict[str, Any]) -> None:
+    """No feeder says how far the network is, so none of them would ever become an orphan."""
+    with running(folder, transactions={"max_pending_count": PENDING}, recovery=SOON | store) as daemon:
+        with daemon.client("frames") as client:
+            client.feed([block(None)])
+            for part in range(5):  # over several writes of the listener
+                answers = client.feed(submitted(f"{part} {n}") for n in range(400))
+                assert set(statuses(answers)) == {"accepted"}
+        comes_to(daemon, pending=PENDING)
+        sleep(0.5)
+        assert by_status(daemon)["pending"] == PENDING
+        assert daemon.term() == 0
+        daemon.assert_sound()
+
+
+def test_a_flood_cut_by_a_kill_leaves_what_is_kept(folder: Path, store: dict[str, Any]) -> None:
+    """What was evicted when nobody could write it any more: of rows that nobody has, some are kept."""
+    limits = {"max_pending_count": 200}
+    with running(folder, transactions=limits, recovery=SOON | store) as daemon:
+        with daemon.client("frames") as client:
+            client.feed([block(None)])
+            client.feed(submitted(n) for n in range(200))
+            comes_to(daemon, pending=200)
+        daemon.kill()
+        daemon.configure(transactions=limits, recovery={"enabled": False})
+        daemon.start()
+        with daemon.client("frames") as client:
+            client.feed(submitted(f"later {n}") for n in range(200))
+        daemon.kill()
+        daemon.configure(transactions=limits, recovery=SOON | store)
+        daemon.start()
+        comes_to(daemon, pending=200 + KEPT, orphan=KEPT)
+
+
+def test_a_flood_of_double_spends_leaves_as_many_final_rows_as_are_kept(folder: Path, store: dict[str, Any]) -> None:
+    with running(folder, transactions={"max_pending_count": 500}, recovery=SOON | store) as daemon:
+        with daemon.client("frames") as client:
+            first = block(None, made("funds", *(output(f"f{n}") for n in range(200))))
+            client.feed([first])
+            client.feed(submitted(n, at("funds", n)) for n in range(200))
+            wins = (made(f"wins {n}", output("bob"), spends=[at("funds", n)]) for n in range(200))
+            assert statuses(client.feed([block(first, *wins)])) == ["applied"]
+        comes_to(daemon, deleted=KEPT)
+        assert by_status(daemon)["deleted"] == KEPT
+
+
+# --- one by one ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("cause", [Withdrawn("evicted"), Expired()])
+async def test_what_is_evicted_leaves_the_list_unless_it_is_final(lab: Lab, cause: Any) -> None:
+    ear = Ear()
+    gone = [TxStatusChanged(txid=tx(n), status="pruned", height=5, cause=cause) for n in (1, 2, 3)]
+    async with lab.storage() as storage, ear.writing(storage):
+        ear.hear(*said("pending", 1, 2, 4))
+        await until(are(storage, t1="pending", t2="pending", t4="pending"))
+        await storage.conclude([tx(2)], "confirmed", "by another instance")
+        moves = ear.listener.moves
+        ear.hear(*said("pending", 3), *gone)
+        await until(are(storage, t2="confirmed", t4="pending"))
+        assert ear.listener.moves == moves  # a flood does not keep a survey from its answers
+        ear.hear(*gone, *said("pending", 1))
+        await until(are(storage, t1="pending", t2="confirmed", t4="pending"))
+
+
+@pytest.mark.anyio
+async def test_final_rows_leave_by_age_and_by_number(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handlers.recovery.forgetting, "_ROWS", 7)
+    wish = knobs(retention=3600.0, unresolved_retention=7200.0, max_final_count=20)
+    async with lab.storage() as storage:
+        for first, age_s in ((0, 0.0), (100, 5400.0), (200, 9000.0)):
+            for n, status in enumerate(FINAL):
+                txids = [tx(first + 20 * n + each) for each in range(10)]
+                await storage.add(txids, 30.0, age_s)
+                await storage.conclude(txids, status, "")
+        await storage.add([tx(999)], 30.0, 9000.0)
+        assert await forget(storage, wish, await storage.counts())
+        counts = (await storage.counts()).by_status
+        assert sum(counts[status] for status in FINAL) == 20 and counts["pending"] == 1
+        assert counts["orphan"] + counts["dead"] == 20  # which were submitted after the others
+        assert await forget(storage, knobs(max_final_count=0), await storage.counts())
+        assert sum((await storage.counts()).by_status.values()) == 21
+
+
+@pytest.mark.anyio
+async def test_forgetting_goes_on_with_the_next_scan(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handlers.recovery.forgetting, "_ROWS", 10)
+    monkeypatch.setattr(handlers.recovery.forgetting, "_FORGETTING_S", 0.0)
+    async with lab.storage() as storage:
+        txids = [tx(n) for n in range(100)]
+        await storage.add(txids, 30.0, 60.0)
+        await storage.conclude(txids, "deleted", "")
+        async with managing(storage, Says(), max_final_count=20):
+
+            async def bounded() -> bool:
+                return (await storage.counts()).by_status["deleted"] == 20
+
+            await until(bounded)
+
+
+@pytest.mark.anyio
+async def test_a_survey_ends_although_facts_never_do(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else whoever makes the chain's facts keeps the manager from everything that comes after the survey."""
+    ear = Ear()
+
+    class Records:
+        def states(self, txids: list[bytes]) -> list[State]:
+            ear.hear(*said("conflicting", 77))
+            return [Unknown() for _ in txids]
+
+    async def turn(work: Any) -> Any:
+        return work()
+
+    async with lab.storage() as storage:
+        await storage.add([tx(n) for n in range(30)], 30.0)
+        parts: Any = (storage, Records(), ear.listener, turn, None, lambda: 0, None, knobs(max_final_count=5))
+        survey = Survey(*parts, decides=lambda: False)
+        with anyio.fail_after(10):
+            await survey._catch_up(frozenset())
+        assert (await storage.counts()).by_status["orphan"] == 0  # nothing is said of what is not sure
+        monkeypatch.setattr(Records, "states", lambda _, txids: [Unknown() for _ in txids])
+        await survey._catch_up(frozenset({tx(0)}))
+        assert (await storage.counts()).by_status["orphan"] == 24
+        assert {change.status for change in ear.told} == {"orphan"}
+
+
+@pytest.mark.anyio
+async def test_a_survey_leaves_no_row_of_what_is_evicted_meanwhile(lab: Lab) -> None:
+    """It has read what waits, then the eviction is heard and written, and then it makes the row."""
+    ear = Ear()
+
+    class Records:
+        def __init__(self) -> None:
+            self.waits = [tx(1), tx(2)]
+
+        def waiting(self, _: Any) -> Waiting:
+            waits = list(self.waits)
+            if tx(2) in self.waits:
+                self.waits.remove(tx(2))
+                ear.hear(TxStatusChanged(txid=tx(2), status="pruned", cause=Withdrawn("evicted")))
+                ear.listener._facts = []  # written before the row was made
+                ear.listener._latest = []
+            return Waiting(waits, [], [], None)
+
+        def states(self, txids: list[bytes]) -> list[State]:
+            return [Pending() if txid in self.waits else Unknown() for txid in txids]
+
+    async def turn(work: Any) -> Any:
+        return work()
+
+    async with lab.storage() as storage:
+        parts: Any = (storage, Records(), ear.listener, turn, None, lambda: 0, None, knobs())
+        await Survey(*parts, decides=lambda: False)._survey(False)
+        assert await are(storage, t1="pending")()

@@ -1,0 +1,221 @@
+"""Final statuses in the change log: each once, whenever the daemon was killed."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic, sleep
+from typing import Any, cast
+
+import pytest
+from anyio import CapacityLimiter
+from daemons import PATIENCE_S, Daemon, running, statuses
+from faults import Fault, failing
+from recovering import Lab, Shaky, tx
+from stories import at, block, digest, output
+from stories import tx as made
+
+from daemon.bus import Bus
+from daemon.telling import Teller
+from handlers.change_log import ChangeLog, read
+from handlers.events import TxStatusChanged
+from storage.change_log import TABLES
+from storage.disk import Disk
+from storage.recovery import sqlite_sql as sql
+from storage.recovery.postgres import PostgresStorage
+from storage.recovery.rows import FINAL, Settlement, Storage
+from storage.recovery.sqlite import SqliteStorage
+
+ME = "me"
+EVENTS = ["BlockCommitted", "RolledBack", "Pruned", "TxStatusChanged"]
+
+
+class Life:
+    """One life of whoever tells, on tables and a log that outlive it."""
+
+    def __init__(self, storage: Storage, disk: Disk) -> None:
+        self.storage, self.changes = storage, ChangeLog(disk)
+        self.heard = list[TxStatusChanged]()
+        self.teller = Teller(storage, self.changes, cast("Any", self), CapacityLimiter(1), lambda: 7)
+        self.audience, self.bus = self, Bus()
+        self.bus.listen("TxStatusChanged", lambda fact: self.heard.append(cast("TxStatusChanged", fact)))
+
+    def hear(self, _: Any) -> None:
+        """Stand for the subscribers of the log."""
+
+    async def conclude(self, status: Any, *numbers: int) -> None:
+        self.teller.tell((txid, status) for txid in sorted(await self.storage.conclude(map(tx, numbers), status, "")))
+
+    def logged(self) -> list[tuple[bytes, str]]:
+        facts = read(self.changes.fetch(1, 1000), 1) if self.changes.newest() else []
+        return [(fact.txid, fact.status) for fact in facts if isinstance(fact, TxStatusChanged)]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    with Disk(tmp_path / "log", TABLES, map_size=1 << 24, durable=False) as disk:
+        yield disk
+
+
+@asynccontextmanager
+async def tables(lab: Lab, teller: str | None = ME) -> AsyncIterator[Storage]:
+    storage: Storage
+    if lab.kind == "sqlite":
+        storage = SqliteStorage(lab.path, teller=teller)
+    else:
+        storage = PostgresStorage(lab.uri, lease_s=30.0, table=lab.table, teller=teller)
+    await storage.open()
+    try:
+        yield storage
+    finally:
+        await storage.close()
+
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_what_is_final_is_marked_until_it_is_told(lab: Lab) -> None:
+    async with tables(lab) as storage, tables(lab, "another") as other, tables(lab, None) as nobody:
+        await storage.add(map(tx, range(9)), 0.0, 60.0)
+        claims = {claim.txid: claim for claim in await storage.claim("A", 30.0, 4)}
+        settled = [Settlement(claim, status, "valid") for claim, status in zip(claims.values(), FINAL, strict=True)]
+        await storage.settle(settled[:2])
+        await other.settle(settled[2:3])
+        await storage.settle([Settlement(settled[3].claim, "pending", "busy")])
+        free = [tx(n) for n in range(9) if tx(n) not in claims]
+        await storage.conclude(free[:2], "deleted", "")
+        await nobody.conclude(free[2:3], "deleted", "")
+        mine = {each.claim.txid: each.status for each in settled[:2]} | dict.fromkeys(free[:2], "deleted")
+        assert dict(await storage.untold(100)) == mine
+        assert await other.untold(100) == [(settled[2].claim.txid, "orphan")]
+        assert await nobody.untold(100) == []
+        assert len(await storage.untold(3)) == 3
+        await storage.reopen([free[0]], "", FINAL)  # and so it is not final any more
+        del mine[free[0]]
+        assert dict(await storage.untold(100)) == mine
+        assert await storage.told([(free[1], "confirmed"), (settled[2].claim.txid, "orphan")]) == set()
+        assert await storage.told(await storage.untold(100)) == set(mine)
+        assert await storage.untold(100) == []
+
+
+async def test_a_kill_between_the_tables_and_the_log_loses_no_fact(lab: Lab, disk: Disk) -> None:
+    async with tables(lab) as storage:
+        await storage.add(map(tx, range(6)), 30.0)
+        first = Life(storage, disk)
+        await first.conclude("confirmed", 1)
+        assert await first.teller.finish()
+        await first.conclude("deleted", 2, 3)  # and here it dies
+        assert first.logged() == [(tx(1), "confirmed")]
+        second = Life(storage, disk)
+        await second.teller.tell_what_was_left()
+        assert second.logged() == [(tx(1), "confirmed"), (tx(2), "deleted"), (tx(3), "deleted")]
+        assert [fact.height for fact in second.heard] == [7, 7]
+        third = Life(storage, disk)
+        await third.teller.tell_what_was_left()
+        assert third.logged() == second.logged() and third.heard == []
+
+
+async def test_a_kill_between_the_log_and_the_mark_tells_nothing_twice(lab: Lab, disk: Disk) -> None:
+    async with tables(lab) as storage:
+        await storage.add(map(tx, range(6)), 30.0)
+        first = Life(storage, disk)
+        await first.conclude("deleted", 1, 2)
+        first.changes.write(lambda _: None)  # a block's commit takes it along; and here it dies
+        assert len(await storage.untold(10)) == 2
+        await storage.reopen([tx(2)], "", FINAL)
+        await storage.conclude([tx(2)], "confirmed", "")  # of which the log does not tell
+        second = Life(storage, disk)
+        await second.teller.tell_what_was_left()
+        assert second.logged() == [(tx(1), "deleted"), (tx(2), "deleted"), (tx(2), "confirmed")]
+        assert await storage.untold(10) == []
+
+
+async def test_marks_wait_for_a_database_and_facts_for_room(lab: Lab, disk: Disk) -> None:
+    async with tables(lab) as storage:
+        await storage.add(map(tx, range(6)), 30.0)
+        shaky = Shaky(storage)
+        life = Life(cast("Any", shaky), disk)
+        with failing(disk, Fault(1)):
+            await life.conclude("deleted", 1)
+            assert not await life.teller.finish()
+        assert life.logged() == [] and len(await storage.untold(10)) == 1
+        shaky.broken.add("told")
+        assert not await life.teller.finish()
+        assert life.logged() == [(tx(1), "deleted")] and len(await storage.untold(10)) == 1
+        shaky.broken.clear()
+        assert await life.teller.finish()
+        assert life.logged() == [(tx(1), "deleted")] and await storage.untold(10) == []
+
+
+async def test_tables_of_the_first_schema_are_taken_over(sqlite_lab: Lab) -> None:
+    with closing(sqlite3.connect(sqlite_lab.path)) as beside:
+        beside.executescript(sql.MIGRATIONS[0] + "PRAGMA user_version = 1;")
+        beside.execute(
+            "INSERT INTO recovery_tx (txid, status, submitted_at, created_at, updated_at) VALUES (?, 'dead', 0, 0, 0)",
+            (tx(1),),
+        )
+        beside.commit()
+    async with tables(sqlite_lab) as storage:
+        assert await storage.untold(10) == []  # whoever wrote it told of it
+        await storage.add([tx(2)], 30.0)
+        await storage.conclude([tx(2)], "deleted", "")
+        assert await storage.untold(10) == [(tx(2), "deleted")]
+
+
+# --- a real daemon ---------------------------------------------------------------------------------------------------
+
+
+def final_facts(daemon: Daemon) -> Counter[tuple[str, str]]:
+    """Return how often the change log has each final status, read through a subscription."""
+    found, newest = Counter[tuple[str, str]](), daemon.status()["change_log"]["newest"]
+    with daemon.client() as client:
+        client.ask({"type": "Subscribe", "from_sequence": 1, "events": EVENTS})
+        fact = None
+        while fact is None or fact["sequence"] < newest:
+            fact = client.receive()
+            assert fact is not None
+            if fact["type"] == "TxStatusChanged" and fact["status"] in FINAL:
+                found[fact["txid"], fact["status"]] += 1
+    return found
+
+
+def becomes_final(daemon: Daemon, name: str) -> None:
+    """Wait until the tables say so: the log may not yet."""
+    give_up = monotonic() + PATIENCE_S
+    with closing(sqlite3.connect(daemon.folder / "data" / "recovery.db", timeout=10)) as beside:
+        while True:
+            row = beside.execute("SELECT status FROM recovery_tx WHERE txid = ?", (digest("tx", name),)).fetchone()
+            if row and row[0] != "pending":
+                return
+            assert monotonic() < give_up
+            sleep(0.002)
+
+
+def test_kills_right_after_the_tables_were_written() -> None:
+    """Ten transactions become final, and each time the daemon is killed at once: the log has each of them once."""
+    soon = {"ttl": "1h", "scan_interval": "200ms", "confirmations": 1}
+    with TemporaryDirectory(prefix="utxod-") as folder, running(Path(folder), recovery=soon) as daemon:
+        tip = block(None, made("funds", *(output("ann", n) for n in range(10))))
+        with daemon.client() as client:
+            assert statuses(client.feed([tip])) == ["applied"]
+        for n in range(10):
+            pay = made(f"pay {n}", output("bob"), spends=[at("funds", n)])
+            with daemon.client() as client:
+                client.feed([{"type": "TxSubmitted", "tx": pay}])
+                tip = block(tip, pay)
+                assert statuses(client.feed([tip])) == ["applied"]
+                becomes_final(daemon, f"pay {n}")
+            daemon.kill()
+            daemon.start()
+        expected = {(digest("tx", f"pay {n}").hex(), "confirmed"): 1 for n in range(10)}
+        give_up = monotonic() + PATIENCE_S
+        while (found := final_facts(daemon)) != expected:
+            assert monotonic() < give_up and max(found.values()) == 1, found
+            sleep(0.1)
+        assert "recovery_told_late" in daemon.log_text()
+        assert daemon.term() == 0
+        daemon.assert_sound()
