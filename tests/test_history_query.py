@@ -176,6 +176,17 @@ WINDOWS: list[Options] = [
 ]
 
 
+def names_what_it_replaces(block: BlockApplied) -> bool:
+    """Return whether a block spends from a transaction whose id it uses again later.
+
+    NOTE: a classic store takes such an input for one of the later transaction's outputs, and so for missing; a history
+    spends what was there. No sound chain has such a block.
+    """
+    ids = [made.txid for made in block.txs]
+    named = ((n, txid) for n, made in enumerate(block.txs) for txid, _ in (*made.inputs, *made.collateral))
+    return any(txid in ids[n:] for n, txid in named)
+
+
 @pytest.mark.parametrize(("seed", "windows"), [*enumerate([*WINDOWS, WINDOWS[0]])])
 @pytest.mark.usefixtures("sizes")
 def test_answers_are_those_of_a_classic_store(tmp_path: Path, seed: int, windows: Options) -> None:
@@ -185,8 +196,10 @@ def test_answers_are_those_of_a_classic_store(tmp_path: Path, seed: int, windows
         genesis = random_genesis(rng)
         for chain in chains:
             chain.seed(genesis)
-        for _ in range(12):
+        while returns < 2 or len(told) < 15:
             more = random_chain(rng, rng.randrange(1, 6), after=told, repeats=bool(seed))
+            if any(map(names_what_it_replaces, more)):
+                continue
             for chain in chains:
                 feed(chain, *more)
             told += more
