@@ -31,6 +31,7 @@ def problems(config: Config) -> list[Problem]:
     if config.utxo.store == "history" and config.utxo.enabled and config.transactions.enabled:
         what = 'utxo.store = "history" has no transaction store yet: set transactions.enabled = false'
         found.append(Problem(("utxo.store", "transactions.enabled"), what))
+    found += _history_only(config)
     found += _retention(config)
     found += recovery_problems(config.recovery)
     for host in config.http.allowed_hosts:
@@ -59,6 +60,14 @@ def recovery_problems(recovery: Recovery) -> list[Problem]:
     if recovery.node_url is not None and not recovery.node_url.startswith(("http://", "https://")):
         found.append(Problem(("recovery.node_url",), "expected http://host:port"))
     return found
+
+
+def _history_only(config: Config) -> list[Problem]:
+    """Return the indexes that only a history store keeps."""
+    index, kind = config.utxo.index, config.utxo.store
+    wanted = {"asset": index.asset, "datum_hash": index.datum_hash, "script_hash": index.script_hash}
+    names = [f"utxo.index.{name}" for name, on in wanted.items() if on and kind != "history"]
+    return [Problem((name, "utxo.store"), f'{name} needs utxo.store = "history", not "{kind}"') for name in names]
 
 
 def _retention(config: Config) -> list[Problem]:

@@ -92,6 +92,11 @@ class Index(Table, frozen=True, kw_only=True):
     payment_credential: Annotated[bool, Meta(description="Find outputs by payment credential (Cardano).")] = True
     stake_credential: Annotated[bool, Meta(description="Find outputs by stake credential (Cardano).")] = False
     policy: Annotated[bool, Meta(description="Find outputs by the policy of their assets.")] = False
+    asset: Annotated[bool, Meta(description="Find outputs by asset, policy and name (history store).")] = False
+    datum_hash: Annotated[bool, Meta(description="Find outputs by the hash of their datum (history store).")] = False
+    script_hash: Annotated[bool, Meta(description="Find outputs by the script that they carry (history store).")] = (
+        False
+    )
     strategy: Annotated[
         Literal["address_hash", "payment_credential", "both"] | None,
         Meta(

@@ -30,8 +30,8 @@ from storage.change_log import Retention
 from storage.disk import Disk
 from storage.errors import SnapshotExpired
 from storage.history.tables import FORMAT as HISTORY_FORMAT
+from storage.history.tables import INDEXES as HISTORY_INDEXES
 from storage.history.tables import TABLES as HISTORY_TABLES
-from storage.indexes import CARDANO_ONLY
 from storage.indexes import TABLES as INDEXES
 from storage.jobs import TABLES as JOB_TABLES
 from storage.prune import Windows
@@ -200,9 +200,9 @@ def chain_name(config: Config) -> str:
 
 
 def wanted_indexes(config: Config) -> list[str]:
-    """Return the indexes to keep; credentials and policies are Cardano's."""
-    chosen = [name for name in INDEXES if getattr(config.utxo.index, name)]
-    return [name for name in chosen if config.chain.family == "cardano" or name not in CARDANO_ONLY]
+    """Return the indexes to keep; all but that by address are Cardano's."""
+    chosen = [name for name in (*INDEXES, *HISTORY_INDEXES) if getattr(config.utxo.index, name)]
+    return [name for name in chosen if config.chain.family == "cardano" or name == "address_hash"]
 
 
 def windows(config: Config) -> Windows:

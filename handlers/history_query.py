@@ -20,7 +20,7 @@ from handlers.walk import Listed, Order
 from storage import keys
 from storage.errors import Damaged
 from storage.history.layout import Block, Extra, Found, Numbers, TxFound
-from storage.history.output_keys import RULES, address_key, digest
+from storage.history.output_keys import RULES, address_key, asset_key, digest
 from storage.history.store import HistoryStore
 from storage.history.stored import Home, Stored
 from storage.indexes import POLICY
@@ -68,12 +68,16 @@ class HistorySnapshot(Snapshot):
         cut = partial(self.cut, key=question, order=order)
         own = self._listing(where, order, after)
         listed: Iterable[Numbers] = own
-        if asset is not None and "policy" in self.boundary.indexes:
-            held = self.listed("policy", asset[:POLICY])
-            if held != where:
-                listed = in_both(own, self._listing(held, order, after))
+        if asset is not None and (held := self._held(asset)) is not None and held != where:
+            listed = in_both(own, self._listing(held, order, after))
         holds = partial(self._holding, lru_cache(_SAME)(partial(_held, where, asset)))
         return NumberWalk(iter(listed), self.stored.live.has, holds, cut, every=asset is None)
+
+    def _held(self, asset: bytes) -> Listed | None:
+        """Return where the outputs that hold an asset, or one of its policy, are listed; None if they are not."""
+        if "asset" in self.boundary.indexes:
+            return "asset", asset_key(asset[:POLICY], asset[POLICY:])
+        return ("policy", asset[:POLICY]) if "policy" in self.boundary.indexes else None
 
     def _listing(self, where: Listed, order: Order, after: int | None) -> Listing:
         index, key = where

@@ -50,7 +50,7 @@ DEFAULTS: dict[str, Any] = {
         "rollback_window": 4320,
         "prune_batch_size": 500,
         "index": {"address_hash": True, "payment_credential": True, "stake_credential": False, "policy": False}
-        | {"strategy": None},
+        | {"asset": False, "datum_hash": False, "script_hash": False, "strategy": None},
         "delta": {"self_contained": False},
     },
     "batch": {"max_bytes": 64 * MIB, "max_delay_ms": 500},
@@ -266,6 +266,10 @@ SIZE = "expected a size such as 64MiB, 1GiB, 4096"
         (f"[utxo]\nprune_depth = {10**100}", f"[utxo] prune_depth: {'1' + '0' * 76}...: {WHOLE}"),
         ("[utxo]\nprune_depth = 1.5", "[utxo] prune_depth: 1.5: " + WHOLE),
         ("[utxo]\nenabled = 1", "[utxo] enabled: 1: expected true or false"),
+        (
+            "[utxo.index]\nasset = true",
+            '[utxo.index] asset: utxo.index.asset needs utxo.store = "history", not "classic"',
+        ),
         ('[utxo]\nstore = "mrr"', '[utxo] store: "mrr": expected one of "classic", "mmr", "history"'),
         ('[chain]\nnetwork = ""', '[chain] network: "": expected a text that is not empty'),
         ('data_dir = ""', 'data_dir: "": expected a text that is not empty'),

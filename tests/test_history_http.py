@@ -9,9 +9,22 @@ from typing import Any
 import pytest
 from daemons import Message
 from questions import Asked, asked, failure, short_folder, until
-from stories import at, back_to, block, output, point, tx
+from stories import at, back_to, block, digest, output, point, tx
 from test_cli_query import utxod
-from test_http import ABSENT, AS_CBOR, FIRST, GENESIS, HERE, POLICY, RECOVERY, ROUTES, SECOND, TRANSACTIONS, VECTORS
+from test_http import (
+    ABSENT,
+    AS_CBOR,
+    DATUM_HASH,
+    FIRST,
+    GENESIS,
+    HERE,
+    POLICY,
+    RECOVERY,
+    ROUTES,
+    SECOND,
+    TRANSACTIONS,
+    VECTORS,
+)
 
 INDEX = {"stake_credential": True, "policy": True}
 GOLD = f"{POLICY}676f6c64"
@@ -148,3 +161,26 @@ def test_an_index_that_is_not_kept() -> None:
         failure(asking.ask(path), 503, "not_enabled", "utxo.index.address_hash")
         assert asking.get("/api/v1/tip") == point(FIRST)
         assert "is not kept" in utxod(asking.daemon, "query", "address", VECTORS["base"][0]).one_line(1)
+
+
+def test_lists_by_asset_datum_and_script() -> None:
+    """Over HTTP and on the command line; a classic store does not keep these indexes."""
+    index = {"asset": True, "datum_hash": True, "script_hash": True}
+    datum, script = digest("datum").hex(), digest("script", size=28).hex()
+    with short_folder() as folder, asked(folder, utxo={"index": index}, layout="history") as asking:
+        asking.feed(GENESIS, FIRST, SECOND)
+        for path, kind, key, name, output_index in (
+            ("datums", "datum-hash", datum, "datum", 1),
+            ("datums", "datum-hash", DATUM_HASH, "datum", 0),
+            ("scripts", "script-hash", script, "script", 0),
+        ):
+            found = asking.get(f"/api/v1/{path}/{key}/utxos")
+            assert [(utxo["tx_hash"], utxo["output_index"]) for utxo in found] == [(at(name)[0].hex(), output_index)]
+            assert utxod(asking.daemon, "query", "by", kind, key, "--json").json()["utxos"] == found
+            assert asking.get(f"/api/v1/{path}/{'ab' * (len(key) // 2)}/utxos") == []
+            failure(asking.ask(f"/api/v1/{path}/{key}ab/utxos"), 400, "bad_parameter", kind.replace("-", "_"))
+        by_asset = utxod(asking.daemon, "query", "by", "asset", GOLD, "--json").json()["utxos"]
+        assert [utxo["tx_hash"] for utxo in by_asset] == [at("assets")[0].hex()]
+        assert by_asset == asking.get(f"/api/v1/addresses/{VECTORS['base'][0]}/utxos?asset={GOLD}")
+        assert "has 64 hex digits" in utxod(asking.daemon, "query", "by", "datum-hash", "ab").one_line(2)
+        assert "index policy is not kept" in utxod(asking.daemon, "query", "by", "policy", POLICY).one_line(1)

@@ -27,6 +27,7 @@ ROUTES = {  # of the contract, with parameters that find something
     "balances": ["/api/v1/addresses/{rich}/balance", "/api/v1/credentials/{credential}/balance"],
     "stakes": ["/api/v1/stakes/{stake}/utxos", "/api/v1/stakes/{stake}/balance"],  # unless their index is kept: 503
     "policies": ["/api/v1/policies/{policy}/utxos"],  # the same
+    "hashes": ["/api/v1/datums/{datum}/utxos", "/api/v1/scripts/{script}/utxos"],  # of a history store alone
     "outputs": ["/api/v1/utxos/{live}", "/api/v1/utxos/{spent}"],
     "deltas": ["/api/v1/blocks/2/delta"],
     "others": [
@@ -149,6 +150,8 @@ HERE = {
     "credential": PAYMENT,
     "stake": STAKE,
     "policy": POLICY,
+    "datum": DATUM_HASH,
+    "script": digest("script", size=28).hex(),
     "live": f"{digest('tx', 'bare').hex()}/0",
     "spent": f"{digest('tx', 'bare').hex()}/2",
     "txid": digest("tx", "bare").hex(),
@@ -1021,7 +1024,7 @@ def test_an_unknown_path(told: Asked, path: str) -> None:
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 def test_everything_is_read_with_get(told: Asked, method: str) -> None:
     for path in [
-        *every_path("lists", "balances", "stakes", "policies", "outputs", "deltas", "others", "health"),
+        *every_path("lists", "balances", "stakes", "policies", "hashes", "outputs", "deltas", "others", "health"),
         *(each.format(**HERE) for each in (*ABSENT, *RECOVERY, *TRANSACTIONS)),
     ]:
         answer = told.ask(path, method)
@@ -1041,6 +1044,8 @@ def test_head_has_the_headers_of_get(told: Asked) -> None:
 def test_an_index_that_is_kept_only_when_asked_for(told: Asked) -> None:
     for path in every_path("stakes"):
         failure(told.ask(path), 503, "not_enabled", "utxo.index.stake_credential")
+    for path in every_path("hashes"):
+        failure(told.ask(path), 503, "not_enabled", "utxo.index.")
     for path in every_path("policies"):
         failure(told.ask(path), 503, "not_enabled", "utxo.index.policy")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,7 +16,7 @@ import schemathesis
 from daemons import running
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from questions import Web, free_port, short_folder
+from questions import Web, asked, free_port, short_folder
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -55,6 +56,8 @@ KNOWN: dict[str, list[Any]] = {  # parameters that find something
     "txid": [digest("tx", name).hex() for name in ("many", "waits", "lost", "large", "spend", "nobody")],
     "index": [0, 1, 2, 39],
     "policy": [bytes(28).hex(), "ab" * 28],
+    "datum_hash": [blake2b(b"\x00", digest_size=32).hexdigest(), "ab" * 32],
+    "script_hash": [bytes(28).hex(), "ab" * 28],
     "block": [1, 2, digest("block", 1, "").hex()],
 }
 SINCE = ["origin", "0", "3", "99999", f"1.{digest('block', 1, '').hex()}", f"3.{digest('block', 3, 'gone').hex()}"]
@@ -90,6 +93,15 @@ def web() -> Iterator[Web]:
                 assert client.ask(message)["status"] in {"applied", "accepted"}
             client.feed([second, *chain(2, second, branch="gone"), back_to(second), *chain(3, second)])
         yield web
+
+
+@pytest.fixture(scope="module")
+def history() -> Iterator[Web]:
+    """A daemon with the indexes that only a history store keeps."""
+    index = {"asset": True, "datum_hash": True, "script_hash": True}
+    with short_folder() as folder, asked(folder, utxo={"index": index}, layout="history") as asking:
+        asking.feed(FIRST, block(FIRST, SPEND, BAD, DELEGATED))
+        yield asking.web
 
 
 # --- the document --------------------------------------------------------------------------------------------------
@@ -151,14 +163,14 @@ def test_the_document_and_the_routes_are_the_same() -> None:
 
 
 def test_what_the_tests_ask_for_covers_the_document() -> None:
-    asked = [
-        *every_path("lists", "balances", "stakes", "policies", "outputs", "deltas", "others", "health"),
+    questions = [
+        *every_path("lists", "balances", "stakes", "policies", "hashes", "outputs", "deltas", "others", "health"),
         "/health/ready",
         *(path.format(**HERE) for path in (*ABSENT, *RECOVERY, *TRANSACTIONS)),
     ]
     for path in DOCUMENT["paths"]:
         pattern = re.compile(re.sub(r"{\w+}", "[^/]+", path))
-        assert any(pattern.fullmatch(each.split("?")[0]) for each in asked), path
+        assert any(pattern.fullmatch(each.split("?")[0]) for each in questions), path
 
 
 # --- whatever may be asked -----------------------------------------------------------------------------------------
@@ -183,8 +195,9 @@ QUESTIONS = [(label, GenerationMode.POSITIVE) for label in OPERATIONS] + [
 
 
 @pytest.mark.parametrize(("label", "mode"), QUESTIONS)
-def test_no_question_breaks_a_route(web: Web, label: str, mode: GenerationMode) -> None:
+def test_no_question_breaks_a_route(web: Web, history: Web, label: str, mode: GenerationMode) -> None:
     operation, met = OPERATIONS[label], Counter[int]()
+    where = history if "_hash}/utxos" in label else web
 
     @settings(max_examples=60, deadline=None, database=None, suppress_health_check=[*HealthCheck])
     @given(case=operation.as_strategy(generation_mode=mode), known=st.data())
@@ -194,7 +207,7 @@ def test_no_question_breaks_a_route(web: Web, label: str, mode: GenerationMode) 
                 case.path_parameters[name] = known.draw(st.sampled_from(KNOWN[name]))
         if label.endswith("/changes") and mode is GenerationMode.POSITIVE and known.draw(st.integers(0, 3)):
             case.query = {"from": known.draw(st.sampled_from(SINCE))}
-        check(web, case, met)
+        check(where, case, met)
 
     ask()
     if mode is GenerationMode.POSITIVE and "200" in operation.definition.raw["responses"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from typing import Any
 
 import click
@@ -27,6 +28,7 @@ from storage.utxo import UtxoStore
 _encode = msgspec.json.Encoder().encode
 _HASH_DIGITS = 64
 _CREDENTIAL_DIGITS = 56
+_KEYS = {"policy": (28, 28), "asset": (28, 60), "datum-hash": (32, 32), "script-hash": (28, 28)}  # bytes
 _MOST_INDEX = 0xFFFF_FFFF
 _Where = Callable[[Snapshot], Listed]
 
@@ -40,6 +42,21 @@ def policy(config: Config, text: str, count: int, order: Order, cursor: str | No
     """Print a page of the live outputs that hold assets of a policy."""
     key = _policy(text)
     _page(config, lambda shot: shot.listed("policy", key), count, order, cursor, as_json=as_json)
+
+
+def by(config: Config, kind: str, text: str, count: int, order: Order, cursor: str | None, *, as_json: bool) -> None:
+    """Print a page of the live outputs under a key of an index."""
+    least, most = _KEYS[kind]
+    try:
+        raw = bytes.fromhex(text) if least * 2 <= len(text) <= most * 2 else b""
+    except ValueError:
+        raw = b""
+    if not raw:
+        digits = f"{least * 2}" if least == most else f"{least * 2} to {most * 2}"
+        raise Exit(f"{text!r} is no {kind}, which has {digits} hex digits", WRONG_USE)
+    key = sha256(raw).digest() if kind == "asset" else raw
+    where = kind.replace("-", "_"), key
+    _page(config, lambda shot: shot.listed(*where), count, order, cursor, as_json=as_json)
 
 
 def _page(config: Config, where: _Where, count: int, order: Order, cursor: str | None, *, as_json: bool) -> None:

@@ -65,6 +65,29 @@ def policy(context: click.Context, policy: str, count: int, order: Order, cursor
 
 @query.command()
 @config_option
+@click.argument("kind", type=click.Choice(["policy", "asset", "datum-hash", "script-hash"]))
+@click.argument("key")
+@click.option("--count", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many outputs.")
+@click.option(
+    "--order", type=click.Choice(["asc", "desc"]), default="asc", show_default=True, help="By place in chain."
+)
+@click.option("--cursor", help="Where the answer before ended.")
+@json_option("An object: `utxos` as HTTP lists them, `tip`, and `next_cursor`.")
+@click.pass_context
+def by(
+    context: click.Context, kind: str, key: str, count: int, order: Order, cursor: str | None, as_json: bool
+) -> None:
+    """List the live outputs that an index has under KEY, which is hex.
+
+    It needs the index of that kind (utxo.index); all but that by policy are kept by a history store only.
+    """
+    from daemon.commands import lookup
+
+    lookup.by(context.obj.config, kind, key, count, order, cursor, as_json=as_json)
+
+
+@query.command()
+@config_option
 @click.argument("owner", metavar="ADDRESS|CREDENTIAL")
 @json_option("The same object as HTTP.")
 @click.pass_context

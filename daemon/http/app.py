@@ -103,6 +103,8 @@ class Site:
             "/api/v1/credentials/{credential}/utxos": Lists(self.query, "credential", self._at_credential, self.turns),
             "/api/v1/stakes/{stake}/utxos": Lists(self.query, "stake", self._at_stake, self.turns),
             "/api/v1/policies/{policy}/utxos": Lists(self.query, "policy", self._at_policy, self.turns),
+            "/api/v1/datums/{datum_hash}/utxos": Lists(self.query, "datum_hash", self._at_datum, self.turns),
+            "/api/v1/scripts/{script_hash}/utxos": Lists(self.query, "script_hash", self._at_script, self.turns),
             "/api/v1/addresses/{address}/balance": self.address_balance,
             "/api/v1/credentials/{credential}/balance": self.credential_balance,
             "/api/v1/stakes/{stake}/balance": self.stake_balance,
@@ -162,6 +164,14 @@ class Site:
     def _at_policy(self, shot: Snapshot, text: str) -> Listed:
         """Return where the outputs that hold assets of a policy are listed."""
         return shot.listed("policy", hex_of(text, POLICY, "policy"))
+
+    def _at_datum(self, shot: Snapshot, text: str) -> Listed:
+        """Return where the outputs with a datum are listed."""
+        return shot.listed("datum_hash", hex_of(text, 32, "datum_hash"))
+
+    def _at_script(self, shot: Snapshot, text: str) -> Listed:
+        """Return where the outputs that carry a script are listed."""
+        return shot.listed("script_hash", hex_of(text, 28, "script_hash"))
 
     async def address_balance(self, request: Request) -> Response:
         """What an address holds."""

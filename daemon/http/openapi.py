@@ -56,6 +56,8 @@ _PATHS: dict[str, tuple[str, dict[str, Any]]] = {
     "txid": ("A transaction id.", {"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}),
     "index": ("The output's index.", {"type": "integer", "minimum": 0, "maximum": 0xFFFFFFFF}),
     "policy": ("A policy id.", {"type": "string", "pattern": "^[0-9a-fA-F]{56}$"}),
+    "datum_hash": ("The hash of a datum.", {"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}),
+    "script_hash": ("The hash of a script.", {"type": "string", "pattern": "^[0-9a-fA-F]{56}$"}),
     "block": (
         "A block's height, or its hash; of several blocks of one height the first.",
         {"type": "string", "pattern": "^([0-9]{1,10}|[0-9a-fA-F]{64})$"},
@@ -108,6 +110,10 @@ def document() -> Object:
         "/api/v1/stakes/{stake}/utxos": _list("Live outputs that delegate by a stake credential.", utxos, "stake"),
         "/api/v1/stakes/{stake}/balance": _get("What delegates by a stake credential.", _ref("Balance"), "stake"),
         "/api/v1/policies/{policy}/utxos": _list("Live outputs that hold assets of a policy.", utxos, "policy"),
+        "/api/v1/datums/{datum_hash}/utxos": _list(
+            "Live outputs with a datum, inline or by hash.", utxos, "datum_hash"
+        ),
+        "/api/v1/scripts/{script_hash}/utxos": _list("Live outputs that carry a script.", utxos, "script_hash"),
         "/api/v1/utxos/{tx_hash}/{index}": _get(
             "One output, with what spent it while that is kept.",
             _ref("Utxo"),

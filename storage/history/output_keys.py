@@ -6,11 +6,12 @@ Addresses are named by their SHA-256, because Bitcoin's clients ask so; hashes o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from hashlib import sha256
+from hashlib import blake2b, sha256
 
 import msgspec
 import numpy as np
 
+from formats.scripts import hash_of_reference
 from storage.history.layout import Extra, Numbers, Words, words
 from storage.indexes import payment_credential, stake_credential
 
@@ -75,10 +76,28 @@ def _assets(extra: Extra) -> Iterable[bytes]:
     return (asset_key(policy, name) for policy, name, _ in extra.assets)
 
 
+def _datum_hashes(extra: Extra) -> Iterable[bytes]:
+    """Return the hash of the datum; of an inline one it is derived where it was not given."""
+    given, inline = extra.datum_hash, extra.inline_datum
+    if given is None and inline is not None:
+        given = blake2b(inline, digest_size=32).digest()
+    return () if given is None else (given,)
+
+
+def _script_hashes(extra: Extra) -> Iterable[bytes]:
+    """Return the hash of the script that an output carries; it is derived where only the script was given."""
+    given = extra.script_ref_hash
+    if given is None and extra.script_ref is not None:
+        given = hash_of_reference(extra.script_ref)
+    return () if given is None else (given,)
+
+
 RULES: dict[str, Rule] = {
     "address_hash": Rule(of_address=address_key),
     "payment_credential": Rule(of_address=payment_credential),
     "stake_credential": Rule(of_address=stake_credential),
     "policy": Rule(of_extra=_policies),
     "asset": Rule(of_extra=_assets),
+    "datum_hash": Rule(of_extra=_datum_hashes),
+    "script_hash": Rule(of_extra=_script_hashes),
 }
