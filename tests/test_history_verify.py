@@ -23,6 +23,7 @@ import storage.history.store
 import storage.history.values
 from storage.change_log import TABLES as LOG_TABLES
 from storage.disk import Db, Disk, Txn
+from storage.errors import Damaged
 from storage.history import runs
 from storage.history.bits import CHUNK, _seal
 from storage.history.layout import (
@@ -54,6 +55,7 @@ from storage.history.output_keys import RULES
 from storage.history.runs import Manifest
 from storage.history.stored import Stored
 from storage.history.verify import verify
+from storage.precheck import precheck
 
 OPTIONS = Options(
     store="history", indexes=tuple(RULES), rollback_window=8, prune_depth=8, may_prune=True, map_size=1 << 24
@@ -698,6 +700,40 @@ def test_each_rule_is_named(case: str, whole: Path, tmp_path: Path) -> None:
         findings = verify(disk, quick=True)
         assert any(re.search(finding, each) for each in findings) or not finding, (case, findings)
         assert not [each for each in findings if "can't be read to the end" in each], findings
+
+
+AT_THE_START = (
+    *(
+        case
+        for case in CASES
+        if case.startswith(("state: tip", "state: a floor", "state: n", "a byte of", "a short value"))
+    ),
+    "a_block_above_the_tip",
+    "a_strange_row",
+    "an_undo_log_too_much",
+)
+
+
+def test_a_sound_store_may_be_opened(whole: Path) -> None:
+    precheck(whole, (*LOG_TABLES, *TABLES))
+
+
+@pytest.mark.parametrize("case", AT_THE_START)
+def test_some_damage_is_refused_before_a_service_opens_the_store(case: str, whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "copy")
+    with opened(tmp_path / "copy") as disk:
+        disk.write(lambda txn: CASES[case][0](Hand(txn, disk.tables)))
+    with pytest.raises(Damaged):
+        precheck(tmp_path / "copy", (*LOG_TABLES, *TABLES))
+
+
+def test_a_state_row_with_a_changed_byte_is_refused(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "copy")
+    with opened(tmp_path / "copy") as disk:
+        raw = seal_row(HistoryState(KEYS))
+        disk.write(lambda txn: txn.put(STATE, raw[:-1] + bytes([raw[-1] ^ 1]), db=disk.tables[META]))
+    with pytest.raises(Damaged, match="the state does not have the checksum"):
+        precheck(tmp_path / "copy", (*LOG_TABLES, *TABLES))
 
 
 def test_no_byte_of_a_value_changes_unseen(whole: Path, tmp_path: Path) -> None:

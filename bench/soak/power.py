@@ -24,6 +24,7 @@ from config.settings import Config
 from daemon.inspect import copy_place, export, verify
 from daemon.store import leaf_writer, open_disk
 from handlers.events import Ack, Error, TxSubmitted
+from storage.history.store import HistoryStore
 from storage.utxo import UtxoStore
 
 _BLOCKS = 14
@@ -116,7 +117,8 @@ def check(life: Recorded, files: dict[str, bytes], at_s: float, random: Random, 
 def _look(life: Recorded, config: Config, least: int, most: int) -> None:
     """Walk the store and compare its live set."""
     with open_disk(config, readonly=True) as disk:
-        store = UtxoStore(disk, leaf_writer(config))
+        history = config.utxo.store == "history"
+        store = HistoryStore(disk) if history else UtxoStore(disk, leaf_writer(config))
         with disk.read() as txn:
             ordinal = store.state(txn).tip
             tip = store.block_at(txn, ordinal).hash if ordinal else None

@@ -53,9 +53,11 @@ def _tip(txn: Txn, tables: dict[str, Db], state: HistoryState) -> Iterator[str]:
         else:
             if found != last:
                 yield f"block {last} is not found by its hash {block.hash.hex()}"
-    undo = _last(txn, tables[UNDO])
-    if undo != (state.tip if state.floor < state.tip else None):
-        yield f"the last undo log is of block {undo}, the floor is {state.floor}, the tip is {state.tip}"
+    cursor, window = txn.cursor(tables[UNDO]), state.floor < state.tip
+    first = int.from_bytes(cursor.key()[:4], "big") if cursor.first() else None
+    last = _last(txn, tables[UNDO])
+    if (first, last) != ((state.floor + 1, state.tip) if window else (None, None)):
+        yield f"there are undo logs of block {first} to {last}, the floor is {state.floor}, the tip is {state.tip}"
 
 
 def _last(txn: Txn, table: Db) -> int | None:
