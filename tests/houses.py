@@ -1,0 +1,52 @@
+"""Stores of either layout for tests of what stands on them: the same story has to end the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chains import LEAVES
+
+from handlers.chain import Chain
+from handlers.history_chain import HistoryChain
+from handlers.lives import Lives
+from storage.buried import BuriedStore
+from storage.chain_txs import ChainTxs
+from storage.disk import Disk
+from storage.history.layout import TABLES as HISTORY_TABLES
+from storage.history.mined import MinedStore
+from storage.history.store import HistoryStore
+from storage.jobs import TABLES as JOB_TABLES
+from storage.prune import Windows
+from storage.transactions import TABLES as TX_TABLES
+from storage.transactions import TxStore
+from storage.utxo import TABLES as UTXO_TABLES
+from storage.utxo import UtxoStore
+
+ALL_TABLES = tuple(dict.fromkeys((*UTXO_TABLES, *HISTORY_TABLES, *TX_TABLES, *JOB_TABLES)))
+KINDS = ("classic", "history")
+
+AnyStore = UtxoStore | HistoryStore
+
+
+def open_rows(disk: Disk, kind: str, chain: str = "cardano/mainnet", indexes: Sequence[str] = ()) -> AnyStore:
+    """Open the chain's tables on a disk."""
+    if kind == "history":
+        history = HistoryStore(disk)
+        history.open(chain, indexes)
+        return history
+    store = UtxoStore(disk, LEAVES)
+    store.open(chain, indexes, kind)
+    return store
+
+
+def chain_txs(store: AnyStore, maturity: int = 0) -> ChainTxs:
+    """Return what the transaction store asks of a chain."""
+    records = TxStore(store.disk)
+    return (MinedStore if isinstance(store, HistoryStore) else BuriedStore)(store, records, maturity)  # type: ignore[arg-type]
+
+
+def open_over(store: AnyStore, windows: Windows, batch: int, lives: Lives | None) -> Chain:
+    """Open the chain over its tables."""
+    if isinstance(store, HistoryStore):
+        return HistoryChain(store, windows, batch, lives)
+    return Chain(store, windows, batch, lives)
