@@ -46,9 +46,9 @@ def open_rows(disk: Disk, kind: str, chain: str = "cardano/mainnet", indexes: Se
     return store
 
 
-def chain_txs(store: AnyStore, maturity: int = 0) -> ChainTxs:
+def chain_txs(store: AnyStore, maturity: int = 0, records: TxStore | None = None) -> ChainTxs:
     """Return what the transaction store asks of a chain."""
-    records = TxStore(store.disk)
+    records = records or TxStore(store.disk)
     return (MinedStore if isinstance(store, HistoryStore) else BuriedStore)(store, records, maturity)  # type: ignore[arg-type]
 
 
