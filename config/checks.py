@@ -28,9 +28,6 @@ def problems(config: Config) -> list[Problem]:
     if storage.map_size > storage.max_map_size:
         sizes = f"{format_size(storage.map_size)} is more than max_map_size, {format_size(storage.max_map_size)}"
         found.append(Problem(("storage.map_size", "storage.max_map_size"), f"map_size {sizes}"))
-    if config.utxo.store == "history" and config.utxo.enabled and config.transactions.enabled:
-        what = 'utxo.store = "history" has no transaction store yet: set transactions.enabled = false'
-        found.append(Problem(("utxo.store", "transactions.enabled"), what))
     found += _history_only(config)
     found += _retention(config)
     found += recovery_problems(config.recovery)

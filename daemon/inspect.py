@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from config.settings import Config
-from daemon.store import TABLES, chain_name, folder, leaf_writer, limited, open_disk, windows
+from daemon.store import TABLES, chain_name, chain_txs, folder, leaf_writer, limited, open_disk, windows
 from handlers.audit import Audited, audit
 from storage.disk import Disk
 from storage.errors import Damaged, StoreFull, TableMissing
@@ -120,7 +120,7 @@ def _walk(config: Config, store: UtxoStore, place: Path | None, tell: Tell) -> A
     def records(seen: UtxoStore) -> list[str]:
         nonlocal audited
         if config.transactions.enabled:
-            audited = audit(seen, config.transactions.block_height_retention)
+            audited = audit(chain_txs(seen, config), config.transactions.block_height_retention)
         return audited.findings
 
     with _in_place(store.disk) if place is None else nullcontext():

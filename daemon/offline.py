@@ -210,10 +210,8 @@ def reindex_records(config: Config) -> str:
     Raises:
         StoreError: there is no store, or a daemon has it, or there are no records.
     """
-    if config.utxo.store == HISTORY:
-        raise StoreError('utxo.store = "history" keeps no records of transactions: there is nothing to rebuild')
     with _open_disk(config) as disk:
-        store = UtxoStore(disk)
+        store = HistoryStore(disk) if config.utxo.store == HISTORY else UtxoStore(disk)
         store.check_format(chain_name(config))
         lives = open_lives(store, config)
         if lives is None:

@@ -26,6 +26,7 @@ from handlers.scribe import Scribe
 from handlers.transactions import Transactions
 from storage.blobs import Blobs, Cached, Late, open_blobs
 from storage.buried import BuriedStore
+from storage.chain_txs import ChainTxs
 from storage.change_log import Retention
 from storage.disk import Disk
 from storage.errors import SnapshotExpired
@@ -43,7 +44,10 @@ from storage.utxo import UtxoStore, written_format
 if TYPE_CHECKING:
     from storage.history.store import HistoryStore
 
+    AnyStore = UtxoStore | HistoryStore
+
 log = structlog.get_logger("store")
+
 
 TABLES = (*UTXO_TABLES, *HISTORY_TABLES, *TX_TABLES, *JOB_TABLES)
 _LOOK_EVERY_S = 0.5
@@ -125,7 +129,8 @@ def open_chain(disk: Disk, config: Config) -> Chain:
 
         history = HistoryStore(disk)
         history.open(chain_name(config), wanted_indexes(config))
-        return HistoryChain(history, reach, config.utxo.prune_batch_size, changes)
+        lives = open_lives(history, config, changes)
+        return HistoryChain(history, reach, config.utxo.prune_batch_size, lives, changes)
     store = open_utxo(disk, config)
     return Chain(store, reach, config.utxo.prune_batch_size, open_lives(store, config, changes), changes)
 
@@ -148,7 +153,7 @@ def open_changes(disk: Disk, config: Config) -> ChangeLog:
     return ChangeLog(disk, Retention(keep.count, keep.age))
 
 
-def open_lives(store: UtxoStore, config: Config, changes: ChangeLog | None = None) -> Lives | None:
+def open_lives(store: AnyStore, config: Config, changes: ChangeLog | None = None) -> Lives | None:
     """Open the transaction store beside the UTXO store, if the configuration wants it."""
     records = TxStore(store.disk)
     if not config.transactions.enabled:
@@ -162,7 +167,7 @@ def open_lives(store: UtxoStore, config: Config, changes: ChangeLog | None = Non
     return Lives(transactions(store, config), changes or open_changes(store.disk, config))
 
 
-def transactions(store: UtxoStore, config: Config) -> Transactions:
+def transactions(store: AnyStore, config: Config) -> Transactions:
     """Return the operations on the transaction store that shares the UTXO store's disk.
 
     Raises:
@@ -171,13 +176,13 @@ def transactions(store: UtxoStore, config: Config) -> Transactions:
     return _transactions(store, config, open_blobs(config.transactions.blob_store, config.data_dir))
 
 
-def reading(store: UtxoStore, config: Config) -> Transactions:
+def reading(store: AnyStore, config: Config) -> Transactions:
     """Return the same for who only reads: the blobs are opened by the first question to them."""
     where = partial(open_blobs, config.transactions.blob_store, config.data_dir, make=False)
     return _transactions(store, config, Late(where))
 
 
-def _transactions(store: UtxoStore, config: Config, blobs: Blobs) -> Transactions:
+def _transactions(store: AnyStore, config: Config, blobs: Blobs) -> Transactions:
     wish = config.transactions
     rules = Rules(
         batch_size=wish.batch_size,
@@ -189,9 +194,18 @@ def _transactions(store: UtxoStore, config: Config, blobs: Blobs) -> Transaction
         max_pending_count=wish.max_pending_count,
         max_pending_age_s=wish.max_pending_age,
     )
-    records = TxStore(store.disk)
-    cached = Cached(blobs, _BLOB_CACHE)
-    return Transactions(records, BuriedStore(store, records, wish.coinbase_maturity), cached, rules)
+    chain = chain_txs(store, config)
+    return Transactions(chain.store, chain, Cached(blobs, _BLOB_CACHE), rules)
+
+
+def chain_txs(store: AnyStore, config: Config) -> ChainTxs:
+    """Return the chain as the transaction store sees it."""
+    records, maturity = TxStore(store.disk), config.transactions.coinbase_maturity
+    if isinstance(store, UtxoStore):
+        return BuriedStore(store, records, maturity)
+    from storage.history.mined import MinedStore
+
+    return MinedStore(store, records, maturity)
 
 
 def chain_name(config: Config) -> str:

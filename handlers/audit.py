@@ -15,13 +15,12 @@ from msgspec import Struct, structs
 from handlers import spending
 from handlers.desk import show
 from storage import keys
-from storage.buried import NOTHING, Buried, BuriedStore
+from storage.chain_txs import NOBODY, NOTHING, REPLACED, Buried, ChainTxs
 from storage.damage import UNREADABLE
-from storage.disk import Txn
+from storage.disk import Db, Txn
 from storage.errors import StoreError
 from storage.jobs import JobStore
-from storage.rows import MARKED, SPENT, BlockDetails, TxFlag, address_of, body_of, unpack
-from storage.rows import Body as OutputBody
+from storage.rows import unpack
 from storage.transactions import (
     BODY_PAGE,
     CLAIM,
@@ -34,16 +33,12 @@ from storage.transactions import (
     OutPoint,
     Page,
     Record,
-    TxStore,
     claim,
     claimant,
 )
-from storage.utxo import UtxoStore
 
 _MOST = 100  # findings that are reported
 _UNREADABLE = (StoreError, *UNREADABLE)
-_REPLACED = keys.u32(keys.LAST_U32)  # in place of an input: nobody spent the output
-_NOBODY = bytes(HASH)
 _PAGE_KEY, _SLOT_KEY = HASH + 4, HASH + 8
 
 
@@ -55,10 +50,10 @@ class Audited(Struct, frozen=True):
     contradictions: list[str] = []
 
 
-def audit(utxo: UtxoStore, retention: int) -> Audited:
-    """Return what is wrong with the transaction store beside a UTXO store; nothing for a sound one."""
-    walk = _Audit(utxo, retention)
-    with utxo.disk.read() as txn:
+def audit(chain: ChainTxs, retention: int) -> Audited:
+    """Return what is wrong with the transaction store beside a chain; nothing for a sound one."""
+    walk = _Audit(chain, retention)
+    with chain.store.disk.read() as txn:
         findings = list(islice(walk.findings(txn), _MOST))
     return Audited(findings, walk.half_made, walk.contradictions)
 
@@ -78,7 +73,7 @@ class _Seen:
     @property
     def failed(self) -> bool:
         """Return whether the chain has it as one that failed: it created no output but the collateral's return."""
-        return self.chain is not None and bool(self.chain.flags & TxFlag.INVALID)
+        return self.chain is not None and self.chain.failed
 
     def turn(self, number: int, page: Page) -> None:
         """Begin a page."""
@@ -92,10 +87,9 @@ class _Seen:
 
 
 class _Audit:
-    def __init__(self, utxo: UtxoStore, retention: int) -> None:
-        self.utxo, self.store, self.retention = utxo, TxStore(utxo.disk), retention
-        self.buried = BuriedStore(utxo, self.store, 0)
-        self.left = JobStore(utxo.disk).left
+    def __init__(self, chain: ChainTxs, retention: int) -> None:
+        self.chain, self.store, self.retention = chain, chain.store, retention
+        self.left = JobStore(self.store.disk).left
         self.half_made: list[str] = []
         self.contradictions: list[str] = []
 
@@ -104,7 +98,7 @@ class _Audit:
         walks = {
             "transactions": self._each(txn),
             "indexes": self._strays(txn),
-            "details of blocks": self._details(txn),
+            "details of blocks": self.chain.findings(txn),
             "pending submissions": self._pending(txn),
         }
         for what, walk in walks.items():
@@ -114,7 +108,7 @@ class _Audit:
                 yield f"the {what} can't be read to the end: {type(error).__name__}: {error}"
 
     def _each(self, txn: Txn) -> Iterator[str]:
-        for txid, rows in groupby(self.utxo.scan(txn, self.store.tx), lambda item: item[0][:HASH]):
+        for txid, rows in groupby(_rows(txn, self.store.tx), lambda item: item[0][:HASH]):
             try:
                 yield from self._transaction(txn, txid, rows)
             except _UNREADABLE as error:
@@ -122,7 +116,7 @@ class _Audit:
 
     def _transaction(self, txn: Txn, txid: bytes, rows: Iterator[tuple[bytes, bytes]]) -> Iterator[str]:
         left = txn.get(txid, db=self.left)
-        seen = _Seen(txid, self.buried.find(txn, txid), 0 if left is None else keys.number(left))
+        seen = _Seen(txid, self.chain.find(txn, txid), 0 if left is None else keys.number(left))
         for key, row in rows:
             if len(key) == _SLOT_KEY:
                 yield from self._slot(txn, seen, keys.number(key[HASH:_PAGE_KEY]), keys.number(key[_PAGE_KEY:]), row)
@@ -207,49 +201,44 @@ class _Audit:
 
     def _spender(self, txn: Txn, seen: _Seen, record: Record, outpoint: OutPoint, row: bytes) -> None:
         """Check that a spender is known, and that the UTXO store knows the same one."""
-        stored = None if seen.chain is None else self.utxo.row(txn, seen.chain.position + keys.u32(outpoint[1]))
+        stored = None if seen.chain is None else self.chain.told(txn, seen.chain, outpoint[1])
         by = claimant(row)[0] if spending.spent(row) else None
         pruned = stored is None and record.mined  # long ago, and the spender with it, perhaps
         pruned = pruned or record.conflicting  # then it is the collateral return of one that failed
-        if by is not None and by != _NOBODY and by not in seen.deleted and not pruned and not self._known(txn, by):
+        if by is not None and by != NOBODY and by not in seen.deleted and not pruned and not self._known(txn, by):
             self._contradict(f"output {show(outpoint)} is spent by {by.hex()}, which is not known")
         if seen.chain is None or seen.failed:
             return
         if stored is None:
             if by is None:
                 self._contradict(f"output {show(outpoint)} is not spent here, but gone from the UTXO store")
-        elif stored[0] != SPENT:
-            home = None if by is None else txn.get(by, db=self.utxo.txid)
-            if by is not None and home is not None and home > seen.chain.position:  # else it was missing to the block
+        elif len(stored) == HASH:
+            home = None if by is None else self.chain.find(txn, by)
+            if by is not None and home is not None and home.key > seen.chain.key:  # else it was missing to the block
                 self._contradict(
                     f"output {show(outpoint)} is unspent in the UTXO store, spent by {by.hex()} of a block here"
                 )
-        elif (there := self._claim(txn, stored)) is not None and row[HASH:] != there:
+        elif (there := _claim(stored)) is not None and row[HASH:] != there:
             who = "nobody" if by is None else by.hex()
             self._contradict(
                 f"output {show(outpoint)} is spent by {there[:HASH].hex()} in the UTXO store, by {who} here"
             )
 
-    def _claim(self, txn: Txn, stored: bytes) -> bytes | None:
-        """Return the spender of a spent row as a slot would name it; None when nobody did spend it."""
-        raw = None if stored[9:MARKED] == _REPLACED else txn.get(stored[1:9], db=self.utxo.tx)
-        return None if raw is None else claim(raw[:HASH], keys.number(stored[9:MARKED]))
-
     def _known(self, txn: Txn, txid: bytes) -> bool:
-        return txn.get(txid + MASTER, db=self.store.tx) is not None or txn.get(txid, db=self.utxo.txid) is not None
+        return txn.get(txid + MASTER, db=self.store.tx) is not None or self.chain.find(txn, txid) is not None
 
     def _beside(self, txn: Txn, seen: _Seen, index: int, row: bytes) -> Iterator[str]:
         """Check a claim, or a freeze, on an output of a transaction that only the chain tells of."""
         name = show((seen.txid, index))
-        stored = None if seen.chain is None else self.utxo.row(txn, seen.chain.position + keys.u32(index))
-        if stored is None or stored[0] == SPENT:
+        stored = None if seen.chain is None else self.chain.told(txn, seen.chain, index)
+        if stored is None or len(stored) > HASH:
             state = "does not have" if stored is None else "has spent"
             self._contradict(f"output {name} is claimed or frozen beside the UTXO store, which {state} it")
         if len(row) == HASH:
             yield f"output {name} is neither claimed nor frozen, and has a row"
         elif row[HASH:] != FROZEN:
             by = claimant(row)[0]
-            if txn.get(by, db=self.utxo.txid) is not None:
+            if self.chain.find(txn, by) is not None:
                 self._contradict(f"output {name} is claimed by {by.hex()}, which is in a block without spending it")
             elif txn.get(by + MASTER, db=self.store.tx) is None:
                 self._contradict(f"output {name} is claimed by {by.hex()}, which is not known")
@@ -272,8 +261,8 @@ class _Audit:
         record = self.store.record(txn, outpoint[0])
         if record is not None:
             return True, self.store.slot(txn, outpoint[0], *record.place(outpoint[1]))
-        chain = self.buried.find(txn, outpoint[0])
-        return chain is not None, None if chain is None else self.buried.slot(txn, chain, outpoint[1])
+        chain = self.chain.find(txn, outpoint[0])
+        return chain is not None, None if chain is None else self.chain.slot(txn, chain, outpoint[1])
 
     def _record(self, txn: Txn, seen: _Seen, record: Record) -> Iterator[str]:
         name = f"transaction {seen.txid.hex()}"
@@ -332,12 +321,11 @@ class _Audit:
             self._contradict(
                 f"transaction {seen.txid.hex()} is in block {seen.chain.ordinal}, its record says it waits"
             )
-        for place, row in self.utxo.scan(txn, self.utxo.output, seen.chain.position):
-            index = keys.number(place[8:])
-            if row[0] == SPENT or self.store.slot(txn, seen.txid, *record.place(index)) is not None:
+        for index, row in self.chain.slots(txn, seen.chain).items():
+            if len(row) > HASH or self.store.slot(txn, seen.txid, *record.place(index)) is not None:
                 continue
-            value = unpack(OutputBody, row, f"output {show((seen.txid, index))}").value
-            if not spending.data_output(value, address_of(body_of(row))):
+            address, value = self.chain.paid(txn, seen.chain, index)
+            if not spending.data_output(value, address):
                 self._contradict(
                     f"output {show((seen.txid, index))} is unspent in the UTXO store, and has no slot here"
                 )
@@ -347,7 +335,7 @@ class _Audit:
     def _strays(self, txn: Txn) -> Iterator[str]:
         """Check that an index leads to records that say the same."""
         for db, field in self.store.indexes():
-            for key, txid in self.utxo.scan(txn, db):
+            for key, txid in _rows(txn, db):
                 raw, at = txn.get(txid + MASTER, db=self.store.tx), keys.number(key)
                 try:
                     record = None if raw is None else unpack(Record, raw, f"the record of {txid.hex()}")
@@ -356,20 +344,6 @@ class _Audit:
                 if record is None or getattr(record, field) != at:
                     yield f"the index of {field} has transaction {txid.hex()} at {at}, its record does not say so"
 
-    def _details(self, txn: Txn) -> Iterator[str]:
-        """Check that the details of a block are of a block that is there, and tell of each of its transactions."""
-        last = txn.cursor(self.utxo.tx)
-        for own, raw in self.utxo.scan(txn, self.store.details):
-            ordinal = keys.number(own)
-            details = unpack(BlockDetails, raw, f"the details of block {ordinal}")
-            count = len(details.outputs)
-            if txn.get(own, db=self.utxo.block) is None:
-                yield f"there are details of block {ordinal}, which has no row"
-            if not count == len(details.fees) == len(details.sizes) == len(details.subtrees):
-                yield f"the details of block {ordinal} contradict themselves"
-            if last.set_range(own + keys.u32(count)) and last.key().startswith(own):
-                yield f"the details of block {ordinal} tell of {count} transactions, there are more"
-
     def _pending(self, txn: Txn) -> Iterator[str]:
         yield from self.store.pending.findings(txn)
         for txid in self.store.pending.oldest(txn):
@@ -377,6 +351,16 @@ class _Audit:
             if record is None or record.unmined_since is None:
                 state = "has no record" if record is None else "is mined"
                 yield f"transaction {txid.hex()} is counted as a pending submission, but {state}"
+
+
+def _rows(txn: Txn, table: Db) -> Iterator[tuple[bytes, bytes]]:
+    return iter(txn.cursor(table))
+
+
+def _claim(stored: bytes) -> bytes | None:
+    """Return the spender in a spent row of the chain; None when nobody did spend it, or its own row is pruned."""
+    by, at = claimant(stored)
+    return None if at == REPLACED or by == NOBODY else claim(by, at)
 
 
 def _holds(txid: bytes, inputs: list[OutPoint], n: int, row: bytes) -> bool:

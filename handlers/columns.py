@@ -76,7 +76,29 @@ def read(frame: bytes | bytearray) -> RawBlock | None:
     block.__dict__["columns"] = Columns(
         txids, flags, fees, sizes, subtrees, outputs[0], inputs[1], inputs[2], inputs[0], *outputs[1:], {}
     )
+    block.__dict__["frame"] = frame
     return block
+
+
+def whole(block: BlockApplied) -> BlockApplied:
+    """Return a block with its transactions as objects.
+
+    Raises:
+        Refused: its frame can't be read the general way.
+    """
+    if not isinstance(block, RawBlock):
+        return block
+    read = wire.decode(block.__dict__["frame"], "frames")
+    assert isinstance(read, BlockApplied)
+    return read
+
+
+def named(columns: Columns) -> tuple[list[bytes], list[OutPoint]]:
+    """Return the ids of a block's transactions, and what they spend."""
+    ids, previous = columns.txids.tobytes(), columns.previous.tobytes()
+    txids = [ids[at : at + 32] for at in range(0, len(ids), 32)]
+    parents = [previous[at : at + 32] for at in range(0, len(previous), 32)]
+    return txids, list(zip(parents, columns.index.tolist(), strict=True))
 
 
 def columns(block: BlockApplied) -> Columns:

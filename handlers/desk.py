@@ -1,8 +1,8 @@
 """A transaction in hand: looking at it and spending its outputs, inside the write transaction of whoever calls.
 
 An operation checks first and writes then: one that raises has written nothing. A transaction of the chain that nothing
-else happened to has no record (`storage.buried`); its outputs can be claimed all the same, by a slot's row alone, and a
-record is made of it when an operation needs one.
+else happened to has no record (`storage.chain_txs`); its outputs can be claimed all the same, by a slot's row alone,
+and a record is made of it when an operation needs one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from handlers import spending
 from handlers.events import Output
 from handlers.spending import Fault, TxFault
 from storage.blobs import Blobs
-from storage.buried import Buried, BuriedStore
+from storage.chain_txs import Buried, ChainTxs
 from storage.disk import Txn
 from storage.transactions import (
     HASH,
@@ -76,7 +76,7 @@ class Held(Struct):
 class Desk:
     """Where transactions are looked at and spent, the UTXO store beside."""
 
-    def __init__(self, store: TxStore, buried: BuriedStore | None, blobs: Blobs, rules: Rules) -> None:
+    def __init__(self, store: TxStore, buried: ChainTxs | None, blobs: Blobs, rules: Rules) -> None:
         self.store, self.buried, self.blobs, self.rules = store, buried, blobs, rules
         self.height = 0  # of the chain's tip
         self.on_their_way: set[bytes] = set()  # large transactions that wait for their first page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar, cast
 
 import msgspec
@@ -11,12 +12,14 @@ from handlers import columns
 from handlers.chain import Chain
 from handlers.change_log import ChangeLog
 from handlers.events import BlockApplied, BlockCommitted, GenesisOutputs, Point
+from handlers.lives import Lives, Touching, Undone
 from handlers.refusal import Refused
 from storage import keys
 from storage.change import ChangeSet
 from storage.disk import Txn
 from storage.history.batch import Done, Waiting
 from storage.history.layout import HistoryState
+from storage.history.mined import MinedStore
 from storage.history.store import HistoryStore
 from storage.prune import Gone, Part, Windows
 from storage.rows import BlockRow, State, pack
@@ -26,18 +29,25 @@ _T = TypeVar("_T")
 
 
 class HistoryChain(Chain):
-    """The history and the blocks that wait to be committed to it. It has no records of transactions."""
+    """The history and the blocks that wait to be committed to it, with the records of transactions if `lives`."""
 
     decode = staticmethod(columns.decode)
 
     def __init__(
-        self, store: HistoryStore, windows: Windows, prune_batch_size: int, changes: ChangeLog | None = None
+        self,
+        store: HistoryStore,
+        windows: Windows,
+        prune_batch_size: int,
+        lives: Lives | None = None,
+        changes: ChangeLog | None = None,
     ) -> None:
         self.history = store.history
         self._waiting: list[Waiting] = []
+        self._done: list[Done] = []  # what the commit under way did to them
         self._ordinals: dict[bytes, int] = {}  # of the blocks that wait, by hash
         self._rows = store
-        super().__init__(cast("UtxoStore", store), windows, prune_batch_size, None, changes)
+        self._mined = cast("MinedStore", lives.buried) if lives else None
+        super().__init__(cast("UtxoStore", store), windows, prune_batch_size, lives, changes)
 
     def _reload(self) -> None:
         with self._rows.disk.read() as txn:
@@ -46,7 +56,13 @@ class HistoryChain(Chain):
         super()._reload()
 
     def _forget_waiting(self) -> None:
-        self._waiting, self._ordinals = [], {}
+        self._waiting, self._done, self._ordinals = [], [], {}
+        self._read_anew()
+
+    def _read_anew(self) -> None:
+        """Let the transaction store's view of the history read what is there now."""
+        if self._mined is not None:
+            self._mined.forget()
 
     def _due(self, txn: Txn) -> frozenset[Part]:
         state = self._rows.state(txn)
@@ -66,26 +82,44 @@ class HistoryChain(Chain):
         """
         if not self._follows(block):
             return False
-        point = block.point
-        self._waiting.append(
-            Waiting(
-                point.height,
-                point.slot,
-                point.hash,
-                block.time,
-                block.epoch,
-                block.size,
-                block.prev_hash,
-                block.header,
-                block.block_id,
-                columns.columns(block),
-            )
+        point, touching = block.point, self._touching(block)
+        waiting = Waiting(
+            point.height,
+            point.slot,
+            point.hash,
+            block.time,
+            block.epoch,
+            block.size,
+            block.prev_hash,
+            block.header,
+            block.block_id,
+            columns.columns(block),
         )
+        self.batch.steps.append(partial(self._tell, number=len(self._waiting)))
+        if self.lives and touching:
+            self.batch.steps.append(partial(self.lives.connect, block=touching))
+        self._waiting.append(waiting)
         self._see_depth(point.height, network_height)
         self.state = msgspec.structs.replace(self.state, tip=self.state.tip + 1)
         self._ordinals[point.hash] = self.state.tip
         self.tip = point
         return True
+
+    def _touching(self, block: BlockApplied) -> Touching | None:
+        """Return what of a block touches records; only then its transactions are made objects."""
+        if self.lives is None or (self.lives.idle and not self.batch.touched and isinstance(block, columns.RawBlock)):
+            return None
+        with self._rows.disk.read() as txn:
+            if isinstance(block, columns.RawBlock):
+                txids, spends = columns.named(columns.columns(block))
+                mentioned = {txid for txid, _ in spends}.union(txids)
+                if not (self.batch.touched & mentioned or self.lives.known(txn, txids, spends)):
+                    return None
+            return self.lives.touching(txn, columns.whole(block), self.batch.touched)
+
+    def _tell(self, _: Txn, number: int) -> None:
+        """Tell that a block that waited is written."""
+        self.changes.tell(_committed(self._waiting[number], self._done[number]))
 
     def _ordinal_of(self, block_hash: bytes) -> int | None:
         if (waiting := self._ordinals.get(block_hash)) is not None:
@@ -109,22 +143,25 @@ class HistoryChain(Chain):
         Raises:
             StoreFull: nothing that waited was stored, and it waits no longer.
         """
-        waiting, deep = self._waiting, self.batch.deep
+        waiting, batch = self._waiting, self.batch
         with self._rows.disk.read() as txn:
-            if not waiting and cast("State", self._rows.state(txn)) == self.state:
+            if not batch.steps and cast("State", self._rows.state(txn)) == self.state:
                 return
-        persisted, done = self.state.persisted, list[Done]()
+        persisted = self.state.persisted
 
         def work(txn: Txn) -> tuple[State, Gone]:
-            done[:] = self.history.apply(txn, waiting, deep=deep) if waiting else []
-            for block, each in zip(waiting, done, strict=True):
-                self.changes.tell(_committed(block, each))
+            self._done = self.history.apply(txn, waiting, deep=batch.deep) if waiting else []
+            batch.reused.update(txid for done in self._done for txid in done.reused)
             self.history.state.persisted = persisted
+            if self._mined and (len(batch.steps) > len(waiting) or batch.reused):  # they look at what is written
+                self.history.save(txn)
+                self._mined.resolve(txn, batch.touched)
+            self._take_steps(txn, batch)
             budget = self.prune_batch_size * max(len(waiting), 1) if self.may_prune else 0
             return self._prune(txn, budget, blocks=len(waiting))
 
         state, _ = self._write(work)
-        points = zip(waiting, done, strict=True)
+        points = zip(waiting, self._done, strict=True)
         self.missing += [(Point(b.height, b.slot, b.hash), each.missing) for b, each in points if each.missing]
         self._settle(state)
 
@@ -156,6 +193,7 @@ class HistoryChain(Chain):
             if again:
                 self.history.load(txn)
             again = True
+            self._read_anew()
             return work(txn)
 
         return super()._write(whole)
@@ -168,13 +206,25 @@ class HistoryChain(Chain):
         """Take a turn at the disk that changes nothing."""
         self._rows.disk.write(self.history.save)
 
+    def _height(self, txn: Txn) -> int:
+        """Return the height of the last block that is written, though the state may not be yet."""
+        tip = self.history.state.tip
+        return self._rows.block_at(txn, tip).height if tip else 0
+
     # --- the way back, and the beginning -------------------------------------------------------------------------
 
     def _take_back(self, txn: Txn, target: int) -> State:
+        left: Undone | None = None
+        if self.lives:
+            self.lives.begin(self._height(txn))
+            left = self.lives.disconnect(txn, self.state.tip, target)
         self.history.rollback(txn, target)
         tip = self._reach_of(cast("State", self.history.state)).point(txn, target)
         self.history.state.persisted = self._persisted_upto(self.state, tip).persisted
         self.history.save(txn)
+        if self.lives and left:
+            self._read_anew()
+            self.lives.settle_undone(txn, left)
         return cast("State", msgspec.structs.replace(self.history.state))
 
     def _seed(self, event: GenesisOutputs, digest: bytes) -> State:

@@ -8,6 +8,7 @@ as they ever were. It all happens in the commit that moves the UTXO set.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 
 import structlog
 from msgspec import Struct
@@ -21,9 +22,8 @@ from handlers.eviction import Evictor
 from handlers.reconcile import Reconciler, Repair
 from handlers.transactions import Transactions
 from storage.disk import Txn
-from storage.rows import TxFlag
 from storage.sheaf import Sheaf
-from storage.transactions import FROZEN, HASH, HIGHEST, Record, claim, claimant, slot_key
+from storage.transactions import FROZEN, HASH, HIGHEST, MASTER, Record, claim, claimant, slot_key
 from storage.unearth import Unearthed
 
 log = structlog.get_logger("transactions")
@@ -115,11 +115,15 @@ class Lives:
     # --- blocks --------------------------------------------------------------------------------------------------
 
     def touching(self, txn: Txn, block: BlockApplied, touched: set[bytes]) -> Touching | None:
-        """Return what of a block touches records; `touched` are transactions of the batch that may get one."""
+        """Return what of a block touches records; `touched` are transactions of the batch that may get one, and learn.
+
+        A block touches a record with its transactions, and with what they spend.
+        """
         if self.idle and not touched:
             found = [(n, tx) for n, tx in enumerate(block.txs) if tx.raw is not None]
         else:
-            known = self._known(txn, block) | touched
+            spends = (tx.inputs if tx.valid else tx.collateral for tx in block.txs)
+            known = self.known(txn, [tx.txid for tx in block.txs], chain.from_iterable(spends)) | touched
             found = [
                 (n, tx)
                 for n, tx in enumerate(block.txs)
@@ -134,13 +138,12 @@ class Lives:
         block_id = point.height if block.block_id is None else block.block_id
         return Touching(min(point.height, HIGHEST), point.slot, block_id, found)
 
-    def _known(self, txn: Txn, block: BlockApplied) -> set[bytes]:
-        """Return the transactions of a block, and their parents, that have a record or a claim on an output."""
-        wanted = {tx.txid + bytes(4) for tx in block.txs}
-        for tx in block.txs:
-            for txid, index in tx.inputs if tx.valid else tx.collateral:
-                wanted.add(txid + bytes(4))
-                wanted.add(slot_key(txid, 0, index))
+    def known(self, txn: Txn, txids: Iterable[bytes], spends: Iterable[OutPoint]) -> set[bytes]:
+        """Return which of a block's transactions, and of their parents, have a record or a claim on an output."""
+        wanted = {txid + MASTER for txid in txids}
+        for txid, index in spends:
+            wanted.add(txid + MASTER)
+            wanted.add(slot_key(txid, 0, index))
         return {key[:HASH] for key, _ in txn.cursor(self.store.tx).getmulti(sorted(wanted))}
 
     def connect(self, txn: Txn, block: Touching) -> None:
@@ -336,20 +339,20 @@ class Lives:
 
     def disconnect(self, txn: Txn, tip: int, target: int) -> Undone:
         """Make unmined what is in the blocks above `target`, before the UTXO store takes them back."""
-        height = min(self.buried.utxo.block_at(txn, target).height, HIGHEST) if target else 0
+        height = min(self.buried.blocks.block_at(txn, target).height, HIGHEST) if target else 0
         self.transactions.height = height
         undone, names = Undone(), dict[bytes, bytes]()
-        for ordinal in range(tip, target, -1):
-            unearthed = Unearthed(txn, self.buried, ordinal, target, names, undone.reused, idle=self.idle)
+        for block in self.buried.going_back(txn, tip, target):
+            unearthed = Unearthed(txn, self.buried, block, target, names, undone.reused, idle=self.idle)
             for record in unearthed.known.values():
-                spending.unmine(record, unearthed.block_id, unearthed.height)
+                spending.unmine(record, block.block_id, block.height)
                 spending.settle(record, height, self.transactions.rules.retention)
             unearthed.flush()
             undone.released += unearthed.released
             undone.losers += unearthed.losers
             undone.doubtful += unearthed.doubtful
-            undone.failed += [found.txid for found in unearthed.transactions if found.flags & TxFlag.INVALID]
-            undone.unmined += [found.txid for found in unearthed.transactions if not found.flags & TxFlag.INVALID]
+            undone.failed += [found.txid for found in unearthed.transactions if found.failed]
+            undone.unmined += [found.txid for found in unearthed.transactions if not found.failed]
         return undone
 
     def settle_undone(self, txn: Txn, undone: Undone) -> None:

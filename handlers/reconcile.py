@@ -15,17 +15,12 @@ from handlers.desk import blob_name, kept
 from handlers.events import OutPoint, Tx
 from handlers.spending import TxFault
 from handlers.transactions import Transactions
-from storage import keys
 from storage.blobs import BlobFailed
-from storage.buried import NOTHING, Buried, BuriedStore
+from storage.chain_txs import NOBODY, NOTHING, Buried, ChainTxs
 from storage.disk import Txn
-from storage.rows import Body as OutputBody
-from storage.rows import TxFlag, body_of, unpack
 from storage.transactions import ALL_IN_ONE, HASH, Body, Record, claim, claimant, output_hash
 
 log = structlog.get_logger("transactions")
-
-_NOBODY = bytes(HASH)  # the hash of an output, or the id of a spender, whose own row is pruned
 
 
 class Repair(Struct, frozen=True):
@@ -48,13 +43,13 @@ class _Said(Struct):
         """Return an output's hash: the chain's `name`, or the one that a reassignment gave it."""
         moves = self.moves.get(index)
         reassigned = moves is not None and moves[0][0] == name
-        return self.rows[index][:HASH] if index in self.rows and (reassigned or name == _NOBODY) else name
+        return self.rows[index][:HASH] if index in self.rows and (reassigned or name == NOBODY) else name
 
 
 class Reconciler:
     """Makes the records of transactions agree with the chain."""
 
-    def __init__(self, transactions: Transactions, buried: BuriedStore) -> None:
+    def __init__(self, transactions: Transactions, buried: ChainTxs) -> None:
         self.transactions, self.store, self.buried = transactions, transactions.store, buried
 
     # --- with a block's transaction ------------------------------------------------------------------------------
@@ -72,7 +67,7 @@ class Reconciler:
             if kept(output) or (output.spendable and index in said.rows)
         }
         differs = record.total != len(tx.outputs) or said.rows.keys() != names.keys()
-        differs = differs or any(row[:HASH] not in (names[index], _NOBODY) for index, row in said.rows.items())
+        differs = differs or any(row[:HASH] not in (names[index], NOBODY) for index, row in said.rows.items())
         if record.conflicting and not listed:
             self.transactions.enter_child(txn, tx.txid, [parent for parent, _ in body.inputs], on=False)
         self._release_unlisted(txn, tx.txid, body.inputs, tx.inputs)
@@ -122,7 +117,7 @@ class Reconciler:
             return self._agree_beside(txn, txid, found, said)
         if record.creating:
             return None
-        if found is None or found.flags & TxFlag.INVALID:
+        if found is None or found.failed:
             return self._agree_unmined(txn, txid, found, record, said)
         return self._agree_mined(txn, found, record, said)
 
@@ -172,7 +167,7 @@ class Reconciler:
                     right[index] = row
                 continue
             keeps = spending.spent(own) if tail else self._stands(txn, (found.txid, index), own)
-            if keeps and tail[:HASH] in (b"", _NOBODY):
+            if keeps and tail[:HASH] in (b"", NOBODY):
                 tail = own[HASH:]
             right[index] = said.name(index, row[:HASH]) + tail
         for index, row in said.rows.items():
@@ -246,7 +241,7 @@ class Reconciler:
     def in_chain(self, txn: Txn, txid: bytes) -> bool:
         """Return whether our chain has a transaction, and not as one that failed."""
         found = self.buried.find(txn, txid)
-        return found is not None and not found.flags & TxFlag.INVALID
+        return found is not None and not found.failed
 
     def _said(self, txn: Txn, txid: bytes, record: Record) -> _Said:
         said = _Said({}, {}, {}, set())
@@ -284,10 +279,8 @@ class Reconciler:
         return spending.spent(row) and by not in said.gone and self.transactions.hold(txn, by) is None
 
     def _is_data(self, txn: Txn, found: Buried, index: int) -> bool:
-        row = self.buried.utxo.row(txn, found.position + keys.u32(index))
-        assert row is not None
-        output = unpack(OutputBody, body_of(row), f"output {index} of {found.txid.hex()}")
-        return spending.data_output(output.value, output.address)
+        address, value = self.buried.paid(txn, found, index)
+        return spending.data_output(value, address)
 
     # --- writing -------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@
          txid | 0xFFFFFFFF            the lock of whoever creates the transaction page by page
 
 Key order is reading order: a page's slots follow it. A slot row may stand without a page: then the transaction is one
-that only the UTXO store's rows tell of (`storage.buried`), and the row is what they can't tell: a claim of an unmined
+that only the chain tells of (`storage.chain_txs`), and the row is what they can't tell: a claim of an unmined
 transaction, or a freeze.
 """
 

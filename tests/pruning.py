@@ -6,16 +6,16 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import anyio
 from anyio import CapacityLimiter, to_thread
-from chains import LEAVES, output, txid
+from chains import output, txid
+from houses import ALL_TABLES, chain_txs, open_over, open_rows
 from messages import Listener, message
 
 from daemon.bus import Bell
 from handlers.burial import Burial
-from handlers.chain import Chain
 from handlers.change_log import ChangeLog
 from handlers.delivery import Answer
 from handlers.desk import Mined, Rules
@@ -27,15 +27,12 @@ from handlers.pruner import ChainRows, Pruner, Surroundings, keep_pruned
 from handlers.transactions import Transactions
 from handlers.utxo import Committed, Turns
 from storage.blobs import Blobs, Files
-from storage.buried import BuriedStore
 from storage.change_log import Retention
 from storage.disk import GIB, Disk, Txn
-from storage.jobs import TABLES as JOB_TABLES
 from storage.jobs import Job, JobStore
 from storage.prune import Windows
-from storage.transactions import TABLES as TX_TABLES
 from storage.transactions import Record, TxStore
-from storage.utxo import TABLES, UtxoStore
+from storage.utxo import UtxoStore
 
 RETENTION, UNMINED, PRESERVATION = 10, 5, 40
 
@@ -47,12 +44,16 @@ class House:
         self, folder: Path, disk: Disk, terms: Terms, windows: Windows, page: int, blobs: Blobs, kind: str
     ) -> None:
         self.folder, self.disk = folder, disk
-        self.utxo, self.store, self.jobs = UtxoStore(disk, LEAVES), TxStore(disk), JobStore(disk)
-        self.utxo.open("cardano/mainnet", ["address_hash"], kind)
+        self.kept, self.store, self.jobs = (
+            open_rows(disk, kind, indexes=["address_hash"]),
+            TxStore(disk),
+            JobStore(disk),
+        )
+        self.utxo = cast("UtxoStore", self.kept)
         rules = Rules(batch_size=page, retention=RETENTION, maturity=0, max_inline_bytes=1000)
-        self.transactions = Transactions(self.store, BuriedStore(self.utxo, self.store, 0), blobs, rules)
+        self.transactions = Transactions(self.store, chain_txs(self.kept), blobs, rules)
         self.changes = ChangeLog(disk, Retention(count=1000))
-        self.chain = Chain(self.utxo, windows, terms.batch_size, Lives(self.transactions, self.changes))
+        self.chain = open_over(self.kept, windows, terms.batch_size, Lives(self.transactions, self.changes))
         self.turns = Turns(self.chain)
         self.published: list[Committed] = []
         self.burial = Burial(self.transactions, UNMINED, PRESERVATION)
@@ -111,8 +112,7 @@ def open_house(
     durable: bool = False,
     kind: str = "classic",
 ) -> Iterator[House]:
-    tables = tuple(dict.fromkeys((*TABLES, *TX_TABLES, *JOB_TABLES)))
-    with Disk(folder / "lmdb", tables, map_size=GIB, durable=durable) as disk:
+    with Disk(folder / "lmdb", ALL_TABLES, map_size=GIB, durable=durable) as disk:
         terms = terms or Terms(retention=RETENTION, unmined_retention=UNMINED)
         reach = windows or Windows(10, 10, False)
         yield House(folder, disk, terms, reach, page, blobs or Files(folder / "blobs"), kind)

@@ -20,7 +20,8 @@ from daemon.offline import reindex_records
 from daemon.store import open_disk
 from handlers.audit import Audited, audit
 from storage import keys
-from storage.disk import Txn
+from storage.buried import BuriedStore
+from storage.disk import Disk, Txn
 from storage.jobs import JobStore
 from storage.rows import BlockDetails, pack
 from storage.transactions import BODY_PAGE, FROZEN, HASH, MASTER, Body, Lock, Page, Record, TxStore, claim
@@ -77,9 +78,13 @@ def harm(daemon: Daemon, damage: Damage) -> None:
         disk.write(lambda txn: damage(TxStore(disk), txn))
 
 
+def seen(disk: Disk) -> BuriedStore:
+    return BuriedStore(UtxoStore(disk), TxStore(disk), 0)
+
+
 def audited(daemon: Daemon) -> Audited:
     with open_disk(load(daemon.config, {}), readonly=True) as disk:
-        return audit(UtxoStore(disk), RETENTION)
+        return audit(seen(disk), RETENTION)
 
 
 def rows(daemon: Daemon) -> dict[str, dict[bytes, bytes]]:
@@ -422,10 +427,10 @@ def test_any_row_that_is_cut_or_changed_is_an_answer(store: Daemon, table: str) 
     """Whatever is in a row, it is found or does not matter; nothing of it ends in a crash."""
     random = Random(table)
     with open_disk(load(store.config, {})) as disk:
-        db, utxo = disk.tables[table], UtxoStore(disk)
+        db, chain = disk.tables[table], seen(disk)
         with disk.read() as txn:
             rows = list(txn.cursor(db))
-        sound = audit(utxo, RETENTION)
+        sound = audit(chain, RETENTION)
         for _ in range(60 if table == "tx" else 10):
             key, value = random.choice(rows)
             harmed = bytearray(value)
@@ -434,7 +439,7 @@ def test_any_row_that_is_cut_or_changed_is_an_answer(store: Daemon, table: str) 
             row = value[: random.randrange(len(value))] if cut else bytes(harmed)
             disk.write(lambda txn, key=key, value=value: txn.delete(key, value, db))  # type: ignore[misc]
             disk.write(lambda txn, key=key, row=row: txn.put(key, row, db=db))  # type: ignore[misc]
-            assert isinstance(audit(utxo, RETENTION), Audited)
+            assert isinstance(audit(chain, RETENTION), Audited)
             disk.write(lambda txn, key=key, row=row: txn.delete(key, row, db))  # type: ignore[misc]
             disk.write(lambda txn, key=key, value=value: txn.put(key, value, db=db))  # type: ignore[misc]
-        assert audit(utxo, RETENTION) == sound == Audited([], [])
+        assert audit(chain, RETENTION) == sound == Audited([], [])

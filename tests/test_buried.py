@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from chains import at, block, output, script, tx, txid
+from houses import ALL_TABLES, KINDS, chain_txs, open_over, open_rows
 
 from handlers.chain import Chain
 from handlers.desk import Looked, Mined, Rules
@@ -19,13 +20,10 @@ from handlers.ledger import body
 from handlers.lives import Lives
 from handlers.spending import TxFault
 from handlers.transactions import Transactions
-from storage import transactions, utxo
 from storage.blobs import Files
-from storage.buried import BuriedStore
 from storage.disk import Disk, Txn
 from storage.prune import Windows
-from storage.transactions import FROZEN, Record, TxStore, claim, output_hash, slot_key
-from storage.utxo import UtxoStore
+from storage.transactions import FROZEN, Record, claim, output_hash, slot_key
 
 MATURITY, RETENTION = 5, 10
 PAY = output(script("ann"), 7)
@@ -61,15 +59,14 @@ class House:
             return held.record
 
 
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    with Disk(tmp_path / "lmdb", utxo.TABLES + transactions.TABLES, durable=False) as disk:
-        chain_store, store = UtxoStore(disk), TxStore(disk)
-        chain_store.open("bitcoin/mainnet", ())
-        buried = BuriedStore(chain_store, store, MATURITY)
+@pytest.fixture(params=KINDS)
+def house(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[House]:
+    with Disk(tmp_path / "lmdb", ALL_TABLES, durable=False) as disk:
+        rows = open_rows(disk, request.param, "bitcoin/mainnet")
+        buried = chain_txs(rows, MATURITY)
         rules = Rules(retention=RETENTION, maturity=MATURITY, reassign_delay=4)
-        real = Transactions(store, buried, Files(tmp_path / "blobs"), rules)
-        chain = Chain(chain_store, Windows(10, 10, False), 10, Lives(real))
+        real = Transactions(buried.store, buried, Files(tmp_path / "blobs"), rules)
+        chain = open_over(rows, Windows(10, 10, False), 10, Lives(real))
         first = block(None, COINBASE, block_id=70)
         second = block(first, FUND, tx("spender", PAY, spends=[at("fund", 3)]), block_id=71)
         assert chain.apply(first, None)

@@ -32,7 +32,7 @@ from daemon.commands.common import stores_speak
 from daemon.commands.service import one_failure
 from daemon.crash import refuse_after_crash
 from daemon.store import TABLES, open_disk
-from storage.buried import NOTHING, in_order
+from storage.chain_txs import NOTHING, in_order
 from storage.damage import damage
 from storage.errors import Damaged
 from storage.pages import check_file, check_pages

@@ -10,13 +10,10 @@ from contextlib import contextmanager
 
 import msgspec
 import pytest
+from houses import small_values
 from hypothesis.stateful import run_state_machine_as_test
 from test_model import STORIES, Index, Story
 
-import storage.history.filters
-import storage.history.history
-import storage.history.runs
-import storage.history.values
 from handlers.events import OutPoint
 from storage.history.layout import Extra, Found
 from storage.history.output_keys import address_key, digest
@@ -87,11 +84,5 @@ def to_body(found: Found) -> Body:
 
 
 def test_any_story_equals_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 80)
-    monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 300)
-    monkeypatch.setattr(storage.history.runs, "FANOUT", 3)
-    monkeypatch.setattr(storage.history.history, "MERGED", 2)
-    monkeypatch.setattr(storage.history.history, "LEAST_MERGED", 3)
-    monkeypatch.setattr(storage.history.history, "_LOADED", 1)
-    monkeypatch.setattr(storage.history.filters, "PART", 2)
+    small_values(monkeypatch)
     run_state_machine_as_test(HistoryStory, settings=STORIES)

@@ -14,8 +14,9 @@ from random import Random
 
 import msgspec
 import pytest
-from chains import Branches, live
+from chains import Branches
 from daemons import Daemon, Message, running, statuses
+from houses import live_of, open_over, small_values
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -27,7 +28,6 @@ from config.load import load
 from daemon.inspect import copy_place, verify
 from daemon.offline import agree_all
 from handlers.audit import Audited, audit
-from handlers.chain import Chain
 from handlers.desk import Rules
 from handlers.events import Inbound
 from handlers.lives import Lives
@@ -64,13 +64,14 @@ LYING = SOUND | {
 class Story(RuleBasedStateMachine):
     """One store and one world that lies."""
 
-    lies = True
+    lies, kind = True, "classic"
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="utxod-lies-"))
         self.open = ExitStack()
-        self.house = self.open.enter_context(open_house(self.folder, TERMS, windows=REACH, page=LARGE))
+        house = open_house(self.folder, TERMS, windows=REACH, page=LARGE, kind=self.kind)
+        self.house = self.open.enter_context(house)
         self.house.transactions.rules = Rules(
             batch_size=LARGE, retention=RETENTION, maturity=MATURITY, reassign_delay=3, max_inline_bytes=INLINE
         )
@@ -104,7 +105,7 @@ class Story(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.house.chain = Chain(self.house.utxo, REACH, 1000, Lives(self.house.transactions))
+        self.house.chain = open_over(self.house.kept, REACH, 1000, Lives(self.house.transactions))
         self.lives.wake(self.house.chain.height)
 
     @rule()
@@ -136,21 +137,21 @@ class Story(RuleBasedStateMachine):
     def holds(self) -> None:
         """The UTXO set is right, and no row of the records contradicts another."""
         coins = self.world.model.stored.coins
-        assert live(self.house.utxo) == {
+        assert live_of(self.house.kept) == {
             point: (coin.output.address, coin.output.value) for point, coin in coins.items()
         }
-        audited = audit(self.house.utxo, RETENTION)
+        audited = audit(self.lives.buried, RETENTION)
         assert (audited.findings, audited.half_made) == ([], [])
         MET.meet("a contradiction", audited.contradictions)
         assert self.lies or audited.contradictions == []
 
     def settle(self) -> None:
         """Let the records be rebuilt; then nothing contradicts the chain, and nothing is left to be done."""
-        contradicted = audit(self.house.utxo, RETENTION).contradictions
+        contradicted = audit(self.lives.buried, RETENTION).contradictions
         rebuilt = agree_all(self.lives, self.house.chain.height)
         assert rebuilt or not contradicted
         assert self.lies or not rebuilt
-        assert audit(self.house.utxo, RETENTION) == Audited([], [])
+        assert audit(self.lives.buried, RETENTION) == Audited([], [])
         assert agree_all(self.lives, self.house.chain.height) == 0
 
 
@@ -160,12 +161,35 @@ class SoundStory(Story):
     lies = False
 
 
-@pytest.mark.parametrize("kind", [Story, SoundStory])
+class HistoryStory(Story):
+    """The same over a history."""
+
+    kind = "history"
+
+
+class SoundHistoryStory(SoundStory):
+    """The same over a history."""
+
+    kind = "history"
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let values, merges and filters of a history be small, so that a short story has many of them."""
+    small_values(monkeypatch)
+
+
+STORIES = [Story, SoundStory, HistoryStory, SoundHistoryStory]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("kind", STORIES)
 def test_any_story(kind: type[Story]) -> None:
     run_state_machine_as_test(kind, settings=settings(max_examples=50, stateful_step_count=25))
 
 
-@pytest.mark.parametrize("kind", [Story, SoundStory])
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("kind", STORIES)
 def test_long_stories(kind: type[Story]) -> None:
     """The random stories prove what they met."""
     MET.met.clear()

@@ -94,7 +94,7 @@ class Pool:
             return self.store.record(txn, name) is not None
 
     def assert_sound(self) -> None:
-        assert audit(self.utxo, RETENTION).findings == []
+        assert audit(self.lives.buried, RETENTION).findings == []
 
 
 def _numbered(event: Any, seq: int) -> Any:

@@ -8,19 +8,23 @@ from time import monotonic, sleep
 
 import pytest
 from daemons import PATIENCE_S, Client, Daemon, Message, running, statuses
+from houses import KINDS
 from stories import at, back_to, block, digest, output, tx
 from test_transactions_wire import by, coins, done, mined, on_outputs, record, refused, said, state, submit
 
 from config.load import load
 from daemon.inspect import Verified, copy_place, verify
+from daemon.store import chain_txs, open_disk
+from handlers.audit import Audited, audit
+from storage.history.store import HistoryStore
 
 HEIR = tx("heir", output("heir"), spends=[at("p")])
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
+@pytest.fixture(params=KINDS)
+def daemon(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Daemon]:
     """Give a daemon whose store is sound at the end, its records too."""
-    with running(tmp_path) as daemon:
+    with running(tmp_path, utxo={"store": request.param}) as daemon:
         yield daemon
         sound(daemon)
 
@@ -29,7 +33,13 @@ def sound(daemon: Daemon) -> None:
     """Walk the store beside its daemon, as `utxod verify` does."""
     assert daemon.alive(), daemon.tail()
     config = load(daemon.config, {})
-    assert verify(config, copy_place(config, None)) == Verified([], [], [])
+    if config.utxo.store == "history":
+        with open_disk(config, readonly=True) as disk:
+            assert audit(chain_txs(HistoryStore(disk), config), config.transactions.block_height_retention) == Audited(
+                [], []
+            )
+    else:
+        assert verify(config, copy_place(config, None)) == Verified([], [], [])
 
 
 @pytest.fixture

@@ -21,9 +21,7 @@ from handlers.answers import Amount, Balance, Failure, TipAnswer, Utxo, to_tip
 from handlers.deltas import Changed, InJson, NoDelta, find, read_block
 from handlers.query import BadCursor, CursorGone, Listed, NoIndex, Order, Page, Snapshot, Sum, amounts
 from handlers.tx_query import Inpoint, Slot, Transaction, TxQuery
-from storage import keys
 from storage.indexes import POLICY
-from storage.utxo import UtxoStore
 
 _encode = msgspec.json.Encoder().encode
 _HASH_DIGITS = 64
@@ -162,17 +160,13 @@ def tx(config: Config, text: str, count: int, page: int, *, as_json: bool) -> No
 
 
 def _told(config: Config, shot: Snapshot, txid: bytes, page: range) -> Told | None:
-    store, tip = shot.store, shot.tip()
-    if not isinstance(store, UtxoStore):
-        raise Exit(
-            f"this is a {store.kind} store, which keeps no transactions: set transactions.enabled = false", FAILED
-        )
-    asking = TxQuery(reading(store, config))
+    transactions, tip = reading(shot.store, config), shot.tip()
+    asking = TxQuery(transactions)
     held = asking.find(shot.txn, txid, tip.height if tip else 0)
     if held is None:
         return None
-    home = shot.txn.get(txid, db=store.txid)
-    block = None if home is None else shot.point(keys.number(home))
+    home = transactions.buried and transactions.buried.find(shot.txn, txid)
+    block = shot.point(home.ordinal) if home else None
     indexes = range(held.record.total)[page.start : page.stop]
     return Told(
         tip=None if tip is None else to_tip(tip),

@@ -42,7 +42,7 @@ class Records:
     def states(self, txids: Sequence[bytes]) -> list[State]:
         """Return where transactions are, by the last commit."""
         assert self._transactions.buried is not None
-        chain = self._transactions.buried.utxo
+        chain = self._transactions.buried.blocks
         with self._store.disk.read() as txn:
             tip = chain.state(txn).tip
             height = chain.block_at(txn, tip).height if tip else 0
@@ -90,10 +90,10 @@ class Records:
         assert self._transactions.buried is not None
         buried, txids = self._transactions.buried, list[bytes]()
         with self._store.disk.read() as txn:
-            state = buried.utxo.state(txn)
-            tip = buried.utxo.block_at(txn, state.tip).height if state.tip else 0
+            state = buried.blocks.state(txn)
+            tip = buried.blocks.block_at(txn, state.tip).height if state.tip else 0
             for ordinal in range(min(state.tip, (below or state.tip + 1) - 1), state.floor, -1):
-                if tip - buried.utxo.block_at(txn, ordinal).height + 1 >= confirmations:
+                if tip - buried.blocks.block_at(txn, ordinal).height + 1 >= confirmations:
                     return txids, None
                 txids += [found.txid for found in buried.of_block(txn, ordinal)]
                 if len(txids) >= _SEEKS:

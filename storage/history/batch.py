@@ -16,6 +16,7 @@ import numpy as np
 from storage.history.layout import REPLACED, Bytes, Flags, Numbers, Words
 
 OutPoint = tuple[bytes, int]
+_NONE = np.empty(0, np.int64)
 
 
 class Columns(msgspec.Struct, gc=False):
@@ -61,6 +62,7 @@ class Done(NamedTuple):
     created: int
     spent: int
     missing: list[OutPoint]
+    reused: list[bytes] = []  # ids that an earlier transaction had
 
 
 class Spends(NamedTuple):
@@ -70,6 +72,7 @@ class Spends(NamedTuple):
     spender: Numbers  # transactions of the batch
     input: Numbers
     missing: Numbers  # the inputs that spend nothing
+    repeated: Numbers = _NONE  # transactions with the id of an earlier one
 
 
 class Batch:
@@ -156,25 +159,12 @@ class Batch:
     def replaced(self, own: Words) -> tuple[Numbers, Numbers]:
         """Return the outputs of the batch that leave with transactions whose id is used again in it, and by which."""
         numbers, by = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for before, tx in self._repeats(own):
+        for before, tx in self.repeats(own):
             start = int(self.starts[before])
             kept = np.flatnonzero(self.spendable[start : start + int(self.outputs_of[before])])
             numbers.append(self.first[before] + kept)
             by.append(np.full(len(kept), tx))
         return np.concatenate(numbers), np.concatenate(by)
-
-    def _repeats(self, own: Words) -> list[tuple[int, int]]:
-        """Return pairs of transactions of the batch with one id: each with the next one."""
-        order = np.argsort(own, kind="stable")
-        if not np.any(own[order[1:]] == own[order[:-1]]):
-            return []
-        last, pairs = dict[bytes, int](), list[tuple[int, int]]()
-        for tx in range(len(self.txids)):
-            txid = self.txids[tx].tobytes()
-            if txid in last:
-                pairs.append((last[txid], tx))
-            last[txid] = tx
-        return pairs
 
     def spends(self, numbers: Numbers, replaced: tuple[Numbers, Numbers]) -> Spends:
         """Return what is spent, given the output that each input names, -1 for none.
@@ -216,5 +206,8 @@ class Batch:
         for at in spends.missing.tolist():
             block = int(np.searchsorted(self.input_ends, at, "right"))
             missing[block].append((self.previous[at].tobytes(), int(self.index[at])))
-        rows = zip(self.txs_of.tolist(), created.tolist(), spent.tolist(), missing, strict=True)
+        reused: list[list[bytes]] = [[] for _ in self.blocks]
+        for tx, block in zip(spends.repeated.tolist(), self.block_of(spends.repeated).tolist(), strict=True):
+            reused[block].append(self.txids[tx].tobytes())
+        rows = zip(self.txs_of.tolist(), created.tolist(), spent.tolist(), missing, reused, strict=True)
         return [Done(*row) for row in rows]

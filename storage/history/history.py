@@ -179,7 +179,8 @@ class History:
             old = np.arange(first[tx], first[tx] + count[tx])
             old = old[self.live.has(old)]
             gone, by = np.concatenate((gone, old)), np.concatenate((by, np.full(len(old), tx)))
-        return made.spends(numbers, (gone, by))
+        repeated = np.union1d(np.flatnonzero(first >= 0), [tx for _, tx in made.repeats(own)])
+        return made.spends(numbers, (gone, by))._replace(repeated=repeated.astype(np.int64))
 
     def find_txs(self, txn: Txn, txids: Words, wanted: Words) -> tuple[Numbers, Numbers]:
         """Return the first output and the count of outputs of stored transactions; -1 where there is none.

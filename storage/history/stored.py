@@ -139,8 +139,12 @@ class Stored:
 
     def is_kept(self, tx: TxFound) -> bool:
         """Return whether a transaction is answered for, whatever is still on disk."""
-        numbers = np.arange(tx.number, tx.number + tx.outputs)
-        return tx.number >= self.reachable or bool(self.revivable(numbers).any())
+        end = tx.number + tx.outputs
+        return (
+            tx.number >= self.reachable
+            or bool(self.live.has(np.arange(tx.number, end)).any())
+            or bool(self.spenders(tx.number, end))
+        )
 
     # --- outputs -------------------------------------------------------------------------------------------------
 
@@ -195,6 +199,14 @@ class Stored:
             if by >= self.reachable:
                 return self.tx_of(by)
         return None
+
+    def spenders(self, low: int, high: int) -> dict[int, int]:
+        """Return who spent the outputs of a range in blocks that may be rolled back: numbers by number."""
+        found = dict[int, int]()
+        for entries in self.index("spender").within(low, high):
+            entries = entries[entries["number"] >= self.reachable]
+            found.update(zip(entries["prefix"].tolist(), entries["number"].tolist(), strict=True))
+        return found
 
     def revivable(self, numbers: Numbers) -> Flags:
         """Return which outputs live or may live again."""

@@ -29,6 +29,22 @@ class StoredIndex:
             for entries in self._down(run, prefix, run.high):
                 yield from entries[::-1]
 
+    def within(self, low: int, high: int) -> Iterator[Records]:
+        """Yield the entries of the prefixes from `low` to below `high`, run by run, some at a time."""
+        for run in self.runs:
+            cursor = self._txn.cursor(self._table)
+            if not self._seek(cursor, run.id, low, 0):
+                continue
+            for key, value in cursor:
+                found = KEY.unpack(key)
+                if found[0] != run.id or found[1] >= high:
+                    break
+                entries = np.frombuffer(value, self.dtype, count_of(value), HEAD_BYTES)
+                prefixes = entries["prefix"]
+                bounds = np.searchsorted(prefixes, np.array([low, high], np.uint64), "left").tolist()
+                entries = entries[bounds[0] : bounds[1]]
+                yield entries[entries["number"] < run.high]
+
     def ascending(self, prefix: int, after: int = -1) -> Iterator[Numbers]:
         """Yield the numbers of a prefix above a number, in order, some at a time."""
         for run in self.runs:

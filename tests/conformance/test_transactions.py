@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from conformance.transactions_subject import Op, Subject
+from houses import KINDS
 
 CASES: list[Op] = json.loads((Path(__file__).parent / "transactions.json").read_text())
 
 
-@pytest.fixture
-def subject() -> Iterator[Subject]:
-    subject = Subject()
+@pytest.fixture(params=KINDS)
+def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    subject = Subject(request.param)
     yield subject
     subject.close()
 

@@ -20,6 +20,8 @@ from pathlib import Path
 from threading import Lock as Mutex
 from typing import Any, TypeVar
 
+from houses import ALL_TABLES, chain_txs, open_rows
+
 from handlers import spending
 from handlers.burial import Burial, safe_height
 from handlers.creation import Creation, acquire, lock_ttl, release
@@ -31,15 +33,11 @@ from handlers.prune_request import Node, Request, Requests, World, held_back
 from handlers.pruner import Pruner
 from handlers.spending import Fault, TxFault
 from handlers.transactions import Transactions
-from storage import jobs, utxo
-from storage import transactions as tables
 from storage.blobs import BlobFailed, Files
-from storage.buried import BuriedStore
 from storage.disk import Disk, Txn
 from storage.errors import StoreError, StoreFull
 from storage.jobs import JobStore
 from storage.transactions import FROZEN, HASH, Page, Record, TxStore, claim, claimant, output_hash
-from storage.utxo import UtxoStore
 
 Op = dict[str, Any]
 _T = TypeVar("_T")
@@ -191,7 +189,8 @@ def split(out: str) -> tuple[str, int]:
 class Subject:
     """One store, empty at first, that is told the ops of a case."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = "classic") -> None:
+        self.kind = kind
         self.folder = Path(tempfile.mkdtemp(prefix="utxod-case-"))
         self.config = dict(DEFAULTS)
         self.now = 1_700_000_000.0
@@ -215,12 +214,10 @@ class Subject:
         _remove(self._disks, self.folder)
 
     def _open(self) -> None:
-        names = utxo.TABLES + tables.TABLES + jobs.TABLES
-        self.disk = Disk(self.folder / "lmdb", names, map_size=1 << 26, durable=False)
+        self.disk = Disk(self.folder / "lmdb", ALL_TABLES, map_size=1 << 26, durable=False)
         self._disks[:] = [self.disk]
-        self.utxo, self.store = UtxoStore(self.disk), FaultyStore(self.disk, self.hit)
-        self.utxo.open("bitcoin/mainnet", ())
-        buried = BuriedStore(self.utxo, self.store, self.config["coinbaseMaturity"])
+        self.store, rows = FaultyStore(self.disk, self.hit), open_rows(self.disk, self.kind, "bitcoin/mainnet")
+        buried = chain_txs(rows, self.config["coinbaseMaturity"], self.store)
         self.transactions = Transactions(self.store, buried, self.blobs, self._rules())
         self.transactions.height = self.config["blockHeight"]
         self.pruner = Pruner(self._terms(), JobStore(self.disk), self.burial)

@@ -1,0 +1,182 @@
+"""What the transaction store asks of the chain beside it, whatever the layout of that is.
+
+A transaction that nothing happened to but being in a block needs no record of its own, so following a chain writes
+none: position, spenders and flags are in the chain's tables already. A record is made of it the first time that
+something happens which these can't tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Protocol
+
+from msgspec import Struct
+
+from storage import keys
+from storage.disk import Txn
+from storage.errors import Damaged
+from storage.rows import BlockPlace, Position, TxFlag
+from storage.transactions import HASH, HIGHEST, OutPoint, Record, TxStore
+
+NOTHING: OutPoint = (bytes(32), keys.LAST_U32)  # in place of an input that was missing, or listed twice
+NOBODY = bytes(32)  # a spender whose own rows are pruned, or the hash of an output whose body is
+REPLACED = keys.LAST_U32  # in place of an input: a later transaction of the same id took the output's place
+_MOST_INPUTS = 1 << 24  # of a transaction: its block would not fit into a message
+
+
+class Buried(Struct, frozen=True):
+    """A transaction of the chain. Its `key` says where: later ones have higher keys."""
+
+    txid: bytes
+    key: bytes
+    ordinal: int
+    flags: int
+
+    @property
+    def failed(self) -> bool:
+        """Return whether it failed phase 2."""
+        return bool(self.flags & TxFlag.INVALID)
+
+
+class Details(NamedTuple):
+    """What a block said of a transaction beside inputs and outputs; `total` counts the outputs that it lists."""
+
+    total: int = 0
+    fee: int | None = None
+    size: int | None = None
+    subtree: int | None = None
+
+
+class Paid(NamedTuple):
+    """An output of a block that goes back, and by its key who spent it; the body is empty once it is pruned."""
+
+    output: int
+    body: bytes
+    by: bytes | None = None
+    input: int = 0
+
+
+class Spend(NamedTuple):
+    """What an input of a block that goes back spent; the body is there for outputs of the blocks that stay."""
+
+    by: bytes
+    input: int
+    parent: bytes
+    output: int
+    ordinal: int
+    body: bytes
+
+
+class GoingBack(Struct):
+    """One block that goes back: its transactions in order, what they paid by their keys, and what they spent in order.
+
+    `reused` are ids of its transactions that earlier ones had too.
+    """
+
+    height: int
+    block_id: int
+    transactions: list[tuple[Buried, Details]]
+    paid: dict[bytes, list[Paid]]
+    spends: list[Spend]
+    reused: set[bytes]
+
+
+class Blocks(Protocol):
+    """The store's blocks."""
+
+    def state(self, txn: Txn) -> Position:
+        """Return where the store is."""
+
+    def block_at(self, txn: Txn, ordinal: int) -> BlockPlace:
+        """Return a block."""
+
+
+class ChainTxs(Protocol):
+    """The transactions of the chain, and their outputs as slots."""
+
+    store: TxStore
+    maturity: int
+
+    @property
+    def blocks(self) -> Blocks:
+        """Return the blocks that they are in."""
+
+    def find(self, txn: Txn, txid: bytes) -> Buried | None:
+        """Return a transaction, the latest of its id, while the chain's tables have it."""
+
+    def record(self, txn: Txn, buried: Buried) -> Record:
+        """Return what decides about spending; the counters are `counted`'s to fill."""
+
+    def counted(self, txn: Txn, buried: Buried, retention: int) -> tuple[Record, dict[int, bytes]]:
+        """Return the whole record and its slots, with the claims that stand beside it.
+
+        `delete_at` is when a record of its own would go: so long after the last spend in a block.
+        """
+
+    def slots(self, txn: Txn, buried: Buried) -> dict[int, bytes]:
+        """Return the slots that the chain tells of; claims beside them are not in it."""
+
+    def slot(self, txn: Txn, buried: Buried, index: int) -> bytes | None:
+        """Return a slot as a record would have it: a claim first, then what the chain tells."""
+
+    def told(self, txn: Txn, buried: Buried, index: int) -> bytes | None:
+        """Return a slot as the chain tells of it, without a claim beside it."""
+
+    def paid(self, txn: Txn, buried: Buried, index: int) -> tuple[bytes, int]:
+        """Return address and value of an output that has a slot."""
+
+    def inputs(self, txn: Txn, buried: Buried) -> list[OutPoint]:
+        """Return what it spent, in order of its inputs, for as long as a rollback may reach its block."""
+
+    def of_block(self, txn: Txn, ordinal: int) -> Iterable[Buried]:
+        """Return a block's transactions in order."""
+
+    def going_back(self, txn: Txn, tip: int, target: int) -> Iterator[GoingBack]:
+        """Yield the blocks above `target` from the tip down, while all of them are there still."""
+
+    def findings(self, txn: Txn, /) -> Iterator[str]:
+        """Yield what is wrong with the rows that are kept of blocks for the transaction store alone."""
+
+
+def in_order(spent: list[tuple[int, OutPoint]]) -> list[OutPoint]:
+    """Return outpoints at the places of their inputs.
+
+    Raises:
+        Damaged: no transaction has so many inputs.
+    """
+    if not spent:
+        return []
+    last = max(spent)[0]
+    if last >= _MOST_INPUTS:
+        raise Damaged(f"output {spent[0][1][0].hex()}#{spent[0][1][1]} or another was spent by input {last}")
+    inputs = [NOTHING] * (last + 1)
+    for at, outpoint in spent:
+        inputs[at] = outpoint
+    return inputs
+
+
+def mined_record(height: int, block_id: int | None, details: Details, maturity: int | None) -> Record:
+    """Return the record of a transaction that a block tells of; `maturity` is that of a coinbase."""
+    at = min(height, HIGHEST)
+    name = at if block_id is None else block_id
+    return Record(
+        outputs=0,
+        recorded=0,
+        total=details.total,
+        partial=True,
+        is_coinbase=maturity is not None,
+        spending_height=None if maturity is None else at + maturity,
+        block_ids=[name],
+        main_ids=[name],
+        block_heights=[at],
+        subtree_idxs=[details.subtree],
+        fee=details.fee,
+        size=details.size,
+    )
+
+
+def count(record: Record, slots: dict[int, bytes]) -> None:
+    """Let a record count these slots."""
+    record.recorded = len(slots)
+    record.spent = sum(len(row) > HASH and row[HASH:] != b"\xff" * 36 for row in slots.values())
+    record.total = record.outputs = max(record.total, max(slots, default=-1) + 1)

@@ -1,0 +1,335 @@
+"""The transactions of the chain as a history tells of them: `storage.chain_txs` over `storage.history`.
+
+A transaction's key is the number of its first output. One snapshot of the history serves a read or write transaction
+for as long as that is the last one asked with; whoever writes to the history has to say so (`forget`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from struct import Struct as Packed
+
+import msgspec
+import numpy as np
+
+from storage.chain_txs import REPLACED, Buried, Details, GoingBack, Paid, Spend, count, in_order, mined_record
+from storage.disk import Txn
+from storage.errors import Damaged
+from storage.history.layout import (
+    NO_FEE,
+    UNDO,
+    Block,
+    Extra,
+    Flags,
+    Found,
+    Numbers,
+    Records,
+    TxFound,
+    outputs_in,
+    words,
+)
+from storage.history.store import HistoryStore
+from storage.history.stored import Stored, read_undo
+from storage.rows import Body, TxFlag, pack
+from storage.transactions import HIGHEST, OutPoint, Record, TxStore, claim, output_hash
+
+_KEY = Packed(">q")
+_FLAGS = TxFlag.INVALID | TxFlag.COLLATERAL_RETURN | TxFlag.COINBASE
+_NO_NUMBERS = np.empty(0, np.int64)
+_read_extra = msgspec.msgpack.Decoder(Extra).decode
+
+Listed = tuple[Buried, Details]
+
+
+class MinedStore:
+    """The transaction store's view of a history."""
+
+    def __init__(self, blocks: HistoryStore, store: TxStore, maturity: int) -> None:
+        self.blocks, self.store, self.maturity = blocks, store, maturity
+        self._look: _Look | None = None
+        self._resolved: dict[bytes, Buried | None] = {}
+
+    def _at(self, txn: Txn) -> _Look:
+        look = self._look
+        if look is None or look.txn is not txn:
+            look = self._look = _Look(txn, self.blocks)
+        return look
+
+    # --- on the writer's thread ----------------------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Drop what was read: the history has changed, or may have."""
+        self._look, self._resolved = None, {}
+
+    def resolve(self, txn: Txn, txids: Iterable[bytes]) -> None:
+        """Look up many transactions at once, with what the writer has in memory, for those that will be asked for."""
+        names = sorted(set(txids))
+        if not names:
+            return
+        history, ids, look = self.blocks.history, words(b"".join(names)), self._at(txn)
+        first, _ = history.find_txs(txn, ids, history.prefixes(ids))
+        self._resolved.update((names[at], None) for at in np.flatnonzero(first < 0).tolist())
+        numbers = np.unique(first[first >= 0])
+        for records in look.transactions(numbers):
+            kept = records["number"] >= look.stored.reachable
+            kept |= _any(history.live.has, records["number"], outputs_in(records["counts"]))
+            self._resolved.update((found.txid, found) for found, _ in _listed(records[kept]))
+        # What has no output that lives is left to `find`, which looks whether one may live again.
+
+    # --- looking -------------------------------------------------------------------------------------------------
+
+    def find(self, txn: Txn, txid: bytes) -> Buried | None:
+        """Return a transaction, the latest of its id, while it has outputs that live or a rollback may reach it."""
+        if txid in self._resolved:
+            return self._resolved[txid]
+        found = self._at(txn).stored.find_tx(txid)
+        return None if found is None else Buried(txid, _KEY.pack(found.number), found.block, found.flags)
+
+    def record(self, txn: Txn, buried: Buried) -> Record:
+        """Return what decides about spending; the counters are `counted`'s to fill."""
+        look = self._at(txn)
+        block, found = look.block(buried.ordinal), look.stored.tx_of(_number(buried))
+        maturity = self.maturity if buried.flags & TxFlag.COINBASE else None
+        returns = bool(found.flags & TxFlag.COLLATERAL_RETURN)
+        details = Details(found.outputs - returns, found.fee, found.size, found.subtree)
+        return mined_record(block.height, block.block_id, details, maturity)
+
+    def counted(self, txn: Txn, buried: Buried, retention: int) -> tuple[Record, dict[int, bytes]]:
+        """Return the whole record and its slots, with the claims that stand beside it.
+
+        `delete_at` is when a record of its own would go: so long after the last spend in a block.
+        """
+        record, (slots, last) = self.record(txn, buried), self._slots(txn, buried)
+        slots.update((index, row) for index, row in self.store.slots(txn, buried.txid) if index in slots)
+        count(record, slots)
+        if slots and record.all_spent and last:
+            record.delete_at = self._at(txn).block(last).height + retention
+        return record, slots
+
+    def slots(self, txn: Txn, buried: Buried) -> dict[int, bytes]:
+        """Return the slots that the history tells of; claims beside them are not in it."""
+        return self._slots(txn, buried)[0]
+
+    def _slots(self, txn: Txn, buried: Buried) -> tuple[dict[int, bytes], int]:
+        """Return the slots, and the last block that spent one."""
+        look, first, last = self._at(txn), _number(buried), 0
+        end = first + look.stored.tx_of(first).outputs
+        numbers = look.stored.outputs.within(first, end)
+        live, bodies, slots = look.stored.live.has(numbers), look.stored.bodies(numbers), dict[int, bytes]()
+        spenders = {} if live.all() else look.stored.spenders(first, end)
+        for number, lives in zip(numbers.tolist(), live.tolist(), strict=True):
+            if not lives and number not in spenders:
+                continue
+            row = output_hash(buried.txid, number - first, body_of(bodies[number]))
+            if not lives:
+                by = look.stored.tx_of(spenders[number])
+                row, last = row + claim(by.txid, look.input_of(by, number)), max(last, by.block)
+            slots[number - first] = row
+        return slots, last
+
+    def slot(self, txn: Txn, buried: Buried, index: int) -> bytes | None:
+        """Return a slot as a record would have it: a claim first, then what the history tells."""
+        told = self.told(txn, buried, index)
+        beside = None if told is None else self.store.slot(txn, buried.txid, 0, index)
+        return told if beside is None else beside
+
+    def told(self, txn: Txn, buried: Buried, index: int) -> bytes | None:
+        """Return a slot as the history tells of it, without a claim beside it."""
+        look, number = self._at(txn), _number(buried) + index
+        if index >= look.stored.tx_of(_number(buried)).outputs:
+            return None
+        lives = look.stored.live.is_set(number)
+        by = None if lives else look.stored.spender(number)
+        found = look.stored.body(number) if lives or by is not None else None
+        if found is None:
+            return None
+        name = output_hash(buried.txid, index, body_of(found))
+        return name if by is None else name + claim(by.txid, look.input_of(by, number))
+
+    def paid(self, txn: Txn, buried: Buried, index: int) -> tuple[bytes, int]:
+        """Return address and value of an output that has a slot."""
+        found = self._at(txn).stored.body(_number(buried) + index)
+        assert found is not None
+        return found.address, found.value
+
+    def inputs(self, txn: Txn, buried: Buried) -> list[OutPoint]:
+        """Return what it spent, in order of its inputs, for as long as a rollback may reach its block."""
+        look = self._at(txn)
+        if not look.stored.state.floor < buried.ordinal <= look.stored.state.tip:
+            return []
+        own = _number(buried) - look.block(buried.ordinal).first
+        undo = look.undo(buried.ordinal)
+        spent = undo[(undo["spender"] == own) & (undo["input"] != REPLACED)]
+        homes = look.stored.homes(np.unique(spent["number"]))
+        fields = zip(spent["input"].tolist(), [homes[number] for number in spent["number"].tolist()], strict=True)
+        return in_order([(at, (home.txid, home.output)) for at, home in fields])
+
+    def of_block(self, txn: Txn, ordinal: int) -> list[Buried]:
+        """Return a block's transactions in order."""
+        look = self._at(txn)
+        return [found for records in look.of_block(look.block(ordinal)) for found, _ in _listed(records)]
+
+    # --- the way back --------------------------------------------------------------------------------------------
+
+    def going_back(self, txn: Txn, tip: int, target: int) -> Iterator[GoingBack]:
+        """Yield the blocks above `target` from the tip down, while all of them are there still."""
+        look, spent_by = self._at(txn), dict[int, tuple[bytes, int]]()
+        stays = look.block(target + 1).first
+        for ordinal in range(tip, target, -1):
+            block, undo = look.block(ordinal), look.undo(ordinal)
+            spent = undo[undo["input"] != REPLACED]
+            numbers, inputs = spent["number"].tolist(), spent["input"].tolist()
+            by = _keys(block.first + spent["spender"].astype(np.int64))
+            spent_by.update(zip(numbers, zip(by, inputs, strict=True), strict=True))
+            homes = look.stored.homes(np.unique(spent["number"]))
+            older = look.stored.bodies(np.unique(spent["number"][spent["number"] < stays]))
+            bodies = {number: body_of(found) for number, found in older.items()}
+            spends = [
+                Spend(spender, at, *homes[number], bodies.get(number, b""))
+                for spender, at, number in zip(by, inputs, numbers, strict=True)
+            ]
+            parts = list(look.of_block(block))
+            yield GoingBack(
+                min(block.height, HIGHEST),
+                block.height if block.block_id is None else block.block_id,
+                [each for records in parts for each in _listed(records)],
+                _paid(look, block, parts, spent_by),
+                spends,
+                self._reused(txn, parts),
+            )
+
+    def _reused(self, txn: Txn, parts: list[Records]) -> set[bytes]:
+        """Return the ids of transactions that earlier ones had too."""
+        history, found = self.blocks.history, set[bytes]()
+        for records in parts:
+            ids = np.ascontiguousarray(records["id"])
+            wanted = history.prefixes(ids)
+            order = np.argsort(wanted)
+            places, entries = history.index["txid"].find(txn, wanted[order])
+            places = order[places]
+            same = entries["check"] == ids[places, 3].astype(np.uint32)
+            same &= entries["number"] < records["number"][places]
+            found.update(ids[at].tobytes() for at in np.unique(places[same]).tolist())
+        return found
+
+    # --- checking ------------------------------------------------------------------------------------------------
+
+    def findings(self, _: Txn) -> Iterator[str]:
+        """Yield nothing: a history keeps no rows of blocks for the transaction store alone."""
+        return iter(())
+
+
+class _Look:
+    """One snapshot of a history, with what was read of its blocks."""
+
+    def __init__(self, txn: Txn, blocks: HistoryStore) -> None:
+        self.txn, self._blocks = txn, blocks
+        self.stored: Stored = blocks.stored(txn)
+        self._undo: dict[int, Records] = {}
+
+    def block(self, ordinal: int) -> Block:
+        """Return a block."""
+        return self.stored.block(ordinal)
+
+    def undo(self, ordinal: int) -> Records:
+        """Return what a block above the floor spent, in order."""
+        if ordinal not in self._undo:
+            self._undo[ordinal] = read_undo(self.txn, self._blocks.disk.tables[UNDO], ordinal)
+        return self._undo[ordinal]
+
+    def input_of(self, by: TxFound, number: int) -> int:
+        """Return with which input a transaction spent an output, `REPLACED` when it took the place of its transaction.
+
+        Raises:
+            Damaged: the undo log of its block does not say so.
+        """
+        undo = self.undo(by.block)
+        found = undo["input"][undo["number"] == number]
+        if len(found) != 1:
+            raise Damaged(f"the undo log of block {by.block} has output {number} {len(found)} times")
+        return int(found[0])
+
+    def transactions(self, numbers: Numbers) -> Iterator[Records]:
+        """Yield the records of transactions, by the ascending numbers of their first outputs."""
+        for _, records, _ in self.stored.txs.many(numbers):
+            yield records
+
+    def of_block(self, block: Block) -> Iterator[Records]:
+        """Yield the records of a block's transactions in order."""
+        return self.transactions(self.stored.txs.within(block.first, block.first + block.numbers))
+
+
+def body_of(found: Found) -> bytes:
+    """Return an output as its hash has it: a plain one is its address and value."""
+    if not found.extra:
+        return pack((found.address, found.value))
+    extra = _read_extra(found.extra)
+    return pack(
+        Body(
+            found.address,
+            found.value,
+            extra.assets,
+            extra.datum_hash,
+            extra.inline_datum,
+            extra.script_ref,
+            extra.script_ref_hash,
+            extra.is_collateral_return,
+        )
+    )
+
+
+def _any(has: Callable[[Numbers], Flags], first: Numbers, counts: Numbers) -> Flags:
+    """Return of which ranges of numbers at least one is set."""
+    some, found = np.flatnonzero(counts > 0), np.zeros(len(first), np.bool_)
+    if len(some):
+        starts = np.cumsum(counts[some]) - counts[some]
+        numbers = np.arange(int(counts[some].sum())) + np.repeat(first[some] - starts, counts[some])
+        found[some] = np.logical_or.reduceat(has(numbers), starts)
+    return found
+
+
+def _number(buried: Buried) -> int:
+    number: int = _KEY.unpack(buried.key)[0]
+    return number
+
+
+def _keys(numbers: Numbers) -> list[bytes]:
+    raw = numbers.astype(">i8").tobytes()
+    return [raw[at : at + 8] for at in range(0, len(raw), 8)]
+
+
+def _listed(records: Records) -> list[Listed]:
+    """Return transactions with what their block said of them."""
+    ids, counts = records["id"].tobytes(), records["counts"]
+    flags = (counts & np.uint32(_FLAGS)).tolist()
+    columns = [records[name].tolist() for name in ("block", "fee", "size", "subtree")]
+    rows = zip(_keys(records["number"]), flags, outputs_in(counts).tolist(), *columns, strict=True)
+    return [
+        (
+            Buried(ids[n * 32 : n * 32 + 32], key, block, flag),
+            Details(
+                outputs - bool(flag & TxFlag.COLLATERAL_RETURN),
+                None if fee == NO_FEE else fee,
+                None if size < 0 else size,
+                None if subtree < 0 else subtree,
+            ),
+        )
+        for n, (key, flag, outputs, block, fee, size, subtree) in enumerate(rows)
+    ]
+
+
+def _paid(
+    look: _Look, block: Block, parts: list[Records], spent_by: dict[int, tuple[bytes, int]]
+) -> dict[bytes, list[Paid]]:
+    """Return a block's outputs by the keys of their transactions; `spent_by` has who spent them, by number."""
+    numbers = look.stored.outputs.within(block.first, block.first + block.numbers)
+    firsts = np.concatenate([_NO_NUMBERS, *(records["number"] for records in parts)])
+    at, keys, paid = np.searchsorted(firsts, numbers, "right") - 1, _keys(firsts), dict[bytes, list[Paid]]()
+    bodies, indexes = look.stored.bodies(numbers), (numbers - firsts[at]).tolist()
+    for number, index, tx in zip(numbers.tolist(), indexes, at.tolist(), strict=True):
+        by, input_ = spent_by.get(number, _NOT_SPENT)
+        paid.setdefault(keys[tx], []).append(Paid(index, body_of(bodies[number]), by, input_))
+    return paid
+
+
+_NOT_SPENT: tuple[bytes | None, int] = (None, 0)
