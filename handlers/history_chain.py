@@ -171,7 +171,8 @@ class HistoryChain(Chain):
         if budget and "undo" in (parts or ("undo",)):
             spends, logs = history.forget(txn, self._undo_limit(history.state), budget)
             gone = Gone(spent_outputs=spends, undo_records=logs)
-        gone = gone._replace(transactions=history.keep_house(txn, blocks))
+        transactions, nodes = history.keep_house(txn, blocks)
+        gone = gone._replace(transactions=transactions, mmr_nodes=nodes)
         history.save(txn)
         state = cast("State", msgspec.structs.replace(history.state))
         if gone:

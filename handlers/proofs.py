@@ -8,16 +8,19 @@ of is not in the hash: that comes from there too.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from handlers.answers import Hash, Hex, MmrRoot, Number
 from handlers.classic_query import ClassicSnapshot
+from handlers.events import OutPoint
 from handlers.query import Query, Snapshot
 from handlers.records import outpoint
 from storage import keys, mmr
-from storage.mmr_store import CHUNK_BITS, CHUNK_BYTES, chunks, is_set, state_root
+from storage.mmr import CHUNK_BITS, CHUNK_BYTES, chunks, state_root
+from storage.mmr_store import is_set
 from storage.rows import MARKED, SPENT
 from storage.utxo import UtxoStore
 
@@ -108,30 +111,37 @@ class Prover:
             raise NoProof(f"{name} is spent for so long that its body is gone, and its leaf can't be shown")
         path = store.mmr.path(txn, place)
         data = outpoint(txid, index) + self._records.live(shot.entry((place, row)))
-        return MmrProof(
-            height=roots.height,
-            slot=roots.slot,
-            hash=roots.hash,
-            tx_hash=txid.hex(),
-            output_index=index,
-            data=data.hex(),
-            leaf=path.leaf,
-            position=mmr.size_of(path.leaf),
-            size=roots.size,
-            path=[each.hex() for each in path.siblings],
-            unspent=row[0] != SPENT,
-            chunk=path.leaf // CHUNK_BITS,
-            bits=path.bits.hex(),
-            bits_size=mmr.size_of(chunks(roots.leaves)),
-            bits_path=[each.hex() for each in path.bit_siblings],
-            output_root=roots.output_root,
-            bitmap_root=roots.bitmap_root,
-            root=roots.root,
-        )
+        return written(roots, (txid, index), data, path, unspent=row[0] != SPENT)
 
 
-def check(proof: MmrProof, root: str | None = None) -> None:
+def written(roots: MmrRoot, point: OutPoint, data: bytes, path: mmr.Path, *, unspent: bool) -> MmrProof:
+    """Return the proof of an output under these roots."""
+    return MmrProof(
+        height=roots.height,
+        slot=roots.slot,
+        hash=roots.hash,
+        tx_hash=point[0].hex(),
+        output_index=point[1],
+        data=data.hex(),
+        leaf=path.leaf,
+        position=mmr.size_of(path.leaf),
+        size=roots.size,
+        path=[each.hex() for each in path.siblings],
+        unspent=unspent,
+        chunk=path.leaf // CHUNK_BITS,
+        bits=path.bits.hex(),
+        bits_size=mmr.size_of(chunks(roots.leaves)),
+        bits_path=[each.hex() for each in path.bit_siblings],
+        output_root=roots.output_root,
+        bitmap_root=roots.bitmap_root,
+        root=roots.root,
+    )
+
+
+def check(proof: MmrProof, root: str | None = None, bit: Callable[[bytes, int], bool] = is_set) -> None:
     """Compute everything in a proof anew; with `root`, the state root must be that one.
+
+    `bit` says whether a leaf's bit is set in its chunk: a history has its bits in another order than a classic store.
 
     Raises:
         Contradiction: something is not what it should be.
@@ -150,7 +160,7 @@ def check(proof: MmrProof, root: str | None = None) -> None:
         raise Contradiction("chunk", f"leaf {proof.leaf} has its bit in chunk {proof.leaf // CHUNK_BITS}")
     if proof.bits_size != mmr.size_of(chunks(leaves)):
         raise Contradiction("bits_size", f"the bits of {leaves} leaves have {mmr.size_of(chunks(leaves))} nodes")
-    if is_set(bits, proof.leaf) != proof.unspent:
+    if bit(bits, proof.leaf) != proof.unspent:
         raise Contradiction("unspent", "the leaf's bit says otherwise")
     _climb("output_root", proof.size, proof.leaf, data, proof.path, proof.output_root)
     _climb("bitmap_root", proof.bits_size, proof.chunk, bits, proof.bits_path, proof.bitmap_root)

@@ -16,6 +16,7 @@ from msgspec import Struct
 from formats.scripts import hash_of_reference
 from handlers.answers import Amount, Utxo
 from storage import indexes
+from storage.history.layout import Extra
 from storage.rows import BlockRow, Body
 
 _OWNERS = 8192  # addresses whose text is kept
@@ -73,7 +74,7 @@ class Scribe:
     def __init__(self, text: AddressText, family: str) -> None:
         self.unit = {"cardano": "lovelace", "bitcoin": "satoshi"}.get(family, "unit")
         self._text = text
-        self._credentials = family == "cardano"
+        self.names_owners = family == "cardano"  # whether an address has credentials, and a stake address of its own
         self._kept_owner = lru_cache(_OWNERS)(self._owner_json)
         base = _inside(Amount(self.unit, None, None, ""))
         self._base = '"amounts":[{' + base.removesuffix('"')  # up to the quantity's digits
@@ -128,7 +129,7 @@ class Scribe:
 
     def credentials(self, address: bytes) -> tuple[bytes | None, bytes | None]:
         """Return the payment and the stake credential in an address."""
-        if not self._credentials:
+        if not self.names_owners:
             return None, None
         return indexes.payment_credential(address), indexes.stake_credential(address)
 
@@ -205,14 +206,14 @@ def _has_script(body: Body) -> bool:
     )
 
 
-def data_hash(body: Body) -> bytes | None:
+def data_hash(body: Body | Extra) -> bytes | None:
     """Return the hash of an output's datum; of an inline one it is derived where it was not given."""
     if body.datum_hash is None and body.inline_datum is not None:
         return blake2b(body.inline_datum, digest_size=32).digest()
     return body.datum_hash
 
 
-def script_hash(body: Body) -> bytes | None:
+def script_hash(body: Body | Extra) -> bytes | None:
     """Return the hash of the script that an output carries; it is derived where only the script was given."""
     if body.script_ref_hash is None and body.script_ref is not None:
         return hash_of_reference(body.script_ref)

@@ -16,12 +16,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from struct import Struct
+from typing import NamedTuple
 
 HASH_BYTES = 32
 EMPTY = bytes(HASH_BYTES)  # the root of nothing
 
 U64 = Struct(">Q")
+CHUNK_BITS = 1024  # a leaf of the mountain range over bits
+CHUNK_BYTES = CHUNK_BITS // 8
 Read = Callable[[list[int]], list[bytes]]  # hashes of the nodes at these positions
+
+
+class Roots(NamedTuple):
+    """What a store with mountain ranges over its outputs and their bits commits to."""
+
+    size: int
+    leaves: int
+    output_root: bytes
+    bitmap_root: bytes
+    root: bytes
+
+
+class Path(NamedTuple):
+    """Where a leaf is, and the ways from it and from its chunk of bits up to the two roots."""
+
+    leaf: int
+    siblings: list[bytes]
+    bits: bytes
+    bit_siblings: list[bytes]
 
 
 def size_of(leaves: int) -> int:
@@ -98,6 +120,16 @@ def bag(size: int, tops: Sequence[bytes]) -> bytes:
 def root(size: int, read: Read) -> bytes:
     """Return the root."""
     return bag(size, read(peaks(size)))
+
+
+def chunks(leaves: int) -> int:
+    """Return how many chunks of bits so many leaves have."""
+    return -(-leaves // CHUNK_BITS)
+
+
+def state_root(size: int, outputs: bytes, bits: bytes) -> bytes:
+    """Return the root over both mountain ranges."""
+    return node_hash(size, outputs + bits)
 
 
 # --- growing and changing ------------------------------------------------------------------------------------------

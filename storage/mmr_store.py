@@ -15,18 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from struct import Struct as Packed
-from typing import NamedTuple
 
 from storage import keys, mmr
 from storage.change import ChangeSet
 from storage.disk import Db, Disk, Txn
 from storage.errors import Damaged
-from storage.mmr import HASH_BYTES, U64
+from storage.mmr import CHUNK_BITS, CHUNK_BYTES, HASH_BYTES, U64, Path, Roots, chunks, state_root
 from storage.rows import MARKED, SPENT, BlockRow, unpack
 
 TABLES = ("utxo_mmr_nodes", "utxo_mmr_bits", "utxo_mmr_bit_nodes", "utxo_mmr_tx", "utxo_mmr_dead")
-CHUNK_BITS = 1024
-CHUNK_BYTES = CHUNK_BITS // 8
 DEAD = b"\x01"  # behind the hash of a node
 _COUNT = b"leaves"  # in utxo_meta
 _RUN = Packed(">II")
@@ -35,25 +32,6 @@ _BITS = tuple(1 << n for n in reversed(range(CHUNK_BITS)))
 Encode = Callable[[bytes, int, bytes], bytes]  # an output's transaction id, index and body → the data of its leaf
 Leaves = Callable[[BlockRow], Encode]  # for the outputs that are born in a block
 Rows = list[tuple[bytes, bytes]]
-
-
-class Roots(NamedTuple):
-    """What an MMR store commits to."""
-
-    size: int
-    leaves: int
-    output_root: bytes
-    bitmap_root: bytes
-    root: bytes
-
-
-class Path(NamedTuple):
-    """Where a leaf is, and the ways from it and from its chunk of bits up to the two roots."""
-
-    leaf: int
-    siblings: list[bytes]
-    bits: bytes
-    bit_siblings: list[bytes]
 
 
 class MmrStore:
@@ -273,16 +251,6 @@ class MmrStore:
             node = txn.get(key, b"", db=db)
         txn.put(key, node + DEAD, db=db)
         return removed
-
-
-def chunks(leaves: int) -> int:
-    """Return how many chunks of bits so many leaves have."""
-    return -(-leaves // CHUNK_BITS)
-
-
-def state_root(size: int, outputs: bytes, bits: bytes) -> bytes:
-    """Return the root over both mountain ranges."""
-    return mmr.node_hash(size, outputs + bits)
 
 
 def leaf_of(first: bytes, place: bytes) -> int:

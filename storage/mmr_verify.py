@@ -9,8 +9,8 @@ from struct import unpack_from
 from storage import keys, mmr
 from storage.disk import Txn
 from storage.errors import Damaged
-from storage.mmr import HASH_BYTES, U64
-from storage.mmr_store import CHUNK_BITS, CHUNK_BYTES, DEAD, MmrStore, chunks, leaf_of
+from storage.mmr import CHUNK_BITS, CHUNK_BYTES, HASH_BYTES, U64, chunks
+from storage.mmr_store import DEAD, MmrStore, leaf_of
 from storage.rows import MARKED, SPENT, State, body_of
 from storage.utxo import UtxoStore
 

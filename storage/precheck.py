@@ -16,8 +16,7 @@ from storage.errors import Damaged, TableMissing
 from storage.history.ends import contradictions as history_contradictions
 from storage.history.layout import TABLES as HISTORY_TABLES
 from storage.history.store import FORMAT as HISTORY_FORMAT
-from storage.mmr import HASH_BYTES, U64
-from storage.mmr_store import CHUNK_BYTES
+from storage.mmr import CHUNK_BYTES, HASH_BYTES, U64
 from storage.pages import check_file
 from storage.rows import MARK, MARKED, BlockRow, Body, State, Undo, body_of, unpack
 from storage.utxo import FORMAT, TABLES, UtxoStore

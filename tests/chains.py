@@ -294,9 +294,9 @@ def open_chain(folder: Path, **options: Unpack[Options]) -> Iterator[Chain]:
             options.get("prune_depth", 10), options.get("rollback_window", 10), options.get("self_contained", False)
         )
         batch, kind = options.get("prune_batch_size", 1000), options.get("store", "classic")
-        if kind == "history":
-            history = HistoryStore(disk)
-            history.open(name, wanted)
+        if kind in ("history", "history-mmr"):
+            history = HistoryStore(disk, LEAVES)
+            history.open(name, wanted, mmr=kind == "history-mmr")
             chain: Chain = HistoryChain(history, windows, batch)
         else:
             store = UtxoStore(disk, LEAVES)

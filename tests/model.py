@@ -98,6 +98,7 @@ class Model:
         self.prune_depth, self.rollback_window = prune_depth, rollback_window
         self.elides = elides  # an MMR store keeps the way back however far below the network's tip it is
         self.moments = [Moment()]
+        self.genesis: GenesisOutputs | None = None
         self.committed = 0
         self.floor = 0
         self.deep = elides  # all that waits lies far below the network's tip
@@ -125,6 +126,7 @@ class Model:
         return sorted(seeded) + [tx.txid for moment in self.moments if moment.block for tx in moment.block.txs]
 
     def seed(self, genesis: GenesisOutputs) -> None:
+        self.genesis = genesis
         kept = [each for each in genesis.outputs if each.output.spendable]
         txids = list(dict.fromkeys(each.txid for each in kept))
         coins = {(each.txid, each.index): Coin((0, txids.index(each.txid), each.index), each.output) for each in kept}

@@ -127,7 +127,7 @@ class Story(RuleBasedStateMachine):
             store=self.store,
         )
         self.exact = prune_batch_size == 1000  # a step prunes all there is
-        self.model = Model(prune_depth, rollback_window, elides=self.store != "mmr")
+        self.model = Model(prune_depth, rollback_window, elides=not self.store.endswith("mmr"))
         self.forgotten = 0  # the lowest floor that there can be: below it the way back is certainly gone
         self.chain = self.open.enter_context(open_chain(self.folder, **self.options))
         MET.meet("self-contained undo" if self_contained else "compact undo")

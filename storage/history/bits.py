@@ -9,7 +9,7 @@ import numpy as np
 
 from storage.disk import Db, Txn
 from storage.errors import Damaged
-from storage.history.layout import Flags, Numbers
+from storage.history.layout import Bytes, Flags, Numbers
 
 CHUNK = 128  # bytes of a chunk; a checksum follows them on disk
 BITS = CHUNK * 8
@@ -97,15 +97,23 @@ class TableBits(Bits):
         super().clear(numbers)
         self._touched.append(np.unique(numbers >> 10))
 
-    def flush(self, txn: Txn) -> None:
-        """Write the chunks that have changed."""
+    def flush(self, txn: Txn) -> Numbers:
+        """Write the chunks that have changed, and return which."""
         if not self._touched:
-            return
-        chunks = np.unique(np.concatenate(self._touched)).tolist()
+            return np.empty(0, np.int64)
+        touched = np.unique(np.concatenate(self._touched))
+        chunks = touched.tolist()
         raw, pack = self._bytes.tobytes() if len(chunks) > 4096 else self._bytes, _KEY.pack
         rows = ((chunk, bytes(raw[chunk * CHUNK : chunk * CHUNK + CHUNK])) for chunk in chunks)
         txn.cursor(self._table).putmulti([(pack(chunk), _seal(bits)) for chunk, bits in rows])
         self._touched = []
+        return touched
+
+    def chunks(self, chunks: Numbers) -> Bytes:
+        """Return the bytes of chunks, a row each."""
+        if len(chunks):
+            self._reach((int(chunks.max()) + 1) * BITS)
+        return self._bytes[: len(self._bytes) // CHUNK * CHUNK].reshape(-1, CHUNK)[chunks]
 
 
 class StoredBits:
@@ -115,7 +123,8 @@ class StoredBits:
         self._txn, self._table = txn, table
         self._chunks: dict[int, bytes] = {}
 
-    def _chunk(self, chunk: int) -> bytes:
+    def chunk(self, chunk: int) -> bytes:
+        """Return the bits of a chunk."""
         found = self._chunks.get(chunk)
         if found is None:
             key = _KEY.pack(chunk)
@@ -126,14 +135,14 @@ class StoredBits:
     def is_set(self, number: int) -> bool:
         """Return whether a number is set."""
         chunk, bit = divmod(number, BITS)
-        return bool(self._chunk(chunk)[bit >> 3] & 1 << (bit & 7))
+        return bool(self.chunk(chunk)[bit >> 3] & 1 << (bit & 7))
 
     def has(self, numbers: Numbers) -> Flags:
         """Return which of these numbers are set."""
         if len(numbers) == 0:
             return np.zeros(0, np.bool_)
         chunks, which = np.unique(numbers >> 10, return_inverse=True)
-        raw = np.frombuffer(b"".join([self._chunk(chunk) for chunk in chunks.tolist()]), np.uint8)
+        raw = np.frombuffer(b"".join([self.chunk(chunk) for chunk in chunks.tolist()]), np.uint8)
         flags: Flags = raw[which * CHUNK + ((numbers & (BITS - 1)) >> 3)] & _MASKS[numbers & 7] != 0
         return flags
 

@@ -45,6 +45,7 @@ from storage.history.layout import (
     stored_state,
     words,
 )
+from storage.history.mmr import Mountains
 from storage.history.output_keys import RULES
 from storage.history.runs import Index
 from storage.history.stored import reachable, read_block, read_undo
@@ -86,14 +87,18 @@ class Recent:
 
 
 class History:
-    """The history on one LMDB environment; `indexes` are the kinds of index over outputs that it keeps."""
+    """The history on one LMDB environment; `indexes` are the kinds of index over outputs that it keeps.
 
-    def __init__(self, tables: dict[str, Db], indexes: Sequence[str]) -> None:
+    With `mmr` every output has a leaf in a mountain range.
+    """
+
+    def __init__(self, tables: dict[str, Db], indexes: Sequence[str], mmr: Mountains | None = None) -> None:
         self._tables, self._meta, self._block, self._undo = tables, tables[META], tables[BLOCK], tables[UNDO]
         self.tx = Values(tables[TX], TX_RECORD, heap=False)
         self.output = Values(tables[OUTPUT], OUTPUT_RECORD, heap=True)
         self.live = TableBits(tables[LIVE])
         self.recent = Recent()
+        self.mmr = mmr
         self.kinds = ("txid", "block", "spender", *indexes)
         self.state = HistoryState([])
 
@@ -107,10 +112,14 @@ class History:
         for table in (self.tx, self.output, self.live):
             table.load(txn)
         self.recent = Recent(self.state.floor + 1, self.state.tip)
+        if self.mmr:
+            self.mmr.load(txn, self.state.next_number)
 
     def save(self, txn: Txn) -> None:
         """Write what has changed beside the values."""
-        self.live.flush(txn)
+        changed = self.live.flush(txn)
+        if self.mmr:
+            self.mmr.save(txn, self.live, changed)
         for index in self.index.values():
             index.save(txn)
         txn.put(STATE, seal_row(self.state), db=self._meta)
@@ -142,6 +151,8 @@ class History:
         self._write_outputs(txn, made, kept)
         if not deep:
             self._write_undo(txn, made, spends)
+        if self.mmr:
+            self.mmr.append(txn, made)
         done = made.done(spends)
         self._write_blocks(txn, made, done)
         state = self.state
@@ -159,6 +170,8 @@ class History:
         self.state.tip = -1
         self._write_txs(txn, made, self.prefixes(made.txids), None)
         self._write_outputs(txn, made, made.spendable)
+        if self.mmr:
+            self.mmr.append(txn, made)
         self._write_blocks(txn, made, [Done(len(made.txids), int(made.spendable.sum()), 0, [])])
         self.state.tip, self.state.next_number = 0, made.next_number
         self.state.unspent = int(made.spendable.sum())
@@ -309,12 +322,12 @@ class History:
         """Return the lowest number that a rollback may take back."""
         return reachable(txn, self._block, self.state.floor)
 
-    def keep_house(self, txn: Txn, blocks: int) -> int:
-        """Merge, collect and thin out a bounded amount for so many blocks; return how many transactions went."""
+    def keep_house(self, txn: Txn, blocks: int) -> tuple[int, int]:
+        """Merge, collect and thin out some for so many blocks; return how many transactions and MMR nodes went."""
         for index in self.index.values():
             index.collect(txn, _COLLECTED * blocks)
         if not self.recent.load(self.undo, txn, self.state.floor):
-            return 0
+            return 0, 0
         reachable = self._reachable(txn)
         for kind, index in self.index.items():
             index.merge(txn, max(index.added * MERGED, LEAST_MERGED), partial(self._wanted, kind, reachable))
@@ -322,9 +335,11 @@ class History:
         self.output.thin(
             txn, reachable, _THINNED * blocks, self.live, lambda records: self._revivable(records["number"])
         )
-        return self.tx.thin(
+        transactions = self.tx.thin(
             txn, reachable, _THINNED // 2 * blocks, self.live, lambda records: self._alive(records, reachable)
         )
+        nodes = self.mmr.thin(txn, reachable, blocks, self._revivable) if self.mmr else 0
+        return transactions, nodes
 
     def sweeps(self, blocks: int) -> int:
         """Return how often to keep house for so many blocks until every value was looked at."""
@@ -383,6 +398,8 @@ class History:
         self.live.set(older)
         self.tx.cut(txn, first)
         self.output.cut(txn, first)
+        if self.mmr:
+            self.mmr.cut(txn, first)
         for kind, index in self.index.items():
             index.cut(target + 1 if kind == "block" else first)
         state.unspent += len(older) - born

@@ -8,6 +8,8 @@ from storage.disk import Disk, Txn
 from storage.errors import WrongFormat
 from storage.history.history import History
 from storage.history.layout import BLOCK, META, STATE, TABLES, Block, HistoryState, new_state, seal_row, stored_state
+from storage.history.mmr import TABLES as MMR_TABLES
+from storage.history.mmr import Leaves, Mountains, StoredMmr
 from storage.history.output_keys import RULES
 from storage.history.stored import Stored, read_block
 from storage.history.tables import FORMAT
@@ -16,35 +18,63 @@ __all__ = ["FORMAT", "KIND", "TABLES", "HistoryStore"]
 
 KIND = "history"
 _FORMAT, _CHAIN, _INDEXES, _GENESIS = b"format", b"chain", b"indexes", b"genesis"
+_KIND, _MMR = b"store", b"mmr"  # a history without mountain ranges says nothing
 
 
 class HistoryStore:
-    """The tables of a history on one disk. `history` is there once it is open for writing."""
+    """The tables of a history on one disk, and those of its mountain ranges where it has them.
+
+    `history` is there once it is open for writing. Whoever applies blocks to one with mountain ranges says with
+    `leaves` what an output's leaf is.
+    """
 
     kind = KIND
-    mmr = None
 
-    def __init__(self, disk: Disk) -> None:
-        self.disk = disk
+    def __init__(self, disk: Disk, leaves: Leaves | None = None) -> None:
+        self.disk, self.leaves = disk, leaves
         self.meta, self.block = disk.tables[META], disk.tables[BLOCK]
+        self.mmr = self._mmr() if self._written_kind() == _MMR else None
         self.history = History(disk.tables, ())
+
+    def _mmr(self) -> StoredMmr:
+        self.disk.open_tables(MMR_TABLES)
+        return StoredMmr(self.disk.tables)
+
+    def _written_kind(self) -> bytes:
+        with self.disk.read() as txn:
+            return txn.get(_KIND, b"", db=self.meta)
+
+    def _history(self, indexes: Sequence[str]) -> History:
+        """Return a history that keeps these indexes, in their own order."""
+        mountains = None
+        if self.mmr:
+            assert self.leaves is not None, "whoever writes to a store with an MMR has to say what its leaves are"
+            mountains = Mountains(self.disk.tables, self.leaves)
+        return History(self.disk.tables, [name for name in RULES if name in indexes], mountains)
 
     # --- opening -------------------------------------------------------------------------------------------------
 
-    def open(self, chain: str, wanted: Sequence[str]) -> None:
+    def open(self, chain: str, wanted: Sequence[str], *, mmr: bool = False) -> None:
         """Check that this store is ours, or make it ours when it is new; who writes to it loads `history` then.
 
         Raises:
-            WrongFormat: another version wrote it, it keeps another chain, or a wanted index is not complete.
+            WrongFormat: another version wrote it, it keeps another chain, has mountain ranges where none are wanted or
+                none where they are, or a wanted index is not complete.
         """
         with self.disk.read() as txn:
             new = txn.get(_FORMAT, db=self.meta) is None
         if new:
+            self.mmr = self._mmr() if mmr else None
             self.disk.write(lambda txn: self._create(txn, chain, wanted))
         self.check_format(chain)
+        if mmr != (self.mmr is not None):
+            raise WrongFormat(
+                f"{self.disk.folder}: this store was made {'without' if mmr else 'with'} an MMR, the configuration "
+                f"wants {'one' if mmr else 'none'}: change it, or apply the chain anew in another data_dir"
+            )
         with self.disk.read() as txn:
             kept = self.kept_indexes(txn)
-        self.history = History(self.disk.tables, [name for name in RULES if name in kept])
+        self.history = self._history(kept)
         missing = [name for name in wanted if name not in kept]
         if missing:
             raise WrongFormat(
@@ -54,7 +84,7 @@ class HistoryStore:
         dropped = [name for name in kept if name not in wanted]
         if dropped:  # stop keeping it now: half an index would be worse than none
             self.disk.write(lambda txn: self._drop_indexes(txn, dropped, wanted))
-            self.history = History(self.disk.tables, [name for name in RULES if name in wanted])
+            self.history = self._history(wanted)
 
     def check_format(self, chain: str | None = None) -> None:
         """Refuse a store of another format or chain.
@@ -78,6 +108,8 @@ class HistoryStore:
     def _create(self, txn: Txn, chain: str, wanted: Sequence[str]) -> None:
         txn.put(_FORMAT, FORMAT.to_bytes(4, "big"), db=self.meta)
         txn.put(_CHAIN, chain.encode(), db=self.meta)
+        if self.mmr:
+            txn.put(_KIND, _MMR, db=self.meta)
         self.put_indexes(txn, wanted)
         txn.put(STATE, seal_row(new_state()), db=self.meta)
 

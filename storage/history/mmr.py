@@ -1,0 +1,197 @@
+"""The mountain ranges of a history: over the leaves of all outputs, and over the bits that say which are unspent.
+
+The leaf of an output has the output's number. An output that nobody can spend, and the number that a transaction
+without outputs takes, have the leaf `NOTHING`. The leaves of the second range are the chunks of `history_live` as they
+are stored. `docs/format.md` describes the tables, decision 012 why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import compress
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from storage import mmr
+from storage.disk import Db, Txn
+from storage.errors import Damaged
+from storage.history.batch import Batch, Waiting
+from storage.history.bits import BITS, StoredBits, TableBits
+from storage.history.layout import LIVE, META, Bytes, Flags, Numbers, Words, stored_state
+from storage.history.mmr_arrays import grow, hashes, in_bytes, leaf_positions, rehash
+from storage.history.mmr_nodes import BIT_NODES, NODES, HeldNodes, Nodes, StoredNodes
+from storage.history.mmr_thin import Thinned
+from storage.mmr import U64, Path, Roots, size_of
+from storage.rows import BlockRow
+
+NODE, BIT_NODE = "history_mmr_node", "history_mmr_bit_node"
+TABLES = (NODE, BIT_NODE)
+NOTHING = b"\xf6"  # null in CBOR: the leaf of a number that no output can be asked for by
+_THIN_AT = b"mmr_thin_at"  # in the meta table: the position at which letting go continues
+_THINNED = 4  # values that are looked at for each block, beside twice as many as were written
+
+
+class Born(NamedTuple):
+    """Outputs of one block that can be spent, a column for each field."""
+
+    positions: Bytes  # of their leaves, a row of eight bytes each
+    txids: Words
+    indexes: Numbers
+    addresses: list[bytes]
+    values: list[int]
+    extra: Mapping[int, bytes]  # by place in the columns
+
+
+class Leaves(Protocol):
+    """Who writes leaves; see `handlers.records.RecordWriter`."""
+
+    def leaves(self, block: BlockRow, born: Born) -> list[bytes]:
+        """Return what is hashed for outputs: the position, and the data of the leaf behind it."""
+
+
+class Mountains:
+    """Both mountain ranges in the hands of the thread that writes the history."""
+
+    def __init__(self, tables: dict[str, Db], leaves: Leaves) -> None:
+        self._meta, self._leaves = tables[META], leaves
+        self._nodes, self._bit_nodes = Nodes(tables[NODE]), HeldNodes(tables[BIT_NODE])
+        self._count = self._grown = 0
+        self._tops: dict[int, bytes] = {}
+        self._thin_at = self._thin_saved = 0
+
+    def load(self, txn: Txn, count: int) -> None:
+        """Take over what is on disk, over so many outputs."""
+        self._nodes.load(txn, size_of(count))
+        self._bit_nodes.load(txn, size_of(mmr.chunks(count)))
+        self._find_tops(txn, count)
+        self._thin_at = self._thin_saved = int.from_bytes(txn.get(_THIN_AT, b"", db=self._meta), "big")
+
+    def _find_tops(self, txn: Txn, count: int) -> None:
+        heights = [height for height in reversed(range(count.bit_length())) if count >> height & 1]
+        peaks = self._nodes.stored(txn).read(mmr.peaks(size_of(count)))
+        self._count, self._tops = count, dict(zip(heights, peaks, strict=True))
+
+    # --- writing -------------------------------------------------------------------------------------------------
+
+    def append(self, txn: Txn, made: Batch) -> None:
+        """Append a leaf for every number of a batch."""
+        if made.first_number != self._count:
+            raise Damaged(f"the next output is {made.first_number}, the mountain range has {self._count} leaves")
+        if made.next_number == self._count:
+            return
+        nodes, self._tops = grow(self._count, self._tops, hashes(self._said(made)))
+        self._nodes.append(txn, nodes)
+        self._count = made.next_number
+        self._grown += len(nodes)
+
+    def _said(self, made: Batch) -> list[bytes]:
+        """Return what is hashed for the numbers of a batch."""
+        positions = in_bytes(leaf_positions(np.arange(made.first_number, made.next_number)))
+        said, end = list[bytes](), 0
+        for waiting in made.blocks:
+            start, end = end, end + len(waiting.columns.addresses)
+            said += self._of_block(made, waiting, start, end, positions)
+        if len(said) == len(positions):
+            return said
+        there = np.zeros(len(positions), np.bool_)
+        there[made.numbers[made.spendable] - made.first_number] = True
+        whole = np.empty(len(positions), np.object_)
+        whole[there] = said
+        whole[~there] = [position + NOTHING for position in positions[~there].view("V8").ravel().tolist()]
+        joined: list[bytes] = whole.tolist()
+        return joined
+
+    def _of_block(self, made: Batch, waiting: Waiting, start: int, end: int, positions: Bytes) -> list[bytes]:
+        """Return what is hashed for the spendable outputs of a block, which stand from `start` on in the batch."""
+        cols, numbers = waiting.columns, made.numbers[start:end]
+        txids = np.repeat(cols.txids, cols.outputs_of, axis=0)
+        ends = np.cumsum(cols.outputs_of)
+        indexes = np.arange(end - start) - np.repeat(ends - cols.outputs_of, cols.outputs_of)
+        addresses, values, extra = cols.addresses, cols.values, cols.extra
+        if not cols.spendable.all():
+            some, flags = np.flatnonzero(cols.spendable), cols.spendable.tolist()
+            numbers, txids, indexes, values = numbers[some], txids[some], indexes[some], values[some]
+            addresses, places = list(compress(addresses, flags)), (np.cumsum(cols.spendable) - 1).tolist()
+            extra = {places[at]: raw for at, raw in extra.items() if flags[at]}
+        born = Born(positions[numbers - made.first_number], txids, indexes, addresses, values.tolist(), extra)
+        block = BlockRow(waiting.height, waiting.slot, waiting.hash, waiting.time, waiting.epoch)
+        return self._leaves.leaves(block, born)
+
+    def cut(self, txn: Txn, count: int) -> None:
+        """Take the leaves from a number on away."""
+        self._nodes.cut(txn, size_of(count))
+        self._find_tops(txn, count)
+
+    def save(self, txn: Txn, live: TableBits, changed: Numbers) -> None:
+        """Hash the chunks of bits that have changed or are new, and what is above them."""
+        before, after = mmr.leaf_count(self._bit_nodes.size), mmr.chunks(self._count)
+        chunks = np.union1d(changed[changed < after], np.arange(before, after))
+        if len(chunks) or before != after:
+            nodes = self._bit_nodes.resize(txn, size_of(after))
+            self._bit_nodes.write(txn, rehash(nodes, after, chunks, live.chunks(chunks)))
+        if self._thin_at != self._thin_saved:
+            txn.put(_THIN_AT, U64.pack(self._thin_at), db=self._meta)
+            self._thin_saved = self._thin_at
+
+    # --- letting go ----------------------------------------------------------------------------------------------
+
+    def thin(self, txn: Txn, reachable: int, blocks: int, revivable: Callable[[Numbers], Flags]) -> int:
+        """Look at some values in turn, and let go of what is above dead outputs only; return how many nodes went.
+
+        Only outputs below `reachable` can be dead for good; `revivable` says which of them live or may live again.
+        """
+        width, gone = self._nodes.per_value, 0
+        end = size_of(reachable) // width * width
+        start = self._thin_at if self._thin_at < end else 0
+        stop = min(start + width * (_THINNED * blocks + 2 * self._grown // width), end)
+        self._grown = 0
+        if start < stop:
+            turn = Thinned(self._nodes, self._nodes.stored(txn), (start, stop), revivable)
+            for first in range(start, stop, width):
+                gone += turn.thin(txn, first)
+        self._thin_at = stop if stop < end else 0
+        return gone
+
+
+class StoredMmr:
+    """The mountain ranges for a reader, in whatever transaction it has."""
+
+    def __init__(self, tables: dict[str, Db]) -> None:
+        self._tables = tables
+
+    def count(self, txn: Txn) -> int:
+        """Return how many leaves there are: as many as output numbers."""
+        return stored_state(txn, self._tables[META]).next_number
+
+    def nodes(self, txn: Txn) -> StoredNodes:
+        """Return the nodes over outputs."""
+        return StoredNodes(txn, self._tables[NODE], NODES)
+
+    def bit_nodes(self, txn: Txn) -> StoredNodes:
+        """Return the nodes over bits."""
+        return StoredNodes(txn, self._tables[BIT_NODE], BIT_NODES)
+
+    def roots(self, txn: Txn) -> Roots:
+        """Return the roots, and the one over both."""
+        leaves = self.count(txn)
+        size = size_of(leaves)
+        outputs = mmr.root(size, self.nodes(txn).read)
+        bits = mmr.root(size_of(mmr.chunks(leaves)), self.bit_nodes(txn).read)
+        return Roots(size, leaves, outputs, bits, mmr.state_root(size, outputs, bits))
+
+    def path(self, txn: Txn, number: int) -> Path:
+        """Return the way from an output that lives or may live again.
+
+        Raises:
+            Damaged: something of it is not there.
+        """
+        leaves, chunk = self.count(txn), number // BITS
+        siblings = mmr.prove(size_of(leaves), number, self.nodes(txn).read)
+        bits = StoredBits(txn, self._tables[LIVE]).chunk(chunk)
+        return Path(number, siblings, bits, mmr.prove(size_of(mmr.chunks(leaves)), chunk, self.bit_nodes(txn).read))
+
+
+def is_set(bits: bytes, leaf: int) -> bool:
+    """Return whether an output's bit is set in its chunk."""
+    return bool(bits[leaf % BITS >> 3] & 1 << (leaf & 7))
