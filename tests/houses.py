@@ -80,5 +80,5 @@ def small_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.history.runs, "FANOUT", 3)
     monkeypatch.setattr(storage.history.history, "MERGED", 2)
     monkeypatch.setattr(storage.history.history, "LEAST_MERGED", 3)
-    monkeypatch.setattr(storage.history.history, "_LOADED", 1)
+    monkeypatch.setattr(storage.history.recent, "_LOADED", 1)
     monkeypatch.setattr(storage.history.filters, "PART", 2)

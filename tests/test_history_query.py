@@ -277,13 +277,13 @@ def test_lists_by_asset_datum_and_script(tmp_path: Path) -> None:
                     keys += [(name, bytes.fromhex(text)) for name, text in hashes.items() if text]
                     for key in keys:
                         wanted.setdefault(key, set()).add((utxo.tx_hash, utxo.output_index))
-            for (index, key), points in wanted.items():
-                found = shot.page(shot.listed(index, key), 1000, "asc", 1, None).utxos
+            for (index, wish), points in wanted.items():
+                found = shot.page(shot.listed(index, wish), 1000, "asc", 1, None).utxos
                 assert {(utxo.tx_hash, utxo.output_index) for utxo in found} == points and len(found) == len(points)
                 assert [utxo.block for utxo in found] == sorted(utxo.block for utxo in found)
-                assert shot.page(shot.listed(index, key), 1000, "desc", 1, None).utxos == found[::-1]
+                assert shot.page(shot.listed(index, wish), 1000, "desc", 1, None).utxos == found[::-1]
                 with pytest.raises(NoIndex, match=index):
-                    few.listed(index, key)
+                    few.listed(index, wish)
             assert {index for index, _ in wanted} == set(names) and len(wanted) > 8
             for here, there in zip(lists(few, Random(1)), lists(shot, Random(1)), strict=True):
                 assert here == there

@@ -7,7 +7,7 @@ undo log of its block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from struct import Struct as Packed
 
@@ -16,7 +16,7 @@ import numpy as np
 from storage.disk import Db, Txn
 from storage.errors import Damaged
 from storage.history.batch import Batch, Done, Spends, Waiting
-from storage.history.bits import Bits, TableBits
+from storage.history.bits import TableBits
 from storage.history.layout import (
     BLOCK,
     ENTRY,
@@ -47,6 +47,7 @@ from storage.history.layout import (
 )
 from storage.history.mmr import Mountains
 from storage.history.output_keys import RULES
+from storage.history.recent import Recent
 from storage.history.runs import Index
 from storage.history.stored import reachable, read_block, read_undo
 from storage.history.values import Values
@@ -56,34 +57,7 @@ UNDO_KEY = Packed(">II")
 UNDO_ENTRIES = 1000  # of a value
 MERGED = 6  # entries that are merged for each one that is added: as many as there are levels of runs
 LEAST_MERGED = 1000
-_LOADED = 200  # undo logs that are read in a turn
 _COLLECTED, _THINNED = 40, 40  # values for each block
-
-
-class Recent:
-    """Which outputs were spent in blocks that may be rolled back: for merges, which drop what is dead for good.
-
-    After a start it is read from the undo logs, some at a time.
-    """
-
-    def __init__(self, first: int = 1, last: int = 0) -> None:
-        self.spent = Bits()
-        self._next, self._last = first, last  # the blocks of which it is still to be read
-
-    def load(self, undo: Callable[[Txn, int], Records], txn: Txn, floor: int) -> bool:
-        """Read some more undo logs; return whether all are read."""
-        self._next = max(self._next, floor + 1)
-        for _ in range(_LOADED):
-            if self._next > self._last:
-                return True
-            self.spent.set(undo(txn, self._next)["number"])
-            self._next += 1
-        return self._next > self._last
-
-    def cut(self, numbers: Numbers, target: int) -> None:
-        """Forget what the blocks above one spent."""
-        self.spent.clear(numbers)
-        self._last = min(self._last, target)
 
 
 class History:
