@@ -635,7 +635,8 @@ def a_merge_has_lost_an_entry(hand: Hand) -> None:
 @says(r"there are values of run 9999, which no index has")
 def a_run_of_nobody(hand: Hand) -> None:
     _, entries = next(hand.entries("address_hash"))
-    hand.put(RUN, runs.KEY.pack(9999, 0, 0), seal(len(entries), entries.tobytes()))
+    prefix, number = entries[0].tolist()
+    hand.put(RUN, runs.KEY.pack(9999, prefix, number), seal(len(entries), entries.tobytes()))
 
 
 @says("part 0 of the filter of run")

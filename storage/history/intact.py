@@ -134,6 +134,8 @@ def _entries(key: bytes, value: bytes) -> None:
     count = count_of(value)
     if count == 0 or len(value) - HEAD_BYTES not in (count * ENTRY.itemsize, count * TXID_ENTRY.itemsize):
         raise Damaged(f"{name} has {len(value)} bytes for {count} entries")
+    if value[HEAD_BYTES : HEAD_BYTES + ENTRY.itemsize] != Packed("<QQ").pack(prefix, number):
+        raise Damaged(f"{name} begins with another entry")
 
 
 def _filter(key: bytes, value: bytes) -> None:
