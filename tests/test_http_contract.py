@@ -16,7 +16,7 @@ import schemathesis
 from daemons import running
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from questions import Web, asked, free_port, short_folder
+from questions import Web, free_port, short_folder
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -98,10 +98,18 @@ def web() -> Iterator[Web]:
 @pytest.fixture(scope="module")
 def history() -> Iterator[Web]:
     """A daemon with the indexes that only a history store keeps."""
-    index = {"asset": True, "datum_hash": True, "script_hash": True}
-    with short_folder() as folder, asked(folder, utxo={"index": index}, layout="history") as asking:
-        asking.feed(FIRST, block(FIRST, SPEND, BAD, DELEGATED))
-        yield asking.web
+    port, index = free_port(), {"asset": True, "datum_hash": True, "script_hash": True}
+    http = {"workers": 1, "listen": f"127.0.0.1:{port}"}
+    with (
+        short_folder() as folder,
+        running(
+            folder, http=http, utxo={"index": index, "store": "history"}, transactions={"enabled": False}
+        ) as daemon,
+        Web(port) as web,
+    ):
+        with daemon.client() as client:
+            client.feed([FIRST, block(FIRST, SPEND, BAD, DELEGATED)])
+        yield web
 
 
 # --- the document --------------------------------------------------------------------------------------------------
