@@ -145,10 +145,13 @@ def _prune_history(config: Config, disk: Disk) -> str:
     with disk.read() as txn:
         kept = store.kept_indexes(txn)
     store.open(chain_name(config), kept)
-    chain = HistoryChain(store, windows(config), config.utxo.prune_batch_size * _STEPS, changes)
+    chain = HistoryChain(store, windows(config), config.utxo.prune_batch_size * _STEPS, changes=changes)
     rows, counts = _AllHistory(chain), dict[str, int]()
     if chain.height:
-        pruner = open_pruner(config, disk, None, rows, changes)
+        records = transactions(store, config) if config.transactions.enabled else None
+        if records is not None:
+            records.height = chain.height
+        pruner = open_pruner(config, disk, records, rows, changes)
         counts = _cycle(pruner, Request(chain.height, "applied"), chain.state.persisted, changes)
     return _pruned(rows.total, counts)
 
