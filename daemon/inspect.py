@@ -92,19 +92,28 @@ def _not_tried(left_out: str | None) -> list[str]:
 
 
 def _verify_history(config: Config, copy: Copy, tell: Tell) -> Verified:
-    """Do so for a history, which has no records of transactions."""
+    """Do so for a history."""
     left_out = copy.left_out
     with _whole(_open_history, config) as disk:
         try:
-            findings = _walk_history(disk, copy.place, tell)
+            found = _walk_history(config, disk, copy.place, tell)
         except StoreFull as full:
-            findings, left_out = _walk_history(disk, None, tell), str(full)
-    return Verified(findings, _not_tried(left_out), [])
+            found, left_out = _walk_history(config, disk, None, tell), str(full)
+    return Verified(found.findings, _not_tried(left_out) + found.half_made, found.contradictions)
 
 
-def _walk_history(disk: Disk, place: Path | None, tell: Tell) -> list[str]:
+def _walk_history(config: Config, disk: Disk, place: Path | None, tell: Tell) -> Audited:
+    audited = Audited([], [])
+
+    def records(seen: Disk) -> list[str]:
+        nonlocal audited
+        if config.transactions.enabled:
+            audited = audit(chain_txs(HistoryStore(seen), config), config.transactions.block_height_retention)
+        return audited.findings
+
     with _in_place(disk) if place is None else nullcontext():
-        return verify_history(disk, quick=place is None, copy_to=place, tell=tell)
+        findings = verify_history(disk, quick=place is None, also=records, copy_to=place, tell=tell)
+        return msgspec.structs.replace(audited, findings=findings)
 
 
 def _open_history(config: Config) -> Disk:

@@ -46,7 +46,7 @@ class BuriedStore:
 
     def record(self, txn: Txn, buried: Buried) -> Record:
         """Return what decides about spending; the counters are `counted`'s to fill."""
-        whole = self.store.block_details(txn, buried.ordinal)
+        whole = self._block_details(txn, buried.ordinal)
         details = _details(whole, buried)
         return mined_record(
             self.blocks.block_at(txn, buried.ordinal).height,
@@ -54,6 +54,11 @@ class BuriedStore:
             details,
             self.maturity if buried.flags & TxFlag.COINBASE else None,
         )
+
+    def _block_details(self, txn: Txn, ordinal: int) -> BlockDetails | None:
+        """Return what was kept of a block's transactions."""
+        raw = txn.get(keys.u32(ordinal), db=self.blocks.details)
+        return None if raw is None else unpack(BlockDetails, raw, f"the details of block {ordinal}")
 
     def counted(self, txn: Txn, buried: Buried, retention: int) -> tuple[Record, dict[int, bytes]]:
         """Return the whole record and its slots, with the claims that stand beside it.
@@ -119,7 +124,7 @@ class BuriedStore:
     def going_back(self, txn: Txn, tip: int, target: int) -> Iterator[GoingBack]:
         """Yield the blocks above `target` from the tip down, while all of them are there still."""
         for ordinal in range(tip, target, -1):
-            block, whole = self.blocks.block_at(txn, ordinal), self.store.block_details(txn, ordinal)
+            block, whole = self.blocks.block_at(txn, ordinal), self._block_details(txn, ordinal)
             transactions = list(self.of_block(txn, ordinal))
             undo = self.blocks.undo_at(txn, ordinal)
             paid: dict[bytes, list[Paid]] = {}
@@ -162,7 +167,7 @@ class BuriedStore:
     def findings(self, txn: Txn) -> Iterator[str]:
         """Check that the details of a block are of a block that is there, and tell of each of its transactions."""
         last = txn.cursor(self.blocks.tx)
-        for own, raw in self.blocks.scan(txn, self.store.details):
+        for own, raw in self.blocks.scan(txn, self.blocks.details):
             ordinal = keys.number(own)
             details = unpack(BlockDetails, raw, f"the details of block {ordinal}")
             number = len(details.outputs)

@@ -22,7 +22,7 @@ from storage.disk import Db, Disk, Txn
 from storage.errors import Damaged
 from storage.pending import TABLE as PENDING
 from storage.pending import PendingStore
-from storage.rows import BlockDetails, pack, unpack
+from storage.rows import pack, unpack
 
 TABLES = ("tx", "tx_delete_at*", "tx_unmined*", "tx_preserved*", PENDING)
 
@@ -128,7 +128,6 @@ class TxStore:
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
         self.tx = disk.tables["tx"]
-        self.details = disk.tables["tx_block"]  # moves with the blocks of the UTXO set
         self.delete_at, self.unmined = disk.tables["tx_delete_at"], disk.tables["tx_unmined"]
         self.preserved = disk.tables["tx_preserved"]
         self.pending = PendingStore(disk)
@@ -290,7 +289,7 @@ class TxStore:
                     found[row[HASH : HASH + 32]] = None
         return list(found)
 
-    # --- bodies, locks, blocks -----------------------------------------------------------------------------------
+    # --- bodies, locks -------------------------------------------------------------------------------------------
 
     def body(self, txn: Txn, txid: bytes) -> Body:
         """Return inputs and raw bytes; a transaction without such a row has neither."""
@@ -312,11 +311,6 @@ class TxStore:
             txn.delete(txid + _LOCK, db=self.tx)
         else:
             txn.put(txid + _LOCK, pack(lock), db=self.tx)
-
-    def block_details(self, txn: Txn, ordinal: int) -> BlockDetails | None:
-        """Return what was kept of a block's transactions."""
-        raw = txn.get(keys.u32(ordinal), db=self.details)
-        return None if raw is None else unpack(BlockDetails, raw, f"the details of block {ordinal}")
 
     # --- walks ---------------------------------------------------------------------------------------------------
 

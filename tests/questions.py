@@ -149,8 +149,6 @@ def asked(folder: Path, **tables: Any) -> Iterator[Asked]:
     store = tables.pop("layout", "classic")
     if store != "classic":
         tables["utxo"] = tables.get("utxo", {}) | {"store": store}
-    if store == "history":  # which has no transaction store
-        tables["transactions"] = {"enabled": False}
     http = {"workers": 1, "listen": f"unix:{folder}/http"} | tables.pop("http", {})
     with running(folder, http=http, **tables) as daemon, Web(folder / "http") as web:
         yield Asked(daemon, web)

@@ -43,13 +43,16 @@ def hears(asking: Asked) -> None:
     until(lambda: "daemon_away" not in asking.ask("/health/ready").text, "the worker has found its daemon")
 
 
+NO_TIMES = {"enabled": False}  # its rows say when they were written
+
+
 @pytest.fixture(scope="module")
 def told() -> Iterator[tuple[Asked, Asked]]:
     with (
         short_folder() as one,
         short_folder() as two,
-        asked(one, utxo={"index": INDEX}, transactions={"enabled": False}) as classic,
-        asked(two, utxo={"index": INDEX}, layout="history") as history,
+        asked(one, utxo={"index": INDEX}, recovery=NO_TIMES) as classic,
+        asked(two, utxo={"index": INDEX}, recovery=NO_TIMES, layout="history") as history,
     ):
         for each in (classic, history):
             hears(each)

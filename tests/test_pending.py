@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from chains import Branches, at, back_to, block, output, txid
+from houses import ALL_TABLES, KINDS, chain_txs, open_over, open_rows
 from messages import Listener, message, take
 
 from handlers import eviction
 from handlers.audit import audit
 from handlers.births import size_of
-from handlers.chain import Chain
 from handlers.desk import Rules
 from handlers.events import (
     Ack,
@@ -37,14 +37,10 @@ from handlers.lives import Lives
 from handlers.transactions import Transactions
 from handlers.utxo import Turns
 from storage.blobs import Files
-from storage.buried import BuriedStore
 from storage.disk import GIB, Disk
-from storage.jobs import TABLES as JOB_TABLES
 from storage.pending import Totals
 from storage.prune import Windows
-from storage.transactions import TABLES as TX_TABLES
 from storage.transactions import TxStore
-from storage.utxo import TABLES, UtxoStore
 
 RETENTION = 100
 MET = Branches()
@@ -57,13 +53,12 @@ def pay(name: str, *spends: OutPoint, outs: int = 2, **parts: Any) -> Tx:
 class Pool:
     """A daemon's stores, told messages one by one."""
 
-    def __init__(self, disk: Disk, folder: Path, rules: Rules) -> None:
-        self.utxo = UtxoStore(disk)
-        self.utxo.open("cardano/mainnet", ["address_hash"])
+    def __init__(self, disk: Disk, folder: Path, rules: Rules, kind: str) -> None:
+        self.utxo = open_rows(disk, kind, indexes=["address_hash"])
         self.store = TxStore(disk)
-        real = Transactions(self.store, BuriedStore(self.utxo, self.store, 0), Files(folder / "blobs"), rules)
+        real = Transactions(self.store, chain_txs(self.utxo), Files(folder / "blobs"), rules)
         self.lives = Lives(real)
-        self.chain = Chain(self.utxo, Windows(10, 10, False), 10, self.lives)
+        self.chain = open_over(self.utxo, Windows(10, 10, False), 10, self.lives)
         self.lives.wake(self.chain.height)
         self.turns, self.sender = Turns(self.chain), Listener()
         self.evicted: list[bytes] = []  # since somebody looked
@@ -102,10 +97,9 @@ def _numbered(event: Any, seq: int) -> Any:
 
 
 @contextmanager
-def open_pool(folder: Path, *, map_size: int = GIB, **rules: Any) -> Iterator[Pool]:
-    tables = tuple(dict.fromkeys((*TABLES, *TX_TABLES, *JOB_TABLES)))
-    with Disk(folder / "lmdb", tables, map_size=map_size, durable=False, on_grow=_grown) as disk:
-        yield Pool(disk, folder, Rules(retention=RETENTION, maturity=0, **rules))
+def open_pool(folder: Path, *, map_size: int = GIB, kind: str = "classic", **rules: Any) -> Iterator[Pool]:
+    with Disk(folder / "lmdb", ALL_TABLES, map_size=map_size, durable=False, on_grow=_grown) as disk:
+        yield Pool(disk, folder, Rules(retention=RETENTION, maturity=0, **rules), kind)
 
 
 def _grown(size: int) -> None:
@@ -486,9 +480,9 @@ class Story:
         assert waiting == unmined
 
 
-def tell_a_story(folder: Path, seed: int) -> None:
+def tell_a_story(folder: Path, seed: int, kind: str) -> None:
     random = Random(seed)
-    options = {"max_pending_count": COUNT, "map_size": 1 << 16 if seed % 2 else GIB}
+    options: dict[str, Any] = {"max_pending_count": COUNT, "map_size": 1 << 16 if seed % 2 else GIB, "kind": kind}
     with ExitStack() as stack:
         pool = stack.enter_context(open_pool(folder, **options))
         story = Story(pool, random)
@@ -505,10 +499,12 @@ def tell_a_story(folder: Path, seed: int) -> None:
         pool.assert_sound()
 
 
-def test_any_story_equals_the_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_story_equals_the_model(tmp_path: Path, kind: str) -> None:
+    MET.met.clear()
     for seed in range(16):
         print(f"seed {seed}")
-        tell_a_story(tmp_path / str(seed), seed)
+        tell_a_story(tmp_path / str(seed), seed, kind)
     assert {
         "a commit was done again in a larger map",
         "a conflicting transaction is evicted",

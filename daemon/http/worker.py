@@ -41,7 +41,6 @@ from daemon.signals import heed, receiver
 from daemon.sink import lines_dropped
 from daemon.store import open_query, reading, store_id, windows
 from handlers.addresses import codec
-from storage.utxo import UtxoStore
 
 log = structlog.get_logger("http")
 
@@ -68,8 +67,7 @@ def work(config: Config, descriptor: int, parent: int) -> None:
         scrape = Scrape(query, windows(config), sheets, parent, own, grace_s)
         text = codec(config.chain.family, config.chain.network)
         ear = Ear(socket_path(config, os.environ))
-        kept = query.store if config.transactions.enabled and isinstance(query.store, UtxoStore) else None
-        routes = None if kept is None else TxRoutes(query, reading(kept, config))
+        routes = TxRoutes(query, reading(query.store, config)) if config.transactions.enabled else None
         jobs = JobRoutes(query) if config.pruner.enabled else None
         rows = RecoveryRoutes(query, lambda: open_storage(config, readonly=True)) if recovers(config) else None
         mmr = MmrRoutes(query) if query.store.mmr else None

@@ -25,7 +25,9 @@ from storage.history.intact import check_meta, check_values
 from storage.history.layout import META, TABLES
 from storage.history.tally import BitSet, Sieve
 from storage.history.view import Tell, View
+from storage.jobs import TABLES as JOB_TABLES
 from storage.pages import check_pages
+from storage.transactions import TABLES as TX_TABLES
 from storage.verify import MOST, silent
 
 _BACK = 200  # blocks that are taken back in one commit
@@ -34,28 +36,36 @@ Walk = Callable[[], Iterator[str]]
 
 
 def verify(
-    disk: Disk, *, quick: bool = False, copy_to: Path | None = None, tell: Tell = silent, most: int = MOST
+    disk: Disk,
+    *,
+    quick: bool = False,
+    also: Callable[[Disk], list[str]] = lambda _: [],
+    copy_to: Path | None = None,
+    tell: Tell = silent,
+    most: int = MOST,
 ) -> list[str]:
     """Return what is wrong with a history, so many findings at most; nothing for a sound one.
 
     Everything is read from a copy, which takes one read transaction for as long as it is made; `quick` reads the store
     itself in one. On the copy undo is tried: every block above the floor is taken back, and the copy is walked again.
+    `also` looks at the same tables before that, if these are sound, and returns further findings.
     The copy is made in the folder `copy_to`, else beside the store. `tell` is called with each row before it is read.
 
     Raises:
         StoreFull: there is no room for the copy.
     """
-    findings = list[str]()
+    findings, others = list[str](), list[str]()
     try:
         with nullcontext(disk) if quick else _copied(disk, copy_to or disk.folder.parent) as seen:
             view = _walk(seen, tell, findings, most)
+            others = [] if findings else also(seen)
             if not findings and not quick:
                 findings += islice(_undo(seen, tell, view), most)
     except StoreFull:
         raise
     except StoreError as error:
         findings.append(str(error))
-    return findings
+    return (findings + others)[:most]
 
 
 @contextmanager
@@ -65,7 +75,7 @@ def _copied(disk: Disk, place: Path) -> Iterator[Disk]:
         disk.copy(folder)
         for finding in check_pages(folder / "data.mdb"):
             raise Damaged(finding)
-        tables = (META, *TABLES, *LOG_TABLES)
+        tables = (META, *TABLES, *LOG_TABLES, *TX_TABLES, *JOB_TABLES)
         with Disk(folder, tables, map_size=disk.map_size(), durable=False, shared=False) as copy:
             yield copy
 
