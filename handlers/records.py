@@ -6,19 +6,20 @@ Here alone it is known which key a field has. Addresses are raw bytes, as the ch
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from struct import Struct as Packed
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
-import numpy as np
 from msgspec import Struct
 
 from formats.canonical import ARRAY, BYTES, MAP, UINT, Item, encode, head
 from handlers.scribe import Scribe, data_hash, script_hash
-from storage.history.layout import Extra
-from storage.history.mmr import Born
 from storage.rows import BlockRow, Body
+
+if TYPE_CHECKING:
+    from storage.history.layout import Extra
+    from storage.history.mmr import Born
 
 _OWNERS = 8192  # addresses whose part is kept
 _SHORT = 128  # bytes; there is no room for the few addresses that are longer
@@ -29,7 +30,6 @@ _PLAIN = 0x92  # how a body begins that is address and value alone
 (SPENT_BY, SPENT_SLOT, SPENT_HEIGHT, SPENT_BLOCK_HASH, SPENT_TIME, SPENT_EPOCH, BEFORE) = range(7)
 
 _read_body = msgspec.msgpack.Decoder(Body).decode
-_read_extra = msgspec.msgpack.Decoder(Extra).decode
 _UINT32, _UINT64 = Packed(">BI").pack, Packed(">BQ").pack
 
 
@@ -98,9 +98,10 @@ class RecordWriter:
                 b"".join((place, start[len(address)], address, _VALUE, value, plain))
                 for place, address, value in zip(heads, born.addresses, values, strict=True)
             ]
+        read = _reader_of_extra()
         for at, raw in born.extra.items():
             text, rest, owned = owner(born.addresses[at])
-            more, others = _more(_read_extra(raw))
+            more, others = _more(read(raw))
             found[at] = b"".join((heads[at], _MAPS[owned + others + entries], text, values[at], more, birth, rest))
         return found
 
@@ -158,8 +159,18 @@ def outpoint(txid: bytes, index: int) -> bytes:
     return _PAIRS + txid + head(UINT, index)
 
 
+@cache
+def _reader_of_extra() -> Callable[[bytes], Extra]:
+    """Return what reads what an output of a history has beside address and value."""
+    from storage.history.layout import Extra  # this imports numpy, which takes long: only for a history
+
+    return msgspec.msgpack.Decoder(Extra).decode
+
+
 def _heads(born: Born) -> list[bytes]:
     """Return the positions of leaves with the outpoints behind them."""
+    import numpy as np
+
     rows = np.empty((len(born.txids), 8 + len(_PAIRS) + 32 + 1), np.uint8)
     rows[:, :8], rows[:, 8:-33] = born.positions, np.frombuffer(_PAIRS, np.uint8)
     rows[:, -33:-1], rows[:, -1] = born.txids.view(np.uint8).reshape(-1, 32), born.indexes

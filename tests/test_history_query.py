@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from hashlib import sha256
@@ -27,12 +29,10 @@ from chains import (
     tx,
     wallet,
 )
+from daemons import ROOT
+from houses import small_values
 
-import storage.history.filters
-import storage.history.history
-import storage.history.runs
 import storage.history.store
-import storage.history.values
 from handlers.chain import Chain
 from handlers.changes import Changes
 from handlers.deltas import Form, InCbor, InJson, NoDelta, find
@@ -159,16 +159,7 @@ def compare(chains: tuple[Chain, Chain], told: list[BlockApplied], seed: int, *,
 @pytest.fixture(params=["large values", "small values"])
 def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "small values":
-        make_small(monkeypatch)
-
-
-def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let short stories have many values, runs and merges."""
-    monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 200)
-    monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 300)
-    monkeypatch.setattr(storage.history.runs, "FANOUT", 3)
-    monkeypatch.setattr(storage.history.history, "MERGED", 12)
-    monkeypatch.setattr(storage.history.filters, "_PART", 2)
+        small_values(monkeypatch)
 
 
 WINDOWS: list[Options] = [
@@ -240,7 +231,7 @@ def test_answers_after_blocks_far_below_the_tip(tmp_path: Path) -> None:
 def test_keys_that_share_a_prefix_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here all keys do: every index lists every output, and each is verified by what it holds."""
     monkeypatch.setattr(storage.history.store, "new_state", lambda: HistoryState([0, 0, 0, 0]))
-    make_small(monkeypatch)
+    small_values(monkeypatch)
     told = random_chain(Random(3), 14)
     with both(tmp_path) as chains:
         for chain in chains:
@@ -395,3 +386,11 @@ def test_lists_of_other_things_have_places_of_their_own(tmp_path: Path) -> None:
             chain.rollback(back_to(first))
         with asking(chain).snapshot() as shot, pytest.raises(CursorGone):
             shot.read_cut(cursor, b"jobs", "desc", PLACE)
+
+
+def test_questions_to_a_classic_store_do_without_numpy() -> None:
+    """Its import takes longer than most of them."""
+    modules = "daemon.commands.lookup, daemon.commands.status, daemon.http.worker"
+    script = f"import sys, {modules}; print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout == "False\n"
