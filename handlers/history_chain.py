@@ -110,12 +110,13 @@ class HistoryChain(Chain):
         if self.lives is None or (self.lives.idle and not self.batch.touched and isinstance(block, columns.RawBlock)):
             return None
         with self._rows.disk.read() as txn:
+            known: set[bytes] | None = None
             if isinstance(block, columns.RawBlock):
                 txids, spends = columns.named(columns.columns(block))
-                mentioned = {txid for txid, _ in spends}.union(txids)
-                if not (self.batch.touched & mentioned or self.lives.known(txn, txids, spends)):
+                known = self.lives.known(txn, txids, spends)
+                if not known and self.batch.touched.isdisjoint(txids + [txid for txid, _ in spends]):
                     return None
-            return self.lives.touching(txn, columns.whole(block), self.batch.touched)
+            return self.lives.touching(txn, columns.whole(block), self.batch.touched, known)
 
     def _tell(self, _: Txn, number: int) -> None:
         """Tell that a block that waited is written."""

@@ -114,16 +114,20 @@ class Lives:
 
     # --- blocks --------------------------------------------------------------------------------------------------
 
-    def touching(self, txn: Txn, block: BlockApplied, touched: set[bytes]) -> Touching | None:
+    def touching(
+        self, txn: Txn, block: BlockApplied, touched: set[bytes], known: set[bytes] | None = None
+    ) -> Touching | None:
         """Return what of a block touches records; `touched` are transactions of the batch that may get one, and learn.
 
-        A block touches a record with its transactions, and with what they spend.
+        A block touches a record with its transactions, and with what they spend. `known` is given by who has it.
         """
         if self.idle and not touched:
             found = [(n, tx) for n, tx in enumerate(block.txs) if tx.raw is not None]
         else:
             spends = (tx.inputs if tx.valid else tx.collateral for tx in block.txs)
-            known = self.known(txn, [tx.txid for tx in block.txs], chain.from_iterable(spends)) | touched
+            if known is None:
+                known = self.known(txn, [tx.txid for tx in block.txs], chain.from_iterable(spends))
+            known = known | touched
             found = [
                 (n, tx)
                 for n, tx in enumerate(block.txs)

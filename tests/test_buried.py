@@ -12,14 +12,18 @@ from pathlib import Path
 import pytest
 from chains import at, block, output, script, tx, txid
 from houses import ALL_TABLES, KINDS, chain_txs, open_over, open_rows
+from messages import Listener, message, take
 
 from handlers.chain import Chain
+from handlers.columns import RawBlock
 from handlers.desk import Looked, Mined, Rules
-from handlers.events import OutPoint, Tx
+from handlers.events import BlockApplied, OutPoint, Tx, TxSubmitted
+from handlers.history_chain import HistoryChain
 from handlers.ledger import body
 from handlers.lives import Lives
 from handlers.spending import TxFault
 from handlers.transactions import Transactions
+from handlers.utxo import Turns
 from storage.blobs import Files
 from storage.disk import Disk, Txn
 from storage.prune import Windows
@@ -30,6 +34,8 @@ PAY = output(script("ann"), 7)
 DATA = output(b"\x6a", 0, spendable=False)
 COINBASE = tx("coinbase", PAY, coinbase=True, fee=None, size=90, subtree_index=0)
 FUND = tx("fund", PAY, DATA, PAY, PAY, spends=[at("coinbase")], fee=3, size=250, subtree_index=1)
+FIRST = block(None, COINBASE, block_id=70)
+SECOND = block(FIRST, FUND, tx("spender", PAY, spends=[at("fund", 3)]), block_id=71)
 HEIGHT = 2
 
 
@@ -67,10 +73,8 @@ def house(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[House]:
         rules = Rules(retention=RETENTION, maturity=MATURITY, reassign_delay=4)
         real = Transactions(buried.store, buried, Files(tmp_path / "blobs"), rules)
         chain = open_over(rows, Windows(10, 10, False), 10, Lives(real))
-        first = block(None, COINBASE, block_id=70)
-        second = block(first, FUND, tx("spender", PAY, spends=[at("fund", 3)]), block_id=71)
-        assert chain.apply(first, None)
-        assert chain.apply(second, None)
+        assert chain.apply(FIRST, None)
+        assert chain.apply(SECOND, None)
         chain.commit()
         real.height = HEIGHT
         house = House(disk, chain, real)
@@ -252,3 +256,30 @@ def test_who_takes_an_output_over_is_not_counted_twice(house: House, dug_up: boo
     house.write(lambda txn: house.real.need(txn, txid("fund")))
     record = house.record("fund")
     assert (record.recorded, record.spent) == (3, 3)
+
+
+@pytest.mark.parametrize("mined", [True, False])
+def test_a_submission_and_its_block_in_one_commit(house: House, mined: bool) -> None:
+    """The block has the submission, or another transaction that spends the same output; both come as bytes."""
+    submitted, rival = child("child", at("fund")), child("rival", at("fund"))
+    turns, sender = Turns(house.chain), Listener()
+    third = message(block(SECOND, submitted if mined else rival), sender)
+    assert isinstance(third.event(house.chain.decode), BlockApplied)
+    assert isinstance(third.event(house.chain.decode), RawBlock) == isinstance(house.chain, HistoryChain)
+    take(turns, message(TxSubmitted(tx=submitted, seq=1), sender), third)
+    assert sender.said() == [(1, "duplicate" if mined else "UTXO_ERROR")], "the chain is ahead of what waits with it"
+    assert house.look(at("fund")).spender == (txid("child" if mined else "rival"), 0)
+    assert house.rows() == {}
+
+
+def test_a_block_of_bytes_mines_what_waits(house: House) -> None:
+    """A block is made of objects only where it touches a record: its transaction's, or a claim on what it spends."""
+    house.write(lambda txn: house.real.submit(txn, child("child", at("fund"))))
+    house.write(lambda txn: house.real.submit(txn, child("loser", at("fund", 2))))
+    house.chain.lives.settle() if house.chain.lives else None
+    third = block(SECOND, child("child", at("fund")), child("rival", at("fund", 2)))
+    take(Turns(house.chain), message(third, Listener()))
+    record, loser = house.record("child"), house.record("loser")
+    assert (record.mined, record.block_heights, record.conflicting) == (True, [3], False)
+    assert (loser.mined, loser.conflicting) == (False, True)
+    assert house.look(at("fund", 2)).spender == (txid("rival"), 0)
