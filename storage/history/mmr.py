@@ -53,7 +53,7 @@ class Leaves(Protocol):
 class Mountains:
     """Both mountain ranges in the hands of the thread that writes the history."""
 
-    def __init__(self, tables: dict[str, Db], leaves: Leaves) -> None:
+    def __init__(self, tables: dict[str, Db], leaves: Leaves | None) -> None:
         self._meta, self._leaves = tables[META], leaves
         self._nodes, self._bit_nodes = Nodes(tables[NODE]), HeldNodes(tables[BIT_NODE])
         self._count = self._grown = 0
@@ -116,6 +116,7 @@ class Mountains:
             extra = {places[at]: raw for at, raw in extra.items() if flags[at]}
         born = Born(positions[numbers - made.first_number], txids, indexes, addresses, values.tolist(), extra)
         block = BlockRow(waiting.height, waiting.slot, waiting.hash, waiting.time, waiting.epoch)
+        assert self._leaves is not None, "whoever applies blocks to a store with an MMR has to say what its leaves are"
         return self._leaves.leaves(block, born)
 
     def cut(self, txn: Txn, count: int) -> None:
