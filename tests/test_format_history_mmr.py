@@ -26,7 +26,7 @@ from handlers.records import Entry, RecordWriter
 from handlers.scribe import Scribe
 from storage.disk import Txn
 from storage.history.layout import LIVE, Extra, count_of, seal, words
-from storage.history.mmr import BIT_NODE, NODE, TABLES, Born
+from storage.history.mmr import BIT_NODE, NODE, TABLES, THIN_AT, Born
 from storage.history.mmr_arrays import in_bytes
 from storage.history.mmr_nodes import Value, pack, unpack
 from storage.history.verify import verify
@@ -109,6 +109,16 @@ def test_verify_finds_what_is_wrong(tmp_path: Path, table: str, change: Break, e
         found = wrong(chain)
         assert any(expected in each for each in found), found
         assert verify(disk, quick=True, leaves=HISTORY_LEAVES) != []
+
+
+@pytest.mark.parametrize(("name", "value"), [(b"store", b"mmx"), (THIN_AT, b"1234567")])
+def test_verify_finds_what_is_wrong_in_the_meta_table(tmp_path: Path, name: bytes, value: bytes) -> None:
+    with open_chain(tmp_path, store="history-mmr") as chain:
+        feed(chain, block(None, tx("some", output("ann"))))
+        disk = chain.store.disk
+        assert verify(disk, leaves=HISTORY_LEAVES) == []
+        disk.write(lambda txn: txn.put(name, value, db=disk.tables["utxo_meta"]))
+        assert len(verify(disk, quick=True, leaves=HISTORY_LEAVES)) == 1
 
 
 def test_verify_finds_what_is_behind_the_end(tmp_path: Path) -> None:
