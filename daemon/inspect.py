@@ -13,7 +13,17 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from config.settings import Config
-from daemon.store import TABLES, chain_name, chain_txs, folder, leaf_writer, limited, open_disk, windows
+from daemon.store import (
+    TABLES,
+    chain_name,
+    chain_txs,
+    folder,
+    history_leaf_writer,
+    leaf_writer,
+    limited,
+    open_disk,
+    windows,
+)
 from handlers.audit import Audited, audit
 from storage.disk import Disk
 from storage.errors import Damaged, StoreFull, TableMissing
@@ -112,7 +122,9 @@ def _walk_history(config: Config, disk: Disk, place: Path | None, tell: Tell) ->
         return audited.findings
 
     with _in_place(disk) if place is None else nullcontext():
-        findings = verify_history(disk, quick=place is None, also=records, copy_to=place, tell=tell)
+        findings = verify_history(
+            disk, quick=place is None, also=records, copy_to=place, tell=tell, leaves=history_leaf_writer(config)
+        )
         return msgspec.structs.replace(audited, findings=findings)
 
 

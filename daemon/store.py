@@ -19,6 +19,7 @@ from handlers.addresses import codec
 from handlers.chain import Chain
 from handlers.change_log import ChangeLog
 from handlers.desk import Rules
+from handlers.leaves import LeafWriter
 from handlers.lives import Lives
 from handlers.query import Query
 from handlers.records import RecordWriter
@@ -127,7 +128,7 @@ def open_chain(disk: Disk, config: Config) -> Chain:
         from handlers.history_chain import HistoryChain
         from storage.history.store import HistoryStore
 
-        history = HistoryStore(disk)
+        history = HistoryStore(disk, history_leaf_writer(config))
         history.open(chain_name(config), wanted_indexes(config))
         lives = open_lives(history, config, changes)
         return HistoryChain(history, reach, config.utxo.prune_batch_size, lives, changes)
@@ -140,6 +141,11 @@ def open_utxo(disk: Disk, config: Config) -> UtxoStore:
     store = UtxoStore(disk, leaf_writer(config))
     store.open(chain_name(config), wanted_indexes(config), config.utxo.store)
     return store
+
+
+def history_leaf_writer(config: Config) -> LeafWriter:
+    """Return what an output's leaf is in a history with an MMR."""
+    return LeafWriter(Scribe(codec(config.chain.family, config.chain.network), config.chain.family))
 
 
 def leaf_writer(config: Config) -> RecordWriter:

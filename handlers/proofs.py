@@ -98,8 +98,10 @@ class Prover:
         """
         store, txn, name = shot.store, shot.txn, f"{txid.hex()}#{index}"
         roots = mmr_root(shot)
-        assert isinstance(shot, ClassicSnapshot) and isinstance(store, UtxoStore)
-        assert store.mmr is not None and roots is not None
+        assert roots is not None
+        if not isinstance(shot, ClassicSnapshot):
+            return _of_history(shot, roots, txid, index)
+        assert isinstance(store, UtxoStore) and store.mmr is not None
         home = txn.get(txid, db=store.txid)
         place = b"" if home is None else home + keys.u32(index)
         row = store.row(txn, place) if place else None
@@ -112,6 +114,15 @@ class Prover:
         path = store.mmr.path(txn, place)
         data = outpoint(txid, index) + self._records.live(shot.entry((place, row)))
         return written(roots, (txid, index), data, path, unspent=row[0] != SPENT)
+
+
+def _of_history(shot: Snapshot, roots: MmrRoot, txid: bytes, index: int) -> MmrProof:
+    """Return a history's proof. The import of numpy takes longer than most questions: a classic store does without."""
+    from handlers.history_proofs import prove
+    from handlers.history_query import HistorySnapshot
+
+    assert isinstance(shot, HistorySnapshot)
+    return prove(shot, roots, txid, index)
 
 
 def written(roots: MmrRoot, point: OutPoint, data: bytes, path: mmr.Path, *, unspent: bool) -> MmrProof:

@@ -6,9 +6,8 @@ Here alone it is known which key a field has. Addresses are raw bytes, as the ch
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, lru_cache
-from struct import Struct as Packed
-from typing import TYPE_CHECKING, NamedTuple
+from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -16,10 +15,6 @@ from msgspec import Struct
 from formats.canonical import ARRAY, BYTES, MAP, UINT, Item, encode, head
 from handlers.scribe import Scribe, data_hash, script_hash
 from storage.rows import BlockRow, Body
-
-if TYPE_CHECKING:
-    from storage.history.layout import Extra
-    from storage.history.mmr import Born
 
 _OWNERS = 8192  # addresses whose part is kept
 _SHORT = 128  # bytes; there is no room for the few addresses that are longer
@@ -30,7 +25,6 @@ _PLAIN = 0x92  # how a body begins that is address and value alone
 (SPENT_BY, SPENT_SLOT, SPENT_HEIGHT, SPENT_BLOCK_HASH, SPENT_TIME, SPENT_EPOCH, BEFORE) = range(7)
 
 _read_body = msgspec.msgpack.Decoder(Body).decode
-_UINT32, _UINT64 = Packed(">BI").pack, Packed(">BQ").pack
 
 
 class Spend(Struct, frozen=True, gc=False):
@@ -64,8 +58,12 @@ class RecordWriter:
     """
 
     def __init__(self, scribe: Scribe) -> None:
-        self._scribe = scribe
+        self.scribe = scribe
         self._kept_owner = lru_cache(_OWNERS)(self._owner)
+
+    def owner(self, address: bytes) -> tuple[bytes, bytes, int]:
+        """Return what comes before the value, its key with it, what comes after the block, and how many entries."""
+        return self._kept_owner(address) if len(address) <= _SHORT else self._owner(address)
 
     def __call__(self, block: BlockRow) -> Callable[[bytes, int, bytes], bytes]:
         """Return what writes the outputs that are born in a block, by transaction id, index and stored body."""
@@ -76,45 +74,16 @@ class RecordWriter:
 
         return write
 
-    def leaves(self, block: BlockRow, born: Born) -> list[bytes]:
-        """Return the leaves of outputs that were born in a block, each behind its position.
-
-        NOTE: the hot path of a history with an MMR. Most outputs are address and value alone.
-        """
-        heads, values = _heads(born), _unsigned(born.values)
-        birth, entries = _birth(block)
-        plain, plain_entries = _NOTHING_MORE.raw + birth, _NOTHING_MORE.entries + entries
-        kept, owner = self._kept_owner, self._owner
-        if self._scribe.names_owners:
-            owners = [kept(each) if len(each) <= _SHORT else owner(each) for each in born.addresses]
-            maps = _MAPS[plain_entries:]
-            found = [
-                b"".join((place, maps[owned], text, value, plain, rest))
-                for place, (text, rest, owned), value in zip(heads, owners, values, strict=True)
-            ]
-        else:
-            start = _Start(_MAPS[2 + plain_entries])
-            found = [
-                b"".join((place, start[len(address)], address, _VALUE, value, plain))
-                for place, address, value in zip(heads, born.addresses, values, strict=True)
-            ]
-        read = _reader_of_extra()
-        for at, raw in born.extra.items():
-            text, rest, owned = owner(born.addresses[at])
-            more, others = _more(read(raw))
-            found[at] = b"".join((heads[at], _MAPS[owned + others + entries], text, values[at], more, birth, rest))
-        return found
-
     def _born_in(self, block: BlockRow) -> Callable[[bytes, int, Body, bool], bytes]:
-        birth, born = _birth(block)
-        owner, kept_owner, plain = self._owner, self._kept_owner, _NOTHING_MORE
+        birth, born = birth_of(block)
+        owner, kept_owner, plain = self._owner, self._kept_owner, NOTHING_MORE
 
         def put(txid: bytes, index: int, body: Body, is_plain: bool) -> bytes:
             address = body.address
             text, rest, owned = kept_owner(address) if len(address) <= _SHORT else owner(address)
-            more, others = plain if is_plain else _more(body)
-            place = _PAIRS + txid + (_SMALL[index] if index < 24 else head(UINT, index))
-            return place + _MAPS[owned + others + born] + text + head(UINT, body.value) + more + birth + rest
+            more, others = plain if is_plain else more_of(body)
+            place = PAIRS + txid + (SMALL[index] if index < 24 else head(UINT, index))
+            return place + MAPS[owned + others + born] + text + head(UINT, body.value) + more + birth + rest
 
         return put
 
@@ -145,65 +114,20 @@ class RecordWriter:
         return Item(pair[len(outpoint(entry.txid, entry.index)) :])
 
     def _owner(self, address: bytes) -> tuple[bytes, bytes, int]:
-        """Return what comes before the value, its key with it, what comes after the block, and how many entries."""
-        if not self._scribe.names_owners:
-            return b"".join((_ADDRESS, head(BYTES, len(address)), address, _VALUE)), b"", 2
-        payment, stake = self._scribe.credentials(address)
+        if not self.scribe.names_owners:
+            return bytes((ADDRESS,)) + head(BYTES, len(address)) + address + bytes((VALUE,)), b"", 2
+        payment, stake = self.scribe.credentials(address)
         own = _entries((ADDRESS, address))
-        rest = _entries((PAYMENT, payment), (STAKE, stake), (STAKE_ADDRESS, self._scribe.stake_address(address)))
+        rest = _entries((PAYMENT, payment), (STAKE, stake), (STAKE_ADDRESS, self.scribe.stake_address(address)))
         return own.raw + bytes((VALUE,)), rest.raw, own.entries + rest.entries + 1
 
 
 def outpoint(txid: bytes, index: int) -> bytes:
     """Return how the leaf of an output begins."""
-    return _PAIRS + txid + head(UINT, index)
+    return PAIRS + txid + head(UINT, index)
 
 
-@cache
-def _reader_of_extra() -> Callable[[bytes], Extra]:
-    """Return what reads what an output of a history has beside address and value."""
-    from storage.history.layout import Extra  # this imports numpy, which takes long: only for a history
-
-    return msgspec.msgpack.Decoder(Extra).decode
-
-
-def _heads(born: Born) -> list[bytes]:
-    """Return the positions of leaves with the outpoints behind them."""
-    import numpy as np
-
-    rows = np.empty((len(born.txids), 8 + len(_PAIRS) + 32 + 1), np.uint8)
-    rows[:, :8], rows[:, 8:-33] = born.positions, np.frombuffer(_PAIRS, np.uint8)
-    rows[:, -33:-1], rows[:, -1] = born.txids.view(np.uint8).reshape(-1, 32), born.indexes
-    heads: list[bytes] = rows.view(f"V{rows.shape[1]}").ravel().tolist()
-    for at in np.flatnonzero(born.indexes >= len(_SMALL)).tolist():
-        heads[at] = heads[at][:-1] + head(UINT, int(born.indexes[at]))
-    return heads
-
-
-def _unsigned(values: list[int]) -> list[bytes]:
-    """Return whole numbers in canonical CBOR; most values have more than 16 bits."""
-    return [
-        _UINT32(26, value)
-        if 0xFFFF < value <= 0xFFFF_FFFF
-        else _UINT64(27, value)
-        if value > 0xFFFF
-        else head(UINT, value)
-        for value in values
-    ]
-
-
-class _Start(dict[int, bytes]):
-    """How a record begins whose address has so many bytes."""
-
-    def __init__(self, entries: bytes) -> None:
-        self._entries = entries
-
-    def __missing__(self, length: int) -> bytes:
-        made = self[length] = self._entries + _ADDRESS + head(BYTES, length)
-        return made
-
-
-def _birth(block: BlockRow) -> _Part:
+def birth_of(block: BlockRow) -> _Part:
     """Return what the outputs share that are born in a block."""
     return _entries(
         (SLOT, block.slot),
@@ -214,7 +138,7 @@ def _birth(block: BlockRow) -> _Part:
     )
 
 
-def _more(body: Body | Extra) -> _Part:
+def more_of(body: Body) -> _Part:
     """Return what an output has beside address and value."""
     if body.assets and body.datum_hash is body.inline_datum is body.script_ref is body.script_ref_hash is None:
         return _Part(_assets(body.assets) + (_RETURN if body.is_collateral_return else _NO_RETURN), 2)
@@ -242,10 +166,9 @@ def _entries(*entries: tuple[int, object]) -> _Part:
     return _Part(b"".join(bytes((key,)) + encode(value) for key, value in there), len(there))
 
 
-_PAIRS = b"\x82\x82" + head(BYTES, 32)  # a pair whose first is a pair whose first has 32 bytes
-_SMALL = tuple(bytes((number,)) for number in range(24))
-_MAPS = tuple(head(MAP, entries) for entries in range(17))  # how a map of so many entries begins
-_ADDRESS, _VALUE = bytes((ADDRESS,)), bytes((VALUE,))
+PAIRS = b"\x82\x82" + head(BYTES, 32)  # a pair whose first is a pair whose first has 32 bytes
+SMALL = tuple(bytes((number,)) for number in range(24))
+MAPS = tuple(head(MAP, entries) for entries in range(17))  # how a map of so many entries begins
 _ASSETS = bytes((ASSETS,))
-_NOTHING_MORE = _entries((IS_RETURN, False))
-_NO_RETURN, _RETURN = _NOTHING_MORE.raw, _entries((IS_RETURN, True)).raw
+NOTHING_MORE = _entries((IS_RETURN, False))
+_NO_RETURN, _RETURN = NOTHING_MORE.raw, _entries((IS_RETURN, True)).raw

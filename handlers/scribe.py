@@ -208,14 +208,14 @@ def _has_script(body: Body) -> bool:
     )
 
 
-def data_hash(body: Body | Extra) -> bytes | None:
+def data_hash(body: Body) -> bytes | None:
     """Return the hash of an output's datum; of an inline one it is derived where it was not given."""
     if body.datum_hash is None and body.inline_datum is not None:
         return blake2b(body.inline_datum, digest_size=32).digest()
     return body.datum_hash
 
 
-def script_hash(body: Body | Extra) -> bytes | None:
+def script_hash(body: Body) -> bytes | None:
     """Return the hash of the script that an output carries; it is derived where only the script was given."""
     if body.script_ref_hash is None and body.script_ref is not None:
         return hash_of_reference(body.script_ref)

@@ -22,6 +22,7 @@ from handlers.addresses import codec
 from handlers.chain import Chain
 from handlers.events import BlockApplied, GenesisOutput, GenesisOutputs, OutPoint, Output, Rollback, RollbackPoint, Tx
 from handlers.history_chain import HistoryChain
+from handlers.leaves import LeafWriter
 from handlers.records import RecordWriter
 from handlers.refusal import Refusal, Refused
 from handlers.scribe import Scribe
@@ -261,6 +262,7 @@ def random_genesis(rng: Random) -> GenesisOutputs:
 
 CODEC = codec("cardano", "mainnet")
 LEAVES = RecordWriter(Scribe(CODEC, "cardano"))  # of an MMR store
+HISTORY_LEAVES = LeafWriter(Scribe(CODEC, "cardano"))  # of a history with an MMR
 
 
 class Options(TypedDict, total=False):
@@ -295,7 +297,7 @@ def open_chain(folder: Path, **options: Unpack[Options]) -> Iterator[Chain]:
         )
         batch, kind = options.get("prune_batch_size", 1000), options.get("store", "classic")
         if kind in ("history", "history-mmr"):
-            history = HistoryStore(disk, LEAVES)
+            history = HistoryStore(disk, HISTORY_LEAVES)
             history.open(name, wanted, mmr=kind == "history-mmr")
             chain: Chain = HistoryChain(history, windows, batch)
         else:

@@ -9,6 +9,7 @@ from chains import LEAVES, live
 
 import storage.history.filters
 import storage.history.history
+import storage.history.recent
 import storage.history.runs
 import storage.history.values
 from handlers.chain import Chain

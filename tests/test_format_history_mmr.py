@@ -14,20 +14,22 @@ import cbor2
 import msgspec
 import numpy as np
 import pytest
-from chains import block, credential, dump, feed, open_chain, output, random_output, tx
+from chains import HISTORY_LEAVES, block, credential, dump, feed, open_chain, output, random_output, tx
 from test_history_mmr import roots_of, small_values, wrong
 from test_mmr_model import h
 from test_model import MET
 
 from handlers.addresses import Family, codec
 from handlers.events import Output
+from handlers.leaves import LeafWriter
 from handlers.records import Entry, RecordWriter
 from handlers.scribe import Scribe
 from storage.disk import Txn
 from storage.history.layout import LIVE, Extra, count_of, seal, words
-from storage.history.mmr import BIT_NODE, NODE, TABLES, Born
+from storage.history.mmr import BIT_NODE, NODE, TABLES, THIN_AT, Born
 from storage.history.mmr_arrays import in_bytes
 from storage.history.mmr_nodes import Value, pack, unpack
+from storage.history.verify import verify
 from storage.mmr import U64
 from storage.rows import BlockRow, Body
 
@@ -35,7 +37,8 @@ from storage.rows import BlockRow, Body
 @pytest.mark.parametrize(("family", "network"), [("cardano", "mainnet"), ("bitcoin", "regtest")])
 def test_leaves_are_the_records_that_clients_are_given(family: Family, network: str) -> None:
     """Written many at once they have the bytes of one by one, behind the position."""
-    writer, rng = RecordWriter(Scribe(codec(family, network), family)), Random(5)
+    scribe, rng = Scribe(codec(family, network), family), Random(5)
+    writer = RecordWriter(scribe)
     row = BlockRow(70_000, 1 << 33, bytes(range(32)), None, 5)
     outputs = [random_output(rng, MET) for _ in range(300)]
     outputs += [Output(address, 1 << n) for n, address in enumerate([bytes(129), bytes(4000), b""])]
@@ -56,7 +59,7 @@ def test_leaves_are_the_records_that_clients_are_given(family: Family, network: 
         [body.value for body in bodies],
         extra,
     )
-    for n, found in enumerate(writer.leaves(row, born)):
+    for n, found in enumerate(LeafWriter(scribe).leaves(row, born)):
         index = int(positions[n]) % 70_000
         assert found == int(positions[n]).to_bytes(8, "big") + writer.pair(Entry(txids[n], index, bodies[n], row))
 
@@ -105,6 +108,17 @@ def test_verify_finds_what_is_wrong(tmp_path: Path, table: str, change: Break, e
         disk.write(damage)
         found = wrong(chain)
         assert any(expected in each for each in found), found
+        assert verify(disk, quick=True, leaves=HISTORY_LEAVES) != []
+
+
+@pytest.mark.parametrize(("name", "value"), [(b"store", b"mmx"), (THIN_AT, b"1234567")])
+def test_verify_finds_what_is_wrong_in_the_meta_table(tmp_path: Path, name: bytes, value: bytes) -> None:
+    with open_chain(tmp_path, store="history-mmr") as chain:
+        feed(chain, block(None, tx("some", output("ann"))))
+        disk = chain.store.disk
+        assert verify(disk, leaves=HISTORY_LEAVES) == []
+        disk.write(lambda txn: txn.put(name, value, db=disk.tables["utxo_meta"]))
+        assert len(verify(disk, quick=True, leaves=HISTORY_LEAVES)) == 1
 
 
 def test_verify_finds_what_is_behind_the_end(tmp_path: Path) -> None:

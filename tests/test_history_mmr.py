@@ -6,14 +6,15 @@ time; the store never does. Values are made small, so that a short story has man
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
 import pytest
 from chains import (
-    LEAVES,
+    CODEC,
+    HISTORY_LEAVES,
     Options,
     at,
     back_to,
@@ -43,17 +44,16 @@ import storage.history.mmr_nodes
 import storage.history.mmr_thin
 import storage.history.runs
 import storage.history.values
-from handlers.answers import MmrRoot
 from handlers.chain import Chain
 from handlers.events import OutPoint, Pruned
-from handlers.history_proofs import prove
-from handlers.proofs import MmrProof, NoProof, check
+from handlers.proofs import MmrProof, NoProof, Prover, check
+from handlers.query import Query
 from storage import mmr
 from storage.errors import WrongFormat
 from storage.history.mmr import TABLES, StoredMmr, is_set
 from storage.history.mmr_verify import mountains
 from storage.history.store import HistoryStore
-from storage.history.stored import Stored
+from storage.history.verify import verify
 
 CHUNK = 1024
 NOTHING = b"\xf6"
@@ -119,12 +119,12 @@ class HistoryMmrStory(HistoryStory):
     def proofs_hold(self, outputs: list[Numbered], leaves: list[bytes], live: set[tuple[int, int, int]]) -> None:
         """Every unspent output is proved to be so; a spent one to have been created, while a rollback may reach it."""
         latest = {point[0]: number - point[1] for number, (point, _, _) in enumerate(outputs)}
-        with self.stored() as stored:
+        with self.stored() as stored, prover(self.chain) as prove:
             for number, (point, coin, _) in enumerate(outputs):
                 if latest[point[0]] != number - point[1]:  # the id came again: it means the later one
                     continue
                 try:
-                    proof = prove_one(self.chain, stored, point)
+                    proof = prove(point)
                 except NoProof:
                     assert coin is None or coin.place not in live
                     assert stored.output(number) is None
@@ -184,19 +184,11 @@ def roots_of(chain: Chain) -> mmr.Roots:
         return mountains_of(chain).roots(txn)
 
 
-def prove_one(chain: Chain, stored: Stored, point: OutPoint) -> MmrProof:
-    roots = mountains_of(chain).roots(stored.txn)
-    told = MmrRoot(
-        height=None,
-        slot=None,
-        hash=None,
-        size=roots.size,
-        leaves=roots.leaves,
-        output_root=roots.output_root.hex(),
-        bitmap_root=roots.bitmap_root.hex(),
-        root=roots.root.hex(),
-    )
-    return prove(LEAVES, stored, mountains_of(chain), told, *point)
+@contextmanager
+def prover(chain: Chain) -> Iterator[Callable[[OutPoint], MmrProof]]:
+    query = Query(chain.store, CODEC, "cardano")
+    with query.snapshot() as shot:
+        yield lambda point: Prover(query).proof(shot, *point)
 
 
 @contextmanager
@@ -211,7 +203,7 @@ def small_values(nodes: int = 7, bit_nodes: int = 2, most: int = 0) -> Iterator[
         patch.setattr(storage.history.runs, "FANOUT", 3)
         patch.setattr(storage.history.history, "MERGED", 2)
         patch.setattr(storage.history.history, "LEAST_MERGED", 3)
-        patch.setattr(storage.history.filters, "_PART", 2)
+        patch.setattr(storage.history.filters, "PART", 2)
         yield
 
 
@@ -268,6 +260,7 @@ def test_back_and_forth_and_batches_leave_the_same_root(seed: int, rollback_wind
             feed(wandering, each)
         assert roots_of(wandering) == roots_of(direct)
         assert wrong(wandering) == wrong(direct) == []
+        assert verify(wandering.store.disk, leaves=HISTORY_LEAVES) == []
 
 
 @settings(max_examples=40)
@@ -318,10 +311,9 @@ def test_a_store_of_several_chunks_and_values(tmp_path: Path) -> None:
         feed(chain, block(first, tx("spend", *(output("bob") for _ in range(600)), spends=spends)))
         assert wrong(chain) == []
         assert roots_of(chain).leaves == 3100
-        with chain.store.disk.read() as txn:
-            stored = Stored(txn, chain.store.disk.tables)
+        with prover(chain) as prove:
             for point, unspent in ((at("fund 0", 7), False), (at("fund 4", 61), True), (at("spend", 599), True)):
-                proof = prove_one(chain, stored, point)
+                proof = prove(point)
                 check(proof, bit=is_set)
                 assert proof.unspent == unspent
         assert chain.rollback(back_to(first))
@@ -350,11 +342,10 @@ def test_large_dead_trees_are_let_go_over_restarts(tmp_path: Path) -> None:
         left = nodes_of(chain)[0]
         assert sum(map(len, left.values())) < 32 * (2 * 1001 + 509)  # what lives, and a value that is not whole
         assert len(left) <= rows // 2
-        with chain.store.disk.read() as txn:
-            stored = Stored(txn, chain.store.disk.tables)
-            check(prove_one(chain, stored, at("fund 6", 3)), bit=is_set)
+        with prover(chain) as prove:
+            check(prove(at("fund 6", 3)), bit=is_set)
             with pytest.raises(NoProof):
-                prove_one(chain, stored, at("fund 0", 3))
+                prove(at("fund 0", 3))
 
 
 def test_a_store_is_opened_as_what_it_was_made(tmp_path: Path) -> None:

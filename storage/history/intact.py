@@ -34,13 +34,14 @@ from storage.history.layout import (
     count_of,
     stored_state,
 )
+from storage.history.mmr import THIN_AT
 from storage.history.output_keys import RULES
 from storage.history.view import View
 
 KINDS = ("txid", "block", "spender", *RULES)
 LARGEST = 1 << 62  # no number of an output is larger
 _RUNS = b"runs:"
-_OTHERS = {b"format", b"chain", b"indexes", b"genesis", b"records_stale", STATE}  # rows of utxo_meta
+_OTHERS = {b"format", b"chain", b"indexes", b"genesis", b"records_stale", b"store", THIN_AT, STATE}  # rows of utxo_meta
 KEY_BYTES = {BLOCK: 4, TX: 8, OUTPUT: 8, LIVE: 4, UNDO: 8, RUN: 20, FILTER: 8}  # bytes
 _NUMBER = Packed(">Q")
 _read_block = msgspec.msgpack.Decoder(Block).decode
@@ -82,6 +83,10 @@ def check_meta(txn: Txn, view: View) -> Iterator[str]:
             yield f"utxo_meta has a row {key!r}, which nothing has written"
         elif key == b"genesis" and len(value) != 32:
             yield f"the digest of the genesis outputs has {len(value)} bytes"
+        elif key == b"store" and value != b"mmr":
+            yield f"the kind of the store is {value!r}"
+        elif key == THIN_AT and len(value) != 8:
+            yield f"the position at which nodes are let go has {len(value)} bytes"
         elif key == b"indexes" and not set(value.decode(errors="replace").split(",")) <= {"", *RULES}:
             yield f"the list of indexes is {value!r}"
 

@@ -28,7 +28,7 @@ from storage.rows import BlockRow
 NODE, BIT_NODE = "history_mmr_node", "history_mmr_bit_node"
 TABLES = (NODE, BIT_NODE)
 NOTHING = b"\xf6"  # null in CBOR: the leaf of a number that no output can be asked for by
-_THIN_AT = b"mmr_thin_at"  # in the meta table: the position at which letting go continues
+THIN_AT = b"mmr_thin_at"  # in the meta table: the position at which letting go continues
 _THINNED = 4  # values that are looked at for each block, beside twice as many as were written
 
 
@@ -53,7 +53,7 @@ class Leaves(Protocol):
 class Mountains:
     """Both mountain ranges in the hands of the thread that writes the history."""
 
-    def __init__(self, tables: dict[str, Db], leaves: Leaves) -> None:
+    def __init__(self, tables: dict[str, Db], leaves: Leaves | None) -> None:
         self._meta, self._leaves = tables[META], leaves
         self._nodes, self._bit_nodes = Nodes(tables[NODE]), HeldNodes(tables[BIT_NODE])
         self._count = self._grown = 0
@@ -65,7 +65,7 @@ class Mountains:
         self._nodes.load(txn, size_of(count))
         self._bit_nodes.load(txn, size_of(mmr.chunks(count)))
         self._find_tops(txn, count)
-        self._thin_at = self._thin_saved = int.from_bytes(txn.get(_THIN_AT, b"", db=self._meta), "big")
+        self._thin_at = self._thin_saved = int.from_bytes(txn.get(THIN_AT, b"", db=self._meta), "big")
 
     def _find_tops(self, txn: Txn, count: int) -> None:
         heights = [height for height in reversed(range(count.bit_length())) if count >> height & 1]
@@ -116,6 +116,7 @@ class Mountains:
             extra = {places[at]: raw for at, raw in extra.items() if flags[at]}
         born = Born(positions[numbers - made.first_number], txids, indexes, addresses, values.tolist(), extra)
         block = BlockRow(waiting.height, waiting.slot, waiting.hash, waiting.time, waiting.epoch)
+        assert self._leaves is not None, "whoever applies blocks to a store with an MMR has to say what its leaves are"
         return self._leaves.leaves(block, born)
 
     def cut(self, txn: Txn, count: int) -> None:
@@ -131,7 +132,7 @@ class Mountains:
             nodes = self._bit_nodes.resize(txn, size_of(after))
             self._bit_nodes.write(txn, rehash(nodes, after, chunks, live.chunks(chunks)))
         if self._thin_at != self._thin_saved:
-            txn.put(_THIN_AT, U64.pack(self._thin_at), db=self._meta)
+            txn.put(THIN_AT, U64.pack(self._thin_at), db=self._meta)
             self._thin_saved = self._thin_at
 
     # --- letting go ----------------------------------------------------------------------------------------------

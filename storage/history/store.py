@@ -44,12 +44,9 @@ class HistoryStore:
         with self.disk.read() as txn:
             return txn.get(_KIND, b"", db=self.meta)
 
-    def _history(self, indexes: Sequence[str]) -> History:
-        """Return a history that keeps these indexes, in their own order."""
-        mountains = None
-        if self.mmr:
-            assert self.leaves is not None, "whoever writes to a store with an MMR has to say what its leaves are"
-            mountains = Mountains(self.disk.tables, self.leaves)
+    def history_of(self, indexes: Sequence[str]) -> History:
+        """Return a history that keeps these indexes, in their own order, to be loaded by who writes to it."""
+        mountains = Mountains(self.disk.tables, self.leaves) if self.mmr else None
         return History(self.disk.tables, [name for name in RULES if name in indexes], mountains)
 
     # --- opening -------------------------------------------------------------------------------------------------
@@ -74,7 +71,7 @@ class HistoryStore:
             )
         with self.disk.read() as txn:
             kept = self.kept_indexes(txn)
-        self.history = self._history(kept)
+        self.history = self.history_of(kept)
         missing = [name for name in wanted if name not in kept]
         if missing:
             raise WrongFormat(
@@ -84,7 +81,7 @@ class HistoryStore:
         dropped = [name for name in kept if name not in wanted]
         if dropped:  # stop keeping it now: half an index would be worse than none
             self.disk.write(lambda txn: self._drop_indexes(txn, dropped, wanted))
-            self.history = self._history(wanted)
+            self.history = self.history_of(wanted)
 
     def check_format(self, chain: str | None = None) -> None:
         """Refuse a store of another format or chain.

@@ -20,9 +20,11 @@ from storage.damage import UNREADABLE
 from storage.disk import Disk, Txn
 from storage.errors import Damaged, StoreError, StoreFull
 from storage.history import check_runs, consistent
-from storage.history.history import History
 from storage.history.intact import check_meta, check_values
 from storage.history.layout import META, TABLES
+from storage.history.mmr import Leaves
+from storage.history.mmr_verify import mountains
+from storage.history.store import HistoryStore
 from storage.history.tally import BitSet, Sieve
 from storage.history.view import Tell, View
 from storage.jobs import TABLES as JOB_TABLES
@@ -43,6 +45,7 @@ def verify(
     copy_to: Path | None = None,
     tell: Tell = silent,
     most: int = MOST,
+    leaves: Leaves | None = None,
 ) -> list[str]:
     """Return what is wrong with a history, so many findings at most; nothing for a sound one.
 
@@ -50,6 +53,7 @@ def verify(
     itself in one. On the copy undo is tried: every block above the floor is taken back, and the copy is walked again.
     `also` looks at the same tables before that, if these are sound, and returns further findings.
     The copy is made in the folder `copy_to`, else beside the store. `tell` is called with each row before it is read.
+    `leaves` says what the leaves of outputs are where there are mountain ranges; without it these are not compared.
 
     Raises:
         StoreFull: there is no room for the copy.
@@ -57,10 +61,10 @@ def verify(
     findings, others = list[str](), list[str]()
     try:
         with nullcontext(disk) if quick else _copied(disk, copy_to or disk.folder.parent) as seen:
-            view = _walk(seen, tell, findings, most)
+            view = _walk(seen, tell, findings, most, leaves)
             others = [] if findings else also(seen)
             if not findings and not quick:
-                findings += islice(_undo(seen, tell, view), most)
+                findings += islice(_undo(seen, tell, view, leaves), most)
     except StoreFull:
         raise
     except StoreError as error:
@@ -80,14 +84,17 @@ def _copied(disk: Disk, place: Path) -> Iterator[Disk]:
             yield copy
 
 
-def _walk(disk: Disk, tell: Tell, findings: list[str], most: int) -> View:
+def _walk(disk: Disk, tell: Tell, findings: list[str], most: int, leaves: Leaves | None) -> View:
     """Collect what is wrong; return what was seen. Values are believed by what follows, so they come first."""
+    store = HistoryStore(disk, leaves)
     with disk.read() as txn:
         view = View(txn, disk.tables, tell)
         values = _each({"state": partial(check_meta, txn, view), "values": partial(check_values, view)})
         findings += islice(values, most)
         if not findings:
             findings += islice(_tables(view), most)
+            if not findings:
+                findings += islice(_each({"mountain ranges": partial(mountains, store, txn)}), most)
             findings += islice(_each({"change log": partial(_changes, disk, view, tell)}), most)
         return view
 
@@ -151,23 +158,23 @@ def _changes(disk: Disk, view: View, tell: Tell) -> Iterator[str]:
     yield from change_log.contradictions(LogStore(disk), view.txn, tip, partial(tell, "change_log"))
 
 
-def _undo(copy: Disk, tell: Tell, before: View) -> Iterator[str]:
+def _undo(copy: Disk, tell: Tell, before: View, leaves: Leaves | None) -> Iterator[str]:
     """Take every block above the floor back on a copy; what is left must be sound too, and what the undo logs say."""
-    floor, expected = before.state.floor, before.revivable.below(before.reachable)
+    floor, expected, store = before.state.floor, before.revivable.below(before.reachable), HistoryStore(copy, leaves)
     with copy.read() as txn:
         kinds = check_runs.kept(View(txn, copy.tables, tell))
     for target in range(before.state.tip - 1, floor - 1, -_BACK):
-        copy.write(partial(_take_back, copy, kinds, range(target, max(target - _BACK, floor - 1), -1)))
+        copy.write(partial(_take_back, store, kinds, range(target, max(target - _BACK, floor - 1), -1)))
     with copy.read() as txn:
         after = View(txn, copy.tables, tell)
-        for finding in _each({"tables": partial(_tables, after)}):
+        for finding in _each({"tables": partial(_tables, after), "mountain ranges": partial(mountains, store, txn)}):
             yield f"after taking blocks back to {floor}: {finding}"
         if after.live != expected:
             yield f"after taking blocks back to {floor}: other outputs are unspent than the undo logs say"
 
 
-def _take_back(copy: Disk, kinds: list[str], targets: range, txn: Txn) -> None:
-    history = History(copy.tables, kinds)
+def _take_back(store: HistoryStore, kinds: list[str], targets: range, txn: Txn) -> None:
+    history = store.history_of(kinds)
     history.load(txn)
     for target in targets:
         history.rollback(txn, target)

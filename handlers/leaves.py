@@ -1,0 +1,101 @@
+"""The leaves of a history's outputs, many at once: the bytes of `records.RecordWriter`, from columns."""
+
+from __future__ import annotations
+
+from struct import Struct as Packed
+
+import msgspec
+import numpy as np
+
+from formats.canonical import BYTES, UINT, head
+from handlers.records import ADDRESS, MAPS, NOTHING_MORE, PAIRS, SMALL, VALUE, RecordWriter, birth_of, more_of
+from handlers.scribe import Scribe
+from storage.history.layout import Extra
+from storage.history.mmr import Born
+from storage.rows import BlockRow, Body
+
+_read_extra = msgspec.msgpack.Decoder(Extra).decode
+_UINT32, _UINT64 = Packed(">BI").pack, Packed(">BQ").pack
+_ADDRESS, _VALUE = bytes((ADDRESS,)), bytes((VALUE,))
+
+
+class LeafWriter:
+    """Writes the leaves of outputs, block by block."""
+
+    def __init__(self, scribe: Scribe) -> None:
+        self._records = RecordWriter(scribe)
+        self._names_owners = scribe.names_owners
+
+    def leaves(self, block: BlockRow, born: Born) -> list[bytes]:
+        """Return the leaves of outputs that were born in a block, each behind its position.
+
+        NOTE: the hot path of a history with an MMR. Most outputs are address and value alone.
+        """
+        heads, values = _heads(born), _unsigned(born.values)
+        birth, entries = birth_of(block)
+        plain, plain_entries = NOTHING_MORE.raw + birth, NOTHING_MORE.entries + entries
+        owner = self._records.owner
+        if self._names_owners:
+            maps = MAPS[plain_entries:]
+            found = [
+                b"".join((place, maps[owned], text, value, plain, rest))
+                for place, (text, rest, owned), value in zip(heads, map(owner, born.addresses), values, strict=True)
+            ]
+        else:
+            start = _Start(MAPS[2 + plain_entries])
+            found = [
+                b"".join((place, start[len(address)], address, _VALUE, value, plain))
+                for place, address, value in zip(heads, born.addresses, values, strict=True)
+            ]
+        for at, raw in born.extra.items():
+            text, rest, owned = owner(born.addresses[at])
+            more, others = more_of(_body(born.addresses[at], born.values[at], _read_extra(raw)))
+            found[at] = b"".join((heads[at], MAPS[owned + others + entries], text, values[at], more, birth, rest))
+        return found
+
+
+def _body(address: bytes, value: int, extra: Extra) -> Body:
+    return Body(
+        address,
+        value,
+        extra.assets,
+        extra.datum_hash,
+        extra.inline_datum,
+        extra.script_ref,
+        extra.script_ref_hash,
+        extra.is_collateral_return,
+    )
+
+
+def _heads(born: Born) -> list[bytes]:
+    """Return the positions of leaves with the outpoints behind them."""
+    rows = np.empty((len(born.txids), 8 + len(PAIRS) + 32 + 1), np.uint8)
+    rows[:, :8], rows[:, 8:-33] = born.positions, np.frombuffer(PAIRS, np.uint8)
+    rows[:, -33:-1], rows[:, -1] = born.txids.view(np.uint8).reshape(-1, 32), born.indexes
+    heads: list[bytes] = rows.view(f"V{rows.shape[1]}").ravel().tolist()
+    for at in np.flatnonzero(born.indexes >= len(SMALL)).tolist():
+        heads[at] = heads[at][:-1] + head(UINT, int(born.indexes[at]))
+    return heads
+
+
+def _unsigned(values: list[int]) -> list[bytes]:
+    """Return whole numbers in canonical CBOR; most values have more than 16 bits."""
+    return [
+        _UINT32(26, value)
+        if 0xFFFF < value <= 0xFFFF_FFFF
+        else _UINT64(27, value)
+        if value > 0xFFFF
+        else head(UINT, value)
+        for value in values
+    ]
+
+
+class _Start(dict[int, bytes]):
+    """How a record begins whose address has so many bytes."""
+
+    def __init__(self, entries: bytes) -> None:
+        self._entries = entries
+
+    def __missing__(self, length: int) -> bytes:
+        made = self[length] = self._entries + _ADDRESS + head(BYTES, length)
+        return made
