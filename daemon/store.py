@@ -19,7 +19,6 @@ from handlers.addresses import codec
 from handlers.chain import Chain
 from handlers.change_log import ChangeLog
 from handlers.desk import Rules
-from handlers.leaves import LeafWriter
 from handlers.lives import Lives
 from handlers.query import Query
 from handlers.records import RecordWriter
@@ -43,6 +42,7 @@ from storage.utxo import TABLES as UTXO_TABLES
 from storage.utxo import UtxoStore, written_format
 
 if TYPE_CHECKING:
+    from handlers.leaves import LeafWriter
     from storage.history.store import HistoryStore
 
     AnyStore = UtxoStore | HistoryStore
@@ -145,6 +145,8 @@ def open_utxo(disk: Disk, config: Config) -> UtxoStore:
 
 def history_leaf_writer(config: Config) -> LeafWriter:
     """Return what an output's leaf is in a history with an MMR."""
+    from handlers.leaves import LeafWriter
+
     return LeafWriter(Scribe(codec(config.chain.family, config.chain.network), config.chain.family))
 
 

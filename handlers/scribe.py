@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -17,9 +17,6 @@ from formats.scripts import hash_of_reference
 from handlers.answers import Amount, Utxo
 from storage import indexes
 from storage.rows import BlockRow, Body
-
-if TYPE_CHECKING:
-    from storage.history.layout import Extra
 
 _OWNERS = 8192  # addresses whose text is kept
 _SHORT = 128  # bytes; there is no room for the few addresses that are longer
