@@ -6,5 +6,5 @@ import os
 
 from daemon.cli import entry
 
-os.environ |= {"UTXOD_UTXO__STORE": "history", "UTXOD_TRANSACTIONS__ENABLED": "false"}
+os.environ["UTXOD_UTXO__STORE"] = "history"
 entry()
