@@ -19,7 +19,7 @@ OutPoint = tuple[bytes, int]
 _NONE = np.empty(0, np.int64)
 
 
-class Columns(msgspec.Struct, gc=False):
+class Columns(msgspec.Struct):
     """One block's transactions, inputs and outputs, in block order.
 
     A transaction that failed has its collateral as inputs, and no output is spendable but its collateral return.
@@ -40,7 +40,7 @@ class Columns(msgspec.Struct, gc=False):
     extra: dict[int, bytes]  # what else an output has, by its place in the block
 
 
-class Waiting(msgspec.Struct, gc=False):
+class Waiting(msgspec.Struct):
     """A block that waits for the commit."""
 
     height: int
