@@ -234,14 +234,4 @@ def _extra(found: Found) -> Extra:
 def _body(found: Found) -> Body:
     if not found.extra:
         return Body(found.address, found.value)
-    extra = _extra(found)
-    return Body(
-        found.address,
-        found.value,
-        extra.assets,
-        extra.datum_hash,
-        extra.inline_datum,
-        extra.script_ref,
-        extra.script_ref_hash,
-        extra.is_collateral_return,
-    )
+    return _extra(found).body(found.address, found.value)

@@ -12,7 +12,7 @@ from handlers.records import ADDRESS, MAPS, NOTHING_MORE, PAIRS, SMALL, VALUE, R
 from handlers.scribe import Scribe
 from storage.history.layout import Extra
 from storage.history.mmr import Born
-from storage.rows import BlockRow, Body
+from storage.rows import BlockRow
 
 _read_extra = msgspec.msgpack.Decoder(Extra).decode
 _UINT32, _UINT64 = Packed(">BI").pack, Packed(">BQ").pack
@@ -49,22 +49,9 @@ class LeafWriter:
             ]
         for at, raw in born.extra.items():
             text, rest, owned = owner(born.addresses[at])
-            more, others = more_of(_body(born.addresses[at], born.values[at], _read_extra(raw)))
+            more, others = more_of(_read_extra(raw).body(born.addresses[at], born.values[at]))
             found[at] = b"".join((heads[at], MAPS[owned + others + entries], text, values[at], more, birth, rest))
         return found
-
-
-def _body(address: bytes, value: int, extra: Extra) -> Body:
-    return Body(
-        address,
-        value,
-        extra.assets,
-        extra.datum_hash,
-        extra.inline_datum,
-        extra.script_ref,
-        extra.script_ref_hash,
-        extra.is_collateral_return,
-    )
 
 
 def _heads(born: Born) -> list[bytes]:

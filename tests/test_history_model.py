@@ -71,16 +71,7 @@ class HistoryStory(Story):
 
 def to_body(found: Found) -> Body:
     extra = msgspec.msgpack.decode(found.extra, type=Extra) if found.extra else Extra()
-    return Body(
-        found.address,
-        found.value,
-        extra.assets,
-        extra.datum_hash,
-        extra.inline_datum,
-        extra.script_ref,
-        extra.script_ref_hash,
-        extra.is_collateral_return,
-    )
+    return extra.body(found.address, found.value)
 
 
 def test_any_story_equals_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

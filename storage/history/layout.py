@@ -19,7 +19,7 @@ from msgspec import Struct
 from storage.disk import Db, Txn
 from storage.errors import Damaged
 from storage.history import tables
-from storage.rows import TxFlag
+from storage.rows import Body, TxFlag
 
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
@@ -109,6 +109,19 @@ class Extra(Struct, array_like=True, frozen=True):
     script_ref: bytes | None = None
     script_ref_hash: bytes | None = None
     is_collateral_return: bool = False
+
+    def body(self, address: bytes, value: int) -> Body:
+        """Return the whole output."""
+        return Body(
+            address,
+            value,
+            self.assets,
+            self.datum_hash,
+            self.inline_datum,
+            self.script_ref,
+            self.script_ref_hash,
+            self.is_collateral_return,
+        )
 
 
 _read_extra = msgspec.msgpack.Decoder(Extra).decode

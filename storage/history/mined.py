@@ -30,7 +30,7 @@ from storage.history.layout import (
 )
 from storage.history.store import HistoryStore
 from storage.history.stored import Stored, read_undo
-from storage.rows import Body, TxFlag, pack
+from storage.rows import TxFlag, pack
 from storage.transactions import HIGHEST, OutPoint, Record, TxStore, claim, output_hash
 
 _KEY = Packed(">q")
@@ -263,19 +263,7 @@ def body_of(found: Found) -> bytes:
     """Return an output as its hash has it: a plain one is its address and value."""
     if not found.extra:
         return pack((found.address, found.value))
-    extra = _read_extra(found.extra)
-    return pack(
-        Body(
-            found.address,
-            found.value,
-            extra.assets,
-            extra.datum_hash,
-            extra.inline_datum,
-            extra.script_ref,
-            extra.script_ref_hash,
-            extra.is_collateral_return,
-        )
-    )
+    return pack(_read_extra(found.extra).body(found.address, found.value))
 
 
 def _any(has: Callable[[Numbers], Flags], first: Numbers, counts: Numbers) -> Flags:
