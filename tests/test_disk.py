@@ -17,6 +17,7 @@ from chains import at, back_to, block, dump, feed, found, genesis, live, open_ch
 import storage.disk
 from storage.disk import MIB, Disk
 from storage.errors import Damaged, StoreBusy, StoreError, WrongFormat
+from storage.history.tables import TABLES as HISTORY_TABLES
 from storage.indexes import TABLES as INDEXES
 from storage.indexes import address_hash
 from storage.utxo import FORMAT, TABLES, UtxoStore
@@ -55,7 +56,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     why = f"format {FORMAT + 1}, this utxod reads format {FORMAT}"
     with pytest.raises(WrongFormat, match=why), open_chain(tmp_path):
         pass
-    with Disk(tmp_path, TABLES) as disk:
+    with Disk(tmp_path, (*TABLES, *HISTORY_TABLES)) as disk:
         assert dump(UtxoStore(disk)) == before
 
 
