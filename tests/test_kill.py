@@ -26,7 +26,7 @@ from storage.history.verify import verify as verify_history
 from storage.utxo import UtxoStore
 from storage.verify import verify
 
-LIVES = 52  # of each store
+LIVES = 40  # of each store
 STORES: list[dict[str, Any]] = [
     {"rollback_window": 8, "prune_depth": 4, "prune_batch_size": 3},
     {"rollback_window": 5, "prune_depth": 9, "prune_batch_size": 1000, "delta": {"self_contained": True}},
