@@ -15,7 +15,7 @@ from chains import Branches
 from houses import small_values
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
-from test_model import EXPECTED, STORIES, Index, Story
+from test_model import STORIES, Index, Story
 
 from handlers.events import OutPoint
 from storage.history.layout import Extra, Found
@@ -23,6 +23,21 @@ from storage.history.output_keys import address_key, digest
 from storage.history.stored import Stored
 from storage.history.verify import verify
 from storage.rows import Body
+
+OFTEN = {  # what a short run meets whatever it begins with; the classic machine has to meet the rest too
+    "a collateral return",
+    "a failed transaction",
+    "a missing input",
+    "a restart",
+    "a txid again",
+    "an in-block spend",
+    "an output with assets",
+    "an unspendable output",
+    "blocks far below the network's tip",
+    "other windows",
+    "several blocks in a commit",
+    "undo records were pruned",
+}
 
 
 class HistoryStory(Story):
@@ -83,4 +98,5 @@ def test_any_story_equals_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_model, "MET", met)
     small_values(monkeypatch)
     run_state_machine_as_test(HistoryStory, settings=settings(STORIES, max_examples=200))
-    assert set(met.met) >= EXPECTED, sorted(EXPECTED - set(met.met))
+    assert set(met.met) >= OFTEN, sorted(OFTEN - set(met.met))
+    assert any(name.startswith("a reorganisation by") for name in met.met)

@@ -26,7 +26,7 @@ from storage.history.verify import verify as verify_history
 from storage.utxo import UtxoStore
 from storage.verify import verify
 
-LIVES = 40  # of each store
+LIVES = 20  # of each store
 STORES: list[dict[str, Any]] = [
     {"rollback_window": 8, "prune_depth": 4, "prune_batch_size": 3},
     {"rollback_window": 5, "prune_depth": 9, "prune_batch_size": 1000, "delta": {"self_contained": True}},
@@ -251,15 +251,15 @@ def kill_one_store(folder: Path, number: int) -> Counter[str]:
     return victim.met
 
 
-def test_two_hundred_kills(tmp_path: Path) -> None:
+def test_a_hundred_kills(tmp_path: Path) -> None:
     """Commits, rollbacks and prunes are torn; the store is at a block boundary each time, and in the end complete."""
     with ThreadPoolExecutor(2) as pool:
         runs = [pool.submit(kill_one_store, tmp_path / str(n), n) for n in range(len(STORES))]
         met = sum((run.result() for run in runs), Counter[str]())
-    assert met.total() >= 200
+    assert met.total() >= LIVES * len(STORES)
     torn = {doing: met[f"{doing} torn"] for doing in ("BlockApplied", "Rollback", "prune")}
-    assert min(torn.values()) >= 3, met
-    assert sum(torn.values()) >= 20, met
+    assert min(torn.values()) >= 1, met
+    assert sum(torn.values()) >= 10, met
 
 
 def test_a_feed_goes_through_three_kills(tmp_path: Path) -> None:
