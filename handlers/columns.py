@@ -139,6 +139,7 @@ def genesis_columns(event: GenesisOutputs) -> Columns:
 
 
 _MOST_GENESIS = 1 << 20
+_MOST_INDEX = np.uint64(0xFFFF_FFFF)
 _MOST_AMOUNT = {NO_FEE: (1 << 63) - 1, NO_COUNT: (1 << 31) - 1}
 _Made = tuple[list[Output], int | None]  # outputs, and which of them is a collateral return
 
@@ -243,7 +244,10 @@ def _inputs(raws: list[msgspec.Raw]) -> tuple[Numbers, Words, Numbers] | None:
     if np.any(size < 0) or not _follow(at, at + 36 + size, starts, ends, header, counts):
         return None
     ids = room[(at + 3)[:, None] + np.arange(32)].view("<u8")
-    return counts, ids, _integers(room, at + 35, size).astype(np.int64)
+    index = _integers(room, at + 35, size)
+    if np.any(index > _MOST_INDEX):  # which is refused, and the general way says where it stands
+        return None
+    return counts, ids, index.astype(np.int64)
 
 
 def _apart(at: Numbers, end: Numbers, *beside: Numbers) -> tuple[Numbers, ...]:

@@ -7,7 +7,7 @@ from random import Random
 
 import msgspec
 import pytest
-from chains import random_chain
+from chains import random_chain, refused
 from msgspec.structs import fields
 
 from handlers import wire
@@ -71,6 +71,19 @@ def test_a_changed_frame_is_what_the_decoder_says(place: int, flip: int) -> None
     frame[-place] ^= flip
     if (raw := read(frame)) is not None:
         assert plain(columns(raw)) == plain(columns(msgspec.msgpack.decode(bytes(frame), type=BlockApplied)))
+
+
+@pytest.mark.parametrize("index", [(1 << 32) - 1, 1 << 32, 1 << 63, (1 << 64) - 1])
+def test_an_index_that_is_too_large_is_refused(index: int) -> None:
+    """Taken for a signed number it would name an output of an earlier transaction."""
+    block = BlockApplied(height=1, hash=bytes(32), txs=[Tx(bytes(32), [(bytes(32), index)], [Output(b"a", 1)])])
+    frame = frame_of(block)
+    if index < 1 << 32:
+        made = decode(frame, "frames")
+        assert isinstance(made, RawBlock) and columns(made).index.tolist() == [index]
+    else:
+        assert read(frame) is None
+        assert "$.txs[0].inputs[0][1]" in refused("malformed", lambda: decode(frame, "frames")).message
 
 
 def test_a_block_of_odd_amounts_keeps_what_fits() -> None:
