@@ -21,12 +21,16 @@ from handlers.answers import Amount, Balance, Failure, TipAnswer, Utxo, to_tip
 from handlers.deltas import Changed, InJson, NoDelta, find, read_block
 from handlers.query import BadCursor, CursorGone, Listed, NoIndex, Order, Page, Snapshot, Sum, amounts
 from handlers.tx_query import Inpoint, Slot, Transaction, TxQuery
-from storage.indexes import POLICY
 
 _encode = msgspec.json.Encoder().encode
 _HASH_DIGITS = 64
 _CREDENTIAL_DIGITS = 56
-_KEYS = {"policy": (28, 28), "asset": (28, 60), "datum-hash": (32, 32), "script-hash": (28, 28)}  # bytes
+_KEYS = {  # what a key is called, and its least and most bytes
+    "policy": ("policy id", 28, 28),
+    "asset": ("asset", 28, 60),
+    "datum-hash": ("datum hash", 32, 32),
+    "script-hash": ("script hash", 28, 28),
+}
 _MOST_INDEX = 0xFFFF_FFFF
 _Where = Callable[[Snapshot], Listed]
 
@@ -36,22 +40,16 @@ def address(config: Config, text: str, count: int, order: Order, cursor: str | N
     _page(config, _owner(config, text), count, order, cursor, as_json=as_json)
 
 
-def policy(config: Config, text: str, count: int, order: Order, cursor: str | None, *, as_json: bool) -> None:
-    """Print a page of the live outputs that hold assets of a policy."""
-    key = _policy(text)
-    _page(config, lambda shot: shot.listed("policy", key), count, order, cursor, as_json=as_json)
-
-
 def by(config: Config, kind: str, text: str, count: int, order: Order, cursor: str | None, *, as_json: bool) -> None:
     """Print a page of the live outputs under a key of an index."""
-    least, most = _KEYS[kind]
+    name, least, most = _KEYS[kind]
     try:
-        raw = bytes.fromhex(text) if least * 2 <= len(text) <= most * 2 else b""
+        raw = bytes.fromhex(text)
     except ValueError:
         raw = b""
-    if not raw:
+    if not least <= len(raw) <= most or len(text) != 2 * len(raw):  # fromhex passes over spaces
         digits = f"{least * 2}" if least == most else f"{least * 2} to {most * 2}"
-        raise Exit(f"{text!r} is no {kind}, which has {digits} hex digits", WRONG_USE)
+        raise Exit(f"{text!r} is no {name}, which has {digits} hex digits", WRONG_USE)
     key = sha256(raw).digest() if kind == "asset" else raw
     where = kind.replace("-", "_"), key
     _page(config, lambda shot: shot.listed(*where), count, order, cursor, as_json=as_json)
@@ -255,16 +253,6 @@ def _txid(text: str) -> bytes:
         raw = b""
     if not raw:
         raise Exit(f"{text!r} is no transaction id, which has {_HASH_DIGITS} hex digits", WRONG_USE)
-    return raw
-
-
-def _policy(text: str) -> bytes:
-    try:
-        raw = bytes.fromhex(text) if len(text) == 2 * POLICY else b""
-    except ValueError:
-        raw = b""
-    if len(raw) != POLICY:  # fromhex passes over spaces
-        raise Exit(f"{text!r} is no policy id, which has {2 * POLICY} hex digits", WRONG_USE)
     return raw
 
 

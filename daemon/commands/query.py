@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -10,6 +11,19 @@ from daemon.commands.common import config_option, json_option
 
 if TYPE_CHECKING:
     from handlers.query import Order
+
+
+def _page_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of a command that prints a page of outputs."""
+    order = click.Choice(["asc", "desc"])
+    for option in (
+        json_option("An object: `utxos` as HTTP lists them, `tip`, and `next_cursor`."),
+        click.option("--cursor", help="Where the answer before ended."),
+        click.option("--order", type=order, default="asc", show_default=True, help="By place in chain."),
+        click.option("--count", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many outputs."),
+    ):
+        command = option(command)
+    return command
 
 
 @click.group()
@@ -26,12 +40,7 @@ def query(context: click.Context) -> None:
 @query.command()
 @config_option
 @click.argument("address")
-@click.option("--count", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many outputs.")
-@click.option(
-    "--order", type=click.Choice(["asc", "desc"]), default="asc", show_default=True, help="By place in chain."
-)
-@click.option("--cursor", help="Where the answer before ended.")
-@json_option("An object: `utxos` as HTTP lists them, `tip`, and `next_cursor`.")
+@_page_options
 @click.pass_context
 def address(context: click.Context, address: str, count: int, order: Order, cursor: str | None, as_json: bool) -> None:
     """List the live outputs of ADDRESS, in chain order.
@@ -46,12 +55,7 @@ def address(context: click.Context, address: str, count: int, order: Order, curs
 @query.command()
 @config_option
 @click.argument("policy")
-@click.option("--count", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many outputs.")
-@click.option(
-    "--order", type=click.Choice(["asc", "desc"]), default="asc", show_default=True, help="By place in chain."
-)
-@click.option("--cursor", help="Where the answer before ended.")
-@json_option("An object: `utxos` as HTTP lists them, `tip`, and `next_cursor`.")
+@_page_options
 @click.pass_context
 def policy(context: click.Context, policy: str, count: int, order: Order, cursor: str | None, as_json: bool) -> None:
     """List the live outputs that hold assets of POLICY (56 hex digits), in chain order.
@@ -60,26 +64,21 @@ def policy(context: click.Context, policy: str, count: int, order: Order, cursor
     """
     from daemon.commands import lookup
 
-    lookup.policy(context.obj.config, policy, count, order, cursor, as_json=as_json)
+    lookup.by(context.obj.config, "policy", policy, count, order, cursor, as_json=as_json)
 
 
 @query.command()
 @config_option
-@click.argument("kind", type=click.Choice(["policy", "asset", "datum-hash", "script-hash"]))
+@click.argument("kind", type=click.Choice(["asset", "datum-hash", "script-hash"]))
 @click.argument("key")
-@click.option("--count", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many outputs.")
-@click.option(
-    "--order", type=click.Choice(["asc", "desc"]), default="asc", show_default=True, help="By place in chain."
-)
-@click.option("--cursor", help="Where the answer before ended.")
-@json_option("An object: `utxos` as HTTP lists them, `tip`, and `next_cursor`.")
+@_page_options
 @click.pass_context
 def by(
     context: click.Context, kind: str, key: str, count: int, order: Order, cursor: str | None, as_json: bool
 ) -> None:
     """List the live outputs that an index has under KEY, which is hex.
 
-    It needs the index of that kind (utxo.index); all but that by policy are kept by a history store only.
+    It needs the index of that kind (utxo.index), which only a history store keeps.
     """
     from daemon.commands import lookup
 
