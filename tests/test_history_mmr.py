@@ -30,11 +30,11 @@ from chains import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import invariant, rule
 from model import Coin, Model, Moment, made
 from test_history_model import HistoryStory
 from test_mmr_model import h, leaf, range_root
-from test_model import MET, SEEDS, STORIES, WINDOWS, cut, fresh
+from test_model import MET, SEEDS, WINDOWS, cut, fresh, search
 
 import handlers.chain
 import storage.history.filters
@@ -213,8 +213,7 @@ def test_any_story_equals_the_model(nodes: int, most: int, examples: int) -> Non
     MET.met.clear()
     try:
         with small_values(nodes, most=most):
-            run_state_machine_as_test(HistoryMmrStory, settings=settings(STORIES, max_examples=examples))
-        assert examples < 25 or set(MET.met) >= EXPECTED, sorted(EXPECTED - set(MET.met))
+            search(HistoryMmrStory, MET, EXPECTED if examples >= 25 else set(), examples)
         assert any(name.startswith("a reorganisation") for name in MET.met)
     finally:
         MET.met.update({name: MET.met.get(name, 0) + count for name, count in before.items()})

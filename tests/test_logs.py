@@ -370,7 +370,8 @@ async def main():
         loop.add_reader(one, waiting.set_result, None)
         waiting.set_result(None)  # as anyio does when the socket is closed
         other.send(b"x")
-        await asyncio.sleep(0.05)
+        for _ in range(20):  # turns of the loop, each of which finds it ready and logs a line
+            await asyncio.sleep(0)
         loop.remove_reader(one)
         loop.call_soon({callback})
         await asyncio.sleep(0.05)

@@ -35,9 +35,9 @@ from chains import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import invariant, rule
 from model import Coin, Moment, made
-from test_model import MET, SEEDS, STORIES, WINDOWS, Story, fresh
+from test_model import MET, SEEDS, WINDOWS, Story, fresh, search
 
 import handlers.chain
 from handlers.addresses.shelley import stake_address
@@ -215,8 +215,7 @@ def test_any_story_equals_the_model() -> None:
     before = dict(MET.met)
     MET.met.clear()
     try:
-        run_state_machine_as_test(MmrStory, settings=settings(STORIES, max_examples=80))
-        assert set(MET.met) >= EXPECTED, sorted(EXPECTED - set(MET.met))
+        search(MmrStory, MET, EXPECTED, examples=80)
     finally:
         MET.met.update({name: MET.met.get(name, 0) + count for name, count in before.items()})
 
