@@ -40,3 +40,15 @@ def test_a_merge_that_keeps_little_leaves_a_whole_filter(monkeypatch: pytest.Mon
             for k in range(200):
                 assert stored.find_tx(txid(f"nobody {k}")) is None
                 assert k >= 40 or stored.find_tx(txid(f"29 {k}")) is not None
+
+
+def test_a_new_run_has_a_whole_filter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Readers ask also for ids whose part of the filter no entry of the run has touched."""
+    monkeypatch.setattr(storage.history.filters, "PART", 1)
+    monkeypatch.setattr(storage.history.filters, "_BITS", 640)  # for each entry, so that entries are far apart
+    with open_chain(tmp_path, store="history", rollback_window=9, prune_depth=9) as chain:
+        feed(chain, block(None, *[tx(f"0 {k}", output("ann")) for k in range(3)]))
+        with chain.store.disk.read() as txn:
+            stored = Stored(txn, chain.store.disk.tables)
+            for k in range(200):
+                assert stored.find_tx(txid(f"nobody {k}")) is None

@@ -75,7 +75,7 @@ class Honest:
             self._feeding.set()
 
 
-def round(folder: Path, seed: int) -> Met:
+def round(folder: Path, seed: int, *, times: int = 1) -> Met:
     """Send fuzzed messages to one daemon; return what was met."""
     random, met = Random(seed), Met()
     beside = bool(random.randrange(2))
@@ -84,12 +84,12 @@ def round(folder: Path, seed: int) -> Met:
         target.start()
         if beside:
             with Honest(target, story) as honest:
-                _attack(target, random, story, met)
+                _attack(target, random, story, MESSAGES * times, met)
             honest.check()
             met["honest messages"] += honest.done
             met.highest("fuzz: longest wait of a feeder, ms", honest.longest_s * 1000)
         else:
-            _attack(target, random, story, met)
+            _attack(target, random, story, MESSAGES * times, met)
         target.check_alive()
         met.highest("fuzz: memory, MiB", target.memory() / (1 << 20))
         if target.memory() > _MOST_MEMORY:
@@ -104,18 +104,18 @@ def round(folder: Path, seed: int) -> Met:
     return met
 
 
-def _attack(target: Target, random: Random, story: Story, met: Met) -> None:
+def _attack(target: Target, random: Random, story: Story, messages: int, met: Met) -> None:
     """Send messages in both encodings, over as many connections as it takes."""
     mutator = Mutator(random, corpus(story))
     lines = [mutator.line() for _ in range(_VARIETY)]
     frames = [mutator.frame() for _ in range(_VARIETY)]
     sent = 0
-    while sent < MESSAGES:
-        messages, json = random.choice(((lines, True), (frames, False)))
+    while sent < messages:
+        variety, json = random.choice(((lines, True), (frames, False)))
         heard = bytearray()  # of an answer that has not come whole yet
         with target.link() as link:
             for n in range(random.randint(1, 20)):
-                burst = random.choices(messages, k=_AT_ONCE)
+                burst = random.choices(variety, k=_AT_ONCE)
                 json = burst[0][:1] == b"{" if n == 0 else json  # the first byte chooses the encoding of the answers
                 sent += len(burst)
                 if not _exchange(link.socket, b"".join(burst), heard, json=json, met=met):

@@ -160,7 +160,11 @@ class Mutator:
         return value
 
     def _repeat(self, value: Any) -> Any:
-        return value * self._random.choice((2, 300)) if isinstance(value, list | bytes | str) else value
+        """Return a list, bytes or text twice or 300 times, where that is not longer than a message may be."""
+        times = self._random.choice((2, 300))
+        if not isinstance(value, list | bytes | str) or len(self._encode(value)) * times > _LONGEST:
+            return value
+        return value * times
 
     def _bytes(self, body: bytes) -> bytes:
         random, changed = self._random, bytearray(body)

@@ -95,7 +95,7 @@ class Requests:
         return f"{path}?{query}".replace(" ", "+") if query else path
 
 
-def round(folder: Path, seed: int) -> Met:
+def round(folder: Path, seed: int, *, times: int = 1) -> Met:
     """Send fuzzed requests to one daemon's worker; return what was met."""
     random, met, story = Random(seed), Met(), Story(seed, 200)
     requests = Requests(random, story)
@@ -106,7 +106,7 @@ def round(folder: Path, seed: int) -> Met:
         memory = memory_of(worker[0])
         with Honest(target, story) as honest:
             sent = 0
-            while sent < REQUESTS:
+            while sent < REQUESTS * times:
                 sent += _converse(target, requests, random, met)
                 if sent % 500 < 20:
                     _check_health(target)

@@ -146,7 +146,7 @@ def _check_run(view: View, kind: str, run: Run, sink: Sink, merging: Sink, merge
         for number in entries["number"][entries["number"] < run.low][:_NAMED].tolist():
             yield f"{name} has number {number}, below {run.low}"
         if kind == "txid":
-            yield from _filtered(view, run, entries)
+            yield from _filtered(view, run, entries, whole=merge is None or run.id != merge.id)
         yield from _tell(view, kind, run, entries, sink, merging, merge)
     if count != run.entries:
         yield f"{name} has {count} entries, its list says {run.entries}"
@@ -189,16 +189,22 @@ def _strangers(view: View, run: Run, entries: Records) -> Iterator[str]:
         yield f"run {run.id} of txid leads to number {number}, where outputs of another transaction are"
 
 
-def _filtered(view: View, run: Run, entries: Records) -> Iterator[str]:
-    """Every entry passes the filter of its run."""
+def _filtered(view: View, run: Run, entries: Records, *, whole: bool) -> Iterator[str]:
+    """Every entry passes the filter of its run; that of a merge in progress may lack parts that no entry touched."""
     words = filters.word_count(run.room)
     prefixes = np.ascontiguousarray(entries["prefix"])
     places = filters.word_places(prefixes, words).astype(np.int64)
     first, last = int(places[0]) // filters.PART, int(places[-1]) // filters.PART
     parts = []
     for part in range(first, last + 1):
-        value = view.txn.get(_FILTER_KEY.pack(run.id, part), db=view.tables[FILTER])
-        if value is None or count_of(value) != min(words - part * filters.PART, filters.PART):
+        value, length = (
+            view.txn.get(_FILTER_KEY.pack(run.id, part), db=view.tables[FILTER]),
+            min(words - part * filters.PART, filters.PART),
+        )
+        if value is None and not whole:
+            parts.append(np.zeros(length, np.uint64))
+            continue
+        if value is None or count_of(value) != length:
             yield f"part {part} of the filter of run {run.id} is not there, or of another length"
             return
         parts.append(np.frombuffer(value, "<u8", offset=HEAD_BYTES))

@@ -142,6 +142,8 @@ class Index:
         run = Run(self._next_id(), low, high, 0, len(entries), len(entries))
         self._begin_run(run.id, len(entries))
         self._append(txn, run.id, entries)
+        if self._filtered:
+            self._filters[run.id].complete(txn, self._filter_table)
         self.manifest.runs.append(run)
 
     def _begin_run(self, run: int, room: int) -> None:
