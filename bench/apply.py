@@ -28,8 +28,7 @@ _CATCH_UP, _FAR, _TIP, _SMALL = (
     "at the tip",
     "catch-up, no old set",
 )
-_NOW, _HISTORY = "daemon.cli", "bench.history"
-_NAMES = {_NOW: "utxod ", _HISTORY: "history "}
+_OURS = "utxod "
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -38,7 +37,6 @@ class Stage(msgspec.Struct, frozen=True):
     load: Workload
     store: Path | None = None
     tip: bytes | None = None  # of that store
-    module: str = _NOW  # the daemon
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -50,7 +48,6 @@ class Options(msgspec.Struct, frozen=True):
     spending: Spending
     share: float
     store: Path | None
-    history: bool
 
 
 @click.command("apply")
@@ -90,7 +87,6 @@ class Options(msgspec.Struct, frozen=True):
 @click.option(
     "--peer", "chosen", multiple=True, type=click.Choice([*SCRIPTS]), help="Only this peer; may be said several times."
 )
-@click.option("--history", is_flag=True, help="Measure a history store too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def apply(
     blocks: int,
@@ -105,7 +101,6 @@ def apply(
     work: Path | None,
     peers: Path | None,
     chosen: tuple[str, ...],
-    history: bool,
     as_json: bool,
 ) -> None:
     """Measure catch-up, the tip, and a rollback of ten blocks; with --peers, the peers' figures and the ratios.
@@ -117,29 +112,19 @@ def apply(
     if chosen and not peers:
         raise click.UsageError("--peer needs --peers")
     before = OldSet(old, seed, old_busy) if old else None
-    options = Options(blocks, txs, before, spend_old, old_share / 100, old_store, history)
+    options = Options(blocks, txs, before, spend_old, old_share / 100, old_store)
     with tempfile.TemporaryDirectory(prefix="utxod-bench-") as temporary:
         folder = work or Path(temporary)
-        stages, smalls, theirs = _prepared(options, folder, peers)
-        systems = {name: run for own in zip(stages, smalls, strict=True) for name, run in _ours(*own, folder).items()}
+        stage, small, theirs = _prepared(options, folder, peers)
+        systems = _ours(stage, small, folder)
         scripts = {name: found for peer in chosen or SCRIPTS for name, found in SCRIPTS[peer].items()} if theirs else {}
         systems |= {name: partial(theirs.run, *script) for name, script in scripts.items() if theirs}
         found = in_turns(systems, rounds)
-    load = stages[0].load
+    load = stage.load
     title = f"{load.name}: {len(load.timed)} blocks, {load.transactions} transactions, {load.outputs} outputs"
     ratios = [ratio for name in scripts for ratio in _ratios(name)]
-    for name in _NAMES.values():
-        ratios += [Ratio(f"{name}transactions/s, old set beside none", name + _CATCH_UP, name + _SMALL, "txs_per_s")]
-    new, now = _NAMES[_HISTORY], _NAMES[_NOW]
-    ratios += [
-        Ratio(f"{what}, history beside classic", new + system, now + system, figure)
-        for what, system, figure in (
-            ("transactions/s", _CATCH_UP, "txs_per_s"),
-            ("transactions/s without old set", _SMALL, "txs_per_s"),
-            ("p50 at the tip", _TIP, "block_p50_ms"),
-            ("ten blocks back", _CATCH_UP, "rollback_10_ms"),
-        )
-    ]
+    if before:
+        ratios.append(Ratio("transactions/s, old set beside none", _OURS + _CATCH_UP, _OURS + _SMALL, "txs_per_s"))
     if as_json:
         for line in lines(title, *found, ratios):
             click.echo(line)
@@ -148,43 +133,37 @@ def apply(
 
 
 def _ratios(peer: str) -> Iterator[Ratio]:
-    for ours in _NAMES.values():
-        yield Ratio(f"{ours}transactions/s, beside {peer}", ours + _CATCH_UP, peer, "txs_per_s")
-        yield Ratio(f"{ours}p50 at the tip, beside {peer}", ours + _TIP, peer, "block_p50_ms")
-        yield Ratio(f"{ours}p99 at the tip, beside {peer}", ours + _TIP, peer, "block_p99_ms")
-        yield Ratio(f"{ours}ten blocks back, beside {peer}", ours + _CATCH_UP, peer, "rollback_10_ms")
+    yield Ratio(f"transactions/s, beside {peer}", _OURS + _CATCH_UP, peer, "txs_per_s")
+    yield Ratio(f"p50 at the tip, beside {peer}", _OURS + _TIP, peer, "block_p50_ms")
+    yield Ratio(f"p99 at the tip, beside {peer}", _OURS + _TIP, peer, "block_p99_ms")
+    yield Ratio(f"ten blocks back, beside {peer}", _OURS + _CATCH_UP, peer, "rollback_10_ms")
 
 
 def _ours(stage: Stage, small: Stage, folder: Path) -> dict[str, Callable[[], Figures]]:
-    """Return what is measured of one daemon."""
-    name = _NAMES[stage.module]
-    places = {what: folder / f"{stage.module}-{n}" for n, what in enumerate((_CATCH_UP, _FAR, _TIP, _SMALL))}
+    """Return what is measured of the daemon."""
+    places = {what: folder / f"utxod-{n}" for n, what in enumerate((_CATCH_UP, _FAR, _TIP, _SMALL))}
     systems: dict[str, Callable[[], Figures]] = {
-        name + _CATCH_UP: partial(catch_up, stage, places[_CATCH_UP], None),
-        name + _FAR: partial(catch_up, stage, places[_FAR], FAR),
-        name + _TIP: partial(at_the_tip, stage, places[_TIP]),
+        _OURS + _CATCH_UP: partial(catch_up, stage, places[_CATCH_UP], None),
+        _OURS + _FAR: partial(catch_up, stage, places[_FAR], FAR),
+        _OURS + _TIP: partial(at_the_tip, stage, places[_TIP]),
     }
     if stage.store:
-        systems[name + _SMALL] = partial(catch_up, small, places[_SMALL], None)
+        systems[_OURS + _SMALL] = partial(catch_up, small, places[_SMALL], None)
     return systems
 
 
-def _prepared(options: Options, folder: Path, peers: Path | None) -> tuple[list[Stage], list[Stage], Peers | None]:
-    """Return what is applied with the old set and without it by each daemon, and the peers with the same chain."""
-    modules = [_NOW, _HISTORY] if options.history else [_NOW]
+def _prepared(options: Options, folder: Path, peers: Path | None) -> tuple[Stage, Stage, Peers | None]:
+    """Return what is applied with the old set and without it, and the peers with the same chain."""
     source = generated(peers, folder, options.blocks, options.txs) if peers else None
     chain = converted(source) if source else sample_chain(options.blocks, options.txs)
-    small = chain.encoded()
-    smalls = [Stage(small, module=module) for module in modules]
+    small = Stage(chain.encoded())
     if options.old is None:
-        return smalls, smalls, Peers(peers, folder, source) if peers and source else None
+        return small, small, Peers(peers, folder, source) if peers and source else None
     upper = chain.on(options.old, options.spending, options.share)
     theirs = with_old(source, options.old, upper) if source else None
-    place, stages, load = options.store or folder / options.old.name, list[Stage](), upper.encoded()
-    for module in modules:
-        store = kept(options.old, place if module == _NOW else place.with_name(place.name + ".history"), module)
-        stages.append(Stage(load, store, options.old.tip, module))
-    return stages, smalls, Peers(peers, folder, theirs) if peers and theirs else None
+    store = kept(options.old, options.store or folder / options.old.name)
+    stage = Stage(upper.encoded(), store, options.old.tip)
+    return stage, small, Peers(peers, folder, theirs) if peers and theirs else None
 
 
 # --- ours --------------------------------------------------------------------------------------------------------
@@ -228,7 +207,7 @@ def _standing(stage: Stage, folder: Path, network_height: int | None) -> Iterato
     shutil.rmtree(folder, ignore_errors=True)
     if stage.store:
         copied(stage.store, folder)
-    with running(folder, module=stage.module) as daemon:
+    with running(folder) as daemon:
         client = Client(folder / "utxod.sock")
         tip = client.greet(network_height).tip
         if (tip and tip.hash) != stage.tip:

@@ -6,23 +6,22 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
 from statistics import median
 
 import click
 import msgspec
+import numpy as np
 
 from bench.daemon import Client, running
 from bench.workload import Workload, made_up
 from handlers import wire
 from handlers.addresses import codec
 from handlers.events import BlockApplied, OutPoint, Rollback, RollbackPoint
-from handlers.proofs import MmrProof, Prover, check
+from handlers.proofs import MmrProof, check, prove
 from handlers.query import Query
-from storage import keys
-from storage.disk import Disk
-from storage.rows import SPENT
-from storage.utxo import TABLES, UtxoStore
+from storage.disk import META, Disk
+from storage.history.layout import TABLES
+from storage.history.store import HistoryStore
 
 _BACK = 10
 _KINDS = ("classic", "mmr")
@@ -69,20 +68,20 @@ def _catch_up(load: Workload, folder: Path, kind: str, figures: Figures) -> None
 
 
 def _proofs(folder: Path, count: int) -> str:
-    with Disk(folder, TABLES, readonly=True) as disk:
-        store = UtxoStore(disk)
+    with Disk(folder, (META, *TABLES), readonly=True) as disk:
+        store = HistoryStore(disk)
         query = Query(store, codec("bitcoin", "regtest"), "bitcoin")
-        prover = Prover(query)
         with query.snapshot() as shot:
-            live = [place for place, row in store.scan(shot.txn, store.output) if row[0] != SPENT]
-            chosen = Random(1).choices(live, k=count)
-            points: list[OutPoint] = [(store.txid_at(shot.txn, place), keys.number(place[8:])) for place in chosen]
-            proofs: list[MmrProof] = []
-            making = _each_us(lambda at: proofs.append(prover.proof(shot, *points[at])), count)
-            checking = _each_us(lambda at: check(proofs[at]), count)
-            size = median(len(msgspec.json.encode(proof)) for proof in proofs)
             assert store.mmr is not None
             leaves = store.mmr.count(shot.txn)
+            numbers = np.arange(leaves)
+            live = numbers[shot.stored.live.has(numbers)]
+            chosen = np.sort(np.random.default_rng(1).choice(live, count, replace=False))
+            points: list[OutPoint] = [(home.txid, home.output) for home in shot.stored.homes(chosen).values()]
+            proofs: list[MmrProof] = []
+            making = _each_us(lambda at: proofs.append(prove(shot, *points[at])), count)
+            checking = _each_us(lambda at: check(proofs[at]), count)
+            size = median(len(msgspec.json.encode(proof)) for proof in proofs)
     return f"a proof among {leaves:,} leaves: {making:.0f} µs to make, {checking:.0f} µs to check, {size:.0f} bytes"
 
 

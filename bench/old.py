@@ -148,8 +148,8 @@ def onto(
 # --- its store ---------------------------------------------------------------------------------------------------
 
 
-def kept(old: OldSet, folder: Path, module: str) -> Path:
-    """Return a folder that the daemon `module` has filled with the old set; it is filled now if there is none.
+def kept(old: OldSet, folder: Path) -> Path:
+    """Return a folder that a daemon has filled with the old set; it is filled now if there is none.
 
     Raises:
         ClickException: there is something else in it.
@@ -164,7 +164,7 @@ def kept(old: OldSet, folder: Path, module: str) -> Path:
         raise click.ClickException(f"{folder} is there and holds no old set: name another folder")
     loading = folder.with_name(folder.name + ".loading")
     shutil.rmtree(loading, ignore_errors=True)
-    with running(loading, module=module) as daemon:
+    with running(loading) as daemon:
         client = Client(daemon.folder / "utxod.sock")
         client.greet(FAR)
         client.stream(wire.encode(block, "frames") for block in old.blocks())

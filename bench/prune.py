@@ -23,15 +23,14 @@ from config.load import load
 from config.settings import Config
 from daemon.metrics import SHOWN_EVERY_S, daemon_numbers
 from daemon.metrics import folder as sheets
-from daemon.store import open_disk, open_lives, open_utxo, windows
+from daemon.store import open_chain, open_disk, windows
 from handlers import wire
-from handlers.chain import Chain
 from handlers.desk import Mined
 from handlers.events import BlockApplied, OutPoint, Output, Tx
 from handlers.transactions import Transactions
 from storage.disk import Txn
+from storage.history.store import HistoryStore
 from storage.transactions import TxStore
-from storage.utxo import UtxoStore
 
 _CONFIG = """data_dir = "{folder}"
 [chain]
@@ -115,8 +114,7 @@ def _fill(folder: Path, what: str, rows: int) -> BlockApplied:
     folder.mkdir(parents=True)
     config, _ = _configured(folder, enabled=False)
     with open_disk(config) as disk:
-        store = open_utxo(disk, config)
-        chain = Chain(store, windows(config), config.utxo.prune_batch_size, open_lives(store, config))
+        chain = open_chain(disk, config)
         chain.may_prune = False
         if what == "records":
             assert chain.lives is not None
@@ -203,7 +201,7 @@ def _frames(tip: BlockApplied, blocks: int, txs: int) -> Iterator[bytes]:
 def _left(config: Config) -> bool:
     """Return whether more is due than the last blocks leave behind."""
     with open_disk(config, readonly=True) as disk, disk.read() as txn:
-        utxo, records = UtxoStore(disk), TxStore(disk)
+        utxo, records = HistoryStore(disk), TxStore(disk)
         state = utxo.state(txn)
         height = utxo.block_at(txn, state.tip).height
         due = next(records.due(txn, records.delete_at, height - 5, 1), None)

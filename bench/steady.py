@@ -116,7 +116,6 @@ class Payments:
 @click.option("--window", default=500, show_default=True, type=click.IntRange(min=6), help="Blocks of every window.")
 @click.option("--every", default=1000, show_default=True, type=click.IntRange(min=1), help="Blocks of a line.")
 @click.option("--fsync/--no-fsync", default=True, show_default=True, help="Let commits wait for the disk.")
-@click.option("--history", is_flag=True, help="Feed a history store.")
 @click.option("--seed", default=1, show_default=True, help="Of the chain.")
 @click.option("--work", type=click.Path(path_type=Path), help="Where the store goes; else a temporary folder.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
@@ -127,7 +126,6 @@ def steady(
     window: int,
     every: int,
     fsync: bool,
-    history: bool,
     seed: int,
     work: Path | None,
     as_json: bool,
@@ -135,9 +133,7 @@ def steady(
     """Feed blocks one by one on a set of constant size, and say how fast file, memory and waiting grow."""
     if blocks < 4 * every:
         raise click.UsageError("--blocks has to be at least four times --every: slopes are of the second half's lines")
-    if history and not fsync:
-        raise click.UsageError("--history always waits for the disk")
-    module = "bench.history" if history else "daemon.cli" if fsync else "bench.unsynced"
+    module = "daemon.cli" if fsync else "bench.unsynced"
     more = _CONFIG.format(window=window, less=window // 3, more=window * 3)
     with tempfile.TemporaryDirectory(prefix="utxod-bench-") as temporary:
         folder = (work or Path(temporary)) / "steady"

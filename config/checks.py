@@ -28,7 +28,6 @@ def problems(config: Config) -> list[Problem]:
     if storage.map_size > storage.max_map_size:
         sizes = f"{format_size(storage.map_size)} is more than max_map_size, {format_size(storage.max_map_size)}"
         found.append(Problem(("storage.map_size", "storage.max_map_size"), f"map_size {sizes}"))
-    found += _history_only(config)
     found += _retention(config)
     found += recovery_problems(config.recovery)
     for host in config.http.allowed_hosts:
@@ -57,14 +56,6 @@ def recovery_problems(recovery: Recovery) -> list[Problem]:
     if recovery.node_url is not None and not recovery.node_url.startswith(("http://", "https://")):
         found.append(Problem(("recovery.node_url",), "expected http://host:port"))
     return found
-
-
-def _history_only(config: Config) -> list[Problem]:
-    """Return the indexes that only a history store keeps."""
-    index, kind = config.utxo.index, config.utxo.store
-    wanted = {"asset": index.asset, "datum_hash": index.datum_hash, "script_hash": index.script_hash}
-    names = [f"utxo.index.{name}" for name, on in wanted.items() if on and kind != "history"]
-    return [Problem((name, "utxo.store"), f'{name} needs utxo.store = "history", not "{kind}"') for name in names]
 
 
 def _retention(config: Config) -> list[Problem]:

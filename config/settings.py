@@ -92,11 +92,9 @@ class Index(Table, frozen=True, kw_only=True):
     payment_credential: Annotated[bool, Meta(description="Find outputs by payment credential (Cardano).")] = True
     stake_credential: Annotated[bool, Meta(description="Find outputs by stake credential (Cardano).")] = False
     policy: Annotated[bool, Meta(description="Find outputs by the policy of their assets.")] = False
-    asset: Annotated[bool, Meta(description="Find outputs by asset, policy and name (history store).")] = False
-    datum_hash: Annotated[bool, Meta(description="Find outputs by the hash of their datum (history store).")] = False
-    script_hash: Annotated[bool, Meta(description="Find outputs by the script that they carry (history store).")] = (
-        False
-    )
+    asset: Annotated[bool, Meta(description="Find outputs by asset, policy and name.")] = False
+    datum_hash: Annotated[bool, Meta(description="Find outputs by the hash of their datum.")] = False
+    script_hash: Annotated[bool, Meta(description="Find outputs by the script that they carry.")] = False
     strategy: Annotated[
         Literal["address_hash", "payment_credential", "both"] | None,
         Meta(
@@ -107,13 +105,12 @@ class Index(Table, frozen=True, kw_only=True):
 
 
 class Delta(Table, frozen=True, kw_only=True):
-    """What the record that takes a block back contains."""
+    """What the undo log of a block contains."""
 
     self_contained: Annotated[
         bool,
         Meta(
-            description="Copy spent outputs into the undo record, so that they leave the table after prune_depth; "
-            "otherwise they stay there for the longer of prune_depth and rollback_window."
+            description="Accepted, without effect: undo logs name spent outputs, which stay as long as the logs."
         ),
     ] = False
 
@@ -123,8 +120,8 @@ class Utxo(Table, frozen=True, kw_only=True):
 
     enabled: Annotated[bool, Meta(description="Keep the set of unspent outputs.")] = True
     store: Annotated[
-        Literal["classic", "mmr", "history"],
-        Meta(description="Kind of store: mmr also proves outputs, and is slower; history is fast on many outputs."),
+        Literal["classic", "mmr"],
+        Meta(description="Kind of store: mmr also proves outputs, and is slower."),
     ] = "classic"
     prune_depth: Annotated[Blocks, Meta(description="Blocks for which spent outputs are kept.")] = 2160
     rollback_window: Annotated[

@@ -15,31 +15,25 @@ import msgspec
 from config.settings import Config
 from daemon.store import (
     TABLES,
-    chain_name,
     chain_txs,
     folder,
-    history_leaf_writer,
     leaf_writer,
     limited,
     open_disk,
-    windows,
+    open_store,
 )
 from handlers.audit import Audited, audit
 from storage.disk import Disk
 from storage.errors import Damaged, StoreFull, TableMissing
-from storage.export import live_set
-from storage.history.export import Part
-from storage.history.export import live_set as history_set
+from storage.history.export import Part, live_set
 from storage.history.layout import to_extra
-from storage.history.store import KIND as HISTORY
 from storage.history.store import HistoryStore
-from storage.history.verify import verify as verify_history
+from storage.history.verify import MOST, silent
+from storage.history.verify import verify as verify_store
+from storage.history.view import Tell
 from storage.pages import check_pages
 from storage.precheck import precheck
-from storage.rows import Body, address_of, unpack
-from storage.utxo import UtxoStore
-from storage.verify import MOST, Tell, silent
-from storage.verify import verify as verify_store
+from storage.rows import Body
 
 _T = TypeVar("_T")
 
@@ -73,12 +67,6 @@ def copy_place(config: Config, copy_to: Path | None) -> Copy:
     return Copy(place)
 
 
-def _open(config: Config) -> UtxoStore:
-    store = UtxoStore(open_disk(config, readonly=True), leaf_writer(config))
-    store.check_format(chain_name(config))
-    return store
-
-
 def verify(config: Config, copy: Copy, tell: Tell = silent) -> Verified:
     """Return what is wrong with the store, and which transactions are half-made: that is no damage, it heals.
 
@@ -86,33 +74,27 @@ def verify(config: Config, copy: Copy, tell: Tell = silent) -> Verified:
     """
     if pages := _pages(folder(config)):
         return Verified(pages[:MOST], [], [])
-    if config.utxo.store == HISTORY:
-        return _verify_history(config, copy, tell)
-    store, left_out = _whole(_open, config), copy.left_out
-    with store.disk:
+    left_out = copy.left_out
+    with _whole(_open, config) as disk:
         try:
-            found = _walk(config, store, copy.place, tell)
+            found = _walk(config, disk, copy.place, tell)
         except StoreFull as full:
-            found, left_out = _walk(config, store, None, tell), str(full)
+            found, left_out = _walk(config, disk, None, tell), str(full)
     return Verified(found.findings, _not_tried(left_out) + found.half_made, found.contradictions)
+
+
+def _open(config: Config) -> Disk:
+    disk = open_disk(config, readonly=True)
+    open_store(disk, config)
+    return disk
 
 
 def _not_tried(left_out: str | None) -> list[str]:
-    return [f"the undo records were not tried on a copy: {left_out} (--copy-to)"] if left_out else []
+    return [f"the undo logs were not tried on a copy: {left_out} (--copy-to)"] if left_out else []
 
 
-def _verify_history(config: Config, copy: Copy, tell: Tell) -> Verified:
-    """Do so for a history."""
-    left_out = copy.left_out
-    with _whole(_open_history, config) as disk:
-        try:
-            found = _walk_history(config, disk, copy.place, tell)
-        except StoreFull as full:
-            found, left_out = _walk_history(config, disk, None, tell), str(full)
-    return Verified(found.findings, _not_tried(left_out) + found.half_made, found.contradictions)
-
-
-def _walk_history(config: Config, disk: Disk, place: Path | None, tell: Tell) -> Audited:
+def _walk(config: Config, disk: Disk, place: Path | None, tell: Tell) -> Audited:
+    """Walk a copy of the store in `place`, else the store itself."""
     audited = Audited([], [])
 
     def records(seen: Disk) -> list[str]:
@@ -122,31 +104,9 @@ def _walk_history(config: Config, disk: Disk, place: Path | None, tell: Tell) ->
         return audited.findings
 
     with _in_place(disk) if place is None else nullcontext():
-        findings = verify_history(
-            disk, quick=place is None, also=records, copy_to=place, tell=tell, leaves=history_leaf_writer(config)
+        findings = verify_store(
+            disk, quick=place is None, also=records, copy_to=place, tell=tell, leaves=leaf_writer(config)
         )
-        return msgspec.structs.replace(audited, findings=findings)
-
-
-def _open_history(config: Config) -> Disk:
-    disk = open_disk(config, readonly=True)
-    HistoryStore(disk).check_format(chain_name(config))
-    return disk
-
-
-def _walk(config: Config, store: UtxoStore, place: Path | None, tell: Tell) -> Audited:
-    """Walk a copy of the store in `place`, else the store itself."""
-    audited = Audited([], [])
-
-    def records(seen: UtxoStore) -> list[str]:
-        nonlocal audited
-        if config.transactions.enabled:
-            audited = audit(chain_txs(seen, config), config.transactions.block_height_retention)
-        return audited.findings
-
-    with _in_place(store.disk) if place is None else nullcontext():
-        reach, quick = windows(config), place is None
-        findings = verify_store(store, reach, quick=quick, also=records, copy_to=place, tell=tell)
         return msgspec.structs.replace(audited, findings=findings)
 
 
@@ -178,16 +138,9 @@ def export(config: Config, form: str) -> Iterator[bytes]:
     Raises:
         ChainMoved: it can't be completed.
     """
-    if config.utxo.store == HISTORY:
-        lines = _csv_lines if form == "csv" else _json_lines
-        with _open_history(config) as disk:
-            yield from map(lines, history_set(disk))
-        return
-    store = _open(config)
-    line = _csv if form == "csv" else _json
-    with store.disk:
-        for live in live_set(store):
-            yield b"".join([line(*output) for output in live])
+    lines = _csv_lines if form == "csv" else _json_lines
+    with _open(config) as disk:
+        yield from map(lines, live_set(disk))
 
 
 def _csv_lines(part: Part) -> bytes:
@@ -208,15 +161,6 @@ def _json_lines(part: Part) -> bytes:
         body = Body(part.heap[start:middle], value, *msgspec.structs.astuple(extra))
         lines.append(_json_of(part.txids[64 * tx : 64 * tx + 64], index, body))
     return b"".join(lines)
-
-
-def _csv(txid: bytes, index: int, row: bytes) -> bytes:
-    body = unpack(Body, row, f"output {txid.hex()}#{index}")
-    return f"{txid.hex()},{index},{body.value},{address_of(row).hex()}\n".encode()
-
-
-def _json(txid: bytes, index: int, row: bytes) -> bytes:
-    return _json_of(txid.hex(), index, unpack(Body, row, f"output {txid.hex()}#{index}"))
 
 
 def _json_of(txid: str, index: int, body: Body) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import islice
 
 import structlog
@@ -16,14 +15,14 @@ from daemon.store import (
     open_changes,
     open_disk,
     open_lives,
+    open_store,
     transactions,
     wanted_indexes,
     windows,
 )
+from handlers.chain import Chain
 from handlers.change_log import ChangeLog
-from handlers.history_chain import HistoryChain
 from handlers.lives import Lives
-from handlers.points import Reach
 from handlers.prune_report import PrunerJob, pruner_jobs
 from handlers.prune_request import Request
 from handlers.pruner import Pruner
@@ -31,51 +30,14 @@ from handlers.spending import TxFault
 from storage import keys
 from storage.disk import Disk, Txn
 from storage.errors import StoreError
-from storage.history.reindex import reindex as reindex_history
-from storage.history.store import KIND as HISTORY
-from storage.history.store import HistoryStore
-from storage.prune import Gone, Part, Windows, prunable
-from storage.prune import prune as prune_step
-from storage.reindex import reindex as reindex_store
-from storage.utxo import UtxoStore
+from storage.history.reindex import reindex as reindex_store
+from storage.windows import Gone
 
 log = structlog.get_logger("store")
 
 _STEPS = 100  # nobody waits for the store: so many bounded steps share a commit
 _RECORDS = 1000  # transactions for each commit
 _PASSES = 10
-
-
-class _AllRows:
-    """The UTXO store's old rows, in long steps."""
-
-    def __init__(self, store: UtxoStore, reach: Windows, budget: int, changes: ChangeLog) -> None:
-        self._store, self._reach, self._budget, self._changes = store, reach, budget, changes
-        self.total = Gone()
-        self._stuck = set[Part]()
-
-    def due(self, part: Part) -> bool:
-        """Return whether there may be some; undo records of another configuration may hold them up."""
-        with self._store.disk.read() as txn:
-            return part not in self._stuck and part in prunable(self._store, txn, self._reach)
-
-    def step(self, part: Part) -> Gone:
-        """Remove some."""
-
-        def work(txn: Txn) -> tuple[Gone, bool]:
-            before = self._store.state(txn)
-            gone = prune_step(self._store, txn, self._reach, self._budget, part)
-            state = self._store.state(txn)
-            if gone:
-                self._changes.tell(Reach(self._store, self._reach, state).pruned(txn, gone))
-            return gone, not gone and state == before
-
-        gone, stuck = self._changes.write(work)
-        if stuck:
-            self._stuck.add(part)
-        self.total = self.total.plus(gone)
-        log.info("pruned", **gone._asdict())
-        return gone
 
 
 def _open_disk(config: Config) -> Disk:
@@ -89,22 +51,22 @@ def _open_disk(config: Config) -> Disk:
     return open_disk(config)
 
 
-class _AllHistory:
-    """What a history may forget, in long steps. It has undo logs; values are thinned out when those are gone."""
+class _AllRows:
+    """What the chain's tables may forget, in long steps: undo logs, then values are thinned out."""
 
-    def __init__(self, chain: HistoryChain) -> None:
+    def __init__(self, chain: Chain) -> None:
         chain.may_prune = True
         self._chain, self._sweeps = chain, chain.history.sweeps(_STEPS)
         self.total = Gone()
 
-    def due(self, part: Part) -> bool:
+    def due(self) -> bool:
         """Return whether there may be something."""
-        return part == "undo" and (self._chain.due_for_pruning("undo") or self._sweeps > 0)
+        return self._chain.due_for_pruning() or self._sweeps > 0
 
-    def step(self, part: Part) -> Gone:
+    def step(self) -> Gone:
         """Remove some."""
-        if self._chain.due_for_pruning(part):
-            gone = self._chain.prune(part)
+        if self._chain.due_for_pruning():
+            gone = self._chain.prune()
         else:
             gone, self._sweeps = self._chain.keep_house(_STEPS), self._sweeps - 1
         self.total = self.total.plus(gone)
@@ -120,39 +82,18 @@ def prune(config: Config) -> str:
             read.
     """
     with _open_disk(config) as disk:
-        if config.utxo.store == HISTORY:
-            return _prune_history(config, disk)
-        store = UtxoStore(disk)
-        store.check_format(chain_name(config))
+        store, changes = open_store(disk, config), open_changes(disk, config)
         with disk.read() as txn:
-            state = store.state(txn)
-            height = store.block_at(txn, state.tip).height if state.tip != keys.GENESIS else 0
-        changes = open_changes(disk, config)
-        rows = _AllRows(store, windows(config), config.utxo.prune_batch_size * _STEPS, changes)
-        counts: dict[str, int] = {}
-        if height:
-            kept = transactions(store, config) if config.transactions.enabled else None
-            if kept is not None:
-                kept.height = height
-            pruner = open_pruner(config, disk, kept, rows, changes)
-            counts = _cycle(pruner, Request(height, "applied"), state.persisted, changes)
-    return _pruned(rows.total, counts)
-
-
-def _prune_history(config: Config, disk: Disk) -> str:
-    store, changes = HistoryStore(disk), open_changes(disk, config)
-    store.check_format(chain_name(config))
-    with disk.read() as txn:
-        kept = store.kept_indexes(txn)
-    store.open(chain_name(config), kept)
-    chain = HistoryChain(store, windows(config), config.utxo.prune_batch_size * _STEPS, changes=changes)
-    rows, counts = _AllHistory(chain), dict[str, int]()
-    if chain.height:
-        records = transactions(store, config) if config.transactions.enabled else None
-        if records is not None:
-            records.height = chain.height
-        pruner = open_pruner(config, disk, records, rows, changes)
-        counts = _cycle(pruner, Request(chain.height, "applied"), chain.state.persisted, changes)
+            kept = store.kept_indexes(txn)
+        store.open(chain_name(config), kept, store.kind)
+        chain = Chain(store, windows(config), config.utxo.prune_batch_size * _STEPS, changes=changes)
+        rows, counts = _AllRows(chain), dict[str, int]()
+        if chain.height:
+            records = transactions(store, config) if config.transactions.enabled else None
+            if records is not None:
+                records.height = chain.height
+            pruner = open_pruner(config, disk, records, rows, changes)
+            counts = _cycle(pruner, Request(chain.height, "applied"), chain.state.persisted, changes)
     return _pruned(rows.total, counts)
 
 
@@ -182,8 +123,7 @@ def _pruned(total: Gone, counts: dict[str, int]) -> str:
 def prune_status(config: Config, count: int) -> list[PrunerJob]:
     """Return the pruner's latest jobs, beside its daemon or without one."""
     with open_disk(config, readonly=True) as disk, limited(disk):
-        store = HistoryStore(disk) if config.utxo.store == HISTORY else UtxoStore(disk)
-        store.check_format(chain_name(config))
+        open_store(disk, config)
         return pruner_jobs(disk, count)
 
 
@@ -191,18 +131,8 @@ def reindex(config: Config) -> str:
     """Build the configured indexes anew; return what was done."""
     wanted = wanted_indexes(config)
     with _open_disk(config) as disk:
-        outputs = _reindex(config, disk, wanted, lambda done: log.info("reindexing", outputs=done))
+        outputs = reindex_store(open_store(disk, config), wanted, lambda done: log.info("reindexing", outputs=done))
     return f"indexed {outputs} outputs by {', '.join(wanted) or 'nothing'}"
-
-
-def _reindex(config: Config, disk: Disk, wanted: list[str], progress: Callable[[int], None]) -> int:
-    if config.utxo.store == HISTORY:
-        history = HistoryStore(disk)
-        history.check_format(chain_name(config))
-        return reindex_history(history, wanted, progress)
-    store = UtxoStore(disk)
-    store.check_format(chain_name(config))
-    return reindex_store(store, wanted, progress)
 
 
 def reindex_records(config: Config) -> str:
@@ -214,8 +144,7 @@ def reindex_records(config: Config) -> str:
         StoreError: there is no store, or a daemon has it, or there are no records.
     """
     with _open_disk(config) as disk:
-        store = HistoryStore(disk) if config.utxo.store == HISTORY else UtxoStore(disk)
-        store.check_format(chain_name(config))
+        store = open_store(disk, config)
         lives = open_lives(store, config)
         if lives is None:
             raise StoreError("transactions.enabled is off: there are no records to rebuild")

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import structlog
@@ -19,38 +18,30 @@ from handlers.addresses import codec
 from handlers.chain import Chain
 from handlers.change_log import ChangeLog
 from handlers.desk import Rules
+from handlers.leaves import LeafWriter
 from handlers.lives import Lives
 from handlers.query import Query
-from handlers.records import RecordWriter
 from handlers.scribe import Scribe
 from handlers.transactions import Transactions
 from storage.blobs import Blobs, Cached, Late, open_blobs
-from storage.buried import BuriedStore
-from storage.chain_txs import ChainTxs
+from storage.change_log import TABLES as LOG_TABLES
 from storage.change_log import Retention
-from storage.disk import Disk
+from storage.disk import META, Disk
 from storage.errors import SnapshotExpired
-from storage.history.tables import FORMAT as HISTORY_FORMAT
-from storage.history.tables import INDEXES as HISTORY_INDEXES
-from storage.history.tables import TABLES as HISTORY_TABLES
-from storage.indexes import TABLES as INDEXES
+from storage.history.layout import FORMAT
+from storage.history.layout import TABLES as HISTORY_TABLES
+from storage.history.mined import MinedStore
+from storage.history.store import HistoryStore
+from storage.indexes import CARDANO_ONLY, NAMES
 from storage.jobs import TABLES as JOB_TABLES
-from storage.prune import Windows
 from storage.transactions import TABLES as TX_TABLES
 from storage.transactions import TxStore
-from storage.utxo import TABLES as UTXO_TABLES
-from storage.utxo import UtxoStore, written_format
-
-if TYPE_CHECKING:
-    from handlers.leaves import LeafWriter
-    from storage.history.store import HistoryStore
-
-    AnyStore = UtxoStore | HistoryStore
+from storage.windows import Windows
 
 log = structlog.get_logger("store")
 
 
-TABLES = (*UTXO_TABLES, *HISTORY_TABLES, *TX_TABLES, *JOB_TABLES)
+TABLES = (META, *HISTORY_TABLES, *LOG_TABLES, *TX_TABLES, *JOB_TABLES)
 _LOOK_EVERY_S = 0.5
 _BLOB_CACHE = 64 << 20  # bytes of blobs that are kept in memory
 
@@ -67,13 +58,18 @@ def store_id(config: Config) -> str:
 
 
 def open_disk(config: Config, *, readonly: bool = False) -> Disk:
-    """Open the environment; a writable one is held by this process alone, a read-only one limits its snapshots' age."""
+    """Open the environment; a writable one is held by this process alone, a read-only one limits its snapshots' age.
+
+    Raises:
+        WrongFormat: another version wrote it; nothing in it was changed.
+    """
     return Disk(
         folder(config),
         TABLES,
         map_size=config.storage.map_size,
         max_map_size=config.storage.max_map_size,
         readonly=readonly,
+        version=FORMAT,
         max_reader_age=config.store.max_reader_age if readonly else None,
         on_grow=lambda size: log.info("map_grown", map_size=size),
     )
@@ -107,52 +103,31 @@ def limited(disk: Disk, advice: str = "ask for less, or raise it") -> Iterator[N
 def open_query(config: Config) -> Iterator[Query]:
     """Open the store for questions, beside its daemon or without one."""
     with open_disk(config, readonly=True) as disk:
-        store = _stored(disk)
-        store.check_format(chain_name(config))
+        store = open_store(disk, config)
         yield Query(store, codec(config.chain.family, config.chain.network), config.chain.family)
 
 
-def _stored(disk: Disk) -> UtxoStore | HistoryStore:
-    """Return the store on a disk, whichever kind it is. What a history needs takes long to import: only then."""
-    if written_format(disk) != HISTORY_FORMAT:
-        return UtxoStore(disk)
-    from storage.history.store import HistoryStore
+def open_store(disk: Disk, config: Config) -> HistoryStore:
+    """Return the store on a disk, for who does not apply blocks to it.
 
-    return HistoryStore(disk)
+    Raises:
+        WrongFormat: it keeps another chain, or was never run.
+    """
+    store = HistoryStore(disk, leaf_writer(config))
+    store.check_chain(chain_name(config))
+    return store
 
 
 def open_chain(disk: Disk, config: Config) -> Chain:
     """Open the store for writing, made if it is not there, with the chain that it keeps."""
-    changes, reach = open_changes(disk, config), windows(config)
-    if config.utxo.store == "history":
-        from handlers.history_chain import HistoryChain
-        from storage.history.store import HistoryStore
-
-        history = HistoryStore(disk, history_leaf_writer(config))
-        history.open(chain_name(config), wanted_indexes(config))
-        lives = open_lives(history, config, changes)
-        return HistoryChain(history, reach, config.utxo.prune_batch_size, lives, changes)
-    store = open_utxo(disk, config)
-    return Chain(store, reach, config.utxo.prune_batch_size, open_lives(store, config, changes), changes)
-
-
-def open_utxo(disk: Disk, config: Config) -> UtxoStore:
-    """Open the UTXO store for writing, made if it is not there."""
-    store = UtxoStore(disk, leaf_writer(config))
+    store, changes = HistoryStore(disk, leaf_writer(config)), open_changes(disk, config)
     store.open(chain_name(config), wanted_indexes(config), config.utxo.store)
-    return store
+    return Chain(store, windows(config), config.utxo.prune_batch_size, open_lives(store, config, changes), changes)
 
 
-def history_leaf_writer(config: Config) -> LeafWriter:
-    """Return what an output's leaf is in a history with an MMR."""
-    from handlers.leaves import LeafWriter
-
+def leaf_writer(config: Config) -> LeafWriter:
+    """Return what an output's leaf is in a store of this chain with an MMR."""
     return LeafWriter(Scribe(codec(config.chain.family, config.chain.network), config.chain.family))
-
-
-def leaf_writer(config: Config) -> RecordWriter:
-    """Return what an output's leaf is in an MMR store of this chain."""
-    return RecordWriter(Scribe(codec(config.chain.family, config.chain.network), config.chain.family))
 
 
 def open_changes(disk: Disk, config: Config) -> ChangeLog:
@@ -161,7 +136,7 @@ def open_changes(disk: Disk, config: Config) -> ChangeLog:
     return ChangeLog(disk, Retention(keep.count, keep.age))
 
 
-def open_lives(store: AnyStore, config: Config, changes: ChangeLog | None = None) -> Lives | None:
+def open_lives(store: HistoryStore, config: Config, changes: ChangeLog | None = None) -> Lives | None:
     """Open the transaction store beside the UTXO store, if the configuration wants it."""
     records = TxStore(store.disk)
     if not config.transactions.enabled:
@@ -175,7 +150,7 @@ def open_lives(store: AnyStore, config: Config, changes: ChangeLog | None = None
     return Lives(transactions(store, config), changes or open_changes(store.disk, config))
 
 
-def transactions(store: AnyStore, config: Config) -> Transactions:
+def transactions(store: HistoryStore, config: Config) -> Transactions:
     """Return the operations on the transaction store that shares the UTXO store's disk.
 
     Raises:
@@ -184,13 +159,13 @@ def transactions(store: AnyStore, config: Config) -> Transactions:
     return _transactions(store, config, open_blobs(config.transactions.blob_store, config.data_dir))
 
 
-def reading(store: AnyStore, config: Config) -> Transactions:
+def reading(store: HistoryStore, config: Config) -> Transactions:
     """Return the same for who only reads: the blobs are opened by the first question to them."""
     where = partial(open_blobs, config.transactions.blob_store, config.data_dir, make=False)
     return _transactions(store, config, Late(where))
 
 
-def _transactions(store: AnyStore, config: Config, blobs: Blobs) -> Transactions:
+def _transactions(store: HistoryStore, config: Config, blobs: Blobs) -> Transactions:
     wish = config.transactions
     rules = Rules(
         batch_size=wish.batch_size,
@@ -206,14 +181,9 @@ def _transactions(store: AnyStore, config: Config, blobs: Blobs) -> Transactions
     return Transactions(chain.store, chain, Cached(blobs, _BLOB_CACHE), rules)
 
 
-def chain_txs(store: AnyStore, config: Config) -> ChainTxs:
+def chain_txs(store: HistoryStore, config: Config) -> MinedStore:
     """Return the chain as the transaction store sees it."""
-    records, maturity = TxStore(store.disk), config.transactions.coinbase_maturity
-    if isinstance(store, UtxoStore):
-        return BuriedStore(store, records, maturity)
-    from storage.history.mined import MinedStore
-
-    return MinedStore(store, records, maturity)
+    return MinedStore(store, TxStore(store.disk), config.transactions.coinbase_maturity)
 
 
 def chain_name(config: Config) -> str:
@@ -222,11 +192,11 @@ def chain_name(config: Config) -> str:
 
 
 def wanted_indexes(config: Config) -> list[str]:
-    """Return the indexes to keep; all but that by address are Cardano's."""
-    chosen = [name for name in (*INDEXES, *HISTORY_INDEXES) if getattr(config.utxo.index, name)]
-    return [name for name in chosen if config.chain.family == "cardano" or name == "address_hash"]
+    """Return the indexes to keep."""
+    chosen = [name for name in NAMES if getattr(config.utxo.index, name)]
+    return [name for name in chosen if config.chain.family == "cardano" or name not in CARDANO_ONLY]
 
 
 def windows(config: Config) -> Windows:
     """Return how far back the store reaches."""
-    return Windows(config.utxo.prune_depth, config.utxo.rollback_window, config.utxo.delta.self_contained)
+    return Windows(config.utxo.prune_depth, config.utxo.rollback_window)

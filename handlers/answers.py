@@ -9,8 +9,6 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from handlers.events import Point
 from storage.change_log import LogStore
 from storage.disk import Disk, Txn
-from storage.history.tables import TABLES as HISTORY_TABLES
-from storage.utxo import TABLES as CLASSIC_TABLES
 
 Hex = Annotated[str, Meta(pattern="^([0-9a-f]{2})*$")]
 Hash = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -159,13 +157,9 @@ class Health(Struct, frozen=True, kw_only=True):
     store_id: Annotated[str | None, Meta(description="of the store that is read: another daemon has another")]
 
 
-_CLASSIC = {name.rstrip("*") for name in CLASSIC_TABLES if name.startswith("utxo_")} - {"utxo_meta"}
-
-
-def table_rows(disk: Disk, txn: Txn, kind: str) -> dict[str, int]:
-    """Return how many rows each table of a store has: every store has the tables of the others, and they are empty."""
-    others = _CLASSIC if kind == "history" else {*HISTORY_TABLES}
-    return {name: txn.stat(db)["entries"] for name, db in disk.tables.items() if name not in others}
+def table_rows(disk: Disk, txn: Txn) -> dict[str, int]:
+    """Return how many rows each table of a store has."""
+    return {name: txn.stat(db)["entries"] for name, db in disk.tables.items()}
 
 
 def change_log_status(log: LogStore, txn: Txn) -> ChangeLogStatus:

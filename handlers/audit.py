@@ -15,10 +15,11 @@ from msgspec import Struct, structs
 from handlers import spending
 from handlers.desk import show
 from storage import keys
-from storage.chain_txs import NOBODY, NOTHING, REPLACED, Buried, ChainTxs
+from storage.chain_txs import NOBODY, NOTHING, REPLACED, Buried
 from storage.damage import UNREADABLE
 from storage.disk import Db, Txn
 from storage.errors import StoreError
+from storage.history.mined import MinedStore
 from storage.jobs import JobStore
 from storage.rows import unpack
 from storage.transactions import (
@@ -50,7 +51,7 @@ class Audited(Struct, frozen=True):
     contradictions: list[str] = []
 
 
-def audit(chain: ChainTxs, retention: int) -> Audited:
+def audit(chain: MinedStore, retention: int) -> Audited:
     """Return what is wrong with the transaction store beside a chain; nothing for a sound one."""
     walk = _Audit(chain, retention)
     with chain.store.disk.read() as txn:
@@ -87,7 +88,7 @@ class _Seen:
 
 
 class _Audit:
-    def __init__(self, chain: ChainTxs, retention: int) -> None:
+    def __init__(self, chain: MinedStore, retention: int) -> None:
         self.chain, self.store, self.retention = chain, chain.store, retention
         self.left = JobStore(self.store.disk).left
         self.half_made: list[str] = []

@@ -1,37 +1,35 @@
-"""What was applied since the last commit, composed in memory."""
+"""What was applied since the last commit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from handlers.events import BlockApplied, BlockCommitted, OutPoint, Point
-from handlers.ledger import Connected
-from storage.change import ChangeSet
+from handlers.events import BlockCommitted
 from storage.disk import Txn
+from storage.history.batch import Done, Waiting
 
 
 class Batch:
-    """Blocks applied and not yet committed."""
+    """Blocks that wait for the commit, and what else it has to do."""
 
     def __init__(self) -> None:
-        self.change = ChangeSet()
-        self.facts: list[BlockCommitted] = []
-        self.missing: list[tuple[Point, list[OutPoint]]] = []
+        self.blocks: list[Waiting] = []
+        self.ordinals: dict[bytes, int] = {}  # of these blocks, by hash
+        self.done: list[Done] = []  # what the commit under way did to them
         self.deep = True  # every block lies deeper below the network's tip than any window
-        self.steps: list[Callable[[Txn], None]] = []  # what messages do besides the change, in their order
+        self.steps: list[Callable[[Txn], None]] = []  # what messages do besides, in their order
         self.touched: set[bytes] = set()  # transactions that these steps may give a record
         self.reused: set[bytes] = set()  # ids that an earlier transaction had
 
-
-def committed(block: BlockApplied, connected: Connected) -> BlockCommitted:
-    """Return the fact that a block was committed."""
-    point = block.point
-    return BlockCommitted(
-        height=point.height,
-        slot=point.slot,
-        hash=point.hash,
-        txs=len(block.txs),
-        created=connected.created,
-        spent=connected.spent,
-        missing_inputs=len(connected.missing),
-    )
+    def committed(self, number: int) -> BlockCommitted:
+        """Return the fact that a block was committed."""
+        block, done = self.blocks[number], self.done[number]
+        return BlockCommitted(
+            height=block.height,
+            slot=block.slot,
+            hash=block.hash,
+            txs=done.txs,
+            created=done.created,
+            spent=done.spent,
+            missing_inputs=len(done.missing),
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from handlers import ledger, spending
+from handlers import bodies, spending
 from handlers.desk import Mined, kept, now
 from handlers.events import Output, Tx
 from handlers.spending import TxFault
@@ -153,7 +153,7 @@ class Births(States):
         outputs = self.part(tx, number) if record.pages else tx.outputs
         first = number * record.page_size if number else 0
         rows = [
-            (slot, output_hash(tx.txid, first + slot, ledger.body(output)))
+            (slot, output_hash(tx.txid, first + slot, bodies.body(output)))
             for slot, output in enumerate(outputs)
             if kept(output)
         ]

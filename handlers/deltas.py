@@ -19,8 +19,8 @@ from handlers.effects import Effects
 from handlers.query import Snapshot
 from handlers.records import Entry
 from storage.errors import Damaged
-from storage.prune import Windows
 from storage.rows import BlockRow
+from storage.windows import Windows
 
 _STEP = 100  # outputs that are written before others get a turn
 _HASH_DIGITS = 64
@@ -114,7 +114,6 @@ class Delta(Generic[T]):
             Damaged: something of it is not there.
         """
         effects, form = self._effects, self._form
-        yield from effects.gather()
         for found, entries in ((self.created, effects.created()), (self.spent, effects.spent())):
             while part := list(islice(entries, _STEP)):
                 found += map(form.output, part)

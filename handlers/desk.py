@@ -17,8 +17,9 @@ from handlers import spending
 from handlers.events import Output
 from handlers.spending import Fault, TxFault
 from storage.blobs import Blobs
-from storage.chain_txs import Buried, ChainTxs
+from storage.chain_txs import Buried
 from storage.disk import Txn
+from storage.history.mined import MinedStore
 from storage.transactions import (
     HASH,
     MASTER,
@@ -76,7 +77,7 @@ class Held(Struct):
 class Desk:
     """Where transactions are looked at and spent, the UTXO store beside."""
 
-    def __init__(self, store: TxStore, buried: ChainTxs | None, blobs: Blobs, rules: Rules) -> None:
+    def __init__(self, store: TxStore, buried: MinedStore | None, blobs: Blobs, rules: Rules) -> None:
         self.store, self.buried, self.blobs, self.rules = store, buried, blobs, rules
         self.height = 0  # of the chain's tip
         self.on_their_way: set[bytes] = set()  # large transactions that wait for their first page

@@ -1,46 +1,60 @@
-"""What one block did to the set, whichever way the store lays it out: for deltas, and for changes since a point."""
+"""What one block did to the set: for deltas, and for changes since a point."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from handlers.records import Entry
-from storage.rows import BlockRow
+import msgspec
+import numpy as np
+
+from handlers.records import Entry, Spend
+from storage.rows import TxFlag
+
+if TYPE_CHECKING:
+    from handlers.snapshot import Snapshot
+
+_STEP = 100  # outputs of a block that are read at once
 
 
-class Effects(ABC):
-    """The outputs that a block created and spent, as they were then; a block above the rollback floor has them."""
+class Effects:
+    """The outputs that a block above the rollback floor created and spent, as they were then."""
 
-    block: BlockRow
-    created_count: int
-    spent_count: int
-    contains_invalid: bool
+    def __init__(self, shot: Snapshot, ordinal: int) -> None:
+        self._shot, self._ordinal, self._block = shot, ordinal, shot.stored.block(ordinal)
+        self.block = shot.block(ordinal)
+        self.created_count, self.spent_count = self._block.created, self._block.spent
+        self.contains_invalid = self._block.failed
 
-    def gather(self) -> Iterator[None]:
-        """Read ahead what `created` needs of other blocks; yields now and then, so that others get a turn."""
-        return iter(())
+    def _range(self) -> tuple[int, int]:
+        return self._block.first, self._block.first + self._block.numbers
 
-    @abstractmethod
     def created(self, start: int = 0) -> Iterator[Entry]:
-        """Yield what it created, in chain order, as it was before it was spent; so many are left out.
+        """Yield what it created, in chain order, as it was before it was spent; so many are left out."""
+        numbers = self._shot.stored.outputs.within(*self._range())[start:].tolist()
+        for at in range(0, len(numbers), _STEP):
+            yield from self._shot.born(numbers[at : at + _STEP])
 
-        Raises:
-            Damaged: something of it is not there.
-        """
-
-    @abstractmethod
     def spent(self, start: int = 0) -> Iterator[Entry]:
-        """Yield what it spent, in the order of spending, with the spender; so many are left out.
+        """Yield what it spent, in the order of spending, with the spender; so many are left out."""
+        stored, replace = self._shot.stored, msgspec.structs.replace
+        spends = stored.undo(self._ordinal) or []
+        for at in range(start, len(spends), _STEP):
+            some = spends[at : at + _STEP]
+            by = stored.homes(np.unique(np.array([spend.spender for spend in some], np.int64)))
+            for spend, entry in zip(some, self._shot.born([spend.number for spend in some]), strict=True):
+                yield replace(entry, spend=Spend(by[spend.spender].txid, self.block))
 
-        Raises:
-            Damaged: something of it is not there.
-        """
-
-    @abstractmethod
     def failed(self) -> Iterator[tuple[bytes, bool]]:
         """Yield the transactions that failed phase 2, and whether they had a collateral return."""
+        if self.contains_invalid:
+            for number in self._shot.stored.txs.within(*self._range()).tolist():
+                tx = self._shot.stored.tx_of(number)
+                if tx.flags & TxFlag.INVALID:
+                    yield tx.txid, bool(tx.flags & TxFlag.COLLATERAL_RETURN)
 
     def leaves(self) -> tuple[list[int], list[int]] | None:
-        """Return the leaves of an MMR store that it appended and those that it spent; None in another store."""
-        return None
+        """Return the leaves of an MMR that it appended and those that it spent; None in a store without one."""
+        if self._shot.store.mmr is None:
+            return None
+        return list(range(*self._range())), [spend.number for spend in self._shot.stored.undo(self._ordinal) or []]

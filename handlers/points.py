@@ -8,9 +8,10 @@ from handlers.events import Point, Pruned, Rollback, RollbackPoint
 from handlers.refusal import Refused
 from storage import keys
 from storage.disk import Txn
-from storage.prune import Gone, Windows
-from storage.rows import BlockPlace, State
-from storage.utxo import UtxoStore
+from storage.history.layout import State
+from storage.history.store import HistoryStore
+from storage.rows import BlockPlace
+from storage.windows import Gone, Windows
 
 
 class View(Struct, frozen=True):
@@ -28,7 +29,7 @@ class View(Struct, frozen=True):
 class Reach:
     """What one state of the store says of its points."""
 
-    def __init__(self, store: UtxoStore, windows: Windows, state: State) -> None:
+    def __init__(self, store: HistoryStore, windows: Windows, state: State) -> None:
         self._store, self._state = store, state
         self._floor = windows.floor(state)
 

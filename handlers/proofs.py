@@ -8,24 +8,22 @@ of is not in the hash: that comes from there too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from handlers.answers import Hash, Hex, MmrRoot, Number
-from handlers.classic_query import ClassicSnapshot
-from handlers.events import OutPoint
-from handlers.query import Query, Snapshot
+from handlers.query import Snapshot
 from handlers.records import outpoint
-from storage import keys, mmr
+from storage import mmr
 from storage.mmr import CHUNK_BITS, CHUNK_BYTES, chunks, state_root
-from storage.mmr_store import is_set
-from storage.rows import MARKED, SPENT
-from storage.utxo import UtxoStore
 
 Bits = Annotated[
-    str, Meta(pattern=f"^[0-9a-f]{{{2 * CHUNK_BYTES}}}$", description="1024 bits, the first leaf's on top")
+    str,
+    Meta(
+        pattern=f"^[0-9a-f]{{{2 * CHUNK_BYTES}}}$",
+        description="1024 bits, the first leaf's is the lowest of the first byte",
+    ),
 ]
 
 
@@ -68,7 +66,7 @@ class Contradiction(Exception):
 
 
 def mmr_root(shot: Snapshot) -> MmrRoot | None:
-    """Return what an MMR store commits to at a block boundary; None of a classic store."""
+    """Return what an MMR store commits to at a block boundary; None of one without an MMR."""
     if shot.store.mmr is None:
         return None
     roots, tip = shot.store.mmr.roots(shot.txn), shot.tip()
@@ -84,61 +82,37 @@ def mmr_root(shot: Snapshot) -> MmrRoot | None:
     )
 
 
-class Prover:
-    """Makes proofs from an MMR store, at the block boundaries that it is shown."""
+def prove(shot: Snapshot, txid: bytes, index: int) -> MmrProof:
+    """Return the proof of an output that was created, live or spent.
 
-    def __init__(self, query: Query) -> None:
-        self._records = query.records
+    An output can be proved to have been created while it is unspent, and then for as long as a rollback may reach its
+    spend. That is a rule of the chain: it does not depend on what was let go already.
 
-    def proof(self, shot: Snapshot, txid: bytes, index: int) -> MmrProof:
-        """Return the proof of an output that was created, live or spent.
-
-        Raises:
-            NoProof: it was never created, or is spent for so long that what a proof needs is gone.
-        """
-        store, txn, name = shot.store, shot.txn, f"{txid.hex()}#{index}"
-        roots = mmr_root(shot)
-        assert roots is not None
-        if not isinstance(shot, ClassicSnapshot):
-            return _of_history(shot, roots, txid, index)
-        assert isinstance(store, UtxoStore) and store.mmr is not None
-        home = txn.get(txid, db=store.txid)
-        place = b"" if home is None else home + keys.u32(index)
-        row = store.row(txn, place) if place else None
-        if row is None:
-            raise NoProof(
-                f"{name} is not here: never created, or spent so long ago that its row and its nodes are gone"
-            )
-        if row[0] == SPENT and len(row) == MARKED:
-            raise NoProof(f"{name} is spent for so long that its body is gone, and its leaf can't be shown")
-        path = store.mmr.path(txn, place)
-        data = outpoint(txid, index) + self._records.live(shot.entry((place, row)))
-        return written(roots, (txid, index), data, path, unspent=row[0] != SPENT)
-
-
-def _of_history(shot: Snapshot, roots: MmrRoot, txid: bytes, index: int) -> MmrProof:
-    """Return a history's proof. The import of numpy takes longer than most questions: a classic store does without."""
-    from handlers.history_proofs import prove
-    from handlers.history_query import HistorySnapshot
-
-    assert isinstance(shot, HistorySnapshot)
-    return prove(shot, roots, txid, index)
-
-
-def written(roots: MmrRoot, point: OutPoint, data: bytes, path: mmr.Path, *, unspent: bool) -> MmrProof:
-    """Return the proof of an output under these roots."""
+    Raises:
+        NoProof: it was never created, can't be spent, or is spent so long ago that what a proof needs is gone.
+    """
+    tx, entry, ranges, roots = shot.stored.find_tx(txid), shot.find_entry(txid, index), shot.store.mmr, mmr_root(shot)
+    if ranges is None or roots is None:
+        raise NoProof("the store has no MMR")
+    if tx is None or entry is None:
+        raise NoProof(
+            f"{txid.hex()}#{index} is not here: never created, never spendable, or spent so long ago that what a proof "
+            "needs is gone"
+        )
+    data = outpoint(txid, index) + shot.query.records.live(entry)
+    path = ranges.path(shot.txn, tx.number + index)
     return MmrProof(
         height=roots.height,
         slot=roots.slot,
         hash=roots.hash,
-        tx_hash=point[0].hex(),
-        output_index=point[1],
+        tx_hash=txid.hex(),
+        output_index=index,
         data=data.hex(),
         leaf=path.leaf,
         position=mmr.size_of(path.leaf),
         size=roots.size,
         path=[each.hex() for each in path.siblings],
-        unspent=unspent,
+        unspent=entry.spend is None,
         chunk=path.leaf // CHUNK_BITS,
         bits=path.bits.hex(),
         bits_size=mmr.size_of(chunks(roots.leaves)),
@@ -149,10 +123,8 @@ def written(roots: MmrRoot, point: OutPoint, data: bytes, path: mmr.Path, *, uns
     )
 
 
-def check(proof: MmrProof, root: str | None = None, bit: Callable[[bytes, int], bool] = is_set) -> None:
+def check(proof: MmrProof, root: str | None = None) -> None:
     """Compute everything in a proof anew; with `root`, the state root must be that one.
-
-    `bit` says whether a leaf's bit is set in its chunk: a history has its bits in another order than a classic store.
 
     Raises:
         Contradiction: something is not what it should be.
@@ -171,7 +143,7 @@ def check(proof: MmrProof, root: str | None = None, bit: Callable[[bytes, int], 
         raise Contradiction("chunk", f"leaf {proof.leaf} has its bit in chunk {proof.leaf // CHUNK_BITS}")
     if proof.bits_size != mmr.size_of(chunks(leaves)):
         raise Contradiction("bits_size", f"the bits of {leaves} leaves have {mmr.size_of(chunks(leaves))} nodes")
-    if bit(bits, proof.leaf) != proof.unspent:
+    if mmr.is_set(bits, proof.leaf) != proof.unspent:
         raise Contradiction("unspent", "the leaf's bit says otherwise")
     _climb("output_root", proof.size, proof.leaf, data, proof.path, proof.output_root)
     _climb("bitmap_root", proof.bits_size, proof.chunk, bits, proof.bits_path, proof.bitmap_root)

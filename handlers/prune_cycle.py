@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import islice
 from time import monotonic, time
 from typing import Literal, NamedTuple, Protocol, TypeVar
@@ -20,12 +19,12 @@ from handlers.prune_request import Trigger
 from storage.blobs import BlobFailed
 from storage.disk import Txn
 from storage.jobs import Job, JobStore
-from storage.prune import PARTS, Gone, Part
+from storage.windows import Gone
 
 log = structlog.get_logger("pruner")
 
-Phase = Literal["preserve", "expire", "transactions", "pages", "blobs"] | Part
-PHASES: tuple[Phase, ...] = ("preserve", "expire", "transactions", "pages", "blobs", *PARTS)
+Phase = Literal["preserve", "expire", "transactions", "pages", "blobs", "undo"]
+PHASES: tuple[Phase, ...] = ("preserve", "expire", "transactions", "pages", "blobs", "undo")
 REASONS = ("preserved", "creating", "unmined_child", "unstable_child", "unreadable_child")
 _ORPHAN_S = 3600.0  # age at which a blob without a record is nobody's: it is put before its record
 _NAMES = 500  # blobs that are looked at in a turn
@@ -49,23 +48,23 @@ class Terms(Struct, frozen=True):
 
 
 class Rows(Protocol):
-    """The UTXO store's own old rows: spent outputs, undo records, and what is below dead leaves of an MMR store."""
+    """What no rollback can reach in the chain's own tables."""
 
-    def due(self, part: Part) -> bool:
-        """Return whether there may be some."""
+    def due(self) -> bool:
+        """Return whether there is some."""
 
-    def step(self, part: Part) -> Gone | None:
+    def step(self) -> Gone | None:
         """Remove a bounded number of them; None while blocks wait for their commit."""
 
 
 class NoRows:
     """Without a UTXO store there are none."""
 
-    def due(self, part: Part) -> bool:  # noqa: ARG002 -- whichever
+    def due(self) -> bool:
         """Return that there are none."""
         return False
 
-    def step(self, part: Part) -> Gone | None:  # noqa: ARG002 -- whichever
+    def step(self) -> Gone | None:
         """Remove nothing."""
         return Gone()
 
@@ -120,9 +119,8 @@ class Cycle:
                 yield from self._phase("pages", self._sweep)
         if burial is not None and self.sweeps:
             yield from self._sweep_blobs(burial)
-        for part in PARTS:
-            if self.rows.due(part):
-                yield from self._phase(part, partial(self._prune, part))
+        if self.rows.due():
+            yield from self._phase("undo", self._prune)
         self.job = job = msgspec.structs.replace(self.job, state="done", phase=None, finished_at=time())
         yield Turn(lambda: self.jobs.disk.write(lambda txn: self.jobs.put(txn, job, self.terms.history)))
 
@@ -284,8 +282,8 @@ class Cycle:
         self._old = orphans
         self.job = counted(self.job, orphans_deleted=deleted, errors=failed)
 
-    def _prune(self, part: Part) -> None:
-        gone = self.rows.step(part)
+    def _prune(self) -> None:
+        gone = self.rows.step()
         self.waits = gone is None
         if gone is not None:
             self.job = counted(
@@ -295,7 +293,7 @@ class Cycle:
                 undo_records_removed=gone.undo_records,
                 mmr_nodes_removed=gone.mmr_nodes,
             )
-            self._more = self.rows.due(part)
+            self._more = self.rows.due()
 
     def _burial(self) -> Burial:
         assert self.burial is not None

@@ -26,7 +26,7 @@ from handlers.spending import TxFault
 from handlers.utxo import Committed, Turns
 from storage.errors import Damaged, StoreFull
 from storage.jobs import Job, JobStore
-from storage.prune import PARTS, Gone, Part
+from storage.windows import Gone
 
 log = structlog.get_logger("pruner")
 
@@ -70,15 +70,15 @@ class ChainRows:
         self._turns, self._publish = turns, publish
         self._done: list[Committed] = []
 
-    def due(self, part: Part) -> bool:
+    def due(self) -> bool:
         """Return whether there may be some, and they may go now."""
-        return self._turns.chain.due_for_pruning(part)
+        return self._turns.chain.due_for_pruning()
 
-    def step(self, part: Part) -> Gone | None:
+    def step(self) -> Gone | None:
         """Remove some; None while a block waits for its commit, which removes some too."""
         if not self._turns.at_rest:
             return None
-        committed, gone = self._turns.prune(part), Gone()
+        committed, gone = self._turns.prune(), Gone()
         self._done.append(committed)
         for fact in committed.facts:
             if isinstance(fact, Pruned):
@@ -267,7 +267,7 @@ async def _run(
         await to_thread.run_sync(pruner.fail, cycle, str(error), limiter=writer)
     except Damaged as error:
         await to_thread.run_sync(pruner.fail, cycle, str(error), limiter=writer)
-        if cycle.job.phase in PARTS:  # the chain's own tables: nobody may go on with these
+        if cycle.job.phase == "undo":  # the chain's own tables: nobody may go on with these
             raise
     except get_cancelled_exc_class():
         with CancelScope(shield=True):
@@ -325,9 +325,8 @@ async def _let_blocks_pass(around: Surroundings) -> None:
 
 async def _prune_rows(rows: Rows, around: Surroundings, writer: CapacityLimiter) -> None:
     """Go on with the UTXO store's old rows while nobody waits: they need no cycle, only the window."""
-    for part in PARTS:
-        while rows.due(part) and around.quiet():
-            gone = await to_thread.run_sync(rows.step, part, limiter=writer)
-            around.after_turn()
-            if gone is None:
-                return
+    while rows.due() and around.quiet():
+        gone = await to_thread.run_sync(rows.step, limiter=writer)
+        around.after_turn()
+        if gone is None:
+            return

@@ -1,29 +1,25 @@
 """Reading the UTXO store for whoever asks: a seek and a page, never all outputs of an address for a page of them.
 
 A `Snapshot` is one read transaction: everything that is asked of it is true of the same block boundary. It never waits
-for the writer, which is another process. How its store lays out outputs, `classic_query` or `history_query` knows.
+for the writer, which is another process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import lmdb
 
-from handlers.classic_query import ClassicSnapshot
+from handlers.boundary import BadCursor, Boundary, CursorGone, NoIndex, Page, Sum, Torn
 from handlers.points import to_point
 from handlers.records import RecordWriter
 from handlers.scribe import AddressText, Scribe, Written, amounts
-from handlers.snapshot import BadCursor, Boundary, CursorGone, NoIndex, Page, Snapshot, Sum, Torn
+from handlers.snapshot import Snapshot
 from handlers.walk import Listed, Order, Walk
 from storage import keys
 from storage.disk import Txn
-from storage.utxo import UtxoStore
-
-if TYPE_CHECKING:
-    from storage.history.store import HistoryStore
+from storage.history.store import HistoryStore
 
 __all__ = [
     "BadCursor",
@@ -45,7 +41,7 @@ __all__ = [
 class Query:
     """Questions to one store. `room` is how many bytes of written outputs are kept to be given again."""
 
-    def __init__(self, store: UtxoStore | HistoryStore, text: AddressText, family: str, room: int = 32 << 20) -> None:
+    def __init__(self, store: HistoryStore, text: AddressText, family: str, room: int = 32 << 20) -> None:
         self.store = store
         self.scribe = Scribe(text, family)
         self.unit = self.scribe.unit
@@ -54,8 +50,6 @@ class Query:
         self._boundary: Boundary | None = None
         self._commit = -1  # the last one that was looked at
         self._map_size = store.disk.map_size()
-        self._kind = _kind(store)
-        self.address_key = self._kind.address_key
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
@@ -66,7 +60,7 @@ class Query:
         """
         try:
             with self.store.disk.read() as txn:
-                yield self._kind(self, txn, self._look(txn))
+                yield Snapshot(self, txn, self._look(txn))
         except lmdb.Error as error:
             before, self._map_size = self._map_size, self.store.disk.map_size()
             if before == self._map_size:
@@ -91,12 +85,3 @@ class Query:
         block = txn.get(keys.u32(state.tip), db=self.store.block)
         tip = None if state.tip == keys.GENESIS else to_point(self.store.block_at(txn, state.tip))
         return Boundary(marks, state, self.store.kept_indexes(txn), block, tip, written)
-
-
-def _kind(store: UtxoStore | HistoryStore) -> type[Snapshot]:
-    """Return what reads a store. The import of numpy takes longer than most questions: a classic store does without."""
-    if isinstance(store, UtxoStore):
-        return ClassicSnapshot
-    from handlers.history_query import HistorySnapshot
-
-    return HistorySnapshot

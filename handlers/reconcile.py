@@ -10,14 +10,15 @@ from __future__ import annotations
 import structlog
 from msgspec import Struct
 
-from handlers import ledger, spending
+from handlers import bodies, spending
 from handlers.desk import blob_name, kept
 from handlers.events import OutPoint, Tx
 from handlers.spending import TxFault
 from handlers.transactions import Transactions
 from storage.blobs import BlobFailed
-from storage.chain_txs import NOBODY, NOTHING, Buried, ChainTxs
+from storage.chain_txs import NOBODY, NOTHING, Buried
 from storage.disk import Txn
+from storage.history.mined import MinedStore
 from storage.transactions import ALL_IN_ONE, HASH, Body, Record, claim, claimant, output_hash
 
 log = structlog.get_logger("transactions")
@@ -49,7 +50,7 @@ class _Said(Struct):
 class Reconciler:
     """Makes the records of transactions agree with the chain."""
 
-    def __init__(self, transactions: Transactions, buried: ChainTxs) -> None:
+    def __init__(self, transactions: Transactions, buried: MinedStore) -> None:
         self.transactions, self.store, self.buried = transactions, transactions.store, buried
 
     # --- with a block's transaction ------------------------------------------------------------------------------
@@ -62,7 +63,7 @@ class Reconciler:
         body, said = self.store.body(txn, tx.txid), self._said(txn, tx.txid, record)
         listed = set(body.inputs) <= {NOTHING, *tx.inputs}
         names = {
-            index: said.name(index, output_hash(tx.txid, index, ledger.body(output)))
+            index: said.name(index, output_hash(tx.txid, index, bodies.body(output)))
             for index, output in enumerate(tx.outputs)
             if kept(output) or (output.spendable and index in said.rows)
         }
@@ -84,11 +85,11 @@ class Reconciler:
 
     def add_return(self, txn: Txn, tx: Tx, record: Record) -> None:
         """Let the record of a transaction that failed have its collateral return, which is there to be spent."""
-        back = ledger.returned(tx)
+        back = bodies.returned(tx)
         if back is None:
             return
         index, said = len(tx.outputs), self._said(txn, tx.txid, record)
-        name = output_hash(tx.txid, index, ledger.body(back, collateral_return=True))
+        name = output_hash(tx.txid, index, bodies.body(back, collateral_return=True))
         if said.rows.get(index, b"")[:HASH] != name:
             right = said.rows | {index: name}
             self._rewrite(txn, tx.txid, record, said, right, max(record.total, index + 1))

@@ -1,103 +1,63 @@
-"""One block boundary of a store, for whoever asks: what does not depend on how the store lays out its outputs.
+"""One block boundary of the store, for whoever asks: outputs have numbers, and indexes list numbers under prefixes.
 
-A *place* is where an output is in the chain, as bytes that sort in chain order; what it says beyond that is the
-layout's own affair.
+A *place* is the number of an output as bytes, so places sort in chain order. Whether an output that is listed has the
+full key is read before it counts.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from base64 import b64decode, urlsafe_b64encode
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import Struct
+import numpy as np
 
 from formats.canonical import ARRAY, head
 from handlers.answers import Utxo
+from handlers.boundary import BadCursor, Boundary, CursorGone, Cut, NoIndex, Page, Sum
 from handlers.effects import Effects
 from handlers.events import Point
 from handlers.points import to_point
-from handlers.records import Entry
-from handlers.scribe import Written
-from handlers.walk import STEP, Listed, Order, Walk
+from handlers.records import Entry, Spend
+from handlers.walk import HIGHEST, PLACE, STEP, Listed, Listing, Order, Walk, in_both
 from storage import keys
 from storage.disk import Txn
-from storage.rows import BlockRow, Body, Position
-from storage.utxo import UtxoStore
+from storage.errors import Damaged
+from storage.history.layout import Block, Extra, Found, Numbers, TxFound
+from storage.history.output_keys import RULES, address_key, asset_key, digest
+from storage.history.stored import Home, Stored
+from storage.indexes import POLICY
+from storage.rows import BlockRow, Body
 
 if TYPE_CHECKING:
     from handlers.query import Query
-    from storage.history.store import HistoryStore
 
-    Store = UtxoStore | HistoryStore
-
-
-class NoIndex(Exception):
-    """The index that a question needs is not kept; the message names it."""
+_KEPT = 4096  # outputs that are kept for who asks for them twice: first whether they are listed, then what they hold
+_SAME = 1000  # addresses, with what is beside them, of which it is known whether they are listed
+_read_extra = msgspec.msgpack.Decoder(Extra).decode
 
 
-class CursorGone(Exception):
-    """The block at which a cursor was cut is no longer in the chain."""
-
-
-class Torn(Exception):
-    """The map of the store grew in this process while a question gave others a turn: ask again."""
-
-
-class BadCursor(ValueError):
-    """A cursor that we did not cut, or for another question."""
-
-
-class _Cut(Struct, array_like=True, frozen=True):
-    """Where a page ended: after this output, in this order, of this key, seen at this block."""
-
-    ordinal: int
-    hash: bytes
-    place: bytes
-    order: Order
-    key: bytes
-
-
-class Page(Struct, frozen=True):
-    """Outputs in order, and where the next page begins."""
-
-    utxos: list[Utxo]
-    next_cursor: str | None
-
-
-class Sum(Struct):
-    """A balance on its way."""
-
-    value: int = 0
-    count: int = 0
-    assets: dict[tuple[bytes, bytes], int] = {}
-
-
-class Boundary(Struct, frozen=True):
-    """What is true between two commits, before anybody asks for an output."""
-
-    marks: tuple[bytes | None, bytes | None]  # `state` and `indexes` as they are stored
-    state: Position
-    indexes: list[str]
-    block: bytes | None  # the tip's row
-    tip: Point | None
-    written: Written
-
-
-class Snapshot(ABC):
+class Snapshot:
     """The store at one block boundary."""
-
-    place_bytes: ClassVar[int]
 
     def __init__(self, query: Query, txn: Txn, boundary: Boundary) -> None:
         self.query = query
-        self.store: Store = query.store
+        self.store = query.store
         self.txn = txn
         self.boundary = boundary
         self.state = boundary.state
         self._blocks: dict[int, BlockRow] = {}
+
+    @cached_property
+    def stored(self) -> Stored:
+        """Return what reads the tables; who only asks for the tip does without."""
+        return self.store.stored(self.txn)
+
+    @cached_property
+    def _found(self) -> dict[int, Found]:
+        return {}
 
     def tip(self) -> Point | None:
         """Return the last block."""
@@ -114,19 +74,20 @@ class Snapshot(ABC):
             Damaged: it is not there.
         """
         if ordinal not in self._blocks:
-            self._blocks[ordinal] = self._read_block(ordinal)
+            self._blocks[ordinal] = _row(self.store.block_at(self.txn, ordinal))
         return self._blocks[ordinal]
-
-    @abstractmethod
-    def _read_block(self, ordinal: int) -> BlockRow: ...
 
     def ordinal_of(self, block_hash: bytes) -> int | None:
         """Return the ordinal of a retained block."""
         return self.store.ordinal_of(self.txn, block_hash)
 
-    @abstractmethod
     def reaching(self, height: int) -> tuple[int, BlockRow]:
-        """Return the first block that has a row and is at a height or above it; the tip is there, and as high."""
+        """Return the first block that is at a height or above it."""
+        low, high = 1, self.state.tip
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if self.block(middle).height < height else (low, middle)
+        return low, self.block(low)
 
     def check_age(self) -> None:
         """Refuse to go on once this snapshot has reached its greatest age; whoever gives others a turn asks.
@@ -138,14 +99,9 @@ class Snapshot(ABC):
 
     # --- lists ---------------------------------------------------------------------------------------------------
 
-    @staticmethod
-    @abstractmethod
-    def address_key(address: bytes) -> bytes:
-        """Return the key under which an address's outputs are listed."""
-
     def by_address(self, address: bytes) -> Listed:
         """Return where an address's outputs are listed."""
-        return self.listed("address_hash", self.address_key(address))
+        return self.listed("address_hash", address_key(address))
 
     def by_credential(self, credential: bytes) -> Listed:
         """Return where a payment credential's outputs are listed."""
@@ -177,26 +133,64 @@ class Snapshot(ABC):
         places, next_cursor = walk.take(count)
         return Page(self.utxos(places), next_cursor)
 
-    @abstractmethod
     def walk(self, where: Listed, order: Order, cursor: str | None, asset: bytes | None = None) -> Walk:
         """Stand before the first output under a key, or after the one where `cursor` was cut.
 
         With an asset (policy and name) only outputs that hold it count: `look` finds them. Where there is an index by
-        policy, only outputs that it lists are read.
+        asset or policy, only outputs that it lists are read.
 
         Raises:
             CursorGone: the cursor's block was rolled back.
             BadCursor: it is none of ours, or of another question.
         """
+        question = where[1] + (asset or b"")
+        after = None if cursor is None else _number(self.read_cut(cursor, question, order))
+        cut = partial(self.cut, key=question, order=order)
+        own = self._listing(where, order, after)
+        listed: Iterable[Numbers] = own
+        if asset is not None and (held := self._held(asset)) is not None and held != where:
+            listed = in_both(own, self._listing(held, order, after))
+        holds = partial(self._holding, lru_cache(_SAME)(partial(_held, where, asset)))
+        return Walk(iter(listed), self.stored.live.has, holds, cut, every=asset is None)
+
+    def _held(self, asset: bytes) -> Listed | None:
+        """Return where the outputs that hold an asset, or one of its policy, are listed; None if they are not."""
+        if "asset" in self.boundary.indexes:
+            return "asset", asset_key(asset[:POLICY], asset[POLICY:])
+        return ("policy", asset[:POLICY]) if "policy" in self.boundary.indexes else None
+
+    def _listing(self, where: Listed, order: Order, after: int | None) -> Listing:
+        index, key = where
+        return Listing(self.stored.index(index), self.stored.prefix(digest(key)), order, after)
+
+    def _holding(self, held: Callable[[bytes, bytes], bool], numbers: Numbers) -> set[int]:
+        try:
+            return {found.number for found in self._outputs(numbers) if held(found.address, found.extra)}
+        except msgspec.DecodeError as error:
+            raise Damaged(f"one of the outputs {numbers[0]} to {numbers[-1]} cannot be read: {error}") from error
+
+    def _outputs(self, numbers: Numbers) -> list[Found]:
+        """Return outputs that have to be there; their numbers ascend."""
+        wanted = numbers.tolist()
+        missing = [number for number in wanted if number not in self._found]
+        if missing:
+            if len(self._found) + len(missing) > _KEPT:
+                self._found.clear()
+                missing = wanted
+            self._found.update(self.stored.bodies(np.array(missing, np.int64)))
+        lost = [number for number in missing if number not in self._found]
+        if lost:
+            raise Damaged(f"output {lost[0]} lives, or may live again, but is not there")
+        return [self._found[number] for number in wanted]
 
     def cut(self, place: bytes, key: bytes, order: Order) -> str:
         """Return the cursor that goes on after a place."""
         tip = self.boundary.tip
-        cut = _Cut(self.state.tip, tip.hash if tip else b"", place, order, key)
+        cut = Cut(self.state.tip, tip.hash if tip else b"", place, order, key)
         return urlsafe_b64encode(msgspec.msgpack.encode(cut)).rstrip(b"=").decode()
 
-    def read_cut(self, cursor: str, key: bytes, order: Order, place_bytes: int | None = None) -> bytes:
-        """Return the place after which a cursor goes on; lists of other things have places of another size.
+    def read_cut(self, cursor: str, key: bytes, order: Order) -> bytes:
+        """Return the place after which a cursor goes on.
 
         Raises:
             CursorGone: the cursor's block was rolled back.
@@ -204,27 +198,37 @@ class Snapshot(ABC):
         """
         try:
             raw = b64decode(cursor + "=" * (-len(cursor) % 4), altchars="-_", validate=True)
-            cut = msgspec.msgpack.decode(raw, type=_Cut)
+            cut = msgspec.msgpack.decode(raw, type=Cut)
         except (ValueError, msgspec.DecodeError) as error:
             raise BadCursor("not a cursor from X-Next-Cursor") from error
-        if cut.key != key or cut.order != order or len(cut.place) != (place_bytes or self.place_bytes):
+        if cut.key != key or cut.order != order or len(cut.place) != PLACE.size:
             raise BadCursor("a cursor of another list")
         there = 0 <= cut.ordinal <= self.state.tip and self.txn.get(keys.u32(cut.ordinal), db=self.store.block)
         if not there or (cut.ordinal and self.block(cut.ordinal).hash != cut.hash):
             raise CursorGone("the block at which this cursor was cut is no longer retained in the chain")
         return cut.place
 
-    @abstractmethod
     def entries(self, places: list[bytes]) -> list[Entry]:
-        """Return outputs that have to be there, in the same order.
+        """Return live outputs that have to be there, in the same order.
 
         Raises:
             Damaged: one is not.
         """
+        wanted = [_number(place) for place in places]
+        made = {number: Entry(home.txid, home.output, body, block) for number, home, body, block in self._read(wanted)}
+        return [made[number] for number in wanted]
 
-    @abstractmethod
+    def _read(self, wanted: list[int]) -> Iterator[tuple[int, Home, Body, BlockRow]]:
+        """Yield outputs that have to be there, by rising number."""
+        numbers = np.unique(np.array(wanted, np.int64))
+        homes = self.stored.homes(numbers)
+        for found in self._outputs(numbers):
+            home = homes[found.number]
+            yield found.number, home, _body(found), self.block(home.block)
+
     def bodies(self, places: list[bytes]) -> Iterator[Body]:
-        """Yield what live outputs hold."""
+        """Yield what live outputs hold, by their place in the chain."""
+        return map(_body, self._outputs(np.unique(np.array([_number(place) for place in places], np.int64))))
 
     def utxos(self, places: list[bytes]) -> list[Utxo]:
         """Return outputs."""
@@ -244,9 +248,15 @@ class Snapshot(ABC):
             self.boundary.written.keep(key, written)
         return written
 
-    @abstractmethod
     def _write(self, places: list[bytes]) -> Iterator[bytes]:
         """Yield each output as JSON. The hot path of what was not asked lately."""
+        json, births, wanted = self.query.scribe.json, self.boundary.written.births, list(map(_number, places))
+        numbers = np.unique(np.array(wanted, np.int64))
+        homes, found = self.stored.homes(numbers), {each.number: each for each in self._outputs(numbers)}
+        for number in wanted:
+            txid, index, block = homes[number]
+            own = keys.u32(block)
+            yield json(txid, index, _body(found[number]), births.get(own) or self._birth(own))
 
     def _birth(self, own: bytes) -> str:
         birth = self.query.scribe.birth_json(self.block(keys.number(own)))
@@ -260,17 +270,36 @@ class Snapshot(ABC):
         found = self.find_entry(txid, index)
         return None if found is None else self.utxo(found)
 
-    @abstractmethod
     def find_entry(self, txid: bytes, index: int) -> Entry | None:
-        """Return the same as it is stored."""
+        """Return an output that lives, or that a rollback may bring back."""
+        tx = self.stored.find_tx(txid)
+        return None if tx is None or index >= tx.outputs else self._entry(tx, index)
 
-    @abstractmethod
     def of_transaction(self, txid: bytes) -> list[Utxo]:
-        """Return a transaction's outputs, live or spent, for as long as they are kept."""
+        """Return a transaction's outputs that live, or that a rollback may bring back."""
+        tx = self.stored.find_tx(txid)
+        if tx is None:
+            return []
+        there = np.flatnonzero(self.stored.revivable(np.arange(tx.number, tx.number + tx.outputs))).tolist()
+        return [self.utxo(entry) for index in there if (entry := self._entry(tx, index)) is not None]
 
-    @abstractmethod
+    def _entry(self, tx: TxFound, index: int) -> Entry | None:
+        stored, number = self.stored, tx.number + index
+        live = stored.live.is_set(number)
+        by = None if live else stored.spender(number)
+        if not live and by is None:
+            return None
+        (found,) = self._outputs(np.array([number]))
+        spend = None if by is None else Spend(by.txid, self.block(by.block))
+        return Entry(tx.txid, index, _body(found), self.block(tx.block), spend)
+
     def effects(self, ordinal: int) -> Effects | None:
-        """Return what a block did, None once that is no longer kept."""
+        """Return what a block did, None once a rollback can't take it back."""
+        return Effects(self, ordinal) if self.state.floor < ordinal <= self.state.tip else None
+
+    def born(self, numbers: list[int]) -> list[Entry]:
+        """Return outputs as they were before they were spent."""
+        return self.entries([PLACE.pack(number) for number in numbers])
 
     def utxo(self, entry: Entry) -> Utxo:
         """Return an output as it is answered."""
@@ -300,3 +329,38 @@ class Snapshot(ABC):
                     total.assets[policy, name] = total.assets.get((policy, name), 0) + quantity
             yield total
         yield total
+
+
+def _row(block: Block) -> BlockRow:
+    return BlockRow(block.height, block.slot, block.hash, block.time, block.epoch)
+
+
+def _number(place: bytes) -> int:
+    number: int = PLACE.unpack(place)[0]
+    return min(number, HIGHEST)
+
+
+def _held(where: Listed, asset: bytes | None, address: bytes, extra: bytes) -> bool:
+    """Return whether an output is under a key, and holds an asset."""
+    if where[1] not in RULES[where[0]].keys(address, extra):
+        return False
+    assets = _read_extra(extra).assets if asset is not None and extra else ()
+    return asset is None or any(policy + name == asset for policy, name, _ in assets)
+
+
+def _extra(found: Found) -> Extra:
+    """Return what an output has beside address and value.
+
+    Raises:
+        Damaged: it can't be read.
+    """
+    try:
+        return _read_extra(found.extra)
+    except msgspec.DecodeError as error:
+        raise Damaged(f"output {found.number} cannot be read: {error}") from error
+
+
+def _body(found: Found) -> Body:
+    if not found.extra:
+        return Body(found.address, found.value)
+    return _extra(found).body(found.address, found.value)

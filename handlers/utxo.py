@@ -46,7 +46,6 @@ from handlers.thread import on_thread
 from handlers.transactions import Transactions
 from storage.disk import Txn
 from storage.errors import StoreFull
-from storage.prune import Part
 
 log = structlog.get_logger("utxo")
 _T = TypeVar("_T")
@@ -242,11 +241,11 @@ class Turns:
             gc.collect()
         return self._committed(started)
 
-    def prune(self, *parts: Part) -> Committed:
+    def prune(self) -> Committed:
         """Take one bounded step of pruning."""
         started = monotonic()
         try:
-            if self.chain.prune(*parts):
+            if self.chain.prune():
                 self._timings.append(("prune", monotonic() - started))
         except StoreFull as full:  # deleting needs new pages too: try again with the next block
             log.warning("store_full", during="prune", error=str(full))

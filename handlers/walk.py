@@ -1,165 +1,153 @@
-"""Ways along the outputs that an index lists under a key: a seek, and then one step an output.
-
-`Walk` says what every way can do; the others are those along the tables of a classic store.
-"""
+"""Ways along the outputs that the indexes list: a thousand numbers at a time, and of those what lives."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Generator, Iterator
+from struct import Struct
 from typing import Literal
 
-from lmdb import Cursor
+import numpy as np
 
-from storage.disk import Db, Txn
-from storage.rows import Body
+from storage.history.layout import Flags, Numbers
+from storage.history.stored_index import StoredIndex
 
 Order = Literal["asc", "desc"]
 Listed = tuple[str, bytes]  # an index, and the key in it under which outputs are listed
-Place = tuple[Db, bytes]  # the same where the index is a table
 Cut = Callable[[bytes], str]  # from the place of an output to the cursor that goes on after it
-Read = Callable[[list[bytes]], Iterable[Body]]
-PLACE = 12  # bytes
+
+PLACE = Struct(">Q")
 STEP = 1000  # outputs that are read before others get a turn
-_SKIPPED = 10_000  # outputs that are passed by before others get a turn
-_LAST_PLACE = b"\xff" * PLACE
+HIGHEST = (1 << 62) - 1  # number that an output may have
+_PARTS = 10  # parts of an index that are looked through before others get a turn
+_LEAST = 64  # entries that are looked at together
+_READ = 250  # outputs that are read before others get a turn
+
+Live = Callable[[Numbers], Flags]
+Holds = Callable[[Numbers], set[int]]  # from numbers to those of them that hold what was asked for
 
 
-class Walk(ABC):
-    """A way along the outputs under a key, in chain order or against it."""
+class Listing:
+    """The numbers that an index lists under a prefix, part by part; from the highest down they are negative."""
 
-    searches = False  # whether the next page may take long to be found: then `look` comes before `take`
+    def __init__(self, index: StoredIndex, prefix: int, order: Order, after: int | None) -> None:
+        self._index, self._prefix, self._order = index, prefix, order
+        self._go_on(after)
 
-    @abstractmethod
-    def look(self, skip: int, count: int) -> Iterator[None]:
-        """Pass by so many, from the beginning, and find the next; yields now and then, so that others get a turn."""
-
-    @abstractmethod
-    def next(self, count: int) -> list[bytes]:
-        """Return the next places, as many as that if there are."""
-
-    @abstractmethod
-    def take(self, count: int) -> tuple[list[bytes], str | None]:
-        """Return the next places, and the cursor that goes on after them, if anything follows."""
-
-
-class TableWalk(Walk):
-    """A way along the outputs under one key of a table."""
-
-    def __init__(self, txn: Txn, where: Place, order: Order, after: bytes | None, cut: Cut) -> None:
-        self._order, self._cut = order, cut
-        self._cursor = cursor = txn.cursor(where[0])
-        if after is not None:
-            self._there = _beside(cursor, where[1], after, order)
+    def _go_on(self, after: int | None) -> None:
+        if self._order == "asc":
+            self._parts = self._index.ascending(self._prefix, -1 if after is None else after)
         else:
-            self._there = cursor.set_key(where[1]) and (order == "asc" or cursor.last_dup())
+            self._parts = self._index.descending(self._prefix, after)
+        self.step()
 
-    def look(self, skip: int, count: int) -> Iterator[None]:  # noqa: ARG002 -- a search looks for so many
-        """Pass by so many, from the beginning; yields now and then, so that others get a turn."""
-        if self._there and skip >= self._cursor.count():
-            self._there = False
-        for n in range(skip if self._there else 0):
-            self._step()
-            if n % _SKIPPED == _SKIPPED - 1:
+    def step(self) -> None:
+        """Go to the next part; `ahead` is empty at the end."""
+        part = next(self._parts, np.empty(0, np.int64))
+        self.ahead = part if self._order == "asc" else -part
+
+    def reach(self, number: int) -> None:
+        """Pass over what comes before a number."""
+        if len(self.ahead) and self.ahead[-1] < number:
+            self._go_on(number - 1 if self._order == "asc" else -number + 1)
+        self.ahead = self.ahead[np.searchsorted(self.ahead, number) :]
+
+    def __iter__(self) -> Iterator[Numbers]:
+        """Yield all parts."""
+        while len(self.ahead):
+            yield self.ahead
+            self.step()
+
+
+def in_both(one: Listing, other: Listing) -> Iterator[Numbers]:
+    """Yield what two indexes list; each passes over what the other does not have. Parts may be empty."""
+    while len(one.ahead) and len(other.ahead):
+        low = max(int(one.ahead[0]), int(other.ahead[0]))
+        one.reach(low)
+        other.reach(low)
+        if not (len(one.ahead) and len(other.ahead)):
+            return
+        high = min(int(one.ahead[-1]), int(other.ahead[-1]))
+        here, there = (some.ahead[: np.searchsorted(some.ahead, high, "right")] for some in (one, other))
+        yield np.intersect1d(here, there, assume_unique=True)
+        one.reach(high + 1)
+        other.reach(high + 1)
+
+
+class Walk:
+    """A way along the listed outputs that live and hold what was asked for: each one is read before it counts.
+
+    With `every` a list holds nothing else, but for two keys that share a prefix. NOTE: then the pages that are passed
+    by are counted without reading them: such keys, which nobody outside of the store can find, would make a page that
+    is asked for by its number begin too early.
+    """
+
+    def __init__(self, listed: Iterator[Numbers], live: Live, holds: Holds, cut: Cut, *, every: bool) -> None:
+        self._listed, self._live, self._holds, self._cut, self._every = listed, live, holds, cut, every
+        self._looked, self._last = 0, HIGHEST + 1  # parts, and the last number in them
+        self._part = self._pending = np.empty(0, np.int64)  # not looked at yet; live, but not read yet
+        self._found: list[int] = []
+
+    def look(self, skip: int, count: int) -> Iterator[None]:
+        """Pass by so many, from the beginning, and find the next, with one more that tells that there are more."""
+        while skip:
+            if self._every:
+                if not (yield from self._go_on(skip)):
+                    return
+                passed = min(skip, len(self._pending))
+                self._pending = self._pending[passed:]
+            else:
+                yield from self._find(min(skip, _READ))
+                passed = min(skip, len(self._found))
+                del self._found[:passed]
+                if not passed:
+                    return
+            skip -= passed
+        yield from self._find(count + 1)
+
+    def _go_on(self, wanted: int) -> Generator[None, None, bool]:
+        """Look on until something lives; return False at the end. Of a part no more is looked at than may be wanted."""
+        room = max(wanted * 2, _LEAST)
+        while not len(self._pending):
+            if not len(self._part):
+                part = next(self._listed, None)
+                if part is None:
+                    return False
+                self._part = self._apart(part)
+                self._looked += 1
+                if self._looked % _PARTS == 0:
+                    yield
+            some, self._part = self._part[:room], self._part[room:]
+            self._pending, room = some[self._live(some)], room * 2
+        return True
+
+    def _apart(self, part: Numbers) -> Numbers:
+        """Return the numbers of a part, each once: two keys of one output may share a prefix."""
+        if len(part) == 0:
+            return part
+        fresh, self._last = np.diff(part, prepend=self._last) != 0, int(part[-1])
+        numbers: Numbers = np.abs(part)[fresh]
+        return numbers
+
+    def _find(self, count: int) -> Iterator[None]:
+        """Read until so many are found, if there are."""
+        while (wanted := count - len(self._found)) > 0 and (yield from self._go_on(wanted)):
+            read = min(wanted, _READ) if self._every else _READ
+            some, self._pending = self._pending[:read], self._pending[read:]
+            held = self._holds(np.sort(some))
+            self._found += [number for number in some.tolist() if number in held]
+            if len(self._found) < count:
                 yield
 
-    def _step(self) -> bool:
-        return self._cursor.next_dup() if self._order == "asc" else self._cursor.prev_dup()
-
     def next(self, count: int) -> list[bytes]:
         """Return the next places, as many as that if there are."""
-        if not self._there:
-            return []
-        cursor = self._cursor
-        ahead = cursor.iternext_dup() if self._order == "asc" else cursor.iterprev_dup()
-        places = list(islice(ahead, count))
-        self._there = len(places) == count and self._step()
-        return places
+        for _ in self._find(count):
+            pass
+        taken, self._found = self._found[:count], self._found[count:]
+        return [PLACE.pack(number) for number in taken]
 
     def take(self, count: int) -> tuple[list[bytes], str | None]:
         """Return the next places, and the cursor that goes on after them, if anything follows."""
+        for _ in self._find(count + 1):
+            pass
         places = self.next(count)
-        return places, self._cut(places[-1]) if self._there else None
-
-
-class Search(TableWalk):
-    """A way along those outputs that hold an asset. It costs those that do not as well: it reads them."""
-
-    searches = True
-
-    def __init__(
-        self, txn: Txn, where: Place, order: Order, after: bytes | None, cut: Cut, asset: bytes, read: Read
-    ) -> None:
-        super().__init__(txn, where, order, after, cut)
-        self._asset, self._read = asset, read
-        self._found: list[bytes] = []
-
-    def look(self, skip: int, count: int) -> Iterator[None]:
-        """Pass by so many that hold it, and find the next, with one more that tells that there are more."""
-        while len(self._found) <= count and self._there:
-            places = self.next(STEP)
-            held = [place for place, body in zip(places, self._read(places), strict=True) if self._holds(body)]
-            self._found += held[skip:]
-            skip = max(skip - len(held), 0)
-            yield
-
-    def _holds(self, body: Body) -> bool:
-        return any(policy + name == self._asset for policy, name, _ in body.assets)
-
-    def take(self, count: int) -> tuple[list[bytes], str | None]:
-        """Return what `look` has found, and the cursor that goes on after it, if anything follows."""
-        places = self._found[:count]
-        return places, self._cut(places[-1]) if len(self._found) > count else None
-
-
-class Join(Search):
-    """The same along what a second index lists as well: each cursor passes over what the other does not have."""
-
-    def __init__(
-        self,
-        txn: Txn,
-        where: Place,
-        order: Order,
-        after: bytes | None,
-        cut: Cut,
-        asset: bytes,
-        read: Read,
-        other: Place,
-    ) -> None:
-        super().__init__(txn, where, order, after, cut, asset, read)
-        self._key, self._other, self._other_key = where[1], txn.cursor(other[0]), other[1]
-
-    def next(self, count: int) -> list[bytes]:
-        """Return the next places in both, as many as that if there are and not too many seeks lie between."""
-        places: list[bytes] = []
-        for _ in range(_SKIPPED):
-            if len(places) == count or not self._there:
-                break
-            place = self._cursor.value()
-            if not _reach(self._other, self._other_key, place, self._order):
-                self._there = False
-            elif (ahead := self._other.value()) == place:
-                places.append(place)
-                self._there = self._step()
-            else:
-                self._there = _reach(self._cursor, self._key, ahead, self._order)
-        return places
-
-
-def _reach(cursor: Cursor[bytes], key: bytes, place: bytes, order: Order) -> bool:
-    """Stand on a place, or on the next entry after it."""
-    there = cursor.set_range_dup(key, place)
-    if order == "asc" or (there and cursor.value() == place):
-        return there
-    return cursor.prev_dup() if there else cursor.set_key(key) and cursor.last_dup()
-
-
-def _beside(cursor: Cursor[bytes], key: bytes, place: bytes, order: Order) -> bool:
-    """Stand on the next entry after a place that may be gone."""
-    if order == "asc":
-        following = (int.from_bytes(place, "big") + 1).to_bytes(PLACE, "big") if place < _LAST_PLACE else None
-        return following is not None and cursor.set_range_dup(key, following)
-    if cursor.set_range_dup(key, place):
-        return cursor.prev_dup()
-    return cursor.set_key(key) and cursor.last_dup()
+        return places, self._cut(places[-1]) if self._found else None

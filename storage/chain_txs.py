@@ -1,4 +1,4 @@
-"""What the transaction store asks of the chain beside it, whatever the layout of that is.
+"""What the chain tells of its transactions to the transaction store beside it; `storage.history.mined` reads it.
 
 A transaction that nothing happened to but being in a block needs no record of its own, so following a chain writes
 none: position, spenders and flags are in the chain's tables already. A record is made of it the first time that
@@ -7,16 +7,14 @@ something happens which these can't tell.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from msgspec import Struct
 
 from storage import keys
-from storage.disk import Txn
 from storage.errors import Damaged
-from storage.rows import BlockPlace, Position, TxFlag
-from storage.transactions import HASH, HIGHEST, OutPoint, Record, TxStore
+from storage.rows import TxFlag
+from storage.transactions import HASH, HIGHEST, OutPoint, Record
 
 NOTHING: OutPoint = (bytes(32), keys.LAST_U32)  # in place of an input that was missing, or listed twice
 NOBODY = bytes(32)  # a spender whose own rows are pruned, or the hash of an output whose body is
@@ -79,63 +77,6 @@ class GoingBack(Struct):
     paid: dict[bytes, list[Paid]]
     spends: list[Spend]
     reused: set[bytes]
-
-
-class Blocks(Protocol):
-    """The store's blocks."""
-
-    def state(self, txn: Txn) -> Position:
-        """Return where the store is."""
-
-    def block_at(self, txn: Txn, ordinal: int) -> BlockPlace:
-        """Return a block."""
-
-
-class ChainTxs(Protocol):
-    """The transactions of the chain, and their outputs as slots."""
-
-    store: TxStore
-    maturity: int
-
-    @property
-    def blocks(self) -> Blocks:
-        """Return the blocks that they are in."""
-
-    def find(self, txn: Txn, txid: bytes) -> Buried | None:
-        """Return a transaction, the latest of its id, while the chain's tables have it."""
-
-    def record(self, txn: Txn, buried: Buried) -> Record:
-        """Return what decides about spending; the counters are `counted`'s to fill."""
-
-    def counted(self, txn: Txn, buried: Buried, retention: int) -> tuple[Record, dict[int, bytes]]:
-        """Return the whole record and its slots, with the claims that stand beside it.
-
-        `delete_at` is when a record of its own would go: so long after the last spend in a block.
-        """
-
-    def slots(self, txn: Txn, buried: Buried) -> dict[int, bytes]:
-        """Return the slots that the chain tells of; claims beside them are not in it."""
-
-    def slot(self, txn: Txn, buried: Buried, index: int) -> bytes | None:
-        """Return a slot as a record would have it: a claim first, then what the chain tells."""
-
-    def told(self, txn: Txn, buried: Buried, index: int) -> bytes | None:
-        """Return a slot as the chain tells of it, without a claim beside it."""
-
-    def paid(self, txn: Txn, buried: Buried, index: int) -> tuple[bytes, int]:
-        """Return address and value of an output that has a slot."""
-
-    def inputs(self, txn: Txn, buried: Buried) -> list[OutPoint]:
-        """Return what it spent, in order of its inputs, for as long as a rollback may reach its block."""
-
-    def of_block(self, txn: Txn, ordinal: int) -> Iterable[Buried]:
-        """Return a block's transactions in order."""
-
-    def going_back(self, txn: Txn, tip: int, target: int) -> Iterator[GoingBack]:
-        """Yield the blocks above `target` from the tip down, while all of them are there still."""
-
-    def findings(self, txn: Txn, /) -> Iterator[str]:
-        """Yield what is wrong with the rows that are kept of blocks for the transaction store alone."""
 
 
 def in_order(spent: list[tuple[int, OutPoint]]) -> list[OutPoint]:

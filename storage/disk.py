@@ -17,7 +17,7 @@ from typing import TypeAlias, TypeVar
 import lmdb
 
 from storage.damage import broken
-from storage.errors import Damaged, SnapshotExpired, StoreBusy, StoreError, StoreFull, TableMissing
+from storage.errors import Damaged, SnapshotExpired, StoreBusy, StoreError, StoreFull, TableMissing, WrongFormat
 from storage.files import FILE_MODE, make_folder
 from storage.readers import Age, Marks, Reader, open_readers
 
@@ -25,6 +25,7 @@ Txn: TypeAlias = "lmdb.Transaction[bytes]"
 Db: TypeAlias = "lmdb._Database"
 _T = TypeVar("_T")
 
+META, FORMAT_KEY = "utxo_meta", b"format"  # the table and the key under which every version says its format
 MIB = 1 << 20
 GIB = 1 << 30
 _MORE_TABLES = 8  # that may be opened later
@@ -37,9 +38,9 @@ class Disk:
 
     `tables` are names; one that ends in `*` keeps sorted duplicates of a fixed size. One process holds a writable disk.
     `durable=False` is for copies that are thrown away, `shared=False` for those that nobody else opens: they need no
-    lock file, which is written through memory, so that a full disk would end the process. A reading process that gives
-    `max_reader_age` (seconds) promises to end its read transactions before they are older, and may be killed when it
-    does not.
+    lock file, which is written through memory, so that a full disk would end the process. A store that says another
+    format than `version` is refused before anything in it changes. A reading process that gives `max_reader_age`
+    (seconds) promises to end its read transactions before they are older, and may be killed when it does not.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Disk:
         readonly: bool = False,
         durable: bool = True,
         shared: bool = True,
+        version: int | None = None,
         max_reader_age: float | None = None,
         on_grow: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -66,11 +68,29 @@ class Disk:
         try:
             self.env = _open(folder, map_size, len(tables), readonly, durable, shared)
             self.tables: dict[str, Db] = {}
+            if version is not None:
+                self._check_version(version)
             self.open_tables(tables)
             self._mark()
         except BaseException:
             self.close()
             raise
+
+    def _check_version(self, version: int) -> None:
+        """Refuse a store of another format.
+
+        Raises:
+            WrongFormat: it is.
+        """
+        with suppress(lmdb.NotFoundError):  # it is new, or damaged: whoever opens its tables says so
+            meta = self.env.open_db(META.encode(), create=False)
+            with self.env.begin() as txn:
+                written = txn.get(FORMAT_KEY, db=meta)
+            if written is not None and (found := int.from_bytes(written, "big")) != version:
+                raise WrongFormat(
+                    f"{self.folder}: written in format {found}, this version reads format {version}: "
+                    "feed the chain again into another data_dir"
+                )
 
     def open_tables(self, tables: Sequence[str]) -> None:
         """Open tables, made if they are not there and the disk is writable; not inside of a transaction.

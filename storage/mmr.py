@@ -232,3 +232,8 @@ def _way(size: int, leaf: int) -> tuple[list[int], list[int], int]:
         position, sibling = family(position)
         siblings.append(sibling)
     return siblings, tops, tops.index(position)
+
+
+def is_set(bits: bytes, leaf: int) -> bool:
+    """Return whether a leaf's bit is set in its chunk: the lowest bit of a byte is the first."""
+    return bool(bits[leaf % CHUNK_BITS >> 3] & 1 << (leaf & 7))

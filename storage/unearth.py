@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from time import time
 
 from storage import keys
-from storage.chain_txs import NOBODY, NOTHING, Buried, ChainTxs, Details, GoingBack, Paid, count, in_order, mined_record
+from storage.chain_txs import NOBODY, NOTHING, Buried, Details, GoingBack, Paid, count, in_order, mined_record
 from storage.disk import Txn
+from storage.history.mined import MinedStore
 from storage.rows import TxFlag, pack
 from storage.sheaf import Sheaf
 from storage.transactions import (
@@ -46,7 +47,7 @@ class Unearthed:
     def __init__(
         self,
         txn: Txn,
-        chain: ChainTxs,
+        chain: MinedStore,
         block: GoingBack,
         target: int,
         names: dict[bytes, bytes],

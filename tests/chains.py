@@ -16,12 +16,14 @@ from typing import Any, TypedDict, Unpack
 
 import msgspec
 import pytest
+from handlers.history_chain import HistoryChain
 from model import Model
+from storage.prune import Windows
+from storage.utxo import TABLES, UtxoStore
 
 from handlers.addresses import codec
 from handlers.chain import Chain
 from handlers.events import BlockApplied, GenesisOutput, GenesisOutputs, OutPoint, Output, Rollback, RollbackPoint, Tx
-from handlers.history_chain import HistoryChain
 from handlers.leaves import LeafWriter
 from handlers.records import RecordWriter
 from handlers.refusal import Refusal, Refused
@@ -31,9 +33,7 @@ from storage.disk import GIB, Disk
 from storage.history.layout import TABLES as HISTORY_TABLES
 from storage.history.store import HistoryStore
 from storage.indexes import TABLES as INDEXES
-from storage.prune import Windows
 from storage.rows import SPENT, Body, body_of, unpack
-from storage.utxo import TABLES, UtxoStore
 
 # --- names ---------------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 from chains import LEAVES, live
+from handlers.history_chain import HistoryChain
+from storage.buried import BuriedStore
+from storage.prune import Windows
+from storage.utxo import TABLES as UTXO_TABLES
+from storage.utxo import UtxoStore
 
 import storage.history.filters
 import storage.history.history
@@ -14,9 +19,7 @@ import storage.history.runs
 import storage.history.values
 from handlers.chain import Chain
 from handlers.events import OutPoint
-from handlers.history_chain import HistoryChain
 from handlers.lives import Lives
-from storage.buried import BuriedStore
 from storage.chain_txs import ChainTxs
 from storage.disk import Disk
 from storage.history.layout import TABLES as HISTORY_TABLES
@@ -24,11 +27,8 @@ from storage.history.mined import MinedStore
 from storage.history.store import HistoryStore
 from storage.history.stored import Stored
 from storage.jobs import TABLES as JOB_TABLES
-from storage.prune import Windows
 from storage.transactions import TABLES as TX_TABLES
 from storage.transactions import TxStore
-from storage.utxo import TABLES as UTXO_TABLES
-from storage.utxo import UtxoStore
 
 ALL_TABLES = tuple(dict.fromkeys((*UTXO_TABLES, *HISTORY_TABLES, *TX_TABLES, *JOB_TABLES)))
 KINDS = ("classic", "history")

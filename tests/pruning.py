@@ -13,6 +13,8 @@ from anyio import CapacityLimiter, to_thread
 from chains import output, txid
 from houses import ALL_TABLES, chain_txs, open_over, open_rows
 from messages import Listener, message
+from storage.prune import Windows
+from storage.utxo import UtxoStore
 
 from daemon.bus import Bell
 from handlers.burial import Burial
@@ -30,9 +32,7 @@ from storage.blobs import Blobs, Files
 from storage.change_log import Retention
 from storage.disk import GIB, Disk, Txn
 from storage.jobs import Job, JobStore
-from storage.prune import Windows
 from storage.transactions import Record, TxStore
-from storage.utxo import UtxoStore
 
 RETENTION, UNMINED, PRESERVATION = 10, 5, 40
 

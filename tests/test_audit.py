@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 from daemons import Daemon, environment, home, running
+from storage.buried import BuriedStore
+from storage.utxo import UtxoStore
 from stories import at, block, digest, output, tx
 
 from config.load import load
@@ -20,12 +22,10 @@ from daemon.offline import reindex_records
 from daemon.store import open_disk
 from handlers.audit import Audited, audit
 from storage import keys
-from storage.buried import BuriedStore
 from storage.disk import Disk, Txn
 from storage.jobs import JobStore
 from storage.rows import BlockDetails, pack
 from storage.transactions import BODY_PAGE, FROZEN, HASH, MASTER, Body, Lock, Page, Record, TxStore, claim
-from storage.utxo import UtxoStore
 
 RETENTION = 200
 LOCK = Lock(b"owner", 1.0, 2.0, 1, "host", 3)

@@ -11,22 +11,22 @@ from pathlib import Path
 
 import pytest
 from chains import at, block, output, script, tx, txid
+from handlers.history_chain import HistoryChain
+from handlers.ledger import body
 from houses import ALL_TABLES, KINDS, chain_txs, open_over, open_rows
 from messages import Listener, message, take
+from storage.prune import Windows
 
 from handlers.chain import Chain
 from handlers.columns import RawBlock
 from handlers.desk import Looked, Mined, Rules
 from handlers.events import BlockApplied, OutPoint, Tx, TxSubmitted
-from handlers.history_chain import HistoryChain
-from handlers.ledger import body
 from handlers.lives import Lives
 from handlers.spending import TxFault
 from handlers.transactions import Transactions
 from handlers.utxo import Turns
 from storage.blobs import Files
 from storage.disk import Disk, Txn
-from storage.prune import Windows
 from storage.transactions import FROZEN, Record, claim, output_hash, slot_key
 
 MATURITY, RETENTION = 5, 10

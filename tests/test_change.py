@@ -13,11 +13,11 @@ from random import Random
 from chains import block, dump, feed, open_chain, random_chain, tx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from storage.change import ChangeSet, Diff
 
 from handlers import ledger
 from handlers.chain import Chain
 from handlers.events import BlockApplied
-from storage.change import ChangeSet, Diff
 
 Table = dict[bytes, bytes]
 

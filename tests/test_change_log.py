@@ -21,6 +21,8 @@ from faults import Fault, broken, failing, full
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from storage.utxo import TABLES, UtxoStore
+from storage.verify import verify
 
 import daemon.audience
 import storage.change_log
@@ -43,8 +45,6 @@ from handlers.wire import plain
 from storage.change_log import ROW_BYTES, LogStore, Retention, read_row
 from storage.disk import Disk
 from storage.errors import Damaged, StoreFull
-from storage.utxo import TABLES, UtxoStore
-from storage.verify import verify
 
 A, B = Point(7, 140, b"\xaa" * 32), Point(9, 180, b"\xbb" * 32)
 CAUSES: list[AnyCause | None] = [

@@ -23,10 +23,10 @@ from daemons import (
     running,
     statuses,
 )
+from storage.utxo import TABLES, UtxoStore
 from stories import back_to, block, chain, digest, expected, point
 
 from storage.disk import Disk
-from storage.utxo import TABLES, UtxoStore
 
 ONE = b"\x01" * 32
 OPERATOR: dict[str, Message] = {

@@ -49,6 +49,7 @@ from faults import Fault, broken, failing
 from messages import Line, Listener, follow, json_line, message, take
 from pruning import RETENTION, UNMINED, Daemon, open_house
 from pruning import live as live_beside
+from storage.prune import Windows
 
 from daemon.app import decline
 from feeds.cardano.genesis import read_genesis
@@ -59,7 +60,6 @@ from handlers.utxo import Turns
 from storage import keys
 from storage.errors import Damaged, StoreBusy
 from storage.indexes import address_hash
-from storage.prune import Windows
 from storage.rows import SPENT, BlockRow, Undo, spender_of
 
 HERE = Path(__file__).parent

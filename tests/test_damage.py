@@ -23,6 +23,7 @@ import pytest
 from click.testing import CliRunner
 from daemons import PATIENCE_S, ROOT, Daemon, environment, home, running, statuses
 from faults import full, lmdb_error
+from storage.utxo import UtxoStore
 from stories import at, block, chain, digest, output, tx
 from structlog.testing import capture_logs
 
@@ -38,7 +39,6 @@ from storage.errors import Damaged
 from storage.pages import check_file, check_pages
 from storage.precheck import precheck
 from storage.rows import State
-from storage.utxo import UtxoStore
 
 PAGE = 4096
 BLOCKS = chain(700, outputs=6)

@@ -15,6 +15,7 @@ from chains import tx as chain_tx
 from daemons import Message
 from model import Coin, Model, made
 from questions import TIP, Asked, asked, failure, short_folder
+from storage.prune import Windows
 from stories import back_to, block, chain, digest, output, tx
 from test_cli_query import utxod
 from test_http import AS_CBOR, FIRST, GENESIS, SECOND, canonical, utxo_path
@@ -25,7 +26,6 @@ from handlers.deltas import InCbor, NoDelta, find
 from handlers.events import OutPoint
 from handlers.query import Query, Snapshot
 from storage.errors import Damaged
-from storage.prune import Windows
 from storage.rows import MARKED
 
 Born = tuple[OutPoint, Coin]

@@ -13,14 +13,14 @@ from pathlib import Path
 import lmdb
 import pytest
 from chains import at, back_to, block, dump, feed, found, genesis, live, open_chain, output, tx
+from storage.history.tables import TABLES as HISTORY_TABLES
+from storage.utxo import FORMAT, TABLES, UtxoStore
 
 import storage.disk
 from storage.disk import MIB, Disk
 from storage.errors import Damaged, StoreBusy, StoreError, WrongFormat
-from storage.history.tables import TABLES as HISTORY_TABLES
 from storage.indexes import TABLES as INDEXES
 from storage.indexes import address_hash
-from storage.utxo import FORMAT, TABLES, UtxoStore
 
 ANN = output("ann").address
 

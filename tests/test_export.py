@@ -27,14 +27,14 @@ from chains import (
     txid,
 )
 from chains import output as paid
+from handlers.history_chain import HistoryChain
+from storage.export import Live, live_set
 
 import storage.history.values
 from handlers.chain import Chain
 from handlers.events import BlockApplied
-from handlers.history_chain import HistoryChain
 from storage import keys
 from storage.errors import ChainMoved
-from storage.export import Live, live_set
 from storage.history.export import live_set as history_set
 from storage.history.stored import Stored
 from storage.rows import SPENT

@@ -33,7 +33,9 @@ from chains import (
     tx,
 )
 from faults import Fault, broken, failing, full, lmdb_error
+from handlers.history_chain import HistoryChain
 from messages import Listener, message, take
+from storage.utxo import UtxoStore
 
 import handlers.chain
 import storage.disk
@@ -44,14 +46,12 @@ import storage.history.store
 import storage.history.values
 from handlers.chain import Chain
 from handlers.events import BlockApplied
-from handlers.history_chain import HistoryChain
 from handlers.utxo import Turns
 from storage.errors import Damaged, StoreFull
 from storage.history.layout import HistoryState
 from storage.history.store import HistoryStore
 from storage.history.verify import verify
 from storage.indexes import TABLES as INDEXES
-from storage.utxo import UtxoStore
 
 MIB = 1 << 20
 BLOCKS = random_chain(Random(5), 9)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from chains import Options, block, dump, feed, open_chain, prune_all
+from storage.utxo import FORMAT, TABLES
 
 from handlers.chain import Chain
 from handlers.events import BlockApplied, BlockPersisted, GenesisOutput, GenesisOutputs, Output, Tx
-from storage.utxo import FORMAT, TABLES
 
 KEY, STAKE, POLICY = "aa" * 28, "bb" * 28, "cc" * 28
 PLAIN, BASE = f"61{KEY}", f"01{KEY}{STAKE}"  # an enterprise address, and one with a stake credential

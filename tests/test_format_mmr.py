@@ -9,9 +9,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 from chains import block, feed, open_chain, prune_all
-from test_format import BLOCKS, EMBEDDED, GENESIS, GOLDEN, KEY, PLAIN, in_hex, tell
-
 from storage.mmr_store import TABLES
+from test_format import BLOCKS, EMBEDDED, GENESIS, GOLDEN, KEY, PLAIN, in_hex, tell
 
 NODES = {  # positions of five leaves: the genesis output, 1/0/0, 1/0/2, 2/0/0, 2/1/1
     0: "59f3118a93a03c5ea68758db365cbe1e321ff7b0919761ddb6eabd826b46b8c3",

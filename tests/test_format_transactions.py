@@ -8,20 +8,20 @@ from __future__ import annotations
 from hashlib import blake2b
 
 import pytest
+from handlers.ledger import body
+from storage.buried import BuriedStore
+from storage.prune import Windows
+from storage.utxo import UtxoStore
 
 from handlers.chain import Chain
 from handlers.desk import Mined, Rules
 from handlers.events import BlockApplied, Output, Tx
-from handlers.ledger import body
 from handlers.lives import Lives
 from handlers.transactions import Transactions
 from storage import transactions, utxo
 from storage.blobs import Files
-from storage.buried import BuriedStore
 from storage.disk import Disk, Txn
-from storage.prune import Windows
 from storage.transactions import ALL_IN_ONE, BODY_PAGE, FROZEN, LOCK_PAGE, Lock, TxStore, claim, output_hash
-from storage.utxo import UtxoStore
 
 SMALL, LARGE, CHAINED, CHILD, OTHER = (f"{n:02x}" * 32 for n in (0x51, 0x52, 0x53, 0x54, 0x55))
 Tables = dict[str, dict[str, list[str]]]

@@ -30,20 +30,20 @@ from chains import (
     wallet,
 )
 from daemons import ROOT
+from handlers.history_query import HistorySnapshot
 from houses import small_values
+from storage.prune import Windows
 
 import storage.history.store
 from handlers.chain import Chain
 from handlers.changes import Changes
 from handlers.deltas import Form, InCbor, InJson, NoDelta, find
 from handlers.events import BlockApplied
-from handlers.history_query import HistorySnapshot
 from handlers.query import BadCursor, CursorGone, NoIndex, Order, Query, Snapshot
 from handlers.walk import PLACE
 from storage.history.layout import HistoryState
 from storage.history.stored_index import StoredIndex
 from storage.indexes import TABLES
-from storage.prune import Windows
 
 POLICIES = [credential(f"policy {n}") for n in range(4)]
 ORDERS: tuple[Order, ...] = ("asc", "desc")

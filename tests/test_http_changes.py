@@ -13,6 +13,7 @@ import pytest
 from chains import back_to, block, feed, output, prune_all, random_chain, tx
 from chains import open_chain as open_made_chain
 from daemons import Message
+from handlers.history_chain import HistoryChain
 from questions import Asked, asked
 from stories import back_to as go_back
 from stories import block as message_block
@@ -25,7 +26,6 @@ from handlers.addresses import codec
 from handlers.chain import Chain
 from handlers.changes import Change, Changes, PointGone, PointRemoved, UnknownPoint
 from handlers.events import BlockApplied
-from handlers.history_chain import HistoryChain
 from handlers.query import BadCursor, Query
 from storage.change_log import Retention
 from storage.history.stored import Stored

@@ -25,6 +25,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 from starlette.routing import Route
+from storage.prune import Windows
 from stories import address, at, back_to, block, chain, digest, output, tx
 from test_http import ABSENT, HERE, RECOVERY, TRANSACTIONS, every_path
 
@@ -34,7 +35,6 @@ from daemon.http.openapi import document
 from daemon.turns import Turns
 from handlers.addresses import codec
 from handlers.query import Query
-from storage.prune import Windows
 
 DOCUMENT = document()
 SCHEMA: Any = schemathesis.openapi.from_dict(DOCUMENT)

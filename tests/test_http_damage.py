@@ -11,13 +11,13 @@ import httpx
 import pytest
 from daemons import PATIENCE_S, Daemon, home, running, statuses
 from questions import Web, failure, free_port, until
+from storage.utxo import UtxoStore
 from stories import chain, digest
 from test_http_service import serving
 
 from config.load import load
 from daemon.store import open_disk
 from storage.disk import Txn
-from storage.utxo import UtxoStore
 
 BLOCKS = chain(200, outputs=5)
 

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 from daemons import PATIENCE_S, Client, Daemon, Message, encoded, environment, home, running
+from storage.utxo import UtxoStore
+from storage.verify import verify
 from stories import LiveSet, back_to, expected
 
 from bench.sample import Sample
@@ -23,8 +25,6 @@ from daemon.inspect import export
 from daemon.store import leaf_writer, open_disk, windows
 from storage.history.store import HistoryStore
 from storage.history.verify import verify as verify_history
-from storage.utxo import UtxoStore
-from storage.verify import verify
 
 LIVES = 20  # of each store
 STORES: list[dict[str, Any]] = [

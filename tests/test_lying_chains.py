@@ -23,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from lying import INLINE, LARGE, MATURITY, PRESERVATION, RETENTION, UNMINED, WINDOW, World
 from messages import Line, Listener, follow, message
 from pruning import open_house
+from storage.prune import Windows
 
 from config.load import load
 from daemon.inspect import copy_place, verify
@@ -34,7 +35,6 @@ from handlers.lives import Lives
 from handlers.prune_cycle import Terms
 from handlers.pruner import ChainRows, Pruner
 from handlers.utxo import Turns
-from storage.prune import Windows
 
 SEEDS = st.integers(0, 2**32 - 1)
 TERMS = Terms(retention=RETENTION, unmined_retention=UNMINED)

@@ -12,21 +12,21 @@ import msgspec
 import pytest
 from daemons import Daemon, home, running, utxod
 from questions import Asked, asked, failure, short_folder
+from storage.change import ChangeSet
+from storage.mmr_store import MmrStore
+from storage.prune import Windows, prune
+from storage.utxo import UtxoStore
+from storage.verify import verify
 from stories import at, back_to, block, chain, digest, output, tx
 
 from config.load import load
 from daemon.store import leaf_writer, open_disk, windows
 from handlers.proofs import Contradiction, MmrProof, check
 from storage import keys, mmr
-from storage.change import ChangeSet
 from storage.disk import Txn
 from storage.errors import Damaged
 from storage.mmr import U64
-from storage.mmr_store import MmrStore
-from storage.prune import Windows, prune
 from storage.rows import SPENT
-from storage.utxo import UtxoStore
-from storage.verify import verify
 
 FIRST = block(None, tx("many", *(output("ann", n) for n in range(40))), time=1, epoch=2)
 SECOND = block(

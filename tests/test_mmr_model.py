@@ -37,6 +37,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 from model import Coin, Moment, made
+from storage.mmr_verify import mountains
 from test_model import MET, SEEDS, WINDOWS, Story, fresh, search
 
 import handlers.chain
@@ -48,7 +49,6 @@ from handlers.query import Query
 from storage import mmr
 from storage.errors import Damaged
 from storage.keys import locator, u32
-from storage.mmr_verify import mountains
 from storage.rows import pack_undo
 
 CHUNK = 1024

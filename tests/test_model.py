@@ -51,6 +51,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from model import Coin, Model, Moment
+from storage.utxo import UtxoStore
 
 import handlers.chain
 from handlers.chain import Chain
@@ -68,7 +69,6 @@ from storage.indexes import TABLES as INDEXES
 from storage.indexes import address_hash
 from storage.keys import number, position, u32
 from storage.rows import SPENT, BlockRow, Body, unpack
-from storage.utxo import UtxoStore
 
 SEEDS = st.integers(0, 2**32 - 1)
 WINDOWS = st.integers(0, 6)

@@ -13,6 +13,7 @@ import pytest
 from chains import Branches, at, back_to, block, output, txid
 from houses import ALL_TABLES, KINDS, chain_txs, open_over, open_rows
 from messages import Listener, message, take
+from storage.prune import Windows
 
 from handlers import eviction
 from handlers.audit import audit
@@ -39,7 +40,6 @@ from handlers.utxo import Turns
 from storage.blobs import Files
 from storage.disk import GIB, Disk
 from storage.pending import Totals
-from storage.prune import Windows
 from storage.transactions import TxStore
 
 RETENTION = 100

@@ -17,6 +17,7 @@ import pytest
 from chains import at, back_to, block, dump, output, random_chain, tx, txid
 from daemons import Message, home
 from pruning import PRESERVATION, RETENTION, UNMINED, Daemon, House, live, open_house, pay
+from storage.prune import Windows
 from structlog.testing import capture_logs
 
 from config.checks import problems
@@ -32,7 +33,6 @@ from storage.blobs import BlobFailed, Files
 from storage.disk import Txn
 from storage.errors import Damaged, StoreFull
 from storage.jobs import Job
-from storage.prune import Windows
 from storage.transactions import MASTER, Body
 
 Idle = Callable[[], Awaitable[None]]

@@ -15,12 +15,12 @@ from typing import TypeVar
 from chains import at, block, output, tx, txid
 from daemons import environment
 from pruning import RETENTION, UNMINED, House, open_house, pay
+from storage.prune import Windows
+from storage.verify import verify
 
 from handlers.prune_cycle import PHASES, Terms
 from handlers.prune_request import Request
 from storage.disk import Txn
-from storage.prune import Windows
-from storage.verify import verify
 
 _T = TypeVar("_T")
 TERMS = Terms(retention=RETENTION, unmined_retention=UNMINED, chunk_size=2, batch_size=3)

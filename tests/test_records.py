@@ -7,6 +7,7 @@ from hashlib import blake2b
 import cbor2
 import pytest
 from chains import ADDRESSES, CODEC, LEAVES, Branches, output, random_output, txid
+from handlers.ledger import body
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ from handlers.addresses import Codec, codec
 from handlers.addresses.plain import Family
 from handlers.addresses.shelley import stake_address
 from handlers.events import Output
-from handlers.ledger import body
 from handlers.records import Entry, RecordWriter, outpoint
 from handlers.scribe import Scribe
 from storage.rows import BlockRow, Body, unpack

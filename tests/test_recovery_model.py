@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from messages import Listener as Sender
 from messages import json_line, take
+from storage.utxo import TABLES as UTXO_TABLES
 from stories import at, back_to, block, digest, output, tx
 
 import handlers.recovery.listener
@@ -43,7 +44,6 @@ from storage.jobs import TABLES as JOB_TABLES
 from storage.recovery.rows import Row, StoreAway
 from storage.recovery.rows import Storage as Tables
 from storage.transactions import TABLES as TX_TABLES
-from storage.utxo import TABLES as UTXO_TABLES
 
 CONFIRMATIONS, COINS, SETTLED_S = 3, 4, 30.0
 TO_MEET = {

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from daemons import home
 from msgspec import Struct
+from storage.utxo import TABLES
 from stories import chain
 
 from storage import pending, transactions
@@ -16,7 +17,6 @@ from storage.disk import Disk
 from storage.errors import Damaged
 from storage.jobs import Job
 from storage.rows import BlockDetails, BlockRow, Body, State, Undo, pack, unpack
-from storage.utxo import TABLES
 
 FULL: dict[str, tuple[Struct, set[int]]] = {  # a row, and with how many fields it may be written
     "state": (State(5, 6, 7, (2, 1), (3, 1), 4), {6}),

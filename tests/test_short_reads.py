@@ -23,17 +23,17 @@ from chains import tx as made_tx
 from daemons import PATIENCE_S, Client, Daemon, Message, running
 from questions import Web
 from reading import Turning, children, filled, process, table, utxod
+from storage.mmr_store import Encode
+from storage.utxo import UtxoStore
+from storage.verify import verify
 from stories import address, back_to, block, expected, output, tx
 
 from daemon.http.app import Site, build
 from daemon.http.ear import Ear
 from handlers.addresses import codec
 from handlers.query import Query
-from storage.mmr_store import Encode
 from storage.readers import Reader
 from storage.rows import BlockRow
-from storage.utxo import UtxoStore
-from storage.verify import verify
 
 # --- export ----------------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from storage.buried import BuriedStore
+from storage.utxo import UtxoStore
 
 from handlers.burial import Burial
 from handlers.creation import Creation
@@ -29,12 +31,10 @@ from handlers.spending import TxFault
 from handlers.transactions import Transactions
 from storage import transactions, utxo
 from storage.blobs import Files
-from storage.buried import BuriedStore
 from storage.disk import Disk, Txn
 from storage.errors import StoreFull
 from storage.keys import number
 from storage.transactions import FROZEN, HASH, Page, Record, TxStore, claim
-from storage.utxo import UtxoStore
 
 _T = TypeVar("_T")
 SEEDS = st.integers(0, 2**32 - 1)

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 from daemons import PATIENCE_S, Client, Daemon, Encoding, Message, ack, running, statuses
+from storage.utxo import TABLES as UTXO_TABLES
 from stories import address, at, back_to, block, digest, output, point, tx
 
 from storage.disk import Disk
 from storage.transactions import TABLES, Record, TxStore
-from storage.utxo import TABLES as UTXO_TABLES
 
 NOWHERE = [digest("nowhere"), 0]
 RETRYABLE = {"CREATING", "LOCKED", "STORAGE_ERROR", "FROZEN_UNTIL", "COINBASE_IMMATURE"}

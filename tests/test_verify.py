@@ -10,6 +10,8 @@ from random import Random
 import msgspec
 import pytest
 from daemons import Daemon, home, running
+from storage.utxo import UtxoStore
+from storage.verify import verify
 from stories import back_to, block, chain, output, tx
 
 from config.load import load
@@ -17,8 +19,6 @@ from daemon.store import open_disk, windows
 from storage import keys
 from storage.disk import Txn
 from storage.rows import pack
-from storage.utxo import UtxoStore
-from storage.verify import verify
 
 TIP = 24
 Damage = Callable[[UtxoStore, Txn], object]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from chains import CODEC, block, feed, open_chain, output, tx
+from handlers.history_query import HistorySnapshot
 
 from handlers.chain import Chain
-from handlers.history_query import HistorySnapshot
 from handlers.query import NoIndex, Order, Query, Snapshot
 from storage.indexes import TABLES
 

@@ -22,10 +22,9 @@ from bench.soak.target import Answer, Broken, Met, Target, any_kind
 from config.load import load
 from config.settings import Config
 from daemon.inspect import copy_place, export, verify
-from daemon.store import leaf_writer, open_disk
+from daemon.store import open_disk
 from handlers.events import Ack, Error, TxSubmitted
 from storage.history.store import HistoryStore
-from storage.utxo import UtxoStore
 
 _BLOCKS = 14
 _CUTS_AT_START = 3  # while the store is made
@@ -117,8 +116,7 @@ def check(life: Recorded, files: dict[str, bytes], at_s: float, random: Random, 
 def _look(life: Recorded, config: Config, least: int, most: int) -> None:
     """Walk the store and compare its live set."""
     with open_disk(config, readonly=True) as disk:
-        history = config.utxo.store == "history"
-        store = HistoryStore(disk) if history else UtxoStore(disk, leaf_writer(config))
+        store = HistoryStore(disk)
         with disk.read() as txn:
             ordinal = store.state(txn).tip
             tip = store.block_at(txn, ordinal).hash if ordinal else None

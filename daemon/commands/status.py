@@ -141,7 +141,7 @@ def _store(config: Config, numbers: Numbers | None) -> StoreReport:
             rollback_window=reach.rollback_window,
             prune_backlog_blocks=reach.backlog(state),
             indexes=store.kept_indexes(shot.txn),
-            rows=table_rows(store.disk, shot.txn, store.kind),
+            rows=table_rows(store.disk, shot.txn),
             store=store.kind,
             mmr=mmr_root(shot),
             bytes_used=store.disk.used(),

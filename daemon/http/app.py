@@ -51,8 +51,9 @@ from handlers.query import Listed, NoIndex, Query, Snapshot, Sum, Torn, amounts
 from handlers.readiness import blocks_behind, readiness
 from storage.damage import damage
 from storage.errors import Damaged, SnapshotExpired, StoreError
+from storage.history.output_keys import address_key
 from storage.indexes import POLICY
-from storage.prune import Windows
+from storage.windows import Windows
 
 log = structlog.get_logger("http")
 
@@ -145,7 +146,7 @@ class Site:
             raise Problem(400, "bad_address", f"address: {error}") from error
 
     def _key(self, text: str) -> bytes:
-        return self.query.address_key(self.codec.read(text))
+        return address_key(self.codec.read(text))
 
     def _at_credential(self, shot: Snapshot, text: str) -> Listed:
         """Return where the outputs of a payment credential are listed."""

@@ -11,7 +11,7 @@ from daemon.http.reply import CBOR, JSON, Problem, known, stamp, wants_cbor
 from daemon.turns import Turns
 from handlers.deltas import Form, InCbor, InJson, NoDelta, T, find, read_block
 from handlers.query import Query, Snapshot
-from storage.prune import Windows
+from storage.windows import Windows
 
 _MOST = 100_000  # outputs in one answer: some 100 MB on the way
 

@@ -14,7 +14,7 @@ from handlers.query import Query
 
 _LATEST_FIRST = frozenset({"asset", "order"})
 _QUESTION = b"pruner jobs"
-_PLACE = struct.Struct(">4xQ")  # as long as a place in the chain
+_PLACE = struct.Struct(">Q")  # as long as a place in the chain
 _encode = msgspec.json.Encoder().encode
 
 

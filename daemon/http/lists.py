@@ -60,10 +60,9 @@ class Lists:
         walk = _walk(shot, self._find(shot, text), asked)
         if known(scope, etag):  # the question is a good one, and its answer is not asked for
             return _Answer(etag, headers, (), b"")
-        if asked.page > 1 or walk.searches:
-            for _turn in walk.look((asked.page - 1) * asked.count, asked.count):
-                await self._turns.next()
-                shot.check_age()
+        for _turn in walk.look((asked.page - 1) * asked.count, asked.count):
+            await self._turns.next()
+            shot.check_age()
         places, cursor = walk.take(asked.count)
         body = shot.cbor(places) if as_cbor else shot.json(places)
         kind = CBOR if as_cbor else JSON

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from daemon.http.lists import of
 from daemon.http.reply import Problem, hex_of, index_of, known, reply, stamp
-from handlers.proofs import NoProof, Prover, mmr_root
+from handlers.proofs import NoProof, mmr_root, prove
 from handlers.query import Query
 
 
@@ -16,7 +16,6 @@ class MmrRoutes:
 
     def __init__(self, query: Query) -> None:
         self._query = query
-        self._prover = Prover(query)
 
     async def root(self, request: Request) -> Response:
         """The roots at the tip."""
@@ -32,7 +31,7 @@ class MmrRoutes:
         with self._query.snapshot() as shot:
             etag, headers, _ = stamp(*of(shot))
             try:
-                proof = self._prover.proof(shot, txid, index)
+                proof = prove(shot, txid, index)
             except NoProof as none:
                 raise Problem(404, "unknown_output", str(none)) from none
         if known(request.scope, etag):

@@ -24,7 +24,7 @@ from handlers.readiness import blocks_behind, readiness
 from handlers.utxo import Work
 from storage.change_log import LogStore
 from storage.pending import PendingStore
-from storage.prune import Windows
+from storage.windows import Windows
 
 _COUNTERS = {  # what the daemon counts
     "blocks": ("blocks_total", "Blocks committed."),

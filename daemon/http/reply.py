@@ -20,7 +20,6 @@ from starlette.types import Scope
 from handlers.answers import Failure
 from handlers.events import Point
 from handlers.query import BadCursor, CursorGone, NoIndex, Order, Snapshot, Torn
-from handlers.walk import PLACE
 from storage.damage import damage
 from storage.errors import SnapshotExpired
 
@@ -113,7 +112,7 @@ def resumed(shot: Snapshot, asked: Paging, question: bytes) -> bytes | None:
     if asked.cursor is None:
         return None
     with good_cursor():
-        return shot.read_cut(asked.cursor, question, asked.order, PLACE)
+        return shot.read_cut(asked.cursor, question, asked.order)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from handlers.answers import ChainStatus, Status, StorageStatus, UtxoStatus, cha
 from handlers.proofs import mmr_root
 from handlers.query import Query, Snapshot
 from storage.change_log import LogStore
-from storage.prune import Windows
+from storage.windows import Windows
 
 _encode = msgspec.json.Encoder().encode
 
@@ -61,7 +61,7 @@ class StatusRoute:
                 rollback_window=self.windows.rollback_window,
                 prune_backlog_blocks=self.windows.backlog(state),
                 indexes=shot.boundary.indexes,
-                rows=table_rows(store.disk, shot.txn, store.kind),
+                rows=table_rows(store.disk, shot.txn),
                 mmr=mmr_root(shot),
             ),
             storage=StorageStatus(bytes_used=store.disk.used(), map_size=store.disk.map_size()),

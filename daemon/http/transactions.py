@@ -69,11 +69,11 @@ class TxRoutes:
             question = held.txid + b"slots"
             order = range(held.record.total) if asked.order == "asc" else range(held.record.total - 1, -1, -1)
             place = resumed(shot, asked, question)
-            first = (asked.page - 1) * asked.count if place is None else keys.number(place[8:])
+            first = (asked.page - 1) * asked.count if place is None else keys.number(place[4:])
             body = _encode(self._tx_query.slots(shot.txn, held, order[first : first + asked.count]))
             headers = {}
             if first + asked.count < len(order):
-                place = bytes(8) + keys.u32(first + asked.count)
+                place = bytes(4) + keys.u32(first + asked.count)
                 headers["X-Next-Cursor"] = shot.cut(place, question, asked.order)
         return answer(request, tip, body, more=headers)
 

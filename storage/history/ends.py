@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from storage.disk import Db, Txn
+from storage.disk import META, Db, Txn
 from storage.errors import Damaged
 from storage.history.intact import KEY_BYTES, LOOKS, check_meta
-from storage.history.layout import BLOCK, META, UNDO, HistoryState, stored_state
+from storage.history.layout import BLOCK, UNDO, State, stored_state
 from storage.history.stored import Stored, read_block
 from storage.history.view import View
 
@@ -36,7 +36,7 @@ def _ends(txn: Txn, tables: dict[str, Db]) -> Iterator[str]:
                 yield str(error)
 
 
-def _tip(txn: Txn, tables: dict[str, Db], state: HistoryState) -> Iterator[str]:
+def _tip(txn: Txn, tables: dict[str, Db], state: State) -> Iterator[str]:
     """The last block is the tip, ends where the state goes on, and is found by its hash; its undo log is the last."""
     last = _last(txn, tables[BLOCK])
     if last != (state.tip if state.tip or last == 0 else None):

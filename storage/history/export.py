@@ -15,13 +15,12 @@ import msgspec
 import numpy as np
 from lmdb import Cursor
 
-from storage.disk import Disk, Txn
+from storage.disk import META, Disk, Txn
 from storage.errors import ChainMoved, Damaged
 from storage.history.bits import StoredBits
 from storage.history.layout import (
     BLOCK,
     LIVE,
-    META,
     OUTPUT,
     OUTPUT_RECORD,
     TX,

@@ -13,7 +13,7 @@ from struct import Struct as Packed
 
 import numpy as np
 
-from storage.disk import Db, Txn
+from storage.disk import META, Db, Txn
 from storage.errors import Damaged
 from storage.history.batch import Batch, Done, Spends, Waiting
 from storage.history.bits import TableBits
@@ -21,7 +21,6 @@ from storage.history.layout import (
     BLOCK,
     ENTRY,
     LIVE,
-    META,
     OUTPUT,
     OUTPUT_RECORD,
     SPEND,
@@ -32,9 +31,9 @@ from storage.history.layout import (
     UNDO,
     Block,
     Flags,
-    HistoryState,
     Numbers,
     Records,
+    State,
     Words,
     delete_from,
     outputs_in,
@@ -74,7 +73,7 @@ class History:
         self.recent = Recent()
         self.mmr = mmr
         self.kinds = ("txid", "block", "spender", *indexes)
-        self.state = HistoryState([])
+        self.state = State([])
 
     def load(self, txn: Txn) -> None:
         """Take over what is on disk."""

@@ -8,7 +8,7 @@ from struct import Struct as Packed
 import msgspec
 import numpy as np
 
-from storage.disk import Txn
+from storage.disk import META, Txn
 from storage.errors import Damaged
 from storage.history import runs
 from storage.history.bits import open_chunk
@@ -18,7 +18,6 @@ from storage.history.layout import (
     FILTER,
     HEAD_BYTES,
     LIVE,
-    META,
     OUTPUT,
     OUTPUT_RECORD,
     RUN,

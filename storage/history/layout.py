@@ -18,7 +18,6 @@ from msgspec import Struct
 
 from storage.disk import Db, Txn
 from storage.errors import Damaged
-from storage.history import tables
 from storage.rows import Body, TxFlag
 
 Bytes = npt.NDArray[np.uint8]
@@ -27,10 +26,10 @@ Numbers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]  # one word each, or digests of four words
 Records = npt.NDArray[np.void]
 
-BLOCK, TX, OUTPUT, LIVE = tables.BLOCK, tables.TX, tables.OUTPUT, tables.LIVE
-UNDO, RUN, FILTER = tables.UNDO, tables.RUN, tables.FILTER
-TABLES = tables.TABLES
-META = "utxo_meta"
+FORMAT = 2
+BLOCK, TX, OUTPUT, LIVE = "history_block", "history_tx", "history_output", "history_live"
+UNDO, RUN, FILTER = "history_undo", "history_run", "history_filter"
+TABLES = (BLOCK, TX, OUTPUT, LIVE, UNDO, RUN, FILTER)
 STATE = b"state"
 
 VALUE_BYTES = 16_300  # of a value: four pages less LMDB's header and ours
@@ -60,7 +59,7 @@ HEAD_BYTES = _HEAD.size
 _FLAG_BITS = 3
 
 
-class HistoryState(Struct, array_like=True):
+class State(Struct, array_like=True):
     """Where the history is. One row, rewritten by every commit.
 
     Blocks above `floor` have an undo log. `keys` are the store's own: nobody else can find two ids with one prefix.
@@ -74,14 +73,9 @@ class HistoryState(Struct, array_like=True):
     persisted: int | None = None
     next_run: int = 0
 
-    @property
-    def undo_cursor(self) -> tuple[int, int]:
-        """Return the first block that has an undo log, as `storage.rows.State` does."""
-        return self.floor + 1, 0
-
 
 class Block(Struct, array_like=True, frozen=True):
-    """What is kept of every block. The first five fields are those of `storage.rows.BlockRow`."""
+    """What is kept of every block."""
 
     height: int
     slot: int
@@ -243,12 +237,12 @@ def prefixes(digests: Words, keys: Words) -> Words:
     return mixed
 
 
-def new_state() -> HistoryState:
+def new_state() -> State:
     """Return the state of an empty history, with keys of its own."""
-    return HistoryState([secrets.randbits(64) | 1 for _ in range(4)])
+    return State([secrets.randbits(64) | 1 for _ in range(4)])
 
 
-def stored_state(txn: Txn, meta: Db) -> HistoryState:
+def stored_state(txn: Txn, meta: Db) -> State:
     """Return where the history is.
 
     Raises:
@@ -256,7 +250,7 @@ def stored_state(txn: Txn, meta: Db) -> HistoryState:
     """
     raw = check_row(txn.get(STATE, b"", db=meta), "the state")
     try:
-        return msgspec.msgpack.decode(raw, type=HistoryState)
+        return msgspec.msgpack.decode(raw, type=State)
     except msgspec.DecodeError as error:
         raise Damaged(f"the state cannot be read: {error}") from error
 

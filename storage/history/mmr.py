@@ -14,11 +14,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from storage import mmr
-from storage.disk import Db, Txn
+from storage.disk import META, Db, Txn
 from storage.errors import Damaged
 from storage.history.batch import Batch, Waiting
 from storage.history.bits import BITS, StoredBits, TableBits
-from storage.history.layout import LIVE, META, Bytes, Flags, Numbers, Words, stored_state
+from storage.history.layout import LIVE, Bytes, Flags, Numbers, Words, stored_state
 from storage.history.mmr_arrays import grow, hashes, in_bytes, leaf_positions, rehash
 from storage.history.mmr_nodes import BIT_NODES, NODES, HeldNodes, Nodes, StoredNodes
 from storage.history.mmr_thin import Thinned
@@ -191,8 +191,3 @@ class StoredMmr:
         siblings = mmr.prove(size_of(leaves), number, self.nodes(txn).read)
         bits = StoredBits(txn, self._tables[LIVE]).chunk(chunk)
         return Path(number, siblings, bits, mmr.prove(size_of(mmr.chunks(leaves)), chunk, self.bit_nodes(txn).read))
-
-
-def is_set(bits: bytes, leaf: int) -> bool:
-    """Return whether an output's bit is set in its chunk."""
-    return bool(bits[leaf % BITS >> 3] & 1 << (leaf & 7))

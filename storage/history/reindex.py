@@ -8,12 +8,11 @@ from struct import Struct as Packed
 
 import numpy as np
 
-from storage.disk import Db, Txn
+from storage.disk import META, Db, Txn
 from storage.history.bits import StoredBits
 from storage.history.layout import (
     ENTRY,
     LIVE,
-    META,
     OUTPUT,
     OUTPUT_RECORD,
     STATE,

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from storage.disk import Db, Txn
+from storage.disk import META, Db, Txn
 from storage.errors import Damaged
 from storage.history import filters
 from storage.history.filters import Filter
@@ -23,7 +23,6 @@ from storage.history.layout import (
     ENTRY,
     FILTER,
     HEAD_BYTES,
-    META,
     RUN,
     TXID_ENTRY,
     VALUE_BYTES,

@@ -1,24 +1,20 @@
-"""A store whose UTXO set is a history: what is asked when it is opened, and the verbs of `storage.utxo.UtxoStore`."""
+"""The store: what is asked when it is opened, its blocks, and what is said of it in one place."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from storage.disk import Disk, Txn
+from storage.disk import FORMAT_KEY, META, Disk, Txn
 from storage.errors import WrongFormat
 from storage.history.history import History
-from storage.history.layout import BLOCK, META, STATE, TABLES, Block, HistoryState, new_state, seal_row, stored_state
+from storage.history.layout import BLOCK, FORMAT, STATE, Block, State, new_state, seal_row, stored_state
 from storage.history.mmr import TABLES as MMR_TABLES
 from storage.history.mmr import Leaves, Mountains, StoredMmr
 from storage.history.output_keys import RULES
 from storage.history.stored import Stored, read_block
-from storage.history.tables import FORMAT
 
-__all__ = ["FORMAT", "KIND", "TABLES", "HistoryStore"]
-
-KIND = "history"
-_FORMAT, _CHAIN, _INDEXES, _GENESIS = b"format", b"chain", b"indexes", b"genesis"
-_KIND, _MMR = b"store", b"mmr"  # a history without mountain ranges says nothing
+_CHAIN, _INDEXES, _GENESIS = b"chain", b"indexes", b"genesis"
+_KIND, _MMR = b"store", b"mmr"  # a classic store says nothing
 
 
 class HistoryStore:
@@ -27,8 +23,6 @@ class HistoryStore:
     `history` is there once it is open for writing. Whoever applies blocks to one with mountain ranges says with
     `leaves` what an output's leaf is.
     """
-
-    kind = KIND
 
     def __init__(self, disk: Disk, leaves: Leaves | None = None) -> None:
         self.disk, self.leaves = disk, leaves
@@ -51,23 +45,29 @@ class HistoryStore:
 
     # --- opening -------------------------------------------------------------------------------------------------
 
-    def open(self, chain: str, wanted: Sequence[str], *, mmr: bool = False) -> None:
+    @property
+    def kind(self) -> str:
+        """Return "mmr" or "classic"."""
+        return "classic" if self.mmr is None else "mmr"
+
+    def open(self, chain: str, wanted: Sequence[str], kind: str) -> None:
         """Check that this store is ours, or make it ours when it is new; who writes to it loads `history` then.
 
+        `chain` names family and network; `wanted` are the indexes to keep; `kind` is "classic" or "mmr".
+
         Raises:
-            WrongFormat: another version wrote it, it keeps another chain, has mountain ranges where none are wanted or
-                none where they are, or a wanted index is not complete.
+            WrongFormat: it keeps another chain, is of another kind, or a wanted index is not complete.
         """
         with self.disk.read() as txn:
-            new = txn.get(_FORMAT, db=self.meta) is None
+            new = txn.get(FORMAT_KEY, db=self.meta) is None
         if new:
-            self.mmr = self._mmr() if mmr else None
+            self.mmr = self._mmr() if kind == "mmr" else None
             self.disk.write(lambda txn: self._create(txn, chain, wanted))
-        self.check_format(chain)
-        if mmr != (self.mmr is not None):
+        self.check_chain(chain)
+        if kind != self.kind:
             raise WrongFormat(
-                f"{self.disk.folder}: this store was made {'without' if mmr else 'with'} an MMR, the configuration "
-                f"wants {'one' if mmr else 'none'}: change it, or apply the chain anew in another data_dir"
+                f'{self.disk.folder}: this is a {self.kind} store, the configuration says utxo.store = "{kind}": '
+                f'say "{self.kind}", or feed the chain again into another data_dir'
             )
         with self.disk.read() as txn:
             kept = self.kept_indexes(txn)
@@ -83,27 +83,22 @@ class HistoryStore:
             self.disk.write(lambda txn: self._drop_indexes(txn, dropped, wanted))
             self.history = self.history_of(wanted)
 
-    def check_format(self, chain: str | None = None) -> None:
-        """Refuse a store of another format or chain.
+    def check_chain(self, chain: str) -> None:
+        """Refuse a store of another chain, and one that was never run.
 
         Raises:
             WrongFormat: it is.
         """
         with self.disk.read() as txn:
-            written = txn.get(_FORMAT, db=self.meta)
+            written = txn.get(FORMAT_KEY, db=self.meta)
             kept = txn.get(_CHAIN, b"", db=self.meta).decode(errors="replace")
         if written is None:
             raise WrongFormat(f"{self.disk.folder}: this store says no format; it was never run")
-        if (version := int.from_bytes(written, "big")) != FORMAT:
-            raise WrongFormat(
-                f'{self.disk.folder}: written in format {version}, utxo.store = "{KIND}" is format {FORMAT}: '
-                "apply the chain anew in another data_dir"
-            )
-        if chain is not None and chain != kept:
+        if chain != kept:
             raise WrongFormat(f"{self.disk.folder}: this store keeps {kept}, the configuration says {chain}")
 
     def _create(self, txn: Txn, chain: str, wanted: Sequence[str]) -> None:
-        txn.put(_FORMAT, FORMAT.to_bytes(4, "big"), db=self.meta)
+        txn.put(FORMAT_KEY, FORMAT.to_bytes(4, "big"), db=self.meta)
         txn.put(_CHAIN, chain.encode(), db=self.meta)
         if self.mmr:
             txn.put(_KIND, _MMR, db=self.meta)
@@ -126,7 +121,7 @@ class HistoryStore:
         """Look at one commit."""
         return Stored(txn, self.disk.tables)
 
-    def state(self, txn: Txn) -> HistoryState:
+    def state(self, txn: Txn) -> State:
         """Return where the store is."""
         return stored_state(txn, self.meta)
 
@@ -161,10 +156,6 @@ class HistoryStore:
             Damaged: it is not there.
         """
         return read_block(txn, self.block, ordinal)
-
-    def next_block(self, txn: Txn, ordinal: int) -> tuple[int, Block] | None:
-        """Return the block of an ordinal with the ordinal, None above the tip."""
-        return (ordinal, self.block_at(txn, ordinal)) if ordinal <= self.state(txn).tip else None
 
     def ordinal_of(self, txn: Txn, block_hash: bytes) -> int | None:
         """Return the ordinal of a block."""

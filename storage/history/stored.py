@@ -8,14 +8,13 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from storage.disk import Db, Txn
+from storage.disk import META, Db, Txn
 from storage.errors import Damaged
 from storage.history.bits import StoredBits
 from storage.history.layout import (
     BLOCK,
     HEAD_BYTES,
     LIVE,
-    META,
     OUTPUT,
     OUTPUT_RECORD,
     SPEND,
@@ -25,9 +24,9 @@ from storage.history.layout import (
     Block,
     Flags,
     Found,
-    HistoryState,
     Numbers,
     Records,
+    State,
     TxFound,
     Words,
     check_row,
@@ -67,7 +66,7 @@ class Stored:
 
     def __init__(self, txn: Txn, tables: dict[str, Db]) -> None:
         self.txn, self._tables = txn, tables
-        self.state: HistoryState = stored_state(txn, tables[META])
+        self.state: State = stored_state(txn, tables[META])
         self._keys = np.array(self.state.keys, np.uint64)
         self.live = StoredBits(txn, tables[LIVE])
         self.txs = StoredValues(txn, tables[TX], TX_RECORD)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 from lmdb import Cursor
 
-from storage.disk import Db, Txn
+from storage.disk import META, Db, Txn
 from storage.history import filters
-from storage.history.layout import FILTER, HEAD_BYTES, META, RUN, Numbers, Records, count_of
+from storage.history.layout import FILTER, HEAD_BYTES, RUN, Numbers, Records, count_of
 from storage.history.runs import KEY, Run, manifest, record_of
 
 

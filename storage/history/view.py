@@ -8,12 +8,11 @@ from itertools import islice
 import msgspec
 import numpy as np
 
-from storage.disk import Db, Txn
+from storage.disk import META, Db, Txn
 from storage.history import runs
 from storage.history.layout import (
     BLOCK,
     HEAD_BYTES,
-    META,
     OUTPUT,
     OUTPUT_RECORD,
     RUN,

@@ -20,6 +20,7 @@ from pathlib import Path
 from threading import Lock as Mutex
 from typing import Any, TypeVar
 
+from handlers.ledger import body
 from houses import ALL_TABLES, chain_txs, open_rows
 
 from handlers import spending
@@ -27,7 +28,6 @@ from handlers.burial import Burial, safe_height
 from handlers.creation import Creation, acquire, lock_ttl, release
 from handlers.desk import PLACEHOLDER, Mined, Rules, blob_name
 from handlers.events import OutPoint, Output, Tx
-from handlers.ledger import body
 from handlers.prune_cycle import Terms
 from handlers.prune_request import Node, Request, Requests, World, held_back
 from handlers.pruner import Pruner

@@ -17,6 +17,9 @@ import pytest
 from bitcoin_runs import RUNS, open_run
 from msgspec import structs
 from real_data import names, need, rows
+from storage.prune import Windows
+from storage.utxo import TABLES, UtxoStore
+from storage.verify import verify
 
 from feeds.cardano.chunks import read_chain
 from feeds.cardano.eras import NETWORKS as CARDANO
@@ -25,10 +28,7 @@ from handlers.chain import Chain
 from handlers.events import BlockApplied, Rollback, RollbackPoint, Tx
 from storage import keys
 from storage.disk import Disk, Txn
-from storage.prune import Windows
 from storage.rows import SPENT, Body, body_of, unpack
-from storage.utxo import TABLES, UtxoStore
-from storage.verify import verify
 
 Stretch = list[tuple[BlockApplied, dict[str, Any]]]  # blocks, each with the figures that are expected after it
 KINDS = pytest.mark.parametrize(

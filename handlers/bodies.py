@@ -1,0 +1,37 @@
+"""Outputs of messages as they are hashed by records of transactions."""
+
+from __future__ import annotations
+
+from handlers.events import Output, Tx
+from storage.rows import Body, pack
+
+
+def body(output: Output, *, collateral_return: bool = False) -> bytes:
+    """Return an output's bytes: a plain one is its address and value."""
+    if (
+        output.datum_hash is None
+        and output.inline_datum is None
+        and output.script_ref is None
+        and output.script_ref_hash is None
+        and not output.assets
+        and not collateral_return
+    ):
+        return pack((output.address, output.value))
+    return pack(
+        Body(
+            output.address,
+            output.value,
+            output.assets,
+            output.datum_hash,
+            output.inline_datum,
+            output.script_ref,
+            output.script_ref_hash,
+            collateral_return,
+        )
+    )
+
+
+def returned(tx: Tx) -> Output | None:
+    """Return what a transaction that failed phase 2 creates; what nobody can spend is never stored."""
+    back = tx.collateral_return
+    return back if back is not None and back.spendable else None

@@ -1,0 +1,63 @@
+"""What is true of a store between two commits, pages of its lists, and the reasons why a question has no answer."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from handlers.answers import Utxo
+from handlers.events import Point
+from handlers.scribe import Written
+from handlers.walk import Order
+from storage.history.layout import State
+
+
+class NoIndex(Exception):
+    """The index that a question needs is not kept; the message names it."""
+
+
+class CursorGone(Exception):
+    """The block at which a cursor was cut is no longer in the chain."""
+
+
+class Torn(Exception):
+    """The map of the store grew in this process while a question gave others a turn: ask again."""
+
+
+class BadCursor(ValueError):
+    """A cursor that we did not cut, or for another question."""
+
+
+class Cut(Struct, array_like=True, frozen=True):
+    """Where a page ended: after this output, in this order, of this key, seen at this block."""
+
+    ordinal: int
+    hash: bytes
+    place: bytes
+    order: Order
+    key: bytes
+
+
+class Page(Struct, frozen=True):
+    """Outputs in order, and where the next page begins."""
+
+    utxos: list[Utxo]
+    next_cursor: str | None
+
+
+class Sum(Struct):
+    """A balance on its way."""
+
+    value: int = 0
+    count: int = 0
+    assets: dict[tuple[bytes, bytes], int] = {}
+
+
+class Boundary(Struct, frozen=True):
+    """What is true between two commits, before anybody asks for an output."""
+
+    marks: tuple[bytes | None, bytes | None]  # `state` and `indexes` as they are stored
+    state: State
+    indexes: list[str]
+    block: bytes | None  # the tip's row
+    tip: Point | None
+    written: Written
