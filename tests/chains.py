@@ -12,28 +12,32 @@ from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from random import Random
-from typing import Any, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import msgspec
+import numpy as np
 import pytest
-from handlers.history_chain import HistoryChain
 from model import Model
-from storage.prune import Windows
-from storage.utxo import TABLES, UtxoStore
 
 from handlers.addresses import codec
 from handlers.chain import Chain
 from handlers.events import BlockApplied, GenesisOutput, GenesisOutputs, OutPoint, Output, Rollback, RollbackPoint, Tx
 from handlers.leaves import LeafWriter
-from handlers.records import RecordWriter
 from handlers.refusal import Refusal, Refused
 from handlers.scribe import Scribe
-from storage import keys
-from storage.disk import GIB, Disk
+from storage.change_log import TABLES as LOG_TABLES
+from storage.disk import GIB, META, Disk
 from storage.history.layout import TABLES as HISTORY_TABLES
+from storage.history.layout import Found, TxFound, to_extra, to_tx
+from storage.history.output_keys import RULES
+from storage.history.output_keys import digest as index_digest
 from storage.history.store import HistoryStore
-from storage.indexes import TABLES as INDEXES
-from storage.rows import SPENT, Body, body_of, unpack
+from storage.history.stored import Stored
+from storage.indexes import NAMES
+from storage.rows import Body
+from storage.windows import Windows
+
+TABLES = (META, *HISTORY_TABLES, *LOG_TABLES)
 
 # --- names ---------------------------------------------------------------------------------------------------------
 
@@ -261,8 +265,7 @@ def random_genesis(rng: Random) -> GenesisOutputs:
 
 
 CODEC = codec("cardano", "mainnet")
-LEAVES = RecordWriter(Scribe(CODEC, "cardano"))  # of an MMR store
-HISTORY_LEAVES = LeafWriter(Scribe(CODEC, "cardano"))  # of a history with an MMR
+LEAVES = LeafWriter(Scribe(CODEC, "cardano"))  # of a store with an MMR
 
 
 class Options(TypedDict, total=False):
@@ -271,7 +274,6 @@ class Options(TypedDict, total=False):
     indexes: Sequence[str]
     prune_depth: int
     rollback_window: int
-    self_contained: bool
     prune_batch_size: int
     may_prune: bool
     map_size: int
@@ -286,24 +288,17 @@ def open_chain(folder: Path, **options: Unpack[Options]) -> Iterator[Chain]:
     """Open the store in `folder` with every index, windows of ten blocks, and pruning off unless told."""
     with Disk(
         folder,
-        (*TABLES, *HISTORY_TABLES),
+        TABLES,
         map_size=options.get("map_size", GIB),
         max_map_size=options.get("max_map_size", 2 * GIB),
         durable=options.get("durable", False),
     ) as disk:
-        wanted, name = options.get("indexes", tuple(INDEXES)), options.get("chain", "cardano/mainnet")
-        windows = Windows(
-            options.get("prune_depth", 10), options.get("rollback_window", 10), options.get("self_contained", False)
+        store = HistoryStore(disk, LEAVES)
+        store.open(
+            options.get("chain", "cardano/mainnet"), options.get("indexes", NAMES), options.get("store", "classic")
         )
-        batch, kind = options.get("prune_batch_size", 1000), options.get("store", "classic")
-        if kind in ("history", "history-mmr"):
-            history = HistoryStore(disk, HISTORY_LEAVES)
-            history.open(name, wanted, mmr=kind == "history-mmr")
-            chain: Chain = HistoryChain(history, windows, batch)
-        else:
-            store = UtxoStore(disk, LEAVES)
-            store.open(name, wanted, kind)
-            chain = Chain(store, windows, batch)
+        windows = Windows(options.get("prune_depth", 10), options.get("rollback_window", 10))
+        chain = Chain(store, windows, options.get("prune_batch_size", 1000))
         chain.may_prune = options.get("may_prune", False)
         yield chain
 
@@ -326,7 +321,7 @@ def prune_all(chain: Chain) -> None:
 
 
 def go_all_the_way_back(chain: Chain, rng: Random) -> None:
-    """Tell a chain random blocks, and take them back in random steps: every table is what it was at each of them."""
+    """Tell a chain random blocks, and take them back in random steps: every answer is what it was at each of them."""
     blocks, before = random_chain(rng, 10), [dump(chain.store)]
     for each in blocks:
         feed(chain, each)
@@ -350,38 +345,114 @@ def refused(code: str, act: Callable[[], object]) -> Refusal:
 # --- looking at it -------------------------------------------------------------------------------------------------
 
 
-def dump(store: UtxoStore) -> dict[str, dict[bytes, bytes]]:
-    """Return the bytes of every table but the change log; an index has the places under a key one after the other."""
+class Kept(NamedTuple):
+    """An output that lives or may live again: what it holds, the ordinal of its block, and who spent it."""
+
+    body: Body
+    block: int
+    spender: bytes | None
+
+
+def dump(store: HistoryStore) -> dict[str, Any]:
+    """Return every answer of a store, and the bytes of the tables beside the chain's.
+
+    How values are cut, and which runs there are, is left out: merges and rewrites change it and no answer.
+    """
     with store.disk.read() as txn:
-        tables: dict[str, dict[bytes, bytes]] = {}
+        stored, state = store.stored(txn), store.state(txn)
+        kept = _outputs(stored)
+        point_of = {stored_number: point for point, stored_number in _numbers(stored).items()}
+        answers: dict[str, Any] = {
+            "state": (state.tip, state.unspent, state.floor, state.next_number, state.persisted),
+            "blocks": {n: stored.block(n) for n in range(0 if store.genesis(txn) else 1, state.tip + 1)},
+            "outputs": kept,
+            "transactions": [tx for tx in _transactions(stored) if stored.is_kept(tx)],
+            "undo": {
+                n: [(point_of[spent.number], spent.spender, spent.input) for spent in stored.undo(n) or []]
+                for n in range(state.floor + 1, state.tip + 1)
+            },
+            "mmr": store.mmr and store.mmr.roots(txn),
+        }
+        for index in store.kept_indexes(txn):
+            keys = {key for output in kept.values() for key in index_keys(index, output.body)}
+            answers[index] = {key: listed for key in keys if (listed := _found(stored, index, key))}
         for name, db in store.disk.tables.items():
-            if name == "change_log":  # it has the time of each commit, and goes on when blocks are taken back
-                continue
-            rows = tables[name] = {}
-            for key, value in txn.cursor(db):
-                rows[key] = rows.get(key, b"") + value
-    return tables
+            if name not in {"change_log", META} and not name.startswith("history_"):
+                rows: dict[bytes, bytes] = {}
+                for key, value in txn.cursor(db):
+                    rows[key] = rows.get(key, b"") + value
+                answers[name] = rows
+        return answers
 
 
-def outputs(store: UtxoStore) -> dict[OutPoint, bytes]:
-    """Return every output's row, live or spent."""
+def rows(store: HistoryStore, table: str) -> dict[bytes, bytes]:
+    """Return the bytes of a table."""
     with store.disk.read() as txn:
-        rows = list(store.scan(txn, store.output))
-        return {(store.txid_at(txn, place), keys.number(place[8:])): row for place, row in rows}
+        return dict(txn.cursor(store.disk.tables[table]))
 
 
-def live(store: UtxoStore) -> dict[OutPoint, tuple[bytes, int]]:
-    """Return the unspent outputs, as their rows tell."""
-    bodies = {point: read_body(row) for point, row in outputs(store).items() if row[0] != SPENT}
-    return {point: (each.address, each.value) for point, each in bodies.items()}
+def outputs(store: HistoryStore) -> dict[OutPoint, Kept]:
+    """Return every output that lives or may live again."""
+    with store.disk.read() as txn:
+        return _outputs(store.stored(txn))
 
 
-def read_body(row: bytes) -> Body:
-    return unpack(Body, body_of(row), "an output")
+def live(store: HistoryStore) -> dict[OutPoint, tuple[bytes, int]]:
+    """Return the unspent outputs."""
+    found = {point: kept.body for point, kept in outputs(store).items() if kept.spender is None}
+    return {point: (body.address, body.value) for point, body in found.items()}
 
 
-def found(store: UtxoStore, index: str, key: bytes) -> list[OutPoint]:
+def found(store: HistoryStore, index: str, key: bytes) -> list[OutPoint]:
     """Return what an index finds under a key, in its order."""
     with store.disk.read() as txn:
-        places = store.under(txn, store.disk.tables[INDEXES[index][0]], key)
-        return [(store.txid_at(txn, place), keys.number(place[8:])) for place in places]
+        return _found(store.stored(txn), index, key) if index in store.kept_indexes(txn) else []
+
+
+def index_keys(index: str, body: Body) -> set[bytes]:
+    """Return the keys under which an output is listed."""
+    extra = msgspec.msgpack.encode(msgspec.structs.astuple(body)[2:])
+    return RULES[index].keys(body.address, extra)
+
+
+def _numbers(stored: Stored) -> dict[OutPoint, int]:
+    """Return the numbers of the outputs that live or may live again."""
+    numbers = np.arange(stored.state.next_number)
+    homes = stored.homes(numbers[stored.revivable(numbers)])
+    return {(home.txid, home.output): number for number, home in homes.items()}
+
+
+def _outputs(stored: Stored) -> dict[OutPoint, Kept]:
+    kept = dict[OutPoint, Kept]()
+    for point, number in _numbers(stored).items():
+        output = stored.output(number)
+        assert output is not None
+        by = None if stored.live.is_set(number) else stored.spender(number)
+        kept[point] = Kept(to_body(output), stored.homes(np.array([number]))[number].block, by and by.txid)
+    return kept
+
+
+def to_body(output: Found) -> Body:
+    return to_extra(output.extra).body(output.address, output.value)
+
+
+def _transactions(stored: Stored) -> Iterator[TxFound]:
+    start = 0
+    while (part := stored.txs.parts(start)) is not None:
+        yield from map(to_tx, part[0])
+        start = int(part[0]["number"][-1]) + 1
+
+
+def _found(stored: Stored, index: str, key: bytes) -> list[OutPoint]:
+    """Return what an index finds: the same up and down, each once."""
+    prefix = stored.prefix(index_digest(key))
+    up = [n for some in stored.index(index).ascending(prefix) for n in some.tolist()]
+    down = [n for some in stored.index(index).descending(prefix) for n in some.tolist()]
+    assert up == down[::-1] == sorted(set(up))
+    points = []
+    for number in up:
+        output = stored.output(number) if stored.live.is_set(number) else None
+        if output is not None and key in RULES[index].keys(output.address, output.extra):
+            home = stored.homes(np.array([number]))[number]
+            points.append((home.txid, home.output))
+    return points

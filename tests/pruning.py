@@ -11,9 +11,8 @@ from typing import Any, cast
 import anyio
 from anyio import CapacityLimiter, to_thread
 from chains import output, txid
-from houses import ALL_TABLES, chain_txs, open_over, open_rows
+from houses import ALL_TABLES, Chain, chain_txs, open_store
 from messages import Listener, message
-from storage.prune import Windows
 from storage.utxo import UtxoStore
 
 from daemon.bus import Bell
@@ -33,6 +32,7 @@ from storage.change_log import Retention
 from storage.disk import GIB, Disk, Txn
 from storage.jobs import Job, JobStore
 from storage.transactions import Record, TxStore
+from storage.windows import Windows
 
 RETENTION, UNMINED, PRESERVATION = 10, 5, 40
 
@@ -45,7 +45,7 @@ class House:
     ) -> None:
         self.folder, self.disk = folder, disk
         self.kept, self.store, self.jobs = (
-            open_rows(disk, kind, indexes=["address_hash"]),
+            open_store(disk, kind, indexes=["address_hash"]),
             TxStore(disk),
             JobStore(disk),
         )
@@ -53,7 +53,7 @@ class House:
         rules = Rules(batch_size=page, retention=RETENTION, maturity=0, max_inline_bytes=1000)
         self.transactions = Transactions(self.store, chain_txs(self.kept), blobs, rules)
         self.changes = ChangeLog(disk, Retention(count=1000))
-        self.chain = open_over(self.kept, windows, terms.batch_size, Lives(self.transactions, self.changes))
+        self.chain = Chain(self.kept, windows, terms.batch_size, Lives(self.transactions, self.changes))
         self.turns = Turns(self.chain)
         self.published: list[Committed] = []
         self.burial = Burial(self.transactions, UNMINED, PRESERVATION)
@@ -114,7 +114,7 @@ def open_house(
 ) -> Iterator[House]:
     with Disk(folder / "lmdb", ALL_TABLES, map_size=GIB, durable=durable) as disk:
         terms = terms or Terms(retention=RETENTION, unmined_retention=UNMINED)
-        reach = windows or Windows(10, 10, False)
+        reach = windows or Windows(10, 10)
         yield House(folder, disk, terms, reach, page, blobs or Files(folder / "blobs"), kind)
 
 

@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 from chains import at, block, output, script, tx, txid
-from handlers.history_chain import HistoryChain
 from handlers.ledger import body
-from houses import ALL_TABLES, KINDS, chain_txs, open_over, open_rows
+from houses import ALL_TABLES, KINDS, Chain, chain_txs, open_store
 from messages import Listener, message, take
-from storage.prune import Windows
 
 from handlers.chain import Chain
 from handlers.columns import RawBlock
@@ -28,6 +26,7 @@ from handlers.utxo import Turns
 from storage.blobs import Files
 from storage.disk import Disk, Txn
 from storage.transactions import FROZEN, Record, claim, output_hash, slot_key
+from storage.windows import Windows
 
 MATURITY, RETENTION = 5, 10
 PAY = output(script("ann"), 7)
@@ -68,11 +67,11 @@ class House:
 @pytest.fixture(params=KINDS)
 def house(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[House]:
     with Disk(tmp_path / "lmdb", ALL_TABLES, durable=False) as disk:
-        rows = open_rows(disk, request.param, "bitcoin/mainnet")
+        rows = open_store(disk, request.param, "bitcoin/mainnet")
         buried = chain_txs(rows, MATURITY)
         rules = Rules(retention=RETENTION, maturity=MATURITY, reassign_delay=4)
         real = Transactions(buried.store, buried, Files(tmp_path / "blobs"), rules)
-        chain = open_over(rows, Windows(10, 10, False), 10, Lives(real))
+        chain = Chain(rows, Windows(10, 10), 10, Lives(real))
         assert chain.apply(FIRST, None)
         assert chain.apply(SECOND, None)
         chain.commit()
@@ -265,7 +264,7 @@ def test_a_submission_and_its_block_in_one_commit(house: House, mined: bool) -> 
     turns, sender = Turns(house.chain), Listener()
     third = message(block(SECOND, submitted if mined else rival), sender)
     assert isinstance(third.event(house.chain.decode), BlockApplied)
-    assert isinstance(third.event(house.chain.decode), RawBlock) == isinstance(house.chain, HistoryChain)
+    assert isinstance(third.event(house.chain.decode), RawBlock) == isinstance(house.chain, Chain)
     take(turns, message(TxSubmitted(tx=submitted, seq=1), sender), third)
     assert sender.said() == [(1, "duplicate" if mined else "UTXO_ERROR")], "the chain is ahead of what waits with it"
     assert house.look(at("fund")).spender == (txid("child" if mined else "rival"), 0)

@@ -49,7 +49,6 @@ from faults import Fault, broken, failing
 from messages import Line, Listener, follow, json_line, message, take
 from pruning import RETENTION, UNMINED, Daemon, open_house
 from pruning import live as live_beside
-from storage.prune import Windows
 
 from daemon.app import decline
 from feeds.cardano.genesis import read_genesis
@@ -61,6 +60,7 @@ from storage import keys
 from storage.errors import Damaged, StoreBusy
 from storage.indexes import address_hash
 from storage.rows import SPENT, BlockRow, Undo, spender_of
+from storage.windows import Windows
 
 HERE = Path(__file__).parent
 CASES = json.loads((HERE / "conformance" / "chain.json").read_text())
@@ -542,7 +542,7 @@ def test_utxo_050_a_block_does_not_wait_for_pruning(tmp_path: Path) -> None:
         assert daemon.sender.said() == [(4, "applied")]
 
     terms = Terms(retention=RETENTION, unmined_retention=UNMINED, batch_size=10)
-    with open_house(tmp_path, terms, windows=Windows(0, 0, False)) as house:
+    with open_house(tmp_path, terms, windows=Windows(0, 0)) as house:
         house.chain.may_prune = False
         feed(house.chain, funds, spend, third)
         house.chain.may_prune = True

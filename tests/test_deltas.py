@@ -15,7 +15,6 @@ from chains import tx as chain_tx
 from daemons import Message
 from model import Coin, Model, made
 from questions import TIP, Asked, asked, failure, short_folder
-from storage.prune import Windows
 from stories import back_to, block, chain, digest, output, tx
 from test_cli_query import utxod
 from test_http import AS_CBOR, FIRST, GENESIS, SECOND, canonical, utxo_path
@@ -27,6 +26,7 @@ from handlers.events import OutPoint
 from handlers.query import Query, Snapshot
 from storage.errors import Damaged
 from storage.rows import MARKED
+from storage.windows import Windows
 
 Born = tuple[OutPoint, Coin]
 

@@ -62,7 +62,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
 
 def test_a_store_that_was_never_run_has_no_format(tmp_path: Path) -> None:
     with Disk(tmp_path, TABLES) as disk, pytest.raises(WrongFormat, match="never run"):
-        UtxoStore(disk).check_format()
+        UtxoStore(disk).check_chain()
 
 
 def test_another_chain_is_refused(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ from storage.utxo import TABLES, UtxoStore
 
 with Disk(Path(sys.argv[1]), TABLES, map_size=1 << 20, readonly=True) as disk:
     store, seen = UtxoStore(disk), -1
-    store.check_format("cardano/mainnet")
+    store.check_chain("cardano/mainnet")
     print("ready", flush=True)
     while seen < int(sys.argv[2]):
         with disk.read() as txn:

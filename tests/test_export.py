@@ -27,7 +27,6 @@ from chains import (
     txid,
 )
 from chains import output as paid
-from handlers.history_chain import HistoryChain
 from storage.export import Live, live_set
 
 import storage.history.values
@@ -100,7 +99,7 @@ class Story:
 
 def sets(chain: Chain, rows: int) -> Iterator[list[Live]]:
     """Yield the live set of either kind of store."""
-    if not isinstance(chain, HistoryChain):
+    if not isinstance(chain, Chain):
         yield from live_set(chain.store, rows)
         return
     for part in history_set(chain.store.disk, rows):
@@ -126,7 +125,7 @@ def history_in_order(chain: Chain) -> list[Live]:
 
 def live_in_order(chain: Chain) -> list[Live]:
     """Return the live outputs from a walk over all rows in one snapshot."""
-    if isinstance(chain, HistoryChain):
+    if isinstance(chain, Chain):
         return history_in_order(chain)
     store = chain.store
     with store.disk.read() as txn:
@@ -162,7 +161,7 @@ def tell(folder: Path, seed: int, branches: Branches, kinds: Sequence[str]) -> N
 
 
 def _spent_since(story: Story, part: list[Live]) -> bool:
-    if isinstance(story.chain, HistoryChain):
+    if isinstance(story.chain, Chain):
         left = {each[:2] for each in history_in_order(story.chain)}
         return any((name, index) not in left for name, index, _ in part)
     now = outputs(story.chain.store)

@@ -33,7 +33,6 @@ from chains import (
     tx,
 )
 from faults import Fault, broken, failing, full, lmdb_error
-from handlers.history_chain import HistoryChain
 from messages import Listener, message, take
 from storage.utxo import UtxoStore
 
@@ -48,7 +47,7 @@ from handlers.chain import Chain
 from handlers.events import BlockApplied
 from handlers.utxo import Turns
 from storage.errors import Damaged, StoreFull
-from storage.history.layout import HistoryState
+from storage.history.layout import State
 from storage.history.store import HistoryStore
 from storage.history.verify import verify
 from storage.indexes import TABLES as INDEXES
@@ -156,7 +155,7 @@ def deed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Dee
     monkeypatch.setattr(storage.history.runs, "FANOUT", 2)
     monkeypatch.setattr(storage.history.history, "MERGED", 4)
     monkeypatch.setattr(storage.history.filters, "PART", 2)
-    monkeypatch.setattr(storage.history.store, "new_state", lambda: HistoryState([1, 3, 5, 7]))
+    monkeypatch.setattr(storage.history.store, "new_state", lambda: State([1, 3, 5, 7]))
     return DEEDS[request.param]
 
 
@@ -170,7 +169,7 @@ def after(deed: Deed, folder: Path) -> dict[str, dict[bytes, bytes]]:
     """Return the tables that the deed should leave."""
     with open_chain(folder, **deed.options) as chain:
         prepared(deed, chain)
-        if isinstance(chain, HistoryChain):  # where it thins out next is in memory, and begins anew after a fault
+        if isinstance(chain, Chain):  # where it thins out next is in memory, and begins anew after a fault
             chain = restarted(chain)
         deed.act(chain)
         return dump(chain.store)
@@ -178,10 +177,10 @@ def after(deed: Deed, folder: Path) -> dict[str, dict[bytes, bytes]]:
 
 def restarted(chain: Chain, store: UtxoStore | None = None) -> Chain:
     """Return the chain as a new process would see it."""
-    if isinstance(chain, HistoryChain):
+    if isinstance(chain, Chain):
         history = HistoryStore(chain.store.disk)
         history.open("cardano/mainnet", tuple(INDEXES))
-        again: Chain = HistoryChain(history, chain.windows, chain.prune_batch_size)
+        again: Chain = Chain(history, chain.windows, chain.prune_batch_size)
         again.may_prune = chain.may_prune
         return again
     again = Chain(store or chain.store, chain.windows, chain.prune_batch_size)
@@ -218,7 +217,7 @@ def test_a_fault_at_any_write_changes_nothing(deed: Deed, kind: Callable[[], lmd
             number += 1
         assert number > 3, "there was something to fail"
         assert dump(chain.store) == expected
-        if isinstance(chain, HistoryChain):
+        if isinstance(chain, Chain):
             assert verify(chain.store.disk) == []
         sequences = [fact.sequence for fact in chain.changes.take()]
         assert sequences == list(range(newest + 1, chain.changes.newest() + 1))

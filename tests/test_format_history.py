@@ -20,7 +20,7 @@ KEYS = [3, 5, 7, 11]
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[bytes, bytes]]:
     keys = iter(KEYS)
     monkeypatch.setattr(secrets, "randbits", lambda _: next(keys))
-    with open_chain(tmp_path, store="history", indexes=["address_hash"]) as opened:
+    with open_chain(tmp_path, indexes=["address_hash"]) as opened:
         for each in chain():
             feed(opened, each)
         return dump(opened.store)

@@ -92,7 +92,7 @@ Break = Callable[[bytes], bytes]
     ],
 )
 def test_verify_finds_what_is_wrong(tmp_path: Path, table: str, change: Break, expected: str) -> None:
-    with small_values(), open_chain(tmp_path, store="history-mmr") as chain:
+    with small_values(), open_chain(tmp_path, store="mmr") as chain:
         first = block(None, tx("some", *(output("ann") for _ in range(18))))
         feed(chain, first)
         assert wrong(chain) == []
@@ -113,7 +113,7 @@ def test_verify_finds_what_is_wrong(tmp_path: Path, table: str, change: Break, e
 
 @pytest.mark.parametrize(("name", "value"), [(b"store", b"mmx"), (THIN_AT, b"1234567")])
 def test_verify_finds_what_is_wrong_in_the_meta_table(tmp_path: Path, name: bytes, value: bytes) -> None:
-    with open_chain(tmp_path, store="history-mmr") as chain:
+    with open_chain(tmp_path, store="mmr") as chain:
         feed(chain, block(None, tx("some", output("ann"))))
         disk = chain.store.disk
         assert verify(disk, leaves=HISTORY_LEAVES) == []
@@ -122,7 +122,7 @@ def test_verify_finds_what_is_wrong_in_the_meta_table(tmp_path: Path, name: byte
 
 
 def test_verify_finds_what_is_behind_the_end(tmp_path: Path) -> None:
-    with small_values(), open_chain(tmp_path, store="history-mmr") as chain:
+    with small_values(), open_chain(tmp_path, store="mmr") as chain:
         feed(chain, block(None, tx("some", output("ann"))))
         for name in TABLES:
             chain.store.disk.write(
@@ -139,7 +139,7 @@ GOLDEN = [("ann", 5), ("bob", 7)]
 
 def test_bytes_on_disk(tmp_path: Path) -> None:
     """Three leaves, the second for an output that nobody can spend; hashes are of what docs/format.md says."""
-    with open_chain(tmp_path, store="history-mmr", prune_depth=0, rollback_window=0) as chain:
+    with open_chain(tmp_path, store="mmr", prune_depth=0, rollback_window=0) as chain:
         made = tx("golden", output("ann", 5), output("bob", 0, spendable=False), output("bob", 7))
         feed(chain, block(None, made, hash=b"\xb1" * 32))
         birth = {7: False, 8: 20, 9: 1, 10: b"\xb1" * 32}

@@ -10,7 +10,6 @@ from hashlib import blake2b
 import pytest
 from handlers.ledger import body
 from storage.buried import BuriedStore
-from storage.prune import Windows
 from storage.utxo import UtxoStore
 
 from handlers.chain import Chain
@@ -22,6 +21,7 @@ from storage import transactions, utxo
 from storage.blobs import Files
 from storage.disk import Disk, Txn
 from storage.transactions import ALL_IN_ONE, BODY_PAGE, FROZEN, LOCK_PAGE, Lock, TxStore, claim, output_hash
+from storage.windows import Windows
 
 SMALL, LARGE, CHAINED, CHILD, OTHER = (f"{n:02x}" * 32 for n in (0x51, 0x52, 0x53, 0x54, 0x55))
 Tables = dict[str, dict[str, list[str]]]
@@ -41,7 +41,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Tables:
         chain_store.open("bitcoin/mainnet", ())
         rules = Rules(batch_size=2, retention=10, reassign_delay=7)
         real = Transactions(store, BuriedStore(chain_store, store, 100), Files(folder / "blobs"), rules)
-        chain = Chain(chain_store, Windows(10, 10, False), 10, Lives(real))
+        chain = Chain(chain_store, Windows(10, 10), 10, Lives(real))
         chained = tx(CHAINED, [5, 6], fee=3, size=250, subtree_index=1)
         assert chain.apply(BlockApplied(height=300, hash=b"\xb1" * 32, block_id=900, txs=[chained]), None)
         chain.commit()

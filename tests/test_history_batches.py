@@ -61,7 +61,7 @@ def test_any_batching_and_merging_has_the_same_answers(seed: int, most: int, mer
     back = rng.randrange(min(window, 5) + 1)
     again = random_chain(rng, 4, after=blocks[: len(blocks) - back])
     told = blocks[: len(blocks) - back] + again
-    with fresh(store="history", rollback_window=window, prune_depth=0, may_prune=True) as single:
+    with fresh(rollback_window=window, prune_depth=0, may_prune=True) as single:
         single.seed(genesis)
         for each in blocks:
             feed(single, each)
@@ -71,7 +71,7 @@ def test_any_batching_and_merging_has_the_same_answers(seed: int, most: int, mer
         expected = answers(single, told)
     storage.history.history.MERGED = storage.history.history.LEAST_MERGED = merged
     try:
-        with fresh(store="history", rollback_window=window, prune_depth=0, may_prune=True) as batched:
+        with fresh(rollback_window=window, prune_depth=0, may_prune=True) as batched:
             batched.seed(genesis)
             for some, rest in ((blocks, back_to(blocks[-back - 1])), (again, None)):
                 left = list(some)
@@ -97,7 +97,7 @@ def test_the_stories_met_what_they_are_for() -> None:
 def test_a_value_is_bounded(tmp_path: Path) -> None:
     """A record that is larger than a value stands alone; all others share values of at most the one size."""
     blocks = random_chain(Random(1), 30)
-    with open_chain(tmp_path, store="history") as chain:
+    with open_chain(tmp_path) as chain:
         feed(chain, *blocks)
         with chain.store.disk.read() as txn:
             for table, most in (("history_tx", 300), ("history_run", 200)):

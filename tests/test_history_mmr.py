@@ -240,7 +240,7 @@ EXPECTED = {
 def test_back_and_forth_and_batches_leave_the_same_root(seed: int, rollback_window: int, forget: bool) -> None:
     """A reorganisation that ends where it began has not happened, and a root does not tell how blocks were batched."""
     rng = Random(seed)
-    options = Options(store="history-mmr", prune_depth=rng.randrange(4), rollback_window=rollback_window)
+    options = Options(store="mmr", prune_depth=rng.randrange(4), rollback_window=rollback_window)
     chain, back = random_chain(rng, 12), rng.randint(0, rollback_window)
     with small_values(), fresh(**options) as direct, fresh(**options) as wandering:
         genesis = random_genesis(rng)
@@ -269,7 +269,7 @@ def test_a_rollback_leaves_the_root_that_was_there_before(seed: int, rollback_ro
     rng = Random(seed)
     with pytest.MonkeyPatch.context() as patch, small_values():
         patch.setattr(handlers.chain, "_ROLLBACK_ROWS", rollback_rows)
-        with fresh(store="history-mmr", rollback_window=20) as chain:
+        with fresh(store="mmr", rollback_window=20) as chain:
             chain.seed(random_genesis(rng))
             blocks, before = random_chain(rng, 10), [(roots_of(chain), nodes_of(chain))]
             for each in blocks:
@@ -291,9 +291,9 @@ def test_far_below_the_tip_nothing_is_left_out(tmp_path: Path) -> None:
     """A leaf is in the root whether or not its output was born and spent far below the network's tip."""
     first = block(None, tx("one", output("ann")))
     second = block(first, tx("two", output("bob"), spends=[at("one")]), tx("three", spends=[at("two")]))
-    with open_chain(tmp_path / "near", store="history-mmr") as near:
+    with open_chain(tmp_path / "near", store="mmr") as near:
         feed(near, first, second)
-        with open_chain(tmp_path / "far", store="history-mmr") as far:
+        with open_chain(tmp_path / "far", store="mmr") as far:
             feed(far, first, second, network_height=100_000)
             assert roots_of(far) == roots_of(near)
             assert far.rollback(back_to(first))
@@ -301,7 +301,7 @@ def test_far_below_the_tip_nothing_is_left_out(tmp_path: Path) -> None:
 
 def test_a_store_of_several_chunks_and_values(tmp_path: Path) -> None:
     """Bits pass from one chunk to the next and back again; values have the size that they have outside of tests."""
-    with open_chain(tmp_path, store="history-mmr") as chain:
+    with open_chain(tmp_path, store="mmr") as chain:
         first = block(None, *(tx(f"fund {n}", *(output("ann") for _ in range(500))) for n in range(5)))
         feed(chain, first)
         before = roots_of(chain), nodes_of(chain)
@@ -322,7 +322,7 @@ def test_a_store_of_several_chunks_and_values(tmp_path: Path) -> None:
 
 def test_large_dead_trees_are_let_go_over_restarts(tmp_path: Path) -> None:
     """Of 3,000 dead outputs the tops are left, though a turn looks at four values and a restart comes after each."""
-    options = Options(store="history-mmr", prune_depth=0, rollback_window=0, may_prune=True)
+    options = Options(store="mmr", prune_depth=0, rollback_window=0, may_prune=True)
     first = block(None, *(tx(f"fund {n}", *(output("ann") for _ in range(500))) for n in range(8)))
     spends = [at(f"fund {n}", each) for n in range(6) for each in range(500)]
     last = block(first, tx("spend", output("bob"), spends=spends))

@@ -29,7 +29,7 @@ from storage.history.stored import Stored
 from storage.history.verify import verify
 from storage.history.view import View
 
-OPTIONS = Options(store="history", rollback_window=8, prune_depth=8, may_prune=True, map_size=1 << 24)
+OPTIONS = Options(rollback_window=8, prune_depth=8, may_prune=True, map_size=1 << 24)
 BLOCKS = random_chain(Random(3), 46, repeats=False)
 EVERY = tuple(RULES)
 

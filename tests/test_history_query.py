@@ -30,9 +30,7 @@ from chains import (
     wallet,
 )
 from daemons import ROOT
-from handlers.history_query import HistorySnapshot
 from houses import small_values
-from storage.prune import Windows
 
 import storage.history.store
 from handlers.chain import Chain
@@ -40,10 +38,12 @@ from handlers.changes import Changes
 from handlers.deltas import Form, InCbor, InJson, NoDelta, find
 from handlers.events import BlockApplied
 from handlers.query import BadCursor, CursorGone, NoIndex, Order, Query, Snapshot
+from handlers.snapshot import Snapshot
 from handlers.walk import PLACE
-from storage.history.layout import HistoryState
+from storage.history.layout import State
 from storage.history.stored_index import StoredIndex
 from storage.indexes import TABLES
+from storage.windows import Windows
 
 POLICIES = [credential(f"policy {n}") for n in range(4)]
 ORDERS: tuple[Order, ...] = ("asc", "desc")
@@ -65,7 +65,7 @@ def both(folder: Path, **options: Any) -> Iterator[tuple[Chain, Chain]]:
     with ExitStack() as stack:
         yield (
             stack.enter_context(open_chain(folder / "classic", **options)),
-            stack.enter_context(open_chain(folder / "history", **options, store="history")),
+            stack.enter_context(open_chain(folder / "history", **options)),
         )
 
 
@@ -230,7 +230,7 @@ def test_answers_after_blocks_far_below_the_tip(tmp_path: Path) -> None:
 
 def test_keys_that_share_a_prefix_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here all keys do: every index lists every output, and each is verified by what it holds."""
-    monkeypatch.setattr(storage.history.store, "new_state", lambda: HistoryState([0, 0, 0, 0]))
+    monkeypatch.setattr(storage.history.store, "new_state", lambda: State([0, 0, 0, 0]))
     small_values(monkeypatch)
     told = random_chain(Random(3), 14)
     with both(tmp_path) as chains:
@@ -253,8 +253,8 @@ def test_lists_by_asset_datum_and_script(tmp_path: Path) -> None:
     rich += [output(name, assets=held[n::step]) for step in (1, 2, 5) for n, name in enumerate(("ann", "bob", "ann"))]
     told.append(block(told[-1], tx("rich", *rich)))
     with (
-        open_chain(tmp_path / "few", store="history") as one,
-        open_chain(tmp_path / "all", store="history", indexes=[*TABLES, *names]) as other,
+        open_chain(tmp_path / "few") as one,
+        open_chain(tmp_path / "all", indexes=[*TABLES, *names]) as other,
     ):
         for each in told:
             feed(one, each)
@@ -288,7 +288,7 @@ MANY = 30_000
 @pytest.fixture(scope="module")
 def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
     """An address with many outputs; every third of them is spent, and a long stretch wholly."""
-    with open_chain(tmp_path_factory.mktemp("crowd"), store="history", durable=False) as chain:
+    with open_chain(tmp_path_factory.mktemp("crowd"), durable=False) as chain:
         made = [block(None, tx("0", *(output("ann", n) for n in range(MANY // 3))))]
         for number in (1, 2):
             paid = (output("ann", n) for n in range(number * MANY // 3, (number + 1) * MANY // 3))
@@ -307,7 +307,7 @@ class Reads:
     """How many outputs were read, and how many parts of an index were looked at."""
 
     def __init__(self, shot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert isinstance(shot, HistorySnapshot)
+        assert isinstance(shot, Snapshot)
         self.outputs = self.parts = 0
         bodies, of = shot.stored.bodies, StoredIndex._of
 
@@ -376,7 +376,7 @@ def test_a_sum_over_dead_entries(crowd: Chain) -> None:
 
 
 def test_lists_of_other_things_have_places_of_their_own(tmp_path: Path) -> None:
-    with open_chain(tmp_path, store="history") as chain:
+    with open_chain(tmp_path) as chain:
         feed(chain, first := block(None), block(first))
         with asking(chain).snapshot() as shot:
             cursor = shot.cut(bytes(PLACE), b"jobs", "desc")

@@ -31,7 +31,7 @@ def test_a_merge_that_keeps_little_leaves_a_whole_filter(monkeypatch: pytest.Mon
     monkeypatch.setattr(storage.history.runs, "FANOUT", 3)
     monkeypatch.setattr(storage.history.history, "MERGED", 0)
     monkeypatch.setattr(storage.history.history, "LEAST_MERGED", 200)
-    with open_chain(tmp_path, store="history", rollback_window=1, prune_depth=1, may_prune=True) as chain:
+    with open_chain(tmp_path, rollback_window=1, prune_depth=1, may_prune=True) as chain:
         for each in chain_of(30, 40):
             feed(chain, each)
         with chain.store.disk.read() as txn:
@@ -46,7 +46,7 @@ def test_a_new_run_has_a_whole_filter(monkeypatch: pytest.MonkeyPatch, tmp_path:
     """Readers ask also for ids whose part of the filter no entry of the run has touched."""
     monkeypatch.setattr(storage.history.filters, "PART", 1)
     monkeypatch.setattr(storage.history.filters, "_BITS", 640)  # for each entry, so that entries are far apart
-    with open_chain(tmp_path, store="history", rollback_window=9, prune_depth=9) as chain:
+    with open_chain(tmp_path, rollback_window=9, prune_depth=9) as chain:
         feed(chain, block(None, *[tx(f"0 {k}", output("ann")) for k in range(3)]))
         with chain.store.disk.read() as txn:
             stored = Stored(txn, chain.store.disk.tables)

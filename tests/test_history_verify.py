@@ -43,8 +43,8 @@ from storage.history.layout import (
     UNDO,
     Block,
     Extra,
-    HistoryState,
     Records,
+    State,
     check_row,
     count_of,
     seal,
@@ -57,9 +57,7 @@ from storage.history.stored import Stored
 from storage.history.verify import verify
 from storage.precheck import precheck
 
-OPTIONS = Options(
-    store="history", indexes=tuple(RULES), rollback_window=8, prune_depth=8, may_prune=True, map_size=1 << 24
-)
+OPTIONS = Options(indexes=tuple(RULES), rollback_window=8, prune_depth=8, may_prune=True, map_size=1 << 24)
 KEYS = [Random(n).getrandbits(64) | 1 for n in range(4)]
 U32, U64, UNDO_KEY = (Packed(form) for form in (">I", ">Q", ">II"))
 
@@ -75,7 +73,7 @@ def small() -> Iterator[None]:
         patch.setattr(storage.history.history, "LEAST_MERGED", 4)
         patch.setattr(storage.history.history, "UNDO_ENTRIES", 3)
         patch.setattr(storage.history.filters, "PART", 2)
-        patch.setattr(storage.history.store, "new_state", lambda: HistoryState(KEYS))
+        patch.setattr(storage.history.store, "new_state", lambda: State(KEYS))
         yield
 
 
@@ -106,7 +104,7 @@ class Hand:
 
     def __init__(self, txn: Txn, tables: dict[str, Db]) -> None:
         self.txn, self.tables = txn, tables
-        self.state: HistoryState = stored_state(txn, tables[META])
+        self.state: State = stored_state(txn, tables[META])
         self.stored = Stored(txn, tables)
 
     def rows(self, table: str) -> list[tuple[bytes, bytes]]:
@@ -260,7 +258,7 @@ def change_manifest(kind: str, act: Callable[[Manifest], object]) -> Damage:
     return damage
 
 
-STATES: dict[str, tuple[Callable[[HistoryState], dict[str, Any]], str]] = {
+STATES: dict[str, tuple[Callable[[State], dict[str, Any]], str]] = {
     "tip": (lambda state: {"tip": state.tip + 1}, "the last block is 70, the tip is 71"),
     "unspent": (
         lambda state: {"unspent": state.unspent + 1},
@@ -731,7 +729,7 @@ def test_some_damage_is_refused_before_a_service_opens_the_store(case: str, whol
 def test_a_state_row_with_a_changed_byte_is_refused(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "copy")
     with opened(tmp_path / "copy") as disk:
-        raw = seal_row(HistoryState(KEYS))
+        raw = seal_row(State(KEYS))
         disk.write(lambda txn: txn.put(STATE, raw[:-1] + bytes([raw[-1] ^ 1]), db=disk.tables[META]))
     with pytest.raises(Damaged, match="the state does not have the checksum"):
         precheck(tmp_path / "copy", (*LOG_TABLES, *TABLES))

@@ -13,7 +13,6 @@ import pytest
 from chains import back_to, block, feed, output, prune_all, random_chain, tx
 from chains import open_chain as open_made_chain
 from daemons import Message
-from handlers.history_chain import HistoryChain
 from questions import Asked, asked
 from stories import back_to as go_back
 from stories import block as message_block
@@ -67,7 +66,7 @@ def store(request: pytest.FixtureRequest) -> str:
 
 def live(chain: Chain) -> set[tuple[str, int]]:
     with chain.store.disk.read() as txn:
-        if isinstance(chain, HistoryChain):
+        if isinstance(chain, Chain):
             stored = Stored(txn, chain.store.disk.tables)
             alive = filter(stored.live.is_set, range(stored.state.next_number))
             return {(home.txid.hex(), home.output) for home in stored.homes(np.array([*alive], np.int64)).values()}

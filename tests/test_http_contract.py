@@ -25,7 +25,6 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 from starlette.routing import Route
-from storage.prune import Windows
 from stories import address, at, back_to, block, chain, digest, output, tx
 from test_http import ABSENT, HERE, RECOVERY, TRANSACTIONS, every_path
 
@@ -35,6 +34,7 @@ from daemon.http.openapi import document
 from daemon.turns import Turns
 from handlers.addresses import codec
 from handlers.query import Query
+from storage.windows import Windows
 
 DOCUMENT = document()
 SCHEMA: Any = schemathesis.openapi.from_dict(DOCUMENT)
@@ -162,7 +162,7 @@ def test_the_document_says_how_answers_come() -> None:
 def test_the_document_and_the_routes_are_the_same() -> None:
     site = Site.__new__(Site)
     site.query, site.transactions, site.jobs, site.recovery = Query.__new__(Query), None, None, None
-    site.mmr, site.windows, site.ear = None, Windows(1, 1, False), Ear(Path())
+    site.mmr, site.windows, site.ear = None, Windows(1, 1), Ear(Path())
     site.codec, site.turns = codec("cardano", "mainnet"), Turns()
     routes: dict[str, Route] = {route.path: route for route in site.routes()}
     assert set(routes) == set(DOCUMENT["paths"])

@@ -16,14 +16,13 @@ import msgspec
 import pytest
 from chains import Branches
 from daemons import Daemon, Message, running, statuses
-from houses import live_of, open_over, small_values
+from houses import Chain, live, small_values
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from lying import INLINE, LARGE, MATURITY, PRESERVATION, RETENTION, UNMINED, WINDOW, World
 from messages import Line, Listener, follow, message
 from pruning import open_house
-from storage.prune import Windows
 
 from config.load import load
 from daemon.inspect import copy_place, verify
@@ -35,10 +34,11 @@ from handlers.lives import Lives
 from handlers.prune_cycle import Terms
 from handlers.pruner import ChainRows, Pruner
 from handlers.utxo import Turns
+from storage.windows import Windows
 
 SEEDS = st.integers(0, 2**32 - 1)
 TERMS = Terms(retention=RETENTION, unmined_retention=UNMINED)
-REACH = Windows(WINDOW, WINDOW, False)
+REACH = Windows(WINDOW, WINDOW)
 MET = Branches()
 SOUND = {
     "a failed transaction",
@@ -105,7 +105,7 @@ class Story(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.house.chain = open_over(self.house.kept, REACH, 1000, Lives(self.house.transactions))
+        self.house.chain = Chain(self.house.kept, REACH, 1000, Lives(self.house.transactions))
         self.lives.wake(self.house.chain.height)
 
     @rule()
@@ -137,7 +137,7 @@ class Story(RuleBasedStateMachine):
     def holds(self) -> None:
         """The UTXO set is right, and no row of the records contradicts another."""
         coins = self.world.model.stored.coins
-        assert live_of(self.house.kept) == {
+        assert live(self.house.kept) == {
             point: (coin.output.address, coin.output.value) for point, coin in coins.items()
         }
         audited = audit(self.lives.buried, RETENTION)

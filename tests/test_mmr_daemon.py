@@ -14,7 +14,6 @@ from daemons import Daemon, home, running, utxod
 from questions import Asked, asked, failure, short_folder
 from storage.change import ChangeSet
 from storage.mmr_store import MmrStore
-from storage.prune import Windows, prune
 from storage.utxo import UtxoStore
 from storage.verify import verify
 from stories import at, back_to, block, chain, digest, output, tx
@@ -27,6 +26,7 @@ from storage.disk import Txn
 from storage.errors import Damaged
 from storage.mmr import U64
 from storage.rows import SPENT
+from storage.windows import Windows, prune
 
 FIRST = block(None, tx("many", *(output("ann", n) for n in range(40))), time=1, epoch=2)
 SECOND = block(
@@ -321,6 +321,6 @@ def test_a_leaf_that_is_let_go_twice_stops_the_pruner(store: Daemon) -> None:
         leaf = kept.mmr.locate(txn, [place])[0]
         txn.put(key(0), key(leaf) * 2, db=kept.mmr.dead)
         with pytest.raises(Exception, match=f"leaf {leaf} is to be let go, but is not there, or was before"):
-            prune(kept, txn, Windows(9, 9, False), 10, "mmr")
+            prune(kept, txn, Windows(9, 9), 10, "mmr")
 
     assert findings(store, twice)

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 from chains import Branches, at, back_to, block, output, txid
-from houses import ALL_TABLES, KINDS, chain_txs, open_over, open_rows
+from houses import ALL_TABLES, KINDS, Chain, chain_txs, open_store
 from messages import Listener, message, take
-from storage.prune import Windows
 
 from handlers import eviction
 from handlers.audit import audit
@@ -41,6 +40,7 @@ from storage.blobs import Files
 from storage.disk import GIB, Disk
 from storage.pending import Totals
 from storage.transactions import TxStore
+from storage.windows import Windows
 
 RETENTION = 100
 MET = Branches()
@@ -54,11 +54,11 @@ class Pool:
     """A daemon's stores, told messages one by one."""
 
     def __init__(self, disk: Disk, folder: Path, rules: Rules, kind: str) -> None:
-        self.utxo = open_rows(disk, kind, indexes=["address_hash"])
+        self.utxo = open_store(disk, kind, indexes=["address_hash"])
         self.store = TxStore(disk)
         real = Transactions(self.store, chain_txs(self.utxo), Files(folder / "blobs"), rules)
         self.lives = Lives(real)
-        self.chain = open_over(self.utxo, Windows(10, 10, False), 10, self.lives)
+        self.chain = Chain(self.utxo, Windows(10, 10), 10, self.lives)
         self.lives.wake(self.chain.height)
         self.turns, self.sender = Turns(self.chain), Listener()
         self.evicted: list[bytes] = []  # since somebody looked

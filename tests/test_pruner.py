@@ -17,7 +17,6 @@ import pytest
 from chains import at, back_to, block, dump, output, random_chain, tx, txid
 from daemons import Message, home
 from pruning import PRESERVATION, RETENTION, UNMINED, Daemon, House, live, open_house, pay
-from storage.prune import Windows
 from structlog.testing import capture_logs
 
 from config.checks import problems
@@ -34,6 +33,7 @@ from storage.disk import Txn
 from storage.errors import Damaged, StoreFull
 from storage.jobs import Job
 from storage.transactions import MASTER, Body
+from storage.windows import Windows
 
 Idle = Callable[[], Awaitable[None]]
 TERMS = Terms(retention=RETENTION, unmined_retention=UNMINED)
@@ -576,7 +576,7 @@ def test_a_rollback_right_after_a_cycle_restores_every_table(tmp_path: Path, sel
     window, kinds = 8, Counter[str]()
     for depth in range(1, window + 1):
         chain = random_chain(Random(depth), 40, repeats=False)
-        reach = Windows(2, window, self_contained)
+        reach = Windows(2, window)
         with open_house(tmp_path / str(depth), windows=reach) as house:
             house.chain.may_prune = False
             for each in chain[:-depth]:
@@ -610,7 +610,7 @@ def chain_rows(house: House) -> dict[tuple[str, bytes], bytes]:
 def test_freed_pages_are_used_again(tmp_path: Path) -> None:
     """Ten cycles of a steady state, as large as the first: the file stays as it is."""
     terms = Terms(retention=RETENTION, unmined_retention=UNMINED, history=10)
-    with open_house(tmp_path, terms, windows=Windows(5, 5, False)) as house:
+    with open_house(tmp_path, terms, windows=Windows(5, 5)) as house:
         marks, rows, tip = [], [], None
         for cycle in range(45):
             for _ in range(5):

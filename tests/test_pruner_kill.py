@@ -15,12 +15,12 @@ from typing import TypeVar
 from chains import at, block, output, tx, txid
 from daemons import environment
 from pruning import RETENTION, UNMINED, House, open_house, pay
-from storage.prune import Windows
 from storage.verify import verify
 
 from handlers.prune_cycle import PHASES, Terms
 from handlers.prune_request import Request
 from storage.disk import Txn
+from storage.windows import Windows
 
 _T = TypeVar("_T")
 TERMS = Terms(retention=RETENTION, unmined_retention=UNMINED, chunk_size=2, batch_size=3)
@@ -66,7 +66,7 @@ def make_large(txn: Txn, house: House) -> None:
     house.transactions.set_conflicting(txn, large.txid, on=True)
 
 
-open_kill_house = partial(open_house, terms=TERMS, windows=Windows(5, 5, False), page=2, kind="mmr")
+open_kill_house = partial(open_house, terms=TERMS, windows=Windows(5, 5), page=2, kind="mmr")
 
 
 def cycle(house: House, hear: Callable[[str], None]) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from chains import CODEC, block, feed, open_chain, output, tx
-from handlers.history_query import HistorySnapshot
 
 from handlers.chain import Chain
 from handlers.query import NoIndex, Order, Query, Snapshot
+from handlers.snapshot import Snapshot
 from storage.indexes import TABLES
 
 STORES = ["classic", "history"]
@@ -90,8 +90,8 @@ def test_only_what_both_list_is_read(
     with open_chain(tmp_path, store=store) as chain:
         feed(chain, block(None, tx("a", *outputs)))
         with Query(chain.store, CODEC, "cardano").snapshot() as shot:
-            reader: Any = shot.stored if isinstance(shot, HistorySnapshot) else shot
-            verb, read = "bodies" if isinstance(shot, HistorySnapshot) else "rows", list[int]()
+            reader: Any = shot.stored if isinstance(shot, Snapshot) else shot
+            verb, read = "bodies" if isinstance(shot, Snapshot) else "rows", list[int]()
             rows = getattr(reader, verb)
 
             def counted(places: Sized) -> Any:

@@ -21,7 +21,7 @@ from threading import Lock as Mutex
 from typing import Any, TypeVar
 
 from handlers.ledger import body
-from houses import ALL_TABLES, chain_txs, open_rows
+from houses import ALL_TABLES, chain_txs, open_store
 
 from handlers import spending
 from handlers.burial import Burial, safe_height
@@ -216,7 +216,7 @@ class Subject:
     def _open(self) -> None:
         self.disk = Disk(self.folder / "lmdb", ALL_TABLES, map_size=1 << 26, durable=False)
         self._disks[:] = [self.disk]
-        self.store, rows = FaultyStore(self.disk, self.hit), open_rows(self.disk, self.kind, "bitcoin/mainnet")
+        self.store, rows = FaultyStore(self.disk, self.hit), open_store(self.disk, self.kind, "bitcoin/mainnet")
         buried = chain_txs(rows, self.config["coinbaseMaturity"], self.store)
         self.transactions = Transactions(self.store, buried, self.blobs, self._rules())
         self.transactions.height = self.config["blockHeight"]

@@ -82,7 +82,7 @@ def test_bitcoin(run: str, tmp_path: Path) -> None:
     source, _, expected = open_run(run)
     with (
         source,
-        open_chain(tmp_path, store="history", rollback_window=10**6, chain="bitcoin/mainnet", indexes=()) as chain,
+        open_chain(tmp_path, rollback_window=10**6, chain="bitcoin/mainnet", indexes=()) as chain,
     ):
         pairs = zip(source.blocks(), expected, strict=True)
         blocks = follow(chain, ((block, test_bitcoin_runs.figures(row["core"])[:3]) for block, row in pairs))
@@ -97,7 +97,7 @@ def test_cardano(directory: str, tmp_path: Path) -> None:
     def figures(row: dict[str, Any]) -> tuple[int, int, str]:
         return row["utxo_count"], row["utxo_sum"], row["acc"]
 
-    with open_chain(tmp_path, store="history", rollback_window=10**6) as chain:
+    with open_chain(tmp_path, rollback_window=10**6) as chain:
         if genesis:
             chain.seed(GenesisOutputs(outputs=genesis))
         pairs = zip(test_cardano_runs.read(run, genesis), test_cardano_runs.expected(run), strict=True)

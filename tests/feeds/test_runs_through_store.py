@@ -17,7 +17,6 @@ import pytest
 from bitcoin_runs import RUNS, open_run
 from msgspec import structs
 from real_data import names, need, rows
-from storage.prune import Windows
 from storage.utxo import TABLES, UtxoStore
 from storage.verify import verify
 
@@ -29,6 +28,7 @@ from handlers.events import BlockApplied, Rollback, RollbackPoint, Tx
 from storage import keys
 from storage.disk import Disk, Txn
 from storage.rows import SPENT, Body, body_of, unpack
+from storage.windows import Windows
 
 Stretch = list[tuple[BlockApplied, dict[str, Any]]]  # blocks, each with the figures that are expected after it
 KINDS = pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_cardano_run(run: str, self_contained: bool, at_once: int, tmp_path: Pat
     expected = need(f"expected/{run.replace('/', '-')}.blocks.jsonl.xz")
     network = CARDANO[Path(run).name.split("-")[0]]
     genesis = read_genesis([folder / "genesis.json"]).outputs if (folder / "genesis.json").exists() else None
-    windows = Windows(80, 100, self_contained)
+    windows = Windows(80, 100)
     with opened(tmp_path, "cardano", windows) as chain:
         if genesis is not None:
             chain.seed(genesis)
@@ -205,7 +205,7 @@ def test_bitcoin_run(run: str, keep: bool, self_contained: bool, at_once: int, t
     def figures(row: dict[str, Any]) -> dict[str, Any]:
         return plain_figures(row if keep else row["core"])
 
-    with source, opened(tmp_path, "bitcoin", Windows(80, 100, self_contained)) as chain:
+    with source, opened(tmp_path, "bitcoin", Windows(80, 100)) as chain:
         blocks = every_output(source.blocks()) if keep else source.blocks()
         apply_all(chain, stretches(blocks, expected, figures, at_once, set(marks)), marks)
         assert verify(chain.store, chain.windows) == []
