@@ -62,7 +62,7 @@ def recovery_problems(recovery: Recovery) -> list[Problem]:
 def _history_only(config: Config) -> list[Problem]:
     """Return the indexes that only a history store keeps."""
     index, kind = config.utxo.index, config.utxo.store
-    wanted = {"asset": index.asset, "datum_hash": index.datum_hash, "script_hash": index.script_hash}
+    wanted = {"asset": index.asset, "datum": index.datum, "script": index.script}
     names = [f"utxo.index.{name}" for name, on in wanted.items() if on and kind != "history"]
     return [Problem((name, "utxo.store"), f'{name} needs utxo.store = "history", not "{kind}"') for name in names]
 

@@ -93,10 +93,10 @@ class Index(Table, frozen=True, kw_only=True):
     stake_credential: Annotated[bool, Meta(description="Find outputs by stake credential (Cardano).")] = False
     policy: Annotated[bool, Meta(description="Find outputs by the policy of their assets.")] = False
     asset: Annotated[bool, Meta(description="Find outputs by asset, policy and name (history store).")] = False
-    datum_hash: Annotated[bool, Meta(description="Find outputs by the hash of their datum (history store).")] = False
-    script_hash: Annotated[bool, Meta(description="Find outputs by the script that they carry (history store).")] = (
-        False
-    )
+    datum: Annotated[
+        bool, Meta(description="Find datums, and outputs by their datum, by the datum's hash (history store).")
+    ] = False
+    script: Annotated[bool, Meta(description="Find outputs by the script that they carry (history store).")] = False
     strategy: Annotated[
         Literal["address_hash", "payment_credential", "both"] | None,
         Meta(

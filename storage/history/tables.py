@@ -6,4 +6,4 @@ BLOCK, TX, OUTPUT, LIVE = "history_block", "history_tx", "history_output", "hist
 UNDO, RUN, FILTER = "history_undo", "history_run", "history_filter"
 TABLES = (BLOCK, TX, OUTPUT, LIVE, UNDO, RUN, FILTER)
 FORMAT = 2
-INDEXES = ("asset", "datum_hash", "script_hash")  # beside those of a classic store; their rules are in `output_keys`
+INDEXES = ("asset", "datum", "script")  # beside those of a classic store; their rules are in `output_keys`
