@@ -93,8 +93,8 @@ class Index(Table, frozen=True, kw_only=True):
     stake_credential: Annotated[bool, Meta(description="Find outputs by stake credential (Cardano).")] = False
     policy: Annotated[bool, Meta(description="Find outputs by the policy of their assets.")] = False
     asset: Annotated[bool, Meta(description="Find outputs by asset, policy and name.")] = False
-    datum_hash: Annotated[bool, Meta(description="Find outputs by the hash of their datum.")] = False
-    script_hash: Annotated[bool, Meta(description="Find outputs by the script that they carry.")] = False
+    datum: Annotated[bool, Meta(description="Find datums, and outputs by their datum, by the datum's hash.")] = False
+    script: Annotated[bool, Meta(description="Find outputs by the script that they carry.")] = False
     strategy: Annotated[
         Literal["address_hash", "payment_credential", "both"] | None,
         Meta(
@@ -109,9 +109,7 @@ class Delta(Table, frozen=True, kw_only=True):
 
     self_contained: Annotated[
         bool,
-        Meta(
-            description="Accepted, without effect: undo logs name spent outputs, which stay as long as the logs."
-        ),
+        Meta(description="Accepted, without effect: undo logs name spent outputs, which stay as long as the logs."),
     ] = False
 
 

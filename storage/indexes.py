@@ -12,8 +12,8 @@ NAMES = (
     "stake_credential",
     "policy",
     "asset",
-    "datum_hash",
-    "script_hash",
+    "datum",
+    "script",
 )
 CARDANO_ONLY = {*NAMES} - {"address_hash"}
 

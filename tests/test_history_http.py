@@ -168,23 +168,23 @@ def test_an_index_that_is_not_kept() -> None:
 
 def test_lists_by_asset_datum_and_script() -> None:
     """Over HTTP and on the command line; a classic store does not keep these indexes."""
-    index = {"asset": True, "datum_hash": True, "script_hash": True}
+    index = {"asset": True, "datum": True, "script": True}
     datum, script = digest("datum").hex(), digest("script", size=28).hex()
     with short_folder() as folder, asked(folder, utxo={"index": index}, layout="history") as asking:
         asking.feed(GENESIS, FIRST, SECOND)
         for path, kind, key, name, output_index in (
-            ("datums", "datum-hash", datum, "datum", 1),
-            ("datums", "datum-hash", DATUM_HASH, "datum", 0),
-            ("scripts", "script-hash", script, "script", 0),
+            ("datums", "datum", datum, "datum", 1),
+            ("datums", "datum", DATUM_HASH, "datum", 0),
+            ("scripts", "script", script, "script", 0),
         ):
             found = asking.get(f"/api/v1/{path}/{key}/utxos")
             assert [(utxo["tx_hash"], utxo["output_index"]) for utxo in found] == [(at(name)[0].hex(), output_index)]
             assert utxod(asking.daemon, "query", "by", kind, key, "--json").json()["utxos"] == found
             assert asking.get(f"/api/v1/{path}/{'ab' * (len(key) // 2)}/utxos") == []
-            failure(asking.ask(f"/api/v1/{path}/{key}ab/utxos"), 400, "bad_parameter", kind.replace("-", "_"))
+            failure(asking.ask(f"/api/v1/{path}/{key}ab/utxos"), 400, "bad_parameter", f"{kind}_hash")
         by_asset = utxod(asking.daemon, "query", "by", "asset", GOLD, "--json").json()["utxos"]
         assert [utxo["tx_hash"] for utxo in by_asset] == [at("assets")[0].hex()]
         assert by_asset == asking.get(f"/api/v1/addresses/{VECTORS['base'][0]}/utxos?asset={GOLD}")
-        assert "has 64 hex digits" in utxod(asking.daemon, "query", "by", "datum-hash", "ab").one_line(2)
+        assert "has 64 hex digits" in utxod(asking.daemon, "query", "by", "datum", "ab").one_line(2)
         assert "has 56 to 120 hex digits" in utxod(asking.daemon, "query", "by", "asset", "ab" * 28 + "  ").one_line(2)
         assert "index policy is not kept" in utxod(asking.daemon, "query", "policy", POLICY).one_line(1)

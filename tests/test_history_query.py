@@ -246,7 +246,7 @@ def test_keys_that_share_a_prefix_are_told_apart(tmp_path: Path, monkeypatch: py
 @pytest.mark.usefixtures("sizes")
 def test_lists_by_asset_datum_and_script(tmp_path: Path) -> None:
     """Each list is what a look at all live outputs finds; hashes are derived where only the whole thing was given."""
-    names = ("asset", "datum_hash", "script_hash")
+    names = ("asset", "datum", "script")
     told = random_chain(Random(9), 40)
     held = [(policy, bytes(length), 1) for policy in POLICIES for length in range(3)]
     rich = [output("ann", inline_datum=b"d", script_ref=bytes.fromhex("82014100"))]
@@ -264,7 +264,7 @@ def test_lists_by_asset_datum_and_script(tmp_path: Path) -> None:
             for owner in ADDRESSES:
                 for utxo in few.page(few.by_address(owner), 1000, "asc", 1, None).utxos:
                     keys = [("asset", sha256(bytes.fromhex(amount.unit)).digest()) for amount in utxo.amounts[1:]]
-                    hashes = {"datum_hash": utxo.data_hash, "script_hash": utxo.reference_script_hash}
+                    hashes = {"datum": utxo.data_hash, "script": utxo.reference_script_hash}
                     keys += [(name, bytes.fromhex(text)) for name, text in hashes.items() if text]
                     for key in keys:
                         wanted.setdefault(key, set()).add((utxo.tx_hash, utxo.output_index))

@@ -98,7 +98,7 @@ def web() -> Iterator[Web]:
 @pytest.fixture(scope="module")
 def history() -> Iterator[Web]:
     """A daemon with the indexes that only a history store keeps."""
-    port, index = free_port(), {"asset": True, "datum_hash": True, "script_hash": True}
+    port, index = free_port(), {"asset": True, "datum": True, "script": True}
     http = {"workers": 1, "listen": f"127.0.0.1:{port}"}
     with (
         short_folder() as folder,

@@ -46,7 +46,7 @@ KINDS = (
     "[transactions]\nexternalize_all = true\nblock_height_retention = 12\n[pruner]\nunmined_retention = 4\n"
     "parent_preservation_blocks = 20\n",
     "[utxo]\nrollback_window = 24\nprune_depth = 6\nprune_batch_size = 5\n"
-    "[utxo.index]\nstake_credential = true\nasset = true\ndatum_hash = true\n[transactions]\nenabled = false\n",
+    "[utxo.index]\nstake_credential = true\nasset = true\ndatum = true\n[transactions]\nenabled = false\n",
 )
 Answer = Ack | Error | Welcome | Committed | RolledBack | Pruned | TxStatusChanged
 _ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)

@@ -28,8 +28,8 @@ _CREDENTIAL_DIGITS = 56
 _KEYS = {  # what a key is called, and its least and most bytes
     "policy": ("policy id", 28, 28),
     "asset": ("asset", 28, 60),
-    "datum-hash": ("datum hash", 32, 32),
-    "script-hash": ("script hash", 28, 28),
+    "datum": ("datum hash", 32, 32),
+    "script": ("script hash", 28, 28),
 }
 _MOST_INDEX = 0xFFFF_FFFF
 _Where = Callable[[Snapshot], Listed]
@@ -51,8 +51,7 @@ def by(config: Config, kind: str, text: str, count: int, order: Order, cursor: s
         digits = f"{least * 2}" if least == most else f"{least * 2} to {most * 2}"
         raise Exit(f"{text!r} is no {name}, which has {digits} hex digits", WRONG_USE)
     key = sha256(raw).digest() if kind == "asset" else raw
-    where = kind.replace("-", "_"), key
-    _page(config, lambda shot: shot.listed(*where), count, order, cursor, as_json=as_json)
+    _page(config, lambda shot: shot.listed(kind, key), count, order, cursor, as_json=as_json)
 
 
 def _page(config: Config, where: _Where, count: int, order: Order, cursor: str | None, *, as_json: bool) -> None:

@@ -69,7 +69,7 @@ def policy(context: click.Context, policy: str, count: int, order: Order, cursor
 
 @query.command()
 @config_option
-@click.argument("kind", type=click.Choice(["asset", "datum-hash", "script-hash"]))
+@click.argument("kind", type=click.Choice(["asset", "datum", "script"]))
 @click.argument("key")
 @_page_options
 @click.pass_context

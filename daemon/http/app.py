@@ -168,11 +168,11 @@ class Site:
 
     def _at_datum(self, shot: Snapshot, text: str) -> Listed:
         """Return where the outputs with a datum are listed."""
-        return shot.listed("datum_hash", hex_of(text, 32, "datum_hash"))
+        return shot.listed("datum", hex_of(text, 32, "datum_hash"))
 
     def _at_script(self, shot: Snapshot, text: str) -> Listed:
         """Return where the outputs that carry a script are listed."""
-        return shot.listed("script_hash", hex_of(text, 28, "script_hash"))
+        return shot.listed("script", hex_of(text, 28, "script_hash"))
 
     async def address_balance(self, request: Request) -> Response:
         """What an address holds."""

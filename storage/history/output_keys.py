@@ -98,6 +98,6 @@ RULES: dict[str, Rule] = {
     "stake_credential": Rule(of_address=stake_credential),
     "policy": Rule(of_extra=_policies),
     "asset": Rule(of_extra=_assets),
-    "datum_hash": Rule(of_extra=_datum_hashes),
-    "script_hash": Rule(of_extra=_script_hashes),
+    "datum": Rule(of_extra=_datum_hashes),
+    "script": Rule(of_extra=_script_hashes),
 }
