@@ -17,9 +17,10 @@ from types import FrameType
 
 from daemon.commands.common import AFTER_VERIFY, DAMAGED, FAILED, Exit
 from storage.damage import damage
-from storage.errors import Damaged, StoreError
+from storage.errors import Damaged, StoreError, WrongFormat
 
 _PR_SET_PDEATHSIG = 1
+_OTHER_FORMAT = 5  # exit code of a child that met `WrongFormat`: nobody but its parent sees it
 _KILLED = ": the daemon kills a stopped reader (`reader_killed` in its log), the system one when memory runs out"
 # What ends a process that reads a damaged store.
 _OF_DAMAGE = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
@@ -90,7 +91,7 @@ def run_in_child(work: Callable[[], object]) -> None:
 
     Raises:
         Damaged: a signal that means damage ended the child, or the work met damage.
-        StoreError: the work raised it, or could not read the store.
+        WrongFormat, StoreError: the work raised it, or could not read the store.
     """
     reader, writer = os.pipe()
     pid = _fork()
@@ -104,6 +105,8 @@ def run_in_child(work: Callable[[], object]) -> None:
         raise Damaged(_died(number, None))
     if code == DAMAGED:
         raise Damaged(message)
+    if code == _OTHER_FORMAT:
+        raise WrongFormat(message)
     if code != 0:
         raise StoreError(message or f"the process that checked the store ended with {code}")
 
@@ -115,7 +118,7 @@ def _report(work: Callable[[], object], writer: int) -> int:
     except Exception as error:  # noqa: BLE001 - any of them is the parent's to raise
         found = damage(error)
         os.write(writer, str(found or error).encode())
-        return FAILED if found is None else DAMAGED
+        return DAMAGED if found else _OTHER_FORMAT if isinstance(error, WrongFormat) else FAILED
     return 0
 
 

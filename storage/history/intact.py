@@ -41,22 +41,30 @@ KINDS = ("txid", "block", "spender", *RULES)
 LARGEST = 1 << 62  # no number of an output is larger
 _RUNS = b"runs:"
 _OTHERS = {b"format", b"chain", b"indexes", b"genesis", b"records_stale", b"store", THIN_AT, STATE}  # rows of utxo_meta
-KEY_BYTES = {BLOCK: 4, TX: 8, OUTPUT: 8, LIVE: 4, UNDO: 8, RUN: 20, FILTER: 8}  # bytes
+_KEY_BYTES = {BLOCK: 4, TX: 8, OUTPUT: 8, LIVE: 4, UNDO: 8, RUN: 20, FILTER: 8}  # bytes
 _NUMBER = Packed(">Q")
 _read_block = msgspec.msgpack.Decoder(Block).decode
 
 
 def check_values(view: View) -> Iterator[str]:
     """Yield which values are not as they were written. Nothing is believed here, so nothing can mislead it."""
-    for table, look in LOOKS.items():
+    for table in LOOKS:
         for key, value in view.scan(table):
-            if len(key) != KEY_BYTES[table]:
-                yield f"{table} has a key of {len(key)} bytes, {key.hex()}"
-                continue
             try:
-                look(key, value)
+                look(table, key, value)
             except Damaged as error:
                 yield str(error)
+
+
+def look(table: str, key: bytes, value: bytes) -> None:
+    """Check one row of a table.
+
+    Raises:
+        Damaged: it is not as it was written.
+    """
+    if len(key) != _KEY_BYTES[table]:
+        raise Damaged(f"{table} has a key of {len(key)} bytes, {key.hex()}")
+    LOOKS[table](key, value)
 
 
 def check_meta(txn: Txn, view: View) -> Iterator[str]:
