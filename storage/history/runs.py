@@ -228,8 +228,7 @@ class Index:
             spans = [np.arange(low, high + 1) for low, high in zip(first, last, strict=True) if high - low > 1]
             touched = np.unique(np.concatenate((touched, *spans)))
         for at in range(0, len(touched), _SLICE):
-            entries = self._values(txn, run.id, fences, touched[at : at + _SLICE])
-            prefixes = np.ascontiguousarray(entries["prefix"])
+            entries, prefixes = self._values(txn, run.id, fences, touched[at : at + _SLICE])
             from_, to = np.searchsorted(wanted, prefixes[0], "left"), np.searchsorted(wanted, prefixes[-1], "right")
             low = np.searchsorted(prefixes, wanted[from_:to], "left")
             counts = np.searchsorted(prefixes, wanted[from_:to], "right") - low
@@ -242,12 +241,21 @@ class Index:
             kept = hits["number"] < run.high
             yield (from_ + places)[kept], hits[kept]
 
-    def _values(self, txn: Txn, run: int, fences: Fences, which: Numbers) -> Records:
+    def _values(self, txn: Txn, run: int, fences: Fences, which: Numbers) -> tuple[Records, Words]:
+        """Return the entries of some values in order, and their prefixes.
+
+        Raises:
+            Damaged: they are not there, or not in order; checksums are left to `verify`, which knows all entries.
+        """
         keys = map(KEY.pack, [run] * len(which), fences.prefixes[which].tolist(), fences.numbers[which].tolist())
         found = txn.cursor(self._table).getmulti(keys)
         if len(found) != len(which):
             raise Damaged(f"values of run {run} ({self.kind}) are not there")
-        return np.frombuffer(b"".join([memoryview(value)[HEAD_BYTES:] for _, value in found]), self.dtype)
+        entries = np.frombuffer(b"".join([memoryview(value)[HEAD_BYTES:] for _, value in found]), self.dtype)
+        prefixes = np.ascontiguousarray(entries["prefix"])
+        if prefixes[0] != fences.prefixes[which[0]] or np.any(prefixes[1:] < prefixes[:-1]):
+            raise Damaged(f"the entries of run {run} ({self.kind}) are not in order")
+        return entries, prefixes
 
     # --- merging -------------------------------------------------------------------------------------------------
 
@@ -286,7 +294,7 @@ class Index:
             at = max(_after(fences, merge.prefix, merge.number) - 1, 0)
             if at + each < len(fences.prefixes):
                 until = min(until, (int(fences.prefixes[at + each]), int(fences.numbers[at + each])))
-            parts.append(self._values(txn, run.id, fences, np.arange(at, min(at + each, len(fences.prefixes)))))
+            parts.append(self._values(txn, run.id, fences, np.arange(at, min(at + each, len(fences.prefixes))))[0])
         chosen = [_between(part, merge.prefix, merge.number, until) for part in parts]
         alive = [part[part["number"] < run.high] for run, part in zip(runs, chosen, strict=True)]
         entries = np.frombuffer(b"".join([part.tobytes() for part in alive]), self.dtype)
