@@ -77,6 +77,10 @@ class Manifest(Struct, array_like=True):
     merges: list[Merge] = []
     garbage: list[int] = []
 
+    def ids(self) -> list[int]:
+        """Return all runs that are in the table, or that a merge will write."""
+        return [*(run.id for run in self.runs), *(merge.id for merge in self.merges), *self.garbage]
+
     def rooms(self) -> dict[int, int]:
         """Return the runs in force and those that merges write, with the entries that their filters are made for."""
         return {run.id: run.room for run in self.runs} | {merge.id: merge.room for merge in self.merges}
