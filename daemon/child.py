@@ -63,13 +63,17 @@ def go_on_in_child(progress: Progress | None = None) -> None:
         Exit: a signal that means damage ended the child: exit code 3, and how far it came.
         SystemExit: the child has ended, or we are asked to: the child is gone then, too.
     """
+    asked = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*asked, signal.SIGINT))  # until we end the child with us
     pid = _fork()
     if pid == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+    for number in asked:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _leave)
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         code = _end_of(pid)
     except BaseException:
         os.kill(pid, signal.SIGKILL)
