@@ -69,7 +69,7 @@ class Disk:
             self.env = _open(folder, map_size, len(tables), readonly, durable, shared)
             self.tables: dict[str, Db] = {}
             if version is not None:
-                with self._opening():
+                with self._opening(META):
                     self._check_version(version)
             self.open_tables(tables)
             self._mark()
@@ -99,21 +99,18 @@ class Disk:
         Raises:
             TableMissing: the disk is read-only and one of them is not there.
         """
-        with self._opening():
-            for table in tables:
-                name, fixed, make = table.rstrip("*"), table.endswith("*"), not self._readonly
+        for table in tables:
+            name, fixed, make = table.rstrip("*"), table.endswith("*"), not self._readonly
+            with self._opening(name):
                 self.tables[name] = self.env.open_db(name.encode(), create=make, dupsort=fixed, dupfixed=fixed)
 
     @contextmanager
-    def _opening(self) -> Iterator[None]:
+    def _opening(self, table: str) -> Iterator[None]:
         """Say what it means that a table cannot be opened or read."""
         try:
             yield
         except lmdb.NotFoundError as error:
-            raise TableMissing(
-                f"{self.folder}: a table is missing: {error}; a daemon of this version makes it when it starts; "
-                "if one has run here, the store is damaged: run `utxod verify`"
-            ) from error
+            raise TableMissing(str(self.folder), table) from error
         except lmdb.ReadersFullError as error:
             raise _no_slot(self.folder) from error
         except lmdb.Error as error:

@@ -39,7 +39,7 @@ def precheck(folder: Path, tables: Sequence[str]) -> None:
         with Disk(folder, present, readonly=True) as disk:
             _check_tables(disk)
     except TableMissing as error:  # one that is listed, or one of an MMR store
-        raise Damaged(f"{folder}: a table cannot be found: {error.__cause__}") from error
+        raise Damaged(f"{folder}: the table {error.table} is missing") from error
 
 
 def _check_tables(disk: Disk) -> None:
@@ -52,7 +52,7 @@ def _check_tables(disk: Disk) -> None:
             return
     for table in TABLES:
         if table not in disk.tables:
-            raise Damaged(f"{disk.folder}: the table {table} is missing")
+            raise TableMissing(str(disk.folder), table)
     HistoryStore(disk)  # opens the tables of mountain ranges where there are some
     with disk.read() as txn:
         for table, db in disk.tables.items():
