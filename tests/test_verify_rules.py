@@ -26,6 +26,7 @@ import storage.history.values
 from storage.disk import META, Db, Txn
 from storage.errors import Damaged
 from storage.history import runs
+from storage.history.history import History
 from storage.history.layout import (
     BLOCK,
     FILTER,
@@ -42,6 +43,7 @@ from storage.history.layout import (
     count_of,
     seal,
     seal_row,
+    stored_state,
 )
 from storage.history.layout import TABLES as CHAIN_TABLES
 from storage.history.mmr import BIT_NODE, NODE
@@ -620,6 +622,44 @@ def test_each_rule_is_named(case: str, copy: Path) -> None:
 @pytest.mark.parametrize("copy", KINDS, indirect=True)
 def test_a_sound_store_is_called_so(copy: Path) -> None:
     assert findings(copy) == findings(copy, quick=False) == []
+
+
+def one_bit_less(history: History) -> None:
+    number = next(n for n in range(history.state.next_number) if history.live.has(np.array([n]))[0])
+    history.live.clear(np.array([number]))
+    history.state.unspent -= 1
+
+
+def no_block_above(history: History) -> None:
+    history.index["block"].cut(history.state.tip)
+
+
+def no_output_above(history: History) -> None:
+    history.index["address_hash"].cut(history.state.next_number // 2)
+
+
+@pytest.mark.parametrize("copy", KINDS, indirect=True)
+@pytest.mark.parametrize("wrong", [one_bit_less, no_block_above, no_output_above])
+def test_blocks_are_taken_back_on_a_copy(
+    copy: Path, wrong: Callable[[History], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rollback that goes wrong is found there, and what is wrong is said of the block that it went back to."""
+    real, went = History.rollback, list[int]()
+
+    def rollback(history: History, txn: Txn, target: int) -> None:
+        real(history, txn, target)
+        went.append(target)
+        if target == floor:
+            wrong(history)
+
+    with opened(copy) as disk, disk.read() as txn:
+        state = stored_state(txn, disk.tables[META])
+        floor, tip = state.floor, state.tip
+    monkeypatch.setattr(History, "rollback", rollback)
+    assert findings(copy, quick=True) == went == []
+    found = findings(copy, quick=False)
+    assert found and all(each.startswith(f"after taking blocks back to {floor}: ") for each in found)
+    assert went == [*range(tip - 1, floor - 1, -1)]
 
 
 AT_THE_START = [
