@@ -48,7 +48,7 @@ from storage.history.mmr import Mountains
 from storage.history.output_keys import RULES
 from storage.history.recent import Recent
 from storage.history.runs import Index
-from storage.history.stored import reachable, read_block, read_undo
+from storage.history.stored import Stored, reachable, read_block, read_undo
 from storage.history.values import Values
 
 U32 = Packed(">I")
@@ -357,16 +357,20 @@ class History:
         return read_undo(txn, self._undo, ordinal)
 
     def rollback(self, txn: Txn, target: int) -> None:
-        """Take back every block after one."""
+        """Take back every block after one.
+
+        Raises:
+            Damaged: something is missing that this needs; the transaction must not be committed.
+        """
         state, first = self.state, read_block(txn, self._block, target + 1).first
-        spent = [np.empty(0, np.int64)]
-        for ordinal in range(target + 1, state.tip + 1):
-            spent.append(self.undo(txn, ordinal)["number"])
+        spent = {ordinal: self._spent(txn, ordinal) for ordinal in range(target + 1, state.tip + 1)}
+        numbers = np.concatenate(list(spent.values()))
+        older = numbers[numbers < first]
+        self._check_bodies(txn, np.sort(older), spent)
+        for ordinal in spent:
             txn.delete(U32.pack(ordinal), db=self._block)
         delete_from(txn, self._undo, UNDO_KEY.pack(target + 1, 0), lambda _: True)
-        numbers = np.concatenate(spent)
         self.recent.cut(numbers, target)
-        older = numbers[numbers < first]
         born = self.live.cut(first, state.next_number)
         self.live.set(older)
         self.tx.cut(txn, first)
@@ -377,3 +381,18 @@ class History:
             index.cut(target + 1 if kind == "block" else first)
         state.unspent += len(older) - born
         state.tip, state.next_number = target, first
+
+    def _spent(self, txn: Txn, ordinal: int) -> Numbers:
+        """Return the numbers of what a block spent."""
+        numbers: Numbers = self.undo(txn, ordinal)["number"]
+        if len(numbers) != (count := read_block(txn, self._block, ordinal).spent):
+            raise Damaged(f"the undo log of block {ordinal} has {len(numbers)} of its {count} spends")
+        return numbers
+
+    def _check_bodies(self, txn: Txn, numbers: Numbers, spent: dict[int, Numbers]) -> None:
+        """Check that outputs which are to live again are still there."""
+        lost = self.output.missing(txn, numbers)
+        if len(lost):
+            ordinal = next(ordinal for ordinal, some in spent.items() if lost[0] in some)
+            home = Stored(txn, self._tables).homes(lost[:1])[int(lost[0])]
+            raise Damaged(f"output {home.txid.hex()}#{home.output}, which block {ordinal} spent, is not there any more")

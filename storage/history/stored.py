@@ -29,6 +29,7 @@ from storage.history.layout import (
     State,
     TxFound,
     Words,
+    check,
     check_row,
     count_of,
     outputs_in,
@@ -234,13 +235,14 @@ def read_undo(txn: Txn, table: Db, ordinal: int) -> Records:
     """Return what a block spent, in order.
 
     Raises:
-        Damaged: its undo log is not there.
+        Damaged: its undo log is not there, or has changed.
     """
     parts, cursor = [], txn.cursor(table)
     if cursor.set_range(_UNDO_KEY.pack(ordinal, 0)):
         for key, value in cursor:
             if _UNDO_KEY.unpack(key)[0] != ordinal:
                 break
+            check(value, f"the undo log of block {ordinal}")
             parts.append(np.frombuffer(value, SPEND, count_of(value), HEAD_BYTES))
     if not parts:
         raise Damaged(f"block {ordinal} has no undo log")

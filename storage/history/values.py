@@ -67,6 +67,17 @@ class Values:
         first = int(self.firsts[at])
         return unpacked(self._record, txn.get(KEY.pack(first), db=self._table), first)
 
+    def missing(self, txn: Txn, numbers: Numbers) -> Numbers:
+        """Return those of ascending numbers that have no record."""
+        places = np.searchsorted(self.firsts, numbers, "right") - 1
+        starts, lost = np.flatnonzero(np.diff(places, prepend=-2)), [np.empty(0, np.int64)]
+        for at, some in zip(places[starts].tolist(), np.split(numbers, starts)[1:], strict=True):
+            first = int(self.firsts[at]) if at >= 0 else -1
+            value = txn.get(KEY.pack(first), db=self._table) if at >= 0 else None
+            there = numbers[:0] if value is None else unpacked(self._record, value, first)[0]["number"]
+            lost.append(some[~np.isin(some, there)])
+        return np.concatenate(lost)
+
     def cut(self, txn: Txn, number: int) -> None:
         """Remove every record from a number on."""
         at = int(np.searchsorted(self.firsts, number, "left"))
