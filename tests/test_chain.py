@@ -12,6 +12,7 @@ from chains import (
     back_to,
     block,
     dump,
+    everything,
     failed,
     feed,
     found,
@@ -21,7 +22,6 @@ from chains import (
     output,
     prune_all,
     refused,
-    rows,
     script,
     tx,
     txid,
@@ -29,6 +29,7 @@ from chains import (
 )
 from messages import Line, Listener, follow, json_line, message, take
 
+import storage.history.history
 from handlers.events import (
     BlockCommitted,
     BlockPersisted,
@@ -45,7 +46,6 @@ from storage.errors import Damaged
 from storage.history.history import U32, UNDO_KEY
 from storage.history.layout import STATE, UNDO, seal_row
 from storage.history.output_keys import address_key
-from storage.history.store import HistoryStore
 from storage.rows import Body
 
 BLOCKS = [block(None, tx("t1", output("ann")))]
@@ -416,10 +416,6 @@ def test_the_network_height_of_the_sender_decides_how_deep_a_block_lies(tmp_path
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 
-def everything(store: HistoryStore) -> dict[str, dict[bytes, bytes]]:
-    return {name: rows(store, name) for name in store.disk.tables}
-
-
 def test_a_missing_undo_log_is_damage(tmp_path: Path) -> None:
     """It stops the way back, and pruning, before anything has changed."""
     with open_chain(tmp_path) as chain:
@@ -434,6 +430,18 @@ def test_a_missing_undo_log_is_damage(tmp_path: Path) -> None:
         with pytest.raises(Damaged, match="block 2 has no undo log"):
             prune_all(chain)
         assert everything(chain.store) == before
+
+
+def test_an_undo_log_that_is_not_whole_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage.history.history, "UNDO_ENTRIES", 1)
+    with open_chain(tmp_path) as chain:
+        store = chain.store
+        feed(chain, *SPENDING[:3])
+        store.disk.write(lambda txn: txn.delete(UNDO_KEY.pack(3, 1), db=store.disk.tables[UNDO]))
+        before = everything(store)
+        with pytest.raises(Damaged, match="the undo log of block 3 has 1 of its 2 spends"):
+            chain.rollback(back_to(SPENDING[1]))
+        assert everything(store) == before
 
 
 def test_a_missing_block_or_transaction_is_damage(tmp_path: Path) -> None:
