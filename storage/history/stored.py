@@ -5,7 +5,6 @@ from __future__ import annotations
 from struct import Struct as Packed
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from storage.disk import META, Db, Txn
@@ -40,10 +39,10 @@ from storage.history.layout import (
 )
 from storage.history.stored_index import StoredIndex
 from storage.history.values import StoredValues
+from storage.rows import unpack
 
 _U32 = Packed(">I")
 _UNDO_KEY = Packed(">II")
-_read_block = msgspec.msgpack.Decoder(Block).decode
 
 
 class Spent(NamedTuple):
@@ -225,10 +224,7 @@ def read_block(txn: Txn, table: Db, ordinal: int) -> Block:
     raw = txn.get(_U32.pack(ordinal), db=table)
     if raw is None:
         raise Damaged(f"block {ordinal} has no row")
-    try:
-        return _read_block(check_row(raw, f"block {ordinal}"))
-    except msgspec.DecodeError as error:
-        raise Damaged(f"block {ordinal} cannot be read: {error}") from error
+    return unpack(Block, check_row(raw, f"block {ordinal}"), f"block {ordinal}")
 
 
 def read_undo(txn: Txn, table: Db, ordinal: int) -> Records:
