@@ -75,6 +75,9 @@ class Spends(NamedTuple):
     repeated: Numbers = _NONE  # transactions with the id of an earlier one
 
 
+NOTHING_SPENT = Spends(_NONE, _NONE, _NONE, _NONE)
+
+
 class Batch:
     """Blocks joined to columns, with their numbers. Transactions count from the first of the batch."""
 
