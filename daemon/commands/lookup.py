@@ -20,6 +20,7 @@ from handlers.addresses import AddressError, codec
 from handlers.answers import Amount, Balance, Failure, TipAnswer, Utxo, to_tip
 from handlers.deltas import Changed, InJson, NoDelta, find, read_block
 from handlers.query import BadCursor, CursorGone, Listed, NoIndex, Order, Page, Snapshot, Sum, amounts
+from handlers.touched import touching
 from handlers.tx_query import Inpoint, Slot, Transaction, TxQuery
 
 _encode = msgspec.json.Encoder().encode
@@ -52,6 +53,27 @@ def by(config: Config, kind: str, text: str, count: int, order: Order, cursor: s
         raise Exit(f"{text!r} is no {name}, which has {digits} hex digits", WRONG_USE)
     key = sha256(raw).digest() if kind == "asset" else raw
     _page(config, lambda shot: shot.listed(kind, key), count, order, cursor, as_json=as_json)
+
+
+def transactions(config: Config, text: str, count: int, order: Order, cursor: str | None, *, as_json: bool) -> None:
+    """Print a page of the transactions that touched an address."""
+    try:
+        address = codec(config.chain.family, config.chain.network).read(text)
+    except AddressError as error:
+        raise Exit(f"address: {error}", WRONG_USE) from error
+    with _asking(config) as shot:
+        found, tip = touching(shot, address, count, order, 1, cursor), shot.tip()
+    if as_json:
+        _json({"tip": tip and to_tip(tip)} | msgspec.structs.asdict(found))
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("height", "slot", "transaction"):
+        table.add_column(column, justify="left" if column == "transaction" else "right", no_wrap=True)
+    for tx in found.transactions:
+        table.add_row(f"{tx.block_height:,}", f"{tx.slot:,}", tx.tx_hash)
+    since = f"every transaction from height {found.complete_from:,} on"
+    with readers_may_leave():
+        show(table, since, *([] if found.next_cursor is None else [f"there are more: --cursor {found.next_cursor}"]))
 
 
 def _page(config: Config, where: _Where, count: int, order: Order, cursor: str | None, *, as_json: bool) -> None:

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def _page_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of a command that prints a page of outputs."""
+    """Add the options of a command that prints a page of a list."""
     order = click.Choice(["asc", "desc"])
     for option in (
-        json_option("An object: `utxos` as HTTP lists them, `tip`, and `next_cursor`."),
+        json_option("An object: the list as HTTP has it, `tip`, and `next_cursor`."),
         click.option("--cursor", help="Where the answer before ended."),
         click.option("--order", type=order, default="asc", show_default=True, help="By place in chain."),
-        click.option("--count", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many outputs."),
+        click.option("--count", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many."),
     ):
         command = option(command)
     return command
@@ -83,6 +83,23 @@ def by(
     from daemon.commands import lookup
 
     lookup.by(context.obj.config, kind, key, count, order, cursor, as_json=as_json)
+
+
+@query.command()
+@config_option
+@click.argument("address")
+@_page_options
+@click.pass_context
+def transactions(
+    context: click.Context, address: str, count: int, order: Order, cursor: str | None, as_json: bool
+) -> None:
+    """List the transactions that paid to ADDRESS or spent from it, also long ago, in chain order.
+
+    It needs the index utxo.index.history.
+    """
+    from daemon.commands import lookup
+
+    lookup.transactions(context.obj.config, address, count, order, cursor, as_json=as_json)
 
 
 @query.command()

@@ -21,6 +21,7 @@ from daemon.http.blocks import BlockRoutes
 from daemon.http.changes import ChangeRoutes
 from daemon.http.ear import Ear
 from daemon.http.guard import Guard
+from daemon.http.history import HistoryRoutes
 from daemon.http.jobs import JobRoutes
 from daemon.http.lists import Find, Lists, of
 from daemon.http.mmr import MmrRoutes
@@ -106,6 +107,7 @@ class Site:
             "/api/v1/policies/{policy}/utxos": Lists(self.query, "policy", self._at_policy, self.turns),
             "/api/v1/datums/{datum_hash}/utxos": Lists(self.query, "datum_hash", self._at_datum, self.turns),
             "/api/v1/scripts/{script_hash}/utxos": Lists(self.query, "script_hash", self._at_script, self.turns),
+            "/api/v1/addresses/{address}/transactions": HistoryRoutes(self.query, self.codec).address,
             "/api/v1/addresses/{address}/balance": self.address_balance,
             "/api/v1/credentials/{credential}/balance": self.credential_balance,
             "/api/v1/stakes/{stake}/balance": self.stake_balance,
