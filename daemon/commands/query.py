@@ -132,15 +132,27 @@ def utxo(context: click.Context, txid: str, index: str | None, as_json: bool) ->
 @click.argument("block", metavar="HEIGHT|HASH")
 @json_option("The same object as HTTP.")
 @click.pass_context
+def block(context: click.Context, block: str, as_json: bool) -> None:
+    """Show what is kept of one block, however old. Of several blocks of one height it is the first."""
+    from daemon.commands import blocks
+
+    blocks.block(context.obj.config, block, as_json=as_json)
+
+
+@query.command()
+@config_option
+@click.argument("block", metavar="HEIGHT|HASH")
+@json_option("The same object as HTTP.")
+@click.pass_context
 def delta(context: click.Context, block: str, as_json: bool) -> None:
     """List what one block created and spent.
 
     The block is above the rollback floor: there is no delta of an older one. Of several blocks of one height it is the
     first.
     """
-    from daemon.commands import lookup
+    from daemon.commands import blocks
 
-    lookup.delta(context.obj.config, block, as_json=as_json)
+    blocks.delta(context.obj.config, block, as_json=as_json)
 
 
 @query.command()

@@ -100,6 +100,7 @@ class Site:
 
     def routes(self) -> list[Route]:
         """Return every route of the contract."""
+        blocks = BlockRoutes(self.query, self.windows, self.turns)
         answered: dict[str, Lists | Endpoint] = {
             "/api/v1/addresses/{address}/utxos": Lists(self.query, "address", self._at_address, self.turns),
             "/api/v1/credentials/{credential}/utxos": Lists(self.query, "credential", self._at_credential, self.turns),
@@ -112,7 +113,8 @@ class Site:
             "/api/v1/credentials/{credential}/balance": self.credential_balance,
             "/api/v1/stakes/{stake}/balance": self.stake_balance,
             "/api/v1/utxos/{tx_hash}/{index}": self.utxo,
-            "/api/v1/blocks/{block}/delta": BlockRoutes(self.query, self.windows, self.turns).delta,
+            "/api/v1/blocks/{block}": blocks.facts,
+            "/api/v1/blocks/{block}/delta": blocks.delta,
             "/api/v1/tip": self.tip,
             "/api/v1/status": StatusRoute(self.query, self.windows, self.ear, self._lag).status,
             "/api/v1/events": self.events,

@@ -8,6 +8,7 @@ import msgspec
 
 from daemon import VERSION
 from handlers.answers import Balance, Failure, Health, MmrRoot, Status, TipAnswer, Utxo
+from handlers.blocks import BlockFacts
 from handlers.changes import Change
 from handlers.deltas import BlockDelta
 from handlers.proofs import MmrProof
@@ -35,6 +36,7 @@ _TYPES = (
     BlockDelta,
     Change,
     AddressTx,
+    BlockFacts,
 )
 _LIST = (
     ("count", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}, "How many."),
@@ -125,6 +127,9 @@ def document() -> Object:
             "index",
             missing=True,
             cbor=True,
+        ),
+        "/api/v1/blocks/{block}": _get(
+            "What is kept of one block, however old.", _ref("BlockFacts"), "block", missing=True
         ),
         "/api/v1/blocks/{block}/delta": _get(
             "What one block above the rollback floor created and spent.",

@@ -16,7 +16,7 @@ import numpy as np
 from storage.disk import META, Db, Txn
 from storage.errors import Damaged
 from storage.history import touches
-from storage.history.batch import NOTHING_SPENT, Batch, Done, Spends, Waiting
+from storage.history.batch import NOTHING_SPENT, Batch, Done, Spends, Waiting, row_of
 from storage.history.bits import TableBits
 from storage.history.layout import (
     BLOCK,
@@ -30,7 +30,6 @@ from storage.history.layout import (
     TX_RECORD,
     TXID_ENTRY,
     UNDO,
-    Block,
     Flags,
     Numbers,
     Records,
@@ -51,6 +50,7 @@ from storage.history.recent import Recent
 from storage.history.runs import Index
 from storage.history.stored import reachable, read_block, read_undo
 from storage.history.values import Values
+from storage.rows import TxFlag
 
 U32 = Packed(">I")
 UNDO_KEY = Packed(">II")
@@ -262,23 +262,8 @@ class History:
     def _write_blocks(self, txn: Txn, made: Batch, done: list[Done]) -> None:
         firsts, rows, last = made.block_firsts().tolist(), [], made.tx_ends.tolist()
         for n, (waiting, each) in enumerate(zip(made.blocks, done, strict=True)):
-            block = Block(
-                waiting.height,
-                waiting.slot,
-                waiting.hash,
-                waiting.time,
-                waiting.epoch,
-                firsts[n],
-                firsts[n + 1] - firsts[n],
-                each.txs,
-                each.created,
-                each.spent,
-                bool((made.flags[last[n] - each.txs : last[n]] & 1).any()),
-                waiting.size,
-                waiting.previous if self.state.tip + n == 0 else None,
-                waiting.header,
-                waiting.block_id,
-            )
+            failed = bool((made.flags[last[n] - each.txs : last[n]] & TxFlag.INVALID).any())
+            block = row_of(waiting, each, firsts[n], firsts[n + 1], failed=failed, lowest=self.state.tip + n == 0)
             rows.append((U32.pack(self.state.tip + 1 + n), seal_row(block)))
         if txn.cursor(self._block).putmulti(rows, append=True)[1] != len(rows):
             raise Damaged("blocks above the tip were there already")
