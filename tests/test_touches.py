@@ -118,7 +118,9 @@ def test_every_touch_is_told_for_ever(seed: int, most: int, window: int, ahead: 
         prune_all(chain)
         chain.keep_house(20)
         found, whole = told(chain), expected(genesis, blocks + more)
-        assert found == whole or (repeats and {a: {*t} for a, t in found.items()} == {a: {*t} for a, t in whole.items()})
+        assert found == whole or (
+            repeats and {a: {*t} for a, t in found.items()} == {a: {*t} for a, t in whole.items()}
+        )
         sound(chain)
 
 
