@@ -11,7 +11,18 @@ from random import Random
 from typing import Unpack
 
 import pytest
-from chains import ADDRESSES, LEAVES, Options, back_to, feed, open_chain, prune_all, random_chain, random_genesis
+from chains import (
+    ADDRESSES,
+    INDEXES,
+    LEAVES,
+    Options,
+    back_to,
+    feed,
+    open_chain,
+    prune_all,
+    random_chain,
+    random_genesis,
+)
 from houses import small_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,7 +111,7 @@ def test_every_touch_is_told_for_ever(seed: int, most: int, window: int, ahead: 
     rng = Random(seed)
     repeats = rng.random() < 0.3  # of transactions with one id the list has each
     genesis, blocks = random_genesis(rng), random_chain(rng, 20, repeats=repeats)
-    with fresh(rollback_window=window, prune_depth=0, may_prune=True) as chain:
+    with fresh(indexes=NAMES, rollback_window=window, prune_depth=0, may_prune=True) as chain:
         chain.seed(genesis)
         left = list(blocks)
         while left:
@@ -131,13 +142,13 @@ def test_the_stories_met_what_they_are_for() -> None:
 def test_reindexing_builds_what_was_taken_while_blocks_passed(tmp_path: Path) -> None:
     rng = Random(3)
     genesis, blocks = random_genesis(rng), random_chain(rng, 30, repeats=False)
-    with open_chain(tmp_path, may_prune=True) as chain:
+    with open_chain(tmp_path, indexes=NAMES, may_prune=True) as chain:
         chain.seed(genesis)
         feed(chain, *blocks)
         prune_all(chain)
         before = told(chain)
         assert reindex(chain.store, NAMES, lambda _: None)
-    with open_chain(tmp_path, may_prune=True) as chain:
+    with open_chain(tmp_path, indexes=NAMES, may_prune=True) as chain:
         assert told(chain) == before == expected(genesis, blocks)
         sound(chain)
 
@@ -147,18 +158,17 @@ def test_a_history_that_begins_late_has_what_is_still_known(tmp_path: Path) -> N
     rng = Random(4)
     genesis, blocks = random_genesis(rng), random_chain(rng, 40, repeats=False)
     early, late = blocks[:30], blocks[30:]
-    without = tuple(name for name in NAMES if name != touches.KIND)
-    with open_chain(tmp_path, indexes=without, may_prune=True, rollback_window=5, prune_depth=5) as chain:
+    with open_chain(tmp_path, indexes=INDEXES, may_prune=True, rollback_window=5, prune_depth=5) as chain:
         chain.seed(genesis)
         feed(chain, *early)
         prune_all(chain)
         floor = chain.state.floor
         assert floor
-    with pytest.raises(WrongFormat, match="index history was off"), open_chain(tmp_path):
+    with pytest.raises(WrongFormat, match="index history was off"), open_chain(tmp_path, indexes=NAMES):
         pass
-    with open_chain(tmp_path, indexes=without) as chain:
+    with open_chain(tmp_path, indexes=INDEXES) as chain:
         reindex(chain.store, NAMES, lambda _: None)
-    with open_chain(tmp_path, may_prune=True, rollback_window=5, prune_depth=5) as chain:
+    with open_chain(tmp_path, indexes=NAMES, may_prune=True, rollback_window=5, prune_depth=5) as chain:
         feed(chain, *late)
         prune_all(chain)
         sound(chain)
@@ -172,11 +182,10 @@ def test_a_history_that_begins_late_has_what_is_still_known(tmp_path: Path) -> N
 
 def test_a_history_that_is_switched_off_is_forgotten(tmp_path: Path) -> None:
     blocks = random_chain(Random(5), 30)
-    without = tuple(name for name in NAMES if name != touches.KIND)
-    with open_chain(tmp_path, may_prune=True, rollback_window=5, prune_depth=5) as chain:
+    with open_chain(tmp_path, indexes=NAMES, may_prune=True, rollback_window=5, prune_depth=5) as chain:
         feed(chain, *blocks)
         prune_all(chain)
-    with open_chain(tmp_path, indexes=without, may_prune=True, rollback_window=5, prune_depth=5) as chain:
+    with open_chain(tmp_path, indexes=INDEXES, may_prune=True, rollback_window=5, prune_depth=5) as chain:
         sound(chain)
         with chain.store.disk.read() as txn:
             assert touches.first_block(txn, chain.store.meta) is None
