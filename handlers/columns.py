@@ -15,7 +15,7 @@ import numpy as np
 
 from handlers import wire
 from handlers.events import BlockApplied, GenesisOutputs, Hash32, Inbound, OutPoint, Output, Tx
-from storage.history.batch import Columns
+from storage.history.batch import Columns, Waiting
 from storage.history.layout import NO_COUNT, NO_FEE, Bytes, Extra, Flags, Numbers, Words, words
 from storage.rows import TxFlag
 
@@ -116,6 +116,34 @@ def columns(block: BlockApplied) -> Columns:
     return _columns([tx.txid for tx in txs], _flags(txs), beside, spends, list(map(_made, txs)))
 
 
+def waiting(block: BlockApplied) -> Waiting:
+    """Return a block as it waits for the commit."""
+    point, issuer = block.point, block.issuer
+    return Waiting(
+        point.height,
+        point.slot,
+        point.hash,
+        block.time,
+        block.epoch,
+        block.size,
+        block.prev_hash,
+        block.header,
+        block.block_id,
+        columns(block),
+        block.era,
+        None if issuer is None else (issuer.vkey, issuer.vrf_vkey, issuer.op_cert, issuer.op_cert_counter),
+    )
+
+
+def genesis(event: GenesisOutputs) -> Waiting:
+    """Return what exists before the first block as a block of its own.
+
+    Raises:
+        ValueError: an outpoint is listed twice, or an index is too large; it names the place.
+    """
+    return Waiting(0, 0, bytes(32), None, None, None, None, None, None, genesis_columns(event))
+
+
 def genesis_columns(event: GenesisOutputs) -> Columns:
     """Return what exists before the first block as columns: outputs that are not listed are not spendable.
 
@@ -130,6 +158,8 @@ def genesis_columns(event: GenesisOutputs) -> Columns:
         if each.index > _MOST_GENESIS:
             raise ValueError(f"{name}: the index is larger than {_MOST_GENESIS}")
         txs[each.txid][each.index] = each.output
+    if (numbers := sum(max(outputs) + 1 for outputs in txs.values())) > _MOST_NUMBERS:
+        raise ValueError(f"$.outputs: the indexes reach over {numbers:,} outputs, more than {_MOST_NUMBERS:,}")
     kept = {txid: outputs for txid, outputs in txs.items() if any(each.spendable for each in outputs.values())}
     nothing = Output(b"", 0, spendable=False)
     makes = [[outputs.get(index, nothing) for index in range(max(outputs) + 1)] for outputs in kept.values()]
@@ -138,7 +168,8 @@ def genesis_columns(event: GenesisOutputs) -> Columns:
     return _columns(list(kept), flags, (fees, counts, counts), [[] for _ in kept], [(made, None) for made in makes])
 
 
-_MOST_GENESIS = 1 << 20
+_MOST_GENESIS = 1 << 20  # index
+_MOST_NUMBERS = 1 << 22  # of one message, with those between the indexes that are listed
 _MOST_INDEX = np.uint64(0xFFFF_FFFF)
 _MOST_AMOUNT = {NO_FEE: (1 << 63) - 1, NO_COUNT: (1 << 31) - 1}
 _Made = tuple[list[Output], int | None]  # outputs, and which of them is a collateral return

@@ -116,7 +116,7 @@ class Issuer(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 
 
 class BlockApplied(Message, frozen=True, kw_only=True):
-    """A block joined the chain. `size`, `header` and `issuer` are validated but not stored yet."""
+    """A block joined the chain. The store keeps everything but `txs` as it came, for every block."""
 
     height: Height
     hash: Hash32

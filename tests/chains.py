@@ -38,6 +38,7 @@ from storage.rows import Body
 from storage.windows import Windows
 
 TABLES = (META, *HISTORY_TABLES, *LOG_TABLES)
+INDEXES = tuple(name for name in NAMES if name != "history")  # with that one nothing is forgotten
 
 # --- names ---------------------------------------------------------------------------------------------------------
 
@@ -295,7 +296,7 @@ def open_chain(folder: Path, **options: Unpack[Options]) -> Iterator[Chain]:
     ) as disk:
         store = HistoryStore(disk, LEAVES)
         store.open(
-            options.get("chain", "cardano/mainnet"), options.get("indexes", NAMES), options.get("store", "classic")
+            options.get("chain", "cardano/mainnet"), options.get("indexes", INDEXES), options.get("store", "classic")
         )
         windows = Windows(options.get("prune_depth", 10), options.get("rollback_window", 10))
         chain = Chain(store, windows, options.get("prune_batch_size", 1000))
@@ -373,7 +374,7 @@ def dump(store: HistoryStore) -> dict[str, Any]:
             },
             "mmr": store.mmr and store.mmr.roots(txn),
         }
-        for index in store.kept_indexes(txn):
+        for index in set(store.kept_indexes(txn)) - {"history"}:
             keys = {key for output in kept.values() for key in index_keys(index, output.body)}
             answers[index] = {key: listed for key in keys if (listed := _found(stored, index, key))}
         for name, db in store.disk.tables.items():

@@ -14,7 +14,9 @@ from struct import Struct as Packed
 import msgspec
 import numpy as np
 
+from storage.history import touches
 from storage.history.bits import BITS
+from storage.history.check_touches import check_touches
 from storage.history.layout import (
     HEAD_BYTES,
     LIVE,
@@ -46,12 +48,15 @@ Sinks = Mapping[str, Sink]
 
 def walks(view: View, kinds: list[str], sinks: Sinks) -> dict[str, Callable[[], Iterator[str]]]:
     """Return the walks that tell what indexes should have; `kinds` are those over outputs."""
-    return {
+    found: dict[str, Callable[[], Iterator[str]]] = {
         "hashes of blocks": partial(check_hashes, view, sinks),
         "undo logs": partial(check_undo, view, sinks),
         "transactions": partial(check_txs, view, sinks),
-        "outputs": partial(check_outputs, view, kinds, sinks),
+        "outputs": partial(check_outputs, view, [kind for kind in kinds if kind in RULES], sinks),
     }
+    if touches.KIND in kinds:
+        found["history"] = partial(check_touches, view, sinks[touches.KIND])
+    return found
 
 
 def check_blocks(view: View) -> Iterator[str]:
@@ -156,6 +161,8 @@ def check_undo(view: View, sinks: Sinks) -> Iterator[str]:
     count, last = 0, np.empty(0, SPEND)
     for key, value in view.scan(UNDO):
         ordinal, part = UNDO_KEY.unpack(key)
+        if view.kept_from is not None and view.kept_from <= ordinal <= state.floor:
+            continue  # `check_touches` compares it
         if not state.floor < ordinal <= state.tip:
             yield f"there is an undo log of block {ordinal}, the floor is {state.floor}, the tip is {state.tip}"
             continue
@@ -218,7 +225,7 @@ def check_txs(view: View, sinks: Sinks) -> Iterator[str]:
         if view.revivable.count(low, high) != int(alive.sum()):
             yield from _without(view, low, high, number, outputs)
         low = high
-        some = np.flatnonzero((alive > 0) | (number >= view.reachable))
+        some = np.flatnonzero((alive > 0) | (number >= view.kept_number))
         kept = records[some]
         view.kept_txs.add(number[some])
         sinks["txid"].expect(view.prefixes(np.ascontiguousarray(kept["id"])), number[some], beside_of(kept))

@@ -10,7 +10,7 @@ import numpy as np
 
 from storage.disk import META, Txn
 from storage.errors import Damaged
-from storage.history import runs
+from storage.history import runs, touches
 from storage.history.bits import open_chunk
 from storage.history.layout import (
     BLOCK,
@@ -37,10 +37,20 @@ from storage.history.mmr import THIN_AT
 from storage.history.output_keys import RULES
 from storage.history.view import View
 
-KINDS = ("txid", "block", "spender", *RULES)
+KINDS = ("txid", "block", "spender", *RULES, touches.KIND)
 LARGEST = 1 << 62  # no number of an output is larger
 _RUNS = b"runs:"
-_OTHERS = {b"format", b"chain", b"indexes", b"genesis", b"records_stale", b"store", THIN_AT, STATE}  # rows of utxo_meta
+_OTHERS = {
+    b"format",
+    b"chain",
+    b"indexes",
+    b"genesis",
+    b"records_stale",
+    b"store",
+    THIN_AT,
+    touches.FROM,
+    STATE,
+}  # rows of utxo_meta
 KEY_BYTES = {BLOCK: 4, TX: 8, OUTPUT: 8, LIVE: 4, UNDO: 8, RUN: 20, FILTER: 8}  # bytes
 _NUMBER = Packed(">Q")
 _read_block = msgspec.msgpack.Decoder(Block).decode
@@ -84,9 +94,11 @@ def check_meta(txn: Txn, view: View) -> Iterator[str]:
             yield f"the digest of the genesis outputs has {len(value)} bytes"
         elif key == b"store" and value != b"mmr":
             yield f"the kind of the store is {value!r}"
+        elif key == touches.FROM and len(value) != 4:
+            yield f"the first block of the history has {len(value)} bytes"
         elif key == THIN_AT and len(value) != 8:
             yield f"the position at which nodes are let go has {len(value)} bytes"
-        elif key == b"indexes" and not set(value.decode(errors="replace").split(",")) <= {"", *RULES}:
+        elif key == b"indexes" and not set(value.decode(errors="replace").split(",")) <= {"", *RULES, touches.KIND}:
             yield f"the list of indexes is {value!r}"
 
 

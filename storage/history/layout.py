@@ -92,6 +92,8 @@ class Block(Struct, array_like=True, frozen=True):
     previous: bytes | None = None  # the hash before it, of the first block alone: the others' is known
     header: bytes | None = None
     block_id: int | None = None
+    era: str | None = None
+    issuer: tuple[bytes | None, bytes | None, bytes | None, int | None] | None = None  # keys and certificate
 
 
 class Extra(Struct, array_like=True, frozen=True):

@@ -80,9 +80,13 @@ class Stored:
             self._indexes[kind] = StoredIndex(self.txn, self._tables, kind)
         return self._indexes[kind]
 
+    def prefixes(self, digests: Words) -> Words:
+        """Return the prefixes of digests."""
+        return prefixes(digests, self._keys)
+
     def prefix(self, digest: Words) -> int:
         """Return the prefix of one digest."""
-        return int(prefixes(digest, self._keys)[0])
+        return int(self.prefixes(digest)[0])
 
     @property
     def reachable(self) -> int:
@@ -97,6 +101,11 @@ class Stored:
         """Return a block."""
         return read_block(self.txn, self._tables[BLOCK], ordinal)
 
+    @property
+    def has_genesis(self) -> bool:
+        """Return whether there are genesis outputs, under the ordinal 0."""
+        return self.txn.get(_U32.pack(0), db=self._tables[BLOCK]) is not None
+
     def ordinal_of(self, block_hash: bytes) -> int | None:
         """Return the ordinal of a block."""
         for entry in self.index("block").find(self.prefix(words(block_hash))):
@@ -104,6 +113,11 @@ class Stored:
             if self.block(ordinal).hash == block_hash:
                 return ordinal
         return None
+
+    def log(self, ordinal: int) -> Records:
+        """Return what a block spent, in order, as long as it is on disk; nothing when it is not."""
+        there = self.txn.get(_UNDO_KEY.pack(ordinal, 0), db=self._tables[UNDO]) is not None
+        return read_undo(self.txn, self._tables[UNDO], ordinal) if there else np.empty(0, SPEND)
 
     def undo(self, ordinal: int) -> list[Spent] | None:
         """Return what a block spent, in order; None once a rollback can't reach it."""
