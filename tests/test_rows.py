@@ -26,10 +26,7 @@ from storage.rows import pack, unpack
 
 FULL: dict[str, tuple[Struct, set[int]]] = {  # a row, and with how many fields it may be written
     "state": (State([1, 2, 3, 4], 5, 6, 7, 8, 9, 10), {7}),
-    "block": (
-        Block(1, 2, b"h", 3, 4, 5, 6, 7, 8, 9, failed=True, size=10, previous=b"p", header=b"f", block_id=11),
-        {15},
-    ),
+    "block": (Block(1, 2, b"h", 3, 4, 5, 6, 7, 8, 9, header=b"f", era="e", issuer=(b"i", None, None, 1)), {17}),
     "runs": (Manifest([Run(1, 2, 3, 4, 5, 6)], [Merge([1], 2, 0, 3)], [7]), {3}),
     "job": (Job(1, 2, "applied", "done", 1.5), {15}),
     "page": (transactions.Page(3, 2, 1), {7}),

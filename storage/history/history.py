@@ -48,7 +48,7 @@ from storage.history.mmr import Mountains
 from storage.history.output_keys import RULES
 from storage.history.recent import Recent
 from storage.history.runs import Index
-from storage.history.stored import Stored, reachable, read_block, read_undo
+from storage.history.stored import Stored, reachable, read_block, read_spent, read_undo
 from storage.history.values import Values
 from storage.rows import TxFlag
 
@@ -370,7 +370,7 @@ class History:
             Damaged: something is missing that this needs; the transaction must not be committed.
         """
         state, first = self.state, read_block(txn, self._block, target + 1).first
-        spent = {ordinal: self._spent(txn, ordinal) for ordinal in range(target + 1, state.tip + 1)}
+        spent = {n: read_spent(txn, self._undo, self._block, n) for n in range(target + 1, state.tip + 1)}
         numbers = np.concatenate(list(spent.values()))
         older = numbers[numbers < first]
         self._check_bodies(txn, np.sort(older), spent)
@@ -388,13 +388,6 @@ class History:
             index.cut(target + 1 if kind == "block" else first)
         state.unspent += len(older) - born
         state.tip, state.next_number = target, first
-
-    def _spent(self, txn: Txn, ordinal: int) -> Numbers:
-        """Return the numbers of what a block spent."""
-        numbers: Numbers = self.undo(txn, ordinal)["number"]
-        if len(numbers) != (count := read_block(txn, self._block, ordinal).spent):
-            raise Damaged(f"the undo log of block {ordinal} has {len(numbers)} of its {count} spends")
-        return numbers
 
     def _check_bodies(self, txn: Txn, numbers: Numbers, spent: dict[int, Numbers]) -> None:
         """Check that outputs which are to live again are still there."""

@@ -259,6 +259,18 @@ def read_undo(txn: Txn, table: Db, ordinal: int) -> Records:
     return np.concatenate(parts)
 
 
+def read_spent(txn: Txn, table: Db, blocks: Db, ordinal: int) -> Numbers:
+    """Return the numbers of what a block spent, as many as its row says.
+
+    Raises:
+        Damaged: its undo log is not there, or is not whole.
+    """
+    numbers: Numbers = read_undo(txn, table, ordinal)["number"]
+    if len(numbers) != (count := read_block(txn, blocks, ordinal).spent):
+        raise Damaged(f"the undo log of block {ordinal} has {len(numbers)} of its {count} spends")
+    return numbers
+
+
 def reachable(txn: Txn, table: Db, floor: int) -> int:
     """Return the lowest number that a rollback may take back, when blocks up to `floor` stay."""
     if floor == 0 and txn.get(_U32.pack(0), db=table) is None:
