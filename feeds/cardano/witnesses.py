@@ -21,6 +21,7 @@ def read_witnesses(buf: bytes, at: int, sizes: list[int]) -> tuple[list[list[byt
     if count not in (INDEFINITE, len(sizes)):
         raise BlockError(f"{count} witness sets for {len(sizes)} transactions", at)
     datums: list[list[bytes]] = []
+    found: list[bytes]
     for index in range(len(sizes)):
         if count < 0 and buf[at] == BREAK:
             raise BlockError(f"{index} witness sets for {len(sizes)} transactions", at)
