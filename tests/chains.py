@@ -215,6 +215,8 @@ def random_block(
             name = rng.choice(again)
             branches.meet("a txid again in its own block" if name in {tx.txid for tx in txs} else "a txid again")
         outputs = [random_output(rng, branches) for _ in range(rng.randrange(4))]
+        datums = {0: [b"datum"], 1: [b"datum", name, b""], 2: [name]}.get(name[0] % 8, [])  # see `random_output`
+        branches.meet("datums among the witnesses", datums)
         if rng.random() < 0.15:
             branches.meet("a failed transaction")
             made = random_output(rng, branches) if rng.random() < 0.6 else None
@@ -222,11 +224,13 @@ def random_block(
             branches.meet("a collateral return", given)
             branches.meet("an unspendable collateral return", made is not None and not given)
             some = rng.sample(here, min(len(here), 2))
-            spend = Tx(name, some, outputs, False, take(2), [], made, coinbase=name in again)
+            spend = Tx(name, some, outputs, False, take(2), [], made, coinbase=name in again, datums=datums)
             born = [(name, len(outputs))] if given else []
         else:
             some, first = rng.sample(here, min(len(here), 1)), not txs or name in again  # only a coinbase can repeat
-            spend = Tx(name, take(3), outputs, True, some, some, random_output(rng, branches), coinbase=first)
+            spent = take(3)
+            back = random_output(rng, branches)
+            spend = Tx(name, spent, outputs, True, some, some, back, coinbase=first, datums=datums)
             born = [(name, index) for index, each in enumerate(outputs) if each.spendable]
         txs.append(spend)
         here = [point for point in here if point[0] != name] + born

@@ -18,6 +18,7 @@ from daemon.commands.common import FAILED, WRONG_USE, Exit, readers_may_leave, s
 from daemon.store import limited, open_query, reading
 from handlers.addresses import AddressError, codec
 from handlers.answers import Amount, Balance, Failure, TipAnswer, Utxo, to_tip
+from handlers.datums import Datum, find_datum
 from handlers.query import BadCursor, CursorGone, Listed, NoIndex, Order, Page, Snapshot, Sum, amounts
 from handlers.touched import touching
 from handlers.tx_query import Inpoint, Slot, Transaction, TxQuery
@@ -42,14 +43,7 @@ def address(config: Config, text: str, count: int, order: Order, cursor: str | N
 
 def by(config: Config, kind: str, text: str, count: int, order: Order, cursor: str | None, *, as_json: bool) -> None:
     """Print a page of the live outputs under a key of an index."""
-    name, least, most = _KEYS[kind]
-    try:
-        raw = bytes.fromhex(text)
-    except ValueError:
-        raw = b""
-    if not least <= len(raw) <= most or len(text) != 2 * len(raw):  # fromhex passes over spaces
-        digits = f"{least * 2}" if least == most else f"{least * 2} to {most * 2}"
-        raise Exit(f"{text!r} is no {name}, which has {digits} hex digits", WRONG_USE)
+    raw = _key(kind, text)
     key = sha256(raw).digest() if kind == "asset" else raw
     _page(config, lambda shot: shot.listed(kind, key), count, order, cursor, as_json=as_json)
 
@@ -73,6 +67,20 @@ def transactions(config: Config, text: str, count: int, order: Order, cursor: st
     since = f"every transaction from height {found.complete_from:,} on"
     with readers_may_leave():
         show(table, since, *([] if found.next_cursor is None else [f"there are more: --cursor {found.next_cursor}"]))
+
+
+def datum(config: Config, text: str, *, as_json: bool) -> None:
+    """Print one datum."""
+    digest = _key("datum", text)
+    with asking(config) as shot:
+        found = find_datum(shot, digest)
+    if found is None:
+        raise Exit(f"no datum with the hash {digest.hex()} is known: not revealed yet, or forgotten", FAILED)
+    if as_json:
+        print_json(Datum(digest.hex(), found.hex()))
+        return
+    with readers_may_leave():
+        click.echo(found.hex())
 
 
 def _page(config: Config, where: _Where, count: int, order: Order, cursor: str | None, *, as_json: bool) -> None:
@@ -241,6 +249,19 @@ def _owner(config: Config, text: str) -> _Where:
             raise Exit(f"address: {error}", WRONG_USE) from error
         return lambda shot: shot.by_credential(credential)
     return lambda shot: shot.by_address(raw)
+
+
+def _key(kind: str, text: str) -> bytes:
+    """Return the key of an index that a hex text names."""
+    name, least, most = _KEYS[kind]
+    try:
+        raw = bytes.fromhex(text)
+    except ValueError:
+        raw = b""
+    if not least <= len(raw) <= most or len(text) != 2 * len(raw):  # fromhex passes over spaces
+        digits = f"{least * 2}" if least == most else f"{least * 2} to {most * 2}"
+        raise Exit(f"{text!r} is no {name}, which has {digits} hex digits", WRONG_USE)
+    return raw
 
 
 def _txid(text: str) -> bytes:

@@ -129,6 +129,22 @@ def utxo(context: click.Context, txid: str, index: str | None, as_json: bool) ->
 
 @query.command()
 @config_option
+@click.argument("datum_hash", metavar="HASH")
+@json_option("The same object as HTTP.")
+@click.pass_context
+def datum(context: click.Context, datum_hash: str, as_json: bool) -> None:
+    """Print the datum with HASH (64 hex digits) as hex: inline in an output, or revealed by a block's witnesses.
+
+    Needs the index by datum (utxo.index.datum), which only a history store keeps. The datum is known while an output
+    that has its hash is kept.
+    """
+    from daemon.commands import lookup
+
+    lookup.datum(context.obj.config, datum_hash, as_json=as_json)
+
+
+@query.command()
+@config_option
 @click.argument("block", metavar="HEIGHT|HASH")
 @json_option("The same object as HTTP.")
 @click.pass_context

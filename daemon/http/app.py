@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Lifespan
 from daemon.http import pages
 from daemon.http.blocks import BlockRoutes
 from daemon.http.changes import ChangeRoutes
+from daemon.http.datums import DatumRoutes
 from daemon.http.ear import Ear
 from daemon.http.guard import Guard
 from daemon.http.history import HistoryRoutes
@@ -106,6 +107,7 @@ class Site:
             "/api/v1/credentials/{credential}/utxos": Lists(self.query, "credential", self._at_credential, self.turns),
             "/api/v1/stakes/{stake}/utxos": Lists(self.query, "stake", self._at_stake, self.turns),
             "/api/v1/policies/{policy}/utxos": Lists(self.query, "policy", self._at_policy, self.turns),
+            "/api/v1/datums/{datum_hash}": DatumRoutes(self.query, self.turns).datum,
             "/api/v1/datums/{datum_hash}/utxos": Lists(self.query, "datum_hash", self._at_datum, self.turns),
             "/api/v1/scripts/{script_hash}/utxos": Lists(self.query, "script_hash", self._at_script, self.turns),
             "/api/v1/addresses/{address}/transactions": HistoryRoutes(self.query, self.codec).address,

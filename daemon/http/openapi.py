@@ -10,6 +10,7 @@ from daemon import VERSION
 from handlers.answers import Balance, Failure, Health, MmrRoot, Status, TipAnswer, Utxo
 from handlers.blocks import BlockFacts
 from handlers.changes import Change
+from handlers.datums import Datum
 from handlers.deltas import BlockDelta
 from handlers.proofs import MmrProof
 from handlers.prune_report import PrunerJob
@@ -37,6 +38,7 @@ _TYPES = (
     Change,
     AddressTx,
     BlockFacts,
+    Datum,
 )
 _LIST = (
     ("count", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}, "How many."),
@@ -116,6 +118,7 @@ def document() -> Object:
         "/api/v1/stakes/{stake}/utxos": _list("Live outputs that delegate by a stake credential.", utxos, "stake"),
         "/api/v1/stakes/{stake}/balance": _get("What delegates by a stake credential.", _ref("Balance"), "stake"),
         "/api/v1/policies/{policy}/utxos": _list("Live outputs that hold assets of a policy.", utxos, "policy"),
+        "/api/v1/datums/{datum_hash}": _datum(),
         "/api/v1/datums/{datum_hash}/utxos": _list(
             "Live outputs with a datum, inline or by hash.", utxos, "datum_hash"
         ),
@@ -182,6 +185,13 @@ def _list(summary: str, schema: Object, *path: str) -> Object:
     ]
     listed["responses"]["409"] = _failure("The cursor's block was rolled back.")
     listed["responses"]["200"]["headers"]["X-Next-Cursor"] = _header(_CURSOR, required=False)
+    return route
+
+
+def _datum() -> Object:
+    summary = "A datum that an output has, or that the witnesses of a block revealed."
+    route = _get(summary, _ref("Datum"), "datum_hash", missing=True, cbor=True)
+    route["get"]["responses"]["200"]["content"][_CBOR] = {"schema": {"description": "The datum as the chain has it."}}
     return route
 
 

@@ -38,6 +38,7 @@ class Columns(msgspec.Struct):
     values: Words
     spendable: Flags
     extra: dict[int, bytes]  # what else an output has, by its place in the block
+    datums: list[bytes] = []  # among the witnesses, of hashes that no output of the block has
 
 
 class Waiting(msgspec.Struct):

@@ -17,7 +17,9 @@ import numpy as np
 from storage.history import touches
 from storage.history.bits import BITS
 from storage.history.check_touches import check_touches
+from storage.history.datums import datum_hash
 from storage.history.layout import (
+    DATUMS,
     HEAD_BYTES,
     LIVE,
     REPLACED,
@@ -170,9 +172,13 @@ def check_undo(view: View, sinks: Sinks) -> Iterator[str]:
             yield from _ended(view, at, count)
             yield from (f"block {missing} has no undo log" for missing in range(at + 1, min(ordinal, at + _NAMED)))
             at, parts, count, last = ordinal, 0, 0, last[:0]
+        if part == DATUMS and parts:
+            parts = DATUMS
         if part != parts:
             yield f"part {parts} of the undo log of block {ordinal} is missing, the next one is {part}"
         parts = part + 1
+        if part >= DATUMS:
+            continue
         spends = np.frombuffer(value, SPEND, count_of(value), HEAD_BYTES)
         count += len(spends)
         if len(spends):
@@ -302,10 +308,14 @@ def _bodies(view: View, records: Records, heap: bytes, alive: Flags, kinds: list
     returns = np.zeros(len(some), np.bool_)
     for at, raw in list(extra.items()):
         try:
-            returns[at] = _read_extra(raw).is_collateral_return
+            read = _read_extra(raw)
         except msgspec.DecodeError as error:
             yield f"{view.name(int(numbers[at]))} cannot be read: {error}"
             del extra[at]
+            continue
+        returns[at] = read.is_collateral_return
+        if read.datum is not None and datum_hash(read.datum) != read.datum_hash:
+            yield f"{view.name(int(numbers[at]))} has a datum whose hash it does not name"
     yield from _returns(view, numbers, returns)
     for kind in kinds:
         digests, places = RULES[kind].of_outputs(addresses, extra)

@@ -15,7 +15,7 @@ import numpy as np
 
 from storage.disk import META, Db, Txn
 from storage.errors import Damaged
-from storage.history import touches
+from storage.history import datums, touches
 from storage.history.batch import NOTHING_SPENT, Batch, Done, Spends, Waiting, row_of
 from storage.history.bits import TableBits
 from storage.history.layout import (
@@ -238,17 +238,18 @@ class History:
         self.index[kind].add(txn, entries, made.first_number, made.next_number)
 
     def _write_undo(self, txn: Txn, made: Batch, spends: Spends) -> None:
-        """Write what each block spent, in order."""
+        """Write what each block spent in order, and the datums that no output names."""
         blocks, spender = made.block_of(spends.spender), made.first[spends.spender]
         entries = np.empty(len(spender), SPEND)
         entries["number"], entries["input"] = spends.numbers, spends.input
         entries["spender"] = spender - made.block_firsts()[blocks]
         ends = np.searchsorted(blocks, np.arange(len(made.blocks)), "right")
         rows, start = [], 0
-        for ordinal, end in enumerate(ends.tolist(), self.state.tip + 1):
+        for ordinal, (end, waiting) in enumerate(zip(ends.tolist(), made.blocks, strict=True), self.state.tip + 1):
             for part, at in enumerate(range(start, max(end, start + 1), UNDO_ENTRIES)):
                 some = entries[at : min(at + UNDO_ENTRIES, end)]
                 rows.append((UNDO_KEY.pack(ordinal, part), seal(len(some), some.tobytes())))
+            rows += datums.pack(ordinal, waiting.columns.datums)
             start = end
         txn.cursor(self._undo).putmulti(rows, append=True)
 

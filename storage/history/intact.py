@@ -10,10 +10,11 @@ import numpy as np
 
 from storage.disk import META, Txn
 from storage.errors import Damaged
-from storage.history import runs, touches
+from storage.history import datums, runs, touches
 from storage.history.bits import open_chunk
 from storage.history.layout import (
     BLOCK,
+    DATUMS,
     ENTRY,
     FILTER,
     HEAD_BYTES,
@@ -137,6 +138,9 @@ def _records(record: np.dtype[np.void], *, heap: bool) -> Callable[[bytes, bytes
 
 def _spends(key: bytes, value: bytes) -> None:
     ordinal, part = Packed(">II").unpack(key)
+    if part >= DATUMS:
+        datums.unpack(key, value)
+        return
     name = f"part {part} of the undo log of block {ordinal}"
     check(value, name)
     if len(value) != HEAD_BYTES + count_of(value) * SPEND.itemsize:

@@ -9,9 +9,11 @@ import numpy as np
 
 from storage.disk import META, Db, Txn
 from storage.errors import Damaged
+from storage.history import datums
 from storage.history.bits import StoredBits
 from storage.history.layout import (
     BLOCK,
+    DATUMS,
     HEAD_BYTES,
     LIVE,
     OUTPUT,
@@ -126,6 +128,10 @@ class Stored:
         first = self.block(ordinal).first
         entries = read_undo(self.txn, self._tables[UNDO], ordinal).tolist()
         return [Spent(number, first + spender, at) for number, spender, at in entries]
+
+    def revealed(self, ordinal: int) -> list[bytes]:
+        """Return the datums among a block's witnesses that no output of it names; none once no rollback reaches it."""
+        return datums.read(self.txn, self._tables[UNDO], ordinal)
 
     # --- transactions --------------------------------------------------------------------------------------------
 
@@ -250,7 +256,7 @@ def read_undo(txn: Txn, table: Db, ordinal: int) -> Records:
     parts, cursor = [], txn.cursor(table)
     if cursor.set_range(_UNDO_KEY.pack(ordinal, 0)):
         for key, value in cursor:
-            if _UNDO_KEY.unpack(key)[0] != ordinal:
+            if _UNDO_KEY.unpack(key) >= (ordinal, DATUMS):
                 break
             check(value, f"the undo log of block {ordinal}")
             parts.append(np.frombuffer(value, SPEND, count_of(value), HEAD_BYTES))
