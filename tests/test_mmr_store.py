@@ -32,7 +32,7 @@ from config.load import load
 from daemon import offline
 from handlers.addresses import Family, codec
 from handlers.chain import Chain
-from handlers.events import BlockApplied, Output
+from handlers.events import BlockApplied, Output, Pruned
 from handlers.leaves import LeafWriter
 from handlers.proofs import NoProof, check
 from handlers.records import Entry, RecordWriter
@@ -228,6 +228,16 @@ def test_large_dead_trees_are_let_go_over_restarts(tmp_path: Path) -> None:
             check(prove(at("fund 6", 3)))
             with pytest.raises(NoProof):
                 prove(at("fund 0", 3))
+
+
+def test_nodes_that_go_in_the_commit_that_wrote_them_leave_sound_pages(tmp_path: Path) -> None:
+    """A value that is made smaller in the same transaction has pages for its new size only."""
+    with open_chain(tmp_path, store="mmr", prune_depth=0, rollback_window=0, may_prune=True) as chain:
+        first = block(None, tx("many", *(output("ann") for _ in range(600))))
+        second = block(first, tx("spend", output("bob"), spends=[at("many", n) for n in range(600)]))
+        feed(chain, first, second, block(second))
+        assert [fact.mmr_nodes > 400 for fact in chain.take_facts() if isinstance(fact, Pruned)] == [True]
+        assert verify(chain.store.disk, leaves=LEAVES) == []
 
 
 def test_prune_lets_every_node_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
