@@ -132,7 +132,7 @@ def prefix(digest: bytes) -> int:
 
 def test_the_format_has_a_number_and_a_page() -> None:
     assert FORMAT == 2
-    assert TABLES == tuple(f"history_{name}" for name in ("block", "tx", "output", "live", "undo", "run", "filter"))
+    assert tuple(f"history_{name}" for name in ("block", "tx", "output", "live", "undo", "run", "filter")) == TABLES
     assert (TX_RECORD.itemsize, OUTPUT_RECORD.itemsize, SPEND.itemsize, TXID_ENTRY.itemsize) == (64, 24, 16, 24)
     page = (Path(__file__).parent.parent / "docs" / "format.md").read_text()
     assert [table for table in (*ALL_TABLES, *MMR_TABLES) if f"`{table.rstrip('*')}`" not in page] == []
@@ -151,7 +151,7 @@ def test_a_block(told: Chain) -> None:
 
 
 def test_a_transaction(told: Chain) -> None:
-    """Number, id, fee; count of outputs and flags (1 invalid, 2 collateral return, 4 coinbase); block, size, subtree."""
+    """Number, id, fee; count of outputs and flags: 1 invalid, 2 collateral return, 4 coinbase; block, size, subtree."""
     nothing = little(-(1 << 63), 8)
     assert rows(told.store, "history_tx") == {
         big(0): value(1, little(0, 8) + GENESIS + nothing + little(8 << 3, 4) + little(0, 4) + b"\xff" * 8),
