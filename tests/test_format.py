@@ -16,7 +16,7 @@ from chains import Options, back_to, block, feed, open_chain, prune_all, rows
 
 from daemon.store import TABLES as ALL_TABLES
 from handlers.chain import Chain
-from handlers.events import BlockApplied, BlockPersisted, GenesisOutput, GenesisOutputs, Output, Tx
+from handlers.events import BlockApplied, BlockPersisted, GenesisOutput, GenesisOutputs, Issuer, Output, Tx
 from storage.history.layout import FORMAT, OUTPUT_RECORD, SPEND, TABLES, TX_RECORD, TXID_ENTRY, seal_row
 from storage.history.mmr import TABLES as MMR_TABLES
 from storage.history.runs import Manifest, Merge, Run
@@ -36,6 +36,10 @@ def plain(value: int) -> Output:
     return Output(bytes.fromhex(PLAIN), value)
 
 
+def named(value: int) -> Output:
+    return Output(bytes.fromhex(PLAIN), value, datum_hash=UNIT_HASH)
+
+
 RICH = Output(
     bytes.fromhex(BASE),
     2**64 - 1,
@@ -46,6 +50,8 @@ RICH = Output(
     script_ref_hash=b"\xd2" * 28,
 )
 UNSPENDABLE = Output(b"\x6a", 0, spendable=False)
+UNIT = bytes.fromhex("d87980")  # a datum
+UNIT_HASH = bytes.fromhex("923918e403bf43c34b4ef6b48eb2ee04babed17320d8d1b9ff9ad086e86f44ec")
 
 SEED = GenesisOutputs(outputs=[GenesisOutput(GENESIS, 7, plain(1000))])
 BLOCKS = [  # numbers: the genesis has 0 to 7, the first block 8 to 10, the second one 11 to 13
@@ -59,13 +65,15 @@ BLOCKS = [  # numbers: the genesis has 0 to 7, the first block 8 to 10, the seco
         size=300,
         header=b"\x0a\x0b",
         block_id=900,
+        era="conway",
+        issuer=Issuer(vkey=b"\x01", op_cert_counter=5),
         txs=[Tx(FUNDS, [], [plain(1), UNSPENDABLE, RICH], coinbase=True, fee=9, size=250, subtree_index=2)],
     ),
     BlockApplied(  # without a slot: it is the height
         height=101,
         hash=SECOND,
         txs=[
-            Tx(SPENDING, [(GENESIS, 7), (FUNDS, 0)], [plain(300)]),
+            Tx(SPENDING, [(GENESIS, 7), (FUNDS, 0)], [named(300)], datums=[b"\x80", UNIT]),
             Tx(FAILED, [], [plain(9)], valid=False, collateral=[(SPENDING, 0)], collateral_return=plain(2)),
         ],
     ),
@@ -88,7 +96,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def told(tmp_path: Path, keys: None) -> Iterator[Chain]:
-    with open_chain(tmp_path) as chain:
+    with open_chain(tmp_path, indexes=NAMES) as chain:
         tell(chain)
         yield chain
 
@@ -139,14 +147,15 @@ def test_the_format_has_a_number_and_a_page() -> None:
 
 
 def test_a_block(told: Chain) -> None:
-    """Height, slot, hash, time, epoch; first number, numbers; counts; failed; size, previous, header, block id."""
+    """Place; first number, numbers; counts; failed; size, previous, header, block id, era, issuer."""
     zero, first, second = f"c420{'00' * 32}", f"c420{FIRST.hex()}", f"c420{SECOND.hex()}"
     assert rows(told.store, "history_block") == {
-        big(0, 4): row(f"9f 00 00 {zero} c0 c0 00 08 01 01 00 c2 c0 c0 c0 c0"),
+        big(0, 4): row(f"dc0011 00 00 {zero} c0 c0 00 08 01 01 00 c2 c0 c0 c0 c0 c0 c0"),
         big(1, 4): row(
-            f"9f 64 cd07d0 {first} ce68c15260 cd01c2 08 03 01 02 00 c2 cd012c c420{BEFORE.hex()} c4020a0b cd0384"
+            f"dc0011 64 cd07d0 {first} ce68c15260 cd01c2 08 03 01 02 00 c2"
+            f"cd012c c420{BEFORE.hex()} c4020a0b cd0384 a6636f6e776179 94 c40101 c0 c0 05"
         ),
-        big(2, 4): row(f"9f 65 65 {second} c0 c0 0b 03 02 02 03 c3 c0 c0 c0 c0"),
+        big(2, 4): row(f"dc0011 65 65 {second} c0 c0 0b 03 02 02 03 c3 c0 c0 c0 c0 c0 c0"),
     }
 
 
@@ -177,11 +186,12 @@ def test_a_transaction(told: Chain) -> None:
     }
 
 
-BESIDE = bytes.fromhex(  # assets, datum hash, inline datum, script, its hash, whether it is a collateral return
-    f"96 92 93 c41c{POLICY} c404676f6c64 05 93 c41c{POLICY} c400 cf7fffffffffffffff"
-    f"c420{'d1' * 32} c4020102 c40103 c41c{'d2' * 28} c2"
+BESIDE = bytes.fromhex(  # assets, datum hash, inline datum, script, its hash, is a collateral return; the hash's datum
+    f"97 92 93 c41c{POLICY} c404676f6c64 05 93 c41c{POLICY} c400 cf7fffffffffffffff"
+    f"c420{'d1' * 32} c4020102 c40103 c41c{'d2' * 28} c2 c0"
 )
-RETURNED = bytes.fromhex("96 90 c0 c0 c0 c0 c3")
+NAMED = bytes.fromhex(f"97 90 c420{UNIT_HASH.hex()} c0 c0 c0 c2 c403{UNIT.hex()}")
+RETURNED = bytes.fromhex("97 90 c0 c0 c0 c0 c3 c0")
 
 
 def test_an_output(told: Chain) -> None:
@@ -194,7 +204,7 @@ def test_an_output(told: Chain) -> None:
     assert rows(told.store, "history_output") == {
         big(7): value(1, head(7, 1000, 29) + short),
         big(8): value(2, head(8, 1, 29) + head(10, 2**64 - 1, 57, BESIDE) + short + long + BESIDE),
-        big(11): value(2, head(11, 300, 29) + head(13, 2, 29, RETURNED) + short + short + RETURNED),
+        big(11): value(2, head(11, 300, 29, NAMED) + head(13, 2, 29, RETURNED) + short + NAMED + short + RETURNED),
     }
 
 
@@ -204,12 +214,13 @@ def test_the_unspent_bits(told: Chain) -> None:
 
 
 def test_an_undo_log(told: Chain) -> None:
-    """Of each spend the output, the spender counted from the block's first number, and the input."""
+    """Of each spend the output, the spender counted from the block's first number, and the input; then datums."""
     spends = [(7, 0, 0), (8, 0, 1), (11, 1, 0)]
     written = b"".join(little(number, 8) + little(spender, 4) + little(at, 4) for number, spender, at in spends)
     assert rows(told.store, "history_undo") == {
         big(1, 4) + big(0, 4): value(0, b""),
         big(2, 4) + big(0, 4): value(3, written),
+        big(2, 4) + big(1 << 31, 4): value(1, bytes.fromhex("92 02 91 c40180")),
     }
 
 
@@ -227,6 +238,7 @@ RUNS: list[tuple[str, Entries]] = [  # from 1 on, in the order in which they are
     ("txid", [(GENESIS, 0)]),
     ("address_hash", [(of(PLAIN), 7)]),
     ("payment_credential", [(padded(KEY), 7)]),
+    ("history", [(of(PLAIN), 0)]),
     ("block", [(bytes(32), 0)]),
     ("txid", [(FUNDS, 8)]),
     ("address_hash", [(of(PLAIN), 8), (of(BASE), 10)]),
@@ -236,11 +248,14 @@ RUNS: list[tuple[str, Entries]] = [  # from 1 on, in the order in which they are
     ("asset", [(GOLD, 10), (NAMELESS, 10)]),
     ("datum", [(RICH.datum_hash or b"", 10)]),
     ("script", [(padded("d2" * 28), 10)]),
+    ("history", [(of(PLAIN), 8), (of(BASE), 8)]),
     ("block", [(FIRST, 1)]),
     ("txid", [(SPENDING, 11), (FAILED, 12)]),
     ("address_hash", [(of(PLAIN), 11), (of(PLAIN), 13)]),
     ("payment_credential", [(padded(KEY), 11), (padded(KEY), 13)]),
+    ("datum", [(UNIT_HASH, 11)]),
     ("spender", []),  # of which the prefix is the number of the output itself
+    ("history", [(of(PLAIN), 11), (of(PLAIN), 12)]),
     ("block", [(SECOND, 2)]),
 ]
 SPENT = [(7, 11), (8, 11), (11, 12)]
@@ -296,7 +311,7 @@ def test_the_meta_rows(told: Chain) -> None:
     lists = {f"runs:{kind}".encode(): bytearray() for kind, _ in RUNS}
     counts = dict.fromkeys(lists, 0)
     for run, (kind, listed) in enumerate(RUNS, start=1):
-        low, high = ((0, 8), (8, 11), (11, 14))[(run > 4) + (run > 13)]
+        low, high = ((0, 8), (8, 11), (11, 14))[(run > 5) + (run > 15)]
         if kind == "block":
             low, high = listed[0][1], listed[0][1] + 1
         entries = len(entries_of(kind, listed))
@@ -307,7 +322,8 @@ def test_the_meta_rows(told: Chain) -> None:
         b"chain": b"cardano/mainnet",
         b"genesis": bytes.fromhex("525dd42f11ded063c8266ce92609da47d24ac3ab0473aa580ab9140ead90f180"),
         b"indexes": ",".join(NAMES).encode(),
-        b"state": row("97 9403 05 07 0b 02 02 00 0e 63 12"),  # keys; tip, unspent, floor, next number, persisted, run
+        b"history_from": bytes(4),
+        b"state": row("97 9403 05 07 0b 02 02 00 0e 63 16"),  # keys; tip, unspent, floor, next number, persisted, run
     } | {name: row(f"93 {0x90 + counts[name]:02x} {listed.hex()} 90 90") for name, listed in lists.items()}
 
 
@@ -345,8 +361,8 @@ def test_a_rollback_gives_numbers_back(told: Chain) -> None:
     bits = bytes([0b10000000, 0b101]) + bytes(126)
     assert rows(told.store, "history_live") == {bytes(4): bits + crc(bits)}
     meta = rows(told.store, "utxo_meta")
-    assert meta[b"state"] == row("97 9403 05 07 0b 01 03 00 0b 63 12")
-    assert meta[b"runs:txid"] == row("93 92 96 01 00 08 00 01 01 96 05 08 0b 00 01 01 90 91 0e")
+    assert meta[b"state"] == row("97 9403 05 07 0b 01 03 00 0b 63 16")
+    assert meta[b"runs:txid"] == row("93 92 96 01 00 08 00 01 01 96 06 08 0b 00 01 01 90 91 10")
     assert max(rows(told.store, "history_tx")) == big(8)
     assert max(rows(told.store, "history_output")) == big(8)
 
@@ -362,5 +378,5 @@ def test_what_pruning_leaves(tmp_path: Path, keys: None) -> None:
         assert set(rows(chain.store, "history_undo")) == {big(3, 4) + big(0, 4), big(4, 4) + big(0, 4)}
         assert set(rows(chain.store, "history_block")) == {big(n, 4) for n in range(5)}
         meta = rows(chain.store, "utxo_meta")
-    assert meta[b"state"] == row("97 9403 05 07 0b 04 02 02 0e 63 14")
+    assert meta[b"state"] == row("97 9403 05 07 0b 04 02 02 0e 63 15")
     assert meta[b"runs:spender"] == row("93 90 90 90")
