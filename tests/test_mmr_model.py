@@ -30,7 +30,6 @@ from mountains import (
 )
 from test_model import MET, SEEDS, WINDOWS, Story, cut, fresh, search
 
-import handlers.chain
 import storage.history.mmr_nodes
 import storage.history.mmr_thin
 from handlers.proofs import NoProof, check
