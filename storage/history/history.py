@@ -79,7 +79,11 @@ class History:
         self.state = State([])
 
     def load(self, txn: Txn) -> None:
-        """Take over what is on disk."""
+        """Take over what is on disk.
+
+        Raises:
+            Damaged: something of it is missing.
+        """
         self.state = stored_state(txn, self._meta)
         self._keys = np.array(self.state.keys, np.uint64)
         self.index = {kind: Index(self._tables, kind, self._next_run) for kind in self.kinds}
@@ -87,6 +91,8 @@ class History:
             index.load(txn)
         for table in (self.tx, self.output, self.live):
             table.load(txn)
+        if (unspent := self.live.count()) != self.state.unspent:
+            raise Damaged(f"{unspent} outputs are unspent, the counter says {self.state.unspent}")
         self.recent = Recent(self.state.floor + 1, self.state.tip)
         if self.mmr:
             self.mmr.load(txn, self.state.next_number)
@@ -323,7 +329,7 @@ class History:
     def sweeps(self, blocks: int) -> int:
         """Return how often to keep house for so many blocks until every value was looked at."""
         values = max(2 * len(self.tx.firsts), len(self.output.firsts))
-        return -(-values // (_THINNED * blocks))
+        return max(-(-values // (_THINNED * blocks)), self.mmr.sweeps(blocks) if self.mmr else 0)
 
     def _wanted(self, kind: str, reachable: int, entries: Records) -> Flags:
         """Return which entries a merge keeps."""

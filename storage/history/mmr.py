@@ -154,6 +154,10 @@ class Mountains:
         self._thin_at = stop if stop < end else 0
         return gone
 
+    def sweeps(self, blocks: int) -> int:
+        """Return how often to call `thin` for so many blocks until every value was looked at, wherever it goes on."""
+        return -(-self._nodes.size // (self._nodes.per_value * _THINNED * blocks)) + 1
+
 
 class StoredMmr:
     """The mountain ranges for a reader, in whatever transaction it has."""
