@@ -74,7 +74,7 @@ class Chain(Durable):
     def _read_anew(self) -> None:
         """Let the transaction store's view of the history read what is there now."""
         if self.lives:
-            self.lives.buried.forget()
+            self.lives.chain.forget()
 
     def _look(self, txn: Txn) -> None:
         """Take over what the store says beside its state."""
@@ -195,7 +195,7 @@ class Chain(Durable):
             self.history.state.persisted = persisted_height
             if self.lives and (len(batch.steps) > len(batch.blocks) or batch.reused):  # they look at what is written
                 self.history.save(txn)
-                self.lives.buried.resolve(txn, batch.touched)
+                self.lives.chain.resolve(txn, batch.touched)
             self._take_steps(txn, batch)
             return self._prune(txn, budget if self.may_prune else 0, blocks=len(batch.blocks))
 
