@@ -1,7 +1,8 @@
 """Walking the transaction store by its own rules, and beside the UTXO store: both must tell the same story.
 
 Reads one consistent state row by row, writes nothing, and names what is wrong. Damage is what rows of the transaction
-store say against each other. Where records and the chain say different things, the store is sound and the chain lied: `utxod reindex --records` settles that. What a creation has left half-made heals by itself.
+store say against each other. Where records and the chain say different things, the store is sound and the chain lied:
+`utxod reindex --records` settles that. What a creation has left half-made heals by itself.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ from storage.transactions import (
     OutPoint,
     Page,
     Record,
-    TxStore,
     claim,
     claimant,
 )

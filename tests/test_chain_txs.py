@@ -18,7 +18,7 @@ from handlers.bodies import body
 from handlers.chain import Chain
 from handlers.columns import RawBlock
 from handlers.desk import Looked, Mined, Rules
-from handlers.events import BlockApplied, OutPoint, Tx, TxSubmitted
+from handlers.events import OutPoint, Tx, TxSubmitted
 from handlers.lives import Lives
 from handlers.spending import TxFault
 from handlers.transactions import Transactions
