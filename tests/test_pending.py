@@ -40,7 +40,6 @@ from handlers.utxo import Turns
 from storage.blobs import Files
 from storage.disk import GIB, Disk
 from storage.pending import Totals
-from storage.transactions import TxStore
 from storage.windows import Windows
 
 RETENTION = 100
@@ -55,8 +54,9 @@ class Pool:
     """A daemon's stores, told messages one by one."""
 
     def __init__(self, disk: Disk, folder: Path, rules: Rules) -> None:
-        self.utxo, self.store = open_store(disk, indexes=["address_hash"]), TxStore(disk)
+        self.utxo = open_store(disk, indexes=["address_hash"])
         real = Transactions(chain_txs(self.utxo), Files(folder / "blobs"), rules)
+        self.store = real.store
         self.lives = Lives(real)
         self.chain = Chain(self.utxo, Windows(10, 10), 10, self.lives)
         self.lives.wake(self.chain.height)
