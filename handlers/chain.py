@@ -107,7 +107,7 @@ class Chain(Durable):
         point, touching, batch = block.point, self._touching(block), self.batch
         waiting = columns.waiting(block)
         number = len(batch.blocks)
-        batch.steps.append(lambda _: self.changes.tell(batch.committed(number)))
+        batch.steps.append(partial(self._tell, number=number))
         if self.lives and touching:
             batch.steps.append(partial(self.lives.connect, block=touching))
         batch.blocks.append(waiting)
@@ -191,6 +191,10 @@ class Chain(Durable):
         points = zip(batch.blocks, batch.done, strict=True)
         self.missing += [(Point(b.height, b.slot, b.hash), each.missing) for b, each in points if each.missing]
         self._settle(state)
+
+    def _tell(self, _: Txn, number: int) -> None:
+        """Tell that a block of the batch is committed. A step that has the batch itself would be in a cycle with it."""
+        self.changes.tell(self.batch.committed(number))
 
     def _take_steps(self, txn: Txn, batch: Batch) -> None:
         """Tell of blocks, and carry out what waits for records; it may be done again when the map was too small."""
