@@ -22,9 +22,9 @@ from handlers.eviction import Evictor
 from handlers.reconcile import Reconciler, Repair
 from handlers.transactions import Transactions
 from storage.disk import Txn
+from storage.rollback_records import RecordedBlock
 from storage.sheaf import Sheaf
 from storage.transactions import FROZEN, HASH, HIGHEST, MASTER, Record, claim, claimant, slot_key
-from storage.unearth import Unearthed
 
 log = structlog.get_logger("transactions")
 
@@ -346,16 +346,16 @@ class Lives:
         self.transactions.height = height
         undone, names = Undone(), dict[int, bytes]()
         for block in self.chain.going_back(txn, tip, target):
-            unearthed = Unearthed(txn, self.chain, block, target, names, undone.reused, idle=self.idle)
-            for record in unearthed.known.values():
+            recorded = RecordedBlock(txn, self.chain, block, target, names, undone.reused, idle=self.idle)
+            for record in recorded.known.values():
                 spending.unmine(record, block.block_id, block.height)
                 spending.settle(record, height, self.transactions.rules.retention)
-            unearthed.flush()
-            undone.released += unearthed.released
-            undone.losers += unearthed.losers
-            undone.doubtful += unearthed.doubtful
-            undone.failed += [found.txid for found in unearthed.transactions if found.failed]
-            undone.unmined += [found.txid for found in unearthed.transactions if not found.failed]
+            recorded.flush()
+            undone.released += recorded.released
+            undone.losers += recorded.losers
+            undone.doubtful += recorded.doubtful
+            undone.failed += [found.txid for found in recorded.transactions if found.failed]
+            undone.unmined += [found.txid for found in recorded.transactions if not found.failed]
         return undone
 
     def settle_undone(self, txn: Txn, undone: Undone) -> None:

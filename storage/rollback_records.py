@@ -31,7 +31,7 @@ from storage.transactions import (
 _BODY = keys.u32(BODY_PAGE)
 
 
-class Unearthed:
+class RecordedBlock:
     """The transactions of a block that goes back, with the records that they have, or have now.
 
     `target` is the ordinal that stays; outputs of it and of those below go on being claimed by what is unmined now.
