@@ -15,10 +15,11 @@ from msgspec import Struct, structs
 from handlers import spending
 from handlers.desk import show
 from storage import keys
-from storage.chain_txs import NOTHING, REPLACED, ChainTx
+from storage.chain_txs import NOTHING, ChainTx
 from storage.damage import UNREADABLE
 from storage.disk import Db, Txn
 from storage.errors import StoreError
+from storage.history.layout import REPLACED
 from storage.history.mined import MinedStore
 from storage.jobs import JobStore
 from storage.rows import unpack

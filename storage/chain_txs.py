@@ -17,7 +17,6 @@ from storage.rows import TxFlag
 from storage.transactions import HASH, HIGHEST, OutPoint, Record
 
 NOTHING: OutPoint = (bytes(32), keys.LAST_U32)  # in place of an input that was missing, or listed twice
-REPLACED = keys.LAST_U32  # in place of an input: a later transaction of the same id took the output's place
 _MOST_INPUTS = 1 << 24  # of a transaction: its block would not fit into a message
 
 

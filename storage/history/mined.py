@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 import numpy as np
 
-from storage.chain_txs import REPLACED, ChainTx, Details, GoingBack, Paid, Spend, count, in_order, mined_record
+from storage.chain_txs import ChainTx, Details, GoingBack, Paid, Spend, count, in_order, mined_record
 from storage.disk import Txn
 from storage.errors import Damaged
 from storage.history.layout import (
     NO_FEE,
+    REPLACED,
     UNDO,
     Block,
     Extra,
