@@ -31,7 +31,7 @@ from storage.blobs import Blobs, Files
 from storage.change_log import Retention
 from storage.disk import GIB, Disk, Txn
 from storage.jobs import Job, JobStore
-from storage.transactions import Record, TxStore
+from storage.transactions import Record
 from storage.windows import Windows
 
 RETENTION, UNMINED, PRESERVATION = 10, 5, 40
@@ -44,13 +44,10 @@ class House:
         self, folder: Path, disk: Disk, terms: Terms, windows: Windows, page: int, blobs: Blobs, kind: str
     ) -> None:
         self.folder, self.disk = folder, disk
-        self.utxo, self.store, self.jobs = (
-            open_store(disk, kind, indexes=["address_hash"]),
-            TxStore(disk),
-            JobStore(disk),
-        )
+        self.utxo, self.jobs = open_store(disk, kind, indexes=["address_hash"]), JobStore(disk)
         rules = Rules(batch_size=page, retention=RETENTION, maturity=0, max_inline_bytes=1000)
-        self.transactions = Transactions(self.store, chain_txs(self.utxo), blobs, rules)
+        self.transactions = Transactions(chain_txs(self.utxo), blobs, rules)
+        self.store = self.transactions.store
         self.changes = ChangeLog(disk, Retention(count=1000))
         self.chain = Chain(self.utxo, windows, terms.batch_size, Lives(self.transactions, self.changes))
         self.turns = Turns(self.chain)
