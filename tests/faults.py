@@ -6,13 +6,20 @@ Reads go to the real thing, and so do writes until the fault; then the transacti
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any, cast
 
 import lmdb
+import pytest
 
 from storage.disk import Disk
+from storage.history.history import History
+from storage.history.mmr_nodes import HeldNodes, Nodes
+from storage.history.runs import Index
+from storage.history.values import Values
 
 WRITES = {"put", "putmulti", "delete", "pop", "drop"}
 
@@ -103,3 +110,39 @@ def failing(disk: Disk, fault: Fault) -> Iterator[Fault]:
         yield fault
     finally:
         disk.env = real
+
+
+# What the store does beside writing what it is told: a fault has to meet all of it.
+WORK: dict[str, tuple[type, str, Callable[[Any], object]]] = {
+    "a merge": (Index, "_turn", lambda _: True),
+    "deleted values of runs": (Index, "collect", lambda count: count),
+    "a rewrite of values": (Values, "_rewrite", lambda _: True),
+    "deleted undo logs": (History, "_raise_floor", lambda _: True),
+    "a rollback": (History, "rollback", lambda _: True),
+    "leaves": (Nodes, "append", lambda _: True),
+    "leaves taken back": (Nodes, "cut", lambda _: True),
+    "nodes let go": (Nodes, "put", lambda _: True),
+    "hashes of bits": (HeldNodes, "_write", lambda _: True),
+}
+
+
+@contextmanager
+def watched() -> Iterator[Counter[str]]:
+    """Count what of `WORK` is done meanwhile."""
+    met = Counter[str]()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, (owner, method, happened) in WORK.items():
+            patch.setattr(owner, method, _counted(getattr(owner, method), name, met, happened))
+        yield met
+
+
+def _counted(
+    work: Callable[..., Any], name: str, met: Counter[str], happened: Callable[[Any], object]
+) -> Callable[..., Any]:
+    @wraps(work)
+    def counted(*args: Any, **options: Any) -> Any:
+        result = work(*args, **options)
+        met[name] += bool(happened(result))
+        return result
+
+    return counted
