@@ -361,14 +361,14 @@ def dump(store: HistoryStore) -> dict[str, Any]:
     with store.disk.read() as txn:
         stored, state = store.stored(txn), store.state(txn)
         kept = _outputs(stored)
-        point_of = {stored_number: point for point, stored_number in _numbers(stored).items()}
+        points = _points(stored)
         answers: dict[str, Any] = {
             "state": (state.tip, state.unspent, state.floor, state.next_number, state.persisted),
             "blocks": {n: stored.block(n) for n in range(0 if store.genesis(txn) else 1, state.tip + 1)},
             "outputs": kept,
             "transactions": [tx for tx in _transactions(stored) if stored.is_kept(tx)],
             "undo": {
-                n: [(point_of[spent.number], spent.spender, spent.input) for spent in stored.undo(n) or []]
+                n: [(points[spent.number], spent.spender, spent.input) for spent in stored.undo(n) or []]
                 for n in range(state.floor + 1, state.tip + 1)
             },
             "mmr": store.mmr and store.mmr.roots(txn),
@@ -415,16 +415,17 @@ def index_keys(index: str, body: Body) -> set[bytes]:
     return RULES[index].keys(body.address, extra)
 
 
-def _numbers(stored: Stored) -> dict[OutPoint, int]:
-    """Return the numbers of the outputs that live or may live again."""
+def _points(stored: Stored) -> dict[int, OutPoint]:
+    """Return the outputs that live or may live again, by number."""
     numbers = np.arange(stored.state.next_number)
     homes = stored.homes(numbers[stored.revivable(numbers)])
-    return {(home.txid, home.output): number for number, home in homes.items()}
+    return {number: (home.txid, home.output) for number, home in homes.items()}
 
 
 def _outputs(stored: Stored) -> dict[OutPoint, Kept]:
+    """Return the same with what they hold; of two with one id it is the latest."""
     kept = dict[OutPoint, Kept]()
-    for point, number in _numbers(stored).items():
+    for number, point in _points(stored).items():
         output = stored.output(number)
         assert output is not None
         by = None if stored.live.is_set(number) else stored.spender(number)

@@ -78,7 +78,7 @@ def by(
 ) -> None:
     """List the live outputs that an index has under KEY, which is hex.
 
-    It needs the index of that kind (utxo.index), which only a history store keeps.
+    It needs the index of that kind (utxo.index).
     """
     from daemon.commands import lookup
 
