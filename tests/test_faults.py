@@ -30,6 +30,7 @@ from chains import (
     live,
     open_chain,
     output,
+    prune_all,
     random_chain,
     tx,
 )
@@ -41,6 +42,7 @@ import storage.history.filters
 import storage.history.history
 import storage.history.mmr
 import storage.history.mmr_nodes
+import storage.history.reindex
 import storage.history.runs
 import storage.history.store
 import storage.history.values
@@ -50,6 +52,7 @@ from handlers.utxo import Turns
 from storage.disk import Disk
 from storage.errors import Damaged, StoreFull
 from storage.history.layout import State
+from storage.history.reindex import reindex
 from storage.history.store import HistoryStore
 from storage.history.verify import verify
 from storage.indexes import NAMES
@@ -57,8 +60,8 @@ from storage.windows import Windows
 
 MIB = 1 << 20
 BLOCKS = random_chain(Random(5), 9)
-STORY, NEWS = BLOCKS[:6], BLOCKS[6:]
-LONGER = random_chain(Random(8), 40)
+STORY, NEWS = BLOCKS[:5], BLOCKS[5:]
+LONGER = random_chain(Random(8), 26)
 COINBASE = tx("coinbase", output("ann"), coinbase=True)
 REPEATED = [*STORY, first := block(STORY[-1], COINBASE, salt="first"), block(first)]
 
@@ -86,14 +89,26 @@ def told(*blocks: BlockApplied) -> Callable[[Chain], object]:
 
 
 def neglected(*blocks: BlockApplied) -> Callable[[Chain], object]:
-    """Tell a chain, and keep no house meanwhile: nothing is merged, rewritten or let go."""
+    """Tell a chain and prune it, and keep no house meanwhile: nothing is merged, rewritten or let go."""
 
     def tell(chain: Chain) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(storage.history.history.History, "keep_house", lambda *_: (0, 0))
             told(*blocks)(chain)
+            prune_all(chain)
 
     return tell
+
+
+def merging(chain: Chain) -> None:
+    """Tell a chain until some of its last blocks are in a merge that is under way."""
+    for each in LONGER:
+        feed(chain, each)
+        merges = [(index, merge) for index in chain.history.index.values() for merge in index.manifest.merges]
+        tops = [run.high for index, merge in merges for run in index.manifest.runs if run.id in merge.inputs]
+        if max(tops, default=0) == chain.history.state.next_number and chain.state.tip > 5:
+            return
+    pytest.fail("no merge was under way")
 
 
 DEEDS = {
@@ -115,9 +130,12 @@ DEEDS = {
         told(*REPEATED), lambda chain: feed(chain, block(REPEATED[-1], COINBASE, salt="again")), {"leaves"}
     ),
     "a rollback": Deed(
-        told(*BLOCKS),
+        lambda chain: feed(chain, *BLOCKS),
         lambda chain: chain.rollback(back_to(BLOCKS[1])),
         {"a rollback", "leaves taken back", "hashes of bits", "a rewrite of values"},
+    ),
+    "a rollback across a merge": Deed(
+        merging, lambda chain: chain.rollback(back_to(LONGER[chain.state.tip - 4])), {"a rollback", "leaves taken back"}
     ),
     "a step of pruning": Deed(
         told(*BLOCKS),
@@ -166,9 +184,10 @@ def prepared(deed: Deed, chain: Chain) -> None:
 
 
 def tables(store: HistoryStore) -> Tables:
-    """Return every row."""
+    """Return every row, of tables that have any."""
     with store.disk.read() as txn:
-        return {name: list(txn.cursor(db)) for name, db in store.disk.tables.items()}
+        found = {name: list(txn.cursor(db)) for name, db in store.disk.tables.items()}
+    return {name: rows for name, rows in found.items() if rows}
 
 
 def without_log(found: Tables) -> Tables:
@@ -183,7 +202,7 @@ def after(deed: Deed, folder: Path) -> Tables:
         chain = restarted(chain)  # where it thins out next is in memory, and begins anew after a fault
         with watched() as met:
             deed.act(chain)
-        assert deed.meets <= set(met), met
+        assert deed.meets <= set(+met), met
         return without_log(tables(chain.store))
 
 
@@ -286,6 +305,34 @@ def faults(kind: Callable[[], lmdb.Error], store: HistoryStore, act: Callable[[]
     pytest.fail("it never succeeded")
 
 
+def test_a_fault_at_any_write_of_a_reindex(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes many commits: the indexes are kept or they are not, and the store is sound after each of them."""
+    small(monkeypatch)
+    monkeypatch.setattr(storage.history.reindex, "_VALUES", 2)
+    monkeypatch.setattr(storage.history.reindex, "_ENTRIES", 10)
+    monkeypatch.setattr(storage.history.reindex, "_COLLECTED", 10)
+    with open_chain(tmp_path, store="mmr") as chain:
+        told(*STORY)(chain)
+        expected = dump(chain.store)
+    others = {name: answers for name, answers in expected.items() if name not in NAMES}
+    with Disk(tmp_path, TABLES, durable=False) as disk:
+        store, done, number, happened = HistoryStore(disk, LEAVES), set[str](), 1, True
+        while happened:
+            with failing(disk, Fault(number)) as fault, watched() as met:
+                try:
+                    reindex(store, NAMES, lambda _: None)
+                except StoreFull:
+                    assert dump(store) in (others, expected)
+                    assert verify(disk, quick=True, leaves=LEAVES) == []
+                else:
+                    assert dump(store) == expected
+                    assert verify(disk, leaves=LEAVES) == []
+            done |= set(+met)
+            happened, number = fault.seen >= number, number + 1
+        assert number > 50
+        assert {"a merge", "deleted values of runs"} <= done
+
+
 def test_a_full_disk_is_an_answer_to_everything_that_waited(tmp_path: Path) -> None:
     """Nothing of the batch was stored, so that nothing of it is acknowledged; sent again, it is applied."""
     one, two = block(None, tx("O", output("ann")), seq=1), block(None, salt="stranger", seq=3)
@@ -368,11 +415,11 @@ def test_a_damaged_page_is_named_as_damage(tmp_path: Path) -> None:
 
 
 def long_story(length: int) -> Sequence[BlockApplied]:
-    """Return blocks of 400 outputs each, which spend half of those before."""
+    """Return blocks of fifty large outputs each, which spend half of those before."""
     blocks: list[BlockApplied] = []
     for n in range(length):
-        paid = [output(f"{n} {k}", k) for k in range(400)]
-        spent = [at(f"t{n - 1}", k) for k in range(0, 400, 2)] if n else []
+        paid = [output(f"{n} {k}", k, inline_datum=bytes(2500)) for k in range(50)]
+        spent = [at(f"t{n - 1}", k) for k in range(0, 50, 2)] if n else []
         blocks.append(block(blocks[-1] if blocks else None, tx(f"t{n}", *paid, spends=spent)))
     return blocks
 
