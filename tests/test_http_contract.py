@@ -152,7 +152,7 @@ def test_the_document_says_how_answers_come() -> None:
         kinds = set(route["responses"].get("200", {"content": {}})["content"])
         lists = path.endswith(("/utxos", "/changes", "/pruner/jobs", "/recovery/transactions"))
         outputs = (path.endswith("/utxos") and "/txs/" not in path) or path.startswith("/api/v1/utxos/")
-        outputs = outputs or path.endswith("/delta")
+        outputs = outputs or path.endswith(("/delta", "/datums/{datum_hash}"))
         assert (kinds == {"application/json", "application/cbor"}) == outputs, path
         assert ("X-Next-Cursor" in route["responses"].get("200", {"headers": ()})["headers"]) == lists
         assert ("409" in route["responses"]) == lists
@@ -205,7 +205,7 @@ QUESTIONS = [(label, GenerationMode.POSITIVE) for label in OPERATIONS] + [
 @pytest.mark.parametrize(("label", "mode"), QUESTIONS)
 def test_no_question_breaks_a_route(web: Web, history: Web, label: str, mode: GenerationMode) -> None:
     operation, met = OPERATIONS[label], Counter[int]()
-    where = history if "_hash}/utxos" in label else web
+    where = history if "{datum_hash}" in label or "{script_hash}" in label else web
 
     @settings(max_examples=60, deadline=None, database=None, suppress_health_check=[*HealthCheck])
     @given(case=operation.as_strategy(generation_mode=mode), known=st.data())
