@@ -21,7 +21,8 @@ from handlers.effects import Effects
 from handlers.events import Point
 from handlers.points import to_point
 from handlers.records import Entry, Spend
-from handlers.walk import HIGHEST, PLACE, STEP, Listed, Listing, Order, Walk, in_both
+from handlers.sums import Adder
+from handlers.walk import HIGHEST, PLACE, Listed, Listing, Order, Walk, in_both
 from storage import keys
 from storage.disk import Txn
 from storage.errors import Damaged
@@ -226,10 +227,6 @@ class Snapshot:
             home = homes[found.number]
             yield found.number, home, _body(found), self.block(home.block)
 
-    def bodies(self, places: list[bytes]) -> Iterator[Body]:
-        """Yield what live outputs hold, by their place in the chain."""
-        return map(_body, self._outputs(np.unique(np.array([_number(place) for place in places], np.int64))))
-
     def utxos(self, places: list[bytes]) -> list[Utxo]:
         """Return outputs."""
         return [self.utxo(entry) for entry in self.entries(places)]
@@ -319,16 +316,22 @@ class Snapshot:
     # --- sums ----------------------------------------------------------------------------------------------------
 
     def balance(self, where: Listed) -> Iterator[Sum]:
-        """Sum everything under a key; yields the sum so far after each thousand outputs, and at the end."""
-        total, walk = Sum(assets={}), self.walk(where, "asc", None)
-        while places := walk.next(STEP):
-            for body in self.bodies(places):
-                total.value += body.value
-                total.count += 1
-                for policy, name, quantity in body.assets:
-                    total.assets[policy, name] = total.assets.get((policy, name), 0) + quantity
-            yield total
-        yield total
+        """Sum everything under a key; yields the sum so far now and then, and at the end.
+
+        Raises:
+            Damaged: an output is not there, or can't be read.
+        """
+        adder, walk = Adder(where), self.walk(where, "asc", None)
+        for numbers in walk.live():
+            read = 0
+            for which, records, bodies in self.stored.outputs.many(numbers):
+                if len(which):
+                    adder.add(records, bodies)
+                    read += len(which)
+            if read < len(numbers):
+                self._outputs(numbers)
+            yield adder.total
+        yield adder.total
 
 
 def _row(block: Block) -> BlockRow:

@@ -16,7 +16,6 @@ Listed = tuple[str, bytes]  # an index, and the key in it under which outputs ar
 Cut = Callable[[bytes], str]  # from the place of an output to the cursor that goes on after it
 
 PLACE = Struct(">Q")
-STEP = 1000  # outputs that are read before others get a turn
 HIGHEST = (1 << 62) - 1  # number that an output may have
 _PARTS = 10  # parts of an index that are looked through before others get a turn
 _LEAST = 64  # entries that are looked at together
@@ -86,6 +85,12 @@ class Walk:
         self._looked, self._last = 0, HIGHEST + 1  # parts, and the last number in them
         self._part = self._pending = np.empty(0, np.int64)  # not looked at yet; live, but not read yet
         self._found: list[int] = []
+
+    def live(self) -> Iterator[Numbers]:
+        """Yield what lives of each part of the list, in order; whether it holds what was asked for is not read."""
+        for part in self._listed:
+            some = self._apart(part)
+            yield some[self._live(some)]
 
     def look(self, skip: int, count: int) -> Iterator[None]:
         """Pass by so many, from the beginning, and find the next, with one more that tells that there are more."""
