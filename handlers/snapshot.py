@@ -7,7 +7,7 @@ full key is read before it counts.
 from __future__ import annotations
 
 from base64 import b64decode, urlsafe_b64encode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
 
@@ -148,11 +148,11 @@ class Snapshot:
         after = None if cursor is None else _number(self.read_cut(cursor, question, order))
         cut = partial(self.cut, key=question, order=order)
         own = self._listing(where, order, after)
-        listed: Iterable[Numbers] = own
+        listed, live = iter(own), own.live
         if asset is not None and (held := self._held(asset)) is not None and held != where:
-            listed = in_both(own, self._listing(held, order, after))
+            listed, live = in_both(own, self._listing(held, order, after)), self.stored.live.has
         holds = partial(self._holding, lru_cache(_SAME)(partial(_held, where, asset)))
-        return Walk(iter(listed), self.stored.live.has, holds, cut, every=asset is None)
+        return Walk(listed, live, holds, cut, every=asset is None)
 
     def _held(self, asset: bytes) -> Listed | None:
         """Return where the outputs that hold an asset, or one of its policy, are listed; None if they are not."""
@@ -162,7 +162,7 @@ class Snapshot:
 
     def _listing(self, where: Listed, order: Order, after: int | None) -> Listing:
         index, key = where
-        return Listing(self.stored.index(index), self.stored.prefix(digest(key)), order, after)
+        return Listing(self.stored, (index, self.stored.prefix(digest(key))), order, after, self.boundary.passed)
 
     def _holding(self, held: Callable[[bytes, bytes], bool], numbers: Numbers) -> set[int]:
         try:
@@ -322,7 +322,7 @@ class Snapshot:
             Damaged: an output is not there, or can't be read.
         """
         adder, walk = Adder(where), self.walk(where, "asc", None)
-        for numbers in walk.live():
+        for numbers in walk.living():
             read = 0
             for which, records, bodies in self.stored.outputs.many(numbers):
                 if len(which):
