@@ -30,7 +30,6 @@ from handlers.refusal import Refused
 from storage import keys
 from storage.disk import Txn
 from storage.errors import StoreFull
-from storage.history.batch import Waiting
 from storage.history.layout import State
 from storage.history.store import HistoryStore
 from storage.windows import Gone, Windows
@@ -106,18 +105,7 @@ class Chain(Durable):
         if not self._follows(block):
             return False
         point, touching, batch = block.point, self._touching(block), self.batch
-        waiting = Waiting(
-            point.height,
-            point.slot,
-            point.hash,
-            block.time,
-            block.epoch,
-            block.size,
-            block.prev_hash,
-            block.header,
-            block.block_id,
-            columns.columns(block),
-        )
+        waiting = columns.waiting(block)
         number = len(batch.blocks)
         batch.steps.append(lambda _: self.changes.tell(batch.committed(number)))
         if self.lives and touching:
@@ -375,10 +363,9 @@ class Chain(Durable):
         if seeded is not None or self.state.tip != keys.GENESIS:
             raise Refused("fork", "genesis outputs can be seeded on an empty store only, and once", tip=self.tip)
         try:
-            made = columns.genesis_columns(event)
+            genesis = columns.genesis(event)
         except ValueError as error:
             raise Refused("malformed", str(error)) from error
-        genesis = Waiting(0, 0, bytes(32), None, None, None, None, None, None, made)
 
         def work(txn: Txn) -> State:
             self.store.put_genesis(txn, digest)

@@ -7,6 +7,7 @@ pop; what the store may forget is told by `floor` alone.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b, sha256
 from typing import NamedTuple
 
 from handlers.events import BlockApplied, GenesisOutputs, OutPoint, Output, Point, Tx
@@ -83,6 +84,14 @@ def index_keys(index: str, output: Output) -> list[bytes]:
             return [address[29:57]] if kind <= 3 and len(address) >= 57 else []
         case "policy":
             return sorted({policy for policy, _, _ in output.assets})
+        case "asset":
+            return sorted({sha256(policy + name).digest() for policy, name, _ in output.assets})
+        case "datum":
+            inline = output.inline_datum
+            given = output.datum_hash or (None if inline is None else blake2b(inline, digest_size=32).digest())
+            return [] if given is None else [given]
+        case "script":  # stories give it
+            return [] if output.script_ref_hash is None else [output.script_ref_hash]
         case _:
             raise ValueError(index)
 
@@ -96,7 +105,7 @@ class Model:
 
     def __init__(self, prune_depth: int = 10, rollback_window: int = 10, *, elides: bool = True) -> None:
         self.prune_depth, self.rollback_window = prune_depth, rollback_window
-        self.elides = elides  # an MMR store keeps the way back however far below the network's tip it is
+        self.elides = elides  # with an MMR the way back is kept however far below the network's tip it is
         self.moments = [Moment()]
         self.genesis: GenesisOutputs | None = None
         self.committed = 0

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 import pytest
+from chains import INDEXES
 from daemons import Daemon, Message, environment, home, reason, running, statuses, utxod
 from stories import at, back_to, block, chain, digest, expected, output, point, tx
 
@@ -19,7 +20,6 @@ from config.load import load
 from daemon.cli import main
 from daemon.store import open_query
 from storage.history.output_keys import address_key, asset_key
-from storage.indexes import NAMES
 
 SMALL: dict[str, Any] = {"utxo": {"rollback_window": 5, "prune_depth": 3}}
 
@@ -193,7 +193,7 @@ def listed(daemon: Daemon, index: str, key: bytes) -> list[tuple[str, int]]:
 
 def test_reindex(tmp_path: Path) -> None:
     """An index that is switched on over data is refused until it is built; one that is switched off is dropped."""
-    off = dict.fromkeys(NAMES, False) | {"payment_credential": True}
+    off = dict.fromkeys(INDEXES, False) | {"payment_credential": True}
     with running(tmp_path, utxo={"index": off}) as daemon:
         policy = digest("policy", size=28)
         base = b"\x01" + digest("key", size=28) + digest("stake", size=28)
@@ -203,14 +203,14 @@ def test_reindex(tmp_path: Path) -> None:
         blocks += [block(blocks[0], tx("more", rich, spends=[at("rich", 1)]))]
         feed(daemon, blocks)
         daemon.term()
-        daemon.configure(utxo={"index": dict.fromkeys(NAMES, True)})
+        daemon.configure(utxo={"index": dict.fromkeys(INDEXES, True)})
         done = daemon.run("run")
         assert done.returncode == 3
-        missing = ", ".join(name for name in NAMES if name != "payment_credential")
+        missing = ", ".join(name for name in INDEXES if name != "payment_credential")
         assert f"index {missing} was off while blocks were applied".encode() in done.stderr
         assert b"`utxod reindex`" in done.stderr
         done = daemon.run("reindex")
-        assert (done.returncode, done.stdout.decode()) == (0, f"indexed 4 outputs by {', '.join(NAMES)}\n")
+        assert (done.returncode, done.stdout.decode()) == (0, f"indexed 4 outputs by {', '.join(INDEXES)}\n")
         live = [(digest("tx", "rich").hex(), 0), (digest("tx", "more").hex(), 0)]
         keys = {
             "address_hash": address_key(base),
@@ -221,7 +221,7 @@ def test_reindex(tmp_path: Path) -> None:
             "datum": digest("datum"),
             "script": digest("script", size=28),
         }
-        for index in NAMES:
+        for index in INDEXES:
             assert listed(daemon, index, keys[index]) == live, index
             assert listed(daemon, index, digest("nothing")) == []
         daemon.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import zlib
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from handlers.events import BlockApplied
 from storage.history.layout import OUTPUT_RECORD, SPEND, TX_RECORD, TXID_ENTRY
 
 KEYS = [3, 5, 7, 11]
+UNIT = bytes.fromhex("d87980")  # a datum
 
 
 @pytest.fixture
@@ -28,7 +29,8 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[by
 
 def chain() -> tuple[BlockApplied, BlockApplied]:
     first = block(None, tx("pay", output("ann", 5), output(b"", 0, spendable=False), fee=9, size=300, coinbase=True))
-    return first, block(first, tx("spend", output("bob", 4, datum_hash=bytes(32)), spends=[at("pay")]), time=7)
+    paid, datums = output("bob", 4, datum_hash=blake2b(UNIT, digest_size=32).digest()), [b"\x80", UNIT]
+    return first, block(first, tx("spend", paid, spends=[at("pay")], datums=datums), time=7)
 
 
 def crc(raw: bytes) -> bytes:
@@ -65,7 +67,8 @@ def test_a_transaction(tables: dict[str, dict[bytes, bytes]]) -> None:
 
 def test_an_output(tables: dict[str, dict[bytes, bytes]]) -> None:
     ann, bob = wallet("ann"), wallet("bob")
-    extra = b"\x96\x90\xc4\x20" + bytes(32) + b"\xc0\xc0\xc0\xc2"
+    digest = bytes.fromhex("923918e403bf43c34b4ef6b48eb2ee04babed17320d8d1b9ff9ad086e86f44ec")
+    extra = b"\x97\x90\xc4\x20" + digest + b"\xc0\xc0\xc0\xc2\xc4\x03\xd8\x79\x80"
     head = little(2, 8) + little(4, 8) + little(len(bob), 4) + little(len(bob) + len(extra), 4)
     assert tables["history_output"] == {
         (0).to_bytes(8, "big"): value(1, little(0, 8) + little(5, 8) + little(len(ann), 4) * 2 + ann),
@@ -79,8 +82,11 @@ def test_the_unspent_bits(tables: dict[str, dict[bytes, bytes]]) -> None:
 
 
 def test_an_undo_log(tables: dict[str, dict[bytes, bytes]]) -> None:
-    one, two = (1).to_bytes(4, "big") + bytes(4), (2).to_bytes(4, "big") + bytes(4)
-    assert tables["history_undo"] == {one: value(0, b""), two: value(1, bytes(16))}
+    """What the blocks spent, and the datum that no output of the second one names."""
+    one, two = ((ordinal).to_bytes(4, "big") for ordinal in (1, 2))
+    spends = {one + bytes(4): value(0, b""), two + bytes(4): value(1, bytes(16))}
+    datums = {two + b"\x80\0\0\0": value(1, b"\x92\x02\x91\xc4\x01\x80")}
+    assert tables["history_undo"] == spends | datums
 
 
 def test_runs(tables: dict[str, dict[bytes, bytes]]) -> None:

@@ -28,6 +28,7 @@ from storage.history import runs
 from storage.history.bits import CHUNK, _seal
 from storage.history.layout import (
     BLOCK,
+    DATUMS,
     FILTER,
     HEAD_BYTES,
     LIVE,
@@ -50,6 +51,7 @@ from storage.history.layout import (
     seal,
     seal_row,
     stored_state,
+    to_extra,
 )
 from storage.history.output_keys import RULES
 from storage.history.runs import Manifest
@@ -136,9 +138,11 @@ class Hand:
     # --- numbered values -----------------------------------------------------------------------------------------
 
     def records(self, table: str) -> Iterator[tuple[bytes, Records, bytes]]:
-        """Yield the key of each value, its records, and its heap."""
+        """Yield the key of each value, its records, and its heap; not the datums of undo logs."""
         dtype = {TX: TX_RECORD, OUTPUT: OUTPUT_RECORD, UNDO: SPEND}[table]
         for key, value in self.rows(table):
+            if table == UNDO and UNDO_KEY.unpack(key)[1] >= DATUMS:
+                continue
             end = HEAD_BYTES + count_of(value) * dtype.itemsize
             yield key, np.frombuffer(value, dtype, count_of(value), HEAD_BYTES).copy(), value[end:]
 
@@ -496,6 +500,53 @@ def an_undo_log_is_gone(hand: Hand) -> None:
 def a_part_of_an_undo_log_is_gone(hand: Hand) -> None:
     later = next(key for key, _ in hand.rows(UNDO) if UNDO_KEY.unpack(key)[1] > 0)
     hand.delete(UNDO, UNDO_KEY.pack(UNDO_KEY.unpack(later)[0], 0))
+
+
+def _datums(hand: Hand) -> tuple[bytes, bytes]:
+    """Return the last undo log's row of datums."""
+    return [row for row in hand.rows(UNDO) if UNDO_KEY.unpack(row[0])[1] >= DATUMS][-1]
+
+
+@says(r"part 2147483648 of the undo log of block \d+ was written for block")
+def datums_of_another_block(hand: Hand) -> None:
+    key, value = _datums(hand)
+    hand.delete(UNDO, key)
+    hand.put(UNDO, UNDO_KEY.pack(70, DATUMS), value)
+    assert key[:4] != U32.pack(70)
+
+
+@says(r"the next one is 2147483649")
+def the_first_datums_are_gone(hand: Hand) -> None:
+    key, value = _datums(hand)
+    hand.delete(UNDO, key)
+    hand.put(UNDO, UNDO_KEY.pack(UNDO_KEY.unpack(key)[0], DATUMS + 1), value)
+
+
+@says("part 0 of the undo log of block .* is missing, the next one is 2147483648")
+def datums_without_spends(hand: Hand) -> None:
+    ordinal = UNDO_KEY.unpack(_datums(hand)[0])[0]
+    for key, _ in hand.rows(UNDO):
+        if UNDO_KEY.unpack(key)[0] == ordinal and UNDO_KEY.unpack(key)[1] < DATUMS:
+            hand.delete(UNDO, key)
+
+
+@says("has 1 datums, not 2")
+def fewer_datums_than_counted(hand: Hand) -> None:
+    key, _ = _datums(hand)
+    hand.put(UNDO, key, seal(2, msgspec.msgpack.encode((UNDO_KEY.unpack(key)[0], [b"d"]))))
+
+
+@says("of the undo log of block .* cannot be read")
+def datums_of_garbage(hand: Hand) -> None:
+    hand.put(UNDO, _datums(hand)[0], seal(1, b"\xc1"))
+
+
+@says("has a datum whose hash it does not name")
+def a_datum_of_another_hash(hand: Hand) -> None:
+    def change(address: bytes, raw: bytes) -> tuple[bytes, bytes]:
+        return address, msgspec.msgpack.encode(msgspec.structs.replace(to_extra(raw), datum=b"another"))
+
+    hand.change_body(hand.live()[0], change)
 
 
 @says("there is an undo log of block 71")

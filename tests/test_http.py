@@ -28,7 +28,11 @@ ROUTES = {  # of the contract, with parameters that find something
     "balances": ["/api/v1/addresses/{rich}/balance", "/api/v1/credentials/{credential}/balance"],
     "stakes": ["/api/v1/stakes/{stake}/utxos", "/api/v1/stakes/{stake}/balance"],  # unless their index is kept: 503
     "policies": ["/api/v1/policies/{policy}/utxos"],  # the same
-    "hashes": ["/api/v1/datums/{datum}/utxos", "/api/v1/scripts/{script}/utxos"],  # the same
+    "hashes": [  # the same
+        "/api/v1/datums/{datum}",
+        "/api/v1/datums/{datum}/utxos",
+        "/api/v1/scripts/{script}/utxos",
+    ],
     "outputs": ["/api/v1/utxos/{live}", "/api/v1/utxos/{spent}"],
     "deltas": ["/api/v1/blocks/2/delta"],
     "others": [

@@ -136,7 +136,7 @@ def test_the_document_says_how_answers_come() -> None:
         kinds = set(route["responses"].get("200", {"content": {}})["content"])
         lists = path.endswith(("/utxos", "/changes", "/pruner/jobs", "/recovery/transactions"))
         outputs = (path.endswith("/utxos") and "/txs/" not in path) or path.startswith("/api/v1/utxos/")
-        outputs = outputs or path.endswith("/delta")
+        outputs = outputs or path.endswith(("/delta", "/datums/{datum_hash}"))
         assert (kinds == {"application/json", "application/cbor"}) == outputs, path
         assert ("X-Next-Cursor" in route["responses"].get("200", {"headers": ()})["headers"]) == lists
         assert ("409" in route["responses"]) == lists

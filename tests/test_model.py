@@ -1,7 +1,7 @@
 """Any story of blocks, reorganisations, restarts and pruning leaves the store as a stack of plain dicts says.
 
-And two ways to the same place leave the same bytes: there directly, or back and forth; with every undo record, or far
-below the network's tip without any.
+And two ways to the same place lead to the same answers: there directly, or back and forth; with every undo log, or far
+below the network's tip without any. Values, merges and filters are made small, so that a short story has many of them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Unpack
 import msgspec
 import pytest
 from chains import (
+    INDEXES,
+    LEAVES,
     Branches,
     Options,
     at,
@@ -26,20 +28,18 @@ from chains import (
     digest,
     dump,
     feed,
-    found,
     go_all_the_way_back,
     live,
     open_chain,
     output,
-    outputs,
     prune_all,
     random_block,
     random_chain,
     random_genesis,
-    read_body,
     refused,
     tx,
 )
+from houses import small_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -51,32 +51,25 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from model import Coin, Model, Moment
-from storage.utxo import UtxoStore
 
-import handlers.chain
 from handlers.chain import Chain
 from handlers.events import (
     BlockApplied,
     BlockCommitted,
     BlockPersisted,
-    OutPoint,
     Pruned,
     Rollback,
     RollbackPoint,
     RolledBack,
 )
-from storage.indexes import TABLES as INDEXES
-from storage.indexes import address_hash
-from storage.keys import number, position, u32
-from storage.rows import SPENT, BlockRow, Body, unpack
+from storage.history.output_keys import address_key
+from storage.history.verify import verify
+from storage.rows import Body
 
 SEEDS = st.integers(0, 2**32 - 1)
 WINDOWS = st.integers(0, 6)
-EVERY_INDEX = tuple(INDEXES)
 SMALL_MAP = 1 << 16
 MET = Branches()
-
-Index = dict[bytes, list[OutPoint]]
 
 
 class Story(RuleBasedStateMachine):
@@ -94,32 +87,26 @@ class Story(RuleBasedStateMachine):
         seed=SEEDS,
         prune_depth=WINDOWS,
         rollback_window=WINDOWS,
-        self_contained=st.booleans(),
         prune_batch_size=st.sampled_from((1, 2, 5, 1000, 1000)),
         may_prune=st.booleans(),
-        indexes=st.sampled_from((EVERY_INDEX, EVERY_INDEX, EVERY_INDEX[:2], ())),
+        indexes=st.sampled_from((INDEXES, INDEXES, INDEXES[:2], ())),
         map_size=st.sampled_from((SMALL_MAP, 1 << 30)),
         seeded=st.booleans(),
-        rollback_rows=st.sampled_from((3, 250_000)),
     )
     def begin(
         self,
         seed: int,
         prune_depth: int,
         rollback_window: int,
-        self_contained: bool,
         prune_batch_size: int,
         may_prune: bool,
         indexes: tuple[str, ...],
         map_size: int,
         seeded: bool,
-        rollback_rows: int,
     ) -> None:
-        self.patch.setattr(handlers.chain, "_ROLLBACK_ROWS", rollback_rows)
         self.options = Options(
             prune_depth=prune_depth,
             rollback_window=rollback_window,
-            self_contained=self_contained,
             prune_batch_size=prune_batch_size,
             may_prune=may_prune,
             indexes=indexes,
@@ -130,7 +117,6 @@ class Story(RuleBasedStateMachine):
         self.model = Model(prune_depth, rollback_window, elides=not self.store.endswith("mmr"))
         self.forgotten = 0  # the lowest floor that there can be: below it the way back is certainly gone
         self.chain = self.open.enter_context(open_chain(self.folder, **self.options))
-        MET.meet("self-contained undo" if self_contained else "compact undo")
         MET.meet("steps that do not prune everything", not self.exact)
         if seeded:
             genesis = random_genesis(Random(seed))
@@ -248,21 +234,17 @@ class Story(RuleBasedStateMachine):
     @rule(share=st.integers(0, 4), what=st.sampled_from(("above", "another hash", "another block's hash")))
     def persist_what_is_not_ours(self, share: int, what: str) -> None:
         moments, tip, state = self.model.moments, self.chain.tip, self.chain.state
-        floor = self.floor()
-        told = moments[floor + round(share / 4 * (len(moments) - 1 - floor))].block
-        lowest = moments[floor].block
+        told = moments[round(share / 4 * (len(moments) - 1))].block
         if what == "above" or tip is None or told is None:
             above = BlockPersisted(height=(tip.height if tip else -1) + 1 + share, hash=digest("x") if share else None)
             why = refused("gap", lambda: self.chain.persisted(above))
             assert (why.retryable, why.detail) == (True, {"tip": tip})
-        elif lowest is None or told.height > lowest.height:  # else its row may be gone, and nobody can tell
+        else:
             name = digest("nobody") if what == "another hash" else self.model.now.block.hash  # type: ignore[union-attr]
             if what == "another block's hash" and told.height == tip.height:
                 return
             event = BlockPersisted(height=told.height, hash=name)
             assert refused("unknown_point", lambda: self.chain.persisted(event)).detail == {"tip": tip}
-        else:
-            return
         assert self.chain.state == state
         MET.meet(f"a refusal: persisted, {what}")
 
@@ -275,13 +257,11 @@ class Story(RuleBasedStateMachine):
         self.open.close()
         self.chain = self.open.enter_context(open_chain(self.folder, **self.options))
 
-    @rule(prune_depth=WINDOWS, rollback_window=WINDOWS, self_contained=st.booleans())
-    def change_windows(self, prune_depth: int, rollback_window: int, self_contained: bool) -> None:
+    @rule(prune_depth=WINDOWS, rollback_window=WINDOWS)
+    def change_windows(self, prune_depth: int, rollback_window: int) -> None:
         """Restart with another configuration."""
         self.commit()
-        MET.meet("another undo mode", self.options["self_contained"] != self_contained)
         self.options |= {"prune_depth": prune_depth, "rollback_window": rollback_window}
-        self.options["self_contained"] = self_contained
         self.model.prune_depth, self.model.rollback_window = prune_depth, rollback_window
         self.restart()
         MET.meet("other windows")
@@ -342,17 +322,18 @@ class Story(RuleBasedStateMachine):
         """A retained block is a duplicate, also while it waits, and whatever it says that it follows."""
         model, tip = self.model, self.chain.tip
         ordinal = round(share / 4 * (len(model.moments) - 2)) + 1
-        if tip is None or (ordinal <= model.committed and ordinal < self.floor()):
+        if tip is None:
             return
         old = model.moments[ordinal].block
         assert old is not None
         if renumbered:
             old = msgspec.structs.replace(old, height=tip.height + 1, prev_hash=None)
-        waits = self.chain.batch.change.hashes.after.copy()
+        waits = self.chain.batch.ordinals.copy()
         assert not self.chain.apply(old, None)
-        assert self.chain.batch.change.hashes.after == waits
+        assert self.chain.batch.ordinals == waits
         assert self.chain.tip == tip
         MET.meet("a duplicate that waits" if ordinal > model.committed else "a duplicate")
+        MET.meet("a duplicate below the floor", ordinal < self.floor())
 
     @rule(
         what=st.sampled_from(("fork", "gap", "gap by height", "unknown_point", "origin", "slot", "hash")),
@@ -411,10 +392,13 @@ class Story(RuleBasedStateMachine):
     @invariant()
     def equals_the_model(self) -> None:
         model, chain, view = self.model, self.chain, self.chain.view
-        assert self.bodies() == {point: body(coin) for point, coin in model.stored.coins.items()}
-        for index in EVERY_INDEX:
+        answers, coins = dump(chain.store), model.stored.coins
+        bodies = {point: kept.body for point, kept in answers["outputs"].items() if kept.spender is None}
+        assert bodies == {point: body(coin) for point, coin in coins.items()}
+        for index in INDEXES:
             expected = model.found(index) if index in self.options["indexes"] else {}
-            assert self.whole_index(index, expected) == expected, index
+            whole = {address_key(key) if index == "address_hash" else key: found for key, found in expected.items()}
+            assert answers.get(index, {}) == whole, index
         assert chain.tip == model.now.point
         assert (view.tip, view.blocks) == (model.stored.point, model.committed)
         assert view.unspent == len(model.stored.coins)
@@ -433,15 +417,9 @@ class Story(RuleBasedStateMachine):
         assert set(offered) <= set(range(max(floor, 1), model.committed + 1))
         assert set(offered) >= {model.committed, max(floor, 1)} - {0} or model.committed == 0
 
-    def bodies(self) -> dict[OutPoint, Body]:
-        return bodies(self.chain.store)
-
-    def whole_index(self, index: str, expected: Index) -> Index:
-        return whole_index(self.chain.store, index, expected)
-
     @invariant()
-    def hangs_together(self) -> None:
-        whole(self.chain.store)
+    def is_sound(self) -> None:
+        assert verify(self.chain.store.disk, quick=True, leaves=LEAVES) == []
 
     def forget_all(self) -> None:
         """Once everything may be forgotten, the live outputs are all there is."""
@@ -453,19 +431,10 @@ class Story(RuleBasedStateMachine):
         floor = block(model.now.block)
         feed(self.chain, floor, block(floor))
         prune_all(self.chain)
-        self.nothing_else_is_kept()
-
-    def nothing_else_is_kept(self) -> None:
-        model = self.model
-        tables, kept = dump(self.chain.store), {u32(model.committed + 1), u32(model.committed + 2)}
-        places = {position(*coin.place[:2]): point[0] for point, coin in model.now.coins.items()}
-        assert {key[:8] for key in tables["utxo_output"]} == set(places)
-        assert len(tables["utxo_output"]) == len(model.now.coins)
-        assert {key: row[:32] for key, row in tables["utxo_tx"].items()} == places
-        assert tables["utxo_txid"] == {txid: place for place, txid in places.items()}
-        assert set(tables["utxo_block"]) == {place[:4] for place in places} | kept
-        assert set(tables["utxo_block_hash"].values()) == kept
-        assert set(tables["utxo_block_delta"]) == {max(kept)}
+        answers, coins = dump(self.chain.store), model.now.coins
+        assert answers["outputs"].keys() == coins.keys()
+        assert {tx.txid for tx in answers["transactions"]} == {txid for txid, _ in coins}
+        assert list(answers["undo"]) == [model.committed + 2]
 
 
 def committed(moment: Moment) -> BlockCommitted:
@@ -496,46 +465,17 @@ def body(coin: Coin) -> Body:
     )
 
 
-def bodies(store: UtxoStore) -> dict[OutPoint, Body]:
-    return {point: read_body(row) for point, row in outputs(store).items() if row[0] != SPENT}
-
-
-def whole_index(store: UtxoStore, index: str, expected: Index) -> Index:
-    """Return what an index finds, under the keys that are expected and any others."""
-    table = dump(store)[INDEXES[index][0]]
-    names = {address_hash(key) if index == "address_hash" else key: key for key in expected}
-    return {names.get(key, key): found(store, index, key) for key in table}
-
-
-def whole(store: UtxoStore) -> None:
-    """Nothing in the tables leads to what is not there."""
-    tables = dump(store)
-    txs, blocks = tables["utxo_tx"], tables["utxo_block"]
-    for place in tables["utxo_output"]:
-        assert place[:8] in txs, "an output without its transaction"
-    for txid, place in tables["utxo_txid"].items():
-        assert txs[place][:32] == txid, "an id that leads to another transaction"
-    with store.disk.read() as txn:
-        state = store.state(txn)
-    for place, row in txs.items():
-        home = tables["utxo_txid"].get(row[:32], b"")
-        assert home >= place or number(place) < state.floor, "a transaction that its id does not find"
-        assert place[:4] in blocks, "a transaction without its block"
-    for name, own in tables["utxo_block_hash"].items():
-        assert unpack(BlockRow, blocks[own], "a block").hash == name
-    for own in list(blocks) + list(tables["utxo_block_delta"]):
-        assert number(own) <= state.tip
-    retained = range(max(state.floor, 1), state.tip + 1)
-    assert {number(own) for own in tables["utxo_block_hash"].values()} == set(retained)
-    assert {u32(ordinal) for ordinal in retained[state.floor > 0 :]} <= set(tables["utxo_block_delta"])
-
-
 STORIES = settings(stateful_step_count=30, report_multiple_bugs=False)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_values(monkeypatch)
 
 
 def test_any_story_equals_the_model() -> None:
     """The machine runs until it met everything that it is there for; else it tested nothing."""
-    search(Story, MET, EXPECTED, examples=300)
+    search(Story, MET, EXPECTED, examples=250)
 
 
 def search(machine: type[Story], met: Branches, expected: set[str], examples: int) -> None:
@@ -554,6 +494,7 @@ EXPECTED = {
     "a boundary block",
     "a collateral return",
     "a duplicate",
+    "a duplicate below the floor",
     "a block below the floor is persisted",
     "a block that waits is persisted",
     "a duplicate that waits",
@@ -587,10 +528,7 @@ EXPECTED = {
     "an unspendable collateral return",
     "an unspendable output",
     "blocks far below the network's tip",
-    "another undo mode",
-    "compact undo",
     "other windows",
-    "self-contained undo",
     "several blocks in a commit",
     "spent outputs were pruned",
     "steps that do not prune everything",
@@ -599,7 +537,7 @@ EXPECTED = {
 }
 
 
-# --- two ways to the same bytes ------------------------------------------------------------------------------------
+# --- two ways to the same answers ------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -617,13 +555,13 @@ def cut(rng: Random, blocks: Sequence[BlockApplied], most: int = 4) -> Iterator[
 
 
 @settings(max_examples=200)
-@given(SEEDS, WINDOWS, WINDOWS, st.booleans(), st.booleans())
-def test_back_and_forth_leaves_the_same_bytes(
-    seed: int, prune_depth: int, rollback_window: int, self_contained: bool, forget: bool
+@given(SEEDS, WINDOWS, WINDOWS, st.booleans())
+def test_back_and_forth_leads_to_the_same_answers(
+    seed: int, prune_depth: int, rollback_window: int, forget: bool
 ) -> None:
     """A reorganisation that ends where it began has not happened, before pruning and after it."""
     rng = Random(seed)
-    options = Options(prune_depth=prune_depth, rollback_window=rollback_window, self_contained=self_contained)
+    options = Options(prune_depth=prune_depth, rollback_window=rollback_window)
     length = rng.randint(1, 11)
     astray = rng.randint(0, min(rollback_window, 3))
     back = rng.randint(0, min(rollback_window - astray, length))
@@ -647,23 +585,23 @@ def test_back_and_forth_leaves_the_same_bytes(
 
 
 @settings(max_examples=200)
-@given(SEEDS, st.booleans())
-def test_a_rollback_leaves_what_was_there_before(seed: int, self_contained: bool) -> None:
-    """Every table is what it was at each block on the way, down to the origin, in one step or in many."""
+@given(SEEDS)
+def test_a_rollback_leaves_what_was_there_before(seed: int) -> None:
+    """Every answer is what it was at each block on the way, down to the origin, in one step or in many."""
     rng = Random(seed)
-    with fresh(rollback_window=20, self_contained=self_contained) as chain:
+    with fresh(rollback_window=20) as chain:
         if rng.random() < 0.5:
             chain.seed(random_genesis(rng))
         go_all_the_way_back(chain, rng)
 
 
 @settings(max_examples=200)
-@given(SEEDS, st.booleans())
-def test_batches_leave_the_same_bytes_as_single_blocks(seed: int, self_contained: bool) -> None:
+@given(SEEDS)
+def test_batches_lead_to_the_same_answers_as_single_blocks(seed: int) -> None:
     """What one commit writes for many blocks is what many commits write."""
     rng = Random(seed)
     blocks = random_chain(rng, 12, repeats=False)
-    with fresh(self_contained=self_contained) as single, fresh(self_contained=self_contained) as batched:
+    with fresh() as single, fresh() as batched:
         for each in blocks:
             feed(single, each)
         for part in cut(rng, blocks, 12):
@@ -672,16 +610,11 @@ def test_batches_leave_the_same_bytes_as_single_blocks(seed: int, self_contained
 
 
 @settings(max_examples=200)
-@given(SEEDS, WINDOWS, WINDOWS, st.booleans())
-def test_a_sync_far_below_the_tip_ends_with_the_same_bytes(
-    seed: int, prune_depth: int, rollback_window: int, self_contained: bool
-) -> None:
-    """Blocks elided on the way leave, once both stores have forgotten, exactly what blocks with undo leave.
-
-    The cursors and the floor are equal too: both have pruned up to the same block.
-    """
+@given(SEEDS, WINDOWS, WINDOWS)
+def test_a_sync_far_below_the_tip_ends_with_the_same_answers(seed: int, prune_depth: int, rollback_window: int) -> None:
+    """Blocks elided on the way leave, once both stores have forgotten, what blocks with undo leave, and one floor."""
     rng = Random(seed)
-    options = Options(prune_depth=prune_depth, rollback_window=rollback_window, self_contained=self_contained)
+    options = Options(prune_depth=prune_depth, rollback_window=rollback_window)
     some = random_chain(rng, rng.randrange(4), repeats=False)
     far = random_chain(rng, 10, after=some)
     near = random_chain(rng, max(prune_depth, rollback_window) + 2, after=some + far, repeats=False)
@@ -729,7 +662,7 @@ def test_heights_that_fall_say_nothing_about_the_depth(tmp_path: Path) -> None:
 
 
 def test_an_elided_coinbase_still_replaces_an_earlier_one(tmp_path: Path) -> None:
-    """Its own outputs are spent within the batch, so that no row is left to tell; the earlier ones are gone too."""
+    """Its own outputs are spent within the batch, so that nothing is left to tell; the earlier ones are gone too."""
     first = block(None, tx("coinbase", output("ann"), coinbase=True))
     again = block(first, tx("coinbase", output("ann"), coinbase=True), tx("spend", spends=[at("coinbase")]))
     with open_chain(tmp_path) as chain:

@@ -14,6 +14,7 @@ import pytest
 from chains import (
     ADDRESSES,
     CODEC,
+    INDEXES,
     Options,
     address,
     back_to,
@@ -39,7 +40,6 @@ from handlers.query import BadCursor, CursorGone, NoIndex, Order, Query, Snapsho
 from handlers.walk import HIGHEST, PLACE
 from storage.history.layout import State
 from storage.history.stored_index import StoredIndex
-from storage.indexes import NAMES
 
 POLICIES = [credential(f"policy {n}") for n in range(4)]
 ORDERS: tuple[Order, ...] = ("asc", "desc")
@@ -292,7 +292,7 @@ def test_lists_by_asset_datum_and_script(tmp_path: Path) -> None:
                 assert shot.page(shot.listed(index, wish), 1000, "desc", 1, None).utxos == found[::-1]
                 with pytest.raises(NoIndex, match=index):
                     few.listed(index, wish)
-            assert {index for index, _ in wanted} == {*NAMES} - {*OLD} and len(wanted) > 8
+            assert {index for index, _ in wanted} == {*INDEXES} - {*OLD} and len(wanted) > 8
 
 
 # --- long lists ----------------------------------------------------------------------------------------------------

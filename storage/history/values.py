@@ -67,6 +67,26 @@ class Values:
         first = int(self.firsts[at])
         return unpacked(self._record, txn.get(KEY.pack(first), db=self._table), first)
 
+    def addresses(self, txn: Txn, numbers: Numbers) -> list[bytes]:
+        """Return the addresses of outputs.
+
+        Raises:
+            Damaged: one is not there.
+        """
+        if len(numbers) == 0:
+            return []
+        order = np.argsort(numbers)
+        found, wanted = [b""] * len(numbers), numbers[order]
+        values, starts = np.unique(np.searchsorted(self.firsts, wanted, "right") - 1, return_index=True)
+        for value, some in zip(values.tolist(), np.split(np.arange(len(order)), starts[1:]), strict=True):
+            records, heap = self._get(txn, max(value, 0))
+            places = np.minimum(np.searchsorted(records["number"], wanted[some]), len(records) - 1)
+            if np.any(records["number"][places] != wanted[some]):
+                raise Damaged(f"an output from number {int(wanted[some][0])} on was spent, but is not there")
+            for at, address in zip(order[some].tolist(), bodies(records, heap, places)[0], strict=True):
+                found[at] = address
+        return found
+
     def cut(self, txn: Txn, number: int) -> None:
         """Remove every record from a number on."""
         at = int(np.searchsorted(self.firsts, number, "left"))
