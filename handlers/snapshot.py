@@ -79,7 +79,7 @@ class Snapshot:
         return self._blocks[ordinal]
 
     def ordinal_of(self, block_hash: bytes) -> int | None:
-        """Return the ordinal of a retained block."""
+        """Return the ordinal of a block of the chain."""
         return self.store.ordinal_of(self.txn, block_hash)
 
     def reaching(self, height: int) -> tuple[int, BlockRow]:
@@ -204,9 +204,9 @@ class Snapshot:
             raise BadCursor("not a cursor from X-Next-Cursor") from error
         if cut.key != key or cut.order != order or len(cut.place) != PLACE.size:
             raise BadCursor("a cursor of another list")
-        there = 0 <= cut.ordinal <= self.state.tip and self.txn.get(keys.u32(cut.ordinal), db=self.store.block)
+        there = cut.ordinal == keys.GENESIS or 0 < cut.ordinal <= self.state.tip
         if not there or (cut.ordinal and self.block(cut.ordinal).hash != cut.hash):
-            raise CursorGone("the block at which this cursor was cut is no longer retained in the chain")
+            raise CursorGone("the block at which this cursor was cut is no longer in the chain")
         return cut.place
 
     def entries(self, places: list[bytes]) -> list[Entry]:

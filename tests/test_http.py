@@ -867,7 +867,7 @@ def test_a_cursor_is_gone_with_its_block() -> None:
         asking.feed(story[1])
         late = cursor_of(asking, "?count=5")
         asking.feed(back_to(story[0]))
-        failure(asking.ask(f"{ANN}?cursor={late}"), 409, "cursor_gone", "no longer retained")
+        failure(asking.ask(f"{ANN}?cursor={late}"), 409, "cursor_gone", "no longer in the chain")
         assert [each["lovelace_amount"] for each in asking.get(f"{ANN}?cursor={early}")] == [5, 6, 7, 8, 9]
         asking.feed(other)
         failure(asking.ask(f"{ANN}?cursor={late}"), 409, "cursor_gone")

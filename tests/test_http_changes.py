@@ -101,6 +101,8 @@ def test_changes_since_any_point_lead_to_the_tip(windows: Any, tmp_path: Path) -
                 listed(chain, None)
             with pytest.raises(PointGone):
                 listed(chain, sequences[floor - 1])
+            with pytest.raises(UnknownPoint, match="never applied"):  # every block of the chain is known
+                listed(chain, block(None, salt="never"))
 
 
 def test_a_removed_point_names_the_common_ancestor(tmp_path: Path) -> None:
@@ -130,7 +132,7 @@ def test_a_removed_point_names_the_common_ancestor(tmp_path: Path) -> None:
         with pytest.raises(PointRemoved) as gone:
             listed(chain, made[3])
         assert gone.value.ancestor is None
-        with pytest.raises(UnknownPoint):
+        with pytest.raises(UnknownPoint, match="never applied"):
             listed(chain, block(None, salt="never"))
         with pytest.raises(UnknownPoint, match="future"):
             listed(chain, chain.changes.newest() + 1)

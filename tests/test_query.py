@@ -473,3 +473,13 @@ def test_a_cursor_of_another_list_or_branch(tmp_path: Path) -> None:
             chain.rollback(back_to(first))
         with asking(chain).snapshot() as shot, pytest.raises(CursorGone):
             shot.read_cut(cursor, b"key", "desc")
+
+
+def test_a_cursor_from_before_the_first_block_stays_good(tmp_path: Path) -> None:
+    place = bytes(PLACE.size)
+    with open_chain(tmp_path) as chain:
+        with asking(chain).snapshot() as shot:
+            cursor = shot.cut(place, b"key", "asc")
+        feed(chain, block(None))
+        with asking(chain).snapshot() as shot:
+            assert shot.read_cut(cursor, b"key", "asc") == place
