@@ -95,6 +95,13 @@ class Index(Table, frozen=True, kw_only=True):
     asset: Annotated[bool, Meta(description="Find outputs by asset, policy and name.")] = False
     datum: Annotated[bool, Meta(description="Find datums, and outputs by their datum, by the datum's hash.")] = False
     script: Annotated[bool, Meta(description="Find outputs by the script that they carry.")] = False
+    history: Annotated[
+        bool,
+        Meta(
+            description="Find the transactions that pay to an address or spend from it, also long ago; "
+            "with it nothing is forgotten, so the store grows with the chain."
+        ),
+    ] = False
     strategy: Annotated[
         Literal["address_hash", "payment_credential", "both"] | None,
         Meta(

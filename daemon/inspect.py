@@ -161,8 +161,7 @@ def _json_lines(part: Part) -> bytes:
     lines = list[bytes]()
     columns = zip(part.of_tx, part.indexes, part.values, part.starts, part.middles, part.ends, strict=True)
     for tx, index, value, start, middle, end in columns:
-        extra = to_extra(part.heap[middle:end])
-        body = Body(part.heap[start:middle], value, *msgspec.structs.astuple(extra))
+        body = to_extra(part.heap[middle:end]).body(part.heap[start:middle], value)
         lines.append(_json_of(part.txids[64 * tx : 64 * tx + 64], index, body))
     return b"".join(lines)
 

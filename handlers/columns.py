@@ -15,7 +15,8 @@ import numpy as np
 
 from handlers import wire
 from handlers.events import BlockApplied, GenesisOutputs, Hash32, Inbound, OutPoint, Output, Tx
-from storage.history.batch import Columns
+from storage.history.batch import Columns, Waiting
+from storage.history.datums import datum_hash
 from storage.history.layout import NO_COUNT, NO_FEE, Bytes, Extra, Flags, Numbers, Words, words
 from storage.rows import TxFlag
 
@@ -34,6 +35,7 @@ class RawTx(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     size: int | None = None
     version: int | None = None
     lock_time: int | None = None
+    datums: list[bytes] = []
 
 
 class RawBlock(BlockApplied, frozen=True, tag="BlockApplied", dict=True):
@@ -72,9 +74,9 @@ def read(frame: bytes | bytearray) -> RawBlock | None:
     txids = words(b"".join(map(attrgetter("txid"), txs)))
     flags = np.fromiter(map(attrgetter("coinbase"), txs), np.uint8, len(txs)) * np.uint8(TxFlag.COINBASE)
     fees, sizes = _amounts([tx.fee for tx in txs], NO_FEE), _amounts([tx.size for tx in txs], NO_COUNT)
-    subtrees = np.full(len(txs), NO_COUNT)
+    subtrees, datums = np.full(len(txs), NO_COUNT), list(_witnessed(txs).values())
     block.__dict__["columns"] = Columns(
-        txids, flags, fees, sizes, subtrees, outputs[0], inputs[1], inputs[2], inputs[0], *outputs[1:], {}
+        txids, flags, fees, sizes, subtrees, outputs[0], inputs[1], inputs[2], inputs[0], *outputs[1:], {}, datums
     )
     block.__dict__["frame"] = frame
     return block
@@ -113,7 +115,35 @@ def columns(block: BlockApplied) -> Columns:
         _amounts([tx.size for tx in txs], NO_COUNT),
         _amounts([tx.subtree_index for tx in txs], NO_COUNT),
     )
-    return _columns([tx.txid for tx in txs], _flags(txs), beside, spends, list(map(_made, txs)))
+    return _columns([tx.txid for tx in txs], _flags(txs), beside, spends, list(map(_made, txs)), _witnessed(txs))
+
+
+def waiting(block: BlockApplied) -> Waiting:
+    """Return a block as it waits for the commit."""
+    point, issuer = block.point, block.issuer
+    return Waiting(
+        point.height,
+        point.slot,
+        point.hash,
+        block.time,
+        block.epoch,
+        block.size,
+        block.prev_hash,
+        block.header,
+        block.block_id,
+        columns(block),
+        block.era,
+        None if issuer is None else (issuer.vkey, issuer.vrf_vkey, issuer.op_cert, issuer.op_cert_counter),
+    )
+
+
+def genesis(event: GenesisOutputs) -> Waiting:
+    """Return what exists before the first block as a block of its own.
+
+    Raises:
+        ValueError: an outpoint is listed twice, or an index is too large; it names the place.
+    """
+    return Waiting(0, 0, bytes(32), None, None, None, None, None, None, genesis_columns(event))
 
 
 def genesis_columns(event: GenesisOutputs) -> Columns:
@@ -130,15 +160,19 @@ def genesis_columns(event: GenesisOutputs) -> Columns:
         if each.index > _MOST_GENESIS:
             raise ValueError(f"{name}: the index is larger than {_MOST_GENESIS}")
         txs[each.txid][each.index] = each.output
+    if (numbers := sum(max(outputs) + 1 for outputs in txs.values())) > _MOST_NUMBERS:
+        raise ValueError(f"$.outputs: the indexes reach over {numbers:,} outputs, more than {_MOST_NUMBERS:,}")
     kept = {txid: outputs for txid, outputs in txs.items() if any(each.spendable for each in outputs.values())}
     nothing = Output(b"", 0, spendable=False)
     makes = [[outputs.get(index, nothing) for index in range(max(outputs) + 1)] for outputs in kept.values()]
     flags, nothing_more = np.zeros(len(kept), np.uint8), [None] * len(kept)
     fees, counts = _amounts(nothing_more, NO_FEE), _amounts(nothing_more, NO_COUNT)
-    return _columns(list(kept), flags, (fees, counts, counts), [[] for _ in kept], [(made, None) for made in makes])
+    made: list[_Made] = [(each, None) for each in makes]
+    return _columns(list(kept), flags, (fees, counts, counts), [[] for _ in kept], made, {})
 
 
-_MOST_GENESIS = 1 << 20
+_MOST_GENESIS = 1 << 20  # index
+_MOST_NUMBERS = 1 << 22  # of one message, with those between the indexes that are listed
 _MOST_INDEX = np.uint64(0xFFFF_FFFF)
 _MOST_AMOUNT = {NO_FEE: (1 << 63) - 1, NO_COUNT: (1 << 31) - 1}
 _Made = tuple[list[Output], int | None]  # outputs, and which of them is a collateral return
@@ -150,12 +184,14 @@ def _columns(
     beside: tuple[Numbers, Numbers, Numbers],
     spends: list[list[OutPoint]],
     makes: list[_Made],
+    witnessed: dict[bytes, bytes],
 ) -> Columns:
     outputs = list(chain.from_iterable([made for made, _ in makes]))
     inputs: list[OutPoint] = list(chain.from_iterable(spends))
     counts = np.array([len(made) for made, _ in makes], np.int64)
     starts = (np.cumsum(counts) - counts).tolist()
     returns = {start + at for start, (_, at) in zip(starts, makes, strict=True) if at is not None}
+    named = {output.datum_hash for output in outputs if output.spendable} if witnessed else set()
     return Columns(
         txids=words(b"".join(txids)),
         flags=flags,
@@ -169,7 +205,8 @@ def _columns(
         addresses=[output.address for output in outputs],
         values=np.array([output.value for output in outputs], np.uint64),
         spendable=np.array([output.spendable for output in outputs], np.bool_),
-        extra=_extra(outputs, returns),
+        extra=_extra(outputs, returns, witnessed),
+        datums=[datum for digest, datum in witnessed.items() if digest not in named],
     )
 
 
@@ -199,12 +236,20 @@ def _made(tx: Tx) -> _Made:
     return [*outputs, tx.collateral_return], len(outputs)
 
 
-def _extra(outputs: list[Output], returns: set[int]) -> dict[int, bytes]:
+def _witnessed(txs: list[Tx] | list[RawTx]) -> dict[bytes, bytes]:
+    """Return the datums among the witnesses of transactions, each once, by hash."""
+    return {datum_hash(datum): datum for tx in txs for datum in tx.datums}
+
+
+def _extra(outputs: list[Output], returns: set[int], witnessed: dict[bytes, bytes]) -> dict[int, bytes]:
+    """Return what outputs have beside address and value, with the datums of the hashes that they name."""
     extra = dict[int, bytes]()
     for place, (assets, *others) in enumerate(map(_BESIDE, outputs)):
         if assets or others != _NOTHING or place in returns:
+            datum = witnessed.get(others[0]) if others[0] is not None else None
+            datum = None if datum == others[1] else datum  # the inline one is that datum already
             extra[place] = msgspec.msgpack.encode(
-                Extra(assets, others[0], others[1], others[2], others[3], place in returns)
+                Extra(assets, others[0], others[1], others[2], others[3], place in returns, datum)
             )
     return extra
 

@@ -50,8 +50,8 @@ class Output(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_def
 class Tx(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """One transaction of a block. `valid=False` is a phase-2 failure: collateral in, collateral return out.
 
-    `previous` has value and script of what each input spends, where the sender knows it. `version`, `lock_time`,
-    `previous` and `datums` are validated but not stored yet.
+    `previous` has value and script of what each input spends, where the sender knows it. `datums` are those among the
+    witnesses; their hashes are BLAKE2b-256. `version`, `lock_time` and `previous` are validated but not stored yet.
     """
 
     txid: Hash32
@@ -116,7 +116,7 @@ class Issuer(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 
 
 class BlockApplied(Message, frozen=True, kw_only=True):
-    """A block joined the chain. `size`, `header` and `issuer` are validated but not stored yet."""
+    """A block joined the chain. The store keeps everything but `txs` as it came, for every block."""
 
     height: Height
     hash: Hash32

@@ -14,8 +14,9 @@ NAMES = (
     "asset",
     "datum",
     "script",
+    "history",
 )
-CARDANO_ONLY = {*NAMES} - {"address_hash"}
+CARDANO_ONLY = {*NAMES} - {"address_hash", "history"}
 
 
 def payment_credential(address: bytes) -> bytes | None:

@@ -38,6 +38,7 @@ from storage.rows import Body
 from storage.windows import Windows
 
 TABLES = (META, *HISTORY_TABLES, *LOG_TABLES)
+INDEXES = tuple(name for name in NAMES if name != "history")  # with that one nothing is forgotten
 
 # --- names ---------------------------------------------------------------------------------------------------------
 
@@ -214,6 +215,8 @@ def random_block(
             name = rng.choice(again)
             branches.meet("a txid again in its own block" if name in {tx.txid for tx in txs} else "a txid again")
         outputs = [random_output(rng, branches) for _ in range(rng.randrange(4))]
+        datums = {0: [b"datum"], 1: [b"datum", name, b""], 2: [name]}.get(name[0] % 8, [])  # see `random_output`
+        branches.meet("datums among the witnesses", datums)
         if rng.random() < 0.15:
             branches.meet("a failed transaction")
             made = random_output(rng, branches) if rng.random() < 0.6 else None
@@ -221,11 +224,13 @@ def random_block(
             branches.meet("a collateral return", given)
             branches.meet("an unspendable collateral return", made is not None and not given)
             some = rng.sample(here, min(len(here), 2))
-            spend = Tx(name, some, outputs, False, take(2), [], made, coinbase=name in again)
+            spend = Tx(name, some, outputs, False, take(2), [], made, coinbase=name in again, datums=datums)
             born = [(name, len(outputs))] if given else []
         else:
             some, first = rng.sample(here, min(len(here), 1)), not txs or name in again  # only a coinbase can repeat
-            spend = Tx(name, take(3), outputs, True, some, some, random_output(rng, branches), coinbase=first)
+            spent = take(3)
+            back = random_output(rng, branches)
+            spend = Tx(name, spent, outputs, True, some, some, back, coinbase=first, datums=datums)
             born = [(name, index) for index, each in enumerate(outputs) if each.spendable]
         txs.append(spend)
         here = [point for point in here if point[0] != name] + born
@@ -295,7 +300,7 @@ def open_chain(folder: Path, **options: Unpack[Options]) -> Iterator[Chain]:
     ) as disk:
         store = HistoryStore(disk, LEAVES)
         store.open(
-            options.get("chain", "cardano/mainnet"), options.get("indexes", NAMES), options.get("store", "classic")
+            options.get("chain", "cardano/mainnet"), options.get("indexes", INDEXES), options.get("store", "classic")
         )
         windows = Windows(options.get("prune_depth", 10), options.get("rollback_window", 10))
         chain = Chain(store, windows, options.get("prune_batch_size", 1000))
@@ -373,7 +378,7 @@ def dump(store: HistoryStore) -> dict[str, Any]:
             },
             "mmr": store.mmr and store.mmr.roots(txn),
         }
-        for index in store.kept_indexes(txn):
+        for index in set(store.kept_indexes(txn)) - {"history"}:
             keys = {key for output in kept.values() for key in index_keys(index, output.body)}
             answers[index] = {key: listed for key in keys if (listed := _found(stored, index, key))}
         for name, db in store.disk.tables.items():
@@ -389,6 +394,11 @@ def rows(store: HistoryStore, table: str) -> dict[bytes, bytes]:
     """Return the bytes of a table."""
     with store.disk.read() as txn:
         return dict(txn.cursor(store.disk.tables[table]))
+
+
+def everything(store: HistoryStore) -> dict[str, dict[bytes, bytes]]:
+    """Return the bytes of every table."""
+    return {name: rows(store, name) for name in store.disk.tables}
 
 
 def outputs(store: HistoryStore) -> dict[OutPoint, Kept]:

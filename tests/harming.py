@@ -17,6 +17,7 @@ from storage.history import runs
 from storage.history.bits import CHUNK, _seal
 from storage.history.layout import (
     BLOCK,
+    DATUMS,
     HEAD_BYTES,
     LIVE,
     OUTPUT,
@@ -94,9 +95,11 @@ class Hand:
     # --- numbered values -----------------------------------------------------------------------------------------
 
     def records(self, table: str) -> Iterator[tuple[bytes, Records, bytes]]:
-        """Yield the key of each value, its records, and its heap."""
+        """Yield the key of each value, its records, and its heap; not the datums of undo logs."""
         dtype = {TX: TX_RECORD, OUTPUT: OUTPUT_RECORD, UNDO: SPEND}[table]
         for key, value in self.rows(table):
+            if table == UNDO and UNDO_KEY.unpack(key)[1] >= DATUMS:
+                continue
             end = HEAD_BYTES + count_of(value) * dtype.itemsize
             yield key, np.frombuffer(value, dtype, count_of(value), HEAD_BYTES).copy(), value[end:]
 

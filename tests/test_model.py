@@ -18,6 +18,7 @@ from typing import Unpack
 import msgspec
 import pytest
 from chains import (
+    INDEXES,
     LEAVES,
     Branches,
     Options,
@@ -63,7 +64,6 @@ from handlers.events import (
 )
 from storage.history.output_keys import address_key
 from storage.history.verify import verify
-from storage.indexes import NAMES
 from storage.rows import Body
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -89,7 +89,7 @@ class Story(RuleBasedStateMachine):
         rollback_window=WINDOWS,
         prune_batch_size=st.sampled_from((1, 2, 5, 1000, 1000)),
         may_prune=st.booleans(),
-        indexes=st.sampled_from((NAMES, NAMES, NAMES[:2], ())),
+        indexes=st.sampled_from((INDEXES, INDEXES, INDEXES[:2], ())),
         map_size=st.sampled_from((SMALL_MAP, 1 << 30)),
         seeded=st.booleans(),
     )
@@ -395,7 +395,7 @@ class Story(RuleBasedStateMachine):
         answers, coins = dump(chain.store), model.stored.coins
         bodies = {point: kept.body for point, kept in answers["outputs"].items() if kept.spender is None}
         assert bodies == {point: body(coin) for point, coin in coins.items()}
-        for index in NAMES:
+        for index in INDEXES:
             expected = model.found(index) if index in self.options["indexes"] else {}
             whole = {address_key(key) if index == "address_hash" else key: found for key, found in expected.items()}
             assert answers.get(index, {}) == whole, index

@@ -29,6 +29,7 @@ from storage.history import runs
 from storage.history.history import History
 from storage.history.layout import (
     BLOCK,
+    DATUMS,
     FILTER,
     HEAD_BYTES,
     OUTPUT,
@@ -44,6 +45,7 @@ from storage.history.layout import (
     seal,
     seal_row,
     stored_state,
+    to_extra,
 )
 from storage.history.layout import TABLES as CHAIN_TABLES
 from storage.history.mmr import BIT_NODE, NODE
@@ -368,6 +370,53 @@ def a_part_of_an_undo_log_is_gone(hand: Hand) -> None:
     hand.delete(UNDO, UNDO_KEY.pack(UNDO_KEY.unpack(later)[0], 0))
 
 
+def _datums(hand: Hand) -> tuple[bytes, bytes]:
+    """Return the last undo log's row of datums."""
+    return [row for row in hand.rows(UNDO) if UNDO_KEY.unpack(row[0])[1] >= DATUMS][-1]
+
+
+@says(r"part 2147483648 of the undo log of block \d+ was written for block")
+def datums_of_another_block(hand: Hand) -> None:
+    key, value = _datums(hand)
+    hand.delete(UNDO, key)
+    hand.put(UNDO, UNDO_KEY.pack(70, DATUMS), value)
+    assert key[:4] != U32.pack(70)
+
+
+@says(r"the next one is 2147483649")
+def the_first_datums_are_gone(hand: Hand) -> None:
+    key, value = _datums(hand)
+    hand.delete(UNDO, key)
+    hand.put(UNDO, UNDO_KEY.pack(UNDO_KEY.unpack(key)[0], DATUMS + 1), value)
+
+
+@says("part 0 of the undo log of block .* is missing, the next one is 2147483648")
+def datums_without_spends(hand: Hand) -> None:
+    ordinal = UNDO_KEY.unpack(_datums(hand)[0])[0]
+    for key, _ in hand.rows(UNDO):
+        if UNDO_KEY.unpack(key)[0] == ordinal and UNDO_KEY.unpack(key)[1] < DATUMS:
+            hand.delete(UNDO, key)
+
+
+@says("has 1 datums, not 2")
+def fewer_datums_than_counted(hand: Hand) -> None:
+    key, _ = _datums(hand)
+    hand.put(UNDO, key, seal(2, msgspec.msgpack.encode((UNDO_KEY.unpack(key)[0], [b"d"]))))
+
+
+@says("of the undo log of block .* cannot be read")
+def datums_of_garbage(hand: Hand) -> None:
+    hand.put(UNDO, _datums(hand)[0], seal(1, b"\xc1"))
+
+
+@says("has a datum whose hash it does not name")
+def a_datum_of_another_hash(hand: Hand) -> None:
+    def change(address: bytes, raw: bytes) -> tuple[bytes, bytes]:
+        return address, msgspec.msgpack.encode(msgspec.structs.replace(to_extra(raw), datum=b"another"))
+
+    hand.change_body(hand.live()[0], change)
+
+
 @says("there is an undo log of block 71")
 def an_undo_log_too_much(hand: Hand) -> None:
     hand.put(UNDO, UNDO_KEY.pack(71, 0), seal(0))
@@ -596,11 +645,11 @@ def fewer_fields(count: int) -> Damage:
 CASES["state: one byte"] = (lambda hand: hand.put(META, STATE, EMPTY), "the state does not have the checksum")
 CASES["state: nothing"] = (lambda hand: hand.put(META, STATE, resealed(EMPTY)), "the state cannot be read")
 CASES["state: a map"] = (lambda hand: hand.put(META, STATE, resealed(b"\x80")), "the state cannot be read")
-for left_out in range(1, len(State.__struct_fields__)):  # those that are left out are taken for zeros
-    CASES[f"state: without its last fields, {left_out}"] = (fewer_fields(left_out), "above the last one, 0")
+for left_out in range(1, len(State.__struct_fields__)):
+    CASES[f"state: without its last fields, {left_out}"] = (fewer_fields(left_out), "the state cannot be read: it has")
 CASES["a list of runs of nothing"] = (
     lambda hand: hand.put(META, b"runs:address_hash", resealed(EMPTY)),
-    "which no index has",
+    "the list of runs of address_hash cannot be read",
 )
 CASES["a block of nothing"] = (lambda hand: hand.put(BLOCK, U32.pack(70), resealed(EMPTY)), "block 70 cannot be read")
 

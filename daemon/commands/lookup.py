@@ -15,11 +15,12 @@ from rich.table import Table
 
 from config.settings import Config
 from daemon.commands.common import FAILED, WRONG_USE, Exit, readers_may_leave, show, stores_speak
-from daemon.store import limited, open_query, reading, windows
+from daemon.store import limited, open_query, reading
 from handlers.addresses import AddressError, codec
 from handlers.answers import Amount, Balance, Failure, TipAnswer, Utxo, to_tip
-from handlers.deltas import Changed, InJson, NoDelta, find, read_block
+from handlers.datums import Datum, find_datum
 from handlers.query import BadCursor, CursorGone, Listed, NoIndex, Order, Page, Snapshot, Sum, amounts
+from handlers.touched import touching
 from handlers.tx_query import Inpoint, Slot, Transaction, TxQuery
 
 _encode = msgspec.json.Encoder().encode
@@ -42,37 +43,65 @@ def address(config: Config, text: str, count: int, order: Order, cursor: str | N
 
 def by(config: Config, kind: str, text: str, count: int, order: Order, cursor: str | None, *, as_json: bool) -> None:
     """Print a page of the live outputs under a key of an index."""
-    name, least, most = _KEYS[kind]
-    try:
-        raw = bytes.fromhex(text)
-    except ValueError:
-        raw = b""
-    if not least <= len(raw) <= most or len(text) != 2 * len(raw):  # fromhex passes over spaces
-        digits = f"{least * 2}" if least == most else f"{least * 2} to {most * 2}"
-        raise Exit(f"{text!r} is no {name}, which has {digits} hex digits", WRONG_USE)
+    raw = _key(kind, text)
     key = sha256(raw).digest() if kind == "asset" else raw
     _page(config, lambda shot: shot.listed(kind, key), count, order, cursor, as_json=as_json)
 
 
-def _page(config: Config, where: _Where, count: int, order: Order, cursor: str | None, *, as_json: bool) -> None:
-    with _asking(config) as shot:
-        page, tip = shot.page(where(shot), count, order, 1, cursor), shot.tip()
+def transactions(config: Config, text: str, count: int, order: Order, cursor: str | None, *, as_json: bool) -> None:
+    """Print a page of the transactions that touched an address."""
+    try:
+        address = codec(config.chain.family, config.chain.network).read(text)
+    except AddressError as error:
+        raise Exit(f"address: {error}", WRONG_USE) from error
+    with asking(config) as shot:
+        found, tip = touching(shot, address, count, order, 1, cursor), shot.tip()
     if as_json:
-        _json({"tip": tip and to_tip(tip), "utxos": page.utxos, "next_cursor": page.next_cursor})
+        print_json({"tip": tip and to_tip(tip)} | msgspec.structs.asdict(found))
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("height", "slot", "transaction"):
+        table.add_column(column, justify="left" if column == "transaction" else "right", no_wrap=True)
+    for tx in found.transactions:
+        table.add_row(f"{tx.block_height:,}", f"{tx.slot:,}", tx.tx_hash)
+    since = f"every transaction from height {found.complete_from:,} on"
+    with readers_may_leave():
+        show(table, since, *([] if found.next_cursor is None else [f"there are more: --cursor {found.next_cursor}"]))
+
+
+def datum(config: Config, text: str, *, as_json: bool) -> None:
+    """Print one datum."""
+    digest = _key("datum", text)
+    with asking(config) as shot:
+        found = find_datum(shot, digest)
+    if found is None:
+        raise Exit(f"no datum with the hash {digest.hex()} is known: not revealed yet, or forgotten", FAILED)
+    if as_json:
+        print_json(Datum(digest.hex(), found.hex()))
         return
     with readers_may_leave():
-        show(_list(page.utxos), *_more(page))
+        click.echo(found.hex())
+
+
+def _page(config: Config, where: _Where, count: int, order: Order, cursor: str | None, *, as_json: bool) -> None:
+    with asking(config) as shot:
+        page, tip = shot.page(where(shot), count, order, 1, cursor), shot.tip()
+    if as_json:
+        print_json({"tip": tip and to_tip(tip), "utxos": page.utxos, "next_cursor": page.next_cursor})
+        return
+    with readers_may_leave():
+        show(list_of(page.utxos), *_more(page))
 
 
 def balance(config: Config, text: str, *, as_json: bool) -> None:
     """Print what an owner holds."""
     where, total = _owner(config, text), Sum(assets={})
-    with _asking(config) as shot:
+    with asking(config) as shot:
         for so_far in shot.balance(where(shot)):
             total = so_far
         held = amounts(shot.query.unit, total.value, sorted(total.assets.items()))
     if as_json:
-        _json(Balance(lovelace_amount=total.value, amounts=held, utxo_count=total.count))
+        print_json(Balance(lovelace_amount=total.value, amounts=held, utxo_count=total.count))
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("quantity", justify="right", no_wrap=True)
@@ -88,13 +117,18 @@ def utxo(config: Config, txid: str, index: str | None, *, as_json: bool) -> None
     if index is None:
         txid, _, index = txid.partition("#")
     place = _txid(txid), _index(index)
-    with _asking(config) as shot:
+    with asking(config) as shot:
         found = shot.find(*place)
     if found is None:
         raise Exit(f"{txid}#{place[1]} is not here: never created, or spent and pruned", FAILED)
     if as_json:
-        _json(found)
-        return
+        print_json(found)
+    else:
+        show_fields(found)
+
+
+def show_fields(found: Struct) -> None:
+    """Print an answer's fields, a line each."""
     table = Table.grid(padding=(0, 3))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -105,50 +139,22 @@ def utxo(config: Config, txid: str, index: str | None, *, as_json: bool) -> None
         show(table)
 
 
-def delta(config: Config, text: str, *, as_json: bool) -> None:
-    """Print what one block created and spent."""
-    try:
-        block = read_block(text)
-    except ValueError as error:
-        raise Exit(f"block is {error}", WRONG_USE) from None
-    with _asking(config) as shot:
-        try:
-            found = find(shot, windows(config), block, InJson(shot))
-        except NoDelta as none:
-            raise Exit(str(none), FAILED) from none
-        for _ in found.read():
-            pass
-        answer = found.whole()
-    if as_json:
-        with readers_may_leave():
-            click.echo(answer)
-        return
-    point = TipAnswer(found.block.height, found.block.slot, found.block.hash.hex())
-    with readers_may_leave():
-        show(_place(point), f"created {len(found.created):,}", _changed(found.created))
-        show("", f"spent {len(found.spent):,}", _changed(found.spent))
-
-
-def _changed(outputs: Sequence[Changed]) -> Table:
-    return _list([msgspec.structs.replace(each.utxo, spent_tx_hash=each.spent_tx_hash) for each in outputs])
-
-
 def tx(config: Config, text: str, count: int, page: int, *, as_json: bool) -> None:
     """Print a transaction's record, where it is, and a page of its slots beside the outputs that the set keeps."""
     txid = _txid(text)
     if not config.transactions.enabled:
         _outputs_of(config, txid, as_json=as_json)
         return
-    with _asking(config) as shot:
+    with asking(config) as shot:
         told = _told(config, shot, txid, range((page - 1) * count, page * count))
     if told is None:
         message = f"transaction {text} is not here: never seen, or pruned"
         if as_json:
-            _json(Failure("unknown_transaction", message))
+            print_json(Failure("unknown_transaction", message))
             sys.exit(FAILED)
         raise Exit(message, FAILED)
     if as_json:
-        _json(told)
+        print_json(told)
         return
     left = told.transaction.total_utxos - page * count
     more = [f"{left:,} more: --page {page + 1}"] if left > 0 else []
@@ -162,7 +168,7 @@ def _told(config: Config, shot: Snapshot, txid: bytes, page: range) -> Told | No
     held = asking.find(shot.txn, txid, tip.height if tip else 0)
     if held is None:
         return None
-    home = transactions.buried and transactions.buried.find(shot.txn, txid)
+    home = transactions.chain.find(shot.txn, txid)
     block = shot.point(home.ordinal) if home else None
     indexes = range(held.record.total)[page.start : page.stop]
     return Told(
@@ -176,7 +182,7 @@ def _told(config: Config, shot: Snapshot, txid: bytes, page: range) -> Told | No
 
 def _outputs_of(config: Config, txid: bytes, *, as_json: bool) -> None:
     """Print what is kept of a transaction where transactions are not, and that it is not the transaction."""
-    with _asking(config) as shot:
+    with asking(config) as shot:
         outputs = shot.of_transaction(txid)
     what = "transactions are not kept (transactions.enabled)"
     if outputs:
@@ -184,11 +190,11 @@ def _outputs_of(config: Config, txid: bytes, *, as_json: bool) -> None:
     else:
         message = f"{what}, and the UTXO store has no output of it"
     if as_json:
-        _json(msgspec.to_builtins(Failure("not_enabled", message)) | {"utxos": outputs})
+        print_json(msgspec.to_builtins(Failure("not_enabled", message)) | {"utxos": outputs})
         sys.exit(FAILED)
     if outputs:
         with readers_may_leave():
-            show(_list(outputs))
+            show(list_of(outputs))
     raise Exit(message, FAILED)
 
 
@@ -206,7 +212,7 @@ class Told(Struct, frozen=True):
 
 
 @contextmanager
-def _asking(config: Config) -> Iterator[Snapshot]:
+def asking(config: Config) -> Iterator[Snapshot]:
     """Give one block boundary to ask; what can't be answered is one line."""
     if not config.utxo.enabled:
         raise Exit("the UTXO store is not enabled (utxo.enabled)", FAILED)
@@ -245,6 +251,19 @@ def _owner(config: Config, text: str) -> _Where:
     return lambda shot: shot.by_address(raw)
 
 
+def _key(kind: str, text: str) -> bytes:
+    """Return the key of an index that a hex text names."""
+    name, least, most = _KEYS[kind]
+    try:
+        raw = bytes.fromhex(text)
+    except ValueError:
+        raw = b""
+    if not least <= len(raw) <= most or len(text) != 2 * len(raw):  # fromhex passes over spaces
+        digits = f"{least * 2}" if least == most else f"{least * 2} to {most * 2}"
+        raise Exit(f"{text!r} is no {name}, which has {digits} hex digits", WRONG_USE)
+    return raw
+
+
 def _txid(text: str) -> bytes:
     try:
         raw = bytes.fromhex(text) if len(text) == _HASH_DIGITS else b""
@@ -264,12 +283,14 @@ def _index(text: str) -> int:
 # --- how it looks ------------------------------------------------------------------------------------------------
 
 
-def _json(answer: Any) -> None:
+def print_json(answer: Any) -> None:
+    """Print an answer as HTTP gives it."""
     with readers_may_leave():
         click.echo(_encode(answer))
 
 
-def _list(utxos: Sequence[Utxo]) -> Table:
+def list_of(utxos: Sequence[Utxo]) -> Table:
+    """Return outputs as a table."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("height", "slot"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -297,7 +318,7 @@ def _fields(told: Told) -> Table:
     table, block = Table.grid(padding=(0, 3)), told.block
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    table.add_row("where", f"not in the chain: {told.transaction.status}" if block is None else _place(block))
+    table.add_row("where", f"not in the chain: {told.transaction.status}" if block is None else heading(block))
     if not told.transaction.has_record:
         table.add_row("record", "none: its block tells all of it")
     for name, value in msgspec.structs.asdict(told.transaction).items():
@@ -306,7 +327,8 @@ def _fields(told: Told) -> Table:
     return table
 
 
-def _place(block: TipAnswer) -> str:
+def heading(block: TipAnswer) -> str:
+    """Return where a block is."""
     return f"height {block.height:,}, slot {block.slot:,}, {block.hash}"
 
 

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def _page_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of a command that prints a page of outputs."""
+    """Add the options of a command that prints a page of a list."""
     order = click.Choice(["asc", "desc"])
     for option in (
-        json_option("An object: `utxos` as HTTP lists them, `tip`, and `next_cursor`."),
+        json_option("An object: the list as HTTP has it, `tip`, and `next_cursor`."),
         click.option("--cursor", help="Where the answer before ended."),
         click.option("--order", type=order, default="asc", show_default=True, help="By place in chain."),
-        click.option("--count", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many outputs."),
+        click.option("--count", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many."),
     ):
         command = option(command)
     return command
@@ -87,6 +87,23 @@ def by(
 
 @query.command()
 @config_option
+@click.argument("address")
+@_page_options
+@click.pass_context
+def transactions(
+    context: click.Context, address: str, count: int, order: Order, cursor: str | None, as_json: bool
+) -> None:
+    """List the transactions that paid to ADDRESS or spent from it, also long ago, in chain order.
+
+    It needs the index utxo.index.history.
+    """
+    from daemon.commands import lookup
+
+    lookup.transactions(context.obj.config, address, count, order, cursor, as_json=as_json)
+
+
+@query.command()
+@config_option
 @click.argument("owner", metavar="ADDRESS|CREDENTIAL")
 @json_option("The same object as HTTP.")
 @click.pass_context
@@ -112,6 +129,34 @@ def utxo(context: click.Context, txid: str, index: str | None, as_json: bool) ->
 
 @query.command()
 @config_option
+@click.argument("datum_hash", metavar="HASH")
+@json_option("The same object as HTTP.")
+@click.pass_context
+def datum(context: click.Context, datum_hash: str, as_json: bool) -> None:
+    """Print the datum with HASH (64 hex digits) as hex: inline in an output, or revealed by a block's witnesses.
+
+    Needs the index by datum (utxo.index.datum), which only a history store keeps. The datum is known while an output
+    that has its hash is kept.
+    """
+    from daemon.commands import lookup
+
+    lookup.datum(context.obj.config, datum_hash, as_json=as_json)
+
+
+@query.command()
+@config_option
+@click.argument("block", metavar="HEIGHT|HASH")
+@json_option("The same object as HTTP.")
+@click.pass_context
+def block(context: click.Context, block: str, as_json: bool) -> None:
+    """Show what is kept of one block, however old. Of several blocks of one height it is the first."""
+    from daemon.commands import blocks
+
+    blocks.block(context.obj.config, block, as_json=as_json)
+
+
+@query.command()
+@config_option
 @click.argument("block", metavar="HEIGHT|HASH")
 @json_option("The same object as HTTP.")
 @click.pass_context
@@ -121,9 +166,9 @@ def delta(context: click.Context, block: str, as_json: bool) -> None:
     The block is above the rollback floor: there is no delta of an older one. Of several blocks of one height it is the
     first.
     """
-    from daemon.commands import lookup
+    from daemon.commands import blocks
 
-    lookup.delta(context.obj.config, block, as_json=as_json)
+    blocks.delta(context.obj.config, block, as_json=as_json)
 
 
 @query.command()

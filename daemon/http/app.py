@@ -19,8 +19,10 @@ from starlette.types import ASGIApp, Lifespan
 from daemon.http import pages
 from daemon.http.blocks import BlockRoutes
 from daemon.http.changes import ChangeRoutes
+from daemon.http.datums import DatumRoutes
 from daemon.http.ear import Ear
 from daemon.http.guard import Guard
+from daemon.http.history import HistoryRoutes
 from daemon.http.jobs import JobRoutes
 from daemon.http.lists import Find, Lists, of
 from daemon.http.mmr import MmrRoutes
@@ -99,18 +101,22 @@ class Site:
 
     def routes(self) -> list[Route]:
         """Return every route of the contract."""
+        blocks = BlockRoutes(self.query, self.windows, self.turns)
         answered: dict[str, Lists | Endpoint] = {
             "/api/v1/addresses/{address}/utxos": Lists(self.query, "address", self._at_address, self.turns),
             "/api/v1/credentials/{credential}/utxos": Lists(self.query, "credential", self._at_credential, self.turns),
             "/api/v1/stakes/{stake}/utxos": Lists(self.query, "stake", self._at_stake, self.turns),
             "/api/v1/policies/{policy}/utxos": Lists(self.query, "policy", self._at_policy, self.turns),
+            "/api/v1/datums/{datum_hash}": DatumRoutes(self.query, self.turns).datum,
             "/api/v1/datums/{datum_hash}/utxos": Lists(self.query, "datum_hash", self._at_datum, self.turns),
             "/api/v1/scripts/{script_hash}/utxos": Lists(self.query, "script_hash", self._at_script, self.turns),
+            "/api/v1/addresses/{address}/transactions": HistoryRoutes(self.query, self.codec).address,
             "/api/v1/addresses/{address}/balance": self.address_balance,
             "/api/v1/credentials/{credential}/balance": self.credential_balance,
             "/api/v1/stakes/{stake}/balance": self.stake_balance,
             "/api/v1/utxos/{tx_hash}/{index}": self.utxo,
-            "/api/v1/blocks/{block}/delta": BlockRoutes(self.query, self.windows, self.turns).delta,
+            "/api/v1/blocks/{block}": blocks.facts,
+            "/api/v1/blocks/{block}/delta": blocks.delta,
             "/api/v1/tip": self.tip,
             "/api/v1/status": StatusRoute(self.query, self.windows, self.ear, self._lag).status,
             "/api/v1/events": self.events,

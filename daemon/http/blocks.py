@@ -1,4 +1,4 @@
-"""What single blocks did to the set."""
+"""Single blocks: what is kept of them, and what they did to the set."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from daemon.http.lists import of
-from daemon.http.reply import CBOR, JSON, Problem, known, stamp, wants_cbor
+from daemon.http.reply import CBOR, JSON, Problem, known, reply, stamp, wants_cbor
 from daemon.turns import Turns
+from handlers.blocks import facts
 from handlers.deltas import Form, InCbor, InJson, NoDelta, T, find, read_block
 from handlers.query import Query, Snapshot
 from storage.windows import Windows
@@ -23,13 +24,20 @@ class BlockRoutes:
         self._query, self._windows, self._turns = query, windows, turns
         self._one = anyio.Lock()
 
+    async def facts(self, request: Request) -> Response:
+        """What is kept of one block."""
+        block = _block(request)
+        with self._query.snapshot() as shot:
+            etag, headers, _ = stamp(*of(shot))
+            try:
+                found = facts(shot, block)
+            except NoDelta as none:
+                raise Problem(404, none.code, str(none)) from none
+        return Response(status_code=304, headers=headers) if known(request.scope, etag) else reply(found, headers)
+
     async def delta(self, request: Request) -> Response:
         """What one block created and spent."""
-        as_cbor = wants_cbor(request.scope)
-        try:
-            block = read_block(request.path_params["block"])
-        except ValueError as error:
-            raise Problem(400, "bad_parameter", f"block is {error}") from None
+        as_cbor, block = wants_cbor(request.scope), _block(request)
         async with self._one:
             with self._query.snapshot() as shot:
                 if as_cbor:
@@ -54,3 +62,10 @@ class BlockRoutes:
                 return Response(status_code=503)  # to nobody
             shot.check_age()
         return Response(delta.whole(), 200, headers, kind)
+
+
+def _block(request: Request) -> int | bytes:
+    try:
+        return read_block(request.path_params["block"])
+    except ValueError as error:
+        raise Problem(400, "bad_parameter", f"block is {error}") from None

@@ -8,11 +8,14 @@ import msgspec
 
 from daemon import VERSION
 from handlers.answers import Balance, Failure, Health, MmrRoot, Status, TipAnswer, Utxo
+from handlers.blocks import BlockFacts
 from handlers.changes import Change
+from handlers.datums import Datum
 from handlers.deltas import BlockDelta
 from handlers.proofs import MmrProof
 from handlers.prune_report import PrunerJob
 from handlers.recovery.report import Recovering, RecoveringWhole
+from handlers.touched import AddressTx
 from handlers.tx_query import Raw, Slot, Transaction
 from storage.recovery.rows import STATUSES
 
@@ -33,6 +36,9 @@ _TYPES = (
     MmrProof,
     BlockDelta,
     Change,
+    AddressTx,
+    BlockFacts,
+    Datum,
 )
 _LIST = (
     ("count", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}, "How many."),
@@ -92,6 +98,7 @@ _FROM_TEXT = (
     "The last block that is known, as `{height}.{hash}`; or the sequence of the last fact that is known; or `origin`."
 )
 _NEXT_FROM = "On the last page: `from` of the next question."
+_HISTORY_FROM = "Height of the first block of which every transaction is listed."
 _CURSOR = "Where the next page begins; absent on the last."
 Object = dict[str, Any]
 
@@ -102,6 +109,7 @@ def document() -> Object:
     utxos, anything = {"type": "array", "items": _ref("Utxo")}, {"type": "array", "items": {"type": "object"}}
     paths = {
         "/api/v1/addresses/{address}/utxos": _list("Live outputs of an address.", utxos, "address"),
+        "/api/v1/addresses/{address}/transactions": _touching(),
         "/api/v1/addresses/{address}/balance": _get("What an address holds.", _ref("Balance"), "address"),
         "/api/v1/credentials/{credential}/utxos": _list("Live outputs of a payment credential.", utxos, "credential"),
         "/api/v1/credentials/{credential}/balance": _get(
@@ -110,6 +118,7 @@ def document() -> Object:
         "/api/v1/stakes/{stake}/utxos": _list("Live outputs that delegate by a stake credential.", utxos, "stake"),
         "/api/v1/stakes/{stake}/balance": _get("What delegates by a stake credential.", _ref("Balance"), "stake"),
         "/api/v1/policies/{policy}/utxos": _list("Live outputs that hold assets of a policy.", utxos, "policy"),
+        "/api/v1/datums/{datum_hash}": _datum(),
         "/api/v1/datums/{datum_hash}/utxos": _list(
             "Live outputs with a datum, inline or by hash.", utxos, "datum_hash"
         ),
@@ -121,6 +130,9 @@ def document() -> Object:
             "index",
             missing=True,
             cbor=True,
+        ),
+        "/api/v1/blocks/{block}": _get(
+            "What is kept of one block, however old.", _ref("BlockFacts"), "block", missing=True
         ),
         "/api/v1/blocks/{block}/delta": _get(
             "What one block above the rollback floor created and spent.",
@@ -176,6 +188,13 @@ def _list(summary: str, schema: Object, *path: str) -> Object:
     return route
 
 
+def _datum() -> Object:
+    summary = "A datum that an output has, or that the witnesses of a block revealed."
+    route = _get(summary, _ref("Datum"), "datum_hash", missing=True, cbor=True)
+    route["get"]["responses"]["200"]["content"][_CBOR] = {"schema": {"description": "The datum as the chain has it."}}
+    return route
+
+
 def _bytes() -> Object:
     route = _get("A transaction's bytes, if they were given.", _ref("Raw"), "txid", missing=True)
     content: Object = route["get"]["responses"]["200"]["content"]
@@ -194,6 +213,17 @@ def _slots() -> Object:
 def _jobs() -> Object:
     route = _list("The pruner's cycles, the latest first.", {"type": "array", "items": _ref("PrunerJob")})
     _takes_no(route["get"], "asset", "order")
+    return route
+
+
+def _touching() -> Object:
+    route = _list(
+        "Transactions that paid to an address or spent from it, also long ago (index history).",
+        {"type": "array", "items": _ref("AddressTx")},
+        "address",
+    )
+    _takes_no(route["get"], "asset")
+    route["get"]["responses"]["200"]["headers"]["X-History-From"] = _header(_HISTORY_FROM)
     return route
 
 

@@ -7,7 +7,8 @@ from hashlib import blake2b
 from feeds.cardano import byron, shelley
 from feeds.cardano.eras import ALONZO, BYRON, BYRON_BOUNDARY, CONWAY, NAMES, Network
 from feeds.cardano.errors import BlockError, CutShort
-from formats.cbor import BREAK, INDEFINITE, CborError, array, close, fields, mapping, skip, uint
+from feeds.cardano.witnesses import read_witnesses
+from formats.cbor import BREAK, CborError, array, close, fields, mapping, skip, uint
 from handlers.events import BlockApplied, Tx
 
 FAR_AWAY = 1 << 48  # no chain gets to such a slot or height, and sums with them stay in 64 bits
@@ -134,31 +135,20 @@ def _transactions(buf: bytes, at: int, era: int) -> _Parsed:
         sizes.append(end - at + 2)  # the array's head, and the null where metadata would be
         at = end
         count -= 1
-    at = _add_witnesses(buf, at, sizes)
+    datums, at = read_witnesses(buf, at, sizes)
     at = _add_metadata(buf, at, sizes)
     invalid: frozenset[int] = frozenset()
     if era >= ALONZO:
         invalid, at = _invalid(buf, at, len(bodies))
-    txs = [
-        Tx(txid, inputs, outputs, index not in invalid, collateral, references, collateral_return, False, fee, size)
-        for index, ((txid, inputs, outputs, collateral, references, collateral_return, fee), size) in enumerate(
-            zip(bodies, sizes, strict=True)
-        )
-    ]
-    return txs, at
+    parts = enumerate(zip(bodies, sizes, datums, strict=True))
+    return [_tx(body, size, found, valid=index not in invalid) for index, (body, size, found) in parts], at
 
 
-def _add_witnesses(buf: bytes, at: int, sizes: list[int]) -> int:
-    count, at = array(buf, at)
-    if count not in (INDEFINITE, len(sizes)):
-        raise BlockError(f"{count} witness sets for {len(sizes)} transactions", at)
-    for index in range(len(sizes)):
-        if count < 0 and buf[at] == BREAK:
-            raise BlockError(f"{index} witness sets for {len(sizes)} transactions", at)
-        end = skip(buf, at)
-        sizes[index] += end - at
-        at = end
-    return close(buf, at, count, "the list of witnesses")
+def _tx(body: shelley.Body, size: int, datums: list[bytes], *, valid: bool) -> Tx:
+    txid, inputs, outputs, collateral, references, collateral_return, fee = body
+    return Tx(
+        txid, inputs, outputs, valid, collateral, references, collateral_return, fee=fee, size=size, datums=datums
+    )
 
 
 def _add_metadata(buf: bytes, at: int, sizes: list[int]) -> int:

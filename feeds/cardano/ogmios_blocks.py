@@ -1,14 +1,16 @@
 """One block as an Ogmios server tells it becomes one `BlockApplied`; pure decoding.
 
-NOTE: some of what a chunk file has is not in the message. The ledger's sets come sorted, so inputs (since Shelley) and
-assets may be in another order than in the body; a server that does not include the CBOR of transactions does not say
-their size, and one that does not include that of scripts not how a native script was encoded; a script reference comes
-in its shortest encoding; and the node writes an address of a bad pointer, or with bytes behind it, in its own way.
+NOTE: some of what a chunk file has is not in the message. The ledger's sets come sorted, so inputs (since Shelley),
+assets and datums may be in another order than in the block; a server that does not include the CBOR of transactions
+does not say their size, and one that does not include that of scripts not how a native script was encoded; a script
+reference comes in its shortest encoding; and the node writes an address of a bad pointer, or with bytes behind it, in
+its own way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import TypeVar
 
 from feeds.cardano.block import FAR_AWAY
@@ -85,6 +87,7 @@ def _transaction(said: SaidTransaction, era: str) -> Tx:
         collateral_return=None if back is None else _at(".collateralReturn", _output, back),
         fee=None if said.fee is None else _amount(said.fee.ada.lovelace, ".fee.ada.lovelace"),
         size=None if said.cbor is None else _size(said.cbor),
+        datums=[_datum(digest, datum) for digest, datum in said.datums.items()] if said.datums else [],
     )
 
 
@@ -96,6 +99,15 @@ def _size(cbor: str) -> int | None:
     if cbor[:2] not in _WHOLE:
         raise MessageError("not a transaction", ".cbor")
     return len(cbor) // 2 - (cbor[:2] == _FOUR_PARTS)
+
+
+def _datum(digest: str, said: str) -> bytes:
+    """Return a datum, which has to have the hash that it is listed under: else it could never be found."""
+    wanted, place = unhex(digest, ".datums[...]", 32), f".datums.{digest}"
+    datum = unhex(said, place)
+    if blake2b(datum, digest_size=32).digest() != wanted:
+        raise MessageError("a datum with another hash", place)
+    return datum
 
 
 def _outpoints(said: Sequence[SaidReference], place: str) -> list[OutPoint]:

@@ -1,7 +1,7 @@
 """What an Ogmios server says, v6 and v7: the parts of its answers that the set of outputs depends on.
 
 The types are the check: a kind of block, an era, a way to spend, a clause, a field of a block, transaction or output
-that is not listed here is an error that names the place. What is listed but has no bearing on outputs (witnesses,
+that is not listed here is an error that names the place. What is listed but has no bearing on outputs (signatures,
 metadata, certificates) is `Skipped`. Numbers are exact at any size; hashes and the like are still text here.
 """
 
@@ -175,7 +175,6 @@ class Beside(Struct, frozen=True, gc=False, rename="camel", forbid_unknown_field
     required_extra_scripts: Skipped = Skipped()
     signatories: Skipped = Skipped()
     scripts: Skipped = Skipped()
-    datums: Skipped = Skipped()
     redeemers: Skipped = Skipped()
     credits: Skipped = Skipped()  # this and the next two since v7
     guards: Skipped = Skipped()
@@ -194,6 +193,7 @@ class Transaction(Beside, frozen=True, gc=False, kw_only=True):
     collateral_return: Output | None = None
     fee: Ada | None = None
     cbor: str | None = None
+    datums: dict[str, str] | None = None  # by hash
     sub_transactions: list[msgspec.Raw] = []
 
 

@@ -115,7 +115,7 @@ def read_body(buf: bytes, at: int) -> tuple[Body, int]:
 
 def _outpoints(buf: bytes, at: int) -> tuple[list[OutPoint], int]:
     """Return a set of outpoints in the order of the body, each once."""
-    count, at = array(buf, at) if buf[at] >> 5 != 6 else array(buf, _after_set_tag(buf, at))
+    count, at = array(buf, at) if buf[at] >> 5 != 6 else array(buf, after_set_tag(buf, at))
     found: list[OutPoint] = []
     while count:
         if buf[at : at + 3] == _INPUT_HEAD:
@@ -137,7 +137,8 @@ def _outpoints(buf: bytes, at: int) -> tuple[list[OutPoint], int]:
     return found, at
 
 
-def _after_set_tag(buf: bytes, at: int) -> int:
+def after_set_tag(buf: bytes, at: int) -> int:
+    """Return where the array of a set begins, whose tag begins at `at`."""
     if buf[at : at + 3] != b"\xd9\x01\x02":
         raise BlockError(f"not a set (tag {_SET_TAG})", at)
     return at + 3

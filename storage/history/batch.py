@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from storage.history.layout import REPLACED, Bytes, Flags, Numbers, Words
+from storage.history.layout import REPLACED, Block, Bytes, Flags, Numbers, Words
 
 OutPoint = tuple[bytes, int]
 _NONE = np.empty(0, np.int64)
@@ -38,6 +38,7 @@ class Columns(msgspec.Struct):
     values: Words
     spendable: Flags
     extra: dict[int, bytes]  # what else an output has, by its place in the block
+    datums: list[bytes] = []  # among the witnesses, of hashes that no output of the block has
 
 
 class Waiting(msgspec.Struct):
@@ -53,6 +54,8 @@ class Waiting(msgspec.Struct):
     header: bytes | None
     block_id: int | None
     columns: Columns
+    era: str | None = None
+    issuer: tuple[bytes | None, bytes | None, bytes | None, int | None] | None = None
 
 
 class Done(NamedTuple):
@@ -65,6 +68,29 @@ class Done(NamedTuple):
     reused: list[bytes] = []  # ids that an earlier transaction had
 
 
+def row_of(waiting: Waiting, done: Done, first: int, end: int, *, failed: bool, lowest: bool) -> Block:
+    """Return what is kept of a block; its numbers go from `first` to below `end`."""
+    return Block(
+        waiting.height,
+        waiting.slot,
+        waiting.hash,
+        waiting.time,
+        waiting.epoch,
+        first,
+        end - first,
+        done.txs,
+        done.created,
+        done.spent,
+        failed,
+        waiting.size,
+        waiting.previous if lowest else None,
+        waiting.header,
+        waiting.block_id,
+        waiting.era,
+        waiting.issuer,
+    )
+
+
 class Spends(NamedTuple):
     """What a batch spends, in the order of spending: output numbers, who, and by which of its inputs."""
 
@@ -73,6 +99,9 @@ class Spends(NamedTuple):
     input: Numbers
     missing: Numbers  # the inputs that spend nothing
     repeated: Numbers = _NONE  # transactions with the id of an earlier one
+
+
+NOTHING_SPENT = Spends(_NONE, _NONE, _NONE, _NONE)
 
 
 class Batch:

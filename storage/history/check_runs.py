@@ -7,7 +7,7 @@ from struct import Struct as Packed
 
 import numpy as np
 
-from storage.history import filters, runs
+from storage.history import filters, runs, touches
 from storage.history.consistent import revivable_of
 from storage.history.intact import KINDS
 from storage.history.layout import FILTER, HEAD_BYTES, TXID_ENTRY, Flags, Records, Words, count_of
@@ -41,7 +41,7 @@ def manifests(view: View) -> dict[str, Manifest]:
 def kept(view: View) -> list[str]:
     """Return the indexes over outputs that are complete."""
     names = (view.txn.get(b"indexes", db=view.meta) or b"").decode().split(",")
-    return [name for name in RULES if name in names]
+    return [name for name in (*RULES, touches.KIND) if name in names]
 
 
 def check_lists(view: View) -> Iterator[str]:
@@ -54,7 +54,7 @@ def check_lists(view: View) -> Iterator[str]:
             owners[run] = kind
             if kind == "txid":
                 filtered.add(run)
-        if kind in RULES and kind not in names:  # a `reindex` that did not end may have left something
+        if kind in {*RULES, touches.KIND} and kind not in names:  # a `reindex` that did not end may have left something
             continue
         yield from _ranges(view, kind, manifest.runs)
         for merge in manifest.merges:
@@ -99,7 +99,7 @@ def wanted(view: View, kind: str, entries: Records) -> Flags:
     """Return which entries an index has to have: those of what lives, may live again, or may be rolled back."""
     numbers = entries["number"]
     match kind:
-        case "block":
+        case "block" | touches.KIND:
             return np.ones(len(entries), np.bool_)
         case "spender":
             recent: Flags = numbers >= view.reachable
@@ -233,7 +233,7 @@ def explained(view: View, kind: str, sieve: Sieve) -> Iterator[str]:
 def _name(view: View, kind: str, number: int) -> str:
     if kind == "block":
         return f"block {number}"
-    return f"transaction {number}" if kind in {"txid", "spender"} else view.name(number)
+    return f"transaction {number}" if kind in {"txid", "spender", touches.KIND} else view.name(number)
 
 
 def tallies(view: View, kinds: list[str]) -> dict[str, Tally]:

@@ -14,8 +14,12 @@ from struct import Struct as Packed
 import msgspec
 import numpy as np
 
+from storage.history import touches
 from storage.history.bits import BITS
+from storage.history.check_touches import check_touches
+from storage.history.datums import datum_hash
 from storage.history.layout import (
+    DATUMS,
     HEAD_BYTES,
     LIVE,
     REPLACED,
@@ -46,12 +50,15 @@ Sinks = Mapping[str, Sink]
 
 def walks(view: View, kinds: list[str], sinks: Sinks) -> dict[str, Callable[[], Iterator[str]]]:
     """Return the walks that tell what indexes should have; `kinds` are those over outputs."""
-    return {
+    found: dict[str, Callable[[], Iterator[str]]] = {
         "hashes of blocks": partial(check_hashes, view, sinks),
         "undo logs": partial(check_undo, view, sinks),
         "transactions": partial(check_txs, view, sinks),
-        "outputs": partial(check_outputs, view, kinds, sinks),
+        "outputs": partial(check_outputs, view, [kind for kind in kinds if kind in RULES], sinks),
     }
+    if touches.KIND in kinds:
+        found["history"] = partial(check_touches, view, sinks[touches.KIND])
+    return found
 
 
 def check_blocks(view: View) -> Iterator[str]:
@@ -156,6 +163,8 @@ def check_undo(view: View, sinks: Sinks) -> Iterator[str]:
     count, last = 0, np.empty(0, SPEND)
     for key, value in view.scan(UNDO):
         ordinal, part = UNDO_KEY.unpack(key)
+        if view.kept_from is not None and view.kept_from <= ordinal <= state.floor:
+            continue  # `check_touches` compares it
         if not state.floor < ordinal <= state.tip:
             yield f"there is an undo log of block {ordinal}, the floor is {state.floor}, the tip is {state.tip}"
             continue
@@ -163,9 +172,13 @@ def check_undo(view: View, sinks: Sinks) -> Iterator[str]:
             yield from _ended(view, at, count)
             yield from (f"block {missing} has no undo log" for missing in range(at + 1, min(ordinal, at + _NAMED)))
             at, parts, count, last = ordinal, 0, 0, last[:0]
+        if part == DATUMS and parts:
+            parts = DATUMS
         if part != parts:
             yield f"part {parts} of the undo log of block {ordinal} is missing, the next one is {part}"
         parts = part + 1
+        if part >= DATUMS:
+            continue
         spends = np.frombuffer(value, SPEND, count_of(value), HEAD_BYTES)
         count += len(spends)
         if len(spends):
@@ -218,7 +231,7 @@ def check_txs(view: View, sinks: Sinks) -> Iterator[str]:
         if view.revivable.count(low, high) != int(alive.sum()):
             yield from _without(view, low, high, number, outputs)
         low = high
-        some = np.flatnonzero((alive > 0) | (number >= view.reachable))
+        some = np.flatnonzero((alive > 0) | (number >= view.kept_number))
         kept = records[some]
         view.kept_txs.add(number[some])
         sinks["txid"].expect(view.prefixes(np.ascontiguousarray(kept["id"])), number[some], beside_of(kept))
@@ -295,10 +308,14 @@ def _bodies(view: View, records: Records, heap: bytes, alive: Flags, kinds: list
     returns = np.zeros(len(some), np.bool_)
     for at, raw in list(extra.items()):
         try:
-            returns[at] = _read_extra(raw).is_collateral_return
+            read = _read_extra(raw)
         except msgspec.DecodeError as error:
             yield f"{view.name(int(numbers[at]))} cannot be read: {error}"
             del extra[at]
+            continue
+        returns[at] = read.is_collateral_return
+        if read.datum is not None and datum_hash(read.datum) != read.datum_hash:
+            yield f"{view.name(int(numbers[at]))} has a datum whose hash it does not name"
     yield from _returns(view, numbers, returns)
     for kind in kinds:
         digests, places = RULES[kind].of_outputs(addresses, extra)

@@ -15,7 +15,8 @@ import numpy as np
 
 from storage.disk import META, Db, Txn
 from storage.errors import Damaged
-from storage.history.batch import Batch, Done, Spends, Waiting
+from storage.history import datums, touches
+from storage.history.batch import NOTHING_SPENT, Batch, Done, Spends, Waiting, row_of
 from storage.history.bits import TableBits
 from storage.history.layout import (
     BLOCK,
@@ -29,7 +30,6 @@ from storage.history.layout import (
     TX_RECORD,
     TXID_ENTRY,
     UNDO,
-    Block,
     Flags,
     Numbers,
     Records,
@@ -48,8 +48,9 @@ from storage.history.mmr import Mountains
 from storage.history.output_keys import RULES
 from storage.history.recent import Recent
 from storage.history.runs import Index
-from storage.history.stored import reachable, read_block, read_undo
+from storage.history.stored import Stored, reachable, read_block, read_spent, read_undo
 from storage.history.values import Values
+from storage.rows import TxFlag
 
 U32 = Packed(">I")
 UNDO_KEY = Packed(">II")
@@ -73,10 +74,16 @@ class History:
         self.recent = Recent()
         self.mmr = mmr
         self.kinds = ("txid", "block", "spender", *indexes)
+        self._rules = [kind for kind in indexes if kind in RULES]
+        self._keeps_all = touches.KIND in indexes  # then nothing is forgotten
         self.state = State([])
 
     def load(self, txn: Txn) -> None:
-        """Take over what is on disk."""
+        """Take over what is on disk.
+
+        Raises:
+            Damaged: something of it is missing.
+        """
         self.state = stored_state(txn, self._meta)
         self._keys = np.array(self.state.keys, np.uint64)
         self.index = {kind: Index(self._tables, kind, self._next_run) for kind in self.kinds}
@@ -84,6 +91,8 @@ class History:
             index.load(txn)
         for table in (self.tx, self.output, self.live):
             table.load(txn)
+        if (unspent := self.live.count()) != self.state.unspent:
+            raise Damaged(f"{unspent} outputs are unspent, the counter says {self.state.unspent}")
         self.recent = Recent(self.state.floor + 1, self.state.tip)
         if self.mmr:
             self.mmr.load(txn, self.state.next_number)
@@ -119,11 +128,15 @@ class History:
         self.live.set(made.numbers[live])
         if not deep:
             self.recent.spent.set(spends.numbers)
-        kept = live if deep else made.spendable
-        self._write_txs(txn, made, own, live if deep else None)
-        self._write_outputs(txn, made, kept)
-        if not deep:
+        elided = deep and not self._keeps_all
+        self._write_txs(txn, made, own, live if elided else None)
+        self._write_outputs(txn, made, live if elided else made.spendable)
+        if not elided:
             self._write_undo(txn, made, spends)
+        if not deep:
+            self._add(txn, "spender", spends.numbers.astype(np.uint64), made.first[spends.spender], made)
+        if self._keeps_all:
+            self._write_touches(txn, made, spends)
         if self.mmr:
             self.mmr.append(txn, made)
         done = made.done(spends)
@@ -143,6 +156,8 @@ class History:
         self.state.tip = -1
         self._write_txs(txn, made, self.prefixes(made.txids), None)
         self._write_outputs(txn, made, made.spendable)
+        if self._keeps_all:
+            self._write_touches(txn, made, NOTHING_SPENT)
         if self.mmr:
             self.mmr.append(txn, made)
         self._write_blocks(txn, made, [Done(len(made.txids), int(made.spendable.sum()), 0, [])])
@@ -219,7 +234,7 @@ class History:
             lengths = np.fromiter(map(len, bodies), np.uint32, len(bodies))
         records["length"] = lengths
         self.output.append(txn, records, b"".join(bodies))
-        for kind in self.kinds[3:]:
+        for kind in self._rules:
             digests, at = RULES[kind].of_outputs(addresses, extra)
             self._add(txn, kind, self.prefixes(digests), numbers if at is None else numbers[at], made)
 
@@ -229,41 +244,33 @@ class History:
         self.index[kind].add(txn, entries, made.first_number, made.next_number)
 
     def _write_undo(self, txn: Txn, made: Batch, spends: Spends) -> None:
-        """Write what each block spent in order, and a run from output to spender."""
+        """Write what each block spent in order, and the datums that no output names."""
         blocks, spender = made.block_of(spends.spender), made.first[spends.spender]
         entries = np.empty(len(spender), SPEND)
         entries["number"], entries["input"] = spends.numbers, spends.input
         entries["spender"] = spender - made.block_firsts()[blocks]
         ends = np.searchsorted(blocks, np.arange(len(made.blocks)), "right")
         rows, start = [], 0
-        for ordinal, end in enumerate(ends.tolist(), self.state.tip + 1):
+        for ordinal, (end, waiting) in enumerate(zip(ends.tolist(), made.blocks, strict=True), self.state.tip + 1):
             for part, at in enumerate(range(start, max(end, start + 1), UNDO_ENTRIES)):
                 some = entries[at : min(at + UNDO_ENTRIES, end)]
                 rows.append((UNDO_KEY.pack(ordinal, part), seal(len(some), some.tobytes())))
+            rows += datums.pack(ordinal, waiting.columns.datums)
             start = end
         txn.cursor(self._undo).putmulti(rows, append=True)
-        self._add(txn, "spender", spends.numbers.astype(np.uint64), spender, made)
+
+    def _write_touches(self, txn: Txn, made: Batch, spends: Spends) -> None:
+        """Write a run from each address to the transactions that pay to it or spend from it."""
+        old = self.output.addresses(txn, spends.numbers[spends.numbers < made.first_number])
+        addresses, txs = touches.of_batch(made, spends, old)
+        entries = touches.touches(self.prefixes(touches.digests(addresses)), txs)
+        self.index[touches.KIND].add(txn, entries, made.first_number, made.next_number)
 
     def _write_blocks(self, txn: Txn, made: Batch, done: list[Done]) -> None:
         firsts, rows, last = made.block_firsts().tolist(), [], made.tx_ends.tolist()
         for n, (waiting, each) in enumerate(zip(made.blocks, done, strict=True)):
-            block = Block(
-                waiting.height,
-                waiting.slot,
-                waiting.hash,
-                waiting.time,
-                waiting.epoch,
-                firsts[n],
-                firsts[n + 1] - firsts[n],
-                each.txs,
-                each.created,
-                each.spent,
-                bool((made.flags[last[n] - each.txs : last[n]] & 1).any()),
-                waiting.size,
-                waiting.previous if self.state.tip + n == 0 else None,
-                waiting.header,
-                waiting.block_id,
-            )
+            failed = bool((made.flags[last[n] - each.txs : last[n]] & TxFlag.INVALID).any())
+            block = row_of(waiting, each, firsts[n], firsts[n + 1], failed=failed, lowest=self.state.tip + n == 0)
             rows.append((U32.pack(self.state.tip + 1 + n), seal_row(block)))
         if txn.cursor(self._block).putmulti(rows, append=True)[1] != len(rows):
             raise Damaged("blocks above the tip were there already")
@@ -283,11 +290,12 @@ class History:
             self.recent.spent.clear(numbers)
             spends, logs = spends + len(numbers), logs + 1
             self._raise_floor(txn, ordinal)
-        return spends, logs
+        return (0, 0) if self._keeps_all else (spends, logs)
 
     def _raise_floor(self, txn: Txn, floor: int) -> None:
-        """Delete the undo logs up to a block."""
-        delete_from(txn, self._undo, UNDO_KEY.pack(0, 0), lambda key: bool(UNDO_KEY.unpack(key)[0] <= floor))
+        """Let no rollback reach what is below a block, and delete the undo logs up to it."""
+        if not self._keeps_all:
+            delete_from(txn, self._undo, UNDO_KEY.pack(0, 0), lambda key: bool(UNDO_KEY.unpack(key)[0] <= floor))
         self.state.floor = floor
         self.index["spender"].drop_below(self._reachable(txn))
 
@@ -305,29 +313,35 @@ class History:
         for kind, index in self.index.items():
             index.merge(txn, max(index.added * MERGED, LEAST_MERGED), partial(self._wanted, kind, reachable))
             index.added = 0
+        transactions = 0 if self._keeps_all else self._thin(txn, reachable, blocks)
+        nodes = self.mmr.thin(txn, reachable, blocks, self._revivable) if self.mmr else 0
+        return transactions, nodes
+
+    def _thin(self, txn: Txn, reachable: int, blocks: int) -> int:
+        """Rewrite some values of which little lives; return how many transactions went."""
         self.output.thin(
             txn, reachable, _THINNED * blocks, self.live, lambda records: self._revivable(records["number"])
         )
-        transactions = self.tx.thin(
+        return self.tx.thin(
             txn, reachable, _THINNED // 2 * blocks, self.live, lambda records: self._alive(records, reachable)
         )
-        nodes = self.mmr.thin(txn, reachable, blocks, self._revivable) if self.mmr else 0
-        return transactions, nodes
 
     def sweeps(self, blocks: int) -> int:
         """Return how often to keep house for so many blocks until every value was looked at."""
         values = max(2 * len(self.tx.firsts), len(self.output.firsts))
-        return -(-values // (_THINNED * blocks))
+        return max(-(-values // (_THINNED * blocks)), self.mmr.sweeps(blocks) if self.mmr else 0)
 
     def _wanted(self, kind: str, reachable: int, entries: Records) -> Flags:
         """Return which entries a merge keeps."""
         match kind:
-            case "block":
+            case "block" | touches.KIND:
                 return np.ones(len(entries), np.bool_)
             case "spender":
                 recent: Flags = entries["number"] >= reachable
                 return recent
             case "txid":
+                if self._keeps_all:
+                    return np.ones(len(entries), np.bool_)
                 return self._any_alive(entries["number"], entries["outputs"].astype(np.int64), reachable)
             case _:
                 return self._revivable(entries["number"])
@@ -357,16 +371,20 @@ class History:
         return read_undo(txn, self._undo, ordinal)
 
     def rollback(self, txn: Txn, target: int) -> None:
-        """Take back every block after one."""
+        """Take back every block after one.
+
+        Raises:
+            Damaged: something is missing that this needs; the transaction must not be committed.
+        """
         state, first = self.state, read_block(txn, self._block, target + 1).first
-        spent = [np.empty(0, np.int64)]
-        for ordinal in range(target + 1, state.tip + 1):
-            spent.append(self.undo(txn, ordinal)["number"])
+        spent = {n: read_spent(txn, self._undo, self._block, n) for n in range(target + 1, state.tip + 1)}
+        numbers = np.concatenate(list(spent.values()))
+        older = numbers[numbers < first]
+        self._check_bodies(txn, np.sort(older), spent)
+        for ordinal in spent:
             txn.delete(U32.pack(ordinal), db=self._block)
         delete_from(txn, self._undo, UNDO_KEY.pack(target + 1, 0), lambda _: True)
-        numbers = np.concatenate(spent)
         self.recent.cut(numbers, target)
-        older = numbers[numbers < first]
         born = self.live.cut(first, state.next_number)
         self.live.set(older)
         self.tx.cut(txn, first)
@@ -377,3 +395,11 @@ class History:
             index.cut(target + 1 if kind == "block" else first)
         state.unspent += len(older) - born
         state.tip, state.next_number = target, first
+
+    def _check_bodies(self, txn: Txn, numbers: Numbers, spent: dict[int, Numbers]) -> None:
+        """Check that outputs which are to live again are still there."""
+        lost = self.output.missing(txn, numbers)
+        if len(lost):
+            ordinal = next(ordinal for ordinal, some in spent.items() if lost[0] in some)
+            home = Stored(txn, self._tables).homes(lost[:1])[int(lost[0])]
+            raise Damaged(f"output {home.txid.hex()}#{home.output}, which block {ordinal} spent, is not there any more")

@@ -10,10 +10,11 @@ import numpy as np
 
 from storage.disk import META, Txn
 from storage.errors import Damaged
-from storage.history import runs
+from storage.history import datums, runs, touches
 from storage.history.bits import open_chunk
 from storage.history.layout import (
     BLOCK,
+    DATUMS,
     ENTRY,
     FILTER,
     HEAD_BYTES,
@@ -38,10 +39,20 @@ from storage.history.mmr_nodes import unpack
 from storage.history.output_keys import RULES
 from storage.history.view import View
 
-KINDS = ("txid", "block", "spender", *RULES)
+KINDS = ("txid", "block", "spender", *RULES, touches.KIND)
 LARGEST = 1 << 62  # no number of an output is larger
 _RUNS = b"runs:"
-_OTHERS = {b"format", b"chain", b"indexes", b"genesis", b"records_stale", b"store", THIN_AT, STATE}  # rows of utxo_meta
+_OTHERS = {
+    b"format",
+    b"chain",
+    b"indexes",
+    b"genesis",
+    b"records_stale",
+    b"store",
+    THIN_AT,
+    touches.FROM,
+    STATE,
+}  # rows of utxo_meta
 _KEY_BYTES = {BLOCK: 4, TX: 8, OUTPUT: 8, LIVE: 4, UNDO: 8, RUN: 20, FILTER: 8, NODE: 8, BIT_NODE: 8}
 _NUMBER = Packed(">Q")
 _read_block = msgspec.msgpack.Decoder(Block).decode
@@ -99,9 +110,11 @@ def check_meta(txn: Txn, view: View) -> Iterator[str]:
             yield f"the digest of the genesis outputs has {len(value)} bytes"
         elif key == b"store" and value != b"mmr":
             yield f"the kind of the store is {value!r}"
+        elif key == touches.FROM and len(value) != 4:
+            yield f"the first block of the history has {len(value)} bytes"
         elif key == THIN_AT and len(value) != 8:
             yield f"the position at which nodes are let go has {len(value)} bytes"
-        elif key == b"indexes" and not set(value.decode(errors="replace").split(",")) <= {"", *RULES}:
+        elif key == b"indexes" and not set(value.decode(errors="replace").split(",")) <= {"", *RULES, touches.KIND}:
             yield f"the list of indexes is {value!r}"
 
 
@@ -140,6 +153,9 @@ def _records(record: np.dtype[np.void], *, heap: bool) -> Callable[[bytes, bytes
 
 def _spends(key: bytes, value: bytes) -> None:
     ordinal, part = Packed(">II").unpack(key)
+    if part >= DATUMS:
+        datums.unpack(key, value)
+        return
     name = f"part {part} of the undo log of block {ordinal}"
     check(value, name)
     if len(value) != HEAD_BYTES + count_of(value) * SPEND.itemsize:

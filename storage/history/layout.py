@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from storage.disk import Db, Txn
 from storage.errors import Damaged
-from storage.rows import Body, TxFlag
+from storage.rows import Body, TxFlag, unpack
 
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
@@ -33,6 +33,7 @@ TABLES = (BLOCK, TX, OUTPUT, LIVE, UNDO, RUN, FILTER)
 STATE = b"state"
 
 VALUE_BYTES = 16_300  # of a value: four pages less LMDB's header and ours
+DATUMS = 1 << 31  # part of an undo log from which on it has datums, not spends
 REPLACED = 0xFFFF_FFFF  # in place of an input: a transaction with the same id replaced this one's output
 
 TX_RECORD = np.dtype(
@@ -92,10 +93,15 @@ class Block(Struct, array_like=True, frozen=True):
     previous: bytes | None = None  # the hash before it, of the first block alone: the others' is known
     header: bytes | None = None
     block_id: int | None = None
+    era: str | None = None
+    issuer: tuple[bytes | None, bytes | None, bytes | None, int | None] | None = None  # keys and certificate
 
 
 class Extra(Struct, array_like=True, frozen=True):
-    """What an output has beside address and value; it stands behind the address when there is any."""
+    """What an output has beside address and value; it stands behind the address when there is any.
+
+    `datum` is the datum that `datum_hash` names, where a transaction of the output's block had it among its witnesses.
+    """
 
     assets: list[tuple[bytes, bytes, int]] = []
     datum_hash: bytes | None = None
@@ -103,9 +109,10 @@ class Extra(Struct, array_like=True, frozen=True):
     script_ref: bytes | None = None
     script_ref_hash: bytes | None = None
     is_collateral_return: bool = False
+    datum: bytes | None = None
 
     def body(self, address: bytes, value: int) -> Body:
-        """Return the whole output."""
+        """Return the whole output; a datum that is only known from witnesses is no part of it."""
         return Body(
             address,
             value,
@@ -248,11 +255,7 @@ def stored_state(txn: Txn, meta: Db) -> State:
     Raises:
         Damaged: its row can't be read.
     """
-    raw = check_row(txn.get(STATE, b"", db=meta), "the state")
-    try:
-        return msgspec.msgpack.decode(raw, type=State)
-    except msgspec.DecodeError as error:
-        raise Damaged(f"the state cannot be read: {error}") from error
+    return unpack(State, check_row(txn.get(STATE, b"", db=meta), "the state"), "the state")
 
 
 def delete_from(txn: Txn, table: Db, key: bytes, doomed: Callable[[bytes], bool], most: int | None = None) -> int:

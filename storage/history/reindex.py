@@ -9,6 +9,7 @@ from struct import Struct as Packed
 import numpy as np
 
 from storage.disk import META, Db, Txn
+from storage.history import touches
 from storage.history.bits import StoredBits
 from storage.history.layout import (
     ENTRY,
@@ -26,12 +27,13 @@ from storage.history.layout import (
 from storage.history.output_keys import RULES
 from storage.history.runs import Index
 from storage.history.store import HistoryStore
-from storage.history.stored import read_undo
+from storage.history.stored import Stored, read_undo
 from storage.history.tally import BitSet
 from storage.history.values import bodies, unpacked
 
 _VALUES = 2000  # of outputs, for each commit
 _ENTRIES = 2_000_000  # of each index that are merged in one commit
+_BLOCKS = 200  # whose touches are added in one commit
 _COLLECTED = 20_000  # values that are deleted in one commit
 _KEY = Packed(">Q")
 
@@ -54,6 +56,8 @@ def reindex(store: HistoryStore, wanted: Sequence[str], progress: Callable[[int]
         progress(total)
         while disk.write(partial(_merge, tables, wanted)):
             pass
+    if touches.KIND in wanted:
+        _reindex_touches(store, wanted)
     while disk.write(partial(_collect, tables)):
         pass
     disk.write(lambda txn: store.put_indexes(txn, wanted))
@@ -83,7 +87,7 @@ class _Indexes:
 
 def _let_go(store: HistoryStore, txn: Txn) -> None:
     store.put_indexes(txn, [])
-    indexes = _Indexes(txn, store.disk.tables, tuple(RULES))
+    indexes = _Indexes(txn, store.disk.tables, (*RULES, touches.KIND))
     for index in indexes.index.values():
         index.drop()
     indexes.save()
@@ -91,7 +95,7 @@ def _let_go(store: HistoryStore, txn: Txn) -> None:
 
 def _collect(tables: dict[str, Db], txn: Txn) -> int:
     """Delete values of runs that nobody has any more; return how many."""
-    indexes = _Indexes(txn, tables, tuple(RULES))
+    indexes = _Indexes(txn, tables, (*RULES, touches.KIND))
     done = sum(index.collect(txn, _COLLECTED) for index in indexes.index.values())
     indexes.save()
     return done
@@ -137,10 +141,37 @@ def _add(tables: dict[str, Db], kinds: Sequence[str], spent: BitSet, start: int,
         if there and values == _VALUES:
             high = int(records["number"][-1]) + 1
     whole = np.concatenate(numbers)
-    for kind in kinds:
+    for kind in (kind for kind in kinds if kind in RULES):
         digests, at = RULES[kind].of_outputs(addresses, extra)
         entries = np.empty(len(digests), ENTRY)
         entries["prefix"], entries["number"] = prefixes(digests, keys), whole if at is None else whole[at]
         indexes.index[kind].add(txn, entries, start, high)
     indexes.save()
     return high, len(whole)
+
+
+def _reindex_touches(store: HistoryStore, wanted: Sequence[str]) -> None:
+    """Build the index of touches, which is complete from the first block above the floor on, or from where it was."""
+    disk, tables = store.disk, store.disk.tables
+    with disk.read() as txn:
+        state, ordinal, known = stored_state(txn, store.meta), 0, touches.first_block(txn, store.meta)
+    if known is None:
+        first = state.floor + 1 if state.floor else 0
+        disk.write(lambda txn: touches.put_first_block(txn, store.meta, first))
+    while ordinal <= state.tip:
+        ordinal = disk.write(partial(_add_touches, tables, ordinal))
+        while disk.write(partial(_merge, tables, wanted)):
+            pass
+
+
+def _add_touches(tables: dict[str, Db], ordinal: int, txn: Txn) -> int:
+    """Add a run of the touches of some blocks; return the next block."""
+    indexes, stored = _Indexes(txn, tables, [touches.KIND]), Stored(txn, tables)
+    end = min(ordinal + _BLOCKS, indexes.state.tip + 1)
+    blocks = [(at, stored.block(at)) for at in range(ordinal, end) if at or stored.has_genesis]
+    if blocks:
+        entries = np.concatenate([touches.of_block(stored, at, block) for at, block in blocks])
+        last = blocks[-1][1]
+        indexes.index[touches.KIND].add(txn, entries, blocks[0][1].first, last.first + last.numbers)
+        indexes.save()
+    return end

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from struct import Struct as Packed
 from typing import Literal
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 
@@ -35,6 +34,7 @@ from storage.history.layout import (
     seal,
     seal_row,
 )
+from storage.rows import unpack
 
 FANOUT = 8
 KEY = Packed(">IQQ")
@@ -338,10 +338,7 @@ def manifest(txn: Txn, meta: Db, kind: str) -> Manifest:
     if raw is None:
         return Manifest()
     what = f"the list of runs of {kind}"
-    try:
-        return msgspec.msgpack.decode(check_row(raw, what), type=Manifest)
-    except msgspec.DecodeError as error:
-        raise Damaged(f"{what} cannot be read: {error}") from error
+    return unpack(Manifest, check_row(raw, what), what)
 
 
 def _of_run(run: int) -> Callable[[bytes], bool]:

@@ -6,8 +6,20 @@ from collections.abc import Iterable, Sequence
 
 from storage.disk import FORMAT_KEY, META, Disk, Txn
 from storage.errors import WrongFormat
+from storage.history import touches
 from storage.history.history import History
-from storage.history.layout import BLOCK, FORMAT, STATE, Block, State, new_state, seal_row, stored_state
+from storage.history.layout import (
+    BLOCK,
+    FORMAT,
+    STATE,
+    UNDO,
+    Block,
+    State,
+    delete_from,
+    new_state,
+    seal_row,
+    stored_state,
+)
 from storage.history.mmr import TABLES as MMR_TABLES
 from storage.history.mmr import Leaves, Mountains, StoredMmr
 from storage.history.output_keys import RULES
@@ -41,7 +53,7 @@ class HistoryStore:
     def history_of(self, indexes: Sequence[str]) -> History:
         """Return a history that keeps these indexes, in their own order, to be loaded by who writes to it."""
         mountains = Mountains(self.disk.tables, self.leaves) if self.mmr else None
-        return History(self.disk.tables, [name for name in RULES if name in indexes], mountains)
+        return History(self.disk.tables, [name for name in (*RULES, touches.KIND) if name in indexes], mountains)
 
     # --- opening -------------------------------------------------------------------------------------------------
 
@@ -103,6 +115,8 @@ class HistoryStore:
         if self.mmr:
             txn.put(_KIND, _MMR, db=self.meta)
         self.put_indexes(txn, wanted)
+        if touches.KIND in wanted:
+            touches.put_first_block(txn, self.meta, 0)
         txn.put(STATE, seal_row(new_state()), db=self.meta)
 
     def _drop_indexes(self, txn: Txn, dropped: Sequence[str], wanted: Sequence[str]) -> None:
@@ -113,6 +127,10 @@ class HistoryStore:
             while index.collect(txn, 1000):
                 pass
             index.save(txn)
+        if touches.KIND in dropped:  # nobody needs the undo logs below the floor any more
+            txn.delete(touches.FROM, db=self.meta)
+            floor = self.history.state.floor
+            delete_from(txn, self.disk.tables[UNDO], bytes(8), lambda key: int.from_bytes(key[:4], "big") <= floor)
         self.put_indexes(txn, wanted)
 
     # --- reading -------------------------------------------------------------------------------------------------

@@ -5,14 +5,15 @@ from __future__ import annotations
 from struct import Struct as Packed
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from storage.disk import META, Db, Txn
 from storage.errors import Damaged
+from storage.history import datums
 from storage.history.bits import StoredBits
 from storage.history.layout import (
     BLOCK,
+    DATUMS,
     HEAD_BYTES,
     LIVE,
     OUTPUT,
@@ -40,10 +41,10 @@ from storage.history.layout import (
 )
 from storage.history.stored_index import StoredIndex
 from storage.history.values import StoredValues
+from storage.rows import unpack
 
 _U32 = Packed(">I")
 _UNDO_KEY = Packed(">II")
-_read_block = msgspec.msgpack.Decoder(Block).decode
 
 
 class Spent(NamedTuple):
@@ -81,9 +82,13 @@ class Stored:
             self._indexes[kind] = StoredIndex(self.txn, self._tables, kind)
         return self._indexes[kind]
 
+    def prefixes(self, digests: Words) -> Words:
+        """Return the prefixes of digests."""
+        return prefixes(digests, self._keys)
+
     def prefix(self, digest: Words) -> int:
         """Return the prefix of one digest."""
-        return int(prefixes(digest, self._keys)[0])
+        return int(self.prefixes(digest)[0])
 
     @property
     def reachable(self) -> int:
@@ -98,6 +103,11 @@ class Stored:
         """Return a block."""
         return read_block(self.txn, self._tables[BLOCK], ordinal)
 
+    @property
+    def has_genesis(self) -> bool:
+        """Return whether there are genesis outputs, under the ordinal 0."""
+        return self.txn.get(_U32.pack(0), db=self._tables[BLOCK]) is not None
+
     def ordinal_of(self, block_hash: bytes) -> int | None:
         """Return the ordinal of a block."""
         for entry in self.index("block").find(self.prefix(words(block_hash))):
@@ -106,6 +116,11 @@ class Stored:
                 return ordinal
         return None
 
+    def log(self, ordinal: int) -> Records:
+        """Return what a block spent, in order, as long as it is on disk; nothing when it is not."""
+        there = self.txn.get(_UNDO_KEY.pack(ordinal, 0), db=self._tables[UNDO]) is not None
+        return read_undo(self.txn, self._tables[UNDO], ordinal) if there else np.empty(0, SPEND)
+
     def undo(self, ordinal: int) -> list[Spent] | None:
         """Return what a block spent, in order; None once a rollback can't reach it."""
         if not self.state.floor < ordinal <= self.state.tip:
@@ -113,6 +128,10 @@ class Stored:
         first = self.block(ordinal).first
         entries = read_undo(self.txn, self._tables[UNDO], ordinal).tolist()
         return [Spent(number, first + spender, at) for number, spender, at in entries]
+
+    def revealed(self, ordinal: int) -> list[bytes]:
+        """Return the datums among a block's witnesses that no output of it names; none once no rollback reaches it."""
+        return datums.read(self.txn, self._tables[UNDO], ordinal)
 
     # --- transactions --------------------------------------------------------------------------------------------
 
@@ -225,10 +244,7 @@ def read_block(txn: Txn, table: Db, ordinal: int) -> Block:
     raw = txn.get(_U32.pack(ordinal), db=table)
     if raw is None:
         raise Damaged(f"block {ordinal} has no row")
-    try:
-        return _read_block(check_row(raw, f"block {ordinal}"))
-    except msgspec.DecodeError as error:
-        raise Damaged(f"block {ordinal} cannot be read: {error}") from error
+    return unpack(Block, check_row(raw, f"block {ordinal}"), f"block {ordinal}")
 
 
 def read_undo(txn: Txn, table: Db, ordinal: int) -> Records:
@@ -240,13 +256,25 @@ def read_undo(txn: Txn, table: Db, ordinal: int) -> Records:
     parts, cursor = [], txn.cursor(table)
     if cursor.set_range(_UNDO_KEY.pack(ordinal, 0)):
         for key, value in cursor:
-            if _UNDO_KEY.unpack(key)[0] != ordinal:
+            if _UNDO_KEY.unpack(key) >= (ordinal, DATUMS):
                 break
             check(value, f"the undo log of block {ordinal}")
             parts.append(np.frombuffer(value, SPEND, count_of(value), HEAD_BYTES))
     if not parts:
         raise Damaged(f"block {ordinal} has no undo log")
     return np.concatenate(parts)
+
+
+def read_spent(txn: Txn, table: Db, blocks: Db, ordinal: int) -> Numbers:
+    """Return the numbers of what a block spent, as many as its row says.
+
+    Raises:
+        Damaged: its undo log is not there, or is not whole.
+    """
+    numbers: Numbers = read_undo(txn, table, ordinal)["number"]
+    if len(numbers) != (count := read_block(txn, blocks, ordinal).spent):
+        raise Damaged(f"the undo log of block {ordinal} has {len(numbers)} of its {count} spends")
+    return numbers
 
 
 def reachable(txn: Txn, table: Db, floor: int) -> int:

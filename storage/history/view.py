@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from storage.disk import META, Db, Txn
-from storage.history import runs
+from storage.history import runs, touches
 from storage.history.layout import (
     BLOCK,
     HEAD_BYTES,
@@ -57,6 +57,10 @@ class View:
         self.live, self.spent, self.tx_starts, self.kept_txs = (BitSet(size) for _ in range(4))
         self.revivable = self.live
         self.reachable = self.stored.reachable  # the lowest number that a rollback may take back
+        self.kept_from = touches.first_block(self.txn, self.meta)  # the block from which nothing is forgotten
+        self.kept_number = self.reachable  # the number from which all transactions are kept
+        if self.kept_from is not None and self.kept_from <= self.state.floor:
+            self.kept_number = self.stored.block(self.kept_from).first if self.kept_from else 0
 
     def prefixes(self, digests: Words) -> Words:
         """Return prefixes under the store's keys."""

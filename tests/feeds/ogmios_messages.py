@@ -118,9 +118,15 @@ def transaction_json(tx: Tx, era: str, dialect: Dialect, cbor: bytes | None) -> 
         said["metadata"] = {"hash": "ab" * 32, "labels": {"674": {"json": {"msg": ["outputs", {"spends": 2**70}]}}}}
         said["mint"] = {"ab" * 28: {"cafe": -5}}
     said["signatories"] = [{"key": "aa" * 32, "signature": "bb" * 64}]
+    if tx.datums:
+        said["datums"] = {datum_hash(datum).hex(): datum.hex() for datum in sorted(tx.datums, key=datum_hash)}
     if cbor is not None:
         said["cbor"] = cbor.hex()
     return said
+
+
+def datum_hash(datum: bytes) -> bytes:
+    return blake2b(datum, digest_size=32).digest()
 
 
 def reference(point: OutPoint) -> Json:
@@ -226,7 +232,8 @@ class Parts:
 def carried(block: BlockApplied, dialect: Dialect = V6) -> BlockApplied:
     """Return a block as far as a message can carry it: what is missing, and nothing else, is taken away.
 
-    Sets come sorted: inputs since Shelley, and assets. Without the CBOR of transactions nobody knows their sizes.
+    Sets come sorted: inputs since Shelley, assets, and datums (by hash). Without the CBOR of transactions nobody knows
+    their sizes.
     """
     byron = block.era == "byron"
     return replace(block, txs=[_carried_tx(tx, byron, dialect) for tx in block.txs])
@@ -241,6 +248,7 @@ def _carried_tx(tx: Tx, byron: bool, dialect: Dialect) -> Tx:
         outputs=[_carried_output(output) for output in tx.outputs],
         collateral_return=tx.collateral_return and _carried_output(tx.collateral_return),
         size=tx.size if dialect.transaction_cbor else None,
+        datums=sorted(tx.datums, key=datum_hash),
     )
 
 

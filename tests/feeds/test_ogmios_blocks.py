@@ -224,6 +224,12 @@ def test_datums() -> None:
     assert only_output(made_output(datum=None, datumHash=None, script=None)).inline_datum is None
 
 
+def test_datums_of_the_witnesses() -> None:
+    unit = "923918e403bf43c34b4ef6b48eb2ee04babed17320d8d1b9ff9ad086e86f44ec"
+    assert only_tx(made_tx(datums={unit: "d87980"})).datums == [b"\xd8\x79\x80"]
+    assert only_tx(made_tx(datums={})).datums == only_tx(made_tx(datums=None)).datums == only_tx(made_tx()).datums == []
+
+
 @pytest.mark.parametrize("language", [1, 2, 3])
 def test_scripts_of_the_machine(language: int) -> None:
     code = "4d01000033222220051200120011"
@@ -287,7 +293,6 @@ BESIDE_TX = [
     "requiredExtraScripts",
     "signatories",
     "scripts",
-    "datums",
     "redeemers",
     "credits",
     "guards",

@@ -87,6 +87,7 @@ def test_what_is_no_output(output: Json, what: str) -> None:
     assert what in wrong(made(made_tx(made_output() | output)))
 
 
+UNIT = "923918e403bf43c34b4ef6b48eb2ee04babed17320d8d1b9ff9ad086e86f44ec"
 BAD_TXS: list[tuple[Json, str]] = [
     ({"id": "ab"}, f"1 bytes, not 32 - at `${TX}.id`"),
     ({"id": "zz" * 32}, "not hex"),
@@ -107,6 +108,10 @@ BAD_TXS: list[tuple[Json, str]] = [
     ({"cbor": ""}, "not a transaction"),
     ({"subTransactions": [{}]}, f"transactions inside of transactions are not understood - at `${TX}.subTransactions`"),
     ({"subTransactions": {}}, "Expected `array`, got `object`"),
+    ({"datums": {"ab": "d87980"}}, f"1 bytes, not 32 - at `${TX}.datums[...]`"),
+    ({"datums": {UNIT: "d8798"}}, f"not hex - at `${TX}.datums.{UNIT}`"),
+    ({"datums": {UNIT: "d87a80"}}, f"a datum with another hash - at `${TX}.datums.{UNIT}`"),
+    ({"datums": ["d87980"]}, "Expected `object | null`, got `array`"),
     ({"spends": None}, "Expected `str`, got `null`"),
     ({"extraOutputs": []}, f"unknown field `extraOutputs` - at `$.result.block{TX}`"),
     ({"Mint": {}}, "unknown field `Mint`"),

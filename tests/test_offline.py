@@ -1,4 +1,4 @@
-"""What is done to a history without its daemon: indexes built anew, what is due forgotten."""
+"""What is done to a store without its daemon: indexes built anew, what is due forgotten."""
 
 from __future__ import annotations
 
@@ -119,9 +119,9 @@ def test_a_fault_at_any_write_of_a_reindex(kind: str, tmp_path: Path) -> None:
     assert number > 100
 
 
-def test_commands_over_a_history(tmp_path: Path) -> None:
-    """`verify`, `export`, `reindex` and `prune` of a real store; records of transactions are none of a history's."""
-    settings = {"store": "history", "rollback_window": 4, "prune_depth": 4}
+def test_commands_over_a_store(tmp_path: Path) -> None:
+    """`verify`, `export`, `reindex` and `prune` of a real store: none of them changes what is unspent."""
+    settings = {"rollback_window": 4, "prune_depth": 4}
     blocks = plain_chain(30, outputs=20)
     with running(tmp_path, None, utxo=settings, transactions={"enabled": False}) as daemon:
         with daemon.client("frames") as client:

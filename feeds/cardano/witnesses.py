@@ -1,0 +1,62 @@
+"""The witness sets of a block: how long each is, and the datums in it. The hot path of catching up.
+
+Most sets have nothing but signatures. Those are skipped whole; of the others the entries but that of the datums are.
+"""
+
+from __future__ import annotations
+
+from feeds.cardano.errors import BlockError
+from feeds.cardano.shelley import after_set_tag
+from formats.cbor import BREAK, INDEFINITE, array, close, mapping, skip, uint
+
+_DATUMS = 4
+
+
+def read_witnesses(buf: bytes, at: int, sizes: list[int]) -> tuple[list[list[bytes]], int]:
+    """Return the datums of each transaction, in their original bytes, and where the list ends.
+
+    How long each witness set is, is added to the size of its transaction.
+    """
+    count, at = array(buf, at)
+    if count not in (INDEFINITE, len(sizes)):
+        raise BlockError(f"{count} witness sets for {len(sizes)} transactions", at)
+    datums: list[list[bytes]] = []
+    found: list[bytes]
+    for index in range(len(sizes)):
+        if count < 0 and buf[at] == BREAK:
+            raise BlockError(f"{index} witness sets for {len(sizes)} transactions", at)
+        if buf[at] == 0xA1 and buf[at + 1] < _DATUMS:  # one entry, and not that of the datums
+            found, end = [], skip(buf, at)
+        else:
+            found, end = _datums(buf, at)
+        datums.append(found)
+        sizes[index] += end - at
+        at = end
+    return datums, close(buf, at, count, "the list of witnesses")
+
+
+def _datums(buf: bytes, at: int) -> tuple[list[bytes], int]:
+    """Return the datums in a witness set, each once, and where it ends."""
+    found: list[bytes] = []
+    count, at = mapping(buf, at)
+    while count:
+        if count < 0 and buf[at] == BREAK:
+            at += 1
+            break
+        key, at = uint(buf, at)
+        at = _list(buf, at, found) if key == _DATUMS else skip(buf, at)
+        count -= 1
+    return list(dict.fromkeys(found)), at
+
+
+def _list(buf: bytes, at: int, found: list[bytes]) -> int:
+    """Add the items of an array, or of a set; return where it ends."""
+    count, at = array(buf, at) if buf[at] >> 5 != 6 else array(buf, after_set_tag(buf, at))
+    while count:
+        if count < 0 and buf[at] == BREAK:
+            return at + 1
+        end = skip(buf, at)
+        found.append(buf[at:end])
+        at = end
+        count -= 1
+    return at

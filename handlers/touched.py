@@ -1,0 +1,81 @@
+"""The transactions that touched an address, from the optional index `history`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from handlers.answers import Hash
+from handlers.boundary import NoIndex
+from handlers.snapshot import Snapshot
+from handlers.walk import PLACE, Order
+from storage.history import touches
+from storage.history.layout import Numbers
+
+
+class AddressTx(Struct, frozen=True, kw_only=True):
+    """A transaction that paid to an address, or spent from it."""
+
+    tx_hash: Hash
+    block_height: int
+    block_hash: Hash
+    slot: int
+    block_time: int | None
+
+
+class Touching(Struct, frozen=True, kw_only=True):
+    """Some of them, and what comes with the list."""
+
+    transactions: list[AddressTx]
+    next_cursor: str | None
+    complete_from: Annotated[int, Meta(description="height of the first block of which every transaction is listed")]
+
+
+def touching(shot: Snapshot, address: bytes, count: int, order: Order, page: int, cursor: str | None) -> Touching:
+    """Return a page of the transactions that touched an address, by place in the chain.
+
+    Raises:
+        NoIndex: the index is not kept.
+        CursorGone: the cursor's block was rolled back.
+        BadCursor: it is none of ours, or of another question.
+    """
+    first = touches.first_block(shot.txn, shot.store.meta)
+    if first is None or touches.KIND not in shot.boundary.indexes:
+        raise NoIndex(touches.KIND)
+    question = touches.KIND.encode() + address
+    after = None if cursor is None else int(PLACE.unpack(shot.read_cut(cursor, question, order))[0])
+    numbers = list(islice(_flat(_listed(shot, address, order, after), (page - 1) * count), count + 1))
+    cut = shot.cut(PLACE.pack(numbers[count - 1]), question, order) if len(numbers) > count else None
+    found = [_answer(shot, number) for number in numbers[:count]]
+    lowest = min(max(first, 1), shot.state.tip)
+    return Touching(transactions=found, next_cursor=cut, complete_from=shot.block(lowest).height if lowest else 0)
+
+
+def _listed(shot: Snapshot, address: bytes, order: Order, after: int | None) -> Iterator[Numbers]:
+    index, prefix = shot.stored.index(touches.KIND), shot.stored.prefix(touches.digests([address]))
+    if order == "asc":
+        return index.ascending(prefix, -1 if after is None else after)
+    return index.descending(prefix, after)
+
+
+def _flat(parts: Iterator[Numbers], skip: int) -> Iterator[int]:
+    """Yield numbers one by one, after so many; whole parts are passed by without a look."""
+    for part in parts:
+        passed = min(skip, len(part))
+        skip -= passed
+        yield from part[passed:].tolist()
+
+
+def _answer(shot: Snapshot, number: int) -> AddressTx:
+    tx = shot.stored.tx_of(number)
+    block = shot.block(tx.block)
+    return AddressTx(
+        tx_hash=tx.txid.hex(),
+        block_height=block.height,
+        block_hash=block.hash.hex(),
+        slot=block.slot,
+        block_time=block.time,
+    )

@@ -1,0 +1,28 @@
+"""Whether the index of touches has what outputs and undo logs ask for, block by block; with it nothing is forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from storage.history import touches
+from storage.history.tally import Sink
+from storage.history.view import View
+
+
+def check_touches(view: View, sink: Sink) -> Iterator[str]:
+    """Tell what each block has touched; every output and undo log is there from the first block of the history on."""
+    first, stored = touches.first_block(view.txn, view.meta), view.stored
+    if first is None:
+        yield "the index history is kept, but nothing says from which block on"
+        return
+    for ordinal, block in view.blocks():
+        entries = touches.of_block(stored, ordinal, block)
+        sink.expect(entries["prefix"].copy(), entries["number"].copy())
+        if ordinal < first:
+            continue
+        outputs = len(stored.outputs.within(block.first, block.first + block.numbers))
+        if outputs != block.created:
+            yield f"block {ordinal} created {block.created} outputs, the history has {outputs}"
+        spends = len(stored.log(ordinal))
+        if ordinal and spends != block.spent:
+            yield f"block {ordinal} spent {block.spent} outputs, its undo log has {spends}"

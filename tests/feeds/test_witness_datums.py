@@ -1,0 +1,192 @@
+"""Datums among the witnesses of transactions: read in their original bytes, and found in real blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cbor2 import CBORTag, dumps, loads
+from chains import CODEC, feed, open_chain, prune_all
+from ogmios_messages import Parts
+from real_data import need
+from test_cardano_made_blocks import block_parts, body, decode, header, only_tx, wrong
+from test_cardano_single_blocks import FILES
+
+from feeds.cardano.block import decode_block
+from feeds.cardano.chunks import blocks_in
+from feeds.cardano.eras import ALONZO, BABBAGE, CONWAY, MAINNET, PREVIEW
+from feeds.cardano.errors import CutShort
+from handlers.columns import columns
+from handlers.datums import find_datum
+from handlers.events import OutPoint
+from handlers.query import Query
+from storage.history.layout import to_extra
+
+SIGNATURES = [[bytes(32), bytes(64)]]
+ODD = bytes.fromhex("d8799f1800ff")  # indefinite, and a zero that takes two bytes
+UNIT = bytes.fromhex("d87980")
+
+
+def raw_block(witnesses: bytes, era: int = BABBAGE) -> bytes:
+    """Return a block of one transaction with these very bytes as its witness set."""
+    parts = [dumps(header(1, 10, bytes(32), era)), dumps([body()]), b"\x81" + witnesses, b"\xa0", b"\x80"]
+    return b"\x82" + dumps(era) + b"\x85" + b"".join(parts)
+
+
+def datums_of(witnesses: bytes, era: int = BABBAGE) -> list[bytes]:
+    (tx,) = decode(raw_block(witnesses, era)).txs
+    assert tx.size == len(dumps(body())) + len(witnesses) + 2
+    return tx.datums
+
+
+@pytest.mark.parametrize(
+    "datums",
+    [
+        b"\x82" + ODD + UNIT,
+        b"\x9f" + ODD + UNIT + b"\xff",
+        b"\xd9\x01\x02\x82" + ODD + UNIT,
+        b"\xd9\x01\x02\x9f" + ODD + UNIT + b"\xff",
+        b"\x83" + ODD + UNIT + ODD,
+        b"\x98\x02" + ODD + UNIT,
+    ],
+    ids=["array", "indefinite", "set", "indefinite set", "twice", "long head"],
+)
+@pytest.mark.parametrize(
+    ("front", "back"),
+    [
+        (b"\xa1\x04", b""),
+        (b"\xbf\x04", b"\xff"),
+        (b"\xa1\x18\x04", b""),
+        (b"\xa3\x00" + dumps(SIGNATURES) + b"\x04", b"\x05\x80"),
+        (b"\xa2\x18\x1e\x9f\xff\x04", b""),
+    ],
+    ids=["alone", "indefinite map", "long key", "between others", "behind an unknown key"],
+)
+def test_datums_keep_their_bytes(datums: bytes, front: bytes, back: bytes) -> None:
+    assert datums_of(front + datums + back) == [ODD, UNIT]
+
+
+@pytest.mark.parametrize("witnesses", [{}, {0: SIGNATURES}, {3: [b"\x00"]}, {0: [], 5: []}, {4: []}], ids=repr)
+@pytest.mark.parametrize("era", [ALONZO, BABBAGE, CONWAY])
+def test_witnesses_without_datums(witnesses: Any, era: int) -> None:
+    assert datums_of(dumps(witnesses), era) == []
+
+
+def test_each_transaction_has_its_own() -> None:
+    made = [(body(), {4: [n]} if n % 2 else {0: SIGNATURES}, None) for n in range(5)]
+    txs = decode(dumps(block_parts(made, invalid=[3]))).txs
+    assert [tx.datums for tx in txs] == [[], [b"\x01"], [], [b"\x03"], []]
+    assert [tx.valid for tx in txs] == [True, True, True, False, True]
+
+
+def test_any_data_is_one_datum() -> None:
+    data = [CBORTag(121, []), {1: [2**70, -1]}, b"x" * 64, [[[]]], 2**64 - 1]
+    assert only_tx((body(), {4: data}, None)).datums == [dumps(each) for each in data]
+
+
+@pytest.mark.parametrize(
+    ("witnesses", "what"),
+    [
+        (b"\x80", "not a map"),
+        (b"\xa1\x04\x01", "not an array"),
+        (b"\xa1\x04\xd8\x79\x80", "not a set"),
+        (b"\xa1\x04\xa0", "not an array"),
+        (b"\xa2\x60\x04\x04\x80", "not a number"),
+        (b"\xa1\x04\x81\xff", "no item begins with 0xff"),
+    ],
+)
+def test_what_are_no_witnesses(witnesses: bytes, what: str) -> None:
+    message = wrong(raw_block(witnesses))
+    assert what in message and "byte " in message
+
+
+@pytest.mark.parametrize("datums", [b"\x81" + ODD, b"\x9f" + ODD + b"\xff", b"\xd9\x01\x02\x81\x58\x40" + bytes(64)])
+def test_a_block_that_ends_in_a_datum_is_cut_short(datums: bytes) -> None:
+    raw = raw_block(b"\xa1\x04" + datums)
+    for end in range(len(raw) - len(datums) - 3, len(raw)):
+        with pytest.raises(CutShort):
+            decode_block(raw[:end], MAINNET)
+
+
+# --- real blocks -----------------------------------------------------------------------------------------------------
+
+
+def witness_sets(raw: bytes) -> Iterator[bytes]:
+    """Yield the witness sets of a block, as another decoder finds them."""
+    block = Parts(raw)
+    block.enter(2)
+    if loads(next(block)) < ALONZO:
+        return
+    block.enter(5)
+    next(block)
+    next(block)
+    yield from block.items()
+
+
+def known_to_others(witnesses: bytes) -> set[bytes]:
+    found = set[bytes]()
+    for key, raw in Parts(witnesses).entries():
+        if key == 4:
+            found.update(Parts(raw.removeprefix(b"\xd9\x01\x02")).items())
+    return found
+
+
+def test_datums_of_single_blocks() -> None:
+    """Of all eras, as another decoder finds them; every output that has the hash of one is given it."""
+    seen = named = 0
+    for file in FILES:
+        raw = need(f"cardano/single/{file}").read_bytes()
+        block, _ = decode_block(raw, MAINNET)
+        for tx, witnesses in zip(block.txs, witness_sets(raw), strict=False):
+            assert set(tx.datums) == known_to_others(witnesses) and len(set(tx.datums)) == len(tx.datums)
+            seen += len(tx.datums)
+        for extra in map(to_extra, columns(block).extra.values()):
+            if extra.datum is not None:
+                assert blake2b(extra.datum, digest_size=32).digest() == extra.datum_hash
+                named += 1
+    assert seen > 100 and named > 20
+
+
+def test_datums_of_preview() -> None:
+    """A run from the beginning: of the outputs with a datum's hash, nine of ten are created together with the datum."""
+    distinct, hashes, given, left = set[bytes](), 0, 0, 0
+    for epoch in range(14):
+        for block, _ in blocks_in(need(f"cardano/preview-genesis-run/epoch{epoch:02}.chunks.xz"), PREVIEW):
+            for tx in block.txs:
+                distinct.update(tx.datums)
+                hashes += sum(output.datum_hash is not None for output in tx.outputs) if tx.valid else 0
+            made = columns(block)
+            given += sum(to_extra(raw).datum is not None for raw in made.extra.values())
+            left += len(made.datums)
+    assert (len(distinct), hashes, given, left) == (281, 680, 620, 272)
+
+
+def test_datums_of_preview_are_found_in_a_store(tmp_path: Path) -> None:
+    """After an epoch, and pruning, those of outputs that live; what spent outputs had is forgotten."""
+    told = [block for block, _ in blocks_in(need("cardano/preview-genesis-run/epoch09.chunks.xz"), PREVIEW)]
+    lives, revealed = dict[OutPoint, bytes](), dict[bytes, bytes]()
+    for block in told:
+        here = {blake2b(datum, digest_size=32).digest(): datum for tx in block.txs for datum in tx.datums}
+        revealed |= here
+        for tx in block.txs:
+            for point in tx.inputs if tx.valid else tx.collateral:
+                lives.pop(point, None)
+            for index, output in enumerate(tx.outputs if tx.valid else []):
+                if output.datum_hash in here:
+                    lives[tx.txid, index] = here[output.datum_hash]
+    with open_chain(tmp_path, store="history", indexes=["datum"]) as chain:
+        for at in range(0, len(told), 100):
+            feed(chain, *told[at : at + 100])
+        prune_all(chain)
+        query, unknown = Query(chain.store, CODEC, "cardano"), 0
+        with query.snapshot() as shot:
+            for datum in lives.values():
+                assert find_datum(shot, blake2b(datum, digest_size=32).digest()) == datum
+            for digest, datum in revealed.items():
+                found = find_datum(shot, digest)
+                assert found in (None, datum)
+                unknown += found is None
+    assert len(lives) > 50 and unknown > 5

@@ -1,0 +1,195 @@
+"""The index `history`: every transaction that touched an address, for ever, whichever way the chain came."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Unpack
+
+import pytest
+from chains import (
+    ADDRESSES,
+    INDEXES,
+    LEAVES,
+    Options,
+    back_to,
+    feed,
+    open_chain,
+    prune_all,
+    random_chain,
+    random_genesis,
+)
+from houses import small_values
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model import Model
+
+from handlers.chain import Chain
+from handlers.events import BlockApplied, GenesisOutputs, OutPoint
+from storage.errors import WrongFormat
+from storage.history import touches
+from storage.history.reindex import reindex
+from storage.history.verify import verify
+from storage.indexes import NAMES
+
+MET = Counter[str]()
+Touched = dict[bytes, list[bytes]]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_values(monkeypatch)
+
+
+@contextmanager
+def fresh(**options: Unpack[Options]) -> Iterator[Chain]:
+    with tempfile.TemporaryDirectory(prefix="utxod-") as folder, open_chain(Path(folder), **options) as chain:
+        yield chain
+
+
+def expected(genesis: GenesisOutputs, blocks: Sequence[BlockApplied]) -> Touched:
+    """Return what touched each address, in the order of the chain, by the rules of the model."""
+    model, found, owner = Model(), dict[bytes, list[bytes]](), dict[OutPoint, bytes]()
+    model.seed(genesis)
+
+    def touch(address: bytes, txid: bytes) -> None:
+        txids = found.setdefault(address, [])
+        if txid not in txids[-1:]:
+            txids.append(txid)
+
+    for point, coin in sorted(model.now.coins.items(), key=lambda each: each[1].place):
+        owner[point] = coin.output.address
+        touch(coin.output.address, point[0])
+    for block in blocks:
+        before = dict(model.now.coins)
+        model.apply(block)
+        for tx in block.txs:
+            for point in dict.fromkeys(tx.inputs if tx.valid else tx.collateral):
+                if before.pop(point, None):
+                    touch(owner[point], tx.txid)
+            for point in [point for point in before if point[0] == tx.txid]:
+                del before[point]  # the same id again
+                touch(owner[point], tx.txid)
+            outputs = enumerate(tx.outputs) if tx.valid else [(len(tx.outputs), tx.collateral_return)]
+            for index, output in outputs:
+                if output is not None and output.spendable:
+                    before[tx.txid, index] = None  # type: ignore[assignment]
+                    owner[tx.txid, index] = output.address
+                    touch(output.address, tx.txid)
+            for point in list(before):
+                before[point] = before[point] or True  # type: ignore[assignment]
+    return found
+
+
+def told(chain: Chain) -> Touched:
+    """Return what the index says, up and down."""
+    found = Touched()
+    with chain.store.disk.read() as txn:
+        stored = chain.store.stored(txn)
+        for address in ADDRESSES:
+            prefix = stored.prefix(touches.digests([address]))
+            index = stored.index(touches.KIND)
+            up = [n for some in index.ascending(prefix) for n in some.tolist()]
+            assert up == [n for some in index.descending(prefix) for n in some.tolist()][::-1]
+            if up:
+                found[address] = [stored.tx_of(number).txid for number in up]
+    return found
+
+
+def sound(chain: Chain) -> None:
+    assert verify(chain.store.disk, quick=True, leaves=LEAVES) == []
+
+
+@settings(max_examples=120)
+@given(st.integers(0, 2**32 - 1), st.sampled_from((1, 4, 25)), st.integers(0, 6), st.sampled_from((None, 10_000)))
+def test_every_touch_is_told_for_ever(seed: int, most: int, window: int, ahead: int | None) -> None:
+    """In single blocks and in batches, at the tip and far below it, after rollbacks, merges and pruning."""
+    rng = Random(seed)
+    repeats = rng.random() < 0.3  # of transactions with one id the list has each
+    genesis, blocks = random_genesis(rng), random_chain(rng, 20, repeats=repeats)
+    with fresh(indexes=NAMES, rollback_window=window, prune_depth=0, may_prune=True) as chain:
+        chain.seed(genesis)
+        left = list(blocks)
+        while left:
+            size = rng.randint(1, most)
+            feed(chain, *left[:size], network_height=ahead)
+            del left[:size]
+        MET["far below the tip"] += chain.state.floor == chain.state.tip
+        back = rng.randrange(min(window, chain.state.tip - chain.state.floor) + 1)
+        if back:
+            chain.rollback(back_to(blocks[-back - 1]))
+            MET["a rollback"] += 1
+        blocks = blocks[: len(blocks) - back]
+        more = random_chain(rng, 3, after=blocks, repeats=repeats)
+        feed(chain, *more)
+        prune_all(chain)
+        chain.keep_house(20)
+        found, whole = told(chain), expected(genesis, blocks + more)
+        assert found == whole or (
+            repeats and {a: {*t} for a, t in found.items()} == {a: {*t} for a, t in whole.items()}
+        )
+        sound(chain)
+
+
+def test_the_stories_met_what_they_are_for() -> None:
+    assert all(MET[what] > 5 for what in ("far below the tip", "a rollback")), MET
+
+
+def test_reindexing_builds_what_was_taken_while_blocks_passed(tmp_path: Path) -> None:
+    rng = Random(3)
+    genesis, blocks = random_genesis(rng), random_chain(rng, 30, repeats=False)
+    with open_chain(tmp_path, indexes=NAMES, may_prune=True) as chain:
+        chain.seed(genesis)
+        feed(chain, *blocks)
+        prune_all(chain)
+        before = told(chain)
+        assert reindex(chain.store, NAMES, lambda _: None)
+    with open_chain(tmp_path, indexes=NAMES, may_prune=True) as chain:
+        assert told(chain) == before == expected(genesis, blocks)
+        sound(chain)
+
+
+def test_a_history_that_begins_late_has_what_is_still_known(tmp_path: Path) -> None:
+    """What was spent long ago is gone; every touch above the rollback floor, and of what lives, is found."""
+    rng = Random(4)
+    genesis, blocks = random_genesis(rng), random_chain(rng, 40, repeats=False)
+    early, late = blocks[:30], blocks[30:]
+    with open_chain(tmp_path, indexes=INDEXES, may_prune=True, rollback_window=5, prune_depth=5) as chain:
+        chain.seed(genesis)
+        feed(chain, *early)
+        prune_all(chain)
+        floor = chain.state.floor
+        assert floor
+    with pytest.raises(WrongFormat, match="index history was off"), open_chain(tmp_path, indexes=NAMES):
+        pass
+    with open_chain(tmp_path, indexes=INDEXES) as chain:
+        reindex(chain.store, NAMES, lambda _: None)
+    with open_chain(tmp_path, indexes=NAMES, may_prune=True, rollback_window=5, prune_depth=5) as chain:
+        feed(chain, *late)
+        prune_all(chain)
+        sound(chain)
+        whole, since = expected(genesis, blocks), {tx.txid for block in blocks[floor:] for tx in block.txs}
+        with chain.store.disk.read() as txn:
+            assert touches.first_block(txn, chain.store.meta) == floor + 1
+        for address, txids in told(chain).items():
+            assert set(txids) <= set(whole[address])
+            assert [txid for txid in txids if txid in since] == [txid for txid in whole[address] if txid in since]
+
+
+def test_a_history_that_is_switched_off_is_forgotten(tmp_path: Path) -> None:
+    blocks = random_chain(Random(5), 30)
+    with open_chain(tmp_path, indexes=NAMES, may_prune=True, rollback_window=5, prune_depth=5) as chain:
+        feed(chain, *blocks)
+        prune_all(chain)
+    with open_chain(tmp_path, indexes=INDEXES, may_prune=True, rollback_window=5, prune_depth=5) as chain:
+        sound(chain)
+        with chain.store.disk.read() as txn:
+            assert touches.first_block(txn, chain.store.meta) is None
+            assert chain.store.stored(txn).log(chain.state.floor).size == 0
+        for _ in range(10):
+            chain.keep_house(20)
+        sound(chain)

@@ -1,0 +1,93 @@
+"""What touched an address, asked over HTTP and on the command line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from questions import Asked, asked, failure, short_folder
+from stories import address, at, back_to, block, output, tx
+from test_cli_query import utxod
+
+ANN = address("ann").hex()
+PATH = f"/api/v1/addresses/{ANN}/transactions"
+
+
+def story() -> tuple[list[dict[str, Any]], list[str]]:
+    """Return blocks, far more than a rollback reaches, and the transactions that touch ann in order."""
+    first = block(None, tx("paid", output("ann", 5), output("bob", 6)), time=1_700_000_000)
+    second = block(first, tx("spent", output("bob", 5), spends=[at("paid")]), tx("other", output("bob")))
+    third = block(second, tx("again", output("ann"), output("ann", 2), spends=[at("paid", 1)]))
+    blocks = [first, second, third]
+    for _ in range(20):
+        blocks.append(block(blocks[-1]))
+    return blocks, [at(name)[0].hex() for name in ("paid", "spent", "again")]
+
+
+def hashes(found: list[dict[str, Any]]) -> list[str]:
+    return [each["tx_hash"] for each in found]
+
+
+@pytest.fixture(scope="module")
+def told() -> Any:
+    utxo = {"rollback_window": 3, "prune_depth": 3, "index": {"history": True}}
+    with short_folder() as folder, asked(folder, utxo=utxo) as asking:
+        asking.feed(*story()[0])
+        yield asking
+
+
+def test_every_transaction_is_listed_long_after(told: Asked) -> None:
+    blocks, txids = story()
+    answer = told.ask(PATH)
+    assert hashes(answer.json()) == txids and answer.headers["x-history-from"] == "1"
+    assert answer.json()[0] == {
+        "tx_hash": txids[0],
+        "block_height": 1,
+        "block_hash": blocks[0]["hash"].hex(),
+        "slot": 20,
+        "block_time": 1_700_000_000,
+    }
+    assert hashes(told.get(PATH + "?order=desc")) == txids[::-1]
+    assert told.ask(PATH, **{"If-None-Match": answer.headers["etag"]}).status_code == 304
+    assert told.get(f"/api/v1/addresses/{address('nobody').hex()}/transactions") == []
+
+
+def test_pages_go_on_by_cursor_and_by_number(told: Asked) -> None:
+    _, txids = story()
+    for order, expected in (("asc", txids), ("desc", txids[::-1])):
+        assert [hashes(page) for page in told.web.pages(PATH, 2, order)] == [expected[:2], expected[2:]]
+        for page, txid in enumerate(expected, 1):
+            assert hashes(told.get(f"{PATH}?count=1&page={page}&order={order}")) == [txid]
+    assert told.get(f"{PATH}?page=9") == []
+    cursor = told.ask(f"{PATH}?count=2").headers["x-next-cursor"]
+    failure(told.ask(f"{PATH}?cursor={cursor}&order=desc"), 400, "bad_parameter", "cursor")
+    failure(told.ask(f"{PATH}?asset={'ab' * 28}"), 400, "bad_parameter", "asset")
+    failure(told.ask("/api/v1/addresses/x/transactions"), 400, "bad_address", "address")
+
+
+def test_the_command_line_says_the_same(told: Asked) -> None:
+    _, txids = story()
+    said = utxod(told.daemon, "query", "transactions", ANN, "--json").json()
+    assert said["transactions"] == told.get(PATH) and said["next_cursor"] is None and said["complete_from"] == 1
+    page = utxod(told.daemon, "query", "transactions", ANN, "--count", "2")
+    assert txids[1] in page.out and txids[2] not in page.out and "there are more: --cursor" in page.out
+    assert "every transaction from height 1 on" in page.out
+    assert "address" in utxod(told.daemon, "query", "transactions", "x").one_line(2)
+
+
+def test_a_rollback_takes_touches_back() -> None:
+    with short_folder() as folder, asked(folder, utxo={"index": {"history": True}}) as asking:
+        blocks, txids = story()
+        asking.feed(*blocks[:3])
+        assert hashes(asking.get(PATH)) == txids
+        cursor = asking.ask(f"{PATH}?count=1").headers["x-next-cursor"]
+        asking.feed(back_to(blocks[1]))
+        assert hashes(asking.get(PATH)) == txids[:2]
+        failure(asking.ask(f"{PATH}?cursor={cursor}"), 409, "cursor_gone")
+
+
+def test_without_the_index_the_answer_names_it() -> None:
+    with short_folder() as folder, asked(folder) as asking:
+        asking.feed(story()[0][0])
+        failure(asking.ask(PATH), 503, "not_enabled", "utxo.index.history")
+        assert "utxo.index.history switches it on" in utxod(asking.daemon, "query", "transactions", ANN).one_line(1)
