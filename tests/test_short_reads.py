@@ -30,7 +30,6 @@ from daemon.http.ear import Ear
 from handlers.addresses import codec
 from handlers.query import Query
 from storage.disk import Disk
-from storage.history.layout import Words
 from storage.history.mmr import Born
 from storage.history.verify import verify
 from storage.readers import Reader

@@ -67,11 +67,11 @@ def stored_may_have(txn: Txn, table: Db, run: int, room: int, prefix: int) -> bo
     Raises:
         Damaged: the filter is not there, or is not as it was written.
     """
-    at = (prefix >> 32) * word_count(room) >> 32
-    part, word = divmod(at, PART)
+    words = word_count(room)
+    part, word = divmod((prefix >> 32) * words >> 32, PART)
     value = txn.get(_KEY.pack(run, part), db=table)
-    if value is None or len(value) < HEAD_BYTES + word * 8 + 8:
-        raise Damaged(f"{_name(run, part)} is not there")
+    if value is None or len(value) != HEAD_BYTES + min(words - part * PART, PART) * 8:
+        raise Damaged(f"{_name(run, part)} is not there, or of another length")
     found = int.from_bytes(value[HEAD_BYTES + word * 8 : HEAD_BYTES + word * 8 + 8], "little")
     if found == 0:  # few words have no bit: it may be a page that was lost
         check(value, _name(run, part))
