@@ -1,4 +1,4 @@
-"""The leaves of a history's outputs, many at once: the bytes of `records.RecordWriter`, from columns."""
+"""The leaves of outputs, many at once: the bytes of `records.RecordWriter`, from columns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LeafWriter:
     def leaves(self, block: BlockRow, born: Born) -> list[bytes]:
         """Return the leaves of outputs that were born in a block, each behind its position.
 
-        NOTE: the hot path of a history with an MMR. Most outputs are address and value alone.
+        NOTE: the hot path of a store with an MMR. Most outputs are address and value alone.
         """
         heads, values = _heads(born), _unsigned(born.values)
         birth, entries = birth_of(block)
