@@ -39,6 +39,7 @@ import handlers.chain
 import storage.disk
 import storage.history.filters
 import storage.history.history
+import storage.history.merging
 import storage.history.runs
 import storage.history.store
 import storage.history.values
@@ -153,7 +154,7 @@ def deed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Dee
     monkeypatch.setattr(handlers.chain, "_ROLLBACK_ROWS", 4)
     monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 80)
     monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 300)
-    monkeypatch.setattr(storage.history.runs, "FANOUT", 2)
+    monkeypatch.setattr(storage.history.merging, "FANOUT", 2)
     monkeypatch.setattr(storage.history.history, "MERGED", 4)
     monkeypatch.setattr(storage.history.filters, "PART", 2)
     monkeypatch.setattr(storage.history.store, "new_state", lambda: HistoryState([1, 3, 5, 7]))

@@ -14,6 +14,7 @@ from test_model import fresh
 
 import storage.history.filters
 import storage.history.history
+import storage.history.merging
 import storage.history.runs
 import storage.history.values
 from handlers.chain import Chain
@@ -29,7 +30,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make values, merges and filters small, so that a short chain has many of them."""
     monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 200)
     monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 300)
-    monkeypatch.setattr(storage.history.runs, "FANOUT", 3)
+    monkeypatch.setattr(storage.history.merging, "FANOUT", 3)
     monkeypatch.setattr(storage.history.filters, "PART", 2)
 
 

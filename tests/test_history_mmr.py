@@ -39,6 +39,7 @@ from test_model import MET, SEEDS, WINDOWS, cut, fresh, search
 import handlers.chain
 import storage.history.filters
 import storage.history.history
+import storage.history.merging
 import storage.history.mmr
 import storage.history.mmr_nodes
 import storage.history.mmr_thin
@@ -200,7 +201,7 @@ def small_values(nodes: int = 7, bit_nodes: int = 2, most: int = 0) -> Iterator[
         patch.setattr(storage.history.mmr_thin, "MOST", most)
         patch.setattr(storage.history.runs, "VALUE_BYTES", 200)
         patch.setattr(storage.history.values, "VALUE_BYTES", 300)
-        patch.setattr(storage.history.runs, "FANOUT", 3)
+        patch.setattr(storage.history.merging, "FANOUT", 3)
         patch.setattr(storage.history.history, "MERGED", 2)
         patch.setattr(storage.history.history, "LEAST_MERGED", 3)
         patch.setattr(storage.history.filters, "PART", 2)

@@ -14,6 +14,7 @@ from daemons import running, statuses
 from faults import Fault, broken, failing
 from stories import chain as plain_chain
 
+import storage.history.merging
 import storage.history.reindex
 import storage.history.runs
 import storage.history.values
@@ -38,7 +39,7 @@ EVERY = tuple(RULES)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 80)
     monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 600)
-    monkeypatch.setattr(storage.history.runs, "FANOUT", 3)
+    monkeypatch.setattr(storage.history.merging, "FANOUT", 3)
     monkeypatch.setattr(storage.history.reindex, "_VALUES", 2)
     monkeypatch.setattr(storage.history.reindex, "_ENTRIES", 10)
     monkeypatch.setattr(storage.history.reindex, "_COLLECTED", 4)

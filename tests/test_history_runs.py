@@ -10,6 +10,7 @@ from chains import at, block, feed, open_chain, output, tx, txid
 
 import storage.history.filters
 import storage.history.history
+import storage.history.merging
 import storage.history.runs
 from handlers.events import BlockApplied
 from storage.history.stored import Stored
@@ -28,7 +29,7 @@ def test_a_merge_that_keeps_little_leaves_a_whole_filter(monkeypatch: pytest.Mon
     """Parts of it that no entry has touched are there too: readers ask them for other ids."""
     monkeypatch.setattr(storage.history.filters, "PART", 2)
     monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 200)
-    monkeypatch.setattr(storage.history.runs, "FANOUT", 3)
+    monkeypatch.setattr(storage.history.merging, "FANOUT", 3)
     monkeypatch.setattr(storage.history.history, "MERGED", 0)
     monkeypatch.setattr(storage.history.history, "LEAST_MERGED", 200)
     with open_chain(tmp_path, store="history", rollback_window=1, prune_depth=1, may_prune=True) as chain:

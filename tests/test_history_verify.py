@@ -18,6 +18,7 @@ from chains import Options, feed, open_chain, random_chain, random_genesis
 
 import storage.history.filters
 import storage.history.history
+import storage.history.merging
 import storage.history.runs
 import storage.history.store
 import storage.history.values
@@ -70,7 +71,7 @@ def small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(storage.history.runs, "VALUE_BYTES", 80)
         patch.setattr(storage.history.values, "VALUE_BYTES", 600)
-        patch.setattr(storage.history.runs, "FANOUT", 3)
+        patch.setattr(storage.history.merging, "FANOUT", 3)
         patch.setattr(storage.history.history, "MERGED", 0)
         patch.setattr(storage.history.history, "LEAST_MERGED", 4)
         patch.setattr(storage.history.history, "UNDO_ENTRIES", 3)

@@ -45,6 +45,7 @@ from storage.history.layout import (
     stored_state,
     words,
 )
+from storage.history.merging import merge_runs
 from storage.history.mmr import Mountains
 from storage.history.output_keys import RULES
 from storage.history.recent import Recent
@@ -304,7 +305,7 @@ class History:
             return 0, 0
         reachable = self._reachable(txn)
         for kind, index in self.index.items():
-            index.merge(txn, max(index.added * MERGED, LEAST_MERGED), partial(self._wanted, kind, reachable))
+            merge_runs(index, txn, max(index.added * MERGED, LEAST_MERGED), partial(self._wanted, kind, reachable))
             index.added = 0
         self.output.thin(
             txn, reachable, _THINNED * blocks, self.live, lambda records: self._revivable(records["number"])
