@@ -90,7 +90,7 @@ def _open_disk(config: Config) -> Disk:
 
 
 class _AllHistory:
-    """What a history may forget, in long steps. It has undo logs; values are thinned out when those are gone."""
+    """What a history may forget, in long steps: undo logs first, then what of values and runs has died since."""
 
     def __init__(self, chain: HistoryChain) -> None:
         chain.may_prune = True
@@ -99,7 +99,8 @@ class _AllHistory:
 
     def due(self, part: Part) -> bool:
         """Return whether there may be something."""
-        return part == "undo" and (self._chain.due_for_pruning("undo") or self._sweeps > 0)
+        left = self._sweeps > 0 or self._chain.history.merging
+        return part == "undo" and (left or self._chain.due_for_pruning("undo"))
 
     def step(self, part: Part) -> Gone:
         """Remove some."""

@@ -110,8 +110,8 @@ def test_the_meta_rows(tables: dict[str, dict[bytes, bytes]]) -> None:
     meta = tables["utxo_meta"]
     assert meta[b"format"] == b"\0\0\0\2"
     assert meta[b"state"][:-4] == b"\x97\x94\x03\x05\x07\x0b\x02\x01\x00\x03\xc0\x07"
-    first, second = b"\x96\x01\x00\x02\x00\x01\x01", b"\x96\x04\x02\x03\x00\x01\x01"
-    assert meta[b"runs:txid"][:-4] == b"\x93\x92" + first + second + b"\x90\x90"
+    first, second = b"\x97\x01\x00\x02\x00\x01\x01\x01", b"\x97\x04\x02\x03\x00\x01\x01\x01"
+    assert meta[b"runs:txid"][:-4] == b"\x94\x92" + first + second + b"\x90\x90" + count
     assert set(meta) == {b"format", b"chain", b"indexes", b"state"} | {
         f"runs:{kind}".encode() for kind in ("txid", "block", "spender", "address_hash")
     }

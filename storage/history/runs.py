@@ -12,7 +12,7 @@ from struct import Struct as Packed
 
 import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 
 from storage.disk import Db, Txn
 from storage.errors import Damaged
@@ -43,7 +43,10 @@ Keep = Callable[[Records], Flags]
 
 
 class Run(Struct, array_like=True):
-    """A run in force. Numbers at or above `high` were rolled back and are not there."""
+    """A run in force. Numbers at or above `high` were rolled back and are not there.
+
+    An entry that nobody wants is never wanted again, so no more than `lived` of the entries live.
+    """
 
     id: int
     low: int
@@ -51,6 +54,11 @@ class Run(Struct, array_like=True):
     level: int
     entries: int
     room: int  # entries that its filter was made for
+    lived: int = -1  # entries that were wanted when they were last counted, or when the run was written
+
+    def __post_init__(self) -> None:
+        if self.lived < 0:  # it is new, or its list was written before there was this field
+            self.lived = self.entries
 
 
 class Merge(Struct, array_like=True):
@@ -58,11 +66,23 @@ class Merge(Struct, array_like=True):
 
     inputs: list[int]
     id: int
-    level: int  # of the inputs
+    level: int  # of the inputs; a run that is rewritten alone stays at its level
     room: int
     prefix: int = 0
     number: int = 0
     entries: int = 0
+
+
+class Count(Struct, array_like=True):
+    """The run whose living entries are being counted: how many of its values were read, and what lives in these.
+
+    Without a run (0) the next one is the first whose numbers begin above `low`.
+    """
+
+    run: int = 0
+    low: int = -1
+    values: int = 0
+    lived: int = 0
 
 
 class Manifest(Struct, array_like=True):
@@ -74,10 +94,15 @@ class Manifest(Struct, array_like=True):
     runs: list[Run] = []
     merges: list[Merge] = []
     garbage: list[int] = []
+    count: Count = field(default_factory=Count)
 
     def rooms(self) -> dict[int, int]:
         """Return the runs in force and those that merges write, with the entries that their filters are made for."""
         return {run.id: run.room for run in self.runs} | {merge.id: merge.room for merge in self.merges}
+
+    def inputs(self) -> set[int]:
+        """Return the runs that are being merged."""
+        return {run for merge in self.merges for run in merge.inputs}
 
 
 class Fences:
@@ -122,7 +147,11 @@ class Index:
     def drop(self) -> None:
         """Let go of everything: the values go bit by bit."""
         self.manifest.garbage += self.manifest.rooms()
-        self.manifest.runs, self.manifest.merges = [], []
+        self.manifest.runs, self.manifest.merges, self.manifest.count = [], [], Count()
+
+    def value_count(self) -> int:
+        """Return how many values the runs in force have."""
+        return sum(len(self.fences[run.id].prefixes) for run in self.manifest.runs)
 
     def _read_fences(self, txn: Txn, run: int) -> Fences:
         found = [key[1:] for key in _keys(txn, self._table, run)]
@@ -183,7 +212,7 @@ class Index:
 
     def drop_below(self, number: int) -> None:
         """Let go of runs that have only numbers below this one."""
-        busy = {run for merge in self.manifest.merges for run in merge.inputs}
+        busy = self.manifest.inputs()
         gone = [run for run in self.manifest.runs if run.high <= number and run.id not in busy]
         self.manifest.garbage += [run.id for run in gone]
         self.manifest.runs = [run for run in self.manifest.runs if run not in gone]
