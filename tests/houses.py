@@ -80,6 +80,7 @@ def small_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 80)
     monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 300)
     monkeypatch.setattr(storage.history.merging, "FANOUT", 3)
+    monkeypatch.setattr(storage.history.merging, "_REWRITTEN", 1)
     monkeypatch.setattr(storage.history.history, "MERGED", 2)
     monkeypatch.setattr(storage.history.history, "LEAST_MERGED", 3)
     monkeypatch.setattr(storage.history.recent, "_LOADED", 1)

@@ -155,6 +155,7 @@ def deed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Dee
     monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 80)
     monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 300)
     monkeypatch.setattr(storage.history.merging, "FANOUT", 2)
+    monkeypatch.setattr(storage.history.merging, "_REWRITTEN", 1)
     monkeypatch.setattr(storage.history.history, "MERGED", 4)
     monkeypatch.setattr(storage.history.filters, "PART", 2)
     monkeypatch.setattr(storage.history.store, "new_state", lambda: HistoryState([1, 3, 5, 7]))

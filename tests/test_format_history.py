@@ -7,11 +7,13 @@ import zlib
 from hashlib import sha256
 from pathlib import Path
 
+import msgspec
 import pytest
 from chains import at, block, dump, feed, open_chain, output, tx, wallet
 
 from handlers.events import BlockApplied
-from storage.history.layout import OUTPUT_RECORD, SPEND, TX_RECORD, TXID_ENTRY
+from storage.history.layout import OUTPUT_RECORD, SPEND, TX_RECORD, TXID_ENTRY, seal_row
+from storage.history.runs import Count, Manifest, Merge, Run
 
 KEYS = [3, 5, 7, 11]
 
@@ -111,7 +113,24 @@ def test_the_meta_rows(tables: dict[str, dict[bytes, bytes]]) -> None:
     assert meta[b"format"] == b"\0\0\0\2"
     assert meta[b"state"][:-4] == b"\x97\x94\x03\x05\x07\x0b\x02\x01\x00\x03\xc0\x07"
     first, second = b"\x97\x01\x00\x02\x00\x01\x01\x01", b"\x97\x04\x02\x03\x00\x01\x01\x01"
-    assert meta[b"runs:txid"][:-4] == b"\x94\x92" + first + second + b"\x90\x90" + count
+    assert meta[b"runs:txid"][:-4] == b"\x94\x92" + first + second + b"\x90\x90\x94\x00\xff\x00\x00"
     assert set(meta) == {b"format", b"chain", b"indexes", b"state"} | {
         f"runs:{kind}".encode() for kind in ("txid", "block", "spender", "address_hash")
     }
+
+
+def test_a_list_of_runs() -> None:
+    listed = Manifest([Run(3, 0, 9, 1, 5, 6, 2)], [Merge([3], 4, 1, 2, 7, 8, 1)], [2], Count(3, 0, 4, 1))
+    run, merge, count = (
+        b"\x97\x03\0\x09\x01\x05\x06\x02",
+        b"\x97\x91\x03\x04\x01\x02\x07\x08\x01",
+        b"\x94\x03\0\x04\x01",
+    )
+    raw = b"\x94\x91" + run + b"\x91" + merge + b"\x91\x02" + count
+    assert seal_row(listed) == raw + crc(raw)
+
+
+def test_a_list_of_runs_that_was_written_before_living_entries_were_counted() -> None:
+    raw = b"\x93\x91\x96\x03\0\x09\x01\x05\x06\x90\x90"
+    listed = msgspec.msgpack.decode(raw, type=Manifest)
+    assert (listed.runs, listed.count) == ([Run(3, 0, 9, 1, 5, 6, 5)], Count())

@@ -31,6 +31,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 200)
     monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 300)
     monkeypatch.setattr(storage.history.merging, "FANOUT", 3)
+    monkeypatch.setattr(storage.history.merging, "_REWRITTEN", 1)
     monkeypatch.setattr(storage.history.filters, "PART", 2)
 
 

@@ -202,6 +202,7 @@ def small_values(nodes: int = 7, bit_nodes: int = 2, most: int = 0) -> Iterator[
         patch.setattr(storage.history.runs, "VALUE_BYTES", 200)
         patch.setattr(storage.history.values, "VALUE_BYTES", 300)
         patch.setattr(storage.history.merging, "FANOUT", 3)
+        patch.setattr(storage.history.merging, "_REWRITTEN", 1)
         patch.setattr(storage.history.history, "MERGED", 2)
         patch.setattr(storage.history.history, "LEAST_MERGED", 3)
         patch.setattr(storage.history.filters, "PART", 2)

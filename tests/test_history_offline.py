@@ -40,6 +40,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 80)
     monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 600)
     monkeypatch.setattr(storage.history.merging, "FANOUT", 3)
+    monkeypatch.setattr(storage.history.merging, "_REWRITTEN", 1)
     monkeypatch.setattr(storage.history.reindex, "_VALUES", 2)
     monkeypatch.setattr(storage.history.reindex, "_ENTRIES", 10)
     monkeypatch.setattr(storage.history.reindex, "_COLLECTED", 4)
