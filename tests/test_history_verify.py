@@ -22,6 +22,7 @@ import storage.history.merging
 import storage.history.runs
 import storage.history.store
 import storage.history.values
+import storage.history.view
 from storage.change_log import TABLES as LOG_TABLES
 from storage.disk import Db, Disk, Txn
 from storage.errors import Damaged
@@ -78,6 +79,7 @@ def small() -> Iterator[None]:
         patch.setattr(storage.history.history, "_COUNTED", 4)
         patch.setattr(storage.history.history, "UNDO_ENTRIES", 3)
         patch.setattr(storage.history.filters, "PART", 2)
+        patch.setattr(storage.history.view, "_VALUES", 2)
         patch.setattr(storage.history.store, "new_state", lambda: HistoryState(KEYS))
         yield
 
