@@ -306,6 +306,11 @@ def rewriting(manifest: runs.Manifest) -> runs.Run:
     return next(run for run in manifest.runs if run.id in merge.inputs)
 
 
+def put_on_one_level(listed: Sequence[runs.Run | runs.Merge]) -> None:
+    for each in listed:
+        each.level = 1
+
+
 RUNS: dict[str, tuple[str, Callable[[Manifest], object], str]] = {
     "listed twice": ("asset", lambda m: m.runs.append(m.runs[-1]), r"run \d+ is listed for asset and for asset"),
     "overlapping": (
@@ -316,7 +321,7 @@ RUNS: dict[str, tuple[str, Callable[[Manifest], object], str]] = {
     "beyond the end": ("asset", lambda m: setattr(m.runs[-1], "high", 1 << 40), "of asset has the range"),
     "fewer entries": (
         "asset",
-        lambda m: (setattr(m.runs[0], "entries", m.runs[0].entries - 1), setattr(m.runs[0], "lived", 0)),
+        lambda m: m.runs.insert(0, msgspec.structs.replace(one := m.runs.pop(0), entries=one.entries - 1, lived=0)),
         "entries, its list says",
     ),
     "more living entries than entries": (
@@ -365,7 +370,7 @@ RUNS: dict[str, tuple[str, Callable[[Manifest], object], str]] = {
     ),
     "two merges on one level": (
         "address_hash",
-        lambda m: [setattr(run, "level", 1) for run in m.runs] + [setattr(each, "level", 1) for each in m.merges],
+        lambda m: put_on_one_level([*m.runs, *m.merges]),
         "several merges of address_hash are under way at one level",
     ),
     "a count of another run": (
