@@ -324,7 +324,7 @@ class History:
         values = max(2 * len(self.tx.firsts), len(self.output.firsts))
         counted = max(index.value_count() for index in self.index.values())
         sweeps = max(-(-values // (_THINNED * blocks)), -(-counted // (_COUNTED * blocks)))
-        return self.recent.turns + sweeps + 1  # one more, since a sweep may end before its last turn's budget
+        return self.recent.turns + sweeps + 1  # one more, since a count may be in the middle of its sweep
 
     @property
     def merging(self) -> bool:
