@@ -40,6 +40,7 @@ from messages import Listener, message, take
 import storage.disk
 import storage.history.filters
 import storage.history.history
+import storage.history.merging
 import storage.history.mmr
 import storage.history.mmr_nodes
 import storage.history.reindex
@@ -167,7 +168,8 @@ def small(patch: pytest.MonkeyPatch) -> None:
     """Let a few blocks have many values, and runs enough to be merged; and let the prefixes be the same each time."""
     patch.setattr(storage.history.runs, "VALUE_BYTES", 80)
     patch.setattr(storage.history.values, "VALUE_BYTES", 300)
-    patch.setattr(storage.history.runs, "FANOUT", 2)
+    patch.setattr(storage.history.merging, "FANOUT", 2)
+    patch.setattr(storage.history.merging, "_REWRITTEN", 1)
     patch.setattr(storage.history.history, "MERGED", 4)
     patch.setattr(storage.history.history, "LEAST_MERGED", 20)
     patch.setattr(storage.history.filters, "PART", 2)

@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 from signal import SIGKILL
 from time import monotonic, sleep
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,6 +21,7 @@ from daemons import PATIENCE_S, ROOT, Client, Daemon, Message, encoded, environm
 from faults import WORK
 from stories import LiveSet, back_to, block, digest, expected, output, tx
 
+import storage.history.merging
 from bench.sample import Sample
 from config.load import load
 from daemon.inspect import export
@@ -321,8 +323,9 @@ def test_a_kill_in_all_work_of_the_store(tmp_path: Path) -> None:
 def kill_reindex(daemon: Daemon, environ: dict[str, str]) -> None:
     """Kill `utxod reindex` in its work, time and again: the store is sound, and the next one builds the indexes."""
     before = answers(daemon)
-    works: list[tuple[type, str, int]] = [(Index, "drop", 1), (HistoryStore, "put_indexes", 2)]
-    works += [(Index, method, times) for method in ("add", "_turn", "collect") for times in (1, 7)]
+    works: list[tuple[type | ModuleType, str, int]] = [(Index, "drop", 1), (HistoryStore, "put_indexes", 2)]
+    parts = ((Index, "add"), (storage.history.merging, "_turn"), (Index, "collect"))
+    works += [(*part, times) for part in parts for times in (1, 7)]
     for owner, method, times in works:
         ended = utxod("reindex", "--config", daemon.config, **environ, DIE_IN=place(owner, method, times))
         assert ended.returncode == 1 and b"SIGKILL" in ended.stderr, (method, ended.stderr)
@@ -332,7 +335,9 @@ def kill_reindex(daemon: Daemon, environ: dict[str, str]) -> None:
     assert answers(daemon) == before
 
 
-def place(owner: type, method: str, times: int) -> str:
+def place(owner: type | ModuleType, method: str, times: int) -> str:
+    if isinstance(owner, ModuleType):
+        return f"{owner.__name__}:{method}:{times}"
     return f"{owner.__module__}:{owner.__name__}.{method}:{times}"
 
 

@@ -44,6 +44,7 @@ from storage.history.layout import (
     stored_state,
     words,
 )
+from storage.history.merging import count_runs, merge_runs
 from storage.history.mmr import Mountains
 from storage.history.output_keys import RULES
 from storage.history.recent import Recent
@@ -57,7 +58,7 @@ UNDO_KEY = Packed(">II")
 UNDO_ENTRIES = 1000  # of a value
 MERGED = 6  # entries that are merged for each one that is added: as many as there are levels of runs
 LEAST_MERGED = 1000
-_COLLECTED, _THINNED = 40, 40  # values for each block
+_COLLECTED, _THINNED, _COUNTED = 40, 40, 4  # values for each block
 
 
 class History:
@@ -304,14 +305,17 @@ class History:
         return reachable(txn, self._block, self.state.floor)
 
     def keep_house(self, txn: Txn, blocks: int) -> tuple[int, int]:
-        """Merge, collect and thin out some for so many blocks; return how many transactions and MMR nodes went."""
+        """Count, merge, collect and thin out some for so many blocks; return how many transactions and nodes went."""
         for index in self.index.values():
             index.collect(txn, _COLLECTED * blocks)
         if not self.recent.load(self.undo, txn, self.state.floor):
             return 0, 0
         reachable = self._reachable(txn)
         for kind, index in self.index.items():
-            index.merge(txn, max(index.added * MERGED, LEAST_MERGED), partial(self._wanted, kind, reachable))
+            keep = partial(self._wanted, kind, reachable)
+            if kind not in {"block", touches.KIND}:  # of which nothing dies
+                count_runs(index, txn, _COUNTED * blocks, keep)
+            merge_runs(index, txn, max(index.added * MERGED, LEAST_MERGED * max(blocks, 1)), keep)
             index.added = 0
         transactions = 0 if self._keeps_all else self._thin(txn, reachable, blocks)
         nodes = self.mmr.thin(txn, reachable, blocks, self._revivable) if self.mmr else 0
@@ -329,7 +333,16 @@ class History:
     def sweeps(self, blocks: int) -> int:
         """Return how often to keep house for so many blocks until every value was looked at."""
         values = max(2 * len(self.tx.firsts), len(self.output.firsts))
-        return max(-(-values // (_THINNED * blocks)), self.mmr.sweeps(blocks) if self.mmr else 0)
+        counted = max(index.value_count() for index in self.index.values())
+        sweeps = max(-(-values // (_THINNED * blocks)), -(-counted // (_COUNTED * blocks)))
+        if self.mmr:
+            sweeps = max(sweeps, self.mmr.sweeps(blocks))
+        return self.recent.turns + sweeps + 1  # one more, since a count may be in the middle of its sweep
+
+    @property
+    def merging(self) -> bool:
+        """Whether a run is being merged or rewritten."""
+        return any(index.manifest.merges for index in self.index.values())
 
     def _wanted(self, kind: str, reachable: int, entries: Records) -> Flags:
         """Return which entries a merge keeps."""
