@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from daemons import Message, as_hex, running
-from houses import KINDS
 from questions import TIP, Asked, Web, asked, failure, free_port, short_folder
 from stories import address, at, back_to, block, digest, output, tx
 
@@ -100,10 +99,10 @@ def hash_of(asking: Asked | Web, name: object, index: int = 0) -> str:
     return str(slot["slot"][:64])
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def told(request: pytest.FixtureRequest) -> Iterator[Asked]:
+@pytest.fixture(scope="module")
+def told() -> Iterator[Asked]:
     """A daemon that was told of transactions of every kind; nobody moves it any more."""
-    with short_folder() as folder, asked(folder, layout=request.param, transactions=TRANSACTIONS) as asking:
+    with short_folder() as folder, asked(folder, transactions=TRANSACTIONS) as asking:
         one_by_one(asking, FIRST, submit(UNMINED), submit(LOSER), submit(BIG), SECOND)
         one_by_one(asking, on_outputs("OutputsFrozen", at("big", 1), at("big", PAGE), at("p", 3)))
         one_by_one(asking, {"type": "OutputReassigned", "outpoint": at("big", PAGE), "address": address("heir")})

@@ -44,7 +44,7 @@ class Born(NamedTuple):
 
 
 class Leaves(Protocol):
-    """Who writes leaves; see `handlers.records.RecordWriter`."""
+    """Who writes leaves; see `handlers.leaves.LeafWriter`."""
 
     def leaves(self, block: BlockRow, born: Born) -> list[bytes]:
         """Return what is hashed for outputs: the position, and the data of the leaf behind it."""
