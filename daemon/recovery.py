@@ -31,7 +31,6 @@ from handlers.recovery.settling import Change
 from handlers.recovery.survey import Survey
 from handlers.utxo import Turns
 from storage.errors import StoreError
-from storage.recovery.postgres import PostgresStorage
 from storage.recovery.rows import Storage, StoreAway
 from storage.recovery.sqlite import SqliteStorage
 
@@ -56,6 +55,8 @@ def open_storage(config: Config, *, readonly: bool = False, teller: str | None =
     """Return the recovery tables as they are configured; nothing is connected yet. For `teller` see `Storage`."""
     wish = config.recovery
     if wish.store == "postgresql":
+        from storage.recovery.postgres import PostgresStorage  # its driver takes a tenth of the time to start
+
         assert wish.dsn is not None  # checked with the configuration
         lease_s, lock = wish.lease_duration, wish.advisory_lock_id
         return PostgresStorage(wish.dsn, lease_s=lease_s, lock=lock, readonly=readonly, teller=teller)

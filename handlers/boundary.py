@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from handlers.answers import Utxo
 from handlers.events import Point
+from handlers.passed import Passed
 from handlers.scribe import Written
 from handlers.walk import Order
 from storage.history.layout import State
@@ -61,3 +62,4 @@ class Boundary(Struct, frozen=True):
     block: bytes | None  # the tip's row
     tip: Point | None
     written: Written
+    passed: Passed

@@ -80,7 +80,7 @@ class Changes:
         what = f"block {height} {block_hash.hex()}"
         ordinal = self._shot.ordinal_of(block_hash)
         if ordinal is None:
-            self._refuse(what, block_hash, height)
+            self._refuse(what, block_hash)
         if (found := self._shot.point(ordinal)) is None or found.height != height:
             raise UnknownPoint(f"{what} is not in the chain: the block of that hash has another height")
         self._begin(ordinal, what)
@@ -117,7 +117,7 @@ class Changes:
 
         Raises:
             BadCursor: it is none of ours.
-            PointGone, PointRemoved: it can't be gone on from.
+            UnknownPoint, PointGone, PointRemoved: it can't be gone on from.
         """
         try:
             raw = b64decode(cursor + "=" * (-len(cursor) % 4), altchars="-_", validate=True)
@@ -136,26 +136,23 @@ class Changes:
             raise self._gone(what)
         self._at = _Cut(ordinal, b"", -1, -1)
 
-    def _refuse(self, what: str, block_hash: bytes, height: int = 0) -> NoReturn:
-        """Say why a block that is not retained is none to begin with."""
-        tip, floor = self._shot.tip(), self._shot.point(self._shot.state.floor)
+    def _refuse(self, what: str, block_hash: bytes) -> NoReturn:
+        """Say why a block that is not in the chain is none to begin with."""
         if (found := self._log.find_block(self._txn, block_hash)) is not None:
             sequence, block = found
             raise self._removed(what, sequence, Point(block.height, block.slot, block.hash))
-        if floor is not None and height < floor.height:
-            raise self._gone(what)
+        tip = self._shot.tip()
         where = "the chain is empty" if tip is None else f"the tip is {tip.height} {tip.hash.hex()}"
         raise UnknownPoint(f"{what} was never applied, or the change log no longer tells of it; {where}")
 
-    def _removed(self, what: str, sequence: int, point: Point) -> PointRemoved | PointGone:
-        """Return what became of a block that was in our chain after a fact, and is not retained now."""
+    def _removed(self, what: str, sequence: int, point: Point) -> PointRemoved:
+        """Return what became of a block that was in our chain after a fact, and is not now."""
         removed_to = [_place(fact.after) for fact in self._log.rollbacks(self._txn, sequence + 1)]
-        lowest = min(removed_to, key=_order, default=point)
-        return PointRemoved(what, lowest) if _order(lowest) < _order(point) else self._gone(what)
+        return PointRemoved(what, min(removed_to, key=_order, default=point))
 
     def _gone(self, what: str) -> PointGone:
         floor = self._shot.point(self._shot.state.floor)
-        return PointGone(f"what happened since {what} is no longer kept: it is below the oldest block that is", floor)
+        return PointGone(f"what happened since {what} is no longer kept: it is below the rollback floor", floor)
 
     def _tip_after(self, sequence: int) -> Point | None:
         """Return the block that was the tip after a fact, None for the origin."""

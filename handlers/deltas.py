@@ -93,7 +93,7 @@ class Form(Protocol[T]):
 
 
 class Delta(Generic[T]):
-    """The delta of one retained block."""
+    """The delta of one block."""
 
     def __init__(self, effects: Effects, form: Form[T]) -> None:
         self._effects, self._form = effects, form
@@ -220,8 +220,7 @@ def find(shot: Snapshot, windows: Windows, block: int | bytes, form: Form[T]) ->
     if isinstance(block, bytes):
         ordinal, known = shot.ordinal_of(block) or 0, True
         if not ordinal:
-            what = f"block {block.hex()} is not in the chain, or is below the rollback floor, {where}"
-            raise NoDelta("unknown_block", what)
+            raise NoDelta("unknown_block", f"block {block.hex()} is not in the chain")
     elif tip is not None and block <= tip.height:
         ordinal, found = shot.reaching(block)
         known = found.height == block

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import lmdb
 
 from handlers.boundary import BadCursor, Boundary, CursorGone, NoIndex, Page, Sum, Torn
+from handlers.passed import Passed
 from handlers.points import to_point
 from handlers.records import RecordWriter
 from handlers.scribe import AddressText, Scribe, Written, amounts
@@ -76,12 +77,14 @@ class Query:
         block = None if known is None else txn.get(keys.u32(known.state.tip), db=self.store.block)
         grown = known is not None and known.block == block  # or the same
         if known is None or not grown or known.marks != marks:
-            written = known.written if known is not None and grown else Written(self._room)
-            self._boundary = known = self._boundary_of(txn, marks, written)
+            kept = (known.written, known.passed) if known is not None and grown else (Written(self._room), Passed())
+            self._boundary = known = self._boundary_of(txn, marks, *kept)
         return known
 
-    def _boundary_of(self, txn: Txn, marks: tuple[bytes | None, bytes | None], written: Written) -> Boundary:
+    def _boundary_of(
+        self, txn: Txn, marks: tuple[bytes | None, bytes | None], written: Written, passed: Passed
+    ) -> Boundary:
         state = self.store.state(txn)
         block = txn.get(keys.u32(state.tip), db=self.store.block)
         tip = None if state.tip == keys.GENESIS else to_point(self.store.block_at(txn, state.tip))
-        return Boundary(marks, state, self.store.kept_indexes(txn), block, tip, written)
+        return Boundary(marks, state, self.store.kept_indexes(txn), block, tip, written, passed)

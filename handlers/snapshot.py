@@ -7,7 +7,7 @@ full key is read before it counts.
 from __future__ import annotations
 
 from base64 import b64decode, urlsafe_b64encode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,8 @@ from handlers.effects import Effects
 from handlers.events import Point
 from handlers.points import to_point
 from handlers.records import Entry, Spend
-from handlers.walk import HIGHEST, PLACE, STEP, Listed, Listing, Order, Walk, in_both
+from handlers.sums import Adder
+from handlers.walk import HIGHEST, PLACE, Listed, Listing, Order, Walk, in_both
 from storage import keys
 from storage.disk import Txn
 from storage.errors import Damaged
@@ -78,7 +79,7 @@ class Snapshot:
         return self._blocks[ordinal]
 
     def ordinal_of(self, block_hash: bytes) -> int | None:
-        """Return the ordinal of a retained block."""
+        """Return the ordinal of a block of the chain."""
         return self.store.ordinal_of(self.txn, block_hash)
 
     def reaching(self, height: int) -> tuple[int, BlockRow]:
@@ -147,11 +148,11 @@ class Snapshot:
         after = None if cursor is None else _number(self.read_cut(cursor, question, order))
         cut = partial(self.cut, key=question, order=order)
         own = self._listing(where, order, after)
-        listed: Iterable[Numbers] = own
+        listed, live = iter(own), own.live
         if asset is not None and (held := self._held(asset)) is not None and held != where:
-            listed = in_both(own, self._listing(held, order, after))
+            listed, live = in_both(own, self._listing(held, order, after)), self.stored.live.has
         holds = partial(self._holding, lru_cache(_SAME)(partial(_held, where, asset)))
-        return Walk(iter(listed), self.stored.live.has, holds, cut, every=asset is None)
+        return Walk(listed, live, holds, cut, every=asset is None)
 
     def _held(self, asset: bytes) -> Listed | None:
         """Return where the outputs that hold an asset, or one of its policy, are listed; None if they are not."""
@@ -161,7 +162,7 @@ class Snapshot:
 
     def _listing(self, where: Listed, order: Order, after: int | None) -> Listing:
         index, key = where
-        return Listing(self.stored.index(index), self.stored.prefix(digest(key)), order, after)
+        return Listing(self.stored, (index, self.stored.prefix(digest(key))), order, after, self.boundary.passed)
 
     def _holding(self, held: Callable[[bytes, bytes], bool], numbers: Numbers) -> set[int]:
         try:
@@ -203,9 +204,9 @@ class Snapshot:
             raise BadCursor("not a cursor from X-Next-Cursor") from error
         if cut.key != key or cut.order != order or len(cut.place) != PLACE.size:
             raise BadCursor("a cursor of another list")
-        there = 0 <= cut.ordinal <= self.state.tip and self.txn.get(keys.u32(cut.ordinal), db=self.store.block)
+        there = cut.ordinal == keys.GENESIS or 0 < cut.ordinal <= self.state.tip
         if not there or (cut.ordinal and self.block(cut.ordinal).hash != cut.hash):
-            raise CursorGone("the block at which this cursor was cut is no longer retained in the chain")
+            raise CursorGone("the block at which this cursor was cut is no longer in the chain")
         return cut.place
 
     def entries(self, places: list[bytes]) -> list[Entry]:
@@ -225,10 +226,6 @@ class Snapshot:
         for found in self._outputs(numbers):
             home = homes[found.number]
             yield found.number, home, _body(found), self.block(home.block)
-
-    def bodies(self, places: list[bytes]) -> Iterator[Body]:
-        """Yield what live outputs hold, by their place in the chain."""
-        return map(_body, self._outputs(np.unique(np.array([_number(place) for place in places], np.int64))))
 
     def utxos(self, places: list[bytes]) -> list[Utxo]:
         """Return outputs."""
@@ -319,16 +316,22 @@ class Snapshot:
     # --- sums ----------------------------------------------------------------------------------------------------
 
     def balance(self, where: Listed) -> Iterator[Sum]:
-        """Sum everything under a key; yields the sum so far after each thousand outputs, and at the end."""
-        total, walk = Sum(assets={}), self.walk(where, "asc", None)
-        while places := walk.next(STEP):
-            for body in self.bodies(places):
-                total.value += body.value
-                total.count += 1
-                for policy, name, quantity in body.assets:
-                    total.assets[policy, name] = total.assets.get((policy, name), 0) + quantity
-            yield total
-        yield total
+        """Sum everything under a key; yields the sum so far now and then, and at the end.
+
+        Raises:
+            Damaged: an output is not there, or can't be read.
+        """
+        adder, walk = Adder(where), self.walk(where, "asc", None)
+        for numbers in walk.living():
+            read = 0
+            for which, records, bodies in self.stored.outputs.many(numbers):
+                if len(which):
+                    adder.add(records, bodies)
+                    read += len(which)
+            if read < len(numbers):
+                self._outputs(numbers)
+            yield adder.total
+        yield adder.total
 
 
 def _row(block: Block) -> BlockRow:

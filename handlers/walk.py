@@ -8,15 +8,15 @@ from typing import Literal
 
 import numpy as np
 
+from handlers.passed import LEAST, Key, Passed, Stretch
 from storage.history.layout import Flags, Numbers
-from storage.history.stored_index import StoredIndex
+from storage.history.stored import Stored
 
 Order = Literal["asc", "desc"]
 Listed = tuple[str, bytes]  # an index, and the key in it under which outputs are listed
 Cut = Callable[[bytes], str]  # from the place of an output to the cursor that goes on after it
 
 PLACE = Struct(">Q")
-STEP = 1000  # outputs that are read before others get a turn
 HIGHEST = (1 << 62) - 1  # number that an output may have
 _PARTS = 10  # parts of an index that are looked through before others get a turn
 _LEAST = 64  # entries that are looked at together
@@ -27,23 +27,53 @@ Holds = Callable[[Numbers], set[int]]  # from numbers to those of them that hold
 
 
 class Listing:
-    """The numbers that an index lists under a prefix, part by part; from the highest down they are negative."""
+    """The numbers that an index lists under a prefix, part by part; from the highest down they are negative.
 
-    def __init__(self, index: StoredIndex, prefix: int, order: Order, after: int | None) -> None:
-        self._index, self._prefix, self._order = index, prefix, order
+    Long stretches in which nothing lives are remembered in `passed`, and jumped over where they are known.
+    """
+
+    def __init__(self, stored: Stored, key: Key, order: Order, after: int | None, passed: Passed) -> None:
+        self._index, self._live, self._state = stored.index(key[0]), stored.live.has, stored.state
+        self._key, self._order, self._passed = key, order, passed
+        if order == "asc":
+            self._edge = -1 if after is None else after  # the last that lives, or where the way begins
+        else:
+            self._edge = min(self._state.next_number if after is None else after, self._state.next_number)
+        self._dead = 0  # entries since then
         self._go_on(after)
 
     def _go_on(self, after: int | None) -> None:
         if self._order == "asc":
-            self._parts = self._index.ascending(self._prefix, -1 if after is None else after)
+            self._parts = self._index.ascending(self._key[1], -1 if after is None else after)
         else:
-            self._parts = self._index.descending(self._prefix, after)
+            self._parts = self._index.descending(self._key[1], after)
         self.step()
 
     def step(self) -> None:
         """Go to the next part; `ahead` is empty at the end."""
         part = next(self._parts, np.empty(0, np.int64))
         self.ahead = part if self._order == "asc" else -part
+        if len(part) and (known := self._passed.find(self._key, int(part[0]), self._state.tip)):
+            self._dead += LEAST  # so that what follows is joined to it
+            self.reach(known.high if self._order == "asc" else 1 - known.low)
+
+    def live(self, numbers: Numbers) -> Flags:
+        """Return which of the latest numbers live; each is asked for once, in order."""
+        lives = self._live(numbers)
+        places = np.flatnonzero(lives).tolist()
+        if places:
+            self._dead += places[0]
+            self._end(int(numbers[places[0]]))
+            self._edge, self._dead = int(numbers[places[-1]]), len(numbers) - 1 - places[-1]
+        else:
+            self._dead += len(numbers)
+        return lives
+
+    def _end(self, number: int) -> None:
+        """Remember the stretch between what lived before and a number, if it is long."""
+        if self._dead >= LEAST:
+            low, high = (self._edge, number) if self._order == "asc" else (number, self._edge)
+            self._passed.keep(self._key, Stretch(low + 1, high, self._state.tip))
 
     def reach(self, number: int) -> None:
         """Pass over what comes before a number."""
@@ -56,6 +86,7 @@ class Listing:
         while len(self.ahead):
             yield self.ahead
             self.step()
+        self._end(self._state.next_number if self._order == "asc" else -1)
 
 
 def in_both(one: Listing, other: Listing) -> Iterator[Numbers]:
@@ -86,6 +117,12 @@ class Walk:
         self._looked, self._last = 0, HIGHEST + 1  # parts, and the last number in them
         self._part = self._pending = np.empty(0, np.int64)  # not looked at yet; live, but not read yet
         self._found: list[int] = []
+
+    def living(self) -> Iterator[Numbers]:
+        """Yield what lives of each part of the list, in order; whether it holds what was asked for is not read."""
+        for part in self._listed:
+            some = self._apart(part)
+            yield some[self._live(some)]
 
     def look(self, skip: int, count: int) -> Iterator[None]:
         """Pass by so many, from the beginning, and find the next, with one more that tells that there are more."""

@@ -145,10 +145,7 @@ class Asked:
 
 @contextmanager
 def asked(folder: Path, **tables: Any) -> Iterator[Asked]:
-    """Give a daemon that answers on a socket of its own; with `layout` its store is of this kind."""
-    store = tables.pop("layout", "classic")
-    if store != "classic":
-        tables["utxo"] = tables.get("utxo", {}) | {"store": store}
+    """Give a daemon that answers on a socket of its own."""
     http = {"workers": 1, "listen": f"unix:{folder}/http"} | tables.pop("http", {})
     with running(folder, http=http, **tables) as daemon, Web(folder / "http") as web:
         yield Asked(daemon, web)

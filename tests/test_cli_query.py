@@ -18,9 +18,11 @@ from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 import pytest
+import test_http as rich
 from click.testing import CliRunner
 from daemons import PATIENCE_S, ROOT, Daemon, Message, environment, home, running, statuses
-from questions import Web
+from questions import Web, failure, outpoints, short_folder
+from questions import asked as answering
 from stories import address, back_to, block, chain, digest, output, point, tx
 
 from daemon.cli import main
@@ -121,7 +123,7 @@ def test_status_beside_a_daemon(daemon: Daemon) -> None:
     report = shell(daemon, "status", "--json").json()
     assert report["tip"] == point(BLOCKS[-1]) and report["unspent"] == 30
     assert (report["chain"], report["blocks_applied"], report["rollback_floor"]) == ("cardano/mainnet", 3, None)
-    assert report["rows"]["utxo_output"] == 32 and report["indexes"] == ["address_hash", "payment_credential"]
+    assert report["rows"]["history_block"] == 3 and report["indexes"] == ["address_hash", "payment_credential"]
     assert report["map_size"] == 64 << 20 and 0 < report["bytes_used"] < report["disk_free"]
     asked = report["daemon"]
     assert (asked["running"], asked["problem"], asked["socket"]) == (True, None, str(daemon.socket))
@@ -379,6 +381,33 @@ def test_query_policy_that_is_none(daemon: Daemon, policy: str) -> None:
     assert "is no policy id, which has 56 hex digits" in utxod(daemon, "query", "policy", policy).one_line(2)
 
 
+# --- query by ----------------------------------------------------------------------------------------------------
+
+
+def test_query_by_asset_datum_and_script(tmp_path: Path) -> None:
+    """The same lists as over HTTP; hashes are derived where only the whole thing was given."""
+    index = {"asset": True, "datum": True, "script": True}
+    datum, script, gold = digest("datum").hex(), digest("script", size=28).hex(), f"{rich.POLICY}676f6c64"
+    with short_folder() as folder, answering(folder, utxo={"index": index}) as asking:
+        asking.feed(rich.GENESIS, rich.FIRST, rich.SECOND)
+        for path, kind, key, name, output_index in (
+            ("datums", "datum", datum, "datum", 1),
+            ("datums", "datum", rich.DATUM_HASH, "datum", 0),
+            ("scripts", "script", script, "script", 0),
+        ):
+            found = asking.get(f"/api/v1/{path}/{key}/utxos")
+            assert outpoints(found) == [(digest("tx", name).hex(), output_index)]
+            assert utxod(asking.daemon, "query", "by", kind, key, "--json").json()["utxos"] == found
+            assert asking.get(f"/api/v1/{path}/{'ab' * (len(key) // 2)}/utxos") == []
+            failure(asking.ask(f"/api/v1/{path}/{key}ab/utxos"), 400, "bad_parameter", kind)
+        by_asset = utxod(asking.daemon, "query", "by", "asset", gold, "--json").json()["utxos"]
+        assert outpoints(by_asset) == [(digest("tx", "assets").hex(), 0)]
+        assert by_asset == asking.get(f"/api/v1/addresses/{rich.VECTORS['base'][0]}/utxos?asset={gold}")
+        assert "has 64 hex digits" in utxod(asking.daemon, "query", "by", "datum", "ab").one_line(2)
+        assert "has 56 to 120 hex digits" in utxod(asking.daemon, "query", "by", "asset", "ab" * 28 + "  ").one_line(2)
+        assert "index policy is not kept" in utxod(asking.daemon, "query", "policy", rich.POLICY).one_line(1)
+
+
 # --- query balance, utxo, tx -------------------------------------------------------------------------------------
 
 
@@ -493,11 +522,10 @@ def test_query_tx_of_which_nothing_is_there(daemon: Daemon) -> None:
     assert "64 hex digits" in utxod(daemon, "query", "tx", "nonsense").one_line(2)
 
 
-def test_pruned_bodies_are_no_outputs(tmp_path: Path) -> None:
-    """A spent output whose body has gone is not shown, though its mark is still there."""
-    tables: Message = {"rollback_window": 50, "prune_depth": 1, "delta": {"self_contained": True}}
-    with running(tmp_path, utxo=tables) as daemon, daemon.client() as client:
-        client.feed(chain(8, outputs=2))
+def test_outputs_whose_spend_cannot_be_taken_back_are_not_here(tmp_path: Path) -> None:
+    with running(tmp_path, utxo={"rollback_window": 2, "prune_depth": 1}) as daemon, daemon.client() as client:
+        client.feed(chain(4, outputs=2))
+        client.feed(chain(8, outputs=2)[4:])
         said = json.loads(utxod(daemon, "query", "tx", digest("tx", "2").hex(), "--json").out)
         assert [utxo["output_index"] for utxo in said["utxos"]] == [1]
         assert "is not here" in utxod(daemon, "query", "utxo", f"{digest('tx', '2').hex()}#0").one_line(1)

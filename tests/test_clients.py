@@ -23,10 +23,11 @@ from daemons import (
     running,
     statuses,
 )
-from storage.utxo import TABLES, UtxoStore
+from houses import ALL_TABLES
 from stories import back_to, block, chain, digest, expected, point
 
 from storage.disk import Disk
+from storage.history.store import HistoryStore
 
 ONE = b"\x01" * 32
 OPERATOR: dict[str, Message] = {
@@ -261,9 +262,9 @@ def test_a_fact_is_sent_after_the_commit_that_it_speaks_of(daemon: Daemon, encod
     blocks = chain(60, outputs=3)
     forks = [chain(1, blocks[19], branch="x")[0], chain(1, blocks[39], branch="y")[0]]
     story = [*blocks[:20], forks[0], back_to(blocks[19]), *blocks[20:40], forks[1], back_to(blocks[39]), *blocks[40:]]
-    folder = daemon.folder / "data" / "lmdb"
-    with Disk(folder, TABLES, readonly=True) as disk, daemon.client() as listener, daemon.client(encoding) as feeder:
-        store = UtxoStore(disk)
+    disk = Disk(daemon.folder / "data" / "lmdb", ALL_TABLES, readonly=True)
+    with disk, daemon.client() as listener, daemon.client(encoding) as feeder:
+        store = HistoryStore(disk)
         listener.ask({"type": "Subscribe", "events": ["BlockCommitted", "RolledBack"]})
         feeder.send(*({"seq": n} | message for n, message in enumerate(story)))
         for told in story:

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-import lmdb
 import pytest
+from chains import INDEXES
 from daemons import Daemon, Message, environment, home, reason, running, statuses, utxod
 from stories import at, back_to, block, chain, digest, expected, output, point, tx
 
+from config.load import load
 from daemon.cli import main
+from daemon.store import open_query
+from storage.history.output_keys import address_key, asset_key
 
 SMALL: dict[str, Any] = {"utxo": {"rollback_window": 5, "prune_depth": 3}}
 
@@ -81,7 +84,7 @@ def test_status(tmp_path: Path) -> None:
             assert facts["tip"] == point(blocks[-1])
             assert facts["rollback_floor"] == point(blocks[14])
             assert facts["persisted_height"] == 17
-            assert facts["unspent"] == len(expected(blocks)) == facts["rows"]["utxo_addr"]
+            assert facts["unspent"] == len(expected(blocks)) and facts["rows"]["history_block"] == 20
             assert facts["prune_backlog_blocks"] == 0
             done = daemon.run("status")
             assert (done.returncode, done.stderr) == (0 if alive else 1, b"")
@@ -151,11 +154,11 @@ def test_prune(tmp_path: Path) -> None:
         assert busy.returncode == 1 and b"another process has this store open for writing" in busy.stderr
         daemon.term()
         done = daemon.run("prune")
-        # the undo of 54 blocks goes, and what 53 of them spent: compact undo needs it for as long
+        # the undo logs of 54 blocks go, and what 53 of them spent
         assert done.returncode == 0
         assert done.stdout == b"pruned 53 spent outputs, 0 transactions, 54 undo records\n"
         assert daemon.run("prune").stdout == b"pruned 0 spent outputs, 0 transactions, 0 undo records\n"
-        assert daemon.status()["rows"]["utxo_block_delta"] == 6
+        assert daemon.status()["rows"]["history_undo"] == 6
         assert daemon.export() == expected(blocks)
         daemon.assert_sound()
         daemon.start()
@@ -166,65 +169,70 @@ def test_prune(tmp_path: Path) -> None:
 
 def test_prune_of_transactions_without_outputs(tmp_path: Path) -> None:
     with running(tmp_path, pruner={"enabled": False}, **SMALL) as daemon:
-        blocks = chain(30)  # one output each, and the next block spends it
-        feed(daemon, blocks)
+        with daemon.client() as client:
+            for each in chain(30):  # one output each, and the next block spends it; a commit each
+                client.ask(each)
         daemon.term()
+        before = daemon.status()["rows"]
         assert b"0 transactions" not in daemon.run("prune").stdout
         rows = daemon.status()["rows"]
-        assert rows["utxo_tx"] == rows["utxo_txid"] <= 8
+        for table in ("history_tx", "history_output"):
+            assert rows[table] < before[table] // 2
         daemon.assert_sound()
 
 
 # --- reindex ---------------------------------------------------------------------------------------------------------
 
 
-def entries(daemon: Daemon, table: str) -> dict[bytes, list[bytes]]:
-    """Return what an index holds."""
-    folder = str(daemon.folder / "data" / "lmdb")
-    found: dict[bytes, list[bytes]] = {}
-    with lmdb.open(folder, max_dbs=20, readonly=True) as env, env.begin() as txn:
-        db = env.open_db(table.encode(), txn, create=False, dupsort=True, dupfixed=True)
-        for key, place in txn.cursor(db):
-            found.setdefault(key, []).append(place)
-    return found
+def listed(daemon: Daemon, index: str, key: bytes) -> list[tuple[str, int]]:
+    """Return what an index lists under a key."""
+    with open_query(load(daemon.config, {})) as query, query.snapshot() as shot:
+        found = shot.page(shot.listed(index, key), 1000, "asc", 1, None).utxos
+        return [(utxo.tx_hash, utxo.output_index) for utxo in found]
 
 
 def test_reindex(tmp_path: Path) -> None:
     """An index that is switched on over data is refused until it is built; one that is switched off is dropped."""
-    off = {"address_hash": False, "payment_credential": True, "stake_credential": False, "policy": False}
+    off = dict.fromkeys(INDEXES, False) | {"payment_credential": True}
     with running(tmp_path, utxo={"index": off}) as daemon:
         policy = digest("policy", size=28)
         base = b"\x01" + digest("key", size=28) + digest("stake", size=28)
-        rich = output("ann", 1, assets=[[policy, b"a", 1], [policy, b"b", 2]]) | {"address": base}
+        beside = {"address": base, "datum_hash": digest("datum"), "script_ref_hash": digest("script", size=28)}
+        rich = output("ann", 1, assets=[[policy, b"a", 1], [policy, b"b", 2]]) | beside
         blocks = [block(None, tx("rich", rich, rich, output("bob")))]
         blocks += [block(blocks[0], tx("more", rich, spends=[at("rich", 1)]))]
         feed(daemon, blocks)
         daemon.term()
-        on = dict.fromkeys(off, True)
-        daemon.configure(utxo={"index": on})
+        daemon.configure(utxo={"index": dict.fromkeys(INDEXES, True)})
         done = daemon.run("run")
         assert done.returncode == 3
-        assert b"index address_hash, stake_credential, policy was off while blocks were applied" in done.stderr
+        missing = ", ".join(name for name in INDEXES if name != "payment_credential")
+        assert f"index {missing} was off while blocks were applied".encode() in done.stderr
         assert b"`utxod reindex`" in done.stderr
         done = daemon.run("reindex")
-        assert (done.returncode, done.stdout.decode()) == (
-            0,
-            "indexed 3 outputs by address_hash, payment_credential, stake_credential, policy\n",
-        )
-        places = [bytes.fromhex(place) for place in ("00000001 00000000 00000000", "00000002 00000000 00000000")]
-        assert entries(daemon, "utxo_policy") == {policy: places}
-        assert entries(daemon, "utxo_stake") == {digest("stake", size=28): places}
-        assert entries(daemon, "utxo_cred")[digest("key", size=28)] == places
-        addressed = entries(daemon, "utxo_addr")
-        assert len(addressed) == 2 and places in addressed.values()
+        assert (done.returncode, done.stdout.decode()) == (0, f"indexed 4 outputs by {', '.join(INDEXES)}\n")
+        live = [(digest("tx", "rich").hex(), 0), (digest("tx", "more").hex(), 0)]
+        keys = {
+            "address_hash": address_key(base),
+            "payment_credential": digest("key", size=28),
+            "stake_credential": digest("stake", size=28),
+            "policy": policy,
+            "asset": asset_key(policy, b"b"),
+            "datum": digest("datum"),
+            "script": digest("script", size=28),
+        }
+        for index in INDEXES:
+            assert listed(daemon, index, keys[index]) == live, index
+            assert listed(daemon, index, digest("nothing")) == []
         daemon.start()
         feed(daemon, chain(5, blocks[-1]))
         daemon.assert_sound()
         daemon.term()
+        runs = daemon.status()["rows"]["history_run"]
         daemon.configure(utxo={"index": off})
         daemon.start()
-        assert daemon.status()["indexes"] == ["payment_credential"]
-        assert daemon.status()["rows"]["utxo_policy"] == 0
+        status = daemon.status()
+        assert status["indexes"] == ["payment_credential"] and status["rows"]["history_run"] < runs
         daemon.assert_sound()
 
 

@@ -266,11 +266,7 @@ SIZE = "expected a size such as 64MiB, 1GiB, 4096"
         (f"[utxo]\nprune_depth = {10**100}", f"[utxo] prune_depth: {'1' + '0' * 76}...: {WHOLE}"),
         ("[utxo]\nprune_depth = 1.5", "[utxo] prune_depth: 1.5: " + WHOLE),
         ("[utxo]\nenabled = 1", "[utxo] enabled: 1: expected true or false"),
-        (
-            "[utxo.index]\nasset = true",
-            '[utxo.index] asset: utxo.index.asset needs utxo.store = "history", not "classic"',
-        ),
-        ('[utxo]\nstore = "mrr"', '[utxo] store: "mrr": expected one of "classic", "mmr", "history"'),
+        ('[utxo]\nstore = "mrr"', '[utxo] store: "mrr": expected one of "classic", "mmr"'),
         ('[chain]\nnetwork = ""', '[chain] network: "": expected a text that is not empty'),
         ('data_dir = ""', 'data_dir: "": expected a text that is not empty'),
         ("data_dir = 1979-05-27", 'data_dir: "1979-05-27": expected a text that is not empty'),

@@ -14,18 +14,17 @@ from chains import output as chain_output
 from chains import tx as chain_tx
 from daemons import Message
 from model import Coin, Model, made
+from mountains import leaf, numbered
 from questions import TIP, Asked, asked, failure, short_folder
 from stories import back_to, block, chain, digest, output, tx
 from test_cli_query import utxod
 from test_http import AS_CBOR, FIRST, GENESIS, SECOND, canonical, utxo_path
-from test_mmr_model import created as ever_created
-from test_mmr_model import leaf
 
 from handlers.deltas import InCbor, NoDelta, find
 from handlers.events import OutPoint
 from handlers.query import Query, Snapshot
 from storage.errors import Damaged
-from storage.rows import MARKED
+from storage.history.layout import OUTPUT, TX, UNDO
 from storage.windows import Windows
 
 Born = tuple[OutPoint, Coin]
@@ -70,9 +69,10 @@ def expected(model: Model, ordinal: int, *, mmr: bool) -> dict[int, Any]:
     if failed:
         delta[6] = [{0: each.txid, 1: True, 2: each.collateral_return is not None} for each in failed]
     if mmr:
-        leaves = {coin.place: number for number, (_, coin, _) in enumerate(ever_created(model.moments))}
-        spends = sorted(leaves[coin.place] for (_, coin), _ in spent)
-        delta[7] = {0: [leaves[coin.place] for _, coin in born], 1: spends}
+        leaves = list(enumerate(numbered(model, ordinal)))
+        place = {coin.place: number for number, (_, coin, _) in leaves if coin is not None}
+        appended = [number for number, (_, _, moment) in leaves if moment is model.moments[ordinal]]
+        delta[7] = {0: appended, 1: sorted(place[coin.place] for (_, coin), _ in spent)}
     return delta
 
 
@@ -91,13 +91,11 @@ def delta_of(shot: Snapshot, windows: Windows, block: int | bytes) -> dict[int, 
     return delta
 
 
-@pytest.mark.parametrize("store", ["classic", "mmr", "history"])
-@pytest.mark.parametrize("self_contained", [False, True])
-def test_every_delta_is_that_of_the_model(tmp_path: Path, store: str, self_contained: bool) -> None:
-    """Spent rows go before the undo records do, so that bodies come from there; blocks come in batches."""
-    rng, model, marks, invalid = Random(7), Model(2, 12), 0, 0
-    options: dict[str, Any] = {"store": store, "self_contained": self_contained, "prune_depth": 2}
-    with open_chain(tmp_path, rollback_window=12, **options) as told:
+@pytest.mark.parametrize("store", ["classic", "mmr"])
+def test_every_delta_is_that_of_the_model(tmp_path: Path, store: str) -> None:
+    """Blocks come in batches; what they created may have been spent since."""
+    rng, model, invalid = Random(7), Model(2, 12), 0
+    with open_chain(tmp_path, store=store, prune_depth=2, rollback_window=12) as told:
         genesis = random_genesis(rng)
         told.seed(genesis)
         model.seed(genesis)
@@ -110,49 +108,40 @@ def test_every_delta_is_that_of_the_model(tmp_path: Path, store: str, self_conta
             blocks = blocks[count:]
             prune_all(told)
         with Query(told.store, CODEC, "cardano").snapshot() as shot:
-            if store != "history":
-                rows = told.store.scan(shot.txn, told.store.output)
-                marks = sum(1 for _, row in rows if len(row) == MARKED)
             for ordinal, moment in enumerate(model.moments[1:], start=1):
                 assert moment.point is not None
                 if ordinal <= 28:
-                    with pytest.raises(NoDelta) as none:
-                        find(shot, told.windows, moment.point.height, InCbor(shot))
-                    assert none.value.code == "delta_gone"
+                    for gone in (moment.point.height, moment.point.hash):
+                        with pytest.raises(NoDelta) as none:
+                            find(shot, told.windows, gone, InCbor(shot))
+                        assert none.value.code == "delta_gone"
                 else:
                     delta = delta_of(shot, told.windows, moment.point.hash)
                     assert delta == expected(model, ordinal, mmr=store == "mmr")
                     assert delta == delta_of(shot, told.windows, moment.point.height)
                     invalid += 6 in delta
-    assert (marks > 0) == (self_contained and store != "history") and invalid > 0
+    assert invalid > 0
 
 
-@pytest.mark.parametrize("lost", ["row", "undo"])
+@pytest.mark.parametrize("lost", [OUTPUT, UNDO, TX])
 def test_a_delta_that_cannot_be_read_is_damage(tmp_path: Path, lost: str) -> None:
-    """An output that the block created has no row, or the only undo record that has its body is not there."""
-    with open_chain(tmp_path, self_contained=True, prune_depth=1, rollback_window=9) as told:
+    """What the block created or spent is not there, or whose outputs they were."""
+    with open_chain(tmp_path) as told:
         parent = chain_block(None, chain_tx("a", chain_output("ann"), chain_output("bob")))
         feed(told, parent)
-        feed(told, parent := chain_block(parent, chain_tx("b", chain_output("cid"), spends=[(parent.txs[0].txid, 0)])))
-        for _ in range(3):
-            feed(told, parent := chain_block(parent))
-        prune_all(told)
-        output, undo = bytes.fromhex("000000010000000000000001"), bytes.fromhex("00000002")
+        feed(told, chain_block(parent, chain_tx("b", chain_output("cid"), spends=[(parent.txs[0].txid, 0)])))
         store = told.store
         with Query(store, CODEC, "cardano").snapshot() as shot:
-            assert len(delta_of(shot, told.windows, 1)[3]) == 2
-        if lost == "row":
-            store.disk.write(lambda txn: txn.delete(output, db=store.output))
-        else:
-            store.disk.write(lambda txn: txn.delete(undo, db=store.delta))
+            delta = delta_of(shot, told.windows, 2)
+            assert (len(delta[3]), len(delta[4])) == (1, 1)
+        store.disk.write(lambda txn: txn.drop(store.disk.tables[lost], delete=False))
         with Query(store, CODEC, "cardano").snapshot() as shot, pytest.raises(Damaged):
-            delta_of(shot, told.windows, 1)
+            delta_of(shot, told.windows, 2)
 
 
-@pytest.mark.parametrize("store", ["classic", "history"])
-def test_a_boundary_block_shares_its_height(tmp_path: Path, store: str) -> None:
+def test_a_boundary_block_shares_its_height(tmp_path: Path) -> None:
     """By height the first block is found, by hash each of them."""
-    with open_chain(tmp_path, store=store) as told:
+    with open_chain(tmp_path) as told:
         blocks = random_chain(Random(3), 2)
         boundary = chain_block(blocks[-1], height=2, slot=(blocks[-1].slot or 0) + 1)
         feed(told, *blocks, boundary)
@@ -231,12 +220,11 @@ def test_what_is_no_block_is_refused(told: Asked, text: str) -> None:
     failure(told.ask(f"/api/v1/blocks/{text}/delta"), 400, "bad_parameter", "block is", "64 hex digits")
 
 
-@pytest.fixture(scope="module", params=["classic", "history"])
-def told(request: pytest.FixtureRequest) -> Any:
+@pytest.fixture(scope="module")
+def told() -> Any:
     """A daemon with a window of three blocks that has taken a branch back."""
     blocks, utxo = chain(8), {"rollback_window": 3, "prune_depth": 1}
-    with short_folder() as folder, asked(folder, layout=request.param, utxo=utxo) as told:
-        told.store = request.param  # type: ignore[attr-defined]
+    with short_folder() as folder, asked(folder, utxo=utxo) as told:
         lost = chain(2, blocks[-1], branch="lost")
         told.feed(*blocks, *lost, back_to(blocks[-1]))
         told.blocks, told.lost = blocks, lost  # type: ignore[attr-defined]
@@ -246,14 +234,13 @@ def told(request: pytest.FixtureRequest) -> Any:
 def test_blocks_without_a_delta(told: Any) -> None:
     """Unknown, of another branch, and at or below the rollback floor; what they say of the tip is as everywhere."""
     blocks = told.blocks
-    old = blocks[1]["hash"].hex()
-    for unknown in (9, 4294967295, "ab" * 32, told.lost[0]["hash"].hex(), *([old] if told.store == "classic" else ())):
+    for unknown in (9, 4294967295, "ab" * 32, told.lost[0]["hash"].hex()):
         answer = told.ask(f"/api/v1/blocks/{unknown}/delta")
         failure(answer, 404, "unknown_block")
         assert answer.headers["x-tip-height"] == "8"
     floor = told.get("/api/v1/status")["utxo"]["rollback_floor"]["height"]
     assert floor in (5, 6)
-    for gone in (*range(floor + 1), blocks[floor - 1]["hash"].hex(), *([old] if told.store == "history" else ())):
+    for gone in (*range(floor + 1), blocks[floor - 1]["hash"].hex(), blocks[1]["hash"].hex()):
         failure(told.ask(f"/api/v1/blocks/{gone}/delta"), 404, "delta_gone", f"rollback floor, height {floor}")
     for height in range(floor + 1, 9):
         assert told.get(f"/api/v1/blocks/{height}/delta")["block_hash"] == blocks[height - 1]["hash"].hex()

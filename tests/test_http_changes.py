@@ -8,9 +8,9 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import pytest
 from chains import back_to, block, feed, output, prune_all, random_chain, tx
+from chains import live as live_outputs
 from chains import open_chain as open_made_chain
 from daemons import Message
 from questions import Asked, asked
@@ -27,14 +27,11 @@ from handlers.changes import Change, Changes, PointGone, PointRemoved, UnknownPo
 from handlers.events import BlockApplied
 from handlers.query import BadCursor, Query
 from storage.change_log import Retention
-from storage.history.stored import Stored
 
 CHANGES = "/api/v1/changes"
 WINDOWS: list[Any] = [
     {"prune_depth": 9, "rollback_window": 9},
-    {"prune_depth": 2, "rollback_window": 9, "self_contained": True},
-    {"prune_depth": 9, "rollback_window": 9, "store": "mmr"},
-    {"prune_depth": 2, "rollback_window": 9, "store": "history"},
+    {"prune_depth": 2, "rollback_window": 9, "store": "mmr"},
 ]
 
 
@@ -59,22 +56,8 @@ def listed(chain: Chain, since: BlockApplied | int | None, count: int = 1000) ->
             return found
 
 
-@pytest.fixture(params=["classic", "history"])
-def store(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 def live(chain: Chain) -> set[tuple[str, int]]:
-    with chain.store.disk.read() as txn:
-        if isinstance(chain, Chain):
-            stored = Stored(txn, chain.store.disk.tables)
-            alive = filter(stored.live.is_set, range(stored.state.next_number))
-            return {(home.txid.hex(), home.output) for home in stored.homes(np.array([*alive], np.int64)).values()}
-        return {
-            (chain.store.txid_at(txn, place).hex(), int.from_bytes(place[8:], "big"))
-            for place, row in chain.store.scan(txn, chain.store.output)
-            if row[0] != 1
-        }
+    return {(txid.hex(), index) for txid, index in live_outputs(chain.store)}
 
 
 def applied(to: set[tuple[str, int]], changes: list[Change]) -> set[tuple[str, int]]:
@@ -89,7 +72,7 @@ def applied(to: set[tuple[str, int]], changes: list[Change]) -> set[tuple[str, i
 
 @pytest.mark.parametrize("windows", WINDOWS)
 def test_changes_since_any_point_lead_to_the_tip(windows: Any, tmp_path: Path) -> None:
-    """Whatever the blocks are: also outputs that were spent since, whose bodies only the undo record has."""
+    """Whatever the blocks are: also outputs that were spent since."""
     for seed in range(4):
         with open_made_chain(tmp_path / str(seed), **windows, may_prune=True) as chain:
             sets: dict[int, set[tuple[str, int]]] = {0: set()}
@@ -118,11 +101,13 @@ def test_changes_since_any_point_lead_to_the_tip(windows: Any, tmp_path: Path) -
                 listed(chain, None)
             with pytest.raises(PointGone):
                 listed(chain, sequences[floor - 1])
+            with pytest.raises(UnknownPoint, match="never applied"):  # every block of the chain is known
+                listed(chain, block(None, salt="never"))
 
 
-def test_a_removed_point_names_the_common_ancestor(tmp_path: Path, store: str) -> None:
+def test_a_removed_point_names_the_common_ancestor(tmp_path: Path) -> None:
     """Through rollbacks within rollbacks, and above blocks that were applied again."""
-    with open_made_chain(tmp_path, store=store, prune_depth=30, rollback_window=30) as chain:
+    with open_made_chain(tmp_path, prune_depth=30, rollback_window=30) as chain:
         made: list[BlockApplied] = []
         for n in range(10):
             made.append(block(made[-1] if made else None, tx(f"{n}", output("ann"))))
@@ -147,7 +132,7 @@ def test_a_removed_point_names_the_common_ancestor(tmp_path: Path, store: str) -
         with pytest.raises(PointRemoved) as gone:
             listed(chain, made[3])
         assert gone.value.ancestor is None
-        with pytest.raises(UnknownPoint):
+        with pytest.raises(UnknownPoint, match="never applied"):
             listed(chain, block(None, salt="never"))
         with pytest.raises(UnknownPoint, match="future"):
             listed(chain, chain.changes.newest() + 1)
@@ -175,8 +160,8 @@ def test_a_fact_that_was_trimmed_is_none_to_begin_with(tmp_path: Path) -> None:
             listed(chain, 6)
 
 
-def test_a_cursor_goes_on_while_its_block_stays(tmp_path: Path, store: str) -> None:
-    with open_made_chain(tmp_path, store=store, prune_depth=30, rollback_window=30) as chain:
+def test_a_cursor_goes_on_while_its_block_stays(tmp_path: Path) -> None:
+    with open_made_chain(tmp_path, prune_depth=30, rollback_window=30) as chain:
         made = [block(None, tx("0", *(output("ann", n) for n in range(4))))]
         made.append(block(made[0], tx("1", output("bob"))))
         feed(chain, *made)
@@ -205,12 +190,12 @@ def test_a_cursor_goes_on_while_its_block_stays(tmp_path: Path, store: str) -> N
 # --- over HTTP ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["classic", "history"])
-def told(request: pytest.FixtureRequest) -> Iterator[tuple[Asked, list[Message]]]:
+@pytest.fixture(scope="module")
+def told() -> Iterator[tuple[Asked, list[Message]]]:
     utxo = {"rollback_window": 8, "prune_depth": 8}
     with (
         TemporaryDirectory(prefix="utxod-") as name,
-        asked(Path(name), layout=request.param, utxo=utxo) as asking,
+        asked(Path(name), utxo=utxo) as asking,
     ):
         blocks = messages(12, outputs=2)
         for each in blocks[:9]:  # a commit each: what is due is pruned with the next ones

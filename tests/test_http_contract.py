@@ -34,6 +34,7 @@ from daemon.http.openapi import document
 from daemon.turns import Turns
 from handlers.addresses import codec
 from handlers.query import Query
+from storage.indexes import NAMES
 from storage.windows import Windows
 
 DOCUMENT = document()
@@ -79,7 +80,7 @@ BAD = tx("bad", valid=False, collateral=[at("many", 2)], collateral_return=outpu
 def web() -> Iterator[Web]:
     port = free_port()
     http = {"workers": 1, "listen": f"127.0.0.1:{port}"}
-    utxo = {"index": {"stake_credential": True, "policy": True}, "store": "mmr"}
+    utxo = {"index": dict.fromkeys(NAMES, True), "store": "mmr"}
     large = {"batch_size": 20}
     with (
         short_folder() as folder,
@@ -92,23 +93,6 @@ def web() -> Iterator[Web]:
             for message in (FIRST, *({"type": "TxSubmitted", "tx": each} for each in (WAITS, LOST, LARGE))):
                 assert client.ask(message)["status"] in {"applied", "accepted"}
             client.feed([second, *chain(2, second, branch="gone"), back_to(second), *chain(3, second)])
-        yield web
-
-
-@pytest.fixture(scope="module")
-def history() -> Iterator[Web]:
-    """A daemon with the indexes that only a history store keeps."""
-    port, index = free_port(), {"asset": True, "datum": True, "script": True}
-    http = {"workers": 1, "listen": f"127.0.0.1:{port}"}
-    with (
-        short_folder() as folder,
-        running(
-            folder, http=http, utxo={"index": index, "store": "history"}, transactions={"enabled": False}
-        ) as daemon,
-        Web(port) as web,
-    ):
-        with daemon.client() as client:
-            client.feed([FIRST, block(FIRST, SPEND, BAD, DELEGATED)])
         yield web
 
 
@@ -203,9 +187,8 @@ QUESTIONS = [(label, GenerationMode.POSITIVE) for label in OPERATIONS] + [
 
 
 @pytest.mark.parametrize(("label", "mode"), QUESTIONS)
-def test_no_question_breaks_a_route(web: Web, history: Web, label: str, mode: GenerationMode) -> None:
+def test_no_question_breaks_a_route(web: Web, label: str, mode: GenerationMode) -> None:
     operation, met = OPERATIONS[label], Counter[int]()
-    where = history if "{datum_hash}" in label or "{script_hash}" in label else web
 
     @settings(max_examples=60, deadline=None, database=None, suppress_health_check=[*HealthCheck])
     @given(case=operation.as_strategy(generation_mode=mode), known=st.data())
@@ -215,7 +198,7 @@ def test_no_question_breaks_a_route(web: Web, history: Web, label: str, mode: Ge
                 case.path_parameters[name] = known.draw(st.sampled_from(KNOWN[name]))
         if label.endswith("/changes") and mode is GenerationMode.POSITIVE and known.draw(st.integers(0, 3)):
             case.query = {"from": known.draw(st.sampled_from(SINCE))}
-        check(where, case, met)
+        check(web, case, met)
 
     ask()
     if mode is GenerationMode.POSITIVE and "200" in operation.definition.raw["responses"]:

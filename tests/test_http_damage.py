@@ -11,13 +11,15 @@ import httpx
 import pytest
 from daemons import PATIENCE_S, Daemon, home, running, statuses
 from questions import Web, failure, free_port, until
-from storage.utxo import UtxoStore
 from stories import chain, digest
 from test_http_service import serving
 
 from config.load import load
 from daemon.store import open_disk
-from storage.disk import Txn
+from storage.disk import Disk, Txn
+from storage.history.layout import OUTPUT, OUTPUT_RECORD, seal
+from storage.history.stored import Stored
+from storage.history.values import KEY, unpacked
 
 BLOCKS = chain(200, outputs=5)
 
@@ -45,16 +47,22 @@ def said(daemon: Daemon) -> str:
     return (daemon.folder / "serve.log").read_text()
 
 
+def shorten_address(txn: Txn, disk: Disk, txid: bytes, index: int) -> None:
+    """Let an output's record say that its address has one byte: the others are taken for what stands behind it."""
+    tx = Stored(txn, disk.tables).find_tx(txid)
+    assert tx is not None
+    cursor, number = txn.cursor(disk.tables[OUTPUT]), tx.number + index
+    assert (cursor.set_range(KEY.pack(number + 1)) and cursor.prev()) or cursor.last()
+    records, heap = unpacked(OUTPUT_RECORD, cursor.value(), 0)
+    records = records.copy()
+    records["address"][records["number"] == number] = 1
+    txn.put(cursor.key(), seal(len(records), records.tobytes(), heap), db=disk.tables[OUTPUT])
+
+
 def test_an_output_that_cannot_be_read(served: tuple[Daemon, int]) -> None:
     daemon, port = served
     with open_disk(load(daemon.config, {})) as disk:
-        store = UtxoStore(disk)
-
-        def damage(txn: Txn) -> None:
-            place = store.homes(txn, [digest("tx", 100)])[digest("tx", 100)] + (3).to_bytes(4, "big")
-            txn.put(place, b"\x92\xc4\x05", db=store.output)
-
-        disk.write(damage)
+        disk.write(lambda txn: shorten_address(txn, disk, digest("tx", 100), 3))
     with serving(daemon), Web(port) as web:
         answer = web.ask(f"/api/v1/utxos/{digest('tx', 100).hex()}/3")
         failure(answer, 500, "store_damaged")

@@ -34,6 +34,7 @@ from handlers.chain import Chain
 from handlers.events import BlockApplied
 from handlers.query import Boundary, Order, Query, Torn
 from handlers.scribe import Scribe, Written
+from handlers.walk import PLACE
 from storage.rows import BlockRow, Body
 
 encode = msgspec.json.encode
@@ -75,11 +76,6 @@ def test_an_output_as_json_is_the_object_encoded(
     assert scribe.json(txid, index, body, scribe.birth_json(born)) == encode(scribe.utxo(txid, index, body, born))
 
 
-@pytest.fixture(params=["classic", "history"])
-def store(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 def asking(chain: Chain, room: int = 1 << 20) -> Query:
     return Query(chain.store, codec("cardano", "mainnet"), "cardano", room)
 
@@ -101,10 +97,10 @@ def assert_pages_are_true(query: Query) -> int:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_pages_stay_true_on_any_chain(tmp_path: Path, seed: int, store: str) -> None:
+def test_pages_stay_true_on_any_chain(tmp_path: Path, seed: int) -> None:
     """Blocks come and go, and pages are asked for between; what was kept is never told when it is not so."""
     rng = Random(seed)
-    with open_chain(tmp_path, store=store, rollback_window=50, prune_depth=2) as chain:
+    with open_chain(tmp_path, rollback_window=50, prune_depth=2) as chain:
         query, story, seen, returns = asking(chain), list[BlockApplied](), 0, 0
         chain.seed(random_genesis(rng))
         for _ in range(30):
@@ -121,9 +117,9 @@ def test_pages_stay_true_on_any_chain(tmp_path: Path, seed: int, store: str) -> 
         assert seen > 500 and returns > 3
 
 
-def test_a_page_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str) -> None:
+def test_a_page_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = block(None, tx("a", *(output("ann", n) for n in range(5))), tx("b", output("bob")))
-    with open_chain(tmp_path, store=store) as chain:
+    with open_chain(tmp_path) as chain:
         query, written = asking(chain), list[int]()
         json = query.scribe.json
 
@@ -146,11 +142,11 @@ def test_a_page_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         assert ask() == page and written == [0, 1, 2, 0, 1, 2]  # a block has gone: nothing is taken for granted
 
 
-def test_who_still_looks_at_a_fork_that_was_left_spoils_nothing(tmp_path: Path, store: str) -> None:
+def test_who_still_looks_at_a_fork_that_was_left_spoils_nothing(tmp_path: Path) -> None:
     """The same places hold other outputs on the other fork."""
     first = block(None, tx("a", output("ann", 1)))
     ours, theirs = block(first, tx("b", output("ann", 2))), block(first, tx("c", output("ann", 3)), salt="other")
-    with open_chain(tmp_path, store=store) as chain:
+    with open_chain(tmp_path) as chain:
         query = asking(chain)
         feed(chain, first, ours)
         with query.snapshot() as before:
@@ -187,12 +183,12 @@ def test_what_is_asked_for_again_and_again_stays() -> None:
         assert written.find(b"often") == b"page"
 
 
-def test_a_place_after_the_last_is_no_place(tmp_path: Path, store: str) -> None:
-    with open_chain(tmp_path, store=store) as chain:
+def test_a_place_after_the_last_is_no_place(tmp_path: Path) -> None:
+    with open_chain(tmp_path) as chain:
         feed(chain, block(None, tx("first"), tx("a", output("ann"))))
         query = asking(chain)
         with query.snapshot() as shot:
-            where, size = shot.by_address(wallet("ann")), shot.place_bytes
+            where, size = shot.by_address(wallet("ann")), PLACE.size
             for place in (b"\xff" * size, bytes(size)):
                 for order in ORDERS:
                     cursor = shot.cut(place, where[1], order)
@@ -201,9 +197,9 @@ def test_a_place_after_the_last_is_no_place(tmp_path: Path, store: str) -> None:
                     )
 
 
-def test_a_boundary_is_the_same_until_something_moves(tmp_path: Path, store: str) -> None:
+def test_a_boundary_is_the_same_until_something_moves(tmp_path: Path) -> None:
     first = block(None)
-    with open_chain(tmp_path, store=store) as chain:
+    with open_chain(tmp_path) as chain:
         query = asking(chain)
 
         def look() -> Boundary:
@@ -226,8 +222,8 @@ def test_a_boundary_is_the_same_until_something_moves(tmp_path: Path, store: str
         assert look().written is not two.written
 
 
-def test_a_map_that_grows_tears_what_gave_others_a_turn(tmp_path: Path, store: str) -> None:
-    with open_chain(tmp_path, store=store, map_size=1 << 20, max_map_size=1 << 26) as chain:
+def test_a_map_that_grows_tears_what_gave_others_a_turn(tmp_path: Path) -> None:
+    with open_chain(tmp_path, map_size=1 << 20, max_map_size=1 << 26) as chain:
         first = block(None, tx("a", *(output(address(0, "ann", "x"), n) for n in range(3000))))
         feed(chain, first)
         query = asking(chain)
@@ -238,10 +234,10 @@ def test_a_map_that_grows_tears_what_gave_others_a_turn(tmp_path: Path, store: s
             assert [*shot.balance(shot.by_address(address(0, "ann", "x")))][-1].count == 3000
 
 
-def test_answers_are_kept_until_the_store_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str) -> None:
+def test_answers_are_kept_until_the_store_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bounded room, and never told of another block."""
     first = block(None, tx("a", *(output("ann", n) for n in range(5))))
-    with open_chain(tmp_path, store=store) as chain:
+    with open_chain(tmp_path) as chain:
         feed(chain, first)
         query = asking(chain)
         lists = Lists(query, "owner", lambda shot, text: shot.by_address(wallet(text)), Turns())

@@ -278,7 +278,7 @@ def test_store_full_is_an_answer(tmp_path: Path, encoding: Encoding) -> None:
 
 def test_what_came_true_before_the_disk_was_full_is_not_taken_back(tmp_path: Path, encoding: Encoding) -> None:
     """A rollback commits by itself: the block that shares its batch and finds no room does not make it an error."""
-    tables: Message = {"storage": {"map_size": "1MiB", "max_map_size": "1MiB"}}
+    tables: Message = {"storage": {"map_size": "1MiB", "max_map_size": "1MiB"}, "batch": {"max_delay_ms": 10_000}}
     blocks = chain(3)
     large = block(blocks[0], tx("large", *(output(n) for n in range(20_000))), branch="large")
     with running(tmp_path, **tables) as daemon, daemon.client(encoding) as client:

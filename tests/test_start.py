@@ -12,7 +12,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
-from daemons import PATIENCE_S, environment, log_lines, reason, running, utxod
+from daemons import PATIENCE_S, ROOT, environment, log_lines, reason, running, utxod
 from questions import short_folder, until
 from test_http_service import serving
 
@@ -109,3 +109,9 @@ def test_a_folder_is_named_or_is_there(how: str, folder: Path) -> None:
         assert lines[0]["http"] is None
     assert (place / "lmdb" / "data.mdb").exists()
     assert (folder / "utxod-data").exists() == (place.name == "utxod-data")
+
+
+def test_the_driver_of_postgresql_is_loaded_only_when_it_is_used() -> None:
+    code = "import sys, daemon.app, daemon.http.worker; print('asyncpg' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment(), cwd=ROOT, check=True)
+    assert done.stdout == b"False\n"

@@ -14,6 +14,7 @@ from storage.history.layout import Bytes, Flags, Numbers
 CHUNK = 128  # bytes of a chunk; a checksum follows them on disk
 BITS = CHUNK * 8
 _KEY = Struct(">I")
+_RESIDUE = 0x2144DF1C  # CRC-32 of anything with its own CRC-32 behind it, lowest byte first
 _MASKS = (1 << np.arange(8)).astype(np.uint8)
 
 
@@ -41,6 +42,10 @@ class Bits:
         found = self._bytes[np.where(inside, where, 0)] & _MASKS[numbers & 7]
         flags: Flags = inside & (found != 0)
         return flags
+
+    def count(self) -> int:
+        """Return how many are set."""
+        return int(np.bitwise_count(self._bytes).sum(dtype=np.int64))
 
     def within(self, low: int, high: int) -> Flags:
         """Return the flags of a range."""
@@ -117,7 +122,9 @@ class TableBits(Bits):
 
 
 class StoredBits:
-    """The same for a reader: chunks are read when they are asked for, and kept for as long as the snapshot."""
+    """The same for a reader: chunks are read when they are asked for, and the latest ones are kept."""
+
+    _KEPT = 10_000
 
     def __init__(self, txn: Txn, table: Db) -> None:
         self._txn, self._table = txn, table
@@ -127,10 +134,21 @@ class StoredBits:
         """Return the bits of a chunk."""
         found = self._chunks.get(chunk)
         if found is None:
-            key = _KEY.pack(chunk)
-            value = self._txn.get(key, db=self._table)
-            found = self._chunks[chunk] = bytes(CHUNK) if value is None else open_chunk(key, value)
+            [found] = self._read([chunk])
         return found
+
+    def _read(self, chunks: list[int]) -> list[bytes]:
+        """Return the bits of chunks, in one call of LMDB for those that are not known."""
+        known = self._chunks
+        missing = [chunk for chunk in chunks if chunk not in known]
+        if missing:
+            if len(known) + len(missing) > self._KEPT:
+                known.clear()
+                missing = chunks
+            known.update(dict.fromkeys(missing, bytes(CHUNK)))
+            for key, value in self._txn.cursor(self._table).getmulti(map(_KEY.pack, missing)):
+                known[_KEY.unpack(key)[0]] = open_chunk(key, value)
+        return [known[chunk] for chunk in chunks]
 
     def is_set(self, number: int) -> bool:
         """Return whether a number is set."""
@@ -142,7 +160,7 @@ class StoredBits:
         if len(numbers) == 0:
             return np.zeros(0, np.bool_)
         chunks, which = np.unique(numbers >> 10, return_inverse=True)
-        raw = np.frombuffer(b"".join([self.chunk(chunk) for chunk in chunks.tolist()]), np.uint8)
+        raw = np.frombuffer(b"".join(self._read(chunks.tolist())), np.uint8)
         flags: Flags = raw[which * CHUNK + ((numbers & (BITS - 1)) >> 3)] & _MASKS[numbers & 7] != 0
         return flags
 
@@ -153,7 +171,7 @@ def open_chunk(key: bytes, value: bytes) -> bytes:
     Raises:
         Damaged: its checksum is another one.
     """
-    if len(value) != CHUNK + 4 or zlib.crc32(value[:CHUNK]) != int.from_bytes(value[CHUNK:], "little"):
+    if len(value) != CHUNK + 4 or zlib.crc32(value) != _RESIDUE:
         raise Damaged(f"chunk {_KEY.unpack(key)[0]} of the unspent bits does not have its checksum")
     return value[:CHUNK]
 

@@ -1,0 +1,69 @@
+"""Sums over everything that is listed under a key: outputs that differ in nothing but their value are added at once."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from handlers.boundary import Sum
+from handlers.walk import Listed
+from storage.errors import Damaged
+from storage.history.layout import Records, to_extra
+from storage.history.output_keys import RULES
+
+_KNOWN = 1000  # outputs, without their value, of which it is known what they add
+
+Assets = list[tuple[bytes, bytes, int]]
+Kind = tuple[int, bytes]  # how long the address is, and the address with what is behind it
+
+
+class Adder:
+    """Adds up outputs that an index lists, those that have the full key: `total` is the sum so far."""
+
+    def __init__(self, where: Listed) -> None:
+        self.total = Sum(assets={})
+        self._where = where
+        self._known: dict[Kind, Assets | None] = {}  # None: it is not under the key
+
+    def add(self, records: Records, bodies: list[bytes]) -> None:
+        """Add outputs, with their addresses and what is behind them.
+
+        Raises:
+            Damaged: one of them can't be read.
+        """
+        lengths, values = records["address"], records["value"]
+        try:
+            if bodies.count(bodies[0]) == len(bodies) and bool((lengths == lengths[0]).all()):
+                self._add((int(lengths[0]), bodies[0]), len(bodies), _sum(values))
+                return
+            for length, body, value in zip(lengths.tolist(), bodies, values.tolist(), strict=True):
+                self._add((length, body), 1, value)
+        except msgspec.DecodeError as error:
+            first, last = records["number"][0], records["number"][-1]
+            raise Damaged(f"one of the outputs {first} to {last} cannot be read: {error}") from error
+
+    def _add(self, kind: Kind, count: int, value: int) -> None:
+        if kind not in self._known:
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            self._known[kind] = self._assets(kind)
+        assets, total = self._known[kind], self.total
+        if assets is None:
+            return
+        total.count += count
+        total.value += value
+        for policy, name, quantity in assets:
+            total.assets[policy, name] = total.assets.get((policy, name), 0) + quantity * count
+
+    def _assets(self, kind: Kind) -> Assets | None:
+        length, body = kind
+        index, key = self._where
+        address, extra = body[:length], body[length:]
+        return to_extra(extra).assets if key in RULES[index].keys(address, extra) else None
+
+
+def _sum(values: npt.NDArray[np.uint64]) -> int:
+    """Return a sum that may have more than 64 bits."""
+    low, high = values & np.uint64(0xFFFF_FFFF), values >> np.uint64(32)
+    return int(low.sum()) + (int(high.sum()) << 32)

@@ -1,0 +1,485 @@
+"""Every list, sum and output that can be asked for is what the model says, whatever became of the chain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import cbor2
+import msgspec
+import pytest
+from chains import (
+    ADDRESSES,
+    CODEC,
+    INDEXES,
+    Options,
+    address,
+    back_to,
+    block,
+    credential,
+    feed,
+    open_chain,
+    output,
+    prune_all,
+    random_chain,
+    random_genesis,
+    tx,
+    wallet,
+)
+from houses import small_values
+from model import Coin, Model, made
+from mountains import leaf
+
+import storage.history.store
+from handlers.chain import Chain
+from handlers.events import OutPoint
+from handlers.query import BadCursor, CursorGone, NoIndex, Order, Query, Snapshot
+from handlers.walk import HIGHEST, PLACE
+from storage.history.layout import State
+from storage.history.stored_index import StoredIndex
+
+POLICIES = [credential(f"policy {n}") for n in range(4)]
+ORDERS: tuple[Order, ...] = ("asc", "desc")
+OLD = ("address_hash", "payment_credential", "stake_credential", "policy")  # what the model finds outputs by
+Held = tuple[OutPoint, Coin]
+
+
+def keys() -> list[tuple[str, bytes]]:
+    """Return what outputs can be asked for by; addresses are the bytes themselves."""
+    named = [credential(name) for name in ("ann", "bob", "cid", "script", "pool", "nobody")]
+    return [
+        *(("address_hash", address) for address in (*ADDRESSES, wallet("nobody"))),
+        *(("payment_credential", key) for key in named),
+        *(("stake_credential", key) for key in named),
+        *(("policy", key) for key in POLICIES),
+    ]
+
+
+def asking(chain: Chain) -> Query:
+    return Query(chain.store, CODEC, "cardano", 1 << 20)
+
+
+class Told:
+    """What the model says of its durable chain."""
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.coins = model, model.stored.coins
+        self.found = {index: model.found(index) for index in OLD}
+
+    def listed(self, index: str, key: bytes, order: Order, asset: bytes | None) -> list[Held]:
+        """Return what is under a key and holds an asset."""
+        held = [(point, self.coins[point]) for point in self.found[index].get(key, [])]
+        if asset is not None:
+            held = [each for each in held if any(p + name == asset for p, name, _ in each[1].output.assets)]
+        return held if order == "asc" else held[::-1]
+
+    def leaf(self, held: Held) -> Any:
+        """Return an output as it is answered in CBOR."""
+        return cbor2.loads(leaf(*held, self.model.moments[held[1].place[0]]))
+
+
+def lists(shot: Snapshot, told: Told, rng: Random, *, numbered: bool = True) -> int:
+    """Compare every list, by cursor, by page number and of an asset, and its sum; return how many outputs they had."""
+    assets, seen = [policy + bytes(length) for policy in POLICIES for length in range(3)], 0
+    for index, key in keys():
+        where = shot.by_address(key) if index == "address_hash" else shot.listed(index, key)
+        for order in ORDERS:
+            for asset in (None, *rng.sample(assets, 2)):
+                wanted, count, cursor = told.listed(index, key, order, asset), rng.choice((2, 7, 1000)), None
+                seen += len(wanted)
+                while True:
+                    walk = shot.walk(where, order, cursor, asset)
+                    for _ in walk.look(0, count):
+                        pass
+                    places, cursor = walk.take(count)
+                    some, wanted = wanted[:count], wanted[count:]
+                    assert cbor2.loads(shot.cbor(places)) == [told.leaf(each) for each in some]
+                    assert shot.json(places) == msgspec.json.encode(shot.utxos(places))
+                    assert (cursor is None) == (not wanted)
+                    if cursor is None:
+                        break
+            if numbered:
+                wanted, count, page = told.listed(index, key, order, None), rng.choice((1, 2, 7)), rng.randrange(1, 5)
+                found = shot.page(where, count, order, page, None)
+                end = page * count
+                assert [(bytes.fromhex(utxo.tx_hash), utxo.output_index) for utxo in found.utxos] == [
+                    point for point, _ in wanted[end - count : end]
+                ]
+                assert (found.next_cursor is None) == (len(wanted) <= end)
+        *_, total = shot.balance(where)
+        wanted = told.listed(index, key, "asc", None)
+        sums: dict[tuple[bytes, bytes], int] = {}
+        for _, coin in wanted:
+            for policy, name, quantity in coin.output.assets:
+                sums[policy, name] = sums.get((policy, name), 0) + quantity
+        value = sum(coin.output.value for _, coin in wanted)
+        assert (total.count, total.value, total.assets) == (len(wanted), value, sums)
+    return seen
+
+
+class Fate(NamedTuple):
+    """An output of the latest transaction of its id, and which transaction spent it in which block."""
+
+    coin: Coin
+    spender: bytes | None = None
+    ordinal: int = 0
+
+
+def fates(model: Model) -> dict[OutPoint, Fate]:
+    """Return what became of every output of the latest transaction of each id."""
+    found = {point: Fate(coin) for point, coin in model.moments[0].coins.items()}
+    for ordinal, moment in enumerate(model.moments[1 : model.committed + 1], start=1):
+        assert moment.block is not None
+        for number, each in enumerate(moment.block.txs):
+            for point in each.inputs if each.valid else each.collateral:
+                if point in found and found[point].spender is None:
+                    found[point] = Fate(found[point].coin, each.txid, ordinal)
+            found = {point: fate for point, fate in found.items() if point[0] != each.txid}
+            found |= {(each.txid, index): Fate(coin) for index, coin in made(each, ordinal, number)}
+    return found
+
+
+def single(shot: Snapshot, told: Told) -> int:
+    """Compare every output that was ever created; return how many spent ones are still answered for."""
+    model, spent, by_tx = told.model, 0, dict[bytes, int]()
+    for point, (coin, spender, ordinal) in fates(model).items():
+        entry, utxo = shot.find_entry(*point), shot.find(*point)
+        if spender is not None and ordinal <= shot.state.floor:
+            assert entry is None and utxo is None
+            continue
+        assert entry is not None and utxo is not None
+        record, by_tx[point[0]] = cbor2.loads(shot.query.records.record(entry)), by_tx.get(point[0], 0) + 1
+        if spender is None:
+            assert record == told.leaf((point, coin))[1] and utxo.spent_tx_hash is msgspec.UNSET
+        else:
+            at = model.moments[ordinal].point
+            assert at is not None and utxo.spent_tx_hash == spender.hex()
+            assert record[6] == told.leaf((point, coin))[1]
+            assert (record[0], record[2], record[3]) == (spender, at.height, at.hash)
+            spent += 1
+    for txid in model.used():
+        assert len(shot.of_transaction(txid)) == by_tx.get(txid, 0)
+        assert shot.find(txid, 1000) is None
+    return spent
+
+
+def compare(query: Query, model: Model, seed: int, *, numbered: bool = True) -> tuple[int, int]:
+    """Compare every answer; return how many outputs were listed, and how many spent ones there were."""
+    with query.snapshot() as shot:
+        assert shot.state.tip == model.committed
+        assert (shot.tip(), shot.state.unspent) == (model.stored.point, len(model.stored.coins))
+        told = Told(model)
+        return lists(shot, told, Random(seed), numbered=numbered), single(shot, told)
+
+
+@pytest.fixture(params=["large values", "small values"])
+def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "small values":
+        small_values(monkeypatch)
+        monkeypatch.setattr("handlers.walk.LEAST", 2)
+
+
+WINDOWS: list[Options] = [
+    {"prune_depth": 9, "rollback_window": 9},
+    {"prune_depth": 3, "rollback_window": 9},
+    {"prune_depth": 20, "rollback_window": 4},
+]
+
+
+@pytest.mark.parametrize(("seed", "windows"), [*enumerate([*WINDOWS, WINDOWS[0]])])
+@pytest.mark.usefixtures("sizes")
+def test_answers_are_those_of_the_model(tmp_path: Path, seed: int, windows: Options) -> None:
+    """Blocks come one by one and in batches, are taken back, and are pruned; transaction ids come again."""
+    rng, model, listed, spent, returns = Random(seed), Model(), 0, 0, 0
+    with open_chain(tmp_path, **windows) as chain:
+        genesis = random_genesis(rng)
+        chain.seed(genesis)
+        model.seed(genesis)
+        query = asking(chain)  # what it remembers has to stay true
+        while returns < 3 or model.committed < 25:
+            told = [moment.block for moment in model.moments[1:] if moment.block]
+            more = random_chain(rng, rng.randrange(1, 6), after=told, repeats=bool(seed))
+            feed(chain, *more)
+            for each in more:
+                model.apply(each)
+            model.commit()
+            if rng.random() < 0.4:
+                prune_all(chain)
+            counts = [compare(query, model, rng.randrange(100))]
+            lowest = max(chain.windows.floor(chain.state), 1)
+            if rng.random() < 0.4 and lowest < model.committed:
+                kept = rng.randrange(lowest, model.committed)
+                block = model.moments[kept].block
+                assert block is not None
+                chain.rollback(back_to(block))
+                model.rollback(kept)
+                returns += 1
+                counts.append(compare(query, model, rng.randrange(100)))
+            listed, spent = listed + sum(n for n, _ in counts), spent + sum(n for _, n in counts)
+    assert listed > 200 and spent > 20
+
+
+@pytest.mark.usefixtures("sizes")
+def test_answers_after_blocks_far_below_the_tip(tmp_path: Path) -> None:
+    """What was born and died in a batch left nothing; then blocks come as they do at the tip."""
+    rng, model, total = Random(5), Model(), 0
+    told = random_chain(rng, 40, repeats=False)
+    with open_chain(tmp_path, prune_depth=5, rollback_window=5) as chain:
+        while model.committed < 40:
+            some = told[model.committed :][: rng.randrange(1, 8)]
+            feed(chain, *some, network_height=1000 if model.committed < 30 else None)
+            for each in some:
+                model.apply(each)
+            model.commit()
+            listed, spent = compare(asking(chain), model, model.committed)
+            assert model.committed > 30 or spent == 0
+            total += listed
+    assert total > 100 and spent > 0
+
+
+def test_keys_that_share_a_prefix_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here all keys do: every index lists every output, and each is verified by what it holds."""
+    monkeypatch.setattr(storage.history.store, "new_state", lambda: State([0, 0, 0, 0]))
+    small_values(monkeypatch)
+    told, model = random_chain(Random(3), 14), Model()
+    with open_chain(tmp_path) as chain:
+        for some in (told[:9], told[9:]):
+            feed(chain, *some)
+            for each in some:
+                model.apply(each)
+        model.commit()
+        listed, spent = compare(asking(chain), model, 3, numbered=False)
+        assert listed > 20 and spent > 10
+
+
+# --- assets, datums and scripts ------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("sizes")
+def test_lists_by_asset_datum_and_script(tmp_path: Path) -> None:
+    """Each list is what a look at all live outputs finds; hashes are derived where only the whole thing was given."""
+    told, model = random_chain(Random(9), 40), Model()
+    held = [(policy, bytes(length), 1) for policy in POLICIES for length in range(3)]
+    rich = [output(name, assets=held[n::step]) for step in (1, 2, 5) for n, name in enumerate(("ann", "bob", "ann"))]
+    told.append(block(told[-1], tx("rich", *rich)))
+    derived = output("ann", inline_datum=b"d", script_ref=bytes.fromhex("82014100"))
+    with open_chain(tmp_path / "few", indexes=OLD) as one, open_chain(tmp_path / "all") as other:
+        for each in told:
+            feed(one, each)
+            feed(other, each)
+            model.apply(each)
+        model.commit()
+        for chain in (one, other):  # those that hold an asset are found by its policy, and by itself
+            with asking(chain).snapshot() as shot:
+                assert lists(shot, Told(model), Random(1)) > 100
+            feed(chain, block(told[-1], tx("derived", derived)))
+        with asking(one).snapshot() as few, asking(other).snapshot() as shot:
+            wanted: dict[tuple[str, bytes], set[tuple[str, int]]] = {}
+            for owner in ADDRESSES:
+                for utxo in few.page(few.by_address(owner), 1000, "asc", 1, None).utxos:
+                    keys = [("asset", sha256(bytes.fromhex(amount.unit)).digest()) for amount in utxo.amounts[1:]]
+                    hashes = {"datum": utxo.data_hash, "script": utxo.reference_script_hash}
+                    keys += [(name, bytes.fromhex(text)) for name, text in hashes.items() if text]
+                    for key in keys:
+                        wanted.setdefault(key, set()).add((utxo.tx_hash, utxo.output_index))
+            for (index, wish), points in wanted.items():
+                found = shot.page(shot.listed(index, wish), 1000, "asc", 1, None).utxos
+                assert {(utxo.tx_hash, utxo.output_index) for utxo in found} == points and len(found) == len(points)
+                assert [utxo.block for utxo in found] == sorted(utxo.block for utxo in found)
+                assert shot.page(shot.listed(index, wish), 1000, "desc", 1, None).utxos == found[::-1]
+                with pytest.raises(NoIndex, match=index):
+                    few.listed(index, wish)
+            assert {index for index, _ in wanted} == {*INDEXES} - {*OLD} and len(wanted) > 8
+
+
+# --- long lists ----------------------------------------------------------------------------------------------------
+
+MANY = 30_000
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
+    """An address with many outputs; every third of them is spent, and a long stretch wholly."""
+    with open_chain(tmp_path_factory.mktemp("crowd"), durable=False) as chain:
+        made = [block(None, tx("0", *(output("ann", n) for n in range(MANY // 3))))]
+        for number in (1, 2):
+            paid = (output("ann", n) for n in range(number * MANY // 3, (number + 1) * MANY // 3))
+            made.append(block(made[-1], tx(f"{number}", *paid)))
+        feed(chain, *made)
+        dead = [n for n in range(MANY) if n % 3 == 0 or MANY // 3 <= n < MANY // 3 * 2]
+        spends = [(made[n // (MANY // 3)].txs[0].txid, n % (MANY // 3)) for n in dead]
+        feed(chain, block(made[-1], tx("spend", output("bob"), spends=spends)))
+        yield chain
+
+
+LIVE = [n for n in range(MANY) if n % 3 and not MANY // 3 <= n < MANY // 3 * 2]
+
+
+class Reads:
+    """How many outputs were read, and how many parts of an index were looked at."""
+
+    def __init__(self, shot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.outputs = self.parts = 0
+        bodies, of = shot.stored.bodies, StoredIndex._of
+
+        def counted(numbers: Any) -> Any:
+            self.outputs += len(numbers)
+            return bodies(numbers)
+
+        def counted_part(index: StoredIndex, value: bytes, prefix: int) -> Any:
+            self.parts += 1
+            return of(index, value, prefix)
+
+        monkeypatch.setattr(shot.stored, "bodies", counted)
+        monkeypatch.setattr(StoredIndex, "_of", counted_part)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_first_page_of_a_long_list_reads_a_page(
+    crowd: Chain, monkeypatch: pytest.MonkeyPatch, order: Order
+) -> None:
+    with asking(crowd).snapshot() as shot:
+        reads = Reads(shot, monkeypatch)
+        page = shot.page(shot.by_address(wallet("ann")), 25, order, 1, None)
+        wanted = LIVE[:25] if order == "asc" else LIVE[:-26:-1]
+        assert [utxo.lovelace_amount for utxo in page.utxos] == wanted
+        assert reads.outputs == 26 and reads.parts <= 2
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_page_by_number_passes_by_in_bulk(crowd: Chain, monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
+    values = LIVE if order == "asc" else LIVE[::-1]
+    with asking(crowd).snapshot() as shot:
+        reads = Reads(shot, monkeypatch)
+        for page in (2, 100, 267, len(LIVE) // 25, len(LIVE) // 25 + 1, len(LIVE) // 25 + 2, 1 << 32):
+            found = shot.page(shot.by_address(wallet("ann")), 25, order, page, None)
+            wanted = values[(page - 1) * 25 : page * 25]
+            assert [utxo.lovelace_amount for utxo in found.utxos] == wanted
+            assert (found.next_cursor is None) == (page * 25 >= len(LIVE))
+        assert reads.outputs <= 26 * 7 and reads.parts < 7 * MANY // 900
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_cursor_goes_on_over_dead_entries(crowd: Chain, monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
+    """The stretch in the middle is passed over by its bits, with turns for others, and nothing of it is read."""
+    values = LIVE if order == "asc" else LIVE[::-1]
+    monkeypatch.setattr("handlers.walk._PARTS", 2)
+    with asking(crowd).snapshot() as shot:
+        where = shot.by_address(wallet("ann"))
+        middle = len(LIVE) // 2
+        walk = shot.walk(where, order, None)
+        for _ in walk.look(middle - 10, 5):
+            pass
+        places, cursor = walk.take(5)
+        assert [utxo.lovelace_amount for utxo in shot.utxos(places)] == values[middle - 10 : middle - 5]
+        reads = Reads(shot, monkeypatch)
+        walk = shot.walk(where, order, cursor)
+        turns = sum(1 for _ in walk.look(0, 25))
+        places, _ = walk.take(25)
+        assert [utxo.lovelace_amount for utxo in shot.utxos(places)] == values[middle - 5 : middle + 20]
+        assert turns >= 3 and reads.outputs <= 26
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_dead_entries_are_looked_through_once(crowd: Chain, monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
+    """Whoever asks again, in whatever order and from wherever, passes over them with one look at the index."""
+    query, middle = asking(crowd), len(LIVE) // 2
+
+    def pages() -> list[int]:
+        with query.snapshot() as shot:
+            walk = shot.walk(shot.by_address(wallet("ann")), "asc", None)
+            for _ in walk.look(middle - 10, 5):
+                pass
+            _, cursor = walk.take(5)
+        with query.snapshot() as shot:
+            reads = Reads(shot, monkeypatch)
+            found = shot.page(shot.by_address(wallet("ann")), 25, "asc", 1, cursor)
+            assert [utxo.lovelace_amount for utxo in found.utxos] == LIVE[middle - 5 : middle + 20]
+            return [reads.parts, reads.outputs]
+
+    with query.snapshot() as shot:
+        shot.page(shot.by_address(wallet("ann")), 25, order, 1, None)
+    assert pages()[0] > MANY // 3 // 1100
+    assert pages()[0] <= 4
+
+
+def test_a_cursor_above_every_output_hides_none_that_comes(tmp_path: Path) -> None:
+    where = address(0, "ann", "pool")
+    first = block(None, tx("a", *(output(where, n) for n in range(2000))))
+    spend = block(first, tx("b", output("bob"), spends=[(first.txs[0].txid, n) for n in range(2000)]))
+    with open_chain(tmp_path) as chain:
+        feed(chain, first, spend)
+        query = asking(chain)
+        with query.snapshot() as shot:
+            listed = shot.by_address(where)
+            cursor = shot.cut(PLACE.pack(HIGHEST), listed[1], "desc")
+            assert shot.page(listed, 5, "desc", 1, cursor).utxos == []
+        feed(chain, block(spend, tx("c", output(where, 7))))
+        with query.snapshot() as shot:
+            for order in ORDERS:
+                assert [utxo.lovelace_amount for utxo in shot.page(listed, 5, order, 1, None).utxos] == [7]
+
+
+def test_what_lives_again_is_found_again(tmp_path: Path) -> None:
+    """Neither a branch that was left nor a snapshot of an older block is misled by what was remembered."""
+    where = address(0, "ann", "pool")
+    first = block(None, tx("a", *(output(where, n) for n in range(3000))))
+    spend = block(first, tx("b", output(where, 9000), spends=[(first.txs[0].txid, n) for n in range(2999)]))
+
+    def values(shot: Snapshot) -> list[int]:
+        up, down = (shot.page(shot.by_address(where), 2, order, 1, None).utxos for order in ORDERS)
+        *_, total = shot.balance(shot.by_address(where))
+        return [utxo.lovelace_amount for utxo in (*up, *down)] + [total.count]
+
+    with open_chain(tmp_path) as chain:
+        feed(chain, first)
+        query = asking(chain)
+        with query.snapshot() as older:
+            feed(chain, spend)
+            for _ in range(2):
+                with query.snapshot() as shot:
+                    assert values(shot) == [2999, 9000, 9000, 2999, 2]
+            assert values(older) == [0, 1, 2999, 2998, 3000]
+        feed(chain, block(spend, tx("c", *(output(where, 9001 + n) for n in range(2)))))
+        with query.snapshot() as shot:
+            assert values(shot) == [2999, 9000, 9002, 9001, 4]
+        chain.rollback(back_to(first))
+        with query.snapshot() as shot:
+            assert values(shot) == [0, 1, 2999, 2998, 3000]
+        feed(chain, block(first, salt="other"))
+        with query.snapshot() as shot:
+            assert values(shot) == [0, 1, 2999, 2998, 3000]
+
+
+def test_a_sum_over_dead_entries(crowd: Chain) -> None:
+    with asking(crowd).snapshot() as shot:
+        *_, total = shot.balance(shot.by_address(wallet("ann")))
+    assert (total.count, total.value) == (len(LIVE), sum(LIVE))
+
+
+def test_a_cursor_of_another_list_or_branch(tmp_path: Path) -> None:
+    place = bytes(PLACE.size)
+    with open_chain(tmp_path) as chain:
+        feed(chain, first := block(None), block(first))
+        with asking(chain).snapshot() as shot:
+            cursor = shot.cut(place, b"key", "desc")
+            assert shot.read_cut(cursor, b"key", "desc") == place
+            for wrong in (cursor, shot.cut(place, b"other", "asc"), shot.cut(place[1:], b"other", "desc"), "x"):
+                with pytest.raises(BadCursor):
+                    shot.read_cut(wrong, b"other", "desc")
+            chain.rollback(back_to(first))
+        with asking(chain).snapshot() as shot, pytest.raises(CursorGone):
+            shot.read_cut(cursor, b"key", "desc")
+
+
+def test_a_cursor_from_before_the_first_block_stays_good(tmp_path: Path) -> None:
+    place = bytes(PLACE.size)
+    with open_chain(tmp_path) as chain:
+        with asking(chain).snapshot() as shot:
+            cursor = shot.cut(place, b"key", "asc")
+        feed(chain, block(None))
+        with asking(chain).snapshot() as shot:
+            assert shot.read_cut(cursor, b"key", "asc") == place
