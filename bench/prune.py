@@ -1,4 +1,4 @@
-"""Blocks beside a pruner with a mountain before it: how long they wait, with and without it, and how long it needs."""
+"""Blocks beside a pruner that has very much to delete: how long they wait, with and without it, and its own time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ unmined_retention = 5
 [log]
 format = "json"
 """
-_PER_BLOCK = 5000  # outputs of a block of the mountain
+_PER_BLOCK = 5000  # outputs of a block that are spent later
 _ROWS_OF_RECORD = 4  # master, body, slot, entry in the index
 _CHUNK = 5000
 
@@ -66,19 +66,21 @@ class Measured(msgspec.Struct):
 
 
 @click.command()
-@click.option("--rows", type=click.IntRange(10_000), default=1_000_000, show_default=True, help="To be deleted.")
+@click.option(
+    "--rows", type=click.IntRange(10_000), default=1_000_000, show_default=True, help="Of records, or spent outputs."
+)
 @click.option("--blocks", type=click.IntRange(20), default=400, show_default=True, help="That come meanwhile.")
 @click.option("--every-ms", type=click.IntRange(1), default=50, show_default=True, help="A block.")
 @click.option("--txs", type=click.IntRange(1), default=200, show_default=True, help="In each of these.")
 @click.option("--kind", type=click.Choice(["outputs", "records", "both"]), default="both", show_default=True)
 def prune(rows: int, blocks: int, every_ms: int, txs: int, kind: str) -> None:
-    """Measure what blocks wait for beside a pruner that has very many rows to delete."""
+    """Measure what blocks wait for beside a pruner that has very much to delete."""
     for what in ("outputs", "records") if kind == "both" else (kind,):
         with tempfile.TemporaryDirectory(prefix="utxod-bench-") as temporary:
             filled = Path(temporary, "filled")
             began = time.monotonic()
             tip = _fill(filled, what, rows)
-            click.echo(f"{what}: {rows:,} rows to delete, made in {time.monotonic() - began:.1f} s")
+            click.echo(f"{what}: {rows:,} to delete, made in {time.monotonic() - began:.1f} s")
             for enabled in (False, True):
                 folder = Path(temporary, "pruner" if enabled else "alone")
                 shutil.copytree(filled, folder)
@@ -90,9 +92,7 @@ def prune(rows: int, blocks: int, every_ms: int, txs: int, kind: str) -> None:
 def _tell(name: str, seen: Measured, rows: int) -> None:
     waits, commits = quantiles(seen.waits_ms, n=100), quantiles(seen.commits_ms, n=100)
     took = (
-        ""
-        if seen.took_s is None
-        else f"; {rows:,} rows in {seen.took_s:.1f} s, turns {seen.longest_turn_ms:.1f} ms at most"
+        "" if seen.took_s is None else f"; {rows:,} in {seen.took_s:.1f} s, turns {seen.longest_turn_ms:.1f} ms at most"
     )
     click.echo(
         f"  {name:16} answer p50 {waits[49]:.1f} ms, p99 {waits[98]:.1f} ms, most {max(seen.waits_ms):.1f} ms; "
@@ -100,7 +100,7 @@ def _tell(name: str, seen: Measured, rows: int) -> None:
     )
 
 
-# --- the mountain --------------------------------------------------------------------------------------------------
+# --- what is to be deleted -----------------------------------------------------------------------------------------
 
 
 def _configured(folder: Path, *, enabled: bool) -> tuple[Config, Path]:
@@ -110,7 +110,7 @@ def _configured(folder: Path, *, enabled: bool) -> tuple[Config, Path]:
 
 
 def _fill(folder: Path, what: str, rows: int) -> BlockApplied:
-    """Make a store in which so many rows are due, and return its last block."""
+    """Make a store in which so much is due, and return its last block."""
     folder.mkdir(parents=True)
     config, _ = _configured(folder, enabled=False)
     with open_disk(config) as disk:

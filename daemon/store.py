@@ -177,8 +177,7 @@ def _transactions(store: HistoryStore, config: Config, blobs: Blobs) -> Transact
         max_pending_count=wish.max_pending_count,
         max_pending_age_s=wish.max_pending_age,
     )
-    chain = chain_txs(store, config)
-    return Transactions(chain.store, chain, Cached(blobs, _BLOB_CACHE), rules)
+    return Transactions(chain_txs(store, config), Cached(blobs, _BLOB_CACHE), rules)
 
 
 def chain_txs(store: HistoryStore, config: Config) -> MinedStore:

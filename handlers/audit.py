@@ -1,8 +1,8 @@
 """Walking the transaction store by its own rules, and beside the UTXO store: both must tell the same story.
 
 Reads one consistent state row by row, writes nothing, and names what is wrong. Damage is what rows of the transaction
-store say against each other. Where records and the chain's rows say different things, the store is sound and the chain
-lied: `utxod reindex --records` settles that. What a creation has left half-made heals by itself.
+store say against each other. Where records and the chain say different things, the store is sound and the chain lied:
+`utxod reindex --records` settles that. What a creation has left half-made heals by itself.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from msgspec import Struct, structs
 from handlers import spending
 from handlers.desk import show
 from storage import keys
-from storage.chain_txs import NOBODY, NOTHING, REPLACED, Buried
+from storage.chain_txs import NOTHING, ChainTx
 from storage.damage import UNREADABLE
 from storage.disk import Db, Txn
 from storage.errors import StoreError
+from storage.history.layout import REPLACED
 from storage.history.mined import MinedStore
 from storage.jobs import JobStore
 from storage.rows import unpack
@@ -62,7 +63,7 @@ def audit(chain: MinedStore, retention: int) -> Audited:
 class _Seen:
     """What one transaction's rows have said so far; they come in key order, a page before its slots."""
 
-    def __init__(self, txid: bytes, chain: Buried | None, left: int) -> None:
+    def __init__(self, txid: bytes, chain: ChainTx | None, left: int) -> None:
         self.txid, self.chain, self.left = txid, chain, left
         self.record: Record | None = None
         self.page: Page | None = None
@@ -99,7 +100,6 @@ class _Audit:
         walks = {
             "transactions": self._each(txn),
             "indexes": self._strays(txn),
-            "details of blocks": self.chain.findings(txn),
             "pending submissions": self._pending(txn),
         }
         for what, walk in walks.items():
@@ -206,7 +206,7 @@ class _Audit:
         by = claimant(row)[0] if spending.spent(row) else None
         pruned = stored is None and record.mined  # long ago, and the spender with it, perhaps
         pruned = pruned or record.conflicting  # then it is the collateral return of one that failed
-        if by is not None and by != NOBODY and by not in seen.deleted and not pruned and not self._known(txn, by):
+        if by is not None and by not in seen.deleted and not pruned and not self._known(txn, by):
             self._contradict(f"output {show(outpoint)} is spent by {by.hex()}, which is not known")
         if seen.chain is None or seen.failed:
             return
@@ -215,7 +215,9 @@ class _Audit:
                 self._contradict(f"output {show(outpoint)} is not spent here, but gone from the UTXO store")
         elif len(stored) == HASH:
             home = None if by is None else self.chain.find(txn, by)
-            if by is not None and home is not None and home.key > seen.chain.key:  # else it was missing to the block
+            if (
+                by is not None and home is not None and home.number > seen.chain.number
+            ):  # else it was missing to the block
                 self._contradict(
                     f"output {show(outpoint)} is unspent in the UTXO store, spent by {by.hex()} of a block here"
                 )
@@ -359,9 +361,9 @@ def _rows(txn: Txn, table: Db) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _claim(stored: bytes) -> bytes | None:
-    """Return the spender in a spent row of the chain; None when nobody did spend it, or its own row is pruned."""
+    """Return the spender in a spent slot of the chain; None when a transaction of the same id took the place."""
     by, at = claimant(stored)
-    return None if at == REPLACED or by == NOBODY else claim(by, at)
+    return None if at == REPLACED else claim(by, at)
 
 
 def _holds(txid: bytes, inputs: list[OutPoint], n: int, row: bytes) -> bool:

@@ -317,7 +317,7 @@ class Burial:
     def _marks(self, txn: Txn, txid: bytes, pages: Pages) -> Iterator[tuple[bytes, int, bool]]:
         """Yield the pages of parents that have to hear of a deletion, and whether the child spends there.
 
-        A parent that is gone is not made anew, and one without a record needs no marker: the chain's rows tell.
+        A parent that is gone is not made anew, and one without a record needs no marker: the chain tells.
         """
         for parent, index in self.store.body(txn, txid).inputs:
             record = pages.master(parent)

@@ -73,7 +73,7 @@ class Chain(Durable):
     def _read_anew(self) -> None:
         """Let the transaction store's view of the history read what is there now."""
         if self.lives:
-            self.lives.buried.forget()
+            self.lives.chain.forget()
 
     def _look(self, txn: Txn) -> None:
         """Take over what the store says beside its state."""
@@ -107,7 +107,7 @@ class Chain(Durable):
         point, touching, batch = block.point, self._touching(block), self.batch
         waiting = columns.waiting(block)
         number = len(batch.blocks)
-        batch.steps.append(lambda _: self.changes.tell(batch.committed(number)))
+        batch.steps.append(partial(self._tell, number=number))
         if self.lives and touching:
             batch.steps.append(partial(self.lives.connect, block=touching))
         batch.blocks.append(waiting)
@@ -183,7 +183,7 @@ class Chain(Durable):
             self.history.state.persisted = persisted_height
             if self.lives and (len(batch.steps) > len(batch.blocks) or batch.reused):  # they look at what is written
                 self.history.save(txn)
-                self.lives.buried.resolve(txn, batch.touched)
+                self.lives.chain.resolve(txn, batch.touched)
             self._take_steps(txn, batch)
             return self._prune(txn, budget if self.may_prune else 0, blocks=len(batch.blocks))
 
@@ -191,6 +191,10 @@ class Chain(Durable):
         points = zip(batch.blocks, batch.done, strict=True)
         self.missing += [(Point(b.height, b.slot, b.hash), each.missing) for b, each in points if each.missing]
         self._settle(state)
+
+    def _tell(self, _: Txn, number: int) -> None:
+        """Tell that a block of the batch is committed. A step that has the batch itself would be in a cycle with it."""
+        self.changes.tell(self.batch.committed(number))
 
     def _take_steps(self, txn: Txn, batch: Batch) -> None:
         """Tell of blocks, and carry out what waits for records; it may be done again when the map was too small."""

@@ -17,7 +17,7 @@ from handlers import spending
 from handlers.events import Output
 from handlers.spending import Fault, TxFault
 from storage.blobs import Blobs
-from storage.chain_txs import Buried
+from storage.chain_txs import ChainTx
 from storage.disk import Txn
 from storage.history.mined import MinedStore
 from storage.transactions import (
@@ -27,7 +27,6 @@ from storage.transactions import (
     OutPoint,
     Page,
     Record,
-    TxStore,
     claim,
     claimant,
 )
@@ -67,18 +66,18 @@ class Looked(Struct, frozen=True):
 
 
 class Held(Struct):
-    """A transaction in hand. `buried` is set when it has no record of its own."""
+    """A transaction in hand. `chain_tx` is set when it has no record of its own."""
 
     txid: bytes
     record: Record
-    buried: Buried | None = None
+    chain_tx: ChainTx | None = None
 
 
 class Desk:
     """Where transactions are looked at and spent, the UTXO store beside."""
 
-    def __init__(self, store: TxStore, buried: MinedStore | None, blobs: Blobs, rules: Rules) -> None:
-        self.store, self.buried, self.blobs, self.rules = store, buried, blobs, rules
+    def __init__(self, chain: MinedStore, blobs: Blobs, rules: Rules) -> None:
+        self.store, self.chain, self.blobs, self.rules = chain.store, chain, blobs, rules
         self.height = 0  # of the chain's tip
         self.on_their_way: set[bytes] = set()  # large transactions that wait for their first page
         self.given_up: dict[bytes, float] = {}  # owners of locks that they could not give back, and when those end
@@ -90,8 +89,8 @@ class Desk:
         record = self.store.record(txn, txid)
         if record is not None:
             return Held(txid, record)
-        buried = self.buried and self.buried.find(txn, txid)
-        return Held(txid, self.buried.record(txn, buried), buried) if self.buried and buried else None
+        found = self.chain.find(txn, txid)
+        return None if found is None else Held(txid, self.chain.record(txn, found), found)
 
     def need(self, txn: Txn, txid: bytes) -> Record:
         """Return a transaction's own record, made now if only the chain tells of it.
@@ -102,29 +101,27 @@ class Desk:
         held = self.hold(txn, txid)
         if held is None:
             raise TxFault("TX_NOT_FOUND", f"transaction {txid.hex()} is not known")
-        return held.record if held.buried is None else self.dig_up(txn, held.buried)
+        return held.record if held.chain_tx is None else self.make_record(txn, held.chain_tx)
 
-    def dig_up(self, txn: Txn, buried: Buried, *, spent: Sequence[OutPoint] | None = None) -> Record:
-        """Make a record of a transaction of the chain, with all that its rows still tell."""
-        assert self.buried is not None
-        record, slots = self.buried.counted(txn, buried, self.rules.retention)
+    def make_record(self, txn: Txn, tx: ChainTx, *, spent: Sequence[OutPoint] | None = None) -> Record:
+        """Make a record of a transaction of the chain, with all that the chain still tells of it."""
+        record, slots = self.chain.counted(txn, tx, self.rules.retention)
         record.created_at = now()
         record.delete_at = None
         spending.settle(record, max(self.height, 1), self.rules.retention)
-        inputs = self.buried.inputs(txn, buried) if spent is None else spent
-        for index, _ in list(self.store.slots(txn, buried.txid)):
+        inputs = self.chain.inputs(txn, tx) if spent is None else spent
+        for index, _ in list(self.store.slots(txn, tx.txid)):
             if index not in slots:  # the chain does not have it
-                self.store.drop_slot(txn, buried.txid, 0, index)
-        self.store.put_record(txn, buried.txid, record)
-        self.store.put_body(txn, buried.txid, Body(list(inputs)))
-        self.store.put_slots(txn, buried.txid, 0, sorted(slots.items()))
+                self.store.drop_slot(txn, tx.txid, 0, index)
+        self.store.put_record(txn, tx.txid, record)
+        self.store.put_body(txn, tx.txid, Body(list(inputs)))
+        self.store.put_slots(txn, tx.txid, 0, sorted(slots.items()))
         return record
 
     def slot(self, txn: Txn, held: Held, index: int) -> tuple[Page, int, int, bytes | None]:
         """Return an output's page, that page's number, the slot's number and its row."""
-        if held.buried is not None:
-            assert self.buried is not None
-            return held.record, 0, index, self.buried.slot(txn, held.buried, index)
+        if held.chain_tx is not None:
+            return held.record, 0, index, self.chain.slot(txn, held.chain_tx, index)
         number, slot = held.record.place(index)
         page = self.store.page(txn, held.txid, number) if number else held.record
         if page is None:
@@ -160,9 +157,8 @@ class Desk:
 
     def inputs(self, txn: Txn, held: Held) -> Sequence[OutPoint]:
         """Return what a transaction spends, as far as it is known."""
-        if held.buried is not None:
-            assert self.buried is not None
-            return self.buried.inputs(txn, held.buried)
+        if held.chain_tx is not None:
+            return self.chain.inputs(txn, held.chain_tx)
         return self.store.body(txn, held.txid).inputs
 
     def speaks_of(self, txn: Txn, txid: bytes) -> bool:
@@ -273,7 +269,7 @@ class Desk:
 
     def take(self, txn: Txn, held: Held, index: int, by: bytes, height: int) -> str | None:
         """Write a spend, whatever the slot said before; return the signal of a large transaction."""
-        if not self.mark_spent(txn, held, index, by) or held.buried is not None:
+        if not self.mark_spent(txn, held, index, by) or held.chain_tx is not None:
             return None
         signal = spending.settle(held.record, height, self.rules.retention)
         self.store.put_record(txn, held.txid, held.record)
@@ -286,7 +282,7 @@ class Desk:
             return False
         if row[HASH:] != by:
             self.store.put_slot(txn, held.txid, number, slot, row[:HASH] + by)
-            if held.buried is None:
+            if held.chain_tx is None:
                 self._count(txn, held, page, number, 0 if spending.spent(row) else 1)
         return True
 
@@ -316,7 +312,7 @@ class Desk:
             raise TxFault("FROZEN", f"{show(outpoint)} is frozen")
         if row[HASH:] == by:
             self._give_back(txn, held, outpoint[1])
-        if held.buried is not None:
+        if held.chain_tx is not None:
             return None
         signal = spending.settle(held.record, self.height if height is None else height, self.rules.retention)
         self.store.put_record(txn, held.txid, held.record)
@@ -326,18 +322,18 @@ class Desk:
         """Give up the claim of `by` on an output, whatever state that is in.
 
         Where the chain has the output spent, its spender takes the claim's place. An output that is unknown, frozen,
-        or claimed by another stays as it is, and so does one of the chain whose row is pruned.
+        or claimed by another stays as it is, and so does one that the chain does not have any more.
         """
         held = self.hold(txn, outpoint[0])
         row = self.slot(txn, held, outpoint[1])[3] if held else None
         if held is None or row is None or row[HASH:] != by:
             return
-        found = self.buried and self.buried.find(txn, held.txid)
-        told = self.buried.told(txn, found, outpoint[1]) if self.buried and found else row[:HASH]
+        found = self.chain.find(txn, held.txid)
+        told = row[:HASH] if found is None else self.chain.told(txn, found, outpoint[1])
         if told is None:
             return
         self._give_back(txn, held, outpoint[1], told[HASH:])
-        if held.buried is None:
+        if held.chain_tx is None:
             spending.settle(held.record, self.height, self.rules.retention)
             self.store.put_record(txn, held.txid, held.record)
 
@@ -345,8 +341,8 @@ class Desk:
         """End a claim: the output is unspent, or the chain's spender `to` has it. The master is left to the caller."""
         page, number, slot, row = self.slot(txn, held, index)
         assert row is not None
-        if held.buried is not None:
-            self.store.drop_slot(txn, held.txid, 0, slot)  # the chain's row tells
+        if held.chain_tx is not None:
+            self.store.drop_slot(txn, held.txid, 0, slot)  # the chain tells
             return
         self.store.put_slot(txn, held.txid, number, slot, row[:HASH] + to)
         if not to:

@@ -1,4 +1,4 @@
-"""The leaves of a history's outputs, many at once: the bytes of `records.RecordWriter`, from columns."""
+"""The leaves of outputs, many at once: the bytes of `records.RecordWriter`, from columns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LeafWriter:
     def leaves(self, block: BlockRow, born: Born) -> list[bytes]:
         """Return the leaves of outputs that were born in a block, each behind its position.
 
-        NOTE: the hot path of a history with an MMR. Most outputs are address and value alone.
+        NOTE: the hot path of an MMR store. Most outputs are address and value alone.
         """
         heads, values = _heads(born), _unsigned(born.values)
         birth, entries = birth_of(block)
@@ -60,7 +60,7 @@ def _heads(born: Born) -> list[bytes]:
     rows[:, :8], rows[:, 8:-33] = born.positions, np.frombuffer(PAIRS, np.uint8)
     rows[:, -33:-1], rows[:, -1] = born.txids.view(np.uint8).reshape(-1, 32), born.indexes
     heads: list[bytes] = rows.view(f"V{rows.shape[1]}").ravel().tolist()
-    for at in np.flatnonzero(born.indexes >= len(SMALL)).tolist():
+    for at in np.flatnonzero(born.indexes >= SMALL).tolist():
         heads[at] = heads[at][:-1] + head(UINT, int(born.indexes[at]))
     return heads
 

@@ -22,9 +22,9 @@ from handlers.eviction import Evictor
 from handlers.reconcile import Reconciler, Repair
 from handlers.transactions import Transactions
 from storage.disk import Txn
+from storage.rollback_records import RecordedBlock
 from storage.sheaf import Sheaf
 from storage.transactions import FROZEN, HASH, HIGHEST, MASTER, Record, claim, claimant, slot_key
-from storage.unearth import Unearthed
 
 log = structlog.get_logger("transactions")
 
@@ -59,9 +59,8 @@ class Lives:
     def __init__(self, transactions: Transactions, changes: ChangeLog | None = None) -> None:
         self.transactions = transactions
         self.store = transactions.store
-        assert transactions.buried is not None
-        self.buried = transactions.buried
-        self.reconciler = Reconciler(transactions, self.buried)
+        self.chain = transactions.chain
+        self.reconciler = Reconciler(transactions)
         self.changes = changes or ChangeLog(self.store.disk)
         self.evictor = Evictor(transactions, lambda txid, cause: self.tell(txid, "pruned", cause=cause))
         self.repairs: list[Repair] = []  # of the write that is being made
@@ -260,14 +259,14 @@ class Lives:
         return loser
 
     def _got(self, txn: Txn, outpoint: OutPoint, by: bytes) -> bool | None:
-        """Return whether the chain has an output as spent by `by`; None when it does not have the output's row."""
-        found = self.buried.find(txn, outpoint[0])
-        told = None if found is None else self.buried.told(txn, found, outpoint[1])
+        """Return whether the chain has an output as spent by `by`; None when it does not have the output."""
+        found = self.chain.find(txn, outpoint[0])
+        told = None if found is None else self.chain.told(txn, found, outpoint[1])
         return None if told is None else told[HASH:] == by
 
     def _may_have_got(self, txn: Txn, outpoint: OutPoint, by: bytes) -> bool:
         """Return whether a transaction that failed has got its collateral: it claims nothing of what waits."""
-        if self.buried.find(txn, outpoint[0]) is None:  # far below the network's tip it may be gone with that
+        if self.chain.find(txn, outpoint[0]) is None:  # spent so far below the network's tip that nothing of it is kept
             parent = self.store.record(txn, outpoint[0])
             return parent is None or parent.mined
         return self._got(txn, outpoint, by) is not False
@@ -317,10 +316,10 @@ class Lives:
 
     def _keep(self, txn: Txn, tx: Tx) -> None:
         """Make a record of an unknown transaction: its bytes are to be kept."""
-        found = self.buried.find(txn, tx.txid)
-        if found is None:  # elided: nothing of it is left
+        found = self.chain.find(txn, tx.txid)
+        if found is None:  # all spent, and no rollback reaches it
             return
-        record = self.transactions.dig_up(txn, found, spent=tx.inputs if tx.valid else tx.collateral)
+        record = self.transactions.make_record(txn, found, spent=tx.inputs if tx.valid else tx.collateral)
         self.reconciler.keep_bytes(txn, tx, record)
         self.store.put_record(txn, tx.txid, record)
 
@@ -343,24 +342,24 @@ class Lives:
 
     def disconnect(self, txn: Txn, tip: int, target: int) -> Undone:
         """Make unmined what is in the blocks above `target`, before the UTXO store takes them back."""
-        height = min(self.buried.blocks.block_at(txn, target).height, HIGHEST) if target else 0
+        height = min(self.chain.blocks.block_at(txn, target).height, HIGHEST) if target else 0
         self.transactions.height = height
-        undone, names = Undone(), dict[bytes, bytes]()
-        for block in self.buried.going_back(txn, tip, target):
-            unearthed = Unearthed(txn, self.buried, block, target, names, undone.reused, idle=self.idle)
-            for record in unearthed.known.values():
+        undone, names = Undone(), dict[int, bytes]()
+        for block in self.chain.going_back(txn, tip, target):
+            recorded = RecordedBlock(txn, self.chain, block, target, names, undone.reused, idle=self.idle)
+            for record in recorded.known.values():
                 spending.unmine(record, block.block_id, block.height)
                 spending.settle(record, height, self.transactions.rules.retention)
-            unearthed.flush()
-            undone.released += unearthed.released
-            undone.losers += unearthed.losers
-            undone.doubtful += unearthed.doubtful
-            undone.failed += [found.txid for found in unearthed.transactions if found.failed]
-            undone.unmined += [found.txid for found in unearthed.transactions if not found.failed]
+            recorded.flush()
+            undone.released += recorded.released
+            undone.losers += recorded.losers
+            undone.doubtful += recorded.doubtful
+            undone.failed += [found.txid for found in recorded.transactions if found.failed]
+            undone.unmined += [found.txid for found in recorded.transactions if not found.failed]
         return undone
 
     def settle_undone(self, txn: Txn, undone: Undone) -> None:
-        """Settle what was claimed in blocks that the UTXO store has taken back: its rows decide."""
+        """Settle what was claimed in blocks that the UTXO store has taken back: what it has now decides."""
         for txid in sorted(undone.reused):
             undone.losers += self._losers_by(self.reconciler.agree(txn, txid))
         for txid, inputs in undone.released:

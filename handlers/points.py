@@ -97,7 +97,7 @@ class Reach:
         return keys.GENESIS
 
     def _unknown(self, txn: Txn, to: RollbackPoint) -> int:
-        """Refuse a hash that is not retained: below the floor we can't tell, above it was never applied."""
+        """Refuse a hash that no block of the chain has: for its place, where that lies below the floor."""
         assert to.hash is not None
         floor = self._floor
         lowest = self.point(txn, floor)
@@ -107,11 +107,11 @@ class Reach:
         if below:
             raise self._beyond(txn)
         placed = to.slot is not None or to.height is not None
-        earlier = RollbackPoint(  # a retained block at its very place is on another fork
+        earlier = RollbackPoint(  # a block at its very place is on another fork
             slot=None if to.slot is None else to.slot - 1, height=None if to.height is None else to.height - 1
         )
         nearest = self.point(txn, self._last_upto(txn, earlier)) if placed else None
-        message = f"block {to.hash.hex()} was never applied, or is no longer retained"
+        message = f"block {to.hash.hex()} is not in the chain: it was never applied here, or was rolled back"
         raise Refused("unknown_point", message, tip=self.point(txn, self._state.tip), nearest=nearest)
 
     def _beyond(self, txn: Txn) -> Refused:

@@ -1,4 +1,4 @@
-"""Records that contradict the chain are rewritten so that they agree with it: the chain's own rows always win.
+"""Records that contradict the chain are rewritten so that they agree with it: the chain always wins.
 
 A submission may have another content than the block's transaction of its id, an id may be used again, a block may list
 what is not there to be spent. What only a record knows (claims of what waits for a block, freezes, reassignments, ages,
@@ -16,9 +16,8 @@ from handlers.events import OutPoint, Tx
 from handlers.spending import TxFault
 from handlers.transactions import Transactions
 from storage.blobs import BlobFailed
-from storage.chain_txs import NOBODY, NOTHING, Buried
+from storage.chain_txs import NOTHING, ChainTx
 from storage.disk import Txn
-from storage.history.mined import MinedStore
 from storage.transactions import ALL_IN_ONE, HASH, Body, Record, claim, claimant, output_hash
 
 log = structlog.get_logger("transactions")
@@ -33,7 +32,7 @@ class Repair(Struct, frozen=True):
 
 
 class _Said(Struct):
-    """What a record, or the claims beside the chain's rows, say of outputs, by index."""
+    """What a record, or the claims beside the chain, say of outputs, by index."""
 
     rows: dict[int, bytes]
     moves: dict[int, list[tuple[bytes, bytes, int]]] = {}  # reassignments: old hash, new hash, height
@@ -43,15 +42,14 @@ class _Said(Struct):
     def name(self, index: int, name: bytes) -> bytes:
         """Return an output's hash: the chain's `name`, or the one that a reassignment gave it."""
         moves = self.moves.get(index)
-        reassigned = moves is not None and moves[0][0] == name
-        return self.rows[index][:HASH] if index in self.rows and (reassigned or name == NOBODY) else name
+        return self.rows[index][:HASH] if moves and moves[0][0] == name and index in self.rows else name
 
 
 class Reconciler:
     """Makes the records of transactions agree with the chain."""
 
-    def __init__(self, transactions: Transactions, buried: MinedStore) -> None:
-        self.transactions, self.store, self.buried = transactions, transactions.store, buried
+    def __init__(self, transactions: Transactions) -> None:
+        self.transactions, self.store, self.chain = transactions, transactions.store, transactions.chain
 
     # --- with a block's transaction ------------------------------------------------------------------------------
 
@@ -68,7 +66,7 @@ class Reconciler:
             if kept(output) or (output.spendable and index in said.rows)
         }
         differs = record.total != len(tx.outputs) or said.rows.keys() != names.keys()
-        differs = differs or any(row[:HASH] not in (names[index], NOBODY) for index, row in said.rows.items())
+        differs = differs or any(row[:HASH] != names[index] for index, row in said.rows.items())
         if record.conflicting and not listed:
             self.transactions.enter_child(txn, tx.txid, [parent for parent, _ in body.inputs], on=False)
         self._release_unlisted(txn, tx.txid, body.inputs, tx.inputs)
@@ -108,11 +106,11 @@ class Reconciler:
         inputs = tx.inputs if tx.valid else tx.collateral
         self.store.put_body(txn, tx.txid, Body(inputs, None if record.external else tx.raw))
 
-    # --- with the chain's rows -----------------------------------------------------------------------------------
+    # --- with the chain ------------------------------------------------------------------------------------------
 
     def agree(self, txn: Txn, txid: bytes) -> Repair | None:
-        """Make a transaction's record, or the claims beside its rows, agree with the chain."""
-        record, found = self.store.record(txn, txid), self.buried.find(txn, txid)
+        """Make a transaction's record, or the claims beside the chain, agree with it."""
+        record, found = self.store.record(txn, txid), self.chain.find(txn, txid)
         said = self._said(txn, txid, record or Record(0, 0))
         if record is None:
             return self._agree_beside(txn, txid, found, said)
@@ -122,11 +120,11 @@ class Reconciler:
             return self._agree_unmined(txn, txid, found, record, said)
         return self._agree_mined(txn, found, record, said)
 
-    def _agree_beside(self, txn: Txn, txid: bytes, found: Buried | None, said: _Said) -> Repair | None:
+    def _agree_beside(self, txn: Txn, txid: bytes, found: ChainTx | None, said: _Said) -> Repair | None:
         """Remove claims and freezes of what the chain does not have to be spent."""
         right: dict[int, bytes] = {}
         for index, row in said.rows.items():
-            told = None if found is None else self.buried.told(txn, found, index)
+            told = None if found is None else self.chain.told(txn, found, index)
             if told is not None and len(told) == HASH and self._stands(txn, (txid, index), row):
                 right[index] = told + row[HASH:]
         for index, row in said.rows.items():
@@ -138,14 +136,14 @@ class Reconciler:
             return None
         return Repair(txid, "claims of what the chain does not have", self._displaced(txn, said, right))
 
-    def _agree_mined(self, txn: Txn, found: Buried, record: Record, said: _Said) -> Repair | None:
+    def _agree_mined(self, txn: Txn, found: ChainTx, record: Record, said: _Said) -> Repair | None:
         """Rewrite the record of a transaction in our chain as the chain has it, if it says anything else."""
-        right, there = self._right(txn, found, said), self.buried.record(txn, found)
+        right, there = self._right(txn, found, said), self.chain.record(txn, found)
         in_step = record.mined and not record.conflicting and there.main_ids[0] in record.main_ids
         if right == said.rows and in_step:
             return None
         if _names(right) != _names(said.rows):  # its inputs and bytes are those of another content too
-            spends, record.external = self.buried.inputs(txn, found), False
+            spends, record.external = self.chain.inputs(txn, found), False
             self._release_unlisted(txn, found.txid, self.store.body(txn, found.txid).inputs, spends)
             self.store.put_body(txn, found.txid, Body(spends))
             said = self._said(txn, found.txid, self.store.record(txn, found.txid) or record)
@@ -158,26 +156,25 @@ class Reconciler:
         self._rewrite(txn, found.txid, record, said, right, max(there.total, max(right, default=-1) + 1))
         return Repair(found.txid, "it is not what the chain has", self._displaced(txn, said, right))
 
-    def _right(self, txn: Txn, found: Buried, said: _Said) -> dict[int, bytes]:
+    def _right(self, txn: Txn, found: ChainTx, said: _Said) -> dict[int, bytes]:
         """Return the slots that the record of a transaction in our chain should have."""
         right: dict[int, bytes] = {}
-        for index, row in self.buried.slots(txn, found).items():
+        for index, row in self.chain.slots(txn, found).items():
             own, tail = said.rows.get(index), row[HASH:]
             if own is None:
                 if tail or not self._is_data(txn, found, index):
                     right[index] = row
                 continue
-            keeps = spending.spent(own) if tail else self._stands(txn, (found.txid, index), own)
-            if keeps and tail[:HASH] in (b"", NOBODY):
+            if not tail and self._stands(txn, (found.txid, index), own):
                 tail = own[HASH:]
             right[index] = said.name(index, row[:HASH]) + tail
         for index, row in said.rows.items():
             if index not in right and spending.spent(row) and not self._waits(txn, claimant(row)[0]):
-                right[index] = row  # the chain's row is pruned
+                right[index] = row  # the chain does not have it any more
         return right
 
     def _agree_unmined(
-        self, txn: Txn, txid: bytes, failed: Buried | None, record: Record, said: _Said
+        self, txn: Txn, txid: bytes, failed: ChainTx | None, record: Record, said: _Said
     ) -> Repair | None:
         """Free what nobody claims, and let a transaction that waits for a block hold what it spends, or lose."""
         if record.mined or record.conflicting:  # long ago, or its spenders are those of its collateral return
@@ -206,7 +203,7 @@ class Reconciler:
         record = self.store.record(txn, txid)
         if record is None or record.born is not None or record.block_ids:
             return
-        if self.buried.find(txn, txid) is None:
+        if self.chain.find(txn, txid) is None:
             parents = [parent for parent, _ in self.store.body(txn, txid).inputs]
             self.transactions.enter_child(txn, txid, parents, on=False)
             self.store.remove(txn, txid)
@@ -241,7 +238,7 @@ class Reconciler:
 
     def in_chain(self, txn: Txn, txid: bytes) -> bool:
         """Return whether our chain has a transaction, and not as one that failed."""
-        found = self.buried.find(txn, txid)
+        found = self.chain.find(txn, txid)
         return found is not None and not found.failed
 
     def _said(self, txn: Txn, txid: bytes, record: Record) -> _Said:
@@ -264,7 +261,7 @@ class Reconciler:
             return spending.frozen(row)
         by, n = claimant(row)
         record = self.store.record(txn, by)
-        if record is None or record.conflicting or self.buried.find(txn, by) is not None:
+        if record is None or record.conflicting or self.chain.find(txn, by) is not None:
             return False
         return self.store.body(txn, by).inputs[n : n + 1] == [outpoint]
 
@@ -272,15 +269,15 @@ class Reconciler:
         """Return whether a transaction waits for a block."""
         record = self.store.record(txn, txid)
         waits = record is not None and not record.mined and not record.conflicting
-        return waits and self.buried.find(txn, txid) is None
+        return waits and self.chain.find(txn, txid) is None
 
     def _is_stray(self, txn: Txn, said: _Said, row: bytes) -> bool:
         """Return whether a slot is claimed by somebody of whom nothing is known."""
         by = claimant(row)[0]
         return spending.spent(row) and by not in said.gone and self.transactions.hold(txn, by) is None
 
-    def _is_data(self, txn: Txn, found: Buried, index: int) -> bool:
-        address, value = self.buried.paid(txn, found, index)
+    def _is_data(self, txn: Txn, found: ChainTx, index: int) -> bool:
+        address, value = self.chain.paid(txn, found, index)
         return spending.data_output(value, address)
 
     # --- writing -------------------------------------------------------------------------------------------------

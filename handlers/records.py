@@ -5,11 +5,9 @@ Here alone it is known which key a field has. Addresses are raw bytes, as the ch
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-import msgspec
 from msgspec import Struct
 
 from formats.canonical import ARRAY, BYTES, MAP, UINT, Item, encode, head
@@ -18,13 +16,10 @@ from storage.rows import BlockRow, Body
 
 _OWNERS = 8192  # addresses whose part is kept
 _SHORT = 128  # bytes; there is no room for the few addresses that are longer
-_PLAIN = 0x92  # how a body begins that is address and value alone
 
 (ADDRESS, VALUE, ASSETS, DATUM_HASH, INLINE_DATUM, SCRIPT_REF, SCRIPT_HASH, IS_RETURN) = range(8)
 (SLOT, HEIGHT, BLOCK_HASH, EPOCH, TIME, PAYMENT, STAKE, STAKE_ADDRESS) = range(8, 16)
 (SPENT_BY, SPENT_SLOT, SPENT_HEIGHT, SPENT_BLOCK_HASH, SPENT_TIME, SPENT_EPOCH, BEFORE) = range(7)
-
-_read_body = msgspec.msgpack.Decoder(Body).decode
 
 
 class Spend(Struct, frozen=True, gc=False):
@@ -52,10 +47,7 @@ class _Part(NamedTuple):
 
 
 class RecordWriter:
-    """Writes outputs as `[[txid, index], record]`, which is also what the leaf of a live one holds.
-
-    NOTE: the hot path of an MMR store: one call an output. What outputs share, owner and block, is written once.
-    """
+    """Writes outputs as `[[txid, index], record]`, which is also what the leaf of a live one holds (`leaves.py`)."""
 
     def __init__(self, scribe: Scribe) -> None:
         self.scribe = scribe
@@ -64,28 +56,6 @@ class RecordWriter:
     def owner(self, address: bytes) -> tuple[bytes, bytes, int]:
         """Return what comes before the value, its key with it, what comes after the block, and how many entries."""
         return self._kept_owner(address) if len(address) <= _SHORT else self._owner(address)
-
-    def __call__(self, block: BlockRow) -> Callable[[bytes, int, bytes], bytes]:
-        """Return what writes the outputs that are born in a block, by transaction id, index and stored body."""
-        put = self._born_in(block)
-
-        def write(txid: bytes, index: int, raw: bytes) -> bytes:
-            return put(txid, index, _read_body(raw), raw[0] == _PLAIN)
-
-        return write
-
-    def _born_in(self, block: BlockRow) -> Callable[[bytes, int, Body, bool], bytes]:
-        birth, born = birth_of(block)
-        owner, kept_owner, plain = self._owner, self._kept_owner, NOTHING_MORE
-
-        def put(txid: bytes, index: int, body: Body, is_plain: bool) -> bytes:
-            address = body.address
-            text, rest, owned = kept_owner(address) if len(address) <= _SHORT else owner(address)
-            more, others = plain if is_plain else more_of(body)
-            place = PAIRS + txid + (SMALL[index] if index < 24 else head(UINT, index))
-            return place + MAPS[owned + others + born] + text + head(UINT, body.value) + more + birth + rest
-
-        return put
 
     def pair(self, entry: Entry) -> bytes:
         """Return `[[txid, index], record]` of an output, live or spent."""
@@ -110,8 +80,10 @@ class RecordWriter:
 
     def live(self, entry: Entry) -> Item:
         """Return the record that an output has, or had, while it is unspent."""
-        pair = self._born_in(entry.block)(entry.txid, entry.index, entry.body, False)
-        return Item(pair[len(outpoint(entry.txid, entry.index)) :])
+        body, more, birth = entry.body, more_of(entry.body), birth_of(entry.block)
+        text, rest, owned = self.owner(body.address)
+        start = MAPS[owned + more.entries + birth.entries] + text + head(UINT, body.value)
+        return Item(start + more.raw + birth.raw + rest)
 
     def _owner(self, address: bytes) -> tuple[bytes, bytes, int]:
         if not self.scribe.names_owners:
@@ -167,7 +139,7 @@ def _entries(*entries: tuple[int, object]) -> _Part:
 
 
 PAIRS = b"\x82\x82" + head(BYTES, 32)  # a pair whose first is a pair whose first has 32 bytes
-SMALL = tuple(bytes((number,)) for number in range(24))
+SMALL = 24  # whole numbers below it are one byte
 MAPS = tuple(head(MAP, entries) for entries in range(17))  # how a map of so many entries begins
 _ASSETS = bytes((ASSETS,))
 NOTHING_MORE = _entries((IS_RETURN, False))

@@ -47,8 +47,9 @@ class States(Desk):
         Raises:
             TxFault: `code`: the chain has it, in the block `block_id` if that is given.
         """
-        found = self.buried and self.buried.find(txn, txid)
-        if found and self.buried and (mined := self.buried.record(txn, found)) and block_id in (None, *mined.block_ids):
+        found = self.chain.find(txn, txid)
+        mined = None if found is None else self.chain.record(txn, found)
+        if mined is not None and block_id in (None, *mined.block_ids):
             height = mined.block_heights[0]
             raise TxFault(
                 code, f"transaction {txid.hex()} is in block {height} of our chain: only a rollback undoes that"
@@ -103,7 +104,7 @@ class States(Desk):
         held, _, number, slot, row = self._find(txn, outpoint)
         self._refuse(spending.thaw_fault(row, wanted), outpoint)
         assert row is not None
-        if held.buried is None:
+        if held.chain_tx is None:
             self.store.put_slot(txn, held.txid, number, slot, row[:HASH])
         else:
             self.store.drop_slot(txn, held.txid, 0, slot)

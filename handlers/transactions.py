@@ -133,7 +133,7 @@ class Transactions(Births):
                 raise TxFault("CREATING", f"transaction {txid.hex()} is being created")
             self.refuse_if_in_chain(txn, txid)
             losing.update(dict.fromkeys([txid, *self.descendants(txn, txid)]))
-        condemned = [txid for txid in losing if self.buried is None or self.buried.find(txn, txid) is None]
+        condemned = [txid for txid in losing if self.chain.find(txn, txid) is None]
         self.give_way(txn, condemned)
         return condemned
 

@@ -77,11 +77,7 @@ class Raw(Struct, frozen=True):
 
 
 class Slot(Struct, frozen=True):
-    """One output: 32 bytes of hash, and 36 of the spender when it is spent, or all ones when it is frozen.
-
-    Of a transaction without a record the pruned part is zeros: the hash of an output whose body has gone, the id of a
-    spender that has.
-    """
+    """One output: 32 bytes of hash, and 36 of the spender when it is spent, or all ones when it is frozen."""
 
     output_index: int
     status: SlotStatus
@@ -101,22 +97,21 @@ class TxQuery:
     def find(self, txn: Txn, txid: bytes, height: int) -> Held | None:
         """Return a transaction that is known at a height; one whose record would be gone by now is not."""
         held = self._transactions.hold(txn, txid)
-        buried = self._transactions.buried
-        if held is None or held.buried is None or buried is None or held.record.total > _COUNTED:
+        if held is None or held.chain_tx is None or held.record.total > _COUNTED:
             return held
-        held.record, _ = buried.counted(txn, held.buried, self._transactions.rules.retention)
+        held.record, _ = self._transactions.chain.counted(txn, held.chain_tx, self._transactions.rules.retention)
         due = held.record.delete_at
         return held if due is None or due > height else None
 
     def transaction(self, txn: Txn, held: Held) -> Transaction:
         """Return a transaction."""
         record = held.record
-        counted = held.buried is None or bool(record.recorded) or record.total <= _COUNTED
+        counted = held.chain_tx is None or bool(record.recorded) or record.total <= _COUNTED
         pages = {0: record, **{n: page for n in range(1, record.pages + 1) if (page := self._page(txn, held, n))}}
         return Transaction(
             txid=held.txid.hex(),
             status=_status(held),
-            has_record=held.buried is None,
+            has_record=held.chain_tx is None,
             record_utxos=record.counted if counted else None,
             spent_utxos=record.spent if counted else None,
             total_utxos=record.total,
@@ -152,7 +147,7 @@ class TxQuery:
 
     def raw(self, txn: Txn, held: Held) -> bytes | None:
         """Return the bytes that are kept with the record."""
-        return None if held.buried is not None else self._store.body(txn, held.txid).raw
+        return None if held.chain_tx is not None else self._store.body(txn, held.txid).raw
 
     def blob(self, held: Held) -> bytes | None:
         """Return the bytes that are a blob; it takes its time.
@@ -164,7 +159,7 @@ class TxQuery:
 
     def slots(self, txn: Txn, held: Held, indexes: Sequence[int]) -> list[Slot]:
         """Return some of a transaction's slots, in the order of `indexes`."""
-        if held.buried is not None:
+        if held.chain_tx is not None:
             return [_slot(index, self._transactions.slot(txn, held, index)[3], None) for index in indexes]
         found, pages = [], dict[int, Page | None]({0: held.record})
         for index in indexes:
@@ -185,8 +180,7 @@ def _slot(index: int, row: bytes | None, spendable_in: int | None) -> Slot:
         return Slot(index, "none", None, None, None, None)
     if spending.spent(row):
         txid, number = claimant(row)
-        known = any(txid)
-        return Slot(index, "spent", row.hex(), txid.hex() if known else None, number, spendable_in)
+        return Slot(index, "spent", row.hex(), txid.hex(), number, spendable_in)
     return Slot(index, "frozen" if len(row) > HASH else "unspent", row.hex(), None, None, spendable_in)
 
 

@@ -2,7 +2,7 @@
 
 A transaction that nothing happened to but being in a block needs no record of its own, so following a chain writes
 none: position, spenders and flags are in the chain's tables already. A record is made of it the first time that
-something happens which these can't tell.
+something happens to it that these can't tell.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from storage.rows import TxFlag
 from storage.transactions import HASH, HIGHEST, OutPoint, Record
 
 NOTHING: OutPoint = (bytes(32), keys.LAST_U32)  # in place of an input that was missing, or listed twice
-NOBODY = bytes(32)  # a spender whose own rows are pruned, or the hash of an output whose body is
-REPLACED = keys.LAST_U32  # in place of an input: a later transaction of the same id took the output's place
 _MOST_INPUTS = 1 << 24  # of a transaction: its block would not fit into a message
 
 
-class Buried(Struct, frozen=True):
-    """A transaction of the chain. Its `key` says where: later ones have higher keys."""
+class ChainTx(Struct, frozen=True):
+    """A transaction of the chain. `number` is that of its first output: later transactions have higher ones."""
 
     txid: bytes
-    key: bytes
+    number: int
     ordinal: int
     flags: int
 
@@ -46,18 +44,18 @@ class Details(NamedTuple):
 
 
 class Paid(NamedTuple):
-    """An output of a block that goes back, and by its key who spent it; the body is empty once it is pruned."""
+    """An output of a block that goes back, and by its number who spent it."""
 
     output: int
     body: bytes
-    by: bytes | None = None
+    by: int | None = None
     input: int = 0
 
 
 class Spend(NamedTuple):
-    """What an input of a block that goes back spent; the body is there for outputs of the blocks that stay."""
+    """What an input of a block that goes back spent; the body is empty for an output of a block that goes back too."""
 
-    by: bytes
+    by: int
     input: int
     parent: bytes
     output: int
@@ -66,15 +64,15 @@ class Spend(NamedTuple):
 
 
 class GoingBack(Struct):
-    """One block that goes back: its transactions in order, what they paid by their keys, and what they spent in order.
+    """One block that goes back: its transactions in order, what they paid by number, and what they spent in order.
 
     `reused` are ids of its transactions that earlier ones had too.
     """
 
     height: int
     block_id: int
-    transactions: list[tuple[Buried, Details]]
-    paid: dict[bytes, list[Paid]]
+    transactions: list[tuple[ChainTx, Details]]
+    paid: dict[int, list[Paid]]
     spends: list[Spend]
     reused: set[bytes]
 

@@ -1,4 +1,4 @@
-"""Merkle mountain ranges: positions, hashes, roots and proofs. Pure: the nodes are somebody else's.
+"""Merkle mountain ranges: positions, hashes, roots and proofs. Pure: nodes are passed in by the caller.
 
 Leaves and their parents stand in one sequence from 0, children before their parent (post-order), so nodes are only ever
 appended: leaf 0, leaf 1, their parent, leaf 2, ... Perfect trees stand side by side, the highest first; their tops are
@@ -13,7 +13,7 @@ H is blake2b-256, positions and sizes are u64 big-endian. The root of nothing is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from struct import Struct
 from typing import NamedTuple
@@ -77,11 +77,6 @@ def leaf_count(size: int) -> int:
     return leaves
 
 
-def node_at(height: int, index: int) -> int:
-    """Return the position of the node above the leaves `index << height` to `(index + 1 << height) - 1`."""
-    return size_of((index + 1 << height) - 1) + height
-
-
 def family(position: int) -> tuple[int, int]:
     """Return where a node's parent is, and its sibling."""
     leaves, height = peak_map(position)
@@ -130,56 +125,6 @@ def chunks(leaves: int) -> int:
 def state_root(size: int, outputs: bytes, bits: bytes) -> bytes:
     """Return the root over both mountain ranges."""
     return node_hash(size, outputs + bits)
-
-
-# --- growing and changing ------------------------------------------------------------------------------------------
-
-
-def append(leaves: int, tops: Iterable[bytes], data: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
-    """Return the nodes that new leaves bring, position (as eight bytes) and hash, in their order.
-
-    There are `leaves` already, and `tops` are the peaks' hashes. The hot path of a store that keeps a mountain range.
-    """
-    pack, hashed, size = U64.pack, blake2b, HASH_BYTES
-    standing, position = list(tops), size_of(leaves)
-    nodes: list[tuple[bytes, bytes]] = []
-    for each in data:
-        key = pack(position)
-        node = hashed(key + each, digest_size=size).digest()
-        nodes.append((key, node))
-        position += 1
-        carry = leaves
-        while carry & 1:  # a tree of the same height stands to the left
-            key = pack(position)
-            node = hashed(key + standing.pop() + node, digest_size=size).digest()
-            nodes.append((key, node))
-            position += 1
-            carry >>= 1
-        standing.append(node)
-        leaves += 1
-    return nodes
-
-
-def rehash(leaves: int, changed: Mapping[int, bytes], read: Read) -> dict[int, bytes]:
-    """Return the nodes that are other ones when leaves change or come: position → hash.
-
-    `leaves` is their number then, `changed` the data of those that changed or came, by number. A neighbour that did
-    neither is read.
-    """
-    made: dict[int, bytes] = {}
-    height, level = 0, {number: node_hash(size_of(number), data) for number, data in changed.items()}
-    while level:
-        made |= {node_at(height, index): node for index, node in level.items()}
-        above = sorted({index >> 1 for index in level if (index >> 1) + 1 << height + 1 <= leaves})
-        wanted = [child for index in above for child in (2 * index, 2 * index + 1) if child not in level]
-        level.update(zip(wanted, read([node_at(height, child) for child in wanted]), strict=True))
-        height += 1
-        level = {index: _parent(height, index, level) for index in above}
-    return made
-
-
-def _parent(height: int, index: int, below: Mapping[int, bytes]) -> bytes:
-    return node_hash(node_at(height, index), below[2 * index] + below[2 * index + 1])
 
 
 # --- proofs --------------------------------------------------------------------------------------------------------

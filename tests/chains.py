@@ -396,6 +396,11 @@ def rows(store: HistoryStore, table: str) -> dict[bytes, bytes]:
         return dict(txn.cursor(store.disk.tables[table]))
 
 
+def everything(store: HistoryStore) -> dict[str, dict[bytes, bytes]]:
+    """Return the bytes of every table."""
+    return {name: rows(store, name) for name in store.disk.tables}
+
+
 def outputs(store: HistoryStore) -> dict[OutPoint, Kept]:
     """Return every output that lives or may live again."""
     with store.disk.read() as txn:

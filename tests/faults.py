@@ -6,13 +6,22 @@ Reads go to the real thing, and so do writes until the fault; then the transacti
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from types import ModuleType
 from typing import Any, cast
 
 import lmdb
+import pytest
 
+import storage.history.merging
 from storage.disk import Disk
+from storage.history.history import History
+from storage.history.mmr_nodes import HeldNodes, Nodes
+from storage.history.runs import Index
+from storage.history.values import Values
 
 WRITES = {"put", "putmulti", "delete", "pop", "drop"}
 
@@ -103,3 +112,38 @@ def failing(disk: Disk, fault: Fault) -> Iterator[Fault]:
         yield fault
     finally:
         disk.env = real
+
+
+# What the store does beside writing what it is told: faults and kills have to meet all of it.
+WORK: dict[str, tuple[type | ModuleType, str]] = {
+    "a merge": (storage.history.merging, "_turn"),
+    "counted runs": (storage.history.merging, "count_runs"),
+    "deleted values of runs": (Index, "collect"),
+    "a rewrite of values": (Values, "_rewrite"),
+    "deleted undo logs": (History, "_raise_floor"),
+    "a rollback": (History, "rollback"),
+    "leaves": (Nodes, "append"),
+    "leaves taken back": (Nodes, "cut"),
+    "nodes let go": (Nodes, "put"),
+    "hashes of bits": (HeldNodes, "_write"),
+}
+
+
+@contextmanager
+def watched() -> Iterator[Counter[str]]:
+    """Count what of `WORK` is done meanwhile; what had nothing to do says so with 0."""
+    met = Counter[str]()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, (owner, method) in WORK.items():
+            patch.setattr(owner, method, _counted(getattr(owner, method), name, met))
+        yield met
+
+
+def _counted(work: Callable[..., Any], name: str, met: Counter[str]) -> Callable[..., Any]:
+    @wraps(work)
+    def counted(*args: Any, **options: Any) -> Any:
+        result = work(*args, **options)
+        met[name] += result != 0
+        return result
+
+    return counted

@@ -6,17 +6,17 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import Any, cast
+from typing import Any
 
 import anyio
 from anyio import CapacityLimiter, to_thread
 from chains import output, txid
-from houses import ALL_TABLES, Chain, chain_txs, open_store
+from houses import ALL_TABLES, chain_txs, open_store
 from messages import Listener, message
-from storage.utxo import UtxoStore
 
 from daemon.bus import Bell
 from handlers.burial import Burial
+from handlers.chain import Chain
 from handlers.change_log import ChangeLog
 from handlers.delivery import Answer
 from handlers.desk import Mined, Rules
@@ -31,7 +31,7 @@ from storage.blobs import Blobs, Files
 from storage.change_log import Retention
 from storage.disk import GIB, Disk, Txn
 from storage.jobs import Job, JobStore
-from storage.transactions import Record, TxStore
+from storage.transactions import Record
 from storage.windows import Windows
 
 RETENTION, UNMINED, PRESERVATION = 10, 5, 40
@@ -44,16 +44,12 @@ class House:
         self, folder: Path, disk: Disk, terms: Terms, windows: Windows, page: int, blobs: Blobs, kind: str
     ) -> None:
         self.folder, self.disk = folder, disk
-        self.kept, self.store, self.jobs = (
-            open_store(disk, kind, indexes=["address_hash"]),
-            TxStore(disk),
-            JobStore(disk),
-        )
-        self.utxo = cast("UtxoStore", self.kept)
+        self.utxo, self.jobs = open_store(disk, kind, indexes=["address_hash"]), JobStore(disk)
         rules = Rules(batch_size=page, retention=RETENTION, maturity=0, max_inline_bytes=1000)
-        self.transactions = Transactions(self.store, chain_txs(self.kept), blobs, rules)
+        self.transactions = Transactions(chain_txs(self.utxo), blobs, rules)
+        self.store = self.transactions.store
         self.changes = ChangeLog(disk, Retention(count=1000))
-        self.chain = Chain(self.kept, windows, terms.batch_size, Lives(self.transactions, self.changes))
+        self.chain = Chain(self.utxo, windows, terms.batch_size, Lives(self.transactions, self.changes))
         self.turns = Turns(self.chain)
         self.published: list[Committed] = []
         self.burial = Burial(self.transactions, UNMINED, PRESERVATION)

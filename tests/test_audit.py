@@ -13,18 +13,16 @@ from typing import Any
 
 import pytest
 from daemons import Daemon, environment, home, running
-from storage.buried import BuriedStore
-from storage.utxo import UtxoStore
 from stories import at, block, digest, output, tx
 
 from config.load import load
 from daemon.offline import reindex_records
-from daemon.store import open_disk
+from daemon.store import chain_txs, open_disk, open_store
 from handlers.audit import Audited, audit
 from storage import keys
-from storage.disk import Disk, Txn
+from storage.disk import Txn
 from storage.jobs import JobStore
-from storage.rows import BlockDetails, pack
+from storage.rows import pack
 from storage.transactions import BODY_PAGE, FROZEN, HASH, MASTER, Body, Lock, Page, Record, TxStore, claim
 
 RETENTION = 200
@@ -78,13 +76,10 @@ def harm(daemon: Daemon, damage: Damage) -> None:
         disk.write(lambda txn: damage(TxStore(disk), txn))
 
 
-def seen(disk: Disk) -> BuriedStore:
-    return BuriedStore(UtxoStore(disk), TxStore(disk), 0)
-
-
 def audited(daemon: Daemon) -> Audited:
-    with open_disk(load(daemon.config, {}), readonly=True) as disk:
-        return audit(seen(disk), RETENTION)
+    config = load(daemon.config, {})
+    with open_disk(config, readonly=True) as disk:
+        return audit(chain_txs(open_store(disk, config), config), RETENTION)
 
 
 def rows(daemon: Daemon) -> dict[str, dict[bytes, bytes]]:
@@ -168,7 +163,6 @@ def delete(key: bytes, table: str = "tx") -> Damage:
 BY_U = claim(name("u"), 0)
 BY_NOBODY = claim(name("nobody"), 0)
 BODY = keys.u32(BODY_PAGE)
-NO_DETAILS = pack(BlockDetails(None, [], [], [], []))
 KINDS: dict[str, tuple[Damage, str]] = {
     "a wrong count of recorded outputs": (record("m", recorded=3), "recorded outputs, its slots are 2"),
     "a wrong count of spent outputs": (record("u", spent=2), "spent outputs, of its slots 1 are"),
@@ -210,16 +204,6 @@ KINDS: dict[str, tuple[Damage, str]] = {
     "a row of no kind": (put(name("x") + b"123", b""), "is none that the transaction store has"),
     "a record that can't be read": (put(name("u") + MASTER, b"\xc1"), f"transaction {name('u').hex()} can't be read"),
     "a page size of nothing": (record("big", page_size=0), "can't be read: ZeroDivisionError"),
-    "details of no block": (
-        put(keys.u32(99), pack(BlockDetails(None, [], [], [], [])), "tx_block"),
-        "which has no row",
-    ),
-    "details of too few": (put(keys.u32(1), NO_DETAILS, "tx_block"), "there are more"),
-    "details that contradict themselves": (
-        put(keys.u32(1), pack(BlockDetails(None, [3, 3, 3], [], [], [])), "tx_block"),
-        "contradict themselves",
-    ),
-    "details that can't be read": (put(keys.u32(1), b"\xc1", "tx_block"), "the details of blocks can't be read"),
 }
 # The records and the chain say different things: the store is sound.
 CONTRADICTIONS: dict[str, tuple[Damage, str]] = {
@@ -422,12 +406,13 @@ def test_many_findings_are_told_up_to_a_hundred(store: Daemon) -> None:
     assert len(audited(store).findings) == 100
 
 
-@pytest.mark.parametrize("table", ["tx", "tx_block", "tx_delete_at", "tx_unmined", "tx_preserved"])
+@pytest.mark.parametrize("table", ["tx", "tx_delete_at", "tx_unmined", "tx_preserved"])
 def test_any_row_that_is_cut_or_changed_is_an_answer(store: Daemon, table: str) -> None:
     """Whatever is in a row, it is found or does not matter; nothing of it ends in a crash."""
     random = Random(table)
-    with open_disk(load(store.config, {})) as disk:
-        db, chain = disk.tables[table], seen(disk)
+    config = load(store.config, {})
+    with open_disk(config) as disk:
+        db, chain = disk.tables[table], chain_txs(open_store(disk, config), config)
         with disk.read() as txn:
             rows = list(txn.cursor(db))
         sound = audit(chain, RETENTION)

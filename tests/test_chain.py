@@ -12,6 +12,7 @@ from chains import (
     back_to,
     block,
     dump,
+    everything,
     failed,
     feed,
     found,
@@ -19,7 +20,6 @@ from chains import (
     live,
     open_chain,
     output,
-    outputs,
     prune_all,
     refused,
     script,
@@ -29,6 +29,7 @@ from chains import (
 )
 from messages import Line, Listener, follow, json_line, message, take
 
+import storage.history.history
 from handlers.events import (
     BlockCommitted,
     BlockPersisted,
@@ -42,9 +43,10 @@ from handlers.events import (
 from handlers.points import recent
 from handlers.utxo import Turns
 from storage.errors import Damaged
-from storage.indexes import address_hash
-from storage.keys import locator, position, u32
-from storage.rows import pack
+from storage.history.history import U32, UNDO_KEY
+from storage.history.layout import STATE, UNDO, seal_row
+from storage.history.output_keys import address_key
+from storage.rows import Body
 
 BLOCKS = [block(None, tx("t1", output("ann")))]
 while len(BLOCKS) < 40:
@@ -96,7 +98,7 @@ def test_unspendable_genesis_outputs_are_not_stored(tmp_path: Path) -> None:
     with open_chain(tmp_path) as chain:
         assert chain.seed(event)
         assert list(live(chain.store)) == [at("kept")]
-        assert dump(chain.store)["utxo_txid"] == {txid("kept"): position(0, 0)}
+        assert [tx.txid for tx in dump(chain.store)["transactions"]] == [txid("kept")]
         assert chain.view.unspent == 1
 
 
@@ -116,7 +118,7 @@ def test_an_unspendable_collateral_return_is_not_stored(tmp_path: Path, kind: st
         feed(chain, second)
         assert live(chain.store) == {}
         assert chain.view.unspent == 0
-        assert found(chain.store, "address_hash", address_hash(wallet("ann"))) == []
+        assert found(chain.store, "address_hash", address_key(wallet("ann"))) == []
         feed(chain, third)
         assert live(chain.store) == {at("late"): (wallet("cid"), 1)}
         assert chain.take_missing() == [(third.point, [at("bad", 1)])]
@@ -165,9 +167,9 @@ def test_an_address_of_any_length_is_found(length: int, tmp_path: Path) -> None:
     first = block(None, tx("O", Output(where, 1), Output(where[:-1] + b"\xff", 2)))
     with open_chain(tmp_path, indexes=["address_hash"]) as chain:
         feed(chain, first)
-        assert found(chain.store, "address_hash", address_hash(where)) == [at("O")]
+        assert found(chain.store, "address_hash", address_key(where)) == [at("O")]
         feed(chain, block(first, tx("spend", spends=[at("O")])))
-        assert found(chain.store, "address_hash", address_hash(where)) == []
+        assert found(chain.store, "address_hash", address_key(where)) == []
         assert chain.view.unspent == 1
 
 
@@ -214,15 +216,21 @@ def test_an_unknown_hash_is_refused_with_what_is_near(tmp_path: Path) -> None:
         assert nearest(slot=10**9) == BLOCKS[4].point
 
 
-def test_a_forgotten_hash_is_unknown_unless_its_place_is_told(tmp_path: Path) -> None:
+def test_a_block_below_the_floor_is_known_and_not_gone_back_to(tmp_path: Path) -> None:
+    """By its hash alone too; it is there again when it is delivered again."""
     with open_chain(tmp_path, prune_depth=2, rollback_window=2) as chain:
         feed(chain, *BLOCKS[:10])
         prune_all(chain)
         old = BLOCKS[3]
-        refused("unknown_point", lambda: chain.rollback(back_to(old)))
-        for place in (RollbackPoint(hash=old.hash, slot=old.slot), RollbackPoint(hash=old.hash, height=old.height)):
+        for place in (
+            RollbackPoint(hash=old.hash),
+            RollbackPoint(hash=old.hash, slot=old.slot),
+            RollbackPoint(hash=bytes(32), slot=old.slot),
+            RollbackPoint(hash=bytes(32), height=old.height),
+        ):
             why = refused("beyond_rollback_floor", lambda: chain.rollback(Rollback(to=place)))  # noqa: B023
             assert why.detail["floor"] == BLOCKS[7].point
+        assert not chain.apply(old, None), "it is a duplicate"
 
 
 @pytest.mark.parametrize(
@@ -256,37 +264,35 @@ for n in range(1, 14):
     SPENDING.append(block(SPENDING[-1], tx(str(n), output("ann"), output("ann"), spends=spent)))
 
 
-def test_the_floor_rises_with_the_first_body_that_is_gone(tmp_path: Path) -> None:
-    """Undo records go after the bodies that they need. What the bodies decide is what can be promised.
-
-    A reorganisation makes the window reach lower than it did, down to where a body is missing, and not one block lower.
-    """
+def test_the_floor_is_the_lowest_block_that_nothing_was_pruned_of(tmp_path: Path) -> None:
+    """A reorganisation makes the window reach lower than it did, down to what was pruned, and not one block lower."""
     with open_chain(tmp_path, prune_depth=4, rollback_window=4, prune_batch_size=3) as chain:
         feed(chain, *SPENDING)
         chain.may_prune = True
-        for _ in range(3):
-            chain.prune()
-        assert chain.state.undo_cursor < chain.state.spent_cursor
-        floor = chain.state.spent_cursor[0] - 1 + (chain.state.spent_cursor[1] > 0)
-        while chain.view.blocks > floor:
+        gone = [chain.prune().undo_records for _ in range(3)]
+        assert gone == [3, 2, 2], "as many blocks as it takes for three spends"
+        assert sorted(dump(chain.store)["undo"]) == list(range(8, 15))
+        while chain.view.blocks > 7:
             assert chain.rollback(Rollback(to=RollbackPoint(hash=chain.view.points[-1].hash)))
-        assert chain.view.tip == chain.view.floor == SPENDING[floor - 1].point
-        assert live(chain.store) == {at(str(floor - 1), n): (output("ann").address, 1) for n in (0, 1)}
-        refused("beyond_rollback_floor", lambda: chain.rollback(back_to(SPENDING[floor - 2].point.slot)))
+        assert chain.view.tip == chain.view.floor == SPENDING[6].point
+        assert live(chain.store) == {at("6", n): (output("ann").address, 1) for n in (0, 1)}
+        refused("beyond_rollback_floor", lambda: chain.rollback(back_to(SPENDING[5].point.slot)))
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_another_undo_mode_keeps_the_way_back(first: bool, tmp_path: Path) -> None:
-    """Older records are read as what they are: those without bodies keep their rows for as long as they need them."""
-    with open_chain(tmp_path, prune_depth=2, rollback_window=8, self_contained=first) as chain:
+@pytest.mark.parametrize(("before", "later"), [(8, 2), (2, 8)])
+def test_other_windows_reach_as_far_as_both(tmp_path: Path, before: int, later: int) -> None:
+    """A smaller window forgets what it does not need; a larger one grows from where the smaller one ended."""
+    with open_chain(tmp_path, prune_depth=0, rollback_window=before) as chain:
         feed(chain, *SPENDING[:10])
         prune_all(chain)
-    with open_chain(tmp_path, prune_depth=2, rollback_window=8, self_contained=not first) as chain:
-        feed(chain, *SPENDING[10:])
+        assert chain.view.floor == SPENDING[9 - before].point
+    with open_chain(tmp_path, prune_depth=0, rollback_window=later) as chain:
+        feed(chain, *SPENDING[10:12])
         prune_all(chain)
-        assert chain.view.floor == SPENDING[5].point
-        chain.rollback(back_to(SPENDING[5]))
-        assert live(chain.store) == {at("5", n): (output("ann").address, 1) for n in (0, 1)}
+        lowest = max(9 - before - 1, 11 - later) if later < before else 9 - before - 1
+        assert chain.view.floor == SPENDING[lowest].point
+        chain.rollback(back_to(SPENDING[lowest]))
+        assert live(chain.store) == {at(str(lowest), n): (output("ann").address, 1) for n in (0, 1)}
 
 
 def test_a_repeated_id_does_not_lead_back_to_what_is_pruned(tmp_path: Path) -> None:
@@ -304,7 +310,9 @@ def test_a_repeated_id_does_not_lead_back_to_what_is_pruned(tmp_path: Path) -> N
             at("coinbase"): (output("ann").address, 1),
         }
         chain.rollback(back_to(blocks[3]))
-        assert set(dump(chain.store)["utxo_txid"]) == {txid("spend")}
+        assert [tx.txid for tx in dump(chain.store)["transactions"]] == [txid("spend")]
+        with chain.store.disk.read() as txn:
+            assert chain.store.stored(txn).find_tx(txid("coinbase")) is None
         feed(chain, again)
         assert live(chain.store) == {
             at("spend"): (output("bob").address, 1),
@@ -347,7 +355,7 @@ def test_nothing_is_pruned_while_the_node_is_not_settled(tmp_path: Path) -> None
             take(turns, message(NodeState(state=state, height=1), sender))
             take(turns, *[message(each, sender) for each in BLOCKS[:10]])
             assert not chain.due_for_pruning()
-        assert len(dump(chain.store)["utxo_block_delta"]) == 10
+        assert len(dump(chain.store)["undo"]) == 10
         take(turns, message(NodeState(state="running", height=10), sender))
         assert chain.due_for_pruning()
         take(Turns(chain, pruning=False), message(NodeState(state="running", height=10), sender))
@@ -399,82 +407,70 @@ def test_a_turn_ends_in_time(tmp_path: Path) -> None:
 def test_the_network_height_of_the_sender_decides_how_deep_a_block_lies(tmp_path: Path) -> None:
     with open_chain(tmp_path, prune_depth=3, rollback_window=2) as chain:
         follow(chain, Line([message(BLOCKS[0], Listener(4))]))
-        assert len(dump(chain.store)["utxo_block_delta"]) == 1, "three blocks below is within the windows"
+        assert list(dump(chain.store)["undo"]) == [1], "three blocks below is within the windows"
         follow(chain, Line([message(BLOCKS[1], Listener(6))]))
-        assert len(dump(chain.store)["utxo_block_delta"]) == 1, "four blocks below is not"
+        assert dump(chain.store)["undo"] == {}, "four blocks below is not"
         assert chain.view.floor == BLOCKS[1].point
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_contradicts_itself_is_damage(tmp_path: Path) -> None:
-    """Each write checks the store on its way, and stops before it makes things worse."""
-    first = block(None, tx("O", output("ann"), output("bob")))
-    second = block(first, tx("spend", spends=[at("O")]))
+def test_a_missing_undo_log_is_damage(tmp_path: Path) -> None:
+    """It stops the way back, and pruning, before anything has changed."""
     with open_chain(tmp_path) as chain:
         store = chain.store
-        feed(chain, first)
-        place, index = locator(1, 0, 0), store.disk.tables["utxo_addr"]
-        key = next(key for key, value in dump(store)["utxo_addr"].items() if value == place)
-        store.disk.write(lambda txn: txn.delete(key, place, index))
-        with pytest.raises(Damaged, match="1/0/0 is not in the index"):
-            feed(chain, second)
-        store.disk.write(lambda txn: txn.put(key, place, db=index))
-        chain.commit()
-        store.disk.write(lambda txn: txn.delete(second.hash, db=store.block_hash))
-        before = dump(store)
-        with pytest.raises(Damaged, match=f"row {second.hash.hex()} is not there"):
-            chain.rollback(Rollback(to=RollbackPoint(slot=first.slot)))
-        assert dump(store) == before
-
-
-def test_pruning_stops_at_a_row_that_was_not_spent_as_told(tmp_path: Path) -> None:
-    first = block(None, tx("O", output("ann")))
-    second = block(first, tx("spend", spends=[at("O")]))
+        feed(chain, *SPENDING[:4])
+        store.disk.write(lambda txn: txn.delete(UNDO_KEY.pack(2, 0), db=store.disk.tables[UNDO]))
+        before = everything(store)
+        with pytest.raises(Damaged, match="block 2 has no undo log"):
+            chain.rollback(back_to("origin"))
+        assert everything(store) == before
     with open_chain(tmp_path, prune_depth=0, rollback_window=0) as chain:
-        feed(chain, first, second, block(second))
-        row = outputs(chain.store)[at("O")]
-        chain.store.disk.write(lambda txn: txn.put(locator(1, 0, 0), row[13:], db=chain.store.output))
-        before = dump(chain.store)
-        with pytest.raises(Damaged, match="1/0/0 should have been spent by block 2"):
+        with pytest.raises(Damaged, match="block 2 has no undo log"):
             prune_all(chain)
-        assert dump(chain.store) == before
+        assert everything(chain.store) == before
 
 
-def test_a_row_that_another_block_spent_is_not_taken_for_ours(tmp_path: Path) -> None:
-    first = block(None, tx("O", output("ann")))
-    second = block(first, tx("spend", spends=[at("O")]))
+def test_an_undo_log_that_is_not_whole_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage.history.history, "UNDO_ENTRIES", 1)
     with open_chain(tmp_path) as chain:
-        feed(chain, first, second)
-        row = outputs(chain.store)[at("O")]
-        other = row[:1] + u32(7) + row[5:]
-        chain.store.disk.write(lambda txn: txn.put(locator(1, 0, 0), other, db=chain.store.output))
-        before = dump(chain.store)
-        with pytest.raises(Damaged, match="its body is no longer there"):
-            chain.rollback(back_to(first))
-        assert dump(chain.store) == before
+        store = chain.store
+        feed(chain, *SPENDING[:3])
+        store.disk.write(lambda txn: txn.delete(UNDO_KEY.pack(3, 1), db=store.disk.tables[UNDO]))
+        before = everything(store)
+        with pytest.raises(Damaged, match="the undo log of block 3 has 1 of its 2 spends"):
+            chain.rollback(back_to(SPENDING[1]))
+        assert everything(store) == before
 
 
-def test_a_missing_undo_record_or_block_is_damage(tmp_path: Path) -> None:
+def test_a_missing_block_or_transaction_is_damage(tmp_path: Path) -> None:
     with open_chain(tmp_path) as chain:
         store = chain.store
         feed(chain, *BLOCKS[:3])
-        store.disk.write(lambda txn: txn.delete(u32(2), db=store.delta))
-        before = dump(store)
-        with pytest.raises(Damaged, match="block 2 has no undo record"):
+        store.disk.write(lambda txn: txn.delete(U32.pack(2), db=store.block))
+        before = everything(store)
+        with pytest.raises(Damaged, match="block 2 has no row"):
             chain.rollback(back_to("origin"))
-        assert dump(store) == before
-        store.disk.write(lambda txn: txn.delete(u32(1), db=store.block))
-        with store.disk.read() as txn, pytest.raises(Damaged, match="block 1 has no row"):
-            store.block_at(txn, 1)
-        with store.disk.read() as txn, pytest.raises(Damaged, match="transaction 7/0 has no row"):
-            store.txid_at(txn, position(7, 0))
+        assert everything(store) == before
+        with store.disk.read() as txn, pytest.raises(Damaged, match="the transaction of output 70 is not there"):
+            store.stored(txn).tx_of(70)
 
 
-def test_a_row_of_another_shape_is_damage(tmp_path: Path) -> None:
+def test_blocks_above_the_tip_are_damage(tmp_path: Path) -> None:
     with open_chain(tmp_path) as chain:
         store = chain.store
-        store.disk.write(lambda txn: txn.put(b"state", pack((b"no", b"numbers")), db=store.meta))
+        feed(chain, BLOCKS[0])
+        store.disk.write(lambda txn: txn.put(U32.pack(7), b"a block", db=store.block))
+        before = everything(store)
+        with pytest.raises(Damaged, match="blocks above the tip were there already"):
+            feed(chain, BLOCKS[1])
+        assert everything(store) == before
+
+
+def test_a_state_of_another_shape_is_damage(tmp_path: Path) -> None:
+    with open_chain(tmp_path) as chain:
+        store = chain.store
+        store.disk.write(lambda txn: txn.put(STATE, seal_row(Body(b"no", 1)), db=store.meta))
         with store.disk.read() as txn, pytest.raises(Damaged, match="the state cannot be read"):
             store.state(txn)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from weakref import ref
 
 import pytest
+from chains import block, open_chain, output, tx
 from msgspec import Raw, Struct, UnsetType
 from test_tidy import MODULES
 
@@ -76,3 +80,16 @@ def test_the_rule_sees_a_way_back() -> None:
     assert list(ways_back(Opaque, Opaque, set())) == ["Opaque.owner: <class 'object'>"]
     assert list(ways_back(Outer, Outer, set())) == []
     assert len(UNTRACKED) > 20
+
+
+def test_a_batch_is_in_no_cycle(tmp_path: Path) -> None:
+    """Its blocks are long: they go with the commit, not when the collector looks the next time."""
+    with open_chain(tmp_path) as chain:
+        chain.apply(block(None, tx("a", output("ann"))), None)
+        batch = ref(chain.batch)
+        gc.disable()
+        try:
+            chain.commit()
+            assert batch() is None
+        finally:
+            gc.enable()

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import pytest
 from conformance.transactions_subject import Op, Subject
+from houses import ALL_TABLES, chain_txs, open_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,10 +27,9 @@ from handlers.events import Output, Tx
 from handlers.recovery.records import Records
 from handlers.spending import TxFault
 from handlers.transactions import Transactions
-from storage import utxo
 from storage.blobs import Files
 from storage.disk import Disk, Txn
-from storage.transactions import TABLES, Lock, TxStore, claim
+from storage.transactions import TABLES, Lock, claim
 
 _T = TypeVar("_T")
 Rows = dict[str, dict[bytes, list[bytes]]]
@@ -500,14 +500,14 @@ TXID, ROOT = b"\xaa" * 32, b"\xbb" * 32
 RULES = Rules(batch_size=PAGE)
 
 
-def open_store(folder: Path, *, durable: bool = False) -> tuple[Disk, Transactions]:
-    disk = Disk(folder / "lmdb", utxo.TABLES + TABLES, durable=durable)
-    return disk, Transactions(TxStore(disk), None, Files(folder / "blobs"), RULES)
+def open_transactions(folder: Path, *, durable: bool = False) -> tuple[Disk, Transactions]:
+    disk = Disk(folder / "lmdb", ALL_TABLES, durable=durable)
+    return disk, Transactions(chain_txs(open_store(disk)), Files(folder / "blobs"), RULES)
 
 
 async def create_in(folder: Path) -> str:
     """Create a large transaction on a durable disk, and say every step."""
-    disk, transactions = open_store(folder, durable=__name__ != "test_creation")
+    disk, transactions = open_transactions(folder, durable=__name__ != "test_creation")
 
     async def write(step: Callable[[Txn], _T]) -> _T:
         sys.stdout.write(".")
@@ -540,7 +540,7 @@ def test_kill(seed: int, tmp_path: Path) -> None:
         assert child.stdout is not None
         assert len(child.stdout.read(steps)) == steps
         child.kill()
-    disk, transactions = open_store(tmp_path)
+    disk, transactions = open_transactions(tmp_path)
     transactions.height = 200
     with closing(disk):
         with disk.read() as txn:
@@ -554,7 +554,7 @@ def test_kill(seed: int, tmp_path: Path) -> None:
             left = [key for key, _ in txn.cursor(transactions.store.tx) if key.startswith(TXID) and key[32:] < b"\xfe"]
             assert len(left) == (0 if removed or record is None else PAGES * (PAGE + 1))
     assert asyncio.run(create_again(tmp_path)) == ("ok" if removed or record is None else "TX_EXISTS")
-    disk, transactions = open_store(tmp_path)
+    disk, transactions = open_transactions(tmp_path)
     with closing(disk), disk.read() as txn:
         whole = transactions.store.record(txn, TXID)
         assert whole is not None
@@ -567,7 +567,7 @@ def test_kill(seed: int, tmp_path: Path) -> None:
 
 async def create_again(folder: Path) -> str:
     """Create it in this process, after whatever lock is left has ended."""
-    disk, transactions = open_store(folder)
+    disk, transactions = open_transactions(folder)
     disk.write(lambda txn: transactions.store.put_lock(txn, TXID, None))
     disk.close()
     return await create_in(folder)

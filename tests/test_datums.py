@@ -333,6 +333,20 @@ def test_an_output_that_is_not_there(tmp_path: Path) -> None:
             found(chain, b"d")
 
 
+@pytest.mark.parametrize("size", [0, 1, 27, 29, 31, 33, 64])
+def test_a_hash_of_another_size_is_in_no_index(tmp_path: Path, size: int) -> None:
+    """The wire does not bound it, and a key has at most 32 bytes."""
+    odd = output("ann", datum_hash=bytes(size), script_ref_hash=bytes(size))
+    good = output("ann", datum_hash=hash_of(b"d"), script_ref_hash=bytes(28))
+    with open_chain(tmp_path, **OPTIONS | {"indexes": ["datum", "script"]}) as chain:
+        feed(chain, block(None, tx("one", odd, good, odd, datums=[b"d"])))
+        assert found(chain, b"d") and verify(chain.store.disk) == []
+        with query_of(chain).snapshot() as shot:
+            for index, key in (("datum", hash_of(b"d")), ("script", bytes(28))):
+                listed = shot.page(shot.listed(index, key), 10, "asc", 1, None)
+                assert [utxo.output_index for utxo in listed.utxos] == [1]
+
+
 def test_without_the_index(tmp_path: Path) -> None:
     with open_chain(tmp_path, indexes=["address_hash"]) as chain:
         feed(chain, block(None, tx("one", output("ann", inline_datum=b"d"))))

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import lmdb
 import pytest
-from chains import at, back_to, block, dump, feed, found, genesis, live, open_chain, output, tx
-from storage.history.tables import TABLES as HISTORY_TABLES
-from storage.utxo import FORMAT, TABLES, UtxoStore
+from chains import TABLES, at, back_to, block, dump, everything, feed, found, genesis, live, open_chain, output, tx
 
 import storage.disk
-from storage.disk import MIB, Disk
+from storage.disk import FORMAT_KEY, META, MIB, Disk
 from storage.errors import Damaged, StoreBusy, StoreError, WrongFormat
-from storage.indexes import TABLES as INDEXES
-from storage.indexes import address_hash
+from storage.history.layout import FORMAT
+from storage.history.output_keys import address_key
+from storage.history.store import HistoryStore
+from storage.indexes import NAMES
 
 ANN = output("ann").address
 
@@ -48,21 +48,46 @@ def child(code: str, *args: object) -> Iterator[subprocess.Popen[str]]:
 # --- whose store it is ---------------------------------------------------------------------------------------------
 
 
-def test_another_format_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("written", [1, FORMAT + 1])
+def test_another_format_is_refused(tmp_path: Path, written: int) -> None:
+    """Before a table is made, or anything in the file changes."""
     with open_chain(tmp_path) as chain:
-        store = chain.store
-        store.disk.write(lambda txn: txn.put(b"format", (FORMAT + 1).to_bytes(4, "big"), db=store.meta))
-        before = dump(store)
-    why = f"format {FORMAT + 1}, this utxod reads format {FORMAT}"
-    with pytest.raises(WrongFormat, match=why), open_chain(tmp_path):
+        feed(chain, block(None, tx("O", output("ann"))))
+        chain.store.disk.write(lambda txn: txn.put(FORMAT_KEY, written.to_bytes(4, "big"), db=chain.store.meta))
+    before = (tmp_path / "data.mdb").read_bytes()
+    why = f"written in format {written}, this version reads format {FORMAT}: feed the chain again into another data_dir"
+    for _ in range(2):
+        with pytest.raises(WrongFormat, match=why):
+            Disk(tmp_path, (*TABLES, "one_more"), version=FORMAT)
+        assert (tmp_path / "data.mdb").read_bytes() == before
+
+
+def test_a_new_store_has_the_format_of_this_version(tmp_path: Path) -> None:
+    with Disk(tmp_path, TABLES, version=FORMAT):
         pass
-    with Disk(tmp_path, (*TABLES, *HISTORY_TABLES)) as disk:
-        assert dump(UtxoStore(disk)) == before
+    with open_chain(tmp_path) as chain:
+        feed(chain, block(None))
+        before = everything(chain.store)
+    with Disk(tmp_path, TABLES, version=FORMAT) as disk:
+        assert everything(HistoryStore(disk)) == before
 
 
 def test_a_store_that_was_never_run_has_no_format(tmp_path: Path) -> None:
-    with Disk(tmp_path, TABLES) as disk, pytest.raises(WrongFormat, match="never run"):
-        UtxoStore(disk).check_chain()
+    with Disk(tmp_path, TABLES, version=FORMAT) as disk, pytest.raises(WrongFormat, match="never run"):
+        HistoryStore(disk).check_chain("cardano/mainnet")
+
+
+@pytest.mark.parametrize("kind", ["classic", "mmr"])
+def test_another_kind_of_store_is_refused(tmp_path: Path, kind: str) -> None:
+    with open_chain(tmp_path, store=kind) as chain:
+        feed(chain, block(None, tx("O", output("ann"))))
+        before = everything(chain.store)
+    other = "mmr" if kind == "classic" else "classic"
+    why = f'this is a {kind} store, the configuration says utxo.store = "{other}"'
+    with pytest.raises(WrongFormat, match=why), open_chain(tmp_path, store=other):
+        pass
+    with open_chain(tmp_path, store=kind) as chain:
+        assert everything(chain.store) == before
 
 
 def test_another_chain_is_refused(tmp_path: Path) -> None:
@@ -86,7 +111,7 @@ def test_an_index_that_is_not_complete_is_refused(tmp_path: Path) -> None:
         pass
     with open_chain(tmp_path, indexes=["address_hash"]) as chain:
         assert dump(chain.store) == before
-        assert found(chain.store, "address_hash", address_hash(ANN)) == [at("O")]
+        assert found(chain.store, "address_hash", address_key(ANN)) == [at("O")]
 
 
 def test_an_index_switched_off_is_dropped(tmp_path: Path) -> None:
@@ -95,11 +120,12 @@ def test_an_index_switched_off_is_dropped(tmp_path: Path) -> None:
         feed(chain, first)
     with open_chain(tmp_path, indexes=["policy", "address_hash"]) as chain:
         assert found(chain.store, "payment_credential", ANN[1:]) == []
-        assert found(chain.store, "address_hash", address_hash(ANN)) == [at("O")]
+        assert found(chain.store, "address_hash", address_key(ANN)) == [at("O")]
         feed(chain, block(first, tx("P", output("ann"))))
-        assert dump(chain.store)["utxo_cred"] == {}
         with chain.store.disk.read() as txn:
             assert set(chain.store.kept_indexes(txn)) == {"policy", "address_hash"}
+            stored = chain.store.stored(txn)
+            assert [name for name in NAMES if stored.index(name).runs] == ["address_hash"], "no output has a policy"
     with pytest.raises(WrongFormat, match="payment_credential, stake_credential"), open_chain(tmp_path):
         pass
 
@@ -109,8 +135,8 @@ def test_a_store_without_indexes_keeps_the_set_all_the_same(tmp_path: Path) -> N
     with open_chain(tmp_path, indexes=[]) as chain:
         feed(chain, first, block(first, tx("P", output("bob"), spends=[at("O")])))
         assert list(live(chain.store)) == [at("P")]
-        tables = dump(chain.store)
-        assert not any(tables[table] for table, _ in INDEXES.values())
+        with chain.store.disk.read() as txn:
+            assert not any(chain.store.stored(txn).index(name).runs for name in NAMES)
 
 
 def test_a_store_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -170,22 +196,29 @@ def test_a_store_that_cannot_be_opened_is_not_held(tmp_path: Path) -> None:
 READING = """
 import sys
 from pathlib import Path
+import numpy as np
+from chains import TABLES, output
 from storage.disk import Disk
-from storage.utxo import TABLES, UtxoStore
+from storage.history.output_keys import address_key, digest
+from storage.history.store import HistoryStore
 
 with Disk(Path(sys.argv[1]), TABLES, map_size=1 << 20, readonly=True) as disk:
-    store, seen = UtxoStore(disk), -1
+    store, seen = HistoryStore(disk), -1
     store.check_chain("cardano/mainnet")
     print("ready", flush=True)
     while seen < int(sys.argv[2]):
         with disk.read() as txn:
-            state = store.state(txn)
-            rows = [row for _, row in store.scan(txn, store.output) if row[0] != 1]
-            assert len(rows) == state.unspent == 300 * state.tip, state
-            assert txn.stat(disk.tables["utxo_addr"])["entries"] == state.unspent
+            stored = store.stored(txn)
+            state = stored.state
+            live = np.flatnonzero(stored.live.has(np.arange(state.next_number)))
+            assert len(live) == state.unspent == 300 * state.tip, state
+            assert len(stored.bodies(live)) == len(stored.homes(live)) == state.unspent
             assert txn.stat(store.block)["entries"] == state.tip
             if state.tip:
                 assert store.block_at(txn, state.tip).height == state.tip
+                prefix = stored.prefix(digest(address_key(output(f"{state.tip - 1} 399").address)))
+                (listed,) = [number for some in stored.index("address_hash").ascending(prefix) for number in some]
+                assert stored.live.is_set(int(listed)) == (state.tip > 1)
         if state.tip > seen:
             seen = state.tip
             print(seen, flush=True)
@@ -226,7 +259,7 @@ def test_a_reader_cannot_write(tmp_path: Path) -> None:
     with open_chain(tmp_path) as chain:
         feed(chain, block(None))
     with Disk(tmp_path, TABLES, readonly=True) as disk, pytest.raises(lmdb.ReadonlyError):
-        disk.write(lambda txn: txn.put(b"a", b"b", db=disk.tables["utxo_meta"]))
+        disk.write(lambda txn: txn.put(b"a", b"b", db=disk.tables[META]))
 
 
 def test_reading_needs_a_store(tmp_path: Path) -> None:
@@ -245,7 +278,7 @@ def test_reading_needs_a_store(tmp_path: Path) -> None:
 def test_growth_is_told(tmp_path: Path) -> None:
     sizes: list[int] = []
     with Disk(tmp_path, TABLES, map_size=MIB, durable=False, on_grow=sizes.append) as disk:
-        meta = disk.tables["utxo_meta"]
+        meta = disk.tables[META]
         assert disk.write(lambda txn: txn.put(b"key", bytes(3 * MIB), db=meta))
         assert sizes == [2 * MIB, 4 * MIB]
         assert disk.map_size() == 4 * MIB

@@ -1,27 +1,43 @@
-"""Golden bytes of every table.
+"""Golden bytes of the chain's tables: every table, key and value.
 
-If this fails, the format on disk changed: raise `storage.utxo.FORMAT` and write `docs/format.md` first.
+If one of these fails, the format on disk changed: raise `storage.history.layout.FORMAT` and write docs/format.md first.
 """
 
 from __future__ import annotations
 
+import secrets
+import zlib
+from collections.abc import Iterator
+from hashlib import blake2b, sha256
 from pathlib import Path
 
 import pytest
-from chains import Options, block, dump, feed, open_chain, prune_all
-from storage.utxo import FORMAT, TABLES
+from chains import Options, back_to, block, feed, open_chain, prune_all, rows
 
+from daemon.store import TABLES as ALL_TABLES
 from handlers.chain import Chain
-from handlers.events import BlockApplied, BlockPersisted, GenesisOutput, GenesisOutputs, Output, Tx
+from handlers.events import BlockApplied, BlockPersisted, GenesisOutput, GenesisOutputs, Issuer, Output, Tx
+from storage.history.layout import FORMAT, OUTPUT_RECORD, SPEND, TABLES, TX_RECORD, TXID_ENTRY, seal_row
+from storage.history.mmr import TABLES as MMR_TABLES
+from storage.history.runs import Manifest, Merge, Run
+from storage.indexes import NAMES
 
+Rows = dict[bytes, bytes]
+Entries = list[tuple[bytes, int]]  # digest, number
+
+KEYS = [3, 5, 7, 11]
 KEY, STAKE, POLICY = "aa" * 28, "bb" * 28, "cc" * 28
 PLAIN, BASE = f"61{KEY}", f"01{KEY}{STAKE}"  # an enterprise address, and one with a stake credential
-GENESIS, FUNDS, SPEND, FAILED = "10" * 32, "11" * 32, "12" * 32, "13" * 32
-FIRST, SECOND = "b1" * 32, "b2" * 32
+GENESIS, FUNDS, SPENDING, FAILED = (bytes((n,)) * 32 for n in (0x10, 0x11, 0x12, 0x13))
+BEFORE, FIRST, SECOND, THIRD = (bytes((n,)) * 32 for n in (0xB0, 0xB1, 0xB2, 0xB3))
 
 
 def plain(value: int) -> Output:
     return Output(bytes.fromhex(PLAIN), value)
+
+
+def named(value: int) -> Output:
+    return Output(bytes.fromhex(PLAIN), value, datum_hash=UNIT_HASH)
 
 
 RICH = Output(
@@ -34,177 +50,333 @@ RICH = Output(
     script_ref_hash=b"\xd2" * 28,
 )
 UNSPENDABLE = Output(b"\x6a", 0, spendable=False)
+UNIT = bytes.fromhex("d87980")  # a datum
+UNIT_HASH = bytes.fromhex("923918e403bf43c34b4ef6b48eb2ee04babed17320d8d1b9ff9ad086e86f44ec")
 
-
-def transaction(name: str, spent: list[tuple[str, int]], outputs: list[Output], **parts: bool | Output) -> Tx:
-    points = [(bytes.fromhex(txid), index) for txid, index in spent]
-    where = "collateral" if "valid" in parts else "inputs"
-    return Tx(**{"txid": bytes.fromhex(name), where: points, "outputs": outputs} | parts)  # type: ignore[arg-type]
-
-
-BLOCKS = [
+SEED = GenesisOutputs(outputs=[GenesisOutput(GENESIS, 7, plain(1000))])
+BLOCKS = [  # numbers: the genesis has 0 to 7, the first block 8 to 10, the second one 11 to 13
     BlockApplied(
         height=100,
         slot=2000,
-        hash=bytes.fromhex(FIRST),
+        hash=FIRST,
+        prev_hash=BEFORE,
         time=1_757_500_000,
         epoch=450,
-        txs=[transaction(FUNDS, [], [plain(1), UNSPENDABLE, RICH], coinbase=True)],
+        size=300,
+        header=b"\x0a\x0b",
+        block_id=900,
+        era="conway",
+        issuer=Issuer(vkey=b"\x01", op_cert_counter=5),
+        txs=[Tx(FUNDS, [], [plain(1), UNSPENDABLE, RICH], coinbase=True, fee=9, size=250, subtree_index=2)],
     ),
     BlockApplied(  # without a slot: it is the height
         height=101,
-        hash=bytes.fromhex(SECOND),
+        hash=SECOND,
         txs=[
-            transaction(SPEND, [(GENESIS, 7), (FUNDS, 0)], [plain(300)]),
-            transaction(FAILED, [(SPEND, 0)], [plain(9)], valid=False, collateral_return=plain(2)),
+            Tx(SPENDING, [(GENESIS, 7), (FUNDS, 0)], [named(300)], datums=[b"\x80", UNIT]),
+            Tx(FAILED, [], [plain(9)], valid=False, collateral=[(SPENDING, 0)], collateral_return=plain(2)),
         ],
     ),
 ]
 
 
 def tell(chain: Chain) -> None:
-    chain.seed(GenesisOutputs(outputs=[GenesisOutput(bytes.fromhex(GENESIS), 7, plain(1000))]))
-    feed(chain, *BLOCKS)
+    chain.seed(SEED)
+    feed(chain, BLOCKS[0])
+    feed(chain, BLOCKS[1])
     chain.persisted(BlockPersisted(height=99))
     chain.commit()
 
 
-def written(folder: Path, **options: bool) -> dict[str, dict[str, str]]:
-    with open_chain(folder, **Options(**options)) as chain:  # type: ignore[typeddict-item]
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = iter(KEYS)
+    monkeypatch.setattr(secrets, "randbits", lambda _: next(chosen))
+
+
+@pytest.fixture
+def told(tmp_path: Path, keys: None) -> Iterator[Chain]:
+    with open_chain(tmp_path, indexes=NAMES) as chain:
         tell(chain)
-        return in_hex(chain)
+        yield chain
 
 
-def in_hex(chain: Chain) -> dict[str, dict[str, str]]:
-    tables = dump(chain.store).items()
-    return {table: {key.hex(): value.hex() for key, value in rows.items()} for table, rows in tables}
+# --- how bytes are written here ------------------------------------------------------------------------------------
 
 
-# Places: block, transaction, output.
-G_7 = "000000000000000000000007"
-F_0 = "000000010000000000000000"
-F_2 = "000000010000000000000002"
-S_0 = "000000020000000000000000"
-X_1 = "000000020000000100000001"
+def crc(raw: bytes) -> bytes:
+    return zlib.crc32(raw).to_bytes(4, "little")
 
-# Bodies: an array of two, or of eight.
-BODY_1000 = f"92 c41d{PLAIN} cd03e8"
-BODY_1 = f"92 c41d{PLAIN} 01"
-BODY_300 = f"92 c41d{PLAIN} cd012c"
-BODY_RICH = (
-    f"98 c439{BASE} cfffffffffffffffff"
-    f"92 93 c41c{POLICY} c404676f6c64 05 93 c41c{POLICY} c400 cf7fffffffffffffff"
-    f"c420{'d1' * 32} c4020102 c40103 c41c{'d2' * 28} c2"
+
+def value(count: int, raw: bytes) -> bytes:
+    body = count.to_bytes(4, "little") + raw
+    return crc(body) + body
+
+
+def row(text: str) -> bytes:
+    """Return a row of MessagePack."""
+    raw = bytes.fromhex(text)
+    return raw + crc(raw)
+
+
+def little(number: int, size: int) -> bytes:
+    return number.to_bytes(size, "little", signed=number < 0)
+
+
+def big(number: int, size: int = 8) -> bytes:
+    return number.to_bytes(size, "big")
+
+
+def prefix(digest: bytes) -> int:
+    words = [int.from_bytes(digest[n : n + 8], "little") for n in range(0, 32, 8)]
+    x = sum(w * k for w, k in zip(words, KEYS, strict=True)) % (1 << 64)
+    x ^= x >> 32
+    x = x * 0x9E3779B97F4A7C15 % (1 << 64)
+    return x ^ x >> 29
+
+
+# --- tables --------------------------------------------------------------------------------------------------------
+
+
+def test_the_format_has_a_number_and_a_page() -> None:
+    assert FORMAT == 2
+    assert tuple(f"history_{name}" for name in ("block", "tx", "output", "live", "undo", "run", "filter")) == TABLES
+    assert (TX_RECORD.itemsize, OUTPUT_RECORD.itemsize, SPEND.itemsize, TXID_ENTRY.itemsize) == (64, 24, 16, 24)
+    page = (Path(__file__).parent.parent / "docs" / "format.md").read_text()
+    assert [table for table in (*ALL_TABLES, *MMR_TABLES) if f"`{table.rstrip('*')}`" not in page] == []
+
+
+def test_a_block(told: Chain) -> None:
+    """Place; first number, numbers; counts; failed; size, previous, header, block id, era, issuer."""
+    zero, first, second = f"c420{'00' * 32}", f"c420{FIRST.hex()}", f"c420{SECOND.hex()}"
+    assert rows(told.store, "history_block") == {
+        big(0, 4): row(f"dc0011 00 00 {zero} c0 c0 00 08 01 01 00 c2 c0 c0 c0 c0 c0 c0"),
+        big(1, 4): row(
+            f"dc0011 64 cd07d0 {first} ce68c15260 cd01c2 08 03 01 02 00 c2"
+            f"cd012c c420{BEFORE.hex()} c4020a0b cd0384 a6636f6e776179 94 c40101 c0 c0 05"
+        ),
+        big(2, 4): row(f"dc0011 65 65 {second} c0 c0 0b 03 02 02 03 c3 c0 c0 c0 c0 c0 c0"),
+    }
+
+
+def test_a_transaction(told: Chain) -> None:
+    """Number, id, fee; count of outputs and flags: 1 invalid, 2 collateral return, 4 coinbase; block, size, subtree."""
+    nothing = little(-(1 << 63), 8)
+    assert rows(told.store, "history_tx") == {
+        big(0): value(1, little(0, 8) + GENESIS + nothing + little(8 << 3, 4) + little(0, 4) + b"\xff" * 8),
+        big(8): value(
+            1,
+            little(8, 8) + FUNDS + little(9, 8) + little(3 << 3 | 4, 4) + little(1, 4) + little(250, 4) + little(2, 4),
+        ),
+        big(11): value(
+            2,
+            little(11, 8)
+            + SPENDING
+            + nothing
+            + little(1 << 3, 4)
+            + little(2, 4)
+            + b"\xff" * 8
+            + little(12, 8)
+            + FAILED
+            + nothing
+            + little(2 << 3 | 3, 4)
+            + little(2, 4)
+            + b"\xff" * 8,
+        ),
+    }
+
+
+BESIDE = bytes.fromhex(  # assets, datum hash, inline datum, script, its hash, is a collateral return; the hash's datum
+    f"97 92 93 c41c{POLICY} c404676f6c64 05 93 c41c{POLICY} c400 cf7fffffffffffffff"
+    f"c420{'d1' * 32} c4020102 c40103 c41c{'d2' * 28} c2 c0"
 )
-BODY_RETURN = f"98 c41d{PLAIN} 02 90 c0 c0 c0 c0 c3"
-
-GOLDEN = {
-    "utxo_block": {  # height, slot, hash, time, epoch
-        "00000000": f"95 00 00 c420{'00' * 32} c0 c0",
-        "00000001": f"95 64 cd07d0 c420{FIRST} ce68c15260 cd01c2",
-        "00000002": f"95 65 65 c420{SECOND} c0 c0",
-    },
-    "utxo_block_hash": {FIRST: "00000001", SECOND: "00000002"},
-    "utxo_tx": {  # txid, flags: 1 invalid, 2 with a collateral return, 4 coinbase
-        "0000000000000000": f"{GENESIS} 00",
-        "0000000100000000": f"{FUNDS} 04",
-        "0000000200000000": f"{SPEND} 00",
-        "0000000200000001": f"{FAILED} 03",
-    },
-    "utxo_txid": {
-        GENESIS: "0000000000000000",
-        FUNDS: "0000000100000000",
-        SPEND: "0000000200000000",
-        FAILED: "0000000200000001",
-    },
-    "utxo_output": {  # a body; behind a mark, the spender's place and the input's index once it is spent
-        G_7: f"01 00000002 00000000 00000000 {BODY_1000}",
-        F_0: f"01 00000002 00000000 00000001 {BODY_1}",
-        F_2: BODY_RICH,
-        S_0: f"01 00000002 00000001 00000000 {BODY_300}",
-        X_1: BODY_RETURN,
-    },
-    "utxo_block_delta": {  # hash, created, spent, flags, transactions' flags, replaced, bodies
-        "00000001": f"97 c420{FIRST} 91 02 c400 00 c40104 90 c0",
-        "00000002": f"97 c420{SECOND} 92 01 01 c424 {G_7} {F_0} {S_0} 01 c4020003 90 c0",
-    },
-    "tx_block": {},  # written beside a transaction store alone: see test_format_transactions.py
-    "utxo_meta": {
-        b"chain".hex(): b"cardano/mainnet".hex(),
-        b"format".hex(): "00000001",
-        b"genesis".hex(): "525dd42f11ded063c8266ce92609da47d24ac3ab0473aa580ab9140ead90f180",
-        b"indexes".hex(): b"address_hash,payment_credential,stake_credential,policy".hex(),
-        b"state".hex(): "96 02 02 00 920100 920100 63",  # tip, unspent, floor, two cursors, persisted
-    },
-    "utxo_addr": {  # hash of the address → places
-        "3d9f4dbc295fe393ce8a763623af6fcaeb36804da99b00d14c50eb9e": X_1,
-        "f610f34789fec601a7c70ca037adb49e6d818a7383673f95305ca9a6": F_2,
-    },
-    "utxo_cred": {KEY: F_2 + X_1},
-    "utxo_stake": {STAKE: F_2},
-    "utxo_policy": {POLICY: F_2},
-}
-EMBEDDED = {
-    "00000001": f"97 c420{FIRST} 91 02 c400 00 c40104 90 90",
-    "00000002": f"97 c420{SECOND} 92 01 01 c424 {G_7} {F_0} {S_0} 01 c4020003 90"
-    f"93 c423{BODY_1000} c421{BODY_1} c423{BODY_300}",
-}
+NAMED = bytes.fromhex(f"97 90 c420{UNIT_HASH.hex()} c0 c0 c0 c2 c403{UNIT.hex()}")
+RETURNED = bytes.fromhex("97 90 c0 c0 c0 c0 c3 c0")
 
 
-def test_the_format_has_a_number() -> None:
-    assert FORMAT == 1
-    assert {table.rstrip("*") for table in TABLES} == {*GOLDEN, "tx_block", "change_log"}  # have tests of their own
-    assert [table for table in TABLES if table.endswith("*")] == [
-        "utxo_addr*",
-        "utxo_cred*",
-        "utxo_stake*",
-        "utxo_policy*",
-    ]
+def test_an_output(told: Chain) -> None:
+    """Number, value, how long the address is, how long all of it is; then addresses and what is behind them."""
+
+    def head(number: int, amount: int, address: int, beside: bytes = b"") -> bytes:
+        return little(number, 8) + amount.to_bytes(8, "little") + little(address, 4) + little(address + len(beside), 4)
+
+    short, long = bytes.fromhex(PLAIN), bytes.fromhex(BASE)
+    assert rows(told.store, "history_output") == {
+        big(7): value(1, head(7, 1000, 29) + short),
+        big(8): value(2, head(8, 1, 29) + head(10, 2**64 - 1, 57, BESIDE) + short + long + BESIDE),
+        big(11): value(2, head(11, 300, 29, NAMED) + head(13, 2, 29, RETURNED) + short + NAMED + short + RETURNED),
+    }
 
 
-@pytest.mark.parametrize("table", GOLDEN)
-def test_bytes_on_disk(table: str, tmp_path: Path) -> None:
-    expected = {key: value.replace(" ", "") for key, value in GOLDEN[table].items()}
-    assert written(tmp_path)[table] == expected
+def test_the_unspent_bits(told: Chain) -> None:
+    bits = bytes([0, 0b100100]) + bytes(126)  # outputs 10 and 13
+    assert rows(told.store, "history_live") == {bytes(4): bits + crc(bits)}
 
 
-def test_bytes_of_undo_with_bodies(tmp_path: Path) -> None:
-    """Only the undo records differ between the modes."""
-    tables = written(tmp_path, self_contained=True)
-    assert tables["utxo_block_delta"] == {key: value.replace(" ", "") for key, value in EMBEDDED.items()}
-    compact = written(tmp_path / "compact")
-    assert {name for name in tables if tables[name] != compact[name]} == {"utxo_block_delta"}
+def test_an_undo_log(told: Chain) -> None:
+    """Of each spend the output, the spender counted from the block's first number, and the input; then datums."""
+    spends = [(7, 0, 0), (8, 0, 1), (11, 1, 0)]
+    written = b"".join(little(number, 8) + little(spender, 4) + little(at, 4) for number, spender, at in spends)
+    assert rows(told.store, "history_undo") == {
+        big(1, 4) + big(0, 4): value(0, b""),
+        big(2, 4) + big(0, 4): value(3, written),
+        big(2, 4) + big(1 << 31, 4): value(1, bytes.fromhex("92 02 91 c40180")),
+    }
 
 
-def test_bytes_of_undo_after_a_repeated_id(tmp_path: Path) -> None:
-    """What it replaced is spent at index 0xffffffff, and its earlier place is in the record."""
-    again = BlockApplied(height=102, hash=b"\xb3" * 32, txs=[transaction(FUNDS, [], [plain(1)], coinbase=True)])
+def padded(text: str) -> bytes:
+    return bytes.fromhex(text).ljust(32, b"\0")
+
+
+def of(address: str) -> bytes:
+    return sha256(bytes.fromhex(address)).digest()
+
+
+GOLD, NAMELESS = (sha256(bytes.fromhex(POLICY) + name).digest() for name in (b"gold", b""))
+OUTPUTS = {8: GENESIS, 3: FUNDS, 1: SPENDING, 2: FAILED}  # by how many outputs each transaction counts
+RUNS: list[tuple[str, Entries]] = [  # from 1 on, in the order in which they are written
+    ("txid", [(GENESIS, 0)]),
+    ("address_hash", [(of(PLAIN), 7)]),
+    ("payment_credential", [(padded(KEY), 7)]),
+    ("history", [(of(PLAIN), 0)]),
+    ("block", [(bytes(32), 0)]),
+    ("txid", [(FUNDS, 8)]),
+    ("address_hash", [(of(PLAIN), 8), (of(BASE), 10)]),
+    ("payment_credential", [(padded(KEY), 8), (padded(KEY), 10)]),
+    ("stake_credential", [(padded(STAKE), 10)]),
+    ("policy", [(padded(POLICY), 10)]),
+    ("asset", [(GOLD, 10), (NAMELESS, 10)]),
+    ("datum", [(RICH.datum_hash or b"", 10)]),
+    ("script", [(padded("d2" * 28), 10)]),
+    ("history", [(of(PLAIN), 8), (of(BASE), 8)]),
+    ("block", [(FIRST, 1)]),
+    ("txid", [(SPENDING, 11), (FAILED, 12)]),
+    ("address_hash", [(of(PLAIN), 11), (of(PLAIN), 13)]),
+    ("payment_credential", [(padded(KEY), 11), (padded(KEY), 13)]),
+    ("datum", [(UNIT_HASH, 11)]),
+    ("spender", []),  # of which the prefix is the number of the output itself
+    ("history", [(of(PLAIN), 11), (of(PLAIN), 12)]),
+    ("block", [(SECOND, 2)]),
+]
+SPENT = [(7, 11), (8, 11), (11, 12)]
+
+
+def entries_of(kind: str, listed: Entries) -> list[tuple[int, int, bytes]]:
+    """Return prefix, number, and what is behind them, in order."""
+    if kind == "spender":
+        return [(number, by, b"") for number, by in SPENT]
+    counts = {txid: count for count, txid in OUTPUTS.items()}
+    entries = []
+    for digest, number in listed:
+        beside = digest[24:28] + little(counts[digest], 4) if kind == "txid" else b""
+        entries.append((prefix(digest), number, beside))
+    return sorted(entries)
+
+
+def test_runs(told: Chain) -> None:
+    expected = Rows()
+    for run, (kind, listed) in enumerate(RUNS, start=1):
+        entries = entries_of(kind, listed)
+        written = [entry.to_bytes(8, "little") + little(number, 8) + beside for entry, number, beside in entries]
+        expected[big(run, 4) + big(entries[0][0]) + big(entries[0][1])] = value(len(entries), b"".join(written))
+    assert rows(told.store, "history_run") == expected
+
+
+def test_a_filter(told: Chain) -> None:
+    """One word is enough for a few entries; each has up to four bits in it."""
+    expected = Rows()
+    for run, (kind, listed) in enumerate(RUNS, start=1):
+        if kind == "txid":
+            word = 0
+            for key, _, _ in entries_of(kind, listed):
+                word |= sum({1 << (key >> shift & 63) for shift in (0, 6, 12, 18)})
+            expected[big(run, 4) + big(0, 4)] = value(1, word.to_bytes(8, "little"))
+    assert rows(told.store, "history_filter") == expected
+
+
+def test_the_word_of_a_filter(tmp_path: Path, keys: None) -> None:
+    """Of a filter with several words it follows from the upper half of the prefix."""
+    first = block(None, *(Tx(bytes((n,)) * 32, [], [plain(n)]) for n in range(50)))
     with open_chain(tmp_path) as chain:
-        tell(chain)
-        feed(chain, again)
-        tables = in_hex(chain)
-    place = "0000000300000000"
-    assert tables["utxo_txid"][FUNDS] == place
-    assert tables["utxo_output"][F_2] == f"01{place}ffffffff{BODY_RICH}".replace(" ", "")
-    record = f"97 c420{'b3' * 32} 91 01 c40c {F_2} 00 c40104 91 92 c420{FUNDS} c408{F_2[:16]} c0"
-    assert tables["utxo_block_delta"]["00000003"] == record.replace(" ", "")
+        feed(chain, first)
+        found = rows(chain.store, "history_filter")
+    words = [0] * (50 * 12 // 64)
+    for tx in first.txs:
+        key = prefix(tx.txid)
+        words[(key >> 32) * len(words) >> 32] |= sum({1 << (key >> shift & 63) for shift in (0, 6, 12, 18)})
+    assert list(found.values()) == [value(9, b"".join(word.to_bytes(8, "little") for word in words))]
 
 
-def test_bytes_of_a_pruned_store(tmp_path: Path) -> None:
-    """With embedded bodies a spent row is its mark alone until the undo record goes too."""
-    with open_chain(tmp_path, self_contained=True, prune_depth=0, rollback_window=2) as chain:
+def test_the_meta_rows(told: Chain) -> None:
+    lists = {f"runs:{kind}".encode(): bytearray() for kind, _ in RUNS}
+    counts = dict.fromkeys(lists, 0)
+    for run, (kind, listed) in enumerate(RUNS, start=1):
+        low, high = ((0, 8), (8, 11), (11, 14))[(run > 5) + (run > 15)]
+        if kind == "block":
+            low, high = listed[0][1], listed[0][1] + 1
+        entries = len(entries_of(kind, listed))
+        lists[f"runs:{kind}".encode()] += bytes((0x96, run, low, high, 0, entries, entries))
+        counts[f"runs:{kind}".encode()] += 1
+    assert rows(told.store, "utxo_meta") == {
+        b"format": bytes.fromhex("00000002"),
+        b"chain": b"cardano/mainnet",
+        b"genesis": bytes.fromhex("525dd42f11ded063c8266ce92609da47d24ac3ab0473aa580ab9140ead90f180"),
+        b"indexes": ",".join(NAMES).encode(),
+        b"history_from": bytes(4),
+        b"state": row("97 9403 05 07 0b 02 02 00 0e 63 16"),  # keys; tip, unspent, floor, next number, persisted, run
+    } | {name: row(f"93 {0x90 + counts[name]:02x} {listed.hex()} 90 90") for name, listed in lists.items()}
+
+
+def test_a_list_of_runs() -> None:
+    """Runs in force, merges in progress, and runs whose values are to be deleted."""
+    listed = Manifest([Run(3, 0, 9, 1, 5, 6)], [Merge([3], 4, 1, 2, 7, 8, 1)], [2])
+    assert seal_row(listed) == row("93 91 96 03 00 09 01 05 06 91 97 9103 04 01 02 07 08 01 91 02")
+
+
+def test_the_genesis_is_remembered_by_its_digest(told: Chain) -> None:
+    """It is that of the outputs in MessagePack with every field, those with default values too."""
+    nothing = "aa646174756d5f68617368 c0 ac696e6c696e655f646174756d c0 aa7363726970745f726566 c0"
+    nothing += "af7363726970745f7265665f68617368 c0 a97370656e6461626c65 c3"
+    output = f"88 a761646472657373 c41d{PLAIN} a576616c7565 cd03e8 a6617373657473 90 {nothing}"
+    whole = f"91 83 a474786964 c420{GENESIS.hex()} a5696e646578 07 a66f7574707574 {output}"
+    digest = blake2b(bytes.fromhex(whole), digest_size=32).digest()
+    assert rows(told.store, "utxo_meta")[b"genesis"] == digest
+
+
+# --- what changes them ---------------------------------------------------------------------------------------------
+
+
+def test_a_transaction_id_that_is_used_again(told: Chain) -> None:
+    """What it replaces is spent by it, with no input."""
+    feed(told, BlockApplied(height=102, hash=THIRD, txs=[Tx(FUNDS, [], [plain(1)], coinbase=True)]))
+    replaced = little(10, 8) + little(0, 4) + b"\xff" * 4
+    assert rows(told.store, "history_undo")[big(3, 4) + big(0, 4)] == value(1, replaced)
+    bits = bytes([0, 0b1100000]) + bytes(126)  # outputs 13 and 14
+    assert rows(told.store, "history_live") == {bytes(4): bits + crc(bits)}
+
+
+def test_a_rollback_gives_numbers_back(told: Chain) -> None:
+    """Runs of what was taken back wait to be deleted."""
+    told.rollback(back_to(BLOCKS[0]))
+    bits = bytes([0b10000000, 0b101]) + bytes(126)
+    assert rows(told.store, "history_live") == {bytes(4): bits + crc(bits)}
+    meta = rows(told.store, "utxo_meta")
+    assert meta[b"state"] == row("97 9403 05 07 0b 01 03 00 0b 63 16")
+    assert meta[b"runs:txid"] == row("93 92 96 01 00 08 00 01 01 96 06 08 0b 00 01 01 90 91 10")
+    assert max(rows(told.store, "history_tx")) == big(8)
+    assert max(rows(told.store, "history_output")) == big(8)
+
+
+def test_what_pruning_leaves(tmp_path: Path, keys: None) -> None:
+    """Undo logs up to the floor go, and runs of spends with them; every block keeps its row."""
+    with open_chain(tmp_path, **Options(prune_depth=0, rollback_window=1)) as chain:
         tell(chain)
-        feed(chain, third := block(BLOCKS[-1], hash=b"\xb3" * 32))
+        third = BlockApplied(height=102, hash=THIRD)
+        feed(chain, third)
+        feed(chain, block(third, hash=b"\xb4" * 32))
         prune_all(chain)
-        marks = in_hex(chain)
-        feed(chain, fourth := block(third, hash=b"\xb4" * 32), block(fourth, hash=b"\xb5" * 32))
-        prune_all(chain)
-        gone = in_hex(chain)
-    assert marks["utxo_output"][G_7] == "01000000020000000000000000"
-    assert marks["utxo_output"][S_0] == "01000000020000000100000000"
-    assert marks["utxo_meta"][b"state".hex()] == "9603020092030092010063"
-    assert set(gone["utxo_output"]) == {F_2, X_1}
-    assert set(gone["utxo_txid"]) == {FUNDS, FAILED}
-    assert set(gone["utxo_block"]) == {"00000001", "00000002", "00000003", "00000004", "00000005"}
-    assert set(gone["utxo_block_delta"]) == {"00000003", "00000004", "00000005"}
-    assert gone["utxo_meta"][b"state".hex()] == "9605020292050092030063"
+        assert set(rows(chain.store, "history_undo")) == {big(3, 4) + big(0, 4), big(4, 4) + big(0, 4)}
+        assert set(rows(chain.store, "history_block")) == {big(n, 4) for n in range(5)}
+        meta = rows(chain.store, "utxo_meta")
+    assert meta[b"state"] == row("97 9403 05 07 0b 04 02 02 0e 63 15")
+    assert meta[b"runs:spender"] == row("93 90 90 90")

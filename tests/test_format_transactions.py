@@ -1,25 +1,27 @@
 """Golden bytes of the transaction store's tables.
 
-If this fails, the format on disk changed: raise `storage.utxo.FORMAT` and write `docs/format.md` first.
+If this fails, the format on disk changed: raise `storage.history.layout.FORMAT` and write docs/format.md first.
 """
 
 from __future__ import annotations
 
 from hashlib import blake2b
+from pathlib import Path
 
 import pytest
-from handlers.ledger import body
-from storage.buried import BuriedStore
-from storage.utxo import UtxoStore
+from chains import TABLES
+from houses import chain_txs, open_store
 
+from handlers.bodies import body
 from handlers.chain import Chain
 from handlers.desk import Mined, Rules
 from handlers.events import BlockApplied, Output, Tx
 from handlers.lives import Lives
 from handlers.transactions import Transactions
-from storage import transactions, utxo
+from storage import jobs, transactions
 from storage.blobs import Files
 from storage.disk import Disk, Txn
+from storage.jobs import Job, JobStore
 from storage.transactions import ALL_IN_ONE, BODY_PAGE, FROZEN, LOCK_PAGE, Lock, TxStore, claim, output_hash
 from storage.windows import Windows
 
@@ -36,11 +38,10 @@ def tx(name: str, values: list[int], *spent: tuple[str, int], **parts: bytes | i
 def written(tmp_path_factory: pytest.TempPathFactory) -> Tables:
     """Tell a story in which every field is something, and return all rows in hexadecimal."""
     folder = tmp_path_factory.mktemp("format")
-    with Disk(folder / "lmdb", utxo.TABLES + transactions.TABLES, durable=False) as disk:
-        chain_store, store = UtxoStore(disk), TxStore(disk)
-        chain_store.open("bitcoin/mainnet", ())
+    with Disk(folder / "lmdb", TABLES + transactions.TABLES, durable=False) as disk:
+        chain_store, store = open_store(disk, chain="bitcoin/mainnet"), TxStore(disk)
         rules = Rules(batch_size=2, retention=10, reassign_delay=7)
-        real = Transactions(store, BuriedStore(chain_store, store, 100), Files(folder / "blobs"), rules)
+        real = Transactions(store, chain_txs(chain_store, 100, store), Files(folder / "blobs"), rules)
         chain = Chain(chain_store, Windows(10, 10), 10, Lives(real))
         chained = tx(CHAINED, [5, 6], fee=3, size=250, subtree_index=1)
         assert chain.apply(BlockApplied(height=300, hash=b"\xb1" * 32, block_id=900, txs=[chained]), None)
@@ -80,7 +81,7 @@ def _marked(store: TxStore, txn: Txn, txid: bytes, child: bytes) -> None:
 def dump(disk: Disk) -> Tables:
     found: Tables = {}
     with disk.read() as txn:
-        for name in (*(table.rstrip("*") for table in transactions.TABLES), "tx_block"):
+        for name in (table.rstrip("*") for table in transactions.TABLES):
             table = found[name] = {}
             for key, value in txn.cursor(disk.tables[name]):
                 table.setdefault(key.hex(), []).append(value.hex())
@@ -131,7 +132,6 @@ GOLDEN: Tables = {
         f"01 {SMALL}": ["93 00 cd02d2 cf000001993329c77b"],  # number, bytes, milliseconds
         "02": ["92 01 cd02d2"],  # count, bytes
     },
-    "tx_block": {"00000001": ["95 cd0384 91 02 91 03 91 ccfa 91 01"]},  # block id, outputs, fees, sizes, subtrees
 }
 
 
@@ -151,6 +151,38 @@ def test_what_the_bytes_mean() -> None:
     ]
     assert (BODY_PAGE, LOCK_PAGE, ALL_IN_ONE) == (0xFFFFFFFE, 0xFFFFFFFF, 0xFFFFFFFF)
     assert FROZEN == b"\xff" * 36
-    assert set(GOLDEN) == {table.rstrip("*") for table in transactions.TABLES} | {"tx_block"}
+    assert set(GOLDEN) == {table.rstrip("*") for table in transactions.TABLES}
     assert _slot(SMALL, 0, 7).hex() == SMALL_0
     assert blake2b(bytes.fromhex(SMALL) + bytes(4) + bytes.fromhex("92c4015107"), digest_size=32).hexdigest() == SMALL_0
+
+
+def test_the_bytes_of_the_pruner_s_journal(tmp_path: Path) -> None:
+    """A cycle that is done, with its times, counts and reasons; and pages that are still to be removed."""
+    with Disk(tmp_path, jobs.TABLES, durable=False) as disk:
+        journal = JobStore(disk)
+        job = Job(
+            7, 300, "applied", "done", 1.5, 2.5, 35.5, 290, "undo", None, "why", 2, {"a": 1}, {"b": 2}, {"c": 0.5}
+        )
+        disk.write(lambda txn: journal.put(txn, job, 10))
+        disk.write(lambda txn: journal.leave(txn, [(bytes.fromhex(LARGE), 258)]))
+        with disk.read() as txn:
+            found = {name: list(txn.cursor(disk.tables[name])) for name in jobs.TABLES}
+    row = (
+        "9f 07 cd012c a76170706c696564 a4646f6e65 cb3ff8000000000000 cb4004000000000000 cb4041c00000000000 cd0122"
+        "a4756e646f c0 a3776879 02 81 a161 01 81 a162 02 81 a163 cb3fe0000000000000"
+    )
+    assert found == {
+        "pruner_job": [(bytes.fromhex("0000000000000007"), bytes.fromhex(row))],
+        "pruner_left": [(bytes.fromhex(LARGE), bytes.fromhex("00000102"))],
+    }
+
+
+def test_stale_records_are_marked(tmp_path: Path) -> None:
+    """A row of `utxo_meta` says that blocks may have come while nobody kept the records."""
+    with Disk(tmp_path, TABLES + transactions.TABLES, durable=False) as disk:
+        open_store(disk)
+        store = TxStore(disk)
+        disk.write(lambda txn: store.put_lock(txn, bytes(32), Lock(b"owner", 1.5, 35.5, 4711, "host", 2)))
+        assert store.give_up()
+        with disk.read() as txn:
+            assert txn.get(b"records_stale", db=disk.tables["utxo_meta"]) == b"1"

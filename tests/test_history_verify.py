@@ -18,9 +18,11 @@ from chains import Options, feed, open_chain, random_chain, random_genesis
 
 import storage.history.filters
 import storage.history.history
+import storage.history.merging
 import storage.history.runs
 import storage.history.store
 import storage.history.values
+import storage.history.view
 from storage.change_log import TABLES as LOG_TABLES
 from storage.disk import Db, Disk, Txn
 from storage.errors import Damaged
@@ -70,18 +72,21 @@ def small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(storage.history.runs, "VALUE_BYTES", 80)
         patch.setattr(storage.history.values, "VALUE_BYTES", 600)
-        patch.setattr(storage.history.runs, "FANOUT", 3)
+        patch.setattr(storage.history.merging, "FANOUT", 3)
         patch.setattr(storage.history.history, "MERGED", 0)
-        patch.setattr(storage.history.history, "LEAST_MERGED", 4)
+        patch.setattr(storage.history.merging, "_REWRITTEN", 1)
+        patch.setattr(storage.history.history, "LEAST_MERGED", 5)
+        patch.setattr(storage.history.history, "_COUNTED", 4)
         patch.setattr(storage.history.history, "UNDO_ENTRIES", 3)
         patch.setattr(storage.history.filters, "PART", 2)
         patch.setattr(storage.history.store, "new_state", lambda: State(KEYS))
+        patch.setattr(storage.history.view, "_VALUES", 2)
         yield
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a sound store with genesis outputs, several runs, merges in progress, and more than its window."""
+    """Return a sound store with genesis outputs, runs, merges and a count in progress, and more than its window."""
     folder, random = tmp_path_factory.mktemp("whole"), Random(49)
     with open_chain(folder, **OPTIONS) as chain:
         chain.seed(random_genesis(random))
@@ -93,7 +98,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert 0 < hand.state.floor < hand.state.tip
         for kind in ("txid", "address_hash", "spender"):
             assert len(hand.manifest(kind).runs) > 1
-        assert hand.manifest("address_hash").merges
+        assert longest(hand.manifest("address_hash")).entries
+        assert rewriting(hand.manifest("address_hash"))
+        assert hand.manifest("address_hash").count.values
     return folder
 
 
@@ -228,7 +235,11 @@ class Hand:
     def recount(self, kind: str, run: int, by: int) -> None:
         manifest = self.manifest(kind)
         for each in manifest.runs:
-            each.entries += by if each.id == run else 0
+            if each.id == run:
+                each.entries += by
+                each.room, each.lived = max(each.room, each.entries), each.lived + by
+        for merge in manifest.merges:
+            merge.room += by if run in merge.inputs else 0
         if manifest.merges and longest(manifest).id == run:
             longest(manifest).entries += by
         self.put_manifest(kind, manifest)
@@ -286,6 +297,22 @@ def longest(manifest: runs.Manifest) -> runs.Merge:
     return max(manifest.merges, key=lambda merge: merge.room)
 
 
+def liveliest(manifest: runs.Manifest) -> runs.Run:
+    """Return the run with the most living entries."""
+    return max(manifest.runs, key=lambda run: run.lived)
+
+
+def rewriting(manifest: runs.Manifest) -> runs.Run:
+    """Return the run that is being rewritten."""
+    (merge,) = [merge for merge in manifest.merges if len(merge.inputs) == 1]
+    return next(run for run in manifest.runs if run.id in merge.inputs)
+
+
+def put_on_one_level(listed: Sequence[runs.Run | runs.Merge]) -> None:
+    for each in listed:
+        each.level = 1
+
+
 RUNS: dict[str, tuple[str, Callable[[Manifest], object], str]] = {
     "listed twice": ("asset", lambda m: m.runs.append(m.runs[-1]), r"run \d+ is listed for asset and for asset"),
     "overlapping": (
@@ -294,7 +321,21 @@ RUNS: dict[str, tuple[str, Callable[[Manifest], object], str]] = {
         "of asset has the range",
     ),
     "beyond the end": ("asset", lambda m: setattr(m.runs[-1], "high", 1 << 40), "of asset has the range"),
-    "more entries": ("asset", lambda m: setattr(m.runs[0], "entries", m.runs[0].entries - 1), "entries, its list says"),
+    "fewer entries": (
+        "asset",
+        lambda m: m.runs.insert(0, msgspec.structs.replace(one := m.runs.pop(0), entries=one.entries - 1, lived=0)),
+        "entries, its list says",
+    ),
+    "more living entries than entries": (
+        "asset",
+        lambda m: setattr(m.runs[0], "lived", m.runs[0].entries + 1),
+        r"run \d+ of asset counts \d+ living entries of",
+    ),
+    "fewer living entries": (
+        "address_hash",
+        lambda m: setattr(m.runs[-1], "lived", 0),
+        r"run \d+ of address_hash has \d+ living entries, its list says at most 0",
+    ),
     "less room": ("txid", lambda m: setattr(m.runs[0], "room", 0), r"run \d+ of txid counts \d+ entries of 0"),
     "a low bound too high": ("asset", lambda m: setattr(m.runs[0], "low", m.runs[0].high - 1), "has number"),
     "a high bound too low": (
@@ -309,6 +350,61 @@ RUNS: dict[str, tuple[str, Callable[[Manifest], object], str]] = {
         lambda m: longest(m).inputs.append(9999),
         "the merge of address_hash reads runs",
     ),
+    "a merge with other room": (
+        "address_hash",
+        lambda m: setattr(longest(m), "room", longest(m).room - 1),
+        r"the merge of address_hash has room for \d+ entries, \d+ of its runs live",
+    ),
+    "a merge with more entries than room": (
+        "address_hash",
+        lambda m: setattr(longest(m), "entries", longest(m).room + 1),
+        r"the merge of address_hash counts \d+ entries of",
+    ),
+    "a rewrite of a run that lives": (
+        "address_hash",
+        lambda m: setattr(rewriting(m), "lived", rewriting(m).entries),
+        r"the merge of address_hash rewrites run \d+, of which no entry has died",
+    ),
+    "a rewrite on another level": (
+        "address_hash",
+        lambda m: setattr(rewriting(m), "level", 7),
+        "the merge of address_hash reads runs of other levels",
+    ),
+    "two merges on one level": (
+        "address_hash",
+        lambda m: put_on_one_level([*m.runs, *m.merges]),
+        "several merges of address_hash are under way at one level",
+    ),
+    "a count of another run": (
+        "address_hash",
+        lambda m: setattr(m.count, "low", m.count.low + 1),
+        r"the count of address_hash is at number \d+, its run \d+ begins with",
+    ),
+    "a count of no run": (
+        "address_hash",
+        lambda m: setattr(m.count, "run", 0),
+        r"the count of address_hash says \d+ in \d+ values of run 0",
+    ),
+    "a count that goes backwards": (
+        "address_hash",
+        lambda m: setattr(m.count, "values", -1),
+        "the count of address_hash says .* in -1 values",
+    ),
+    "a count behind the end": (
+        "address_hash",
+        lambda m: setattr(m.count, "values", 99),
+        r"the count of address_hash has read 99 values of run \d+, which has",
+    ),
+    "a count that says more": (
+        "address_hash",
+        lambda m: setattr(m.count, "lived", 99),
+        r"the count of address_hash says 99 in \d+ values of run \d+, where",
+    ),
+    "a count that says less": (
+        "address_hash",
+        lambda m: setattr(m, "count", runs.Count(liveliest(m).id, liveliest(m).low, 1, 0)),
+        r"the count of address_hash says 0 in 1 values of run \d+, where [1-9]",
+    ),
     "a merge that counts less": (
         "address_hash",
         lambda m: setattr(longest(m), "entries", longest(m).entries - 1),
@@ -321,7 +417,7 @@ RUNS: dict[str, tuple[str, Callable[[Manifest], object], str]] = {
     ),
     "a merge that is ahead": (
         "address_hash",
-        lambda m: setattr(min(m.merges, key=lambda each: each.prefix), "prefix", (1 << 64) - 1),
+        lambda m: setattr(longest(m), "prefix", (1 << 64) - 1),
         "the merge of address_hash has written other entries",
     ),
 }
@@ -608,7 +704,7 @@ for name in ("address_hash", "payment_credential", "stake_credential", "policy",
 
     def drop_one(hand: Hand, kind: str = name) -> None:
         for _, entries in hand.entries(kind):
-            if (kept := hand.stored.revivable(entries["number"])).any():
+            if len(entries) > 1 and (kept := hand.stored.revivable(entries["number"])).any():
                 return hand.drop_entry(kind, int(entries["number"][kept][0]))
         raise AssertionError(f"{kind} finds nothing")
 
@@ -617,7 +713,7 @@ for name in ("address_hash", "payment_credential", "stake_credential", "policy",
 
 @says("index txid misses transaction")
 def a_transaction_is_not_found(hand: Hand) -> None:
-    hand.drop_entry("txid", hand.stored.tx_of(hand.live()[0]).number)
+    hand.drop_entry("txid", hand.stored.tx_of(hand.live()[-1]).number)
 
 
 @says("which is not its own")

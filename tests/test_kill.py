@@ -1,4 +1,4 @@
-"""kill -9 at random moments, hundreds of times: what was acknowledged is there, and the end is as if none had been."""
+"""kill -9 at random moments and in all work of the store: what was acknowledged is there, and the end is as without."""
 
 from __future__ import annotations
 
@@ -10,55 +10,72 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
+from signal import SIGKILL
 from time import monotonic, sleep
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import msgspec
-from daemons import PATIENCE_S, Client, Daemon, Message, encoded, environment, home, running
-from storage.utxo import UtxoStore
-from storage.verify import verify
-from stories import LiveSet, back_to, expected
+from chains import dump
+from daemons import PATIENCE_S, ROOT, Client, Daemon, Message, encoded, environment, home, running, utxod
+from faults import WORK
+from stories import LiveSet, back_to, block, digest, expected, output, tx
 
+import storage.history.merging
 from bench.sample import Sample
 from config.load import load
 from daemon.inspect import export
-from daemon.store import leaf_writer, open_disk, windows
+from daemon.store import leaf_writer, open_disk
+from storage.history.runs import Index
 from storage.history.store import HistoryStore
-from storage.history.verify import verify as verify_history
+from storage.history.verify import verify
 
 LIVES = 20  # of each store
-STORES: list[dict[str, Any]] = [
-    {"rollback_window": 8, "prune_depth": 4, "prune_batch_size": 3},
-    {"rollback_window": 5, "prune_depth": 9, "prune_batch_size": 1000, "delta": {"self_contained": True}},
-    {
-        "rollback_window": 12,
-        "prune_depth": 2,
-        "prune_batch_size": 5,
-        "delta": {"self_contained": True},
-        "index": {"stake_credential": True, "policy": True},
-        "store": "mmr",
-    },
-    {
-        "rollback_window": 6,
-        "prune_depth": 6,
-        "prune_batch_size": 2,
-        "index": {"address_hash": False, "payment_credential": False},
-        "store": "mmr",
-    },
-    {
-        "rollback_window": 8,
-        "prune_depth": 4,
-        "prune_batch_size": 3,
-        "index": {"stake_credential": True, "policy": True},
-        "store": "history",
-    },
+SMALL = {"PYTHONPATH": f"{ROOT / 'tests' / 'torn'}:{ROOT}"}  # values small enough that each commit merges some
+EVERY_INDEX = dict.fromkeys(("address_hash", "payment_credential", "stake_credential", "policy", "asset"), True)
+# What is configured, and the sizes of values.
+STORES: list[tuple[dict[str, Any], dict[str, str]]] = [
+    ({"utxo": {"rollback_window": 8, "prune_depth": 4, "prune_batch_size": 3, "index": EVERY_INDEX}}, SMALL),
+    ({"utxo": {"rollback_window": 5, "prune_depth": 9, "prune_batch_size": 1000}}, {}),
+    (
+        {
+            "utxo": {
+                "rollback_window": 12,
+                "prune_depth": 2,
+                "prune_batch_size": 5,
+                "index": EVERY_INDEX,
+                "store": "mmr",
+            }
+        },
+        SMALL,
+    ),
+    (
+        {
+            "utxo": {
+                "rollback_window": 6,
+                "prune_depth": 6,
+                "prune_batch_size": 2,
+                "index": {"address_hash": False, "payment_credential": False},
+                "store": "mmr",
+            }
+        },
+        {},
+    ),
+    (
+        {
+            "utxo": {"rollback_window": 8, "prune_depth": 4, "prune_batch_size": 3},
+            "transactions": {"enabled": False},
+        },
+        SMALL,
+    ),
 ]
+_LONGEST = 5  # branch that is given up
 _WRITER_LOCK = 64  # where LMDB's lock file has the writer's, and
 _OWNER_DIED = 0x4000_0000  # what the kernel leaves there when it ends who holds it
 
 
 def told(seed: int, blocks: int) -> list[Message]:
-    """Return a chain that gives up a branch every few blocks."""
+    """Return a chain that gives up a branch every few blocks, but for the last: those decide what is pruned."""
     plain = [msgspec.to_builtins(message, builtin_types=(bytes,)) for message in _tell(seed, blocks)]
     return [{name: value for name, value in message.items() if value is not None} for message in plain]
 
@@ -68,13 +85,33 @@ def _tell(seed: int, blocks: int) -> Iterator[Any]:
     yield sample.genesis()
     forks = 0
     while sample.height < blocks:
-        if sample.height > 2 and random.random() < 0.2:
+        if 2 < sample.height < blocks - _LONGEST and random.random() < 0.2:
             coins, tip, height, forks = dict(sample.coins), sample.tip, sample.height, forks + 1
-            for _ in range(random.randint(1, 5)):
+            for _ in range(random.randint(1, _LONGEST)):
                 yield sample.block(f"fork {forks}")
             sample.coins, sample.tip, sample.height = coins, tip, height
             yield back_to({"slot": height * 20, "hash": tip, "height": height})
         yield sample.block()
+
+
+def all_spent(length: int) -> list[Message]:
+    """Return a chain whose every block spends all that the one before it created; now and then a branch is given up."""
+    story: list[Message] = []
+    last: Message | None = None
+    while len(story) < length:
+        story.append(last := _spender(last))
+        if last["height"] % 10 == 9 and len(story) < length - _LONGEST:
+            branch = f"fork {last['height']}"
+            story += [first := _spender(last, branch), _spender(first, branch), back_to(last)]
+    return story
+
+
+def _spender(last: Message | None, branch: str = "") -> Message:
+    name = f"{branch} {last['height'] + 1 if last else 1}"
+    spends = [[last["txs"][0]["txid"], n] for n in range(30)] if last else []
+    asset = [digest("policy", size=28), b"", 1]
+    paid = [output(f"{name} {n}", n, assets=[] if n else [asset]) for n in range(30)]
+    return block(last, tx(name, *paid, spends=spends), branch=branch)
 
 
 class Death(NamedTuple):
@@ -88,10 +125,10 @@ class Death(NamedTuple):
 class Victim:
     """One store, fed by somebody who asks after every death where to go on."""
 
-    def __init__(self, daemon: Daemon, seed: int) -> None:
+    def __init__(self, daemon: Daemon, seed: int, story: list[Message]) -> None:
         self.daemon = daemon
         self.random = Random(seed)
-        self.story = told(seed, 260)
+        self.story = story
         live = LiveSet()
         self.tips = [live.tell([message]).tip for message in self.story]  # after each message
         self.done = 0  # messages that are acknowledged, or known by the tip
@@ -117,6 +154,24 @@ class Victim:
         self._count(death)
         self.done = death.acknowledged
         self.done = self._look(death.sent, thorough=number % 10 == 9)
+
+    def die_in(self, where: str) -> None:
+        """Start, and go on until the daemon ends itself there."""
+        self.daemon.environ["DIE_IN"] = where
+        self.daemon.start()
+        with self.daemon.client("frames") as client:
+            tip = client.hello()["tip"]
+            assert (tip and tip["hash"]) == self.tip
+            while self.done < len(self.story):
+                self._send(client, self.done + 1)
+                if (answer := client.receive()) is None:
+                    break
+                self._acknowledged(answer, self.done)
+                self.done += 1
+        assert self.done < len(self.story), f"the story ended before {where}"
+        assert self.daemon.wait() == -SIGKILL
+        self.done = self._look(self.done + 1, thorough=True)
+        del self.daemon.environ["DIE_IN"]
 
     def _place(self, tip: str | None, sent: int) -> int:
         """Return how many messages lead to a tip: of those that were sent, and not fewer than were acknowledged."""
@@ -186,16 +241,12 @@ class Victim:
         """See that the store is sound, at a block boundary, with all that was acknowledged; return where to go on."""
         config = load(self.daemon.config, {})
         with open_disk(config, readonly=True) as disk:
-            of_history = config.utxo.store == "history"
-            store = HistoryStore(disk) if of_history else UtxoStore(disk, leaf_writer(config))
             with disk.read() as txn:
+                store = HistoryStore(disk)
                 ordinal = store.state(txn).tip
                 self.tip = store.block_at(txn, ordinal).hash.hex() if ordinal else None
             place = self._place(self.tip, sent)
-            if isinstance(store, HistoryStore):
-                assert verify_history(disk, quick=not thorough) == []
-            else:
-                assert verify(store, windows(config), quick=not thorough) == []
+            assert verify(disk, quick=not thorough, leaves=leaf_writer(config)) == []
         if thorough and place:
             assert b"".join(export(config, "csv")).decode().splitlines() == expected(self.story[:place])
         return place
@@ -209,45 +260,40 @@ class Victim:
         assert self.daemon.term() == 0
 
 
-def tables(daemon: Daemon) -> dict[str, list[tuple[bytes, bytes]]]:
-    """Return the chain's rows, once everything is pruned that is due; records and the journal have their own times.
+def answers(daemon: Daemon) -> dict[str, Any]:
+    """Return what the chain's tables answer, once everything is pruned that is due.
 
-    A history's values depend on how blocks were batched: of it the blocks are compared, by their hashes and counts.
+    Records and the journal have their own times. How values are cut depends on how blocks were batched.
     """
     done = daemon.run("prune")
     assert done.returncode == 0, done.stderr
     with open_disk(load(daemon.config, {}), readonly=True) as disk:
-        if "history" in daemon.config.read_text():
-            history = HistoryStore(disk)
-            with disk.read() as txn:
-                blocks = [history.block_at(txn, ordinal) for ordinal in range(history.state(txn).tip + 1)]
-            return {"blocks": [(block.hash, msgspec.msgpack.encode(block)) for block in blocks]}
-        store = UtxoStore(disk)
-        assert (store.mmr is not None) == ("utxo_mmr_nodes" in disk.tables)
-        with disk.read() as txn:
-            return {name: list(txn.cursor(db)) for name, db in disk.tables.items() if name.startswith("utxo_")}
+        return {name: answer for name, answer in dump(HistoryStore(disk)).items() if name not in disk.tables}
+
+
+def assert_as_if_unharmed(victim: Victim, folder: Path, settings: dict[str, Any]) -> None:
+    """Compare a store with one to which the same was told, and whose daemon nobody has killed."""
+    victim.finish()
+    assert victim.daemon.export() == expected(victim.story)
+    victim.daemon.assert_sound()
+    folder.mkdir()
+    with running(folder, **settings) as unharmed:
+        with unharmed.client("frames") as client:
+            assert all(answer["type"] == "Ack" for answer in client.feed(victim.story))
+        assert unharmed.term() == 0
+        assert answers(unharmed) == answers(victim.daemon)
 
 
 def kill_one_store(folder: Path, number: int) -> Counter[str]:
     folder.mkdir()
-    settings: dict[str, Any] = {"utxo": STORES[number], "batch": {"max_delay_ms": 2}, "log": {"level": "warning"}}
-    if STORES[number].get("store") == "history":
-        settings["transactions"] = {"enabled": False}
-    with home(folder, **settings) as daemon:
-        victim = Victim(daemon, seed=number)
+    wish, environ = STORES[number]
+    settings = wish | {"batch": {"max_delay_ms": 2}, "log": {"level": "warning"}}
+    with home(folder, environ, **settings) as daemon:
+        victim = Victim(daemon, number, told(number, 260))
         for life in range(LIVES):
             victim.live_and_die(life)
         assert victim.done < len(victim.story), "the story is too short for so many lives"
-        victim.finish()
-        assert daemon.export() == expected(victim.story)
-        daemon.assert_sound()
-        left = tables(daemon)
-    (folder / "never").mkdir()
-    with running(folder / "never", **settings) as unharmed:
-        with unharmed.client("frames") as client:
-            assert all(answer["type"] == "Ack" for answer in client.feed(victim.story))
-        assert unharmed.term() == 0
-        assert tables(unharmed) == left
+        assert_as_if_unharmed(victim, folder / "never", settings)
     return victim.met
 
 
@@ -262,12 +308,45 @@ def test_a_hundred_kills(tmp_path: Path) -> None:
     assert sum(torn.values()) >= 10, met
 
 
+def test_a_kill_in_all_work_of_the_store(tmp_path: Path) -> None:
+    """Merges, rewrites of values, pruning, rollbacks, and what is written of mountain ranges: each is torn."""
+    settings, environ = STORES[2]
+    settings |= {"batch": {"max_delay_ms": 2}, "log": {"level": "warning"}}
+    with home(tmp_path, environ, **settings) as daemon:
+        victim = Victim(daemon, 11, all_spent(200))
+        for n, (owner, method) in enumerate(WORK.values()):
+            victim.die_in(place(owner, method, 1 + n % 3))
+        assert_as_if_unharmed(victim, tmp_path / "never", settings)
+        kill_reindex(daemon, environ)
+
+
+def kill_reindex(daemon: Daemon, environ: dict[str, str]) -> None:
+    """Kill `utxod reindex` in its work, time and again: the store is sound, and the next one builds the indexes."""
+    before = answers(daemon)
+    works: list[tuple[type | ModuleType, str, int]] = [(Index, "drop", 1), (HistoryStore, "put_indexes", 2)]
+    parts = ((Index, "add"), (storage.history.merging, "_turn"), (Index, "collect"))
+    works += [(*part, times) for part in parts for times in (1, 7)]
+    for owner, method, times in works:
+        ended = utxod("reindex", "--config", daemon.config, **environ, DIE_IN=place(owner, method, times))
+        assert ended.returncode == 1 and b"SIGKILL" in ended.stderr, (method, ended.stderr)
+        with open_disk(load(daemon.config, {}), readonly=True) as disk:
+            assert verify(disk, quick=True) == []
+    assert daemon.run("reindex").returncode == 0
+    assert answers(daemon) == before
+
+
+def place(owner: type | ModuleType, method: str, times: int) -> str:
+    if isinstance(owner, ModuleType):
+        return f"{owner.__name__}:{method}:{times}"
+    return f"{owner.__module__}:{owner.__name__}.{method}:{times}"
+
+
 def test_a_feed_goes_through_three_kills(tmp_path: Path) -> None:
     """The real feeder waits for a daemon that is away, asks where to go on, and finishes by itself."""
     story = told(9, 1500)
     source = tmp_path / "chain.frames"
     source.write_bytes(b"".join(encoded(message, "frames") for message in story))
-    with home(tmp_path, utxo=STORES[0] | {"rollback_window": 50}, batch={"max_delay_ms": 5}) as daemon:
+    with home(tmp_path, utxo=STORES[0][0]["utxo"] | {"rollback_window": 50}, batch={"max_delay_ms": 5}) as daemon:
         command = [sys.executable, "-m", "daemon.cli", "feed", "--config", str(daemon.config), "file", str(source)]
         with (tmp_path / "feed.log").open("wb") as said:
             feed = subprocess.Popen([*command, "--window", "1"], env=environment(), stdout=said, stderr=said)

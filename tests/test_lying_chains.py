@@ -14,9 +14,9 @@ from random import Random
 
 import msgspec
 import pytest
-from chains import Branches
+from chains import Branches, live
 from daemons import Daemon, Message, running, statuses
-from houses import Chain, live, small_values
+from houses import small_values
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -28,6 +28,7 @@ from config.load import load
 from daemon.inspect import copy_place, verify
 from daemon.offline import agree_all
 from handlers.audit import Audited, audit
+from handlers.chain import Chain
 from handlers.desk import Rules
 from handlers.events import Inbound
 from handlers.lives import Lives
@@ -64,13 +65,13 @@ LYING = SOUND | {
 class Story(RuleBasedStateMachine):
     """One store and one world that lies."""
 
-    lies, kind = True, "classic"
+    lies = True
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="utxod-lies-"))
         self.open = ExitStack()
-        house = open_house(self.folder, TERMS, windows=REACH, page=LARGE, kind=self.kind)
+        house = open_house(self.folder, TERMS, windows=REACH, page=LARGE)
         self.house = self.open.enter_context(house)
         self.house.transactions.rules = Rules(
             batch_size=LARGE, retention=RETENTION, maturity=MATURITY, reassign_delay=3, max_inline_bytes=INLINE
@@ -105,7 +106,7 @@ class Story(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.house.chain = Chain(self.house.kept, REACH, 1000, Lives(self.house.transactions))
+        self.house.chain = Chain(self.house.utxo, REACH, 1000, Lives(self.house.transactions))
         self.lives.wake(self.house.chain.height)
 
     @rule()
@@ -137,7 +138,7 @@ class Story(RuleBasedStateMachine):
     def holds(self) -> None:
         """The UTXO set is right, and no row of the records contradicts another."""
         coins = self.world.model.stored.coins
-        assert live(self.house.kept) == {
+        assert live(self.house.utxo) == {
             point: (coin.output.address, coin.output.value) for point, coin in coins.items()
         }
         audited = audit(self.lives.buried, RETENTION)
@@ -161,35 +162,20 @@ class SoundStory(Story):
     lies = False
 
 
-class HistoryStory(Story):
-    """The same over a history."""
-
-    kind = "history"
-
-
-class SoundHistoryStory(SoundStory):
-    """The same over a history."""
-
-    kind = "history"
-
-
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let values, merges and filters of a history be small, so that a short story has many of them."""
+    """Let values, merges and filters be small, so that a short story has many of them."""
     small_values(monkeypatch)
 
 
-STORIES = [Story, SoundStory, HistoryStory, SoundHistoryStory]
-
-
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("kind", STORIES)
+@pytest.mark.parametrize("kind", [Story, SoundStory])
 def test_any_story(kind: type[Story]) -> None:
     run_state_machine_as_test(kind, settings=settings(max_examples=50, stateful_step_count=25))
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("kind", STORIES)
+@pytest.mark.parametrize("kind", [Story, SoundStory])
 def test_long_stories(kind: type[Story]) -> None:
     """The random stories prove what they met."""
     MET.met.clear()

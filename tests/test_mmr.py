@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from random import Random
 from struct import pack
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from storage import mmr
+from storage.history.layout import Bytes
+from storage.history.mmr_arrays import (
+    described,
+    grow,
+    hashes,
+    in_bytes,
+    last_leaf,
+    leaf_positions,
+    node_positions,
+    rehash,
+)
 
 ELEMENTS = [pack(">4I", 0, 0, 0, n) for n in range(1, 9)] + [pack(">4I", 1, 0, 0, 0)]
 ROOTS = {  # by the number of elements
@@ -34,6 +46,15 @@ PEAKS = {
 }
 
 
+def hashed(first: int, data: Iterable[bytes]) -> Bytes:
+    """Return the hashes of leaves from a number on."""
+    return hashes(mmr.U64.pack(mmr.size_of(number)) + each for number, each in enumerate(data, first))
+
+
+def rows(nodes: Bytes) -> list[bytes]:
+    return [row.tobytes() for row in nodes]
+
+
 class Range:
     """A mountain range in a list, made in one go or leaf by leaf."""
 
@@ -47,10 +68,13 @@ class Range:
         return len(self.nodes)
 
     def add(self, data: Sequence[bytes]) -> None:
-        grown = mmr.append(len(self.data), self.read(mmr.peaks(self.size)), data)
-        assert [int.from_bytes(key, "big") for key, _ in grown] == list(range(self.size, self.size + len(grown)))
-        self.nodes += [node for _, node in grown]
+        count, tops = len(self.data), self.read(mmr.peaks(self.size))
+        heights = [height for height in reversed(range(count.bit_length())) if count >> height & 1]
+        grown, after = grow(count, dict(zip(heights, tops, strict=True)), hashed(count, data))
+        self.nodes += rows(grown)
         self.data += data
+        assert self.size == mmr.size_of(len(self.data))
+        assert [after[height] for height in sorted(after, reverse=True)] == self.read(mmr.peaks(self.size))
 
     def read(self, positions: list[int]) -> list[bytes]:
         return [self.nodes[position] for position in positions]
@@ -66,9 +90,9 @@ def test_heights_and_leaves_in_post_order() -> None:
     assert [mmr.peak_map(n)[1] for n in range(15)] == [0, 0, 1, 0, 0, 1, 2, 0, 0, 1, 0, 0, 1, 2, 3]
     assert [mmr.peak_map(n) for n in range(8)] == [(0, 0), (1, 0), (1, 1), (2, 0), (3, 0), (3, 1), (3, 2), (4, 0)]
     leaves = [0, 1, 3, 4, 7, 8, 10, 11, 15, 16, 18, 19, 22, 23, 25, 26, 31]
-    assert [mmr.size_of(n) for n in range(17)] == leaves == [mmr.node_at(0, n) for n in range(17)]
-    assert [mmr.node_at(1, n) for n in range(4)] == [2, 5, 9, 12]
-    assert [mmr.node_at(height, 0) for height in range(5)] == [0, 2, 6, 14, 30]
+    assert [mmr.size_of(n) for n in range(17)] == leaves == node_positions(0, np.arange(17)).tolist()
+    assert node_positions(1, np.arange(4)).tolist() == [2, 5, 9, 12]
+    assert [node_positions(height, np.arange(1)).tolist() for height in range(5)] == [[0], [2], [6], [14], [30]]
     assert [n for n in range(40) if mmr.peaks(n)] == [mmr.size_of(n) for n in range(1, 40) if mmr.size_of(n) < 40]
 
 
@@ -140,22 +164,27 @@ def _or_none(size: int, leaf: int, data: bytes, path: list[bytes]) -> bytes | No
         return None
 
 
-@given(st.integers(1, 70), st.integers(0, 9), st.randoms(use_true_random=False))
-def test_changed_leaves_are_hashed_anew_and_what_is_above_them(leaves: int, more: int, random: Random) -> None:
-    """With some leaves changed and some come, every node is as if they had always been these."""
-    data = [random.randbytes(4) for _ in range(leaves + more)]
-    old, new = Range(data[:leaves]), list(data)
-    touched = {n: random.randbytes(4) for n in random.sample(range(leaves), random.randrange(leaves + 1))}
-    touched |= {n: data[n] for n in range(leaves, leaves + more)}
-    for number, each in touched.items():
-        new[number] = each
-    read: list[int] = []
+def test_positions_of_many_are_those_of_each() -> None:
+    numbers = np.arange(300)
+    assert leaf_positions(numbers).tolist() == [mmr.size_of(n) for n in range(300)]
+    assert [raw.tobytes() for raw in in_bytes(numbers)] == [mmr.U64.pack(n) for n in range(300)]
+    positions, last, heights = described(5, 290)
+    expected = [mmr.peak_map(position) for position in range(5, 295)]
+    assert list(zip(last.tolist(), heights.tolist(), strict=True)) == expected
+    assert [last_leaf(position) for position in positions.tolist()] == [leaf for leaf, _ in expected]
 
-    def look(positions: list[int]) -> list[bytes]:
-        read.extend(positions)
-        return old.read(positions)
 
-    made, whole = mmr.rehash(leaves + more, touched, look), Range(new)
-    assert {n: made.get(n, node) for n, node in enumerate(whole.nodes)} == dict(enumerate(whole.nodes))
-    assert not set(read) & set(made) and len(read) == len(set(read))
-    assert {n for n in range(old.size) if old.nodes[n] != whole.nodes[n]} <= set(made)
+@given(st.integers(0, 70), st.integers(0, 9), st.randoms(use_true_random=False))
+def test_changed_chunks_are_hashed_anew_and_what_is_above_them(chunks: int, more: int, random: Random) -> None:
+    """With some leaves changed and some new, every node is as if they had always been these."""
+    data = [random.randbytes(128) for _ in range(chunks + more)]
+    old, new = Range(data[:chunks]), list(data)
+    for number in random.sample(range(chunks), random.randrange(chunks + 1)):
+        new[number] = random.randbytes(128)
+    changed = np.array([n for n in range(chunks + more) if n >= chunks or new[n] != data[n]], np.int64)
+    nodes = np.zeros((mmr.size_of(chunks + more), mmr.HASH_BYTES), np.uint8)
+    nodes[: old.size] = np.frombuffer(b"".join(old.nodes), np.uint8).reshape(-1, mmr.HASH_BYTES)
+    raw = np.frombuffer(b"".join(new[n] for n in changed.tolist()), np.uint8).reshape(-1, 128)
+    written, whole = rehash(nodes, chunks + more, changed, raw), Range(new)
+    assert rows(nodes) == whole.nodes
+    assert sorted(written.tolist()) == [n for n in range(whole.size) if [whole.nodes[n]] != old.nodes[n : n + 1]]

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import json
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from struct import pack as packed
 
 import msgspec
+import numpy as np
 import pytest
-from daemons import Daemon, home, running, utxod
-from questions import Asked, asked, failure, short_folder
-from storage.change import ChangeSet
-from storage.mmr_store import MmrStore
-from storage.utxo import UtxoStore
-from storage.verify import verify
+from daemons import Daemon, home, reason, running, utxod
+from questions import Asked, Web, asked, failure, short_folder
 from stories import at, back_to, block, chain, digest, output, tx
 
 from config.load import load
-from daemon.store import leaf_writer, open_disk, windows
+from daemon.store import leaf_writer, open_disk
 from handlers.proofs import Contradiction, MmrProof, check
-from storage import keys, mmr
+from storage import mmr
 from storage.disk import Txn
-from storage.errors import Damaged
+from storage.history.bits import open_chunk
+from storage.history.layout import LIVE, STATE, count_of, seal, seal_row, stored_state
+from storage.history.mmr import BIT_NODE, NODE, THIN_AT
+from storage.history.mmr_nodes import NODES, Value, pack, unpack
+from storage.history.store import HistoryStore
+from storage.history.verify import verify
 from storage.mmr import U64
-from storage.rows import SPENT
-from storage.windows import Windows, prune
 
 FIRST = block(None, tx("many", *(output("ann", n) for n in range(40))), time=1, epoch=2)
 SECOND = block(
@@ -56,13 +57,15 @@ def proof_path(name: str, index: int = 0) -> str:
 def test_roots_move_with_the_chain_and_back(told: Asked) -> None:
     before = told.ask(ROOT)
     root = before.json()
-    assert root["leaves"] == 40 + 2 + 1 + 1 and root["size"] == mmr.size_of(44)
+    assert root["leaves"] == 40 + 2 + 1 + 2
+    assert root["size"] == mmr.size_of(45)
     assert (root["height"], root["hash"]) == (2, SECOND["hash"].hex()) == (2, before.headers["x-tip-hash"])
     assert told.ask(ROOT, **{"If-None-Match": before.headers["etag"]}).status_code == 304
     third = block(SECOND, tx("third", output("fay"), spends=[at("many", 5)]))
     told.feed(third)
     moved = told.get(ROOT)
-    assert moved["leaves"] == 45 and moved["root"] != root["root"] and moved["bitmap_root"] != root["bitmap_root"]
+    assert moved["leaves"] == 46
+    assert moved["root"] != root["root"] and moved["bitmap_root"] != root["bitmap_root"]
     told.feed(back_to(SECOND))
     assert told.get(ROOT) == root
 
@@ -193,18 +196,22 @@ TABLES = {"rollback_window": 8, "prune_depth": 8, "store": "mmr"}
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Give the folder of a sound store, with some of its nodes let go and some waiting for it."""
+    """Give the folder of a sound store: of the first value of nodes most were let go, but those above output 7."""
     folder = tmp_path_factory.mktemp("whole")
     with running(folder, utxo=TABLES) as daemon:
-        first = block(None, tx("many", *(output("ann") for _ in range(20))))
-        spends = [at("many", n) for n in (0, 1, 2, 3, 4, 6)]
-        second = block(first, tx("spend", output("bob"), spends=spends))
-        blocks = [first, second, *chain(14, second, outputs=3)]
+        first = block(None, tx("many", *(output("ann") for _ in range(400))))
+        second = block(first, tx("spend", output("bob"), spends=[at("many", n) for n in range(300) if n != 7]))
         with daemon.client("frames") as client:
-            client.feed(blocks)
+            client.feed([first, second, *chain(14, second, outputs=3)])
         assert daemon.term() == 0
         assert daemon.run("prune").returncode == 0
         daemon.assert_sound()
+        with open_disk(load(daemon.config, {}), readonly=True) as disk:
+            kept = HistoryStore(disk).mmr
+            assert kept is not None
+            with disk.read() as txn:
+                nodes = kept.nodes(txn)
+                assert [n for n in range(16) if nodes.find(n) is not None] == [6, 9, 10, 11, 12, 13, 14]
     yield folder
 
 
@@ -216,111 +223,143 @@ def store(whole: Path, tmp_path: Path) -> Iterator[Daemon]:
         yield daemon
 
 
-def key(number: int) -> bytes:
-    return U64.pack(number)
+Damage = Callable[[HistoryStore, Txn], object]
 
 
-def last(txn: Txn, db: Any) -> tuple[bytes, bytes]:
-    cursor = txn.cursor(db)
-    assert cursor.last()
-    return cursor.item()
+def value(first: int, change: Callable[[bytes], bytes], table: str = NODE) -> Damage:
+    """Return what changes a value of nodes; without bytes it goes."""
+
+    def damage(store: HistoryStore, txn: Txn) -> None:
+        key, db = U64.pack(first), store.disk.tables[table]
+        if changed := change(txn.get(key, b"", db=db)):
+            txn.put(key, changed, db=db)
+        else:
+            assert txn.delete(key, db=db)
+
+    return damage
 
 
-def flip(txn: Txn, db: Any, name: bytes) -> None:
-    raw = txn.get(name, b"", db=db)
-    txn.put(name, bytes((raw[0] ^ 1,)) + raw[1:], db=db)
+def another(position: int) -> Damage:
+    """Return what puts another hash in place of a node, under the right checksum."""
+
+    def change(raw: bytes) -> bytes:
+        found = unpack(raw, 0)
+        hashes = found.hashes.copy()
+        hashes[int(found.there[: position % NODES].sum()), 0] ^= 1
+        return pack(found._replace(hashes=hashes))
+
+    return value(position // NODES * NODES, change)
 
 
-def mark(txn: Txn, kept: MmrStore, position: int) -> None:
-    txn.put(key(position), txn.get(key(position), b"", db=kept.nodes) + b"\x01", db=kept.nodes)
+def gone(position: int) -> Damage:
+    """Return what lets a node go."""
+
+    def change(raw: bytes) -> bytes:
+        found = unpack(raw, 0)
+        there = found.there.copy()
+        there[position % NODES] = False
+        return pack(Value(there, found.hashes[there[found.there]]))
+
+    return value(position // NODES * NODES, change)
 
 
-LEAF_7 = mmr.size_of(7)  # unspent, as is its sibling's neighbour; below leaves 4 to 7 nothing is let go
-Damage = Callable[[UtxoStore, MmrStore, Txn], object]
+def meta(name: bytes, raw: bytes) -> Damage:
+    return lambda store, txn: txn.put(name, raw, db=store.meta)
+
+
+def other_bits(store: HistoryStore, txn: Txn) -> None:
+    """Let another output be unspent than that which is."""
+    key, db = bytes(4), store.disk.tables[LIVE]
+    bits = np.frombuffer(open_chunk(key, txn.get(key, b"", db=db)), np.uint8).copy()
+    bits[[0, UNSPENT >> 3]] ^= np.array([1, 1 << (UNSPENT & 7)], np.uint8)
+    txn.put(key, bits.tobytes() + packed("<I", zlib.crc32(bits.tobytes())), db=db)
+
+
+def more_numbers(store: HistoryStore, txn: Txn) -> None:
+    state = stored_state(txn, store.meta)
+    txn.put(STATE, seal_row(msgspec.structs.replace(state, next_number=state.next_number + 1)), db=store.meta)
+
+
+UNSPENT = 350
+LEAF, PEAK = mmr.size_of(UNSPENT), mmr.peaks(mmr.size_of(400))[0]  # of 256 leaves; the value of both goes on to the end
+NEED = "of the mountain range is not there, but proofs need it"
+SUMS = "does not have the checksum that was written with it"
+BITS = "nodes over the bits of outputs, from 0 on, are not the hashes of what is below them"
 KINDS: dict[str, tuple[Damage, str]] = {
-    "a leaf that is another": (lambda s, m, t: flip(t, m.nodes, key(LEAF_7)), "is not the hash of"),
-    "a parent that is another": (lambda s, m, t: flip(t, m.nodes, key(LEAF_7 + 1)), "is not the hash of its children"),
-    "a leaf that is gone": (lambda s, m, t: t.delete(key(LEAF_7), db=m.nodes), "was let go, or is not there"),
-    "a parent that is gone": (lambda s, m, t: t.delete(key(LEAF_7 + 1), db=m.nodes), "children"),
-    "a peak that is gone": (
-        lambda s, m, t: t.delete(key(mmr.peaks(mmr.size_of(m.count(t)))[0]), db=m.nodes),
-        "are missing, below, above or at",
+    "a leaf that is another": (another(LEAF), f"the leaf of output {UNSPENT} is not the hash of its record"),
+    "a parent that is another": (another(LEAF + 2), f"node {LEAF + 2} of the mountain range is not the hash of its"),
+    "a leaf that is gone": (gone(LEAF), f"node {LEAF} {NEED}"),
+    "a parent that is gone": (gone(LEAF + 2), f"node {LEAF + 2} {NEED}"),
+    "a peak that is gone": (gone(PEAK), f"node {PEAK} {NEED}"),
+    "a dead leaf beside one that lives": (gone(10), f"node 10 {NEED}"),
+    "the top of what was let go": (gone(6), f"node 6 {NEED}"),
+    "a value that is gone": (value(NODES, lambda raw: b""), f"node {NODES} {NEED}"),
+    "a value that is another": (value(NODES, lambda raw: raw[:-1] + bytes((raw[-1] ^ 1,))), SUMS),
+    "a value that is cut off": (value(NODES, lambda raw: raw[:5]), SUMS),
+    "a value with a node less": (value(NODES, lambda raw: seal(count_of(raw) - 1, raw[8:-32])), "nodes, of "),
+    "a value with half a node": (value(0, lambda raw: seal(count_of(raw), raw[8:-16])), "another length than it says"),
+    "a value with half a bitmap": (value(0, lambda raw: seal(count_of(raw), raw[8:40])), "another length than it says"),
+    "a value behind the end": (value(9 * NODES, lambda raw: seal(1, bytes(32))), f"for the nodes from {9 * NODES} on"),
+    "a value between two": (value(100, lambda raw: seal(1, bytes(32))), "a value for the nodes from 100 on"),
+    "a key of another length": (
+        lambda store, txn: txn.put(b"\xff" * 7, b"?", db=store.disk.tables[NODE]),
+        f"{NODE} has a key of 7 bytes",
     ),
-    "a top of what was let go that is gone": (lambda s, m, t: t.delete(key(6), db=m.nodes), "children"),
-    "a top of what was let go without its mark": (
-        lambda s, m, t: t.put(key(6), t.get(key(6), b"", db=m.nodes)[:32], db=m.nodes),
-        "node 6 of the mountain range has 0 of its two children",
+    "bits that are others": (other_bits, "is unspent, but has no record"),
+    "bits that are gone": (
+        lambda store, txn: txn.delete(bytes(4), db=store.disk.tables[LIVE]),
+        "0 outputs are unspent, the counter says",
     ),
-    "a mark over what lives": (lambda s, m, t: mark(t, m, LEAF_7), "was let go, or is not there"),
-    "a mark over a parent of what lives": (lambda s, m, t: mark(t, m, LEAF_7 + 1), "contradict each other"),
-    "a node of another length": (lambda s, m, t: t.put(key(LEAF_7 + 1), b"\x01" * 34, db=m.nodes), "cannot be read"),
-    "a node too many": (lambda s, m, t: t.put(key(9999), bytes(32), db=m.nodes), "lies behind its end"),
-    "a bit that is another": (lambda s, m, t: flip(t, m.bits, key(0)), "are not those of the live outputs"),
-    "bits that are gone": (lambda s, m, t: t.delete(key(0), db=m.bits), "there are 0 chunks of bits"),
-    "bits of another length": (lambda s, m, t: t.put(key(0), bytes(127), db=m.bits), "cannot be read"),
-    "a node over bits that is another": (lambda s, m, t: flip(t, m.bit_nodes, key(0)), "node 0 over the bits"),
-    "a node over bits that is gone": (lambda s, m, t: t.delete(key(0), db=m.bit_nodes), "node 0 over the bits"),
-    "a first leaf that is another": (
-        lambda s, m, t: t.put(last(t, m.tx)[0], key(3), db=m.tx),
-        "has leaf 3, which is another's",
-    ),
-    "a first leaf that is gone": (lambda s, m, t: t.delete(last(t, m.tx)[0], db=m.tx), "has no first leaf"),
-    "a first leaf too many": (lambda s, m, t: t.put(keys.position(900, 0), key(3), db=m.tx), "the other a first leaf"),
-    "another number of leaves": (lambda s, m, t: t.put(b"leaves", key(5), db=s.meta), "lies behind its end"),
-    "no number of leaves": (lambda s, m, t: t.delete(b"leaves", db=s.meta), "number of leaves cannot be read"),
-    "a leaf to be let go that lives": (lambda s, m, t: t.put(key(0), key(7), db=m.dead), "which is another's"),
-    "a leaf to be let go twice": (lambda s, m, t: t.put(key(0), key(9) * 2, db=m.dead), "waits for it twice"),
-    "an undo record with other leaves": (lambda s, m, t: _other_leaves(s, t), "leaves, others say otherwise"),
+    "a node over bits that is another": (value(0, lambda raw: seal(1, bytes(32)), BIT_NODE), BITS),
+    "a node over bits that is gone": (value(0, lambda raw: b"", BIT_NODE), BITS),
+    "a node over bits too many": (value(0, lambda raw: seal(2, raw[8:] * 2), BIT_NODE), "has 2 nodes, of 1 in all"),
+    "another number of outputs": (more_numbers, "the state goes on at"),
+    "another kind of store": (meta(b"store", b"mmx"), "the kind of the store is b'mmx'"),
+    "no place to go on": (meta(THIN_AT, bytes(7)), "the position at which nodes are let go has 7 bytes"),
 }
 
 
-def _other_leaves(store: UtxoStore, txn: Txn) -> None:
-    name, raw = last(txn, store.delta)
-    txn.put(name, raw[:-1] + bytes((raw[-1] ^ 1,)), db=store.delta)
-
-
-def findings(daemon: Daemon, damage: Damage) -> list[str]:
-    config = load(daemon.config, {})
-    with open_disk(config) as disk:
-        store = UtxoStore(disk, leaf_writer(config))
-        assert store.mmr is not None
-        kept = store.mmr
-        disk.write(lambda txn: damage(store, kept, txn))
-        return verify(store, windows(config), quick=True)
+def harm(daemon: Daemon, kind: str) -> None:
+    with open_disk(load(daemon.config, {})) as disk:
+        store = HistoryStore(disk)
+        disk.write(lambda txn: KINDS[kind][0](store, txn))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_damage_is_found_and_named(store: Daemon, kind: str) -> None:
-    damage, words = KINDS[kind]
-    found = findings(store, damage)
+    harm(store, kind)
+    config, words = load(store.config, {}), KINDS[kind][1]
+    with open_disk(config, readonly=True) as disk:
+        found = verify(disk, quick=True, leaves=leaf_writer(config))
     assert any(words in finding for finding in found), found
     done = store.run("verify")
     assert done.returncode == 3 and words in done.stderr.decode() and b"Traceback" not in done.stderr
 
 
-def test_bits_that_are_gone_are_not_made_up(store: Daemon) -> None:
-    """A block that spends what has its bit there is not written."""
-    config = load(store.config, {})
-    with open_disk(config) as disk:
-        kept = UtxoStore(disk, leaf_writer(config))
-        assert kept.mmr is not None
-        bits = kept.mmr.bits
-        disk.write(lambda txn: txn.delete(key(0), db=bits))
-        with disk.read() as txn:
-            undone = kept.change_of(txn, kept.state(txn).tip, ChangeSet()).reversed()
-            state = kept.state(txn)
-        kept.use_indexes(["address_hash", "payment_credential"])
-        with pytest.raises(Damaged, match="the bits of leaves 0 and on cannot be read"):
-            disk.write(lambda txn: kept.write(txn, undone, state))
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("a peak that is gone", f"of the 370 nodes from {NODES} on some are not there"),
+        ("a value that is gone", f"of the 370 nodes from {NODES} on some are not there"),
+        ("a value that is another", SUMS),
+        ("a value behind the end", "there should be 879"),
+        ("bits that are gone", "0 outputs are unspent, the counter says 130"),
+        ("a node over bits that is gone", "0 nodes over the bits of outputs are there, there should be 1"),
+        ("another kind of store", "the kind of the store is b'mmx'"),
+    ],
+)
+def test_nothing_is_made_up_in_place_of_what_is_lost(store: Daemon, kind: str, words: str) -> None:
+    """A daemon does not go on with what it can see to be damaged: it would write roots over it."""
+    harm(store, kind)
+    done = store.run("run")
+    assert done.returncode == 3 and words in reason(done), done.stderr
 
 
-def test_a_leaf_that_is_let_go_twice_stops_the_pruner(store: Daemon) -> None:
-    def twice(kept: UtxoStore, _: MmrStore, txn: Txn) -> None:
-        place = next(place for place, row in kept.scan(txn, kept.output) if row[0] != SPENT)
-        assert kept.mmr is not None
-        leaf = kept.mmr.locate(txn, [place])[0]
-        txn.put(key(0), key(leaf) * 2, db=kept.mmr.dead)
-        with pytest.raises(Exception, match=f"leaf {leaf} is to be let go, but is not there, or was before"):
-            prune(kept, txn, Windows(9, 9), 10, "mmr")
-
-    assert findings(store, twice)
+def test_a_proof_over_a_lost_node_is_an_error(store: Daemon) -> None:
+    """The others are still made."""
+    harm(store, "a dead leaf beside one that lives")
+    store.configure(utxo=TABLES, http={"workers": 1, "listen": f"unix:{store.folder}/http"})
+    store.start()
+    with Web(store.folder / "http") as web:
+        failure(web.ask(proof_path("many", 7)), 500, "store_damaged")
+        check(msgspec.convert(web.get(proof_path("many", UNSPENT)), MmrProof))

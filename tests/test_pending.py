@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 from chains import Branches, at, back_to, block, output, txid
-from houses import ALL_TABLES, KINDS, Chain, chain_txs, open_store
+from houses import ALL_TABLES, chain_txs, open_store
 from messages import Listener, message, take
 
 from handlers import eviction
 from handlers.audit import audit
 from handlers.births import size_of
+from handlers.chain import Chain
 from handlers.desk import Rules
 from handlers.events import (
     Ack,
@@ -39,7 +40,6 @@ from handlers.utxo import Turns
 from storage.blobs import Files
 from storage.disk import GIB, Disk
 from storage.pending import Totals
-from storage.transactions import TxStore
 from storage.windows import Windows
 
 RETENTION = 100
@@ -53,10 +53,10 @@ def pay(name: str, *spends: OutPoint, outs: int = 2, **parts: Any) -> Tx:
 class Pool:
     """A daemon's stores, told messages one by one."""
 
-    def __init__(self, disk: Disk, folder: Path, rules: Rules, kind: str) -> None:
-        self.utxo = open_store(disk, kind, indexes=["address_hash"])
-        self.store = TxStore(disk)
-        real = Transactions(self.store, chain_txs(self.utxo), Files(folder / "blobs"), rules)
+    def __init__(self, disk: Disk, folder: Path, rules: Rules) -> None:
+        self.utxo = open_store(disk, indexes=["address_hash"])
+        real = Transactions(chain_txs(self.utxo), Files(folder / "blobs"), rules)
+        self.store = real.store
         self.lives = Lives(real)
         self.chain = Chain(self.utxo, Windows(10, 10), 10, self.lives)
         self.lives.wake(self.chain.height)
@@ -89,7 +89,7 @@ class Pool:
             return self.store.record(txn, name) is not None
 
     def assert_sound(self) -> None:
-        assert audit(self.lives.buried, RETENTION).findings == []
+        assert audit(self.lives.chain, RETENTION).findings == []
 
 
 def _numbered(event: Any, seq: int) -> Any:
@@ -97,9 +97,9 @@ def _numbered(event: Any, seq: int) -> Any:
 
 
 @contextmanager
-def open_pool(folder: Path, *, map_size: int = GIB, kind: str = "classic", **rules: Any) -> Iterator[Pool]:
+def open_pool(folder: Path, *, map_size: int = GIB, **rules: Any) -> Iterator[Pool]:
     with Disk(folder / "lmdb", ALL_TABLES, map_size=map_size, durable=False, on_grow=_grown) as disk:
-        yield Pool(disk, folder, Rules(retention=RETENTION, maturity=0, **rules), kind)
+        yield Pool(disk, folder, Rules(retention=RETENTION, maturity=0, **rules))
 
 
 def _grown(size: int) -> None:
@@ -480,9 +480,9 @@ class Story:
         assert waiting == unmined
 
 
-def tell_a_story(folder: Path, seed: int, kind: str) -> None:
+def tell_a_story(folder: Path, seed: int) -> None:
     random = Random(seed)
-    options: dict[str, Any] = {"max_pending_count": COUNT, "map_size": 1 << 16 if seed % 2 else GIB, "kind": kind}
+    options: dict[str, Any] = {"max_pending_count": COUNT, "map_size": 1 << 16 if seed % 2 else GIB}
     with ExitStack() as stack:
         pool = stack.enter_context(open_pool(folder, **options))
         story = Story(pool, random)
@@ -499,12 +499,11 @@ def tell_a_story(folder: Path, seed: int, kind: str) -> None:
         pool.assert_sound()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_any_story_equals_the_model(tmp_path: Path, kind: str) -> None:
+def test_any_story_equals_the_model(tmp_path: Path) -> None:
     MET.met.clear()
     for seed in range(16):
         print(f"seed {seed}")
-        tell_a_story(tmp_path / str(seed), seed, kind)
+        tell_a_story(tmp_path / str(seed), seed)
     assert {
         "a commit was done again in a larger map",
         "a conflicting transaction is evicted",

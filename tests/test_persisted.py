@@ -138,8 +138,8 @@ def test_a_rollback_between_messages_that_wait(client: Client) -> None:
     assert height(client) is None
 
 
-def test_blocks_that_are_not_retained(daemon: Daemon, client: Client) -> None:
-    """Below the floor a block's row goes with its last output; it may be the one that is meant, so it is accepted."""
+def test_blocks_below_the_rollback_floor(client: Client) -> None:
+    """They are known by their hashes for ever, whatever of their outputs is left."""
     kept = [block(None)]
     for n in range(1, 26):  # every fourth block pays nothing
         kept.append(block(kept[-1], *chain(1, branch=f"pays {n}")[0]["txs"]) if n % 4 else block(kept[-1]))
@@ -147,13 +147,14 @@ def test_blocks_that_are_not_retained(daemon: Daemon, client: Client) -> None:
     assert client.hello()["rollback_floor"]["height"] > 10
     paid, empty = kept[6], kept[8]
     assert (len(paid["txs"]), len(empty["txs"])) == (1, 0)
-    error(client.ask(persisted(7, hash=digest("another"))), "unknown_point")  # the rows of 6, 7 and 8 are there
-    story = [persisted(paid), persisted(9, hash=digest("who knows")), persisted(empty), persisted(10)]
+    for stranger in (7, 9):
+        error(client.ask(persisted(stranger, hash=digest("another"))), "unknown_point")
+    story = [persisted(paid), persisted(empty), persisted(paid), persisted(10)]
     assert statuses(client.feed(story)) == ["accepted", "accepted", "duplicate", "accepted"]
 
 
-def test_far_below_the_networks_tip(daemon: Daemon, client: Client) -> None:
-    """Blocks leave no row there; a persister that follows a few blocks behind is believed all the same."""
+def test_far_below_the_networks_tip(client: Client) -> None:
+    """No rollback reaches them, and a persister that follows a few blocks behind is believed all the same."""
     blocks = chain(60)
     client.hello(**FAR)
     story: list[Message] = []
@@ -162,4 +163,5 @@ def test_far_below_the_networks_tip(daemon: Daemon, client: Client) -> None:
     assert set(statuses(client.feed(story))) == {"applied", "accepted"}
     welcome = client.hello()
     assert (welcome["persisted_height"], welcome["rollback_floor"]) == (54, point(blocks[59]))
-    assert statuses(client.feed([persisted(blocks[55]), persisted(61)])) == ["accepted", "gap"]
+    story = [persisted(blocks[55]), persisted(30, hash=digest("another")), persisted(61)]
+    assert statuses(client.feed(story)) == ["accepted", "unknown_point", "gap"]

@@ -112,7 +112,7 @@ COPYING = """
 import sys, tempfile
 from pathlib import Path
 from storage.disk import Disk
-from storage.utxo import TABLES
+from storage.history.layout import TABLES
 with Disk(Path(sys.argv[1]), TABLES, readonly=True, max_reader_age=60) as disk:
     print("ready", flush=True)
     while True:

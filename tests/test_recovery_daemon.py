@@ -18,7 +18,6 @@ import pytest
 from bitcoin_rpc_chain import FakeNode, Fault
 from bitcoin_rpc_server import LOGIN, serving
 from daemons import PATIENCE_S, Client, Daemon, Message, home, running, statuses, utxod
-from houses import KINDS
 from questions import Web
 from stories import at, back_to, block, chain, digest, output, tx
 from test_metrics import scrape
@@ -86,11 +85,10 @@ def test_commands_read_the_tables_on_a_read_only_disk(tmp_path: Path) -> None:
         assert digest("tx", "b").hex() in done.stdout.decode()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_row_follows_its_transaction(folder: Path, kind: str) -> None:
+def test_a_row_follows_its_transaction(folder: Path) -> None:
     """Pending, confirmed when it is deep enough, deleted when another has won, pending again when blocks go back."""
     with (
-        running(folder, recovery=SOON, utxo={"rollback_window": 20, "store": kind}) as daemon,
+        running(folder, recovery=SOON, utxo={"rollback_window": 20}) as daemon,
         daemon.client() as client,
     ):
         listener = daemon.client()

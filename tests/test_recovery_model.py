@@ -20,11 +20,11 @@ import asyncpg  # type: ignore[import-untyped]
 import pytest
 from anyio import CapacityLimiter, to_thread
 from daemons import Message, as_hex
+from houses import ALL_TABLES
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from messages import Listener as Sender
 from messages import json_line, take
-from storage.utxo import TABLES as UTXO_TABLES
 from stories import at, back_to, block, digest, output, tx
 
 import handlers.recovery.listener
@@ -33,17 +33,14 @@ from config.settings import Config, Recovery, Storage, Transactions, Utxo
 from daemon.bus import Bus
 from daemon.connection import Hall
 from daemon.recovery import open_storage, recover_along
-from daemon.store import folder, open_lives, open_utxo, windows
-from handlers.chain import Chain
+from daemon.store import folder, open_chain
 from handlers.events import Welcome
 from handlers.recovery.finality import Conflicting, Mined, Pending
 from handlers.recovery.records import Records
 from handlers.utxo import Turns
 from storage.disk import Disk
-from storage.jobs import TABLES as JOB_TABLES
 from storage.recovery.rows import Row, StoreAway
 from storage.recovery.rows import Storage as Tables
-from storage.transactions import TABLES as TX_TABLES
 
 CONFIRMATIONS, COINS, SETTLED_S = 3, 4, 30.0
 TO_MEET = {
@@ -71,8 +68,7 @@ class Node:
     """One chain with its transaction store, and the recovery service when it is up."""
 
     def __init__(self, disk: Disk, config: Config, met: set[str]) -> None:
-        store = open_utxo(disk, config)
-        chain = Chain(store, windows(config), 500, open_lives(store, config))
+        chain = open_chain(disk, config)
         assert chain.lives is not None
         self.config, self.met, self.turns, self.writer = config, met, Turns(chain, pruning=False), CapacityLimiter(1)
         self.records = Records(chain.lives.transactions)
@@ -253,7 +249,7 @@ async def node(dsn: str | None, met: set[str]) -> AsyncIterator[Node]:
         storage=Storage(map_size=1 << 24),
     )
     try:
-        with Disk(folder(config), (*UTXO_TABLES, *TX_TABLES, *JOB_TABLES), map_size=1 << 24, durable=False) as disk:
+        with Disk(folder(config), ALL_TABLES, map_size=1 << 24, durable=False) as disk:
             made = Node(disk, config, met)
             await made.tell(made.funds)
             try:

@@ -8,7 +8,6 @@ from time import monotonic, sleep
 
 import pytest
 from daemons import PATIENCE_S, Client, Daemon, Message, running, statuses
-from houses import KINDS
 from stories import at, back_to, block, digest, output, tx
 from test_transactions_wire import by, coins, done, mined, on_outputs, record, refused, said, state, submit
 
@@ -18,10 +17,10 @@ from daemon.inspect import Verified, copy_place, verify
 HEIR = tx("heir", output("heir"), spends=[at("p")])
 
 
-@pytest.fixture(params=KINDS)
-def daemon(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Daemon]:
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
     """Give a daemon whose store is sound at the end, its records too."""
-    with running(tmp_path, utxo={"store": request.param}) as daemon:
+    with running(tmp_path) as daemon:
         yield daemon
         sound(daemon)
 

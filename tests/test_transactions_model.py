@@ -17,11 +17,10 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
+from houses import ALL_TABLES, chain_txs, open_store
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
-from storage.buried import BuriedStore
-from storage.utxo import UtxoStore
 
 from handlers.burial import Burial
 from handlers.creation import Creation
@@ -29,7 +28,7 @@ from handlers.desk import Mined, Rules
 from handlers.events import OutPoint, Output, Tx
 from handlers.spending import TxFault
 from handlers.transactions import Transactions
-from storage import transactions, utxo
+from storage import transactions
 from storage.blobs import Files
 from storage.disk import Disk, Txn
 from storage.errors import StoreFull
@@ -117,11 +116,10 @@ class Story(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="utxod-txs-"))
-        self.disk = Disk(self.folder / "lmdb", utxo.TABLES + transactions.TABLES, map_size=1 << 24, durable=False)
-        self.utxo, self.store = UtxoStore(self.disk), TxStore(self.disk)
-        self.utxo.open("bitcoin/mainnet", ())
-        buried = BuriedStore(self.utxo, self.store, RULES.maturity)
-        self.real = Transactions(self.store, buried, Files(self.folder / "blobs"), RULES)
+        self.disk = Disk(self.folder / "lmdb", ALL_TABLES, map_size=1 << 24, durable=False)
+        self.store = TxStore(self.disk)
+        chain = chain_txs(open_store(self.disk, chain="bitcoin/mainnet"), RULES.maturity, self.store)
+        self.real = Transactions(chain, Files(self.folder / "blobs"), RULES)
         self.burial = Burial(self.real, 2, 10)
         self.told: dict[bytes, Told] = {}
         self.txs: dict[bytes, Tx] = {}

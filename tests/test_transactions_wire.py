@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 from daemons import PATIENCE_S, Client, Daemon, Encoding, Message, ack, running, statuses
-from storage.utxo import TABLES as UTXO_TABLES
+from houses import ALL_TABLES
 from stories import address, at, back_to, block, digest, output, point, tx
 
 from storage.disk import Disk
-from storage.transactions import TABLES, Record, TxStore
+from storage.transactions import Record, TxStore
 
 NOWHERE = [digest("nowhere"), 0]
 RETRYABLE = {"CREATING", "LOCKED", "STORAGE_ERROR", "FROZEN_UNTIL", "COINBASE_IMMATURE"}
@@ -136,7 +136,7 @@ def coins(*names: str, outputs: int = 2) -> list[Message]:
 
 
 def record(daemon: Daemon, name: object) -> Record | None:
-    with Disk(daemon.folder / "data" / "lmdb", (*UTXO_TABLES, *TABLES), readonly=True) as disk, disk.read() as txn:
+    with Disk(daemon.folder / "data" / "lmdb", ALL_TABLES, readonly=True) as disk, disk.read() as txn:
         return TxStore(disk).record(txn, digest("tx", name))
 
 
@@ -439,7 +439,7 @@ def test_raw_bytes_of_a_block_are_kept(tmp_path: Path) -> None:
         told = tx("a", output("x"), spends=[at("p")], raw=short), tx("b", output("x"), spends=[at("a")], raw=long)
         two = block(one, *told)
         done(client, one, two)
-        with Disk(daemon.folder / "data" / "lmdb", (*UTXO_TABLES, *TABLES), readonly=True) as disk, disk.read() as txn:
+        with Disk(daemon.folder / "data" / "lmdb", ALL_TABLES, readonly=True) as disk, disk.read() as txn:
             bodies = [TxStore(disk).body(txn, digest("tx", name)) for name in "ab"]
         assert [body.raw for body in bodies] == [short, None]
         assert [body.inputs for body in bodies] == [[(digest("tx", "p"), 0)], [(digest("tx", "a"), 0)]]

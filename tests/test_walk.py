@@ -1,21 +1,18 @@
-"""Outputs that hold an asset are found among many without reading the others, where the policy is indexed."""
+"""Outputs that hold an asset are found among many without reading the others, where it or its policy is indexed."""
 
 from __future__ import annotations
 
-from collections.abc import Sized
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from chains import CODEC, block, feed, open_chain, output, tx
 
 from handlers.chain import Chain
 from handlers.query import NoIndex, Order, Query, Snapshot
-from handlers.snapshot import Snapshot
-from storage.indexes import TABLES
+from storage.history.layout import Found, Numbers
+from storage.indexes import NAMES as INDEXES
 
-STORES = ["classic", "history"]
 POLICIES = [bytes((n,)) * 28 for n in range(4)]
 NAMES = [b"", b"a", b"b"]
 
@@ -50,11 +47,11 @@ def told(chain: Chain, rng: Random) -> None:
         feed(chain, parent)
 
 
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("without", [set(), {"asset"}], ids=["by asset", "by policy"])
 @pytest.mark.parametrize("order", ["asc", "desc"])
-def test_the_index_finds_what_a_search_finds(tmp_path: Path, order: Order, store: str) -> None:
+def test_the_index_finds_what_a_search_finds(tmp_path: Path, order: Order, without: set[str]) -> None:
     """Dense and sparse lists on either side, and lists that end before the other begins."""
-    with open_chain(tmp_path, store=store) as chain:
+    with open_chain(tmp_path, indexes=[name for name in INDEXES if name not in without]) as chain:
         told(chain, Random(order))
         query, met = Query(chain.store, CODEC, "cardano"), 0
         assets = [policy + name for policy in POLICIES for name in NAMES]
@@ -75,10 +72,9 @@ def test_the_index_finds_what_a_search_finds(tmp_path: Path, order: Order, store
         assert met > 60
 
 
-@pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize(("many", "few"), [("ann", POLICIES[1]), (POLICIES[2], "bob")])
 def test_only_what_both_list_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: str | bytes, few: str | bytes, store: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: str | bytes, few: str | bytes
 ) -> None:
     """Three outputs in common, ten thousand on one side: so many are read, not ten thousand."""
     address, policy = (many, few) if isinstance(many, str) else (few, many)
@@ -87,28 +83,29 @@ def test_only_what_both_list_is_read(
     large = [output(address, n) if many == address else output("others", n, assets=held) for n in range(10_000)]
     common = [output(address, 20_000 + n, assets=held) for n in range(3)]
     outputs = [*large[:5_000], common[0], *large[5_000:], *common[1:]]
-    with open_chain(tmp_path, store=store) as chain:
+    with open_chain(tmp_path) as chain:
         feed(chain, block(None, tx("a", *outputs)))
         with Query(chain.store, CODEC, "cardano").snapshot() as shot:
-            reader: Any = shot.stored if isinstance(shot, Snapshot) else shot
-            verb, read = "bodies" if isinstance(shot, Snapshot) else "rows", list[int]()
-            rows = getattr(reader, verb)
+            read, bodies = list[int](), shot.stored.bodies
 
-            def counted(places: Sized) -> Any:
-                read.append(len(places))
-                return rows(places)
+            def counted(numbers: Numbers) -> dict[int, Found]:
+                read.append(len(numbers))
+                return bodies(numbers)
 
-            monkeypatch.setattr(reader, verb, counted)
+            monkeypatch.setattr(shot.stored, "bodies", counted)
             assert listed(shot, address, "asc", policy + b"a", 100) == [20_000, 20_001, 20_002]
             assert 3 <= sum(read) <= 6
 
 
-@pytest.mark.parametrize("store", STORES)
-def test_without_the_index_they_are_searched(tmp_path: Path, store: str) -> None:
-    with open_chain(tmp_path, indexes=[name for name in TABLES if name != "policy"], store=store) as chain:
+@pytest.mark.parametrize("without", [{"policy"}, {"policy", "asset"}])
+def test_without_the_index_they_are_searched(tmp_path: Path, without: set[str]) -> None:
+    with open_chain(tmp_path, indexes=[name for name in INDEXES if name not in without]) as chain:
         told(chain, Random(1))
         with Query(chain.store, CODEC, "cardano").snapshot() as shot:
             found = listed(shot, "ann", "asc", POLICIES[0] + b"a", 10)
+            everything = shot.utxos(shot.walk(shot.by_address(output("ann").address), "asc", None).next(10_000))
             with pytest.raises(NoIndex, match="policy"):
                 listed(shot, POLICIES[1], "asc", POLICIES[1], 10)
+    unit = (POLICIES[0] + b"a").hex()
+    assert found == [utxo.lovelace_amount for utxo in everything if unit in {amount.unit for amount in utxo.amounts}]
     assert found == sorted(found) and len(found) > 1

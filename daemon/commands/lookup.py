@@ -168,7 +168,7 @@ def _told(config: Config, shot: Snapshot, txid: bytes, page: range) -> Told | No
     held = asking.find(shot.txn, txid, tip.height if tip else 0)
     if held is None:
         return None
-    home = transactions.buried and transactions.buried.find(shot.txn, txid)
+    home = transactions.chain.find(shot.txn, txid)
     block = shot.point(home.ordinal) if home else None
     indexes = range(held.record.total)[page.start : page.stop]
     return Told(

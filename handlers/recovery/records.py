@@ -41,8 +41,7 @@ class Records:
 
     def states(self, txids: Sequence[bytes]) -> list[State]:
         """Return where transactions are, by the last commit."""
-        assert self._transactions.buried is not None
-        chain = self._transactions.buried.blocks
+        chain = self._transactions.chain.blocks
         with self._store.disk.read() as txn:
             tip = chain.state(txn).tip
             height = chain.block_at(txn, tip).height if tip else 0
@@ -87,15 +86,14 @@ class Records:
 
         None at the end. Blocks that no rollback reaches are left out.
         """
-        assert self._transactions.buried is not None
-        buried, txids = self._transactions.buried, list[bytes]()
+        chain, txids = self._transactions.chain, list[bytes]()
         with self._store.disk.read() as txn:
-            state = buried.blocks.state(txn)
-            tip = buried.blocks.block_at(txn, state.tip).height if state.tip else 0
+            state = chain.blocks.state(txn)
+            tip = chain.blocks.block_at(txn, state.tip).height if state.tip else 0
             for ordinal in range(min(state.tip, (below or state.tip + 1) - 1), state.floor, -1):
-                if tip - buried.blocks.block_at(txn, ordinal).height + 1 >= confirmations:
+                if tip - chain.blocks.block_at(txn, ordinal).height + 1 >= confirmations:
                     return txids, None
-                txids += [found.txid for found in buried.of_block(txn, ordinal)]
+                txids += [found.txid for found in chain.of_block(txn, ordinal)]
                 if len(txids) >= _SEEKS:
                     return txids, ordinal
         return txids, None

@@ -43,6 +43,10 @@ class Bits:
         flags: Flags = inside & (found != 0)
         return flags
 
+    def count(self) -> int:
+        """Return how many are set."""
+        return int(np.bitwise_count(self._bytes).sum(dtype=np.int64))
+
     def within(self, low: int, high: int) -> Flags:
         """Return the flags of a range."""
         self._reach(high)

@@ -44,11 +44,12 @@ from storage.history.layout import (
     stored_state,
     words,
 )
+from storage.history.merging import count_runs, merge_runs
 from storage.history.mmr import Mountains
 from storage.history.output_keys import RULES
 from storage.history.recent import Recent
 from storage.history.runs import Index
-from storage.history.stored import reachable, read_block, read_undo
+from storage.history.stored import Stored, reachable, read_block, read_spent, read_undo
 from storage.history.values import Values
 from storage.rows import TxFlag
 
@@ -57,7 +58,7 @@ UNDO_KEY = Packed(">II")
 UNDO_ENTRIES = 1000  # of a value
 MERGED = 6  # entries that are merged for each one that is added: as many as there are levels of runs
 LEAST_MERGED = 1000
-_COLLECTED, _THINNED = 40, 40  # values for each block
+_COLLECTED, _THINNED, _COUNTED = 40, 40, 4  # values for each block
 
 
 class History:
@@ -79,7 +80,11 @@ class History:
         self.state = State([])
 
     def load(self, txn: Txn) -> None:
-        """Take over what is on disk."""
+        """Take over what is on disk.
+
+        Raises:
+            Damaged: something of it is missing.
+        """
         self.state = stored_state(txn, self._meta)
         self._keys = np.array(self.state.keys, np.uint64)
         self.index = {kind: Index(self._tables, kind, self._next_run) for kind in self.kinds}
@@ -87,6 +92,8 @@ class History:
             index.load(txn)
         for table in (self.tx, self.output, self.live):
             table.load(txn)
+        if (unspent := self.live.count()) != self.state.unspent:
+            raise Damaged(f"{unspent} outputs are unspent, the counter says {self.state.unspent}")
         self.recent = Recent(self.state.floor + 1, self.state.tip)
         if self.mmr:
             self.mmr.load(txn, self.state.next_number)
@@ -298,14 +305,17 @@ class History:
         return reachable(txn, self._block, self.state.floor)
 
     def keep_house(self, txn: Txn, blocks: int) -> tuple[int, int]:
-        """Merge, collect and thin out some for so many blocks; return how many transactions and MMR nodes went."""
+        """Count, merge, collect and thin out some for so many blocks; return how many transactions and nodes went."""
         for index in self.index.values():
             index.collect(txn, _COLLECTED * blocks)
         if not self.recent.load(self.undo, txn, self.state.floor):
             return 0, 0
         reachable = self._reachable(txn)
         for kind, index in self.index.items():
-            index.merge(txn, max(index.added * MERGED, LEAST_MERGED), partial(self._wanted, kind, reachable))
+            keep = partial(self._wanted, kind, reachable)
+            if kind not in {"block", touches.KIND}:  # of which nothing dies
+                count_runs(index, txn, _COUNTED * blocks, keep)
+            merge_runs(index, txn, max(index.added * MERGED, LEAST_MERGED * max(blocks, 1)), keep)
             index.added = 0
         transactions = 0 if self._keeps_all else self._thin(txn, reachable, blocks)
         nodes = self.mmr.thin(txn, reachable, blocks, self._revivable) if self.mmr else 0
@@ -323,7 +333,16 @@ class History:
     def sweeps(self, blocks: int) -> int:
         """Return how often to keep house for so many blocks until every value was looked at."""
         values = max(2 * len(self.tx.firsts), len(self.output.firsts))
-        return -(-values // (_THINNED * blocks))
+        counted = max(index.value_count() for index in self.index.values())
+        sweeps = max(-(-values // (_THINNED * blocks)), -(-counted // (_COUNTED * blocks)))
+        if self.mmr:
+            sweeps = max(sweeps, self.mmr.sweeps(blocks))
+        return self.recent.turns + sweeps + 1  # one more, since a count may be in the middle of its sweep
+
+    @property
+    def merging(self) -> bool:
+        """Whether a run is being merged or rewritten."""
+        return any(index.manifest.merges for index in self.index.values())
 
     def _wanted(self, kind: str, reachable: int, entries: Records) -> Flags:
         """Return which entries a merge keeps."""
@@ -365,16 +384,20 @@ class History:
         return read_undo(txn, self._undo, ordinal)
 
     def rollback(self, txn: Txn, target: int) -> None:
-        """Take back every block after one."""
+        """Take back every block after one.
+
+        Raises:
+            Damaged: something is missing that this needs; the transaction must not be committed.
+        """
         state, first = self.state, read_block(txn, self._block, target + 1).first
-        spent = [np.empty(0, np.int64)]
-        for ordinal in range(target + 1, state.tip + 1):
-            spent.append(self.undo(txn, ordinal)["number"])
+        spent = {n: read_spent(txn, self._undo, self._block, n) for n in range(target + 1, state.tip + 1)}
+        numbers = np.concatenate(list(spent.values()))
+        older = numbers[numbers < first]
+        self._check_bodies(txn, np.sort(older), spent)
+        for ordinal in spent:
             txn.delete(U32.pack(ordinal), db=self._block)
         delete_from(txn, self._undo, UNDO_KEY.pack(target + 1, 0), lambda _: True)
-        numbers = np.concatenate(spent)
         self.recent.cut(numbers, target)
-        older = numbers[numbers < first]
         born = self.live.cut(first, state.next_number)
         self.live.set(older)
         self.tx.cut(txn, first)
@@ -385,3 +408,11 @@ class History:
             index.cut(target + 1 if kind == "block" else first)
         state.unspent += len(older) - born
         state.tip, state.next_number = target, first
+
+    def _check_bodies(self, txn: Txn, numbers: Numbers, spent: dict[int, Numbers]) -> None:
+        """Check that outputs which are to live again are still there."""
+        lost = self.output.missing(txn, numbers)
+        if len(lost):
+            ordinal = next(ordinal for ordinal, some in spent.items() if lost[0] in some)
+            home = Stored(txn, self._tables).homes(lost[:1])[int(lost[0])]
+            raise Damaged(f"output {home.txid.hex()}#{home.output}, which block {ordinal} spent, is not there any more")

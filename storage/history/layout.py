@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from storage.disk import Db, Txn
 from storage.errors import Damaged
-from storage.rows import Body, TxFlag
+from storage.rows import Body, TxFlag, unpack
 
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
@@ -255,11 +255,7 @@ def stored_state(txn: Txn, meta: Db) -> State:
     Raises:
         Damaged: its row can't be read.
     """
-    raw = check_row(txn.get(STATE, b"", db=meta), "the state")
-    try:
-        return msgspec.msgpack.decode(raw, type=State)
-    except msgspec.DecodeError as error:
-        raise Damaged(f"the state cannot be read: {error}") from error
+    return unpack(State, check_row(txn.get(STATE, b"", db=meta), "the state"), "the state")
 
 
 def delete_from(txn: Txn, table: Db, key: bytes, doomed: Callable[[bytes], bool], most: int | None = None) -> int:

@@ -1,22 +1,22 @@
-"""The transactions of the chain as a history tells of them: `storage.chain_txs` over `storage.history`.
+"""The transactions of the chain as its tables tell of them: what `storage.chain_txs` describes is read here.
 
-A transaction's key is the number of its first output. One snapshot of the history serves a read or write transaction
-for as long as that is the last one asked with; whoever writes to the history has to say so (`forget`).
+One snapshot serves a read or write transaction for as long as that is the last one asked with; whoever writes to the
+chain's tables has to say so (`forget`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from struct import Struct as Packed
 
 import msgspec
 import numpy as np
 
-from storage.chain_txs import REPLACED, Buried, Details, GoingBack, Paid, Spend, count, in_order, mined_record
+from storage.chain_txs import ChainTx, Details, GoingBack, Paid, Spend, count, in_order, mined_record
 from storage.disk import Txn
 from storage.errors import Damaged
 from storage.history.layout import (
     NO_FEE,
+    REPLACED,
     UNDO,
     Block,
     Extra,
@@ -33,21 +33,20 @@ from storage.history.stored import Stored, read_undo
 from storage.rows import TxFlag, pack
 from storage.transactions import HIGHEST, OutPoint, Record, TxStore, claim, output_hash
 
-_KEY = Packed(">q")
 _FLAGS = TxFlag.INVALID | TxFlag.COLLATERAL_RETURN | TxFlag.COINBASE
 _NO_NUMBERS = np.empty(0, np.int64)
 _read_extra = msgspec.msgpack.Decoder(Extra).decode
 
-Listed = tuple[Buried, Details]
+Listed = tuple[ChainTx, Details]
 
 
 class MinedStore:
-    """The transaction store's view of a history."""
+    """The transaction store's view of the chain."""
 
     def __init__(self, blocks: HistoryStore, store: TxStore, maturity: int) -> None:
         self.blocks, self.store, self.maturity = blocks, store, maturity
         self._look: _Look | None = None
-        self._resolved: dict[bytes, Buried | None] = {}
+        self._resolved: dict[bytes, ChainTx | None] = {}
 
     def _at(self, txn: Txn) -> _Look:
         look = self._look
@@ -58,7 +57,7 @@ class MinedStore:
     # --- on the writer's thread ----------------------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Drop what was read: the history has changed, or may have."""
+        """Drop what was read: the chain has changed, or may have."""
         self._look, self._resolved = None, {}
 
     def resolve(self, txn: Txn, txids: Iterable[bytes]) -> None:
@@ -78,41 +77,41 @@ class MinedStore:
 
     # --- looking -------------------------------------------------------------------------------------------------
 
-    def find(self, txn: Txn, txid: bytes) -> Buried | None:
+    def find(self, txn: Txn, txid: bytes) -> ChainTx | None:
         """Return a transaction, the latest of its id, while it has outputs that live or a rollback may reach it."""
         if txid in self._resolved:
             return self._resolved[txid]
         found = self._at(txn).stored.find_tx(txid)
-        return None if found is None else Buried(txid, _KEY.pack(found.number), found.block, found.flags)
+        return None if found is None else ChainTx(txid, found.number, found.block, found.flags)
 
-    def record(self, txn: Txn, buried: Buried) -> Record:
+    def record(self, txn: Txn, tx: ChainTx) -> Record:
         """Return what decides about spending; the counters are `counted`'s to fill."""
         look = self._at(txn)
-        block, found = look.block(buried.ordinal), look.stored.tx_of(_number(buried))
-        maturity = self.maturity if buried.flags & TxFlag.COINBASE else None
+        block, found = look.block(tx.ordinal), look.stored.tx_of(tx.number)
+        maturity = self.maturity if tx.flags & TxFlag.COINBASE else None
         returns = bool(found.flags & TxFlag.COLLATERAL_RETURN)
         details = Details(found.outputs - returns, found.fee, found.size, found.subtree)
         return mined_record(block.height, block.block_id, details, maturity)
 
-    def counted(self, txn: Txn, buried: Buried, retention: int) -> tuple[Record, dict[int, bytes]]:
+    def counted(self, txn: Txn, tx: ChainTx, retention: int) -> tuple[Record, dict[int, bytes]]:
         """Return the whole record and its slots, with the claims that stand beside it.
 
         `delete_at` is when a record of its own would go: so long after the last spend in a block.
         """
-        record, (slots, last) = self.record(txn, buried), self._slots(txn, buried)
-        slots.update((index, row) for index, row in self.store.slots(txn, buried.txid) if index in slots)
+        record, (slots, last) = self.record(txn, tx), self._slots(txn, tx)
+        slots.update((index, row) for index, row in self.store.slots(txn, tx.txid) if index in slots)
         count(record, slots)
         if slots and record.all_spent and last:
             record.delete_at = self._at(txn).block(last).height + retention
         return record, slots
 
-    def slots(self, txn: Txn, buried: Buried) -> dict[int, bytes]:
-        """Return the slots that the history tells of; claims beside them are not in it."""
-        return self._slots(txn, buried)[0]
+    def slots(self, txn: Txn, tx: ChainTx) -> dict[int, bytes]:
+        """Return the slots that the chain tells of; claims beside them are not in it."""
+        return self._slots(txn, tx)[0]
 
-    def _slots(self, txn: Txn, buried: Buried) -> tuple[dict[int, bytes], int]:
+    def _slots(self, txn: Txn, tx: ChainTx) -> tuple[dict[int, bytes], int]:
         """Return the slots, and the last block that spent one."""
-        look, first, last = self._at(txn), _number(buried), 0
+        look, first, last = self._at(txn), tx.number, 0
         end = first + look.stored.tx_of(first).outputs
         numbers = look.stored.outputs.within(first, end)
         live, bodies, slots = look.stored.live.has(numbers), look.stored.bodies(numbers), dict[int, bytes]()
@@ -120,51 +119,51 @@ class MinedStore:
         for number, lives in zip(numbers.tolist(), live.tolist(), strict=True):
             if not lives and number not in spenders:
                 continue
-            row = output_hash(buried.txid, number - first, body_of(bodies[number]))
+            row = output_hash(tx.txid, number - first, body_of(bodies[number]))
             if not lives:
                 by = look.stored.tx_of(spenders[number])
                 row, last = row + claim(by.txid, look.input_of(by, number)), max(last, by.block)
             slots[number - first] = row
         return slots, last
 
-    def slot(self, txn: Txn, buried: Buried, index: int) -> bytes | None:
-        """Return a slot as a record would have it: a claim first, then what the history tells."""
-        told = self.told(txn, buried, index)
-        beside = None if told is None else self.store.slot(txn, buried.txid, 0, index)
+    def slot(self, txn: Txn, tx: ChainTx, index: int) -> bytes | None:
+        """Return a slot as a record would have it: a claim first, then what the chain tells."""
+        told = self.told(txn, tx, index)
+        beside = None if told is None else self.store.slot(txn, tx.txid, 0, index)
         return told if beside is None else beside
 
-    def told(self, txn: Txn, buried: Buried, index: int) -> bytes | None:
-        """Return a slot as the history tells of it, without a claim beside it."""
-        look, number = self._at(txn), _number(buried) + index
-        if index >= look.stored.tx_of(_number(buried)).outputs:
+    def told(self, txn: Txn, tx: ChainTx, index: int) -> bytes | None:
+        """Return a slot as the chain tells of it, without a claim beside it."""
+        look, number = self._at(txn), tx.number + index
+        if index >= look.stored.tx_of(tx.number).outputs:
             return None
         lives = look.stored.live.is_set(number)
         by = None if lives else look.stored.spender(number)
         found = look.stored.body(number) if lives or by is not None else None
         if found is None:
             return None
-        name = output_hash(buried.txid, index, body_of(found))
+        name = output_hash(tx.txid, index, body_of(found))
         return name if by is None else name + claim(by.txid, look.input_of(by, number))
 
-    def paid(self, txn: Txn, buried: Buried, index: int) -> tuple[bytes, int]:
+    def paid(self, txn: Txn, tx: ChainTx, index: int) -> tuple[bytes, int]:
         """Return address and value of an output that has a slot."""
-        found = self._at(txn).stored.body(_number(buried) + index)
+        found = self._at(txn).stored.body(tx.number + index)
         assert found is not None
         return found.address, found.value
 
-    def inputs(self, txn: Txn, buried: Buried) -> list[OutPoint]:
+    def inputs(self, txn: Txn, tx: ChainTx) -> list[OutPoint]:
         """Return what it spent, in order of its inputs, for as long as a rollback may reach its block."""
         look = self._at(txn)
-        if not look.stored.state.floor < buried.ordinal <= look.stored.state.tip:
+        if not look.stored.state.floor < tx.ordinal <= look.stored.state.tip:
             return []
-        own = _number(buried) - look.block(buried.ordinal).first
-        undo = look.undo(buried.ordinal)
+        own = tx.number - look.block(tx.ordinal).first
+        undo = look.undo(tx.ordinal)
         spent = undo[(undo["spender"] == own) & (undo["input"] != REPLACED)]
         homes = look.stored.homes(np.unique(spent["number"]))
         fields = zip(spent["input"].tolist(), [homes[number] for number in spent["number"].tolist()], strict=True)
         return in_order([(at, (home.txid, home.output)) for at, home in fields])
 
-    def of_block(self, txn: Txn, ordinal: int) -> list[Buried]:
+    def of_block(self, txn: Txn, ordinal: int) -> list[ChainTx]:
         """Return a block's transactions in order."""
         look = self._at(txn)
         return [found for records in look.of_block(look.block(ordinal)) for found, _ in _listed(records)]
@@ -173,17 +172,16 @@ class MinedStore:
 
     def going_back(self, txn: Txn, tip: int, target: int) -> Iterator[GoingBack]:
         """Yield the blocks above `target` from the tip down, while all of them are there still."""
-        look, spent_by = self._at(txn), dict[int, tuple[bytes, int]]()
+        look, spent_by = self._at(txn), dict[int, tuple[int, int]]()
         stays = look.block(target + 1).first
         for ordinal in range(tip, target, -1):
             block, undo = look.block(ordinal), look.undo(ordinal)
             spent = undo[undo["input"] != REPLACED]
             numbers, inputs = spent["number"].tolist(), spent["input"].tolist()
-            by = _keys(block.first + spent["spender"].astype(np.int64))
+            by = (block.first + spent["spender"].astype(np.int64)).tolist()
             spent_by.update(zip(numbers, zip(by, inputs, strict=True), strict=True))
             homes = look.stored.homes(np.unique(spent["number"]))
-            older = look.stored.bodies(np.unique(spent["number"][spent["number"] < stays]))
-            bodies = {number: body_of(found) for number, found in older.items()}
+            bodies = look.bodies(np.unique(spent["number"][spent["number"] < stays]))
             spends = [
                 Spend(spender, at, *homes[number], bodies.get(number, b""))
                 for spender, at, number in zip(by, inputs, numbers, strict=True)
@@ -212,15 +210,9 @@ class MinedStore:
             found.update(ids[at].tobytes() for at in np.unique(places[same]).tolist())
         return found
 
-    # --- checking ------------------------------------------------------------------------------------------------
-
-    def findings(self, _: Txn) -> Iterator[str]:
-        """Yield nothing: a history keeps no rows of blocks for the transaction store alone."""
-        return iter(())
-
 
 class _Look:
-    """One snapshot of a history, with what was read of its blocks."""
+    """One snapshot of the chain's tables, with what was read of its blocks."""
 
     def __init__(self, txn: Txn, blocks: HistoryStore) -> None:
         self.txn, self._blocks = txn, blocks
@@ -249,6 +241,17 @@ class _Look:
             raise Damaged(f"the undo log of block {by.block} has output {number} {len(found)} times")
         return int(found[0])
 
+    def bodies(self, numbers: Numbers) -> dict[int, bytes]:
+        """Return the outputs of ascending numbers as their hashes have them.
+
+        Raises:
+            Damaged: one is not there.
+        """
+        found = {number: body_of(output) for number, output in self.stored.bodies(numbers).items()}
+        if len(found) < len(numbers):
+            raise Damaged(f"output {next(at for at in numbers.tolist() if at not in found)} is not there")
+        return found
+
     def transactions(self, numbers: Numbers) -> Iterator[Records]:
         """Yield the records of transactions, by the ascending numbers of their first outputs."""
         for _, records, _ in self.stored.txs.many(numbers):
@@ -276,25 +279,15 @@ def _any(has: Callable[[Numbers], Flags], first: Numbers, counts: Numbers) -> Fl
     return found
 
 
-def _number(buried: Buried) -> int:
-    number: int = _KEY.unpack(buried.key)[0]
-    return number
-
-
-def _keys(numbers: Numbers) -> list[bytes]:
-    raw = numbers.astype(">i8").tobytes()
-    return [raw[at : at + 8] for at in range(0, len(raw), 8)]
-
-
 def _listed(records: Records) -> list[Listed]:
     """Return transactions with what their block said of them."""
     ids, counts = records["id"].tobytes(), records["counts"]
     flags = (counts & np.uint32(_FLAGS)).tolist()
     columns = [records[name].tolist() for name in ("block", "fee", "size", "subtree")]
-    rows = zip(_keys(records["number"]), flags, outputs_in(counts).tolist(), *columns, strict=True)
+    fields = zip(records["number"].tolist(), flags, outputs_in(counts).tolist(), *columns, strict=True)
     return [
         (
-            Buried(ids[n * 32 : n * 32 + 32], key, block, flag),
+            ChainTx(ids[n * 32 : n * 32 + 32], number, block, flag),
             Details(
                 outputs - bool(flag & TxFlag.COLLATERAL_RETURN),
                 None if fee == NO_FEE else fee,
@@ -302,22 +295,18 @@ def _listed(records: Records) -> list[Listed]:
                 None if subtree < 0 else subtree,
             ),
         )
-        for n, (key, flag, outputs, block, fee, size, subtree) in enumerate(rows)
+        for n, (number, flag, outputs, block, fee, size, subtree) in enumerate(fields)
     ]
 
 
 def _paid(
-    look: _Look, block: Block, parts: list[Records], spent_by: dict[int, tuple[bytes, int]]
-) -> dict[bytes, list[Paid]]:
-    """Return a block's outputs by the keys of their transactions; `spent_by` has who spent them, by number."""
+    look: _Look, block: Block, parts: list[Records], spent_by: dict[int, tuple[int, int]]
+) -> dict[int, list[Paid]]:
+    """Return a block's outputs by the numbers of their transactions; `spent_by` has who spent them, by theirs."""
     numbers = look.stored.outputs.within(block.first, block.first + block.numbers)
     firsts = np.concatenate([_NO_NUMBERS, *(records["number"] for records in parts)])
-    at, keys, paid = np.searchsorted(firsts, numbers, "right") - 1, _keys(firsts), dict[bytes, list[Paid]]()
-    bodies, indexes = look.stored.bodies(numbers), (numbers - firsts[at]).tolist()
-    for number, index, tx in zip(numbers.tolist(), indexes, at.tolist(), strict=True):
-        by, input_ = spent_by.get(number, _NOT_SPENT)
-        paid.setdefault(keys[tx], []).append(Paid(index, body_of(bodies[number]), by, input_))
+    home = firsts[np.searchsorted(firsts, numbers, "right") - 1]
+    bodies, paid = look.bodies(numbers), dict[int, list[Paid]]()
+    for number, index, tx in zip(numbers.tolist(), (numbers - home).tolist(), home.tolist(), strict=True):
+        paid.setdefault(tx, []).append(Paid(index, bodies[number], *spent_by.get(number, (None, 0))))
     return paid
-
-
-_NOT_SPENT: tuple[bytes | None, int] = (None, 0)

@@ -44,7 +44,7 @@ class Born(NamedTuple):
 
 
 class Leaves(Protocol):
-    """Who writes leaves; see `handlers.records.RecordWriter`."""
+    """Who writes leaves; see `handlers.leaves.LeafWriter`."""
 
     def leaves(self, block: BlockRow, born: Born) -> list[bytes]:
         """Return what is hashed for outputs: the position, and the data of the leaf behind it."""
@@ -153,6 +153,10 @@ class Mountains:
                 gone += turn.thin(txn, first)
         self._thin_at = stop if stop < end else 0
         return gone
+
+    def sweeps(self, blocks: int) -> int:
+        """Return how often to call `thin` for so many blocks until every value was looked at, wherever it goes on."""
+        return -(-self._nodes.size // (self._nodes.per_value * _THINNED * blocks)) + 1
 
 
 class StoredMmr:

@@ -20,7 +20,7 @@ def leaf_positions(numbers: Numbers) -> Numbers:
 
 
 def node_positions(height: int, indexes: Numbers) -> Numbers:
-    """Return the positions of the nodes of one height: see `storage.mmr.node_at`."""
+    """Return the positions of the nodes above the leaves `index << height` to `(index + 1 << height) - 1`."""
     return leaf_positions((indexes + 1 << height) - 1) + height
 
 
@@ -53,7 +53,7 @@ def messages(positions: Numbers, data: Bytes) -> list[bytes]:
 def hashes(said: Iterable[bytes]) -> Bytes:
     """Return the hashes of messages, a row each.
 
-    NOTE: the hot path of a history with an MMR: two calls an output.
+    NOTE: the hot path of a store with an MMR: two calls an output.
     """
     size = HASH_BYTES
     return np.frombuffer(b"".join([blake2b(each, digest_size=size).digest() for each in said]), np.uint8).reshape(

@@ -173,10 +173,9 @@ class Nodes:
 
     def put(self, txn: Txn, first: int, value: Value) -> None:
         """Put what is left of a value in its place."""
+        txn.delete(U64.pack(first), db=self.table)  # NOTE: LMDB would keep all its pages if this transaction wrote it
         if value.there.any():
             txn.put(U64.pack(first), pack(value), db=self.table)
-        else:
-            txn.delete(U64.pack(first), db=self.table)
 
 
 class HeldNodes:

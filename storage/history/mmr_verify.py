@@ -50,6 +50,9 @@ def _keys(store: HistoryStore, txn: Txn, leaves: int) -> Iterator[str]:
         (BIT_NODE, store.mmr.bit_nodes(txn), size_of(chunks(leaves))),
     ):
         for key in txn.cursor(store.disk.tables[name]).iternext(values=False):
+            if len(key) != U64.size:
+                yield f"{name} has a key of {len(key)} bytes, {key.hex()}"
+                continue
             first = U64.unpack(key)[0]
             if first % nodes.per_value or first >= size:
                 yield f"{name} has a value for the nodes from {first} on, of {size}"

@@ -6,12 +6,13 @@ Addresses are named by their SHA-256, because Bitcoin's clients ask so; hashes o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from hashlib import blake2b, sha256
+from hashlib import sha256
 
 import msgspec
 import numpy as np
 
 from formats.scripts import hash_of_reference
+from storage.history.datums import datum_hash
 from storage.history.layout import Extra, Numbers, Words, words
 from storage.indexes import payment_credential, stake_credential
 
@@ -80,8 +81,8 @@ def _datum_hashes(extra: Extra) -> Iterable[bytes]:
     """Return the hash of the datum; of an inline one it is derived where it was not given."""
     given, inline = extra.datum_hash, extra.inline_datum
     if given is None and inline is not None:
-        given = blake2b(inline, digest_size=32).digest()
-    return () if given is None else (given,)
+        given = datum_hash(inline)
+    return _sized(given, 32)
 
 
 def _script_hashes(extra: Extra) -> Iterable[bytes]:
@@ -89,7 +90,12 @@ def _script_hashes(extra: Extra) -> Iterable[bytes]:
     given = extra.script_ref_hash
     if given is None and extra.script_ref is not None:
         given = hash_of_reference(extra.script_ref)
-    return () if given is None else (given,)
+    return _sized(given, 28)
+
+
+def _sized(given: bytes | None, size: int) -> Iterable[bytes]:
+    """Return a hash as a key; one of another size is no hash, and nobody can ask for it."""
+    return () if given is None or len(given) != size else (given,)
 
 
 RULES: dict[str, Rule] = {

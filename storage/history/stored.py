@@ -5,7 +5,6 @@ from __future__ import annotations
 from struct import Struct as Packed
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from storage.disk import META, Db, Txn
@@ -31,6 +30,7 @@ from storage.history.layout import (
     State,
     TxFound,
     Words,
+    check,
     check_row,
     count_of,
     outputs_in,
@@ -41,10 +41,10 @@ from storage.history.layout import (
 )
 from storage.history.stored_index import StoredIndex
 from storage.history.values import StoredValues
+from storage.rows import unpack
 
 _U32 = Packed(">I")
 _UNDO_KEY = Packed(">II")
-_read_block = msgspec.msgpack.Decoder(Block).decode
 
 
 class Spent(NamedTuple):
@@ -244,27 +244,37 @@ def read_block(txn: Txn, table: Db, ordinal: int) -> Block:
     raw = txn.get(_U32.pack(ordinal), db=table)
     if raw is None:
         raise Damaged(f"block {ordinal} has no row")
-    try:
-        return _read_block(check_row(raw, f"block {ordinal}"))
-    except msgspec.DecodeError as error:
-        raise Damaged(f"block {ordinal} cannot be read: {error}") from error
+    return unpack(Block, check_row(raw, f"block {ordinal}"), f"block {ordinal}")
 
 
 def read_undo(txn: Txn, table: Db, ordinal: int) -> Records:
     """Return what a block spent, in order.
 
     Raises:
-        Damaged: its undo log is not there.
+        Damaged: its undo log is not there, or has changed.
     """
     parts, cursor = [], txn.cursor(table)
     if cursor.set_range(_UNDO_KEY.pack(ordinal, 0)):
         for key, value in cursor:
             if _UNDO_KEY.unpack(key) >= (ordinal, DATUMS):
                 break
+            check(value, f"the undo log of block {ordinal}")
             parts.append(np.frombuffer(value, SPEND, count_of(value), HEAD_BYTES))
     if not parts:
         raise Damaged(f"block {ordinal} has no undo log")
     return np.concatenate(parts)
+
+
+def read_spent(txn: Txn, table: Db, blocks: Db, ordinal: int) -> Numbers:
+    """Return the numbers of what a block spent, as many as its row says.
+
+    Raises:
+        Damaged: its undo log is not there, or is not whole.
+    """
+    numbers: Numbers = read_undo(txn, table, ordinal)["number"]
+    if len(numbers) != (count := read_block(txn, blocks, ordinal).spent):
+        raise Damaged(f"the undo log of block {ordinal} has {len(numbers)} of its {count} spends")
+    return numbers
 
 
 def reachable(txn: Txn, table: Db, floor: int) -> int:

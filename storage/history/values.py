@@ -67,18 +67,25 @@ class Values:
         first = int(self.firsts[at])
         return unpacked(self._record, txn.get(KEY.pack(first), db=self._table), first)
 
+    def missing(self, txn: Txn, numbers: Numbers) -> Numbers:
+        """Return those of ascending numbers that have no record."""
+        lost = [numbers[:0]]
+        for at, some in self._by_value(numbers):
+            first = int(self.firsts[at]) if at >= 0 else -1
+            value = txn.get(KEY.pack(first), db=self._table) if at >= 0 else None
+            there = numbers[:0] if value is None else unpacked(self._record, value, first)[0]["number"]
+            lost.append(numbers[some][~np.isin(numbers[some], there)])
+        return np.concatenate(lost)
+
     def addresses(self, txn: Txn, numbers: Numbers) -> list[bytes]:
         """Return the addresses of outputs.
 
         Raises:
             Damaged: one is not there.
         """
-        if len(numbers) == 0:
-            return []
         order = np.argsort(numbers)
         found, wanted = [b""] * len(numbers), numbers[order]
-        values, starts = np.unique(np.searchsorted(self.firsts, wanted, "right") - 1, return_index=True)
-        for value, some in zip(values.tolist(), np.split(np.arange(len(order)), starts[1:]), strict=True):
+        for value, some in self._by_value(wanted):
             records, heap = self._get(txn, max(value, 0))
             places = np.minimum(np.searchsorted(records["number"], wanted[some]), len(records) - 1)
             if np.any(records["number"][places] != wanted[some]):
@@ -86,6 +93,11 @@ class Values:
             for at, address in zip(order[some].tolist(), bodies(records, heap, places)[0], strict=True):
                 found[at] = address
         return found
+
+    def _by_value(self, numbers: Numbers) -> Iterator[tuple[int, Numbers]]:
+        """Yield the place of each value that ascending numbers belong to, -1 for none, and which of them do."""
+        values, starts = np.unique(np.searchsorted(self.firsts, numbers, "right") - 1, return_index=True)
+        return zip(values.tolist(), np.split(np.arange(len(numbers)), starts)[1:], strict=True)
 
     def cut(self, txn: Txn, number: int) -> None:
         """Remove every record from a number on."""

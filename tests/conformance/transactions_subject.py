@@ -20,10 +20,10 @@ from pathlib import Path
 from threading import Lock as Mutex
 from typing import Any, TypeVar
 
-from handlers.ledger import body
 from houses import ALL_TABLES, chain_txs, open_store
 
 from handlers import spending
+from handlers.bodies import body
 from handlers.burial import Burial, safe_height
 from handlers.creation import Creation, acquire, lock_ttl, release
 from handlers.desk import PLACEHOLDER, Mined, Rules, blob_name
@@ -189,8 +189,7 @@ def split(out: str) -> tuple[str, int]:
 class Subject:
     """One store, empty at first, that is told the ops of a case."""
 
-    def __init__(self, kind: str = "classic") -> None:
-        self.kind = kind
+    def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="utxod-case-"))
         self.config = dict(DEFAULTS)
         self.now = 1_700_000_000.0
@@ -216,9 +215,10 @@ class Subject:
     def _open(self) -> None:
         self.disk = Disk(self.folder / "lmdb", ALL_TABLES, map_size=1 << 26, durable=False)
         self._disks[:] = [self.disk]
-        self.store, rows = FaultyStore(self.disk, self.hit), open_store(self.disk, self.kind, "bitcoin/mainnet")
-        buried = chain_txs(rows, self.config["coinbaseMaturity"], self.store)
-        self.transactions = Transactions(self.store, buried, self.blobs, self._rules())
+        self.store = FaultyStore(self.disk, self.hit)
+        blocks = open_store(self.disk, chain="bitcoin/mainnet")
+        mined = chain_txs(blocks, self.config["coinbaseMaturity"], self.store)
+        self.transactions = Transactions(mined, self.blobs, self._rules())
         self.transactions.height = self.config["blockHeight"]
         self.pruner = Pruner(self._terms(), JobStore(self.disk), self.burial)
         self.pruner.begin()
@@ -444,8 +444,7 @@ class Subject:
             self.pruner.requests = Requests("auto", self.pruner.requests.done, op["persistedHeight"])
         self.transactions.rules = self._rules()
         self.transactions.height = self.config["blockHeight"]
-        assert self.transactions.buried is not None
-        self.transactions.buried.maturity = self.config["coinbaseMaturity"]
+        self.transactions.chain.maturity = self.config["coinbaseMaturity"]
 
     def op_setHeight(self, op: Op) -> None:
         self.config["blockHeight"] = self.transactions.height = op["h"]

@@ -1,8 +1,8 @@
 """Every run of real blocks, applied to a real store, is after each block what another decoder computed.
 
-What the store holds is read back from its tables: the outputs that a block created by their place, those that it spent
-by its undo record. At checkpoints and after rollbacks the whole set is read. A commit is of one block with the one kind
-of undo records, of several with the other.
+What the store holds is read back from it: the outputs that a block created by their numbers, those that it spent by
+its undo log. At checkpoints and after rollbacks the whole set is read. A store with an MMR takes one block in each
+commit, prunes, and is walked in the end; one without takes seven, and in the end gives all of them back.
 """
 
 import hashlib
@@ -11,39 +11,67 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from bitcoin_runs import RUNS, open_run
+from chains import TABLES
 from msgspec import structs
 from real_data import names, need, rows
-from storage.utxo import TABLES, UtxoStore
-from storage.verify import verify
 
 from feeds.cardano.chunks import read_chain
 from feeds.cardano.eras import NETWORKS as CARDANO
 from feeds.cardano.genesis import read_genesis
+from handlers.addresses import codec
 from handlers.chain import Chain
 from handlers.events import BlockApplied, Rollback, RollbackPoint, Tx
-from storage import keys
-from storage.disk import Disk, Txn
-from storage.rows import SPENT, Body, body_of, unpack
+from handlers.leaves import LeafWriter
+from handlers.scribe import Scribe
+from storage.disk import Disk
+from storage.history.export import Part, live_set
+from storage.history.layout import Numbers
+from storage.history.store import HistoryStore
+from storage.history.stored import Stored
+from storage.history.verify import verify
 from storage.windows import Windows
 
-Stretch = list[tuple[BlockApplied, dict[str, Any]]]  # blocks, each with the figures that are expected after it
-KINDS = pytest.mark.parametrize(
-    ("self_contained", "at_once"), [(False, 1), (True, 7)], ids=["compact", "self-contained"]
-)
 CARDANO_RUNS = names("cardano/*-*")
 
 
+class Figures(NamedTuple):
+    """How many outputs are unspent, their value, the sum of the digests of their lines, and that with addresses.
+
+    Where the last one is not known it is empty.
+    """
+
+    count: int
+    value: int
+    acc: str
+    acc_addr: str = ""
+
+
+Stretch = list[tuple[BlockApplied, Figures]]  # blocks, each with the figures that are expected after it
+
+
+class Way(NamedTuple):
+    """A kind of store, how many blocks a commit has, and whether old ones are pruned."""
+
+    store: str
+    at_once: int
+    prunes: bool
+
+
+WAYS = pytest.mark.parametrize("way", [Way("mmr", 1, True), Way("classic", 7, False)], ids=["mmr", "batches"])
+
+
 @contextmanager
-def opened(folder: Path, family: str, windows: Windows) -> Iterator[Chain]:
+def opened(folder: Path, family: Any, way: Way) -> Iterator[Chain]:
     wanted = ["address_hash", "payment_credential"] if family == "cardano" else ["address_hash"]
     with Disk(folder / "lmdb", TABLES, map_size=64 << 20, durable=False) as disk:
-        store = UtxoStore(disk)
-        store.open(f"{family}/test", wanted)
-        yield Chain(store, windows, 500)
+        store = HistoryStore(disk, LeafWriter(Scribe(codec(family, "mainnet"), family)))
+        store.open(f"{family}/test", wanted, way.store)
+        yield Chain(store, Windows(80, 100) if way.prunes else Windows(0, 10**6), 500)
 
 
 class Reader:
@@ -51,25 +79,30 @@ class Reader:
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
-        self.acc = 0
+        self.count = self.value = self.acc = self.acc_addr = 0
 
     def begin(self) -> None:
         """Count the whole set."""
-        self.acc = sum(number(line) for line in self.whole())
+        self.count = self.value = self.acc = self.acc_addr = 0
+        for part in live_set(self.chain.store.disk):
+            self.add(zip(plain(part), addresses(part), part.values, strict=True), 1)
 
-    def follow(self, ordinal: int) -> None:
-        """Count what one block did, as its rows and its undo record say."""
-        store = self.chain.store
-        with store.disk.read() as txn:
-            own = keys.u32(ordinal)
-            for place, row in store.scan(txn, store.output, own):
-                self.acc += number(line(store, txn, place, row))
-            undo = store.undo_at(txn, ordinal)
-            assert undo is not None
-            places = [undo.spent[at : at + 12] for at in range(0, len(undo.spent), 12)]
-            for place, row in store.rows(txn, places).items():
-                assert row[0] == SPENT
-                self.acc -= number(line(store, txn, place, row))
+    def add(self, found: Iterable[tuple[str, str, int]], sign: int) -> None:
+        for line, address, value in found:
+            self.count += sign
+            self.value += sign * value
+            self.acc += sign * number(f"{line}\n")
+            self.acc_addr += sign * number(f"{line}:{address}\n")
+
+    def follow(self, stored: Stored, ordinal: int) -> None:
+        """Count what one block did, as its outputs and its undo log say."""
+        block, undo = stored.block(ordinal), stored.undo(ordinal)
+        assert undo is not None
+        self.add(lines(stored, np.arange(block.first, block.first + block.numbers)), 1)
+        spent = np.array(sorted(spent.number for spent in undo), np.int64)
+        gone = list(lines(stored, spent))
+        assert len(gone) == len(spent)
+        self.add(gone, -1)
 
     def see(self, stretch: Stretch) -> None:
         """Apply some blocks in one commit, and compare what each of them did."""
@@ -77,37 +110,52 @@ class Reader:
             self.chain.apply(block, None)
         self.chain.commit()
         first = self.chain.state.tip - len(stretch) + 1
-        for ordinal, (block, expected) in enumerate(stretch, first):
-            self.follow(ordinal)
-            assert self.figures()["acc"] == expected["acc"], f"after block {block.height}"
-        assert self.figures() == stretch[-1][1], f"after block {stretch[-1][0].height}"
-
-    def whole(self, *, addresses: bool = False) -> list[str]:
-        """Return a line for each live output, with its address or without."""
-        store = self.chain.store
-        with store.disk.read() as txn:
-            live = [(place, row) for place, row in store.scan(txn, store.output) if row[0] != SPENT]
-            return [line(store, txn, place, row, addresses=addresses) for place, row in live]
+        with self.chain.store.disk.read() as txn:
+            stored = self.chain.store.stored(txn)
+            for ordinal, (block, expected) in enumerate(stretch, first):
+                self.follow(stored, ordinal)
+                assert self.figures(expected) == expected, f"after block {block.height}"
+        assert self.chain.view.unspent == self.count
 
     def assert_checkpoint(self, expected: dict[str, Any]) -> None:
         """Compare the whole set, value by value and address by address."""
+        parts = list(live_set(self.chain.store.disk))
         for name in {"digest", "core_digest"} & set(expected):
-            assert digest(self.whole()) == expected[name], expected
+            assert digest(f"{line}\n" for part in parts for line in plain(part)) == expected[name], expected
         for name in {"digest_addr", "digest_script"} & set(expected):
-            assert digest(self.whole(addresses=True)) == expected[name], expected
+            pairs = (pair for part in parts for pair in zip(plain(part), addresses(part), strict=True))
+            assert digest(f"{line}:{address}\n" for line, address in pairs) == expected[name], expected
 
-    def figures(self) -> dict[str, Any]:
-        return {"utxo_count": self.chain.view.unspent, "acc": f"{self.acc % 2**256:064x}"}
-
-
-def line(store: UtxoStore, txn: Txn, place: bytes, row: bytes, *, addresses: bool = False) -> str:
-    body = unpack(Body, body_of(row), "an output")
-    address = f":{body.address.hex()}" if addresses else ""
-    return f"{store.txid_at(txn, place).hex()}:{keys.number(place[8:])}:{body.value}{address}\n"
+    def figures(self, expected: Figures) -> Figures:
+        """Return those that are expected."""
+        acc, acc_addr = f"{self.acc % 2**256:064x}", f"{self.acc_addr % 2**256:064x}"
+        return Figures(self.count, self.value, acc, acc_addr if expected.acc_addr else "")
 
 
-def digest(lines: list[str]) -> str:
+def lines(stored: Stored, numbers: Numbers) -> Iterator[tuple[str, str, int]]:
+    """Return of those outputs that are kept the line without its address, the address, and the value."""
+    bodies = stored.bodies(numbers)
+    homes = stored.homes(np.array(list(bodies), np.int64))
+    for at, body in bodies.items():
+        yield f"{homes[at].txid.hex()}:{homes[at].output}:{body.value}", body.address.hex(), body.value
+
+
+def plain(part: Part) -> Iterator[str]:
+    for tx, index, value in zip(part.of_tx, part.indexes, part.values, strict=True):
+        yield f"{part.txids[64 * tx : 64 * tx + 64]}:{index}:{value}"
+
+
+def addresses(part: Part) -> Iterator[str]:
+    for start, middle in zip(part.starts, part.middles, strict=True):
+        yield part.heap[start:middle].hex()
+
+
+def digest(lines: Iterable[str]) -> str:
     return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
+
+
+def number(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest(), "big")
 
 
 def checkpoints(name: str) -> dict[str, dict[str, Any]]:
@@ -120,14 +168,10 @@ def checkpoints(name: str) -> dict[str, dict[str, Any]]:
     return {row["hash"]: row for row in rows}
 
 
-def number(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest(), "big")
-
-
 def stretches(
     blocks: Iterable[BlockApplied],
     wanted: Iterable[dict[str, Any]],
-    figures: Callable[[dict[str, Any]], dict[str, Any]],
+    figures: Callable[[dict[str, Any]], Figures],
     length: int,
     ends: Container[str],
 ) -> Iterator[Stretch]:
@@ -142,17 +186,18 @@ def stretches(
         yield stretch
 
 
-def apply_all(chain: Chain, run: Iterable[Stretch], marks: dict[str, dict[str, Any]]) -> Reader:
+def apply_all(chain: Chain, run: Iterable[Stretch], marks: dict[str, dict[str, Any]]) -> list[tuple[bytes, Figures]]:
     """Apply a run, a commit for each stretch; look at what every block did, and at the whole set at `marks`.
 
     Now and then, and with every block in which a transaction failed, take a random number of blocks back, look at the
-    whole set, and bring them again.
+    whole set, and bring them again. Returns the hash of every block, and the figures after it.
     """
-    random, reader, done = Random(7), Reader(chain), Stretch()
+    random, reader, done, seen = Random(7), Reader(chain), Stretch(), list[tuple[bytes, Figures]]()
     reader.begin()
     rollbacks = 0
     for stretch in run:
         reader.see(stretch)
+        seen += [(block.hash, figures) for block, figures in stretch]
         done += stretch
         del done[:-60]
         last = done[-1][0]
@@ -162,53 +207,73 @@ def apply_all(chain: Chain, run: Iterable[Stretch], marks: dict[str, dict[str, A
             back = random.randrange(1, len(done))
             chain.rollback(Rollback(to=RollbackPoint(hash=done[-1 - back][0].hash)))
             reader.begin()
-            assert reader.figures() == done[-1 - back][1], f"after {back} blocks were taken back from {last.height}"
+            expected = done[-1 - back][1]
+            assert reader.figures(expected) == expected, f"after {back} blocks were taken back from {last.height}"
             reader.see(done[-back:])
         if (mark := marks.pop(last.hash.hex(), None)) is not None:
             reader.assert_checkpoint(mark)
     assert rollbacks and not marks
-    return reader
+    return seen
 
 
-def plain_figures(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: row[name] for name in ("utxo_count", "acc")}
+def finish(chain: Chain, way: Way, seen: list[tuple[bytes, Figures]], genesis: int) -> None:
+    """Prune what is due and walk the store; or take everything back, half of what is left at a time."""
+    if way.prunes:
+        while chain.due_for_pruning():
+            chain.prune()
+        assert verify(chain.store.disk, leaves=chain.store.leaves) == []
+        return
+    reader = Reader(chain)
+    while len(seen) > 1:
+        del seen[len(seen) // 2 :]
+        chain.rollback(Rollback(to=RollbackPoint(hash=seen[-1][0])))
+        reader.begin()
+        assert reader.figures(seen[-1][1]) == seen[-1][1]
+        assert chain.view.unspent == reader.count
+    chain.rollback(Rollback(to="origin"))
+    reader.begin()
+    assert reader.count == chain.view.unspent == genesis
+    assert chain.history.state.next_number == genesis
+    assert verify(chain.store.disk, leaves=chain.store.leaves) == []
 
 
 @pytest.mark.parametrize("run", CARDANO_RUNS)
-@KINDS
-def test_cardano_run(run: str, self_contained: bool, at_once: int, tmp_path: Path) -> None:
+@WAYS
+def test_cardano_run(run: str, way: Way, tmp_path: Path) -> None:
     folder = need(run)
     expected = need(f"expected/{run.replace('/', '-')}.blocks.jsonl.xz")
     network = CARDANO[Path(run).name.split("-")[0]]
     genesis = read_genesis([folder / "genesis.json"]).outputs if (folder / "genesis.json").exists() else None
-    windows = Windows(80, 100)
-    with opened(tmp_path, "cardano", windows) as chain:
+    born = genesis.outputs if genesis else ()
+    marks = checkpoints(run.replace("/", "-"))
+
+    def figures(row: dict[str, Any]) -> Figures:
+        return Figures(row["utxo_count"], row["utxo_sum"], row["acc"], row["acc_addr"])
+
+    with opened(tmp_path, "cardano", way) as chain:
         if genesis is not None:
             chain.seed(genesis)
-        born = genesis.outputs if genesis else ()
         blocks = read_chain(folder, network, genesis=born)
-        marks = checkpoints(run.replace("/", "-"))
-        apply_all(chain, stretches(blocks, rows(expected), plain_figures, at_once, set(marks)), marks)
-        while chain.due_for_pruning():
-            chain.prune()
-        assert verify(chain.store, windows) == []
+        seen = apply_all(chain, stretches(blocks, rows(expected), figures, way.at_once, set(marks)), marks)
+        finish(chain, way, seen, len(born))
 
 
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("keep", [False, True], ids=["core", "utxo"])
-@KINDS
-def test_bitcoin_run(run: str, keep: bool, self_contained: bool, at_once: int, tmp_path: Path) -> None:
+@WAYS
+def test_bitcoin_run(run: str, keep: bool, way: Way, tmp_path: Path) -> None:
     source, name, expected = open_run(run, mark_unspendable=not keep)
     wanted = {"digest", "digest_script"} if keep else {"core_digest"}
     marks = {at: {each: row[each] for each in wanted} for at, row in checkpoints(Path(name).name).items()}
 
-    def figures(row: dict[str, Any]) -> dict[str, Any]:
-        return plain_figures(row if keep else row["core"])
+    def figures(row: dict[str, Any]) -> Figures:
+        kept = row if keep else row["core"]
+        return Figures(kept["utxo_count"], kept["utxo_sum"], kept["acc"], row["acc_script"] if keep else "")
 
-    with source, opened(tmp_path, "bitcoin", Windows(80, 100)) as chain:
+    with source, opened(tmp_path, "bitcoin", way) as chain:
         blocks = every_output(source.blocks()) if keep else source.blocks()
-        apply_all(chain, stretches(blocks, expected, figures, at_once, set(marks)), marks)
-        assert verify(chain.store, chain.windows) == []
+        seen = apply_all(chain, stretches(blocks, expected, figures, way.at_once, set(marks)), marks)
+        finish(chain, way, seen, 0)
 
 
 def every_output(blocks: Iterable[BlockApplied]) -> Iterator[BlockApplied]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cbor2 import CBORTag, dumps, loads
+from chains import CODEC, feed, open_chain, prune_all
 from ogmios_messages import Parts
 from real_data import need
 from test_cardano_made_blocks import block_parts, body, decode, header, only_tx, wrong
@@ -18,6 +20,9 @@ from feeds.cardano.chunks import blocks_in
 from feeds.cardano.eras import ALONZO, BABBAGE, CONWAY, MAINNET, PREVIEW
 from feeds.cardano.errors import CutShort
 from handlers.columns import columns
+from handlers.datums import find_datum
+from handlers.events import OutPoint
+from handlers.query import Query
 from storage.history.layout import to_extra
 
 SIGNATURES = [[bytes(32), bytes(64)]]
@@ -157,3 +162,31 @@ def test_datums_of_preview() -> None:
             given += sum(to_extra(raw).datum is not None for raw in made.extra.values())
             left += len(made.datums)
     assert (len(distinct), hashes, given, left) == (281, 680, 620, 272)
+
+
+def test_datums_of_preview_are_found_in_a_store(tmp_path: Path) -> None:
+    """After an epoch, and pruning, those of outputs that live; what spent outputs had is forgotten."""
+    told = [block for block, _ in blocks_in(need("cardano/preview-genesis-run/epoch09.chunks.xz"), PREVIEW)]
+    lives, revealed = dict[OutPoint, bytes](), dict[bytes, bytes]()
+    for block in told:
+        here = {blake2b(datum, digest_size=32).digest(): datum for tx in block.txs for datum in tx.datums}
+        revealed |= here
+        for tx in block.txs:
+            for point in tx.inputs if tx.valid else tx.collateral:
+                lives.pop(point, None)
+            for index, output in enumerate(tx.outputs if tx.valid else []):
+                if output.datum_hash in here:
+                    lives[tx.txid, index] = here[output.datum_hash]
+    with open_chain(tmp_path, store="history", indexes=["datum"]) as chain:
+        for at in range(0, len(told), 100):
+            feed(chain, *told[at : at + 100])
+        prune_all(chain)
+        query, unknown = Query(chain.store, CODEC, "cardano"), 0
+        with query.snapshot() as shot:
+            for datum in lives.values():
+                assert find_datum(shot, blake2b(datum, digest_size=32).digest()) == datum
+            for digest, datum in revealed.items():
+                found = find_datum(shot, digest)
+                assert found in (None, datum)
+                unknown += found is None
+    assert len(lives) > 50 and unknown > 5

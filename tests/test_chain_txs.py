@@ -10,21 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from chains import at, block, output, script, tx, txid
-from handlers.ledger import body
-from houses import ALL_TABLES, KINDS, Chain, chain_txs, open_store
+from chains import at, back_to, block, dump, output, rows, script, tx, txid
+from houses import ALL_TABLES, chain_txs, open_store
 from messages import Listener, message, take
 
+from handlers.bodies import body
 from handlers.chain import Chain
 from handlers.columns import RawBlock
 from handlers.desk import Looked, Mined, Rules
-from handlers.events import BlockApplied, OutPoint, Tx, TxSubmitted
+from handlers.events import OutPoint, Tx, TxSubmitted
 from handlers.lives import Lives
 from handlers.spending import TxFault
 from handlers.transactions import Transactions
 from handlers.utxo import Turns
 from storage.blobs import Files
 from storage.disk import Disk, Txn
+from storage.errors import Damaged
+from storage.history.layout import OUTPUT
 from storage.transactions import FROZEN, Record, claim, output_hash, slot_key
 from storage.windows import Windows
 
@@ -64,14 +66,13 @@ class House:
             return held.record
 
 
-@pytest.fixture(params=KINDS)
-def house(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[House]:
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
     with Disk(tmp_path / "lmdb", ALL_TABLES, durable=False) as disk:
-        rows = open_store(disk, request.param, "bitcoin/mainnet")
-        buried = chain_txs(rows, MATURITY)
+        store = open_store(disk, chain="bitcoin/mainnet")
         rules = Rules(retention=RETENTION, maturity=MATURITY, reassign_delay=4)
-        real = Transactions(buried.store, buried, Files(tmp_path / "blobs"), rules)
-        chain = Chain(rows, Windows(10, 10), 10, Lives(real))
+        real = Transactions(chain_txs(store, MATURITY), Files(tmp_path / "blobs"), rules)
+        chain = Chain(store, Windows(10, 10), 10, Lives(real))
         assert chain.apply(FIRST, None)
         assert chain.apply(SECOND, None)
         chain.commit()
@@ -128,9 +129,9 @@ def test_a_claim_is_one_row(house: House) -> None:
     assert house.look(at("fund")).status == "OK"
 
 
-@pytest.mark.parametrize("dug_up", [False, True])
-def test_what_cant_be_spent(house: House, dug_up: bool) -> None:
-    if dug_up:
+@pytest.mark.parametrize("recorded", [False, True])
+def test_what_cant_be_spent(house: House, recorded: bool) -> None:
+    if recorded:
         for name in ("fund", "coinbase"):
             house.write(lambda txn, name=name: house.real.need(txn, txid(name)))  # type: ignore[misc]
     inputs = [at("fund", 3), at("fund", 1), at("fund", 9), at("nobody"), at("fund", 2), at("fund", 2), at("coinbase")]
@@ -142,9 +143,9 @@ def test_what_cant_be_spent(house: House, dug_up: bool) -> None:
     assert refusal(house, lambda txn: house.real.submit(txn, late)) == ("UTXO_ERROR", {0: "SPENT"})
 
 
-@pytest.mark.parametrize("dug_up", [False, True])
-def test_freezing(house: House, dug_up: bool) -> None:
-    if dug_up:
+@pytest.mark.parametrize("recorded", [False, True])
+def test_freezing(house: House, recorded: bool) -> None:
+    if recorded:
         house.write(lambda txn: house.real.need(txn, txid("fund")))
     before, out = house.rows(), at("fund", 2)
     house.write(lambda txn: house.real.freeze(txn, out))
@@ -193,10 +194,9 @@ NEEDS: list[Callable[[Transactions, Txn], object]] = [
 @pytest.mark.parametrize("need", NEEDS)
 def test_a_record_has_all_that_the_chain_tells(need: Callable[[Transactions, Txn], object], house: House) -> None:
     with house.disk.read() as txn:
-        found = house.real.buried and house.real.buried.find(txn, txid("fund"))
+        found = house.real.chain.find(txn, txid("fund"))
         assert found
-        assert house.real.buried
-        counted, slots = house.real.buried.counted(txn, found, RETENTION)
+        counted, slots = house.real.chain.counted(txn, found, RETENTION)
     looked = [house.look(at("fund", index)) for index in range(5)]
     house.write(lambda txn: need(house.real, txn))
     record = house.record("fund")
@@ -212,10 +212,9 @@ def test_a_record_has_all_that_the_chain_tells(need: Callable[[Transactions, Txn
 
 def test_what_is_all_spent_goes_so_long_after_the_last_spend(house: House) -> None:
     with house.disk.read() as txn:
-        found = house.real.buried and house.real.buried.find(txn, txid("coinbase"))
+        found = house.real.chain.find(txn, txid("coinbase"))
         assert found
-        assert house.real.buried
-        counted, _ = house.real.buried.counted(txn, found, RETENTION)
+        counted, _ = house.real.chain.counted(txn, found, RETENTION)
         assert counted.delete_at == HEIGHT + RETENTION
     house.real.height = 7
     house.write(lambda txn: house.real.mark_longest(txn, txid("coinbase"), on=True))
@@ -236,10 +235,10 @@ def test_a_conflict_with_the_chain_cant_be_won(house: House) -> None:
     assert house.look(at("fund", 3)).spender == (txid("spender"), 0)
 
 
-@pytest.mark.parametrize("dug_up", [False, True])
-def test_who_takes_an_output_over_is_not_counted_twice(house: House, dug_up: bool) -> None:
+@pytest.mark.parametrize("recorded", [False, True])
+def test_who_takes_an_output_over_is_not_counted_twice(house: House, recorded: bool) -> None:
     """A block may spend what an unmined transaction has claimed, and what is frozen."""
-    if dug_up:
+    if recorded:
         house.write(lambda txn: house.real.need(txn, txid("fund")))
     house.write(lambda txn: house.real.submit(txn, child("child", at("fund"))))
     house.write(lambda txn: house.real.freeze(txn, at("fund", 2)))
@@ -263,8 +262,7 @@ def test_a_submission_and_its_block_in_one_commit(house: House, mined: bool) -> 
     submitted, rival = child("child", at("fund")), child("rival", at("fund"))
     turns, sender = Turns(house.chain), Listener()
     third = message(block(SECOND, submitted if mined else rival), sender)
-    assert isinstance(third.event(house.chain.decode), BlockApplied)
-    assert isinstance(third.event(house.chain.decode), RawBlock) == isinstance(house.chain, Chain)
+    assert isinstance(third.event(house.chain.decode), RawBlock)
     take(turns, message(TxSubmitted(tx=submitted, seq=1), sender), third)
     assert sender.said() == [(1, "duplicate" if mined else "UTXO_ERROR")], "the chain is ahead of what waits with it"
     assert house.look(at("fund")).spender == (txid("child" if mined else "rival"), 0)
@@ -282,3 +280,20 @@ def test_a_block_of_bytes_mines_what_waits(house: House) -> None:
     assert (record.mined, record.block_heights, record.conflicting) == (True, [3], False)
     assert (loser.mined, loser.conflicting) == (False, True)
     assert house.look(at("fund", 2)).spender == (txid("rival"), 0)
+
+
+def test_a_rollback_does_not_make_up_what_is_not_there(house: House) -> None:
+    """A claim on an output of the blocks that stay needs the output; without it nothing goes back."""
+    third = block(SECOND, child("child", at("fund")))
+    assert house.chain.apply(third, None)
+    house.chain.commit()
+    before = dump(house.chain.store)
+    outputs = rows(house.chain.store, OUTPUT)
+    house.write(lambda txn: [txn.delete(key, db=house.disk.tables[OUTPUT]) for key in outputs])
+    with pytest.raises(Damaged, match="output 1 is not there"):
+        house.chain.rollback(back_to(SECOND))
+    house.write(lambda txn: [txn.put(key, row, db=house.disk.tables[OUTPUT]) for key, row in outputs.items()])
+    assert dump(house.chain.store) == before
+    house.chain.rollback(back_to(SECOND))
+    assert house.record("child").unmined_since == 3
+    assert house.look(at("fund")).spender == (txid("child"), 0)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from time import time
 
 from storage import keys
-from storage.chain_txs import NOBODY, NOTHING, Buried, Details, GoingBack, Paid, count, in_order, mined_record
+from storage.chain_txs import NOTHING, ChainTx, Details, GoingBack, Paid, count, in_order, mined_record
 from storage.disk import Txn
 from storage.history.mined import MinedStore
 from storage.rows import TxFlag, pack
@@ -31,11 +31,11 @@ from storage.transactions import (
 _BODY = keys.u32(BODY_PAGE)
 
 
-class Unearthed:
+class RecordedBlock:
     """The transactions of a block that goes back, with the records that they have, or have now.
 
     `target` is the ordinal that stays; outputs of it and of those below go on being claimed by what is unmined now.
-    `names` has the transactions of the blocks above, by key, and learns this block's. `reused` are the ids that more
+    `names` has the transactions of the blocks above, by number, and learns this block's. `reused` are the ids that more
     than one transaction had so far, and learns this block's. `idle` says that there was no record at all before this
     rollback. Nothing is written before `flush`.
 
@@ -50,7 +50,7 @@ class Unearthed:
         chain: MinedStore,
         block: GoingBack,
         target: int,
-        names: dict[bytes, bytes],
+        names: dict[int, bytes],
         reused: set[bytes],
         *,
         idle: bool,
@@ -59,18 +59,18 @@ class Unearthed:
         self.block = block
         self.transactions = [found for found, _ in block.transactions]
         self._latest = {found.txid: found for found in self.transactions}
-        names.update((found.key, found.txid) for found in self.transactions if not found.failed)
+        names.update((found.number, found.txid) for found in self.transactions if not found.failed)
         reused.update(block.reused)
         reused.update(found.txid for found in self.transactions if self._latest[found.txid] is not found)
         self.inputs = _inputs(block)
         self._sheaf = Sheaf(chain.store, txn)
         read = {spend.parent for spend in block.spends}.union(self._latest)
         self._sheaf.read(read & reused if idle else read, ())
-        self.known: dict[Buried, Record] = {}
+        self.known: dict[ChainTx, Record] = {}
         self.losers = [found.txid for found in self.transactions if found.flags & TxFlag.COINBASE]
         self.doubtful: list[bytes] = []
         self.released = [
-            (found.txid, self.inputs.get(found.key, []))
+            (found.txid, self.inputs.get(found.number, []))
             for found in self.transactions
             if found.failed or found.txid in reused
         ]
@@ -84,7 +84,7 @@ class Unearthed:
     def _records(self, *, idle: bool) -> None:
         now = int(time() * 1000)
         for found, details in self.block.transactions:
-            record, paid = self._sheaf.records.get(found.txid), self.block.paid.get(found.key, [])
+            record, paid = self._sheaf.records.get(found.txid), self.block.paid.get(found.number, [])
             if found.failed:  # with it goes what it gave back
                 self.losers += filter(None, (self._spender(each.by) for each in paid))
                 if record is not None and not record.pages:
@@ -97,7 +97,7 @@ class Unearthed:
                 quiet = idle and found.txid not in self._reused
                 slots = dict(self._slots(found.txid, paid, {} if quiet else self._beside(found.txid)))
                 record = self._record(found, details, slots, now)
-                inputs, front = self.inputs.get(found.key, []), found.txid + MASTER
+                inputs, front = self.inputs.get(found.number, []), found.txid + MASTER
                 rows = [(front + keys.u32(index), row) for index, row in slots.items()]
                 self._sheaf.add(found.txid, record, [*rows, (found.txid + _BODY, pack(Body(inputs)))])
                 self.known[found] = record
@@ -117,18 +117,18 @@ class Unearthed:
             if index + 1 == record.total:
                 record.total = record.outputs = record.total - 1
 
-    def _doubt(self, found: Buried, inputs: list[OutPoint]) -> None:
+    def _doubt(self, found: ChainTx, inputs: list[OutPoint]) -> None:
         """Remember a transaction that failed, or that does not certainly hold what it lists."""
         if found.failed:
             self.losers.append(found.txid)
             return
-        spent = self.inputs.get(found.key, [])
+        spent = self.inputs.get(found.number, [])
         for n, outpoint in enumerate(inputs):
             if outpoint != NOTHING and (outpoint[0] in self._reused or spent[n : n + 1] != [outpoint]):
                 self.doubtful.append(found.txid)
                 return
 
-    def _spender(self, by: bytes | None) -> bytes | None:
+    def _spender(self, by: int | None) -> bytes | None:
         """Return who spent an output, if that waits for a block now."""
         return None if by is None else self._names.get(by)
 
@@ -142,7 +142,7 @@ class Unearthed:
             if index in beside:
                 yield index, beside.pop(index)
                 continue
-            name = output_hash(txid, index, body) if body else NOBODY
+            name = output_hash(txid, index, body)
             if (by := self._spender(spender)) is not None:  # else it failed, and lets go
                 name += claim(by, at)
             yield index, name
@@ -150,7 +150,7 @@ class Unearthed:
             self._sheaf.drop_slot(slot_key(txid, 0, index))
             self.losers.append(claimant(row)[0])
 
-    def _record(self, found: Buried, details: Details, slots: dict[int, bytes], now: int) -> Record:
+    def _record(self, found: ChainTx, details: Details, slots: dict[int, bytes], now: int) -> Record:
         maturity = self._chain.maturity if found.flags & TxFlag.COINBASE else None
         record = mined_record(self.block.height, self.block.block_id, details, maturity)
         count(record, slots)
@@ -165,13 +165,12 @@ class Unearthed:
         for spender, at, parent, index, ordinal, body in self.block.spends:
             by = self._spender(spender)
             if ordinal <= self._target and by is not None and parent not in self._sheaf.records:
-                name = output_hash(parent, index, body) if body else NOBODY
-                self._sheaf.put_slot(slot_key(parent, 0, index), name + claim(by, at))
+                self._sheaf.put_slot(slot_key(parent, 0, index), output_hash(parent, index, body) + claim(by, at))
 
 
-def _inputs(block: GoingBack) -> dict[bytes, list[OutPoint]]:
-    """Return what each transaction spent, by its key."""
-    found: dict[bytes, list[tuple[int, OutPoint]]] = {}
+def _inputs(block: GoingBack) -> dict[int, list[OutPoint]]:
+    """Return what each transaction spent, by its number."""
+    found: dict[int, list[tuple[int, OutPoint]]] = {}
     for spend in block.spends:
         found.setdefault(spend.by, []).append((spend.input, (spend.parent, spend.output)))
-    return {key: in_order(spent) for key, spent in found.items()}
+    return {number: in_order(spent) for number, spent in found.items()}

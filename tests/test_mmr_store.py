@@ -1,0 +1,293 @@
+"""Mountain ranges of a store: leaves, values of nodes, what is let go and what a proof needs of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import msgspec
+import numpy as np
+import pytest
+from chains import (
+    LEAVES,
+    Options,
+    at,
+    back_to,
+    block,
+    feed,
+    open_chain,
+    output,
+    prune_all,
+    random_chain,
+    random_output,
+    rows,
+    tx,
+)
+from daemons import write_config
+from houses import small_values
+from mountains import nodes_of, proof_of, prover, roots_of, small_nodes, wrong
+from test_model import MET
+
+from config.load import load
+from daemon import offline
+from handlers.addresses import Family, codec
+from handlers.chain import Chain
+from handlers.events import BlockApplied, Output, Pruned
+from handlers.leaves import LeafWriter
+from handlers.proofs import NoProof, check
+from handlers.records import Entry, RecordWriter
+from handlers.scribe import Scribe
+from storage import mmr
+from storage.disk import Txn
+from storage.errors import Damaged, WrongFormat
+from storage.history.layout import Extra, words
+from storage.history.mmr import NODE, TABLES, Born
+from storage.history.mmr_arrays import in_bytes
+from storage.history.mmr_nodes import NODES, Value, pack, unpack
+from storage.history.verify import verify
+from storage.mmr import U64
+from storage.rows import BlockRow, Body
+
+Beside = tuple[list[tuple[bytes, bytes, int]], bytes | None, bytes | None, bytes | None, bytes | None]
+
+# --- leaves --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("family", "network"), [("cardano", "mainnet"), ("bitcoin", "regtest")])
+def test_leaves_are_the_records_that_clients_are_given(family: Family, network: str) -> None:
+    """Written many at once they have the bytes of one by one, behind the position."""
+    scribe, rng = Scribe(codec(family, network), family), Random(5)
+    writer = RecordWriter(scribe)
+    row = BlockRow(70_000, 1 << 33, bytes(range(32)), None, 5)
+    outputs = [random_output(rng, MET) for _ in range(300)]
+    outputs += [Output(address, 1 << n) for n, address in enumerate([bytes(129), bytes(4000), b""])]
+    bodies = [Body(o.address, o.value, *beside(o), is_collateral_return=n % 7 == 0) for n, o in enumerate(outputs)]
+    positions = np.arange(len(bodies)) * 1_000_003
+    txids = [rng.randbytes(32) for _ in bodies]
+    extra = {
+        n: msgspec.msgpack.encode(Extra(*beside(body), is_collateral_return=body.is_collateral_return))
+        for n, body in enumerate(bodies)
+        if body.is_collateral_return or beside(body) != beside(Output(b"", 0))
+    }
+    assert 10 < len(extra) < 250
+    born = Born(
+        in_bytes(positions),
+        words(b"".join(txids)),
+        positions % 70_000,
+        [body.address for body in bodies],
+        [body.value for body in bodies],
+        extra,
+    )
+    for n, found in enumerate(LeafWriter(scribe).leaves(row, born)):
+        index = int(positions[n]) % 70_000
+        assert found == int(positions[n]).to_bytes(8, "big") + writer.pair(Entry(txids[n], index, bodies[n], row))
+
+
+def beside(of: Output | Body) -> Beside:
+    return of.assets, of.datum_hash, of.inline_datum, of.script_ref, of.script_ref_hash
+
+
+def test_far_below_the_tip_nothing_is_left_out(tmp_path: Path) -> None:
+    """A leaf is in the root whether or not its output was born and spent far below the network's tip."""
+    first = block(None, tx("one", output("ann")))
+    second = block(first, tx("two", output("bob"), spends=[at("one")]), tx("three", spends=[at("two")]))
+    with open_chain(tmp_path / "near", store="mmr") as near:
+        feed(near, first, second)
+        with open_chain(tmp_path / "far", store="mmr") as far:
+            feed(far, first, second, network_height=100_000)
+            assert roots_of(far) == roots_of(near)
+            assert far.rollback(back_to("origin"))
+            assert roots_of(far) == (0, 0, bytes(32), bytes(32), mmr.state_root(0, bytes(32), bytes(32)))
+
+
+def test_a_store_is_opened_as_what_it_was_made(tmp_path: Path) -> None:
+    for own, other in (("classic", "mmr"), ("mmr", "classic")):
+        with open_chain(tmp_path / own, store=own):
+            pass
+        with pytest.raises(WrongFormat, match=f"this is a {own} store"), open_chain(tmp_path / own, store=other):
+            pass
+
+
+# --- values of many nodes ------------------------------------------------------------------------------------------
+
+
+def test_a_store_of_several_chunks_and_values(tmp_path: Path) -> None:
+    """Bits pass from one chunk to the next and back again; values have the size that they have outside of tests."""
+    with open_chain(tmp_path, store="mmr") as chain:
+        first = block(None, *(tx(f"fund {n}", *(output("ann") for _ in range(500))) for n in range(5)))
+        feed(chain, first)
+        before = roots_of(chain), nodes_of(chain)
+        assert [len(value) for value in before[1][0].values()] == [8 + 509 * 32] * 9 + [8 + (4995 - 9 * 509) * 32]
+        spends = [at("fund 0", 7), at("fund 4", 60)]
+        feed(chain, block(first, tx("spend", *(output("bob") for _ in range(600)), spends=spends)))
+        assert wrong(chain) == []
+        assert roots_of(chain).leaves == 3100
+        with prover(chain) as prove:
+            for point, unspent in ((at("fund 0", 7), False), (at("fund 4", 61), True), (at("spend", 599), True)):
+                proof = prove(point)
+                check(proof)
+                assert proof.unspent == unspent
+        assert chain.rollback(back_to(first))
+        assert (roots_of(chain), nodes_of(chain)) == before
+        assert wrong(chain) == []
+
+
+def test_a_rollback_over_a_lost_node_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stays of the value at the cut has to be whole: the peaks are read from it."""
+    small_nodes(monkeypatch)
+    blocks = list[BlockApplied]()
+    for n in range(6):
+        blocks.append(block(blocks[-1] if blocks else None, tx(f"pay {n}", output("ann"), output("bob"))))
+    with open_chain(tmp_path, store="mmr") as chain:
+        feed(chain, *blocks)
+        disk, key = chain.store.disk, U64.pack(7)
+
+        def damage(txn: Txn) -> None:
+            found = unpack(txn.get(key, b"", db=disk.tables[NODE]), 7)
+            there = np.arange(len(found.there)) != 1
+            txn.put(key, pack(Value(there, found.hashes[there])), db=disk.tables[NODE])
+
+        disk.write(damage)
+        before = {name: rows(chain.store, name) for name in disk.tables}
+        with pytest.raises(Damaged, match="of the 3 nodes from 7 on some are not there"):
+            chain.rollback(back_to(blocks[2]))
+        assert {name: rows(chain.store, name) for name in disk.tables} == before
+
+
+def test_a_value_behind_the_end_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_nodes(monkeypatch)
+    with open_chain(tmp_path, store="mmr") as chain:
+        feed(chain, block(None, tx("some", output("ann"))))
+        for name in TABLES:
+            db = chain.store.disk.tables[name]
+            chain.store.disk.write(lambda txn, db=db: txn.put(U64.pack(14), b"?", db=db))  # type: ignore[misc]
+            assert any(f"{name} has a value for the nodes from 14 on" in each for each in wrong(chain))
+
+
+# --- letting go ----------------------------------------------------------------------------------------------------
+
+
+def test_a_proof_does_not_change_when_its_neighbour_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """UTXO-105: the proof of the last of four outputs is the same once the first two leaves have gone."""
+    small_nodes(monkeypatch, nodes=3)
+    with open_chain(tmp_path, store="mmr", prune_depth=0, rollback_window=0) as chain:
+        first = block(None, tx("four", *(output("ann", n) for n in range(4))))
+        second = block(first, tx("spend", spends=[at("four", 0), at("four", 1), at("four", 2)]))
+        feed(chain, first, second)
+        before = proof_of(chain, at("four", 3))
+        feed(chain, third := block(second), block(third))
+        prune_all(chain)
+        chain.keep_house(10)
+        with chain.store.disk.read() as txn:
+            assert chain.store.mmr is not None
+            nodes = chain.store.mmr.nodes(txn)
+            assert [position for position in range(7) if nodes.find(position) is None] == [0, 1]
+        after = proof_of(chain, at("four", 3))
+        assert (after.path, after.root, after.data) == (before.path, before.root, before.data)
+        for spent in range(3):
+            with pytest.raises(NoProof):
+                proof_of(chain, at("four", spent))
+
+
+def test_proofs_of_before_a_rolled_back_block_hold_again(tmp_path: Path) -> None:
+    """UTXO-106: a block appends five leaves and spends two older ones; without it root, size and bits are as before."""
+    with open_chain(tmp_path, store="mmr") as chain:
+        first = block(None, tx("old", *(output("ann", n) for n in range(7))))
+        feed(chain, first)
+        before = {n: proof_of(chain, at("old", n)) for n in range(7)}
+        news = tx("new", *(output("bob") for _ in range(5)), spends=[at("old", 2), at("old", 6)])
+        feed(chain, block(first, news))
+        moved = {n: proof_of(chain, at("old", n)) for n in range(7)}
+        assert [n for n, proof in moved.items() if not proof.unspent] == [2, 6]
+        for n, proof in moved.items():
+            check(proof)
+            assert proof.root != before[n].root
+            assert proof.size == mmr.size_of(12)
+        assert chain.rollback(back_to(first))
+        assert {n: proof_of(chain, at("old", n)) for n in range(7)} == before
+
+
+def test_large_dead_trees_are_let_go_over_restarts(tmp_path: Path) -> None:
+    """Of 3,000 dead outputs the tops are left, though a turn looks at four values and a restart comes after each."""
+    options = Options(store="mmr", prune_depth=0, rollback_window=0, may_prune=True)
+    with open_chain(tmp_path, **options) as chain:
+        last = tell_of_many(chain, 6)
+        before, values = roots_of(chain), len(nodes_of(chain)[0])
+    for _ in range(12):
+        with open_chain(tmp_path, **options) as chain:
+            last = block(last)
+            feed(chain, last)
+            assert wrong(chain) == []
+    with open_chain(tmp_path, **options) as chain:
+        after = roots_of(chain)
+        assert (after.output_root, after.bitmap_root) == (before.output_root, before.bitmap_root)
+        left = nodes_of(chain)[0]
+        assert sum(map(len, left.values())) < 32 * (2 * 1001 + 509)  # what lives, and a value that is not whole
+        assert len(left) <= values // 2
+        with prover(chain) as prove:
+            check(prove(at("fund 6", 3)))
+            with pytest.raises(NoProof):
+                prove(at("fund 0", 3))
+
+
+def test_nodes_that_go_in_the_commit_that_wrote_them_leave_sound_pages(tmp_path: Path) -> None:
+    """A value that is made smaller in the same transaction has pages for its new size only."""
+    with open_chain(tmp_path, store="mmr", prune_depth=0, rollback_window=0, may_prune=True) as chain:
+        first = block(None, tx("many", *(output("ann") for _ in range(600))))
+        second = block(first, tx("spend", output("bob"), spends=[at("many", n) for n in range(600)]))
+        feed(chain, first, second, block(second))
+        assert [fact.mmr_nodes > 400 for fact in chain.take_facts() if isinstance(fact, Pruned)] == [True]
+        assert verify(chain.store.disk, leaves=LEAVES) == []
+
+
+def test_prune_lets_every_node_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`utxod prune` looks at every value of nodes, however few the outputs are that are left."""
+    small_nodes(monkeypatch, nodes=3)
+    windows = Options(store="mmr", rollback_window=0, prune_depth=0)
+    utxo = {name: value for name, value in windows.items() if name != "store"}
+    config = load(write_config(tmp_path, {"utxo": {"store": "mmr"} | utxo}), {})
+    with open_chain(tmp_path / "data" / "lmdb", **windows) as chain:
+        last = tell_of_many(chain, 8)
+        feed(chain, block(last))
+    said = offline.prune(config)
+    with open_chain(tmp_path / "data" / "lmdb", **windows) as chain:
+        kept = sum(int(unpack(raw, 0).there.sum()) for raw in nodes_of(chain)[0].values())
+        assert kept < 100, said
+        assert chain.keep_house(10_000).mmr_nodes == 0
+        assert wrong(chain) == []
+
+
+def tell_of_many(chain: Chain, dead: int) -> BlockApplied:
+    """Tell a chain of 4,000 outputs, and of the spends of 500 for each that is dead."""
+    first = block(None, *(tx(f"fund {n}", *(output("ann") for _ in range(500))) for n in range(8)))
+    spends = [at(f"fund {n}", each) for n in range(dead) for each in range(500)]
+    last = block(first, tx("spend", output("bob"), spends=spends))
+    feed(chain, first)
+    feed(chain, last)
+    return last
+
+
+def test_a_value_is_packed_and_unpacked() -> None:
+    """As many positions as there are, whichever are left."""
+    rng = Random(3)
+    for count in (1, 7, 8, 9, 62, NODES):
+        for share in (0.0, 0.3, 1.0):
+            there = np.array([rng.random() < share for _ in range(count)])
+            hashes = np.frombuffer(rng.randbytes(32 * int(there.sum())), np.uint8).reshape(-1, 32)
+            found = unpack(pack(Value(there, hashes)), 0)
+            assert found.there.tolist() == there.tolist()
+            nodes = dict(zip(np.flatnonzero(there).tolist(), (row.tobytes() for row in hashes), strict=True))
+            assert [found.at(n) for n in range(count + 1)] == [nodes.get(n) for n in range(count + 1)]
+            assert [row.tobytes() for row in found.dense()] == [nodes.get(n, bytes(32)) for n in range(count)]
+
+
+def test_random_stores_are_sound_with_values_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo is tried on a copy too."""
+    small_values(monkeypatch)
+    for nodes in (1, 2, 3, 8):
+        small_nodes(monkeypatch, nodes)
+        with open_chain(tmp_path / str(nodes), store="mmr", prune_depth=3, rollback_window=3, may_prune=True) as chain:
+            for each in random_chain(Random(nodes), 30):
+                feed(chain, each)
+            chain.keep_house(1000)
+            assert verify(chain.store.disk, leaves=LEAVES) == []

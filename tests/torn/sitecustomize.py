@@ -1,0 +1,50 @@
+"""A store whose values are small, so that each commit merges and rewrites; and a death in the middle of its work.
+
+On the path of a process, it makes that so. With `DIE_IN=storage.history.merging:_turn:3` the process ends, as with
+`kill -9`, when that has been done for the third time: in a write transaction, with some of its rows written. What had
+nothing to do, and says so with 0, does not count.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import reduce, wraps
+from importlib import import_module
+from typing import Any
+
+import storage.history.history
+import storage.history.merging
+import storage.history.reindex
+import storage.history.runs
+import storage.history.values
+
+storage.history.runs.VALUE_BYTES = 400
+storage.history.merging.FANOUT = 3
+storage.history.values.VALUE_BYTES = 1500
+storage.history.history.LEAST_MERGED = 20
+storage.history.reindex._VALUES = 5
+storage.history.reindex._ENTRIES = 50
+storage.history.reindex._COLLECTED = 10
+
+
+def _die_in(module: str, name: str, left: int) -> None:
+    *path, method = name.split(".")
+    owner: Any = reduce(getattr, path, import_module(module))
+    work = getattr(owner, method)
+
+    @wraps(work)
+    def deadly(*args: Any, **options: Any) -> Any:
+        nonlocal left
+        result = work(*args, **options)
+        left -= result != 0
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, method, deadly)
+
+
+if _where := os.environ.get("DIE_IN"):
+    _module, _name, _times = _where.split(":")
+    _die_in(_module, _name, int(_times))
