@@ -81,7 +81,7 @@ def expected(genesis: GenesisOutputs, blocks: Sequence[BlockApplied]) -> Touched
                     owner[tx.txid, index] = output.address
                     touch(output.address, tx.txid)
             for point in list(before):
-                before[point] = before[point] or True  # type: ignore[assignment]
+                before[point] = before[point] or True
     return found
 
 
