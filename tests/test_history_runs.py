@@ -8,7 +8,6 @@ from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import cast
 
 import numpy as np
 import pytest
@@ -25,14 +24,13 @@ import storage.history.values
 import storage.history.view
 from handlers.chain import Chain
 from handlers.events import BlockApplied, OutPoint
-from handlers.history_chain import HistoryChain
-from storage.history.layout import HistoryState
+from storage.history.layout import State
 from storage.history.merging import count_runs
 from storage.history.runs import Manifest, Run
 from storage.history.stored import Stored
 from storage.history.verify import verify
 
-OPTIONS = Options(store="history", rollback_window=4, prune_depth=4, may_prune=True, map_size=1 << 24)
+OPTIONS = Options(rollback_window=4, prune_depth=4, may_prune=True, map_size=1 << 24)
 KEYS = [Random(n).getrandbits(64) | 1 for n in range(4)]
 
 
@@ -88,7 +86,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.history.merging, "FANOUT", 3)
     monkeypatch.setattr(storage.history.history, "MERGED", 0)
     monkeypatch.setattr(storage.history.history, "LEAST_MERGED", 24)
-    monkeypatch.setattr(storage.history.store, "new_state", lambda: HistoryState(KEYS))
+    monkeypatch.setattr(storage.history.store, "new_state", lambda: State(KEYS))
 
 
 def steady(
@@ -118,7 +116,7 @@ def steady(
 
 def lists(chain: Chain) -> dict[str, Manifest]:
     """Return what is in force of each index."""
-    return {kind: deepcopy(index.manifest) for kind, index in cast("HistoryChain", chain).history.index.items()}
+    return {kind: deepcopy(index.manifest) for kind, index in chain.history.index.items()}
 
 
 def rewritten(listed: Manifest) -> dict[int, Run]:
@@ -242,7 +240,7 @@ def test_runs_take_turns_in_being_counted(monkeypatch: pytest.MonkeyPatch, tmp_p
     with open_chain(tmp_path, **OPTIONS) as chain:
         for each in steady(40):
             feed(chain, each)
-        index = cast("HistoryChain", chain).history.index["txid"]
+        index = chain.history.index["txid"]
         free = [run for run in index.manifest.runs if run.id not in index.manifest.inputs()]
         for run in free:
             run.high -= 3  # as after a rollback

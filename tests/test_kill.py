@@ -323,7 +323,8 @@ def kill_reindex(daemon: Daemon) -> None:
     )
     works += [(*part, times) for part in parts for times in (1, 7)]
     for owner, method, times in works:
-        ended = utxod("reindex", "--config", daemon.config, **SMALL, DIE_IN=place(owner, method, times))
+        where = place(owner, method, times)
+        ended = utxod("reindex", "--config", daemon.config, PYTHONPATH=SMALL["PYTHONPATH"], DIE_IN=where)
         assert ended.returncode == 1 and b"SIGKILL" in ended.stderr, (method, ended.stderr)
         with open_disk(load(daemon.config, {}), readonly=True) as disk:
             assert verify(disk, quick=True) == []

@@ -82,7 +82,7 @@ def expected(genesis: GenesisOutputs, blocks: Sequence[BlockApplied]) -> Touched
                     owner[tx.txid, index] = output.address
                     touch(output.address, tx.txid)
             for point in list(before):
-                before[point] = before[point] or True  # type: ignore[assignment]
+                before[point] = before[point] or True
     return found
 
 
@@ -202,7 +202,7 @@ def test_a_history_that_was_given_up_says_nothing_of_what_is_kept(
 ) -> None:
     """Its building was killed, or it was left out of the indexes that were built: blocks are forgotten from then on."""
     blocks, windows = random_chain(Random(5), 60), Options(may_prune=True, rollback_window=5, prune_depth=5)
-    with open_chain(tmp_path, indexes=INDEXES if killed else NAMES, **windows) as chain:
+    with open_chain(tmp_path, **windows | {"indexes": INDEXES if killed else NAMES}) as chain:
         feed(chain, *blocks[:30])
         prune_all(chain)
     with open_chain(tmp_path, indexes=INDEXES if killed else NAMES) as chain, monkeypatch.context() as patch:
@@ -213,7 +213,7 @@ def test_a_history_that_was_given_up_says_nothing_of_what_is_kept(
         else:
             reindex(chain.store, (), lambda _: None)
         sound(chain)
-    with open_chain(tmp_path, indexes=(), **windows) as chain:
+    with open_chain(tmp_path, **windows | {"indexes": ()}) as chain:
         feed(chain, *blocks[30:])
         prune_all(chain)
         for _ in range(10):

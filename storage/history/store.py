@@ -26,7 +26,7 @@ from storage.history.output_keys import RULES
 from storage.history.stored import Stored, read_block
 
 _CHAIN, _INDEXES, _GENESIS = b"chain", b"indexes", b"genesis"
-_KIND, _MMR = b"store", b"mmr"  # a classic store says nothing
+_KIND, _MMR = b"store", b"mmr"  # a store of the kind "classic" says nothing
 
 
 class HistoryStore:

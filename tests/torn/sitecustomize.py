@@ -19,10 +19,10 @@ import storage.history.reindex
 import storage.history.runs
 import storage.history.values
 
-storage.history.runs.VALUE_BYTES = 400
+storage.history.runs.VALUE_BYTES = 400  # type: ignore[attr-defined]
 storage.history.merging.FANOUT = 3
 storage.history.merging._REWRITTEN = 1
-storage.history.values.VALUE_BYTES = 1500
+storage.history.values.VALUE_BYTES = 1500  # type: ignore[attr-defined]
 storage.history.history.LEAST_MERGED = 20
 storage.history.reindex._VALUES = 5
 storage.history.reindex._ENTRIES = 50
