@@ -16,6 +16,7 @@ from typing import Any, cast
 import lmdb
 import pytest
 
+import storage.history.history
 import storage.history.merging
 from storage.disk import Disk
 from storage.history.history import History
@@ -117,7 +118,7 @@ def failing(disk: Disk, fault: Fault) -> Iterator[Fault]:
 # What the store does beside writing what it is told: faults and kills have to meet all of it.
 WORK: dict[str, tuple[type | ModuleType, str]] = {
     "a merge": (storage.history.merging, "_turn"),
-    "counted runs": (storage.history.merging, "count_runs"),
+    "counted runs": (storage.history.history, "count_runs"),
     "deleted values of runs": (Index, "collect"),
     "a rewrite of values": (Values, "_rewrite"),
     "deleted undo logs": (History, "_raise_floor"),

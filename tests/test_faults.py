@@ -115,6 +115,9 @@ def merging(chain: Chain) -> None:
 DEEDS = {
     "a block": Deed(told(*STORY), lambda chain: feed(chain, NEWS[0]), {"a merge", "leaves", "hashes of bits"}),
     "a batch": Deed(told(*STORY), lambda chain: feed(chain, *NEWS), {"a merge", "leaves", "deleted values of runs"}),
+    "a batch with every index": Deed(
+        told(*STORY), lambda chain: feed(chain, *NEWS), {"a merge"}, {"store": "mmr", "indexes": NAMES}
+    ),
     "a batch that prunes": Deed(
         told(*STORY),
         lambda chain: feed(chain, *NEWS),
@@ -147,7 +150,7 @@ DEEDS = {
     "housekeeping alone": Deed(
         neglected(*LONGER),
         lambda chain: chain.keep_house(20),
-        {"a merge", "a rewrite of values", "nodes let go"},
+        {"a merge", "counted runs", "a rewrite of values", "nodes let go"},
         {"store": "mmr", "prune_depth": 1, "rollback_window": 1, "may_prune": True},
     ),
     "a genesis": Deed(lambda _: None, lambda chain: chain.seed(genesis(ann=1, bob=2)), {"leaves", "hashes of bits"}),
@@ -211,7 +214,9 @@ def after(deed: Deed, folder: Path) -> Tables:
 def restarted(chain: Chain) -> Chain:
     """Return the chain as a new process would see it."""
     store = HistoryStore(chain.store.disk, chain.store.leaves)
-    store.open("cardano/mainnet", NAMES, store.kind)
+    with store.disk.read() as txn:
+        kept = store.kept_indexes(txn)
+    store.open("cardano/mainnet", kept, store.kind)
     again = Chain(store, chain.windows, chain.prune_batch_size)
     again.may_prune = chain.may_prune
     return again
@@ -312,6 +317,7 @@ def test_a_fault_at_any_write_of_a_reindex(tmp_path: Path, monkeypatch: pytest.M
     small(monkeypatch)
     monkeypatch.setattr(storage.history.reindex, "_VALUES", 2)
     monkeypatch.setattr(storage.history.reindex, "_ENTRIES", 10)
+    monkeypatch.setattr(storage.history.reindex, "_BLOCKS", 2)
     monkeypatch.setattr(storage.history.reindex, "_COLLECTED", 10)
     with open_chain(tmp_path, store="mmr") as chain:
         told(*STORY)(chain)

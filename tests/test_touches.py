@@ -33,6 +33,7 @@ from handlers.chain import Chain
 from handlers.events import BlockApplied, GenesisOutputs, OutPoint
 from storage.errors import WrongFormat
 from storage.history import touches
+from storage.history.ends import contradictions
 from storage.history.reindex import reindex
 from storage.history.verify import verify
 from storage.indexes import NAMES
@@ -103,6 +104,8 @@ def told(chain: Chain) -> Touched:
 
 def sound(chain: Chain) -> None:
     assert verify(chain.store.disk, quick=True, leaves=LEAVES) == []
+    with chain.store.disk.read() as txn:
+        assert list(contradictions(txn, chain.store.disk.tables)) == [], "a daemon would not start"
 
 
 @settings(max_examples=120)
