@@ -17,9 +17,10 @@ from types import FrameType
 
 from daemon.commands.common import AFTER_VERIFY, DAMAGED, FAILED, Exit
 from storage.damage import damage
-from storage.errors import Damaged, StoreError
+from storage.errors import Damaged, StoreError, WrongFormat
 
 _PR_SET_PDEATHSIG = 1
+_OTHER_FORMAT = 5  # exit code of a child that met `WrongFormat`: nobody but its parent sees it
 _KILLED = ": the daemon kills a stopped reader (`reader_killed` in its log), the system one when memory runs out"
 # What ends a process that reads a damaged store.
 _OF_DAMAGE = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
@@ -62,13 +63,17 @@ def go_on_in_child(progress: Progress | None = None) -> None:
         Exit: a signal that means damage ended the child: exit code 3, and how far it came.
         SystemExit: the child has ended, or we are asked to: the child is gone then, too.
     """
+    asked = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*asked, signal.SIGINT))  # until we end the child with us
     pid = _fork()
     if pid == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+    for number in asked:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _leave)
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         code = _end_of(pid)
     except BaseException:
         os.kill(pid, signal.SIGKILL)
@@ -90,7 +95,7 @@ def run_in_child(work: Callable[[], object]) -> None:
 
     Raises:
         Damaged: a signal that means damage ended the child, or the work met damage.
-        StoreError: the work raised it, or could not read the store.
+        WrongFormat, StoreError: the work raised it, or could not read the store.
     """
     reader, writer = os.pipe()
     pid = _fork()
@@ -104,6 +109,8 @@ def run_in_child(work: Callable[[], object]) -> None:
         raise Damaged(_died(number, None))
     if code == DAMAGED:
         raise Damaged(message)
+    if code == _OTHER_FORMAT:
+        raise WrongFormat(message)
     if code != 0:
         raise StoreError(message or f"the process that checked the store ended with {code}")
 
@@ -115,7 +122,7 @@ def _report(work: Callable[[], object], writer: int) -> int:
     except Exception as error:  # noqa: BLE001 - any of them is the parent's to raise
         found = damage(error)
         os.write(writer, str(found or error).encode())
-        return FAILED if found is None else DAMAGED
+        return DAMAGED if found else _OTHER_FORMAT if isinstance(error, WrongFormat) else FAILED
     return 0
 
 

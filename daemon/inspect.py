@@ -85,7 +85,11 @@ def verify(config: Config, copy: Copy, tell: Tell = silent) -> Verified:
 
 def _open(config: Config) -> Disk:
     disk = open_disk(config, readonly=True)
-    open_store(disk, config)
+    try:
+        open_store(disk, config)
+    except BaseException:
+        disk.close()
+        raise
     return disk
 
 

@@ -69,7 +69,8 @@ class Disk:
             self.env = _open(folder, map_size, len(tables), readonly, durable, shared)
             self.tables: dict[str, Db] = {}
             if version is not None:
-                self._check_version(version)
+                with self._opening(META):
+                    self._check_version(version)
             self.open_tables(tables)
             self._mark()
         except BaseException:
@@ -84,7 +85,7 @@ class Disk:
         """
         with suppress(lmdb.NotFoundError):  # it is new, or damaged: whoever opens its tables says so
             meta = self.env.open_db(META.encode(), create=False)
-            with self.env.begin() as txn:
+            with self._begin() as txn:
                 written = txn.get(FORMAT_KEY, db=meta)
             if written is not None and (found := int.from_bytes(written, "big")) != version:
                 raise WrongFormat(
@@ -98,15 +99,18 @@ class Disk:
         Raises:
             TableMissing: the disk is read-only and one of them is not there.
         """
-        try:
-            for table in tables:
-                name, fixed, make = table.rstrip("*"), table.endswith("*"), not self._readonly
+        for table in tables:
+            name, fixed, make = table.rstrip("*"), table.endswith("*"), not self._readonly
+            with self._opening(name):
                 self.tables[name] = self.env.open_db(name.encode(), create=make, dupsort=fixed, dupfixed=fixed)
+
+    @contextmanager
+    def _opening(self, table: str) -> Iterator[None]:
+        """Say what it means that a table cannot be opened or read."""
+        try:
+            yield
         except lmdb.NotFoundError as error:
-            raise TableMissing(
-                f"{self.folder}: a table is missing: {error}; a daemon of this version makes it when it starts; "
-                "if one has run here, the store is damaged: run `utxod verify`"
-            ) from error
+            raise TableMissing(str(self.folder), table) from error
         except lmdb.ReadersFullError as error:
             raise _no_slot(self.folder) from error
         except lmdb.Error as error:

@@ -26,6 +26,13 @@ class WrongFormat(StoreError):
 class TableMissing(StoreError):
     """A table is not there: an earlier version wrote the store, its first start did not end, or it is damaged."""
 
+    def __init__(self, folder: str, table: str) -> None:
+        super().__init__(
+            f"{folder}: the table {table} is missing: a daemon of this version makes it when it starts; "
+            "if one has run here, the store is damaged: run `utxod verify`"
+        )
+        self.table = table
+
 
 class StoreBusy(StoreError):
     """Another process has this store open for writing."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from storage.change_log import TABLES as LOG_TABLES
 from storage.change_log import read_row
-from storage.disk import FORMAT_KEY, META, Disk, Txn
+from storage.disk import FORMAT_KEY, META, Disk
 from storage.errors import Damaged, TableMissing
 from storage.history.ends import contradictions
 from storage.history.layout import FORMAT, TABLES
@@ -25,20 +25,21 @@ def precheck(folder: Path, tables: Sequence[str]) -> None:
 
     Raises:
         Damaged: something of it is wrong.
+        WrongFormat: another version wrote it.
         StoreError, OSError: the store cannot be opened or read.
     """
     path = folder / "data.mdb"
     if not path.exists():
         return
     check_file(path)
-    with Disk(folder, (), readonly=True) as disk, disk.read() as txn:
+    with Disk(folder, (), readonly=True, version=FORMAT) as disk, disk.read() as txn:
         there = {key.decode(errors="replace") for key, _ in txn.cursor()}
     present = [table for table in (META, *TABLES, *tables) if table.rstrip("*") in there]
     try:
         with Disk(folder, present, readonly=True) as disk:
             _check_tables(disk)
     except TableMissing as error:  # one that is listed, or one of an MMR store
-        raise Damaged(f"{folder}: a table cannot be found: {error.__cause__}") from error
+        raise Damaged(f"{folder}: the table {error.table} is missing") from error
 
 
 def _check_tables(disk: Disk) -> None:
@@ -49,23 +50,15 @@ def _check_tables(disk: Disk) -> None:
             if any(txn.stat(db)["entries"] for db in disk.tables.values()):
                 raise Damaged(f"{disk.folder}: it has rows, but does not say its format")
             return
-    if int.from_bytes(written, "big") != FORMAT:  # whoever opens another one refuses it
-        return
     for table in TABLES:
         if table not in disk.tables:
-            raise Damaged(f"{disk.folder}: the table {table} is missing")
-    HistoryStore(disk)  # finds the tables of mountain ranges where there are some
+            raise TableMissing(str(disk.folder), table)
+    HistoryStore(disk)  # opens the tables of mountain ranges where there are some
     with disk.read() as txn:
-        for table in LOG_TABLES:
-            if table in disk.tables:
-                _check_ends(disk, txn, table)
+        for table, db in disk.tables.items():
+            cursor = txn.cursor(db)
+            for go in (cursor.first, cursor.last):
+                if go() and table in LOG_TABLES:
+                    read_row(*cursor.item())
         for contradiction in contradictions(txn, disk.tables):
             raise Damaged(f"{disk.folder}: {contradiction}")
-
-
-def _check_ends(disk: Disk, txn: Txn, table: str) -> None:
-    """Check that the first and the last row of the change log can be read."""
-    cursor = txn.cursor(disk.tables[table])
-    for go in (cursor.first, cursor.last):
-        if go():
-            read_row(*cursor.item())

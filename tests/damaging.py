@@ -210,10 +210,13 @@ class Trial:
 
     def __init__(self, base: Path, place: Path) -> None:
         self.place, self.output = place, place / "output"
-        self.store, self.config = place / "data" / "lmdb", place / "utxod.toml"
+        self.store, self.config, self.set = place / "data" / "lmdb", place / "utxod.toml", b""
         self.sound = (base / "data" / "lmdb" / "data.mdb").read_bytes()
         self.rows = rows(base / "data" / "lmdb")
         self.config.write_text((base / "utxod.toml").read_text().replace(str(base), str(place)))
+
+        self.one(self.sound, ["export"])
+        self.set = self.output.read_bytes()
 
     def put(self, raw: bytes) -> None:
         shutil.rmtree(self.place / "data", ignore_errors=True)
@@ -229,6 +232,8 @@ class Trial:
         found: dict[str, Any] = {"command": command[0], "code": code, "said": said[-3000:]}
         if command == ["verify"] and code == 0:
             found["changed"] = changed(self.rows, self.store)
+        if command == ["export"] and code == 0:
+            found["another_set"] = self.output.read_bytes() != self.set
         return found
 
 

@@ -16,13 +16,11 @@ import anyio
 import lmdb
 import pytest
 from anyio import CapacityLimiter
-from chains import LEAVES, back_to, block, feed, genesis, open_chain, output, prune_all, random_chain, tx
+from chains import LEAVES, TABLES, back_to, block, feed, genesis, open_chain, output, prune_all, random_chain, tx
 from faults import Fault, broken, failing, full
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from storage.utxo import TABLES, UtxoStore
-from storage.verify import verify
 
 import daemon.audience
 import storage.change_log
@@ -45,6 +43,7 @@ from handlers.wire import plain
 from storage.change_log import ROW_BYTES, LogStore, Retention, read_row
 from storage.disk import Disk
 from storage.errors import Damaged, StoreFull
+from storage.history.verify import verify
 
 A, B = Point(7, 140, b"\xaa" * 32), Point(9, 180, b"\xbb" * 32)
 CAUSES: list[AnyCause | None] = [
@@ -312,7 +311,7 @@ def test_verify_checks_the_log(tmp_path: Path) -> None:
         disk = chain.store.disk
 
         def found() -> list[str]:
-            return verify(UtxoStore(disk, LEAVES), chain.windows, copy_to=tmp_path)
+            return verify(disk, copy_to=tmp_path, leaves=LEAVES)
 
         assert found() == []
         with disk.read() as txn:

@@ -19,54 +19,63 @@ from typing import Any
 
 import lmdb
 import lmdb.verify
+import msgspec
 import pytest
 from click.testing import CliRunner
 from daemons import PATIENCE_S, ROOT, Daemon, environment, home, running, statuses
 from faults import full, lmdb_error
-from storage.utxo import UtxoStore
-from stories import at, block, chain, digest, output, tx
+from harming import U32, Hand, harm
+from stories import address, at, block, chain, digest, output, tx
 from structlog.testing import capture_logs
 
-from config.load import load
 from daemon.cli import main
 from daemon.commands.common import stores_speak
 from daemon.commands.service import one_failure
 from daemon.crash import refuse_after_crash
-from daemon.store import TABLES, open_disk
-from storage.chain_txs import NOTHING, in_order
+from daemon.store import TABLES
+from storage import chain_txs
 from storage.damage import damage
+from storage.disk import META
 from storage.errors import Damaged
+from storage.history.layout import BLOCK, FILTER, LIVE, OUTPUT, RUN, STATE, TX, UNDO, seal, seal_row
+from storage.history.layout import TABLES as HISTORY_TABLES
+from storage.history.mmr import NODE
+from storage.history.mmr import TABLES as MMR_TABLES
 from storage.pages import check_file, check_pages
 from storage.precheck import precheck
-from storage.rows import State
 
 PAGE = 4096
 BLOCKS = chain(700, outputs=6)
-TXID = digest("tx", 300).hex()
-TABLES_OF: dict[str, Any] = {
-    "utxo": {"rollback_window": 2000},
-    "transactions": {"enabled": False},
-    "storage": {"map_size": "64MiB"},
-}
+KINDS = ("classic", "mmr")
+
+
+def settings(kind: str) -> dict[str, Any]:
+    return {"utxo": {"rollback_window": 2000, "store": kind}, "storage": {"map_size": "64MiB"}}
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a sound store of a megabyte or two."""
-    folder = tmp_path_factory.mktemp("whole")
-    with running(folder, None, **TABLES_OF) as daemon:
-        with daemon.client("frames") as client:
-            assert set(statuses(client.feed(BLOCKS))) == {"applied"}
-        assert daemon.term() == 0
-    return folder
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return the folders of sound stores of a megabyte or two: blocks, and transactions that wait for one."""
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in KINDS}
+    pending = [{"type": "TxSubmitted", "tx": tx(f"p{n}", output("ann"), spends=[at(n, 4)])} for n in range(1, 9)]
+    for kind, folder in folders.items():
+        with running(folder, None, **settings(kind)) as daemon:
+            with daemon.client("frames") as client:
+                assert set(statuses(client.feed([*BLOCKS, *pending]))) == {"applied", "accepted"}
+            assert daemon.term() == 0
+    return folders
 
 
 @pytest.fixture
-def store(whole: Path, tmp_path: Path) -> Iterator[Daemon]:
-    """Give a copy to damage."""
-    with home(tmp_path, None, **TABLES_OF) as daemon:
-        shutil.copytree(whole / "data", tmp_path / "data")
+def store(whole: dict[str, Path], tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Daemon]:
+    """Give a copy to damage, of a classic store unless told."""
+    kind = getattr(request, "param", "classic")
+    with home(tmp_path, None, **settings(kind)) as daemon:
+        shutil.copytree(whole[kind] / "data", tmp_path / "data")
         yield daemon
+
+
+both = pytest.mark.parametrize("store", KINDS, indirect=True)
 
 
 def folder(daemon: Daemon) -> Path:
@@ -117,23 +126,6 @@ def newest(path: Path, table: str, root: int) -> bool:
         copy.unlink()
 
 
-def change_state(daemon: Daemon, **fields: int) -> None:
-    with open_disk(load(daemon.config, {})) as disk:
-        kept = UtxoStore(disk)
-
-        def work(txn: lmdb.Transaction[bytes]) -> None:
-            before = kept.state(txn)
-            names = before.__struct_fields__
-            kept.put_state(txn, State(**{name: getattr(before, name) for name in names} | fields))
-
-        disk.write(work)
-
-
-def change(daemon: Daemon, work: Callable[[UtxoStore, lmdb.Transaction[bytes]], object]) -> None:
-    with open_disk(load(daemon.config, {})) as disk:
-        disk.write(lambda txn: work(UtxoStore(disk), txn))
-
-
 def drop(daemon: Daemon, table: str) -> None:
     with lmdb.open(str(folder(daemon)), max_dbs=64) as env:
         db = env.open_db(table.encode(), create=False)
@@ -151,36 +143,30 @@ AT_START: dict[str, tuple[Callable[[Daemon], object], str]] = {
         "in a map of 4611686018427387904 bytes",
     ),
     "zeros at the root of a table": (
-        lambda d: overwrite(file(d), root_of(file(d), "utxo_block") * PAGE, bytes(PAGE)),
+        lambda d: overwrite(file(d), root_of(file(d), BLOCK) * PAGE, bytes(PAGE)),
         "MDB_CORRUPTED: Located page was wrong type",
     ),
     "a list of free pages that names what is not there": (
         lambda d: free_page_that_is_none(folder(d)),
         "the list of free pages cannot be read: an entry in page",
     ),
-    "a table that is gone": (lambda d: drop(d, "utxo_output"), "the table utxo_output is missing"),
+    "a table that is gone": (lambda d: drop(d, OUTPUT), f"the table {OUTPUT} is missing"),
     "a format that is gone": (
-        lambda d: change(d, lambda kept, txn: txn.delete(b"format", db=kept.meta)),
+        lambda d: harm(folder(d), lambda hand: hand.delete(META, b"format")),
         "it has rows, but does not say its format",
     ),
-    "a first row that can't be read": (
-        lambda d: change(d, lambda kept, txn: txn.put(bytes(8), b"short", db=kept.tx)),
-        "the first row of utxo_tx has a key of 8 and a value of 5 bytes",
+    "a tip that has no row": (
+        lambda d: harm(folder(d), lambda hand: hand.change_state(tip=(1 << 32) - 1)),
+        f"the last block is 700, the tip is {(1 << 32) - 1}",
     ),
-    "a last row that can't be read": (
-        lambda d: change(d, lambda kept, txn: txn.put(b"\xff" * 8, b"short", db=kept.tx)),
-        "the last row of utxo_tx has a key of 8 and a value of 5 bytes",
-    ),
-    "a tip that has no row": (lambda d: change_state(d, tip=1 << 40), f"block {1 << 40} is retained, but has no row"),
-    "a tip below the last block": (lambda d: change_state(d, tip=600), "block 700 lies above the tip 600"),
-    "a floor above the tip": (lambda d: change_state(d, floor=701), "the rollback floor is 701, the tip is 700"),
     "a way back that is gone": (
-        lambda d: change(d, lambda kept, txn: txn.delete((700).to_bytes(4, "big"), db=kept.delta)),
-        "block 700 can't be taken back: it has no undo record",
+        lambda d: harm(folder(d), lambda hand: hand.delete(UNDO, U32.pack(700) + bytes(4))),
+        "block 700 has no undo log",
     ),
 }
 
 
+@both
 @pytest.mark.parametrize("kind", AT_START)
 def test_damage_that_is_found_before_a_daemon_starts(store: Daemon, kind: str) -> None:
     damage, words = AT_START[kind]
@@ -190,17 +176,50 @@ def test_damage_that_is_found_before_a_daemon_starts(store: Daemon, kind: str) -
         precheck(folder(store), TABLES)
 
 
+@both
+def test_both_ends_of_every_table_are_read(store: Daemon) -> None:
+    """So that a page which leads to them cannot be lost unseen."""
+    met, raw = set[str](), file(store).read_bytes()
+    with lmdb.open(str(folder(store)), max_dbs=64, readonly=True, lock=False) as env:
+        with env.begin() as txn:
+            names = [key.decode() for key, _ in txn.cursor()]
+        tables = {name: env.open_db(name.encode(), create=False) for name in names}
+        with env.begin() as txn:
+            filled = [name for name, db in tables.items() if txn.stat(db)["entries"]]
+    for table in filled:
+        overwrite(file(store), root_of(file(store), table) * PAGE, bytes(PAGE))
+        with pytest.raises(Damaged, match=r"MDB_CORRUPTED|is damaged|is missing"):
+            precheck(folder(store), TABLES)
+        file(store).write_bytes(raw)
+        met.add(table)
+    precheck(folder(store), TABLES)
+    wanted = {META, *HISTORY_TABLES, "change_log", "pruner_job", "tx", "tx_unmined", "tx_pending"}
+    assert met >= wanted | ({*MMR_TABLES} if NODE in tables else set()), met
+
+
+@both
+def test_every_table_of_the_chain_has_to_be_there(store: Daemon) -> None:
+    raw = file(store).read_bytes()
+    for table in [table for table in (*HISTORY_TABLES, *MMR_TABLES) if table.encode() in raw]:
+        drop(store, table)
+        with pytest.raises(Damaged, match=f"the table {table} is missing$"):
+            precheck(folder(store), TABLES)
+        if table in (OUTPUT, NODE):
+            refused(store, "verify", f"the table {table} is missing")
+        file(store).write_bytes(raw)
+
+
 @pytest.mark.parametrize("kind", ["cut", "zeros at the root of a table", "a tip that has no row"])
 def test_a_daemon_does_not_start_on_it(store: Daemon, kind: str) -> None:
     damage, words = AT_START[kind]
     damage(store)
     refused(store, "run", f"{words}.*: keep a copy of the store and run `utxod verify`")
-    refused(store, "verify", "utxo_block DB: page" if "root" in kind else words)  # and walks up to no far tip
+    refused(store, "verify", f"{BLOCK} DB: page" if "root" in kind else words)
 
 
 def test_a_store_of_an_earlier_version_is_not_called_damaged(store: Daemon) -> None:
     """It has not all tables yet; those that the format began with it has to have."""
-    for table in ("tx_block", "pruner_job", "tx_unmined"):
+    for table in ("pruner_left", "pruner_job", "tx_unmined"):
         drop(store, table)
     precheck(folder(store), TABLES)
 
@@ -216,15 +235,32 @@ def free_page_that_is_none(path: Path) -> None:
         overwrite(path / "data.mdb", place + 8, struct.pack("=Q", last + 1000))
 
 
+def zeros_inside(table: str, kind: str | None = None) -> Callable[[Hand], None]:
+    """Return the damage that a lost write does to values: zeros in the middle, but not at both ends of the table.
+
+    LMDB writes a long value into pages of its own, and looks at none of its bytes. `kind` is that of runs.
+    """
+
+    def damage(hand: Hand) -> None:
+        own, met = None if kind is None else {key for key, _ in hand.entries(kind)}, 0
+        for key, value in hand.rows(table)[1:-1]:
+            if own is None or key in own:
+                third = len(value) // 3
+                hand.put(table, key, value[:third] + bytes(third) + value[2 * third :])
+                met += 1
+        assert met
+
+    return damage
+
+
+@both
 def test_zeros_in_the_middle(store: Daemon) -> None:
-    """As a disk leaves them that has lost writes: `verify` names the pages, and the daemon ends when it needs one."""
-    raw, root = file(store).read_bytes(), root_of(file(store), "utxo_output")
-    nodes = struct.unpack_from("=20H", raw, root * PAGE + 16)[1:]  # of a branch page; both ends are read at the start
-    leaves = [struct.unpack_from("=I", raw, root * PAGE + node)[0] for node in nodes]
-    for leaf in leaves:
-        overwrite(file(store), leaf * PAGE, bytes(PAGE))
-    refused(store, "verify", rf"utxo_output DB: page {leaves[7]} stores mp_pgno 0")
-    refused(store, "export", "the store is damaged")
+    """As a disk leaves them that has lost writes: whoever reads there says so, and takes nothing for missing."""
+    harm(folder(store), zeros_inside(OUTPUT))
+    refused(store, "verify", "the value of outputs from number .* does not have the checksum")
+    refused(store, "export", "the value of number .* does not have the checksum")
+    harm(folder(store), zeros_inside(RUN, "txid"))
+    refused(store, "verify", r"the value of run \d+ from entry .* does not have the checksum")
     store.start()
     with store.client() as client:
         spends = [at(n, 3) for n in range(1, 700)]
@@ -232,7 +268,8 @@ def test_zeros_in_the_middle(store: Daemon) -> None:
         assert client.receive() is None
     assert store.wait() == 3
     (said,) = [line for line in store.log_lines() if line["event"] == "process_failed"]
-    assert said["exit_code"] == 3 and "the store is damaged" in said["error"] and "utxod verify" in said["error"]
+    assert said["exit_code"] == 3 and "utxod verify" in said["error"]
+    assert re.search(r"the entries of run \d+ \(txid\) are not in order", said["error"])
 
 
 def test_a_sound_file_may_be_shorter_than_its_meta_page_says(tmp_path: Path) -> None:
@@ -284,7 +321,7 @@ def test_pages_that_are_written_meanwhile_are_not_called_damaged(tmp_path: Path)
 
 
 def test_a_store_that_is_written_is_not_called_damaged(tmp_path: Path) -> None:
-    with running(tmp_path, None, **TABLES_OF) as daemon, daemon.client("frames") as client:
+    with running(tmp_path, None, **settings("mmr")) as daemon, daemon.client("frames") as client:
         client.send(*BLOCKS)
         for _ in range(20):
             precheck(folder(daemon), TABLES)
@@ -319,6 +356,32 @@ def died(code: str, row: str, number: signal.Signals) -> str:
     return done.stderr.decode()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_right_after_the_fork_ends_the_child_too(number: signal.Signals) -> None:
+    """Else it goes on for a moment, and the copy that it makes stays."""
+    script = (
+        "import os, sys, time\n"
+        "from daemon.child import go_on_in_child\n"
+        "fork = os.fork\n"
+        "def forked():\n"
+        "    if (pid := fork()):\n"
+        "        os.kill(os.getpid(), int(sys.argv[1]))\n"
+        "    return pid\n"
+        "os.fork = forked\n"
+        "try:\n"
+        "    go_on_in_child()\n"
+        "    time.sleep(60)\n"
+        "except (KeyboardInterrupt, SystemExit):\n"
+        "    try:\n"
+        "        os.waitpid(-1, os.WNOHANG)\n"
+        "    except ChildProcessError:\n"
+        "        print('gone')\n"
+    )
+    command = [sys.executable, "-W", "error", "-c", script, str(int(number))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, env=environment(), timeout=PATIENCE_S, check=False)
+    assert (done.stdout, done.stderr) == (b"gone\n", b"")
+
+
 def test_a_page_that_is_not_there_ends_a_command_with_one_line(store: Daemon) -> None:
     """What reads the store without a look at its pages first is ended by SIGBUS: its parent says what that means."""
     os.truncate(file(store), 8 * PAGE)
@@ -337,7 +400,7 @@ def test_a_daemon_that_was_ended_by_its_store_is_not_started_again(store: Daemon
     text = crash.read_text()
     assert text.startswith("Fatal Python error: Bus error") and "storage/" in text
     refused(
-        store, "run", r"/crash: the last daemon ended by 'Bus error' in storage/\w+\.py:\d+, so the store is damaged"
+        store, "run", r"/crash: the last daemon ended by 'Bus error' in storage/[\w/]+\.py:\d+, so the store is damaged"
     )
     assert store.spawn().wait(PATIENCE_S) == 3, "again and again"
     assert crash.read_text() == text
@@ -382,37 +445,74 @@ def test_a_signal_that_has_nothing_to_do_with_the_store_is_only_told(store: Daem
 
 # --- exceptions ------------------------------------------------------------------------------------------------------
 
-ROWS: dict[str, tuple[Callable[[UtxoStore, lmdb.Transaction[bytes]], object], list[str]]] = {
-    "a position of three bytes": (
-        lambda kept, txn: txn.put(bytes.fromhex(TXID), b"\0\0\0", db=kept.txid),
-        ["verify"],
-    ),
-    "an output of no bytes": (lambda kept, txn: txn.put(_place(kept, txn), b"", db=kept.output), ["export"]),
-    "a transaction of no bytes": (lambda kept, txn: txn.put(_place(kept, txn)[:8], b"", db=kept.tx), ["verify"]),
-    "a chain that is no text": (lambda kept, txn: txn.put(b"chain", b"\xff\xfe", db=kept.meta), ["status"]),
-    "a state that is a map": (lambda kept, txn: txn.put(b"state", b"\x80", db=kept.meta), ["status"]),
-    "a block of no bytes": (lambda kept, txn: txn.put((700).to_bytes(4, "big"), b"", db=kept.block), ["status"]),
-    "an index entry of another length": (
-        lambda kept, txn: txn.put(b"\0", bytes(12), db=kept.disk.tables["utxo_addr"]),
-        ["verify", "--quick"],
-    ),
+ASKED = {  # what reads the rows of a table
+    "status": ["status"],
+    "export": ["export"],
+    "output": ["query", "utxo", f"{digest('tx', 300).hex()}#5"],
+    "address": ["query", "address", address("300/5").hex()],
+    "changes": ["query", "delta", "300"],
 }
 
 
-def _place(kept: UtxoStore, txn: lmdb.Transaction[bytes]) -> bytes:
-    return kept.homes(txn, [bytes.fromhex(TXID)])[bytes.fromhex(TXID)] + bytes(4)
+def every(table: str, value: bytes, but: int = 0) -> Callable[[Hand], None]:
+    """Return the damage that gives each row of a table this value, but for the first and the last few of them."""
+
+    def damage(hand: Hand) -> None:
+        rows = hand.rows(table)
+        for key, _ in rows[but : len(rows) - but]:
+            hand.put(table, key, value)
+
+    return damage
+
+
+def meta(key: bytes, value: bytes) -> Callable[[Hand], None]:
+    return lambda hand: hand.put(META, key, value)
+
+
+NOTHING, A_MAP = b"", seal_row(msgspec.Raw(b"\x80"))  # type: ignore[arg-type]
+ROWS: dict[str, tuple[Callable[[Hand], object], list[str]]] = {
+    "a chain that is no text": (meta(b"chain", b"\xff\xfe"), ["status", "export", "output"]),
+    "a state of no bytes": (meta(STATE, NOTHING), [*ASKED]),
+    "a state that is an array of nothing": (meta(STATE, seal_row(msgspec.Raw(b"\x90"))), [*ASKED]),  # type: ignore[arg-type]
+    "a state that is one byte": (meta(STATE, b"\x90"), [*ASKED]),
+    "a state that is a map": (meta(STATE, A_MAP), [*ASKED]),
+    "a list of runs that is a map": (meta(b"runs:txid", A_MAP), ["output"]),
+    "a list of runs of no bytes": (meta(b"runs:address_hash", NOTHING), ["address"]),
+}
+for table, asked in {
+    BLOCK: ["status", "changes"],
+    TX: ["export", "output", "address"],
+    OUTPUT: ["export", "output", "address", "changes"],
+    LIVE: ["export", "output", "address"],
+    UNDO: ["changes"],
+    RUN: ["output", "address"],
+    FILTER: ["output"],
+}.items():
+    for name, value in {
+        "no bytes": NOTHING,
+        "one byte": b"\x90",
+        "zeros": bytes(400),
+        "another length": seal(9, bytes(100)),
+        "a map": A_MAP,
+    }.items():
+        ROWS[f"{table}: {name}"] = (every(table, value), asked)
+for table in (TX, OUTPUT):
+    ROWS[f"{table}: no records"] = (every(table, seal(0)), ["export", "output"])
 
 
 @pytest.mark.parametrize("kind", ROWS)
 def test_a_row_that_nobody_expects_is_one_line(store: Daemon, kind: str) -> None:
     """Whatever the code that reads it raises: no traceback, and what to do. In this process: it is many commands."""
-    damage, (command, *arguments) = ROWS[kind]
-    change(store, damage)
-    told = CliRunner().invoke(main, [command, "--config", str(store.config), *arguments])
-    assert told.exit_code == 3, told
-    assert isinstance(told.exception, SystemExit), told.exception
-    assert told.stderr.startswith("Error: ") or command == "verify", told.stderr
-    assert "`utxod verify`" in told.stderr or command == "verify" or "keeps" in told.stderr, told.stderr
+    damage, asked = ROWS[kind]
+    harm(folder(store), damage)
+    for command, *arguments in (ASKED[name] for name in asked):
+        words = [command, *arguments[:1], "--config", str(store.config), *arguments[1:]]
+        told = CliRunner().invoke(main, words)
+        assert told.exit_code == 3, (command, told.output)
+        assert isinstance(told.exception, SystemExit), told.exception
+        assert re.fullmatch("Error: .*(`utxod verify`|keeps .*)\n", told.stderr), told.stderr
+    told = CliRunner().invoke(main, ["verify", "--quick", "--config", str(store.config)])
+    assert told.exit_code == 3 and isinstance(told.exception, SystemExit), told
 
 
 def test_only_what_reads_rows_is_taken_for_damage(store: Daemon) -> None:
@@ -445,6 +545,7 @@ def test_a_bug_outside_of_the_store_is_not_taken_for_damage() -> None:
 
 
 def test_an_input_that_no_transaction_has_costs_no_memory() -> None:
-    assert in_order([(2, (b"a", 1)), (0, (b"b", 2))]) == [(b"b", 2), NOTHING, (b"a", 1)]
+    in_order = chain_txs.in_order
+    assert in_order([(2, (b"a", 1)), (0, (b"b", 2))]) == [(b"b", 2), chain_txs.NOTHING, (b"a", 1)]
     with pytest.raises(Damaged, match="was spent by input 4294967294"):
         in_order([(2, (b"a", 1)), ((1 << 32) - 2, (b"b", 2))])

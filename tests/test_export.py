@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Literal
@@ -18,25 +18,20 @@ from chains import (
     genesis,
     live,
     open_chain,
-    outputs,
     prune_all,
     random_chain,
     random_genesis,
-    read_body,
+    rows,
     tx,
-    txid,
 )
 from chains import output as paid
-from storage.export import Live, live_set
 
 import storage.history.values
 from handlers.chain import Chain
 from handlers.events import BlockApplied
-from storage import keys
 from storage.errors import ChainMoved
-from storage.history.export import live_set as history_set
-from storage.history.stored import Stored
-from storage.rows import SPENT
+from storage.history.export import live_set
+from storage.history.layout import OUTPUT
 
 Step = Literal["blocks", "rollback", "deep", "elided", "again", "prune", "nothing"]
 STEPS: list[Step] = ["blocks", "blocks", "blocks", "rollback", "deep", "elided", "again", "prune", "nothing"]
@@ -97,12 +92,11 @@ class Story:
         return self.chain.state.floor > len(self.boundary) or self.told[: len(self.boundary)] != self.boundary
 
 
-def sets(chain: Chain, rows: int) -> Iterator[list[Live]]:
-    """Yield the live set of either kind of store."""
-    if not isinstance(chain, Chain):
-        yield from live_set(chain.store, rows)
-        return
-    for part in history_set(chain.store.disk, rows):
+Live = tuple[bytes, int, bytes]  # txid, index, and all that is kept of the output
+
+
+def sets(chain: Chain, values: int) -> Iterator[list[Live]]:
+    for part in live_set(chain.store.disk, values):
         ids = [bytes.fromhex(part.txids[64 * tx : 64 * tx + 64]) for tx in part.of_tx]
         columns = zip(ids, part.indexes, part.values, part.starts, part.middles, part.ends, strict=True)
         yield [
@@ -111,10 +105,11 @@ def sets(chain: Chain, rows: int) -> Iterator[list[Live]]:
         ]
 
 
-def history_in_order(chain: Chain) -> list[Live]:
+def live_in_order(chain: Chain) -> list[Live]:
+    """Return the live outputs, each asked for by its number in one snapshot."""
     found = list[Live]()
     with chain.store.disk.read() as txn:
-        stored = Stored(txn, chain.store.disk.tables)
+        stored = chain.store.stored(txn)
         for number in filter(stored.live.is_set, range(stored.state.next_number)):
             tx, output = stored.tx_of(number), stored.output(number)
             assert output is not None
@@ -123,23 +118,12 @@ def history_in_order(chain: Chain) -> list[Live]:
     return found
 
 
-def live_in_order(chain: Chain) -> list[Live]:
-    """Return the live outputs from a walk over all rows in one snapshot."""
-    if isinstance(chain, Chain):
-        return history_in_order(chain)
-    store = chain.store
-    with store.disk.read() as txn:
-        rows = [(place, row) for place, row in store.scan(txn, store.output) if row[0] != SPENT]
-        return [(store.txid_at(txn, place), keys.number(place[8:]), row) for place, row in rows]
-
-
-def tell(folder: Path, seed: int, branches: Branches, kinds: Sequence[str]) -> None:
+def tell(folder: Path, seed: int, branches: Branches) -> None:
     random = Random(seed)
     options: Options = {
         "rollback_window": random.choice((4, 12, 40)),
         "prune_depth": random.choice((1, 8, 40)),
-        "self_contained": random.random() < 0.6,
-        "store": random.choice(kinds),
+        "store": random.choice(("classic", "mmr")),
         "may_prune": random.random() < 0.8,
     }
     with open_chain(folder, **options) as chain:
@@ -161,22 +145,16 @@ def tell(folder: Path, seed: int, branches: Branches, kinds: Sequence[str]) -> N
 
 
 def _spent_since(story: Story, part: list[Live]) -> bool:
-    if isinstance(story.chain, Chain):
-        left = {each[:2] for each in history_in_order(story.chain)}
-        return any((name, index) not in left for name, index, _ in part)
-    now = outputs(story.chain.store)
-    return any((row := now.get((name, index))) is not None and row[0] == SPENT for name, index, _ in part)
+    left = {each[:2] for each in live_in_order(story.chain)}
+    return any((name, index) not in left for name, index, _ in part)
 
 
-@pytest.mark.parametrize("kinds", [("classic", "mmr"), ("history",)])
-def test_the_set_is_that_of_the_boundary_or_an_error(
-    kinds: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_set_is_that_of_the_boundary_or_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 200)
     branches = Branches()
     for seed in range(150):
         try:
-            tell(tmp_path / str(seed), seed, branches, kinds)
+            tell(tmp_path / str(seed), seed, branches)
         except BaseException:
             print(f"seed {seed}")
             raise
@@ -194,32 +172,37 @@ def test_the_set_is_that_of_the_boundary_or_an_error(
     assert wanted <= set(branches.met), branches.met
 
 
-def test_a_pruned_body_is_read_from_the_undo_record(tmp_path: Path) -> None:
-    first = block(None, tx("O", paid("ann", 5), paid("bob", 7)), tx("P", paid("cid", 9)))
-    with open_chain(tmp_path, prune_depth=1, rollback_window=20, self_contained=True) as chain:
+def test_what_was_spent_since_is_read_though_old_values_were_rewritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A spent output is kept for as long as its spend may be taken back."""
+    monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 300)
+    first = block(None, tx("O", *(paid("ann", n) for n in range(40))), tx("P", paid("cid", 9)))
+    second = block(first, tx("Q", spends=[at("O", n) for n in range(36)]))
+    with open_chain(tmp_path, prune_depth=1, rollback_window=4, may_prune=True) as chain:
         feed(chain, first)
-        reading = live_set(chain.store, 1)
-        found = next(reading)
-        feed(chain, tip := block(first, tx("Q", spends=[at("O", 1), at("P")])))
+        feed(chain, tip := second)
         for _ in range(4):
             feed(chain, tip := block(tip))
-        prune_all(chain)
-        assert [len(outputs(chain.store)[point]) for point in (at("O", 1), at("P"))] == [13, 13], "marks alone"
+        before, values = live_in_order(chain), len(rows(chain.store, OUTPUT))
+        reading = sets(chain, 1)
+        found = next(reading)
+        feed(chain, tip := block(tip, tx("R", spends=[at("O", 39), at("P")])))
+        for _ in range(3):
+            feed(chain, tip := block(tip))
+        assert len(rows(chain.store, OUTPUT)) < values, "nothing was rewritten"
         for part in reading:
             found += part
-    assert [(name, index, read_body(body).value) for name, index, body in found] == [
-        (txid("O"), 0, 5),
-        (txid("O"), 1, 7),
-        (txid("P"), 0, 9),
-    ]
+    assert found == before and [each[:2] for each in found][-2:] == [at("O", 39), at("P")]
 
 
-def test_an_error_says_what_became_of_the_boundary(tmp_path: Path) -> None:
+def test_an_error_says_what_became_of_the_boundary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 100)
     first = block(None, tx("O", *(paid("ann", n) for n in range(5))))
     with open_chain(tmp_path, rollback_window=3, prune_depth=3) as chain:
         chain.seed(genesis(ann=1))
         feed(chain, first, second := block(first))
-        reading, passed = live_set(chain.store, 2), live_set(chain.store, 2)
+        reading, passed = live_set(chain.store.disk, 1), live_set(chain.store.disk, 1)
         next(reading)
         chain.rollback(back_to(first))
         with pytest.raises(ChainMoved, match=f"block 2 {second.hash.hex()}, at which this began, was rolled back"):
@@ -235,7 +218,7 @@ def test_an_error_says_what_became_of_the_boundary(tmp_path: Path) -> None:
 
 def test_a_set_without_blocks(tmp_path: Path) -> None:
     with open_chain(tmp_path) as chain:
-        assert list(live_set(chain.store)) == [[]]
+        assert list(sets(chain, 1)) == [[]]
         chain.seed(genesis(ann=1, bob=2))
-        found = [part for each in live_set(chain.store, 1) for part in each]
+        found = [part for each in sets(chain, 1) for part in each]
         assert [(name, index) for name, index, _ in found] == list(live(chain.store)) and len(found) == 2

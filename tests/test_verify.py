@@ -1,321 +1,260 @@
-"""`utxod verify` finds every kind of damage that it says it finds, names it, and exits 3."""
+"""`utxod verify`, the command: what it says, and the copy on which it takes blocks back; nothing stays behind."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
-from collections.abc import Callable, Iterator
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from random import Random
+from tempfile import TemporaryDirectory
+from time import monotonic, sleep
 
-import msgspec
 import pytest
-from daemons import Daemon, home, running
-from storage.utxo import UtxoStore
-from storage.verify import verify
-from stories import back_to, block, chain, output, tx
+from chains import LEAVES
+from daemons import PATIENCE_S, ROOT, Daemon, environment, home, running, statuses
+from harming import U32, Hand, harm, opened
+from stories import chain, expected
 
-from config.load import load
-from daemon.store import open_disk, windows
-from storage import keys
-from storage.disk import Txn
-from storage.rows import pack
+from storage.copies import remove_stale, temporary
+from storage.history.layout import BLOCK
+from storage.history.verify import MOST, verify
 
-TIP = 24
-Damage = Callable[[UtxoStore, Txn], object]
+BLOCKS = chain(700, outputs=6)
+TABLES = {"utxo": {"rollback_window": 2000, "store": "mmr"}, "transactions": {"enabled": False}}
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Give the folder of a sound store: pruned, with a fork taken back, spent and unspent outputs, two indexes."""
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a sound store; taking all its blocks back takes a while."""
     folder = tmp_path_factory.mktemp("whole")
-    with running(folder, utxo={"rollback_window": 8, "prune_depth": 8}) as daemon:
-        blocks = chain(20, outputs=3)
-        fork = chain(2, blocks[-1], branch="given up")
-        more = chain(3, blocks[-1], outputs=2)
-        more.append(block(more[-1], tx("many", *(output(n) for n in range(5))), tx("none")))
+    with running(folder, None, **TABLES) as daemon:
         with daemon.client("frames") as client:
-            client.feed([*blocks, *fork, back_to(blocks[-1]), *more])
+            assert set(statuses(client.feed(BLOCKS))) == {"applied"}
         assert daemon.term() == 0
-        daemon.assert_sound()
-    yield folder
+    return folder
 
 
 @pytest.fixture
 def store(whole: Path, tmp_path: Path) -> Iterator[Daemon]:
-    """Give a copy to damage."""
-    with home(tmp_path, utxo={"rollback_window": 8, "prune_depth": 8}) as daemon:
-        shutil.copytree(whole / "data", tmp_path / "data", dirs_exist_ok=True)
+    with home(tmp_path, None, **TABLES) as daemon:
+        shutil.copytree(whole / "data", tmp_path / "data")
         yield daemon
 
 
-def harm(daemon: Daemon, damage: Damage) -> None:
-    config = load(daemon.config, {})
-    with open_disk(config) as disk:
-        store = UtxoStore(disk)
-        disk.write(lambda txn: damage(store, txn))
+def lmdb_of(daemon: Daemon) -> Path:
+    return daemon.folder / "data" / "lmdb"
 
 
-def findings(daemon: Daemon, *, quick: bool = False) -> list[str]:
-    config = load(daemon.config, {})
-    with open_disk(config, readonly=True) as disk:
-        return verify(UtxoStore(disk), windows(config), quick=quick)
+def findings(daemon: Daemon, *, quick: bool) -> list[str]:
+    with opened(lmdb_of(daemon)) as disk:
+        return verify(disk, quick=quick, leaves=LEAVES)
 
 
-def live(store: UtxoStore, txn: Txn) -> bytes:
-    """Return the place of an output that is not spent, somewhere in the middle."""
-    return [place for place, row in store.scan(txn, store.output) if row[0] != 1][7]
-
-
-def spent(store: UtxoStore, txn: Txn) -> bytes:
-    """Return the place of one that is, by a block that may be taken back."""
-    return [place for place, row in store.scan(txn, store.output) if row[0] == 1][-1]
-
-
-def change_state(store: UtxoStore, txn: Txn, **fields: int) -> None:
-    store.put_state(txn, msgspec.structs.replace(store.state(txn), **fields))
-
-
-def change_undo(store: UtxoStore, txn: Txn, ordinal: int, **fields: object) -> None:
-    undo = store.undo_at(txn, ordinal)
-    assert undo is not None
-    txn.put(keys.u32(ordinal), pack(msgspec.structs.replace(undo, **fields)), db=store.delta)
-
-
-def first(store: UtxoStore, txn: Txn, table: str) -> tuple[bytes, bytes]:
-    cursor = txn.cursor(store.disk.tables[table])
-    assert cursor.first()
-    return cursor.item()
-
-
-# Each is a kind of damage, with what is said of it.
-KINDS: dict[str, tuple[Damage, str]] = {
-    "a block above the tip": (
-        lambda s, t: t.put(keys.u32(TIP + 1), t.get(keys.u32(TIP), b"", db=s.block), db=s.block),
-        f"block {TIP + 1} lies above the tip {TIP}",
-    ),
-    "a block without its hash": (
-        lambda s, t: t.delete(s.block_at(t, TIP - 2).hash, db=s.block_hash),
-        f"block {TIP - 2} is not found by its hash",
-    ),
-    "a hash that leads astray": (
-        lambda s, t: t.put(b"\x01" * 32, keys.u32(TIP), db=s.block_hash),
-        f"hash {'01' * 32} leads to block {TIP}, which is not that block",
-    ),
-    "a hash of a block that is not retained": (
-        lambda s, t: t.put(s.block_at(t, 3).hash, keys.u32(3), db=s.block_hash),
-        "leads to block 3, which is not that block or not retained",
-    ),
-    "a block without a row": (lambda s, t: t.delete(keys.u32(TIP - 1), db=s.block), f"block {TIP - 1} "),
-    "a block that cannot be read": (
-        lambda s, t: t.put(keys.u32(TIP - 1), b"\x93\x01", db=s.block),
-        f"block {TIP - 1} cannot be read",
-    ),
-    "a transaction in a block without a row": (
-        lambda s, t: t.put(keys.position(900, 0), b"\x02" * 33, db=s.tx),
-        "transaction 900/0 is in a block that has no row",
-    ),
-    "a transaction without its id": (
-        lambda s, t: t.delete(t.get(keys.position(TIP, 1), b"", db=s.tx)[:32], db=s.txid),
-        f"transaction {TIP}/1 is not found by its id",
-    ),
-    "an id that leads astray": (
-        lambda s, t: t.put(b"\x03" * 32, keys.position(TIP, 0), db=s.txid),
-        f"id {'03' * 32} leads to transaction {TIP}/0, which is another or gone",
-    ),
-    "an id of a transaction that is gone": (
-        lambda s, t: t.put(b"\x03" * 32, keys.position(900, 0), db=s.txid),
-        "leads to transaction 900/0, which is another or gone",
-    ),
-    "a transaction row that is gone": (
-        lambda s, t: t.delete(live(s, t)[:8], db=s.tx),
-        "is of a transaction that has no row",
-    ),
-    "a body that cannot be read": (
-        lambda s, t: t.put(live(s, t), b"\x92\xc4\x02a", db=s.output),
-        "cannot be read",
-    ),
-    "an output that is gone": (
-        lambda s, t: t.delete(live(s, t), db=s.output),
-        "outputs are unspent, the counter",
-    ),
-    "an output that nobody counted": (
-        lambda s, t: t.put(live(s, t)[:8] + keys.u32(99), pack((b"", 1)), db=s.output),
-        "outputs are unspent, the counter says",
-    ),
-    "an output spent by nobody": (
-        lambda s, t: t.put(spent(s, t), b"\x01" + keys.position(900, 0) + bytes(4) + pack((b"", 1)), db=s.output),
-        "was spent by transaction 900/0, which has no row",
-    ),
-    "an output spent before it was created": (
-        lambda s, t: t.put(spent(s, t), b"\x01" + _early(s, t) + bytes(4) + pack((b"", 1)), db=s.output),
-        "before it was created",
-    ),
-    "a wrong counter": (
-        lambda s, t: change_state(s, t, unspent=s.state(t).unspent + 1),
-        "outputs are unspent, the counter says",
-    ),
-    "an index entry that is gone": (
-        lambda s, t: t.delete(*first(s, t, "utxo_addr"), s.disk.tables["utxo_addr"]),
-        "index address_hash misses output",
-    ),
-    "an index entry too many": (
-        lambda s, t: t.put(b"\x04" * 28, bytes(12), db=s.disk.tables["utxo_cred"]),
-        "index payment_credential has",
-    ),
-    "an index entry under another key": (lambda s, t: _move(s, t), "index payment_credential misses output"),
-    "an index that is not kept": (
-        lambda s, t: t.put(b"\x04" * 28, bytes(12), db=s.disk.tables["utxo_policy"]),
-        "index policy is not kept, but has 1 entries",
-    ),
-    "an undo record that is gone": (
-        lambda s, t: t.delete(keys.u32(TIP - 3), db=s.delta),
-        f"block {TIP - 3} can't be taken back: it has no undo record",
-    ),
-    "an undo record that is cut": (
-        lambda s, t: t.put(keys.u32(TIP - 3), t.get(keys.u32(TIP - 3), b"", db=s.delta)[:-4], db=s.delta),
-        f"the undo record of block {TIP - 3} cannot be read",
-    ),
-    "an undo record of another block": (
-        lambda s, t: change_undo(s, t, TIP - 3, hash=b"\x05" * 32),
-        f"the undo record of block {TIP - 3} is of another block",
-    ),
-    "an undo record that counts wrongly": (
-        lambda s, t: change_undo(s, t, TIP - 3, created=[1, 2, 3, 4]),
-        f"the undo record of block {TIP - 3} counts other transactions",
-    ),
-    "an undo record above the tip": (
-        lambda s, t: t.put(keys.u32(TIP + 1), t.get(keys.u32(TIP), b"", db=s.delta), db=s.delta),
-        f"there is an undo record of block {TIP + 1}, above the tip",
-    ),
-    "a tip that is not reached": (
-        lambda s, t: change_state(s, t, tip=TIP + 1),
-        f"block {TIP + 1} is retained, but has no row",
-    ),
-    "a tip that lies behind": (lambda s, t: change_state(s, t, tip=TIP - 1), f"block {TIP} lies above the tip"),
-    "a floor that lies too low": (lambda s, t: change_state(s, t, floor=2), "block 2 is not found by its hash"),
-    "a spent output that another block spent": (
-        lambda s, t: t.put(spent(s, t), _by_another(s, t), db=s.output),
-        "spent outputs, their rows say",
-    ),
-    "a spent output that the undo forgot": (
-        lambda s, t: change_undo(s, t, TIP - 3, spent=b""),
-        "has 0 spent outputs, their rows say",
-    ),
-    "a state that cannot be read": (
-        lambda s, t: t.put(b"state", b"nonsense", db=s.meta),
-        "the state cannot be read",
-    ),
-}
-# These show only when blocks are taken back.
-UNDO_KINDS: dict[str, tuple[Damage, str]] = {
-    "a spent body that is gone": (
-        lambda s, t: t.delete(spent(s, t), db=s.output),
-        "but its body is no longer there: it can't be taken back",
-    ),
-}
-
-
-def _early(store: UtxoStore, txn: Txn) -> bytes:
-    """Return the position of a transaction that came before a spent output."""
-    return next(place for place, _ in store.scan(txn, store.tx) if place < spent(store, txn)[:8])
-
-
-def _by_another(store: UtxoStore, txn: Txn) -> bytes:
-    row = txn.get(spent(store, txn), b"", db=store.output)
-    return row[:1] + keys.position(TIP, 1) + row[9:]
-
-
-def _move(store: UtxoStore, txn: Txn) -> None:
-    db = store.disk.tables["utxo_cred"]
-    key, place = first(store, txn, "utxo_cred")
-    txn.delete(key, place, db)
-    txn.put(b"\x04" * 28, place, db=db)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_damage_is_found_and_named(store: Daemon, kind: str) -> None:
-    damage, words = KINDS[kind]
-    assert findings(store) == []
-    harm(store, damage)
-    for quick in (True, False):
-        found = findings(store, quick=quick)
-        assert any(words in finding for finding in found), found
-
-
-@pytest.mark.parametrize("kind", UNDO_KINDS)
-def test_damage_to_the_way_back_is_found_and_named(store: Daemon, kind: str) -> None:
-    damage, words = UNDO_KINDS[kind]
-    harm(store, damage)
-    found = findings(store)
-    assert any(words in finding for finding in found), found
+# --- what it says ----------------------------------------------------------------------------------------------------
 
 
 def test_the_command_exits_3_with_what_is_wrong(store: Daemon) -> None:
     store.assert_sound()
-    harm(store, KINDS["a wrong counter"][0])
+    harm(lmdb_of(store), lambda hand: hand.change_state(unspent=hand.state.unspent + 1))
     for options in ([], ["--quick"]):
         done = store.run("verify", *options)
         assert (done.returncode, done.stdout) == (3, b"")
-        assert b"outputs are unspent, the counter says" in done.stderr and b"Traceback" not in done.stderr
-    copies = [path for path in (store.folder / "data").iterdir() if path.name.startswith("utxod-verify")]
-    assert copies == []
+        assert b"outputs unspent, the counter says" in done.stderr and b"Traceback" not in done.stderr
+        assert done.stderr.endswith(b"restore a backup or sync anew (a wrong index alone: `utxod reindex`)\n")
+    assert copies(store.folder / "data") == []
 
 
-def test_the_copy_is_cleared_away_and_the_store_is_not_touched(store: Daemon) -> None:
-    data = store.folder / "data" / "lmdb" / "data.mdb"
+def test_the_store_is_not_touched(store: Daemon) -> None:
+    data = lmdb_of(store) / "data.mdb"
     before = data.read_bytes()
     store.assert_sound()
     assert data.read_bytes() == before
-    assert [path.name for path in (store.folder / "data").iterdir() if "verify" in path.name] == []
-
-
-def test_quick_does_not_try_the_way_back(store: Daemon) -> None:
-    harm(store, UNDO_KINDS["a spent body that is gone"][0])
-    assert findings(store, quick=True) == []
-    assert store.run("verify", "--quick").returncode == 0
-    assert store.run("verify").returncode == 3
+    assert copies(store.folder / "data") == []
 
 
 def test_many_findings_are_told_up_to_a_hundred(store: Daemon) -> None:
-    def damage(kept: UtxoStore, txn: Txn) -> None:
-        for n in range(300):
-            txn.put(n.to_bytes(32, "big"), keys.position(900, n), db=kept.txid)
+    def damage(hand: Hand) -> None:
+        for ordinal in range(100, 400):
+            hand.put(BLOCK, U32.pack(ordinal), b"nonsense")
 
-    harm(store, damage)
-    assert len(findings(store)) == 100
+    harm(lmdb_of(store), damage)
+    assert len(findings(store, quick=True)) == len(findings(store, quick=False)) == MOST == 100
+    assert len(store.run("verify").stderr.splitlines()) == MOST + 1
+
+
+# --- the copy --------------------------------------------------------------------------------------------------------
+
+
+def copies(place: Path) -> list[Path]:
+    return [path for path in place.iterdir() if "verify" in path.name]
+
+
+def command(daemon: Daemon, *options: str | Path) -> list[str]:
+    return [sys.executable, "-m", "daemon.cli", "verify", "--config", str(daemon.config), *map(str, options)]
+
+
+def interrupted(daemon: Daemon, number: signal.Signals) -> int:
+    """Return the exit code of a `verify` that gets a signal while it has a copy; its child is gone then."""
+    place = daemon.folder / "data"
+    for _ in range(50):
+        process = subprocess.Popen(
+            command(daemon), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()
+        )
+        while not (made := copies(place)) and process.poll() is None:
+            sleep(0.001)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split() if made else []
+        process.send_signal(number)
+        code = process.wait(PATIENCE_S)
+        if made and children and code != 0:  # else it was ready before the signal came
+            gone([int(child) for child in children])
+            return code
+    raise AssertionError("it was never interrupted")
+
+
+def gone(pids: list[int]) -> None:
+    """Wait until processes that nobody of ours waits for have ended."""
+    until = monotonic() + PATIENCE_S
+    for pid in pids:
+        while (path := Path(f"/proc/{pid}/stat")).exists() and ") Z " not in path.read_text():
+            assert monotonic() < until, f"process {pid} lives on"
+            sleep(0.002)
 
 
 @pytest.mark.parametrize(
-    "table", ["utxo_block", "utxo_tx", "utxo_txid", "utxo_output", "utxo_block_delta", "utxo_meta"]
+    ("number", "code"),
+    [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGQUIT, 131), (signal.SIGINT, 1)],
 )
-def test_any_row_that_is_cut_or_changed_is_an_answer(store: Daemon, table: str) -> None:
-    """Whatever is in a row, it is found or does not matter; nothing of it ends in a crash."""
-    config, random = load(store.config, {}), Random(table)
-    with open_disk(config) as disk:
-        kept = UtxoStore(disk)
-        db = disk.tables[table]
-        with disk.read() as txn:
-            rows = [(key, value) for key, value in txn.cursor(db) if key != b"chain"]
-        for _ in range(60):
-            key, value = random.choice(rows)
-            harmed = value[: random.randrange(len(value))] if random.random() < 0.5 else _flipped(random, value)
-            disk.write(lambda txn, key=key, harmed=harmed: txn.put(key, harmed, db=db))  # type: ignore[misc]
-            assert isinstance(verify(kept, windows(config), quick=True), list)
-            disk.write(lambda txn, key=key, value=value: txn.put(key, value, db=db))  # type: ignore[misc]
-        assert verify(kept, windows(config)) == []
+def test_a_verify_that_is_interrupted_leaves_nothing(store: Daemon, number: signal.Signals, code: int) -> None:
+    assert interrupted(store, number) == code
+    assert copies(store.folder / "data") == []
 
 
-def _flipped(random: Random, value: bytes) -> bytes:
-    at = random.randrange(len(value))
-    return value[:at] + bytes((value[at] ^ (1 << random.randrange(8)),)) + value[at + 1 :]
+def test_the_copy_of_a_killed_verify_goes_with_the_next_one_or_with_a_daemon(store: Daemon) -> None:
+    place = store.folder / "data"
+    assert interrupted(store, signal.SIGKILL) == -signal.SIGKILL
+    assert len(copies(place)) == 1
+    store.assert_sound()
+    assert copies(place) == []
+    assert interrupted(store, signal.SIGKILL) == -signal.SIGKILL
+    (left,) = copies(place)
+    store.start()
+    assert [line["folder"] for line in store.log_lines() if line["event"] == "stale_copy_removed"] == [str(left)]
+    assert store.term() == 0
+    assert copies(place) == []
 
 
-def test_a_damaged_page(store: Daemon) -> None:
-    """What LMDB itself can't read is damage too, not a crash."""
-    path = store.folder / "data" / "lmdb" / "data.mdb"
-    raw = path.read_bytes()
-    path.write_bytes(raw[:8192] + b"\xff" * 4096 * 3 + raw[8192 + 4096 * 3 :])
-    for command in ("verify", "export", "status"):
-        done = store.run(command)
-        assert b"Traceback" not in done.stderr, done.stderr.decode()
-        assert done.returncode in {0, 3}, done
+def test_a_copy_that_is_in_use_stays(tmp_path: Path) -> None:
+    with temporary(tmp_path) as used:
+        stale = tmp_path / "utxod-verify-stale"
+        stale.mkdir()
+        (stale / "data.mdb").touch()
+        assert remove_stale(tmp_path) == [stale]
+        assert used.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_copy_is_made_where_it_is_wanted(store: Daemon, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("other")
+    (store.folder / "data").chmod(0o555)
+    seen = set[Path]()
+    for _ in range(20):
+        process = subprocess.Popen(
+            command(store, "--copy-to", other), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment()
+        )
+        while process.poll() is None:
+            seen.update(copies(other))
+            sleep(0.001)
+        assert process.communicate()[0] == b"sound\n"
+        if seen:
+            break
+    assert seen and copies(other) == []
+    assert store.run("verify", "--copy-to", other / "nowhere").returncode == 2
+
+
+# --- places that nothing can be written to ---------------------------------------------------------------------------
+
+
+def apart(script: str, *arguments: str | Path, **environ: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a shell script that may mount things; nobody else sees them."""
+    shell = ["unshare", "--map-root-user", "--mount", "sh", "-ec", script, "sh", *map(str, arguments)]
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*shell[:3], "true"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("nothing can be mounted here")
+    return subprocess.run(shell, capture_output=True, env=environment(**environ), timeout=4 * PATIENCE_S, check=False)
+
+
+def test_a_store_on_a_read_only_disk(store: Daemon, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The copy is made among temporary files; the other commands that read work too."""
+    spare = tmp_path_factory.mktemp("spare")
+    mounted = 'mount --bind "$1" "$1"; mount -o remount,bind,ro "$1"; ! touch "$1/x" 2>/dev/null; shift; "$@"'
+    done = apart(mounted, store.folder / "data", *command(store), TMPDIR=str(spare))
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"sound\n", b"")
+    assert copies(spare) == []
+    exported = apart(
+        mounted, store.folder / "data", *("export" if word == "verify" else word for word in command(store))
+    )
+    assert exported.stderr == b""
+    assert exported.stdout.decode().splitlines() == expected(BLOCKS)
+
+
+def test_no_room_for_a_copy(store: Daemon, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What fits is checked, and that the undo logs were not is said: also when the room ends on the way."""
+    small = tmp_path_factory.mktemp("small")
+    used = (store.folder / "data" / "lmdb" / "data.mdb").stat().st_size
+    for size in (used // 2, used + 8 * 4096):
+        mounted = f'mount -t tmpfs -o size={size // 4096 * 4096} none "$1"; shift; "$@"'
+        done = apart(mounted, small, *command(store, "--copy-to", small))
+        assert done.returncode == 0, done.stderr
+        note, sound = done.stdout.decode().splitlines()
+        assert sound == "sound"
+        assert note.startswith("the undo logs were not tried on a copy: ") and str(small) in note, note
+
+
+READING = """
+import os, sys
+from pathlib import Path
+from daemon.store import TABLES
+from storage.disk import Disk
+from storage.errors import StoreBusy
+from storage.history.store import HistoryStore
+if os.geteuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    with Disk(Path(sys.argv[1]), TABLES, readonly=True) as disk, disk.read() as txn:
+        print(HistoryStore(disk).state(txn).tip)
+except StoreBusy as error:
+    print(error)
+"""
+
+
+def test_a_user_who_may_only_read(store: Daemon) -> None:
+    """LMDB wants to write its lock file: without a writer that is not needed, beside one it is."""
+    with TemporaryDirectory(prefix="utxod-") as readable:
+        folder = Path(readable) / "lmdb"
+        shutil.copytree(store.folder / "data" / "lmdb", folder)
+        for path in (folder.parent, folder, *folder.iterdir()):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        owner = os.open(folder / "owner", os.O_RDONLY)
+        try:
+            assert read_only(folder) == "700"
+            fcntl.flock(owner, fcntl.LOCK_EX)
+            assert "a daemon writes to this store" in read_only(folder)
+        finally:
+            os.close(owner)
+            folder.parent.chmod(0o755)
+            folder.chmod(0o755)
+
+
+def read_only(folder: Path) -> str:
+    """Return what a user who may not write says to a store."""
+    reading = [sys.executable, "-c", READING, str(folder)]
+    done = subprocess.run(reading, cwd=ROOT, env=environment(), capture_output=True, timeout=PATIENCE_S, check=False)
+    assert done.stderr == b""
+    return done.stdout.decode().strip()

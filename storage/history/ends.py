@@ -1,4 +1,4 @@
-"""What the ends of a history's tables say, in some milliseconds: state row, lists of runs, first and last values."""
+"""What the ends of the chain's tables say, in some milliseconds: state row, lists of runs, first and last values."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 from storage.disk import META, Db, Txn
 from storage.errors import Damaged
-from storage.history.intact import KEY_BYTES, LOOKS, check_meta
-from storage.history.layout import BLOCK, UNDO, State, stored_state
-from storage.history.stored import Stored, read_block
+from storage.history.intact import LOOKS, check_meta, look
+from storage.history.layout import BLOCK, UNDO, Block, State, stored_state
+from storage.history.mmr import BIT_NODE, NODE, StoredMmr
+from storage.history.stored import Stored, read_block, read_spent
 from storage.history.view import View
+from storage.mmr import U64, chunks, size_of
 
 
 def contradictions(txn: Txn, tables: dict[str, Db]) -> Iterator[str]:
@@ -17,23 +19,24 @@ def contradictions(txn: Txn, tables: dict[str, Db]) -> Iterator[str]:
     found = [*check_meta(txn, View(txn, tables)), *_ends(txn, tables)]
     yield from found
     if not found:
-        yield from _tip(txn, tables, stored_state(txn, tables[META]))
+        state = stored_state(txn, tables[META])
+        try:
+            yield from _tip(txn, tables, state)
+            if NODE in tables:
+                yield from _mountains(txn, tables, state)
+        except Damaged as error:
+            yield str(error)
 
 
 def _ends(txn: Txn, tables: dict[str, Db]) -> Iterator[str]:
-    for table, look in LOOKS.items():
+    for table in filter(tables.__contains__, LOOKS):
         cursor = txn.cursor(tables[table])
         for go in (cursor.first, cursor.last):
-            if not go():
-                break
-            key, value = cursor.item()
-            if len(key) != KEY_BYTES[table]:
-                yield f"{table} has a key of {len(key)} bytes, {key.hex()}"
-                continue
-            try:
-                look(key, value)
-            except Damaged as error:
-                yield str(error)
+            if go():
+                try:
+                    look(table, *cursor.item())
+                except Damaged as error:
+                    yield str(error)
 
 
 def _tip(txn: Txn, tables: dict[str, Db], state: State) -> Iterator[str]:
@@ -43,16 +46,7 @@ def _tip(txn: Txn, tables: dict[str, Db], state: State) -> Iterator[str]:
         yield f"the last block is {last}, the tip is {state.tip}"
         return
     if last is not None:
-        block = read_block(txn, tables[BLOCK], last)
-        if (end := block.first + block.numbers) != state.next_number:
-            yield f"the last block ends at number {end}, the state goes on at {state.next_number}"
-        try:
-            found = Stored(txn, tables).ordinal_of(block.hash)
-        except Damaged as error:
-            yield str(error)
-        else:
-            if found != last:
-                yield f"block {last} is not found by its hash {block.hash.hex()}"
+        yield from _last_block(txn, tables, state, read_block(txn, tables[BLOCK], last))
     cursor, window = txn.cursor(tables[UNDO]), state.floor < state.tip
     first = int.from_bytes(cursor.key()[:4], "big") if cursor.first() else None
     last = _last(txn, tables[UNDO])
@@ -60,6 +54,30 @@ def _tip(txn: Txn, tables: dict[str, Db], state: State) -> Iterator[str]:
         yield f"there are undo logs of block {first} to {last}, the floor is {state.floor}, the tip is {state.tip}"
 
 
+def _last_block(txn: Txn, tables: dict[str, Db], state: State, block: Block) -> Iterator[str]:
+    if (end := block.first + block.numbers) != state.next_number:
+        yield f"the last block ends at number {end}, the state goes on at {state.next_number}"
+    if Stored(txn, tables).ordinal_of(block.hash) != state.tip:
+        yield f"block {state.tip} is not found by its hash {block.hash.hex()}"
+    if state.floor < state.tip:
+        read_spent(txn, tables[UNDO], tables[BLOCK], state.tip)
+
+
 def _last(txn: Txn, table: Db) -> int | None:
     cursor = txn.cursor(table)
     return int.from_bytes(cursor.key()[:4], "big") if cursor.last() else None
+
+
+def _mountains(txn: Txn, tables: dict[str, Db], state: State) -> Iterator[str]:
+    """Both mountain ranges have as many nodes as there are numbers, and chunks of bits, to be under them."""
+    mmr, leaves = StoredMmr(tables), state.next_number
+    for table, nodes, size in (
+        (NODE, mmr.nodes(txn), size_of(leaves)),
+        (BIT_NODE, mmr.bit_nodes(txn), size_of(chunks(leaves))),
+    ):
+        cursor, end = txn.cursor(tables[table]), 0
+        if cursor.last():
+            first = U64.unpack(cursor.key())[0]
+            end = first + len(nodes.value(first).there)
+        if end != size:
+            yield f"{table} has nodes up to {end}, there should be {size}"

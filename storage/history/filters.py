@@ -32,6 +32,7 @@ class Filter:
         for part in range(-(-len(self._words) // PART)):
             value = txn.get(_KEY.pack(self.run, part), db=table)
             if value is not None:  # of a merge in progress the last ones may not be there yet
+                check(value, _name(self.run, part))
                 words = np.frombuffer(value, "<u8", offset=HEAD_BYTES)
                 self._words[part * PART : part * PART + len(words)] = words
 
@@ -64,14 +65,16 @@ def stored_may_have(txn: Txn, table: Db, run: int, room: int, prefix: int) -> bo
     """Return whether the run may have an entry of a prefix, for a reader.
 
     Raises:
-        Damaged: the filter is not there.
+        Damaged: the filter is not there, or is not as it was written.
     """
-    at = (prefix >> 32) * word_count(room) >> 32
-    part, word = divmod(at, PART)
+    words = word_count(room)
+    part, word = divmod((prefix >> 32) * words >> 32, PART)
     value = txn.get(_KEY.pack(run, part), db=table)
-    if value is None or len(value) < HEAD_BYTES + word * 8 + 8:
-        raise Damaged(f"part {part} of the filter of run {run} is not there")
+    if value is None or len(value) != HEAD_BYTES + min(words - part * PART, PART) * 8:
+        raise Damaged(f"{_name(run, part)} is not there, or of another length")
     found = int.from_bytes(value[HEAD_BYTES + word * 8 : HEAD_BYTES + word * 8 + 8], "little")
+    if found == 0:  # few words have no bit: it may be a page that was lost
+        check(value, _name(run, part))
     mask = 0
     for shift in (0, 6, 12, 18):
         mask |= 1 << (prefix >> shift & 63)
@@ -83,15 +86,8 @@ def drop(txn: Txn, table: Db, run: int) -> None:
     delete_from(txn, table, _KEY.pack(run, 0), lambda key: bool(_KEY.unpack(key)[0] == run))
 
 
-def check_all(txn: Txn, table: Db) -> None:
-    """Check every checksum.
-
-    Raises:
-        Damaged: one is another one.
-    """
-    for key, value in txn.cursor(table):
-        run, part = _KEY.unpack(key)
-        check(value, f"part {part} of the filter of run {run}")
+def _name(run: int, part: int) -> str:
+    return f"part {part} of the filter of run {run}"
 
 
 def runs(txn: Txn, table: Db) -> set[int]:

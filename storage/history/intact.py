@@ -34,7 +34,8 @@ from storage.history.layout import (
     count_of,
     stored_state,
 )
-from storage.history.mmr import THIN_AT
+from storage.history.mmr import BIT_NODE, NODE, THIN_AT
+from storage.history.mmr_nodes import unpack
 from storage.history.output_keys import RULES
 from storage.history.view import View
 
@@ -52,26 +53,35 @@ _OTHERS = {
     touches.FROM,
     STATE,
 }  # rows of utxo_meta
-KEY_BYTES = {BLOCK: 4, TX: 8, OUTPUT: 8, LIVE: 4, UNDO: 8, RUN: 20, FILTER: 8}  # bytes
+_KEY_BYTES = {BLOCK: 4, TX: 8, OUTPUT: 8, LIVE: 4, UNDO: 8, RUN: 20, FILTER: 8, NODE: 8, BIT_NODE: 8}
 _NUMBER = Packed(">Q")
 _read_block = msgspec.msgpack.Decoder(Block).decode
 
 
 def check_values(view: View) -> Iterator[str]:
     """Yield which values are not as they were written. Nothing is believed here, so nothing can mislead it."""
-    for table, look in LOOKS.items():
+    for table in filter(view.tables.__contains__, LOOKS):
         for key, value in view.scan(table):
-            if len(key) != KEY_BYTES[table]:
-                yield f"{table} has a key of {len(key)} bytes, {key.hex()}"
-                continue
             try:
-                look(key, value)
+                look(table, key, value)
             except Damaged as error:
                 yield str(error)
 
 
+def look(table: str, key: bytes, value: bytes) -> None:
+    """Check one row of a table.
+
+    Raises:
+        Damaged: it is not as it was written.
+    """
+    if len(key) != _KEY_BYTES[table]:
+        raise Damaged(f"{table} has a key of {len(key)} bytes, {key.hex()}")
+    LOOKS[table](key, value)
+
+
 def check_meta(txn: Txn, view: View) -> Iterator[str]:
     """Yield what is wrong with the state row, the lists of runs, and what else is said once."""
+    last_run = 1 << 32
     try:
         state = stored_state(txn, view.tables[META])
     except Damaged as error:
@@ -83,12 +93,17 @@ def check_meta(txn: Txn, view: View) -> Iterator[str]:
             yield f"the rollback floor is {state.floor}, the tip is {state.tip}"
         if not 0 <= state.unspent <= state.next_number <= LARGEST or not 0 <= state.next_run < 1 << 32:
             yield f"the state counts {state.unspent} outputs of {state.next_number}, and {state.next_run} runs"
+        last_run = state.next_run
     for key, value in txn.cursor(view.tables[META]):
         if key.startswith(_RUNS) and (kind := key[len(_RUNS) :].decode(errors="replace")) in KINDS:
             try:
-                runs.manifest(txn, view.tables[META], kind)
+                listed = runs.manifest(txn, view.tables[META], kind).ids()
             except Damaged as error:
                 yield str(error)
+                continue
+            for run in listed:
+                if not 0 < run <= last_run:  # the next run would take its place
+                    yield f"run {run} of {kind} has a number above the last one, {last_run}"
         elif key not in _OTHERS:
             yield f"utxo_meta has a row {key!r}, which nothing has written"
         elif key == b"genesis" and len(value) != 32:
@@ -166,6 +181,10 @@ def _filter(key: bytes, value: bytes) -> None:
         raise Damaged(f"{name} has {len(value)} bytes for {count_of(value)} words")
 
 
+def _nodes(key: bytes, value: bytes) -> None:
+    unpack(value, _NUMBER.unpack(key)[0])
+
+
 LOOKS: dict[str, Callable[[bytes, bytes], object]] = {
     BLOCK: _block,
     TX: _records(TX_RECORD, heap=False),
@@ -174,4 +193,6 @@ LOOKS: dict[str, Callable[[bytes, bytes], object]] = {
     UNDO: _spends,
     RUN: _entries,
     FILTER: _filter,
+    NODE: _nodes,
+    BIT_NODE: _nodes,
 }

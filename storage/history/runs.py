@@ -95,6 +95,10 @@ class Manifest(Struct, array_like=True):
     garbage: list[int] = []
     count: Count = field(default_factory=Count)
 
+    def ids(self) -> list[int]:
+        """Return all runs that are in the table, or that a merge will write."""
+        return [*(run.id for run in self.runs), *(merge.id for merge in self.merges), *self.garbage]
+
     def rooms(self) -> dict[int, int]:
         """Return the runs in force and those that merges write, with the entries that their filters are made for."""
         return {run.id: run.room for run in self.runs} | {merge.id: merge.room for merge in self.merges}
@@ -277,14 +281,18 @@ class Index:
         """Return the entries of some values of a run, by their places among its values.
 
         Raises:
-            Damaged: they are not there.
+            Damaged: they are not there, or not in order; checksums are left to `verify`, which knows all entries.
         """
         fences = self.fences[run]
         keys = map(KEY.pack, [run] * len(which), fences.prefixes[which].tolist(), fences.numbers[which].tolist())
         found = txn.cursor(self._table).getmulti(keys)
         if len(found) != len(which):
             raise Damaged(f"values of run {run} ({self.kind}) are not there")
-        return np.frombuffer(b"".join([memoryview(value)[HEAD_BYTES:] for _, value in found]), self.dtype)
+        entries = np.frombuffer(b"".join([memoryview(value)[HEAD_BYTES:] for _, value in found]), self.dtype)
+        prefixes = entries["prefix"]
+        if prefixes[0] != fences.prefixes[which[0]] or np.any(prefixes[1:] < prefixes[:-1]):
+            raise Damaged(f"the entries of run {run} ({self.kind}) are not in order")
+        return entries
 
 
 def record_of(kind: str) -> np.dtype[np.void]:

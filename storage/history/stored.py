@@ -251,7 +251,7 @@ def read_undo(txn: Txn, table: Db, ordinal: int) -> Records:
     """Return what a block spent, in order.
 
     Raises:
-        Damaged: its undo log is not there, or has changed.
+        Damaged: its undo log is not there, or is not as it was written.
     """
     parts, cursor = [], txn.cursor(table)
     if cursor.set_range(_UNDO_KEY.pack(ordinal, 0)):

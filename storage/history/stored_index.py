@@ -9,7 +9,7 @@ from lmdb import Cursor
 
 from storage.disk import META, Db, Txn
 from storage.history import filters
-from storage.history.layout import FILTER, HEAD_BYTES, RUN, Numbers, Records, count_of
+from storage.history.layout import FILTER, HEAD_BYTES, RUN, Numbers, Records, check, count_of
 from storage.history.runs import KEY, Run, manifest, record_of
 
 
@@ -39,7 +39,7 @@ class StoredIndex:
                 found = KEY.unpack(key)
                 if found[0] != run.id or found[1] >= high:
                     break
-                entries = np.frombuffer(value, self.dtype, count_of(value), HEAD_BYTES)
+                entries = self._entries(value)
                 prefixes = entries["prefix"]
                 bounds = np.searchsorted(prefixes, np.array([low, high], np.uint64), "left").tolist()
                 entries = entries[bounds[0] : bounds[1]]
@@ -90,8 +90,12 @@ class StoredIndex:
                 return
             there = cursor.prev()
 
+    def _entries(self, value: bytes) -> Records:
+        check(value, "a value of a run")
+        return np.frombuffer(value, self.dtype, count_of(value), HEAD_BYTES)
+
     def _of(self, value: bytes, prefix: int) -> Records:
-        entries = np.frombuffer(value, self.dtype, count_of(value), HEAD_BYTES)
+        entries = self._entries(value)
         prefixes, wanted = entries["prefix"], np.uint64(prefix)
         return entries[np.searchsorted(prefixes, wanted, "left") : np.searchsorted(prefixes, wanted, "right")]
 

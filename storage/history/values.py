@@ -255,13 +255,13 @@ def unpacked(record: np.dtype[np.void], value: bytes | None, first: int) -> tupl
     """Return the records of the value under a number, and its heap.
 
     Raises:
-        Damaged: it is not there, or has no such records.
+        Damaged: it is not there, is not as it was written, or has no such records.
     """
-    if value is None or len(value) < HEAD_BYTES:
+    if value is None:
         raise Damaged(f"the value of number {first} is not there")
+    check(value, f"the value of number {first}")
     end = HEAD_BYTES + count_of(value) * record.itemsize
     if end == HEAD_BYTES or end > len(value):
-        check(value, f"the value of number {first}")
         raise Damaged(f"the value of number {first} says that it has {count_of(value)} records")
     return np.frombuffer(value, record, count_of(value), HEAD_BYTES), value[end:]
 

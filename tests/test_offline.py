@@ -1,4 +1,4 @@
-"""What is done to a history without its daemon: indexes built anew, what is due forgotten."""
+"""What is done to a store without its daemon: indexes built anew, what is due forgotten."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_pruning_rewrites_every_run_of_which_enough_has_died(
     monkeypatch.setattr(storage.history.history, "_COUNTED", 5)
     monkeypatch.setattr(storage.history.history, "LEAST_MERGED", merged)
     config = tmp_path / "utxod.toml"
-    config.write_text(f'data_dir = "{tmp_path}"\n[utxo]\nstore = "history"\nrollback_window = 8\nprune_depth = 8\n')
+    config.write_text(f'data_dir = "{tmp_path}"\n[utxo]\nrollback_window = 8\nprune_depth = 8\n')
     with opened(tmp_path / "lmdb", EVERY) as chain:
         before = dead(chain.store.disk)
     prune(load(config, {}))
@@ -164,9 +164,9 @@ def test_pruning_rewrites_every_run_of_which_enough_has_died(
             assert not any(manifest(txn, chain.store.meta, kind).merges for kind in EVERY)
 
 
-def test_commands_over_a_history(tmp_path: Path) -> None:
-    """`verify`, `export`, `reindex` and `prune` of a real store; records of transactions are none of a history's."""
-    settings = {"store": "history", "rollback_window": 4, "prune_depth": 4}
+def test_commands_over_a_store(tmp_path: Path) -> None:
+    """`verify`, `export`, `reindex` and `prune` of a real store: none of them changes what is unspent."""
+    settings = {"rollback_window": 4, "prune_depth": 4}
     blocks = plain_chain(30, outputs=20)
     with running(tmp_path, None, utxo=settings, transactions={"enabled": False}) as daemon:
         with daemon.client("frames") as client:

@@ -1,4 +1,4 @@
-"""`utxod verify` knows every rule of a history: each is broken by hand, with right checksums, and it says which one."""
+"""`utxod verify` knows every rule of a store: each is broken by hand, with right checksums, and it says which one."""
 
 from __future__ import annotations
 
@@ -8,62 +8,58 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
-from struct import Struct as Packed
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from chains import Options, feed, open_chain, random_chain, random_genesis
+from chains import LEAVES, TABLES, Options, feed, open_chain, random_chain, random_genesis
+from harming import U32, UNDO_KEY, Hand, harm, liveliest, longest, opened, rewriting
 
 import storage.history.filters
 import storage.history.history
 import storage.history.merging
+import storage.history.mmr
+import storage.history.mmr_nodes
 import storage.history.runs
 import storage.history.store
 import storage.history.values
 import storage.history.view
-from storage.change_log import TABLES as LOG_TABLES
-from storage.disk import Db, Disk, Txn
+from storage.disk import META, Db, Txn
 from storage.errors import Damaged
 from storage.history import runs
-from storage.history.bits import CHUNK, _seal
+from storage.history.history import History
 from storage.history.layout import (
     BLOCK,
     DATUMS,
     FILTER,
     HEAD_BYTES,
-    LIVE,
-    META,
     OUTPUT,
     OUTPUT_RECORD,
     RUN,
-    SPEND,
     STATE,
-    TABLES,
     TX,
-    TX_RECORD,
     UNDO,
     Block,
     Extra,
-    Records,
     State,
-    check_row,
     count_of,
     seal,
     seal_row,
     stored_state,
     to_extra,
 )
+from storage.history.layout import TABLES as CHAIN_TABLES
+from storage.history.mmr import BIT_NODE, NODE
+from storage.history.mmr import TABLES as MMR_TABLES
 from storage.history.output_keys import RULES
 from storage.history.runs import Manifest
-from storage.history.stored import Stored
 from storage.history.verify import verify
 from storage.precheck import precheck
 
 OPTIONS = Options(indexes=tuple(RULES), rollback_window=8, prune_depth=8, may_prune=True, map_size=1 << 24)
 KEYS = [Random(n).getrandbits(64) | 1 for n in range(4)]
-U32, U64, UNDO_KEY = (Packed(form) for form in (">I", ">Q", ">II"))
+KINDS = ("classic", "mmr")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -79,175 +75,48 @@ def small() -> Iterator[None]:
         patch.setattr(storage.history.history, "_COUNTED", 4)
         patch.setattr(storage.history.history, "UNDO_ENTRIES", 3)
         patch.setattr(storage.history.filters, "PART", 2)
+        for module in (storage.history.mmr_nodes, storage.history.mmr):
+            patch.setattr(module, "NODES", 7)
+            patch.setattr(module, "BIT_NODES", 2)
         patch.setattr(storage.history.store, "new_state", lambda: State(KEYS))
         patch.setattr(storage.history.view, "_VALUES", 2)
         yield
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a sound store with genesis outputs, runs, merges and a count in progress, and more than its window."""
-    folder, random = tmp_path_factory.mktemp("whole"), Random(49)
-    with open_chain(folder, **OPTIONS) as chain:
-        chain.seed(random_genesis(random))
-        for each in random_chain(random, 70, repeats=False):
-            feed(chain, each)
-        assert verify(chain.store.disk) == []
-    with opened(folder) as disk, disk.read() as txn:
-        hand = Hand(txn, disk.tables)
-        assert 0 < hand.state.floor < hand.state.tip
-        for kind in ("txid", "address_hash", "spender"):
-            assert len(hand.manifest(kind).runs) > 1
-        assert longest(hand.manifest("address_hash")).entries
-        assert rewriting(hand.manifest("address_hash"))
-        assert hand.manifest("address_hash").count.values
-    return folder
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return sound stores with genesis outputs, several runs, merges in progress, and more than their window."""
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in KINDS}
+    for kind, folder in folders.items():
+        random, options = Random(49), OPTIONS.copy()
+        options["store"] = kind
+        with open_chain(folder, **options) as chain:
+            chain.seed(random_genesis(random))
+            for each in random_chain(random, 70, repeats=False):
+                feed(chain, each)
+        with opened(folder) as disk, disk.read() as txn:
+            hand = Hand(txn, disk.tables)
+            assert 0 < hand.state.floor < hand.state.tip
+            for index in ("txid", "address_hash", "spender"):
+                assert len(hand.manifest(index).runs) > 1
+            assert longest(hand.manifest("address_hash")).entries
+            assert rewriting(hand.manifest("address_hash"))
+            assert hand.manifest("address_hash").count.values
+            assert kind == "classic" or (len(hand.rows(NODE)) > 2 and hand.rows(BIT_NODE))
+        precheck(folder, TABLES)
+    return folders
 
 
-def opened(folder: Path) -> Disk:
-    return Disk(folder, (META, *TABLES, *LOG_TABLES), durable=False)
+@pytest.fixture
+def copy(whole: dict[str, Path], tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """Return a copy of one of them, to damage."""
+    shutil.copytree(whole[getattr(request, "param", "classic")], tmp_path / "copy")
+    return tmp_path / "copy"
 
 
-class Hand:
-    """The tables of a store in a write transaction: what a test wants to change, found and sealed again."""
-
-    def __init__(self, txn: Txn, tables: dict[str, Db]) -> None:
-        self.txn, self.tables = txn, tables
-        self.state: State = stored_state(txn, tables[META])
-        self.stored = Stored(txn, tables)
-
-    def rows(self, table: str) -> list[tuple[bytes, bytes]]:
-        return list(self.txn.cursor(self.tables[table]))
-
-    def put(self, table: str, key: bytes, value: bytes) -> None:
-        self.txn.put(key, value, db=self.tables[table])
-
-    def delete(self, table: str, key: bytes) -> None:
-        assert self.txn.delete(key, db=self.tables[table])
-
-    def change_state(self, **fields: Any) -> None:
-        self.put(META, STATE, seal_row(msgspec.structs.replace(self.state, **fields)))
-
-    def block(self, ordinal: int) -> Block:
-        raw = self.txn.get(U32.pack(ordinal), db=self.tables[BLOCK])
-        assert raw is not None
-        return msgspec.msgpack.decode(check_row(raw, "block"), type=Block)
-
-    def change_block(self, ordinal: int, **fields: Any) -> None:
-        self.put(BLOCK, U32.pack(ordinal), seal_row(msgspec.structs.replace(self.block(ordinal), **fields)))
-
-    def manifest(self, kind: str) -> Manifest:
-        return runs.manifest(self.txn, self.tables[META], kind)
-
-    def put_manifest(self, kind: str, manifest: Manifest) -> None:
-        self.put(META, f"runs:{kind}".encode(), seal_row(manifest))
-
-    # --- numbered values -----------------------------------------------------------------------------------------
-
-    def records(self, table: str) -> Iterator[tuple[bytes, Records, bytes]]:
-        """Yield the key of each value, its records, and its heap; not the datums of undo logs."""
-        dtype = {TX: TX_RECORD, OUTPUT: OUTPUT_RECORD, UNDO: SPEND}[table]
-        for key, value in self.rows(table):
-            if table == UNDO and UNDO_KEY.unpack(key)[1] >= DATUMS:
-                continue
-            end = HEAD_BYTES + count_of(value) * dtype.itemsize
-            yield key, np.frombuffer(value, dtype, count_of(value), HEAD_BYTES).copy(), value[end:]
-
-    def replace(self, table: str, key: bytes, records: Records, heap: bytes = b"") -> None:
-        self.delete(table, key)
-        if len(records):
-            first = key if table == UNDO else U64.pack(int(records["number"][0]))
-            self.put(table, first, seal(len(records), records.tobytes(), heap))
-
-    def change(self, table: str, number: int, act: Callable[[Any], object] | None) -> None:
-        """Change the record of a number, or drop it."""
-        for key, records, heap in self.records(table):
-            at = np.flatnonzero(records["number"] == number)
-            if not len(at):
-                continue
-            if act is not None:
-                act(records[at[0] : at[0] + 1])
-            else:
-                if table == OUTPUT:
-                    end = int(records["length"][: at[0] + 1].sum())
-                    heap = heap[: end - int(records["length"][at[0]])] + heap[end:]
-                records = np.delete(records, at[0])
-            return self.replace(table, key, records, heap)
-        raise AssertionError(f"{table} has no record of {number}")
-
-    def change_body(self, number: int, change: Callable[[bytes, bytes], tuple[bytes, bytes]]) -> None:
-        """Change address and extra of an output."""
-        for key, records, heap in self.records(OUTPUT):
-            at = np.flatnonzero(records["number"] == number)
-            if not len(at):
-                continue
-            start = int(records["length"][: at[0]].sum())
-            middle, end = start + int(records["address"][at[0]]), start + int(records["length"][at[0]])
-            address, extra = change(heap[start:middle], heap[middle:end])
-            records["address"][at], records["length"][at] = len(address), len(address + extra)
-            return self.replace(OUTPUT, key, records, heap[:start] + address + extra + heap[end:])
-        raise AssertionError(f"there is no output {number}")
-
-    def live(self) -> list[int]:
-        numbers = np.arange(self.state.next_number)
-        return list(map(int, numbers[self.stored.live.has(numbers)]))
-
-    def dead(self) -> int:
-        """Return the number of an output that has no record any more."""
-        kept = {int(n) for _, records, _ in self.records(OUTPUT) for n in records["number"]}
-        return min(set(range(self.stored.reachable)) - kept)
-
-    def flip(self, *numbers: int) -> None:
-        for number in numbers:
-            key, bit = U32.pack(number // 1024), number % 1024
-            bits = bytearray((self.txn.get(key, db=self.tables[LIVE]) or bytes(CHUNK + 4))[:CHUNK])
-            bits[bit >> 3] ^= 1 << (bit & 7)
-            self.put(LIVE, key, _seal(bytes(bits)))
-
-    def spends(self) -> list[tuple[bytes, Records]]:
-        """Return the undo logs of the window that have spends."""
-        return [(key, records) for key, records, _ in self.records(UNDO) if len(records)]
-
-    def long_undo(self) -> tuple[bytes, Records]:
-        return next((key, records) for key, records in self.spends() if len(records) > 1)
-
-    # --- runs ----------------------------------------------------------------------------------------------------
-
-    def entries(self, kind: str, run: int | None = None) -> Iterator[tuple[bytes, Records]]:
-        """Yield the values of a kind's runs in force, or of one run."""
-        ids = [each.id for each in self.manifest(kind).runs] if run is None else [run]
-        for key, value in self.rows(RUN):
-            if runs.KEY.unpack(key)[0] in ids:
-                yield key, np.frombuffer(value, runs.record_of(kind), count_of(value), HEAD_BYTES).copy()
-
-    def put_entries(self, old: bytes, entries: Records) -> None:
-        self.delete(RUN, old)
-        if len(entries):
-            key = runs.KEY.pack(runs.KEY.unpack(old)[0], int(entries["prefix"][0]), int(entries["number"][0]))
-            self.put(RUN, key, seal(len(entries), entries.tobytes()))
-
-    def where(self, kind: str, number: int) -> tuple[bytes, Records, int]:
-        for key, entries in self.entries(kind):
-            for at in np.flatnonzero(entries["number"] == number).tolist():
-                return key, entries, at
-        raise AssertionError(f"{kind} has no entry of {number}")
-
-    def recount(self, kind: str, run: int, by: int) -> None:
-        manifest = self.manifest(kind)
-        for each in manifest.runs:
-            if each.id == run:
-                each.entries += by
-                each.room, each.lived = max(each.room, each.entries), each.lived + by
-        for merge in manifest.merges:
-            merge.room += by if run in merge.inputs else 0
-        if manifest.merges and longest(manifest).id == run:
-            longest(manifest).entries += by
-        self.put_manifest(kind, manifest)
-
-    def drop_entry(self, kind: str, number: int) -> None:
-        key, entries, at = self.where(kind, number)
-        self.put_entries(key, np.delete(entries, at))
-        self.recount(kind, runs.KEY.unpack(key)[0], -1)
+def findings(folder: Path, *, quick: bool = True) -> list[str]:
+    with opened(folder) as disk:
+        return verify(disk, quick=quick, leaves=LEAVES)
 
 
 # --- one rule after the other ----------------------------------------------------------------------------------------
@@ -290,22 +159,6 @@ STATES: dict[str, tuple[Callable[[State], dict[str, Any]], str]] = {
 }
 for name, (fields, finding) in STATES.items():
     CASES[f"state: {name}"] = (lambda hand, fields=fields: hand.change_state(**fields(hand.state)), finding)  # type: ignore[misc]
-
-
-def longest(manifest: runs.Manifest) -> runs.Merge:
-    """Return the merge that has most to read."""
-    return max(manifest.merges, key=lambda merge: merge.room)
-
-
-def liveliest(manifest: runs.Manifest) -> runs.Run:
-    """Return the run with the most living entries."""
-    return max(manifest.runs, key=lambda run: run.lived)
-
-
-def rewriting(manifest: runs.Manifest) -> runs.Run:
-    """Return the run that is being rewritten."""
-    (merge,) = [merge for merge in manifest.merges if len(merge.inputs) == 1]
-    return next(run for run in manifest.runs if run.id in merge.inputs)
 
 
 def put_on_one_level(listed: Sequence[runs.Run | runs.Merge]) -> None:
@@ -805,7 +658,7 @@ def a_filter_of_nobody(hand: Hand) -> None:
     hand.put(FILTER, UNDO_KEY.pack(9999, 0), seal(1, bytes(8)))
 
 
-for table in TABLES:
+for table in (*CHAIN_TABLES, *MMR_TABLES):
 
     def flip_a_byte(hand: Hand, table: str = table) -> None:
         key, value = hand.rows(table)[-1]
@@ -831,75 +684,160 @@ def wrong_length(table: str, finding: str, count: int) -> None:
     CASES[f"{table} says that it has {count} records"] = (damage, finding)
 
 
-for counted, finding in ((TX, "for 999 records"), (OUTPUT, "for 999 records"), (UNDO, "for 999 spends")):
+for counted, finding in (
+    (TX, "for 999 records"),
+    (OUTPUT, "for 999 records"),
+    (UNDO, "for 999 spends"),
+    (RUN, "for 999 entries"),
+    (FILTER, "for 999 words"),
+    (NODE, "another length than it says"),
+    (BIT_NODE, "another length than it says"),
+):
     wrong_length(counted, finding, 999)
-wrong_length(RUN, "for 999 entries", 999)
-wrong_length(FILTER, "for 999 words", 999)
+
+for table in MMR_TABLES:
+
+    def no_last_value(hand: Hand, table: str = table) -> None:
+        hand.delete(table, hand.rows(table)[-1][0])
+
+    def a_value_too_many(hand: Hand, table: str = table) -> None:
+        hand.put(table, (7 << 20).to_bytes(8, "big"), hand.rows(table)[0][1])
+
+    CASES[f"the last value of {table} is gone"] = (no_last_value, "proofs need it|not the hashes of what is below")
+    CASES[f"a value of {table} too many"] = (a_value_too_many, f"{table} has a value for the nodes from 7340032 on")
+
+# --- rows of MessagePack with a right checksum ------------------------------------------------------------------------
+
+EMPTY = b"\x90"  # an array of nothing
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_each_rule_is_named(case: str, whole: Path, tmp_path: Path) -> None:
+def resealed(raw: bytes) -> bytes:
+    return seal_row(msgspec.Raw(raw))  # type: ignore[arg-type]
+
+
+def fewer_fields(count: int) -> Damage:
+    def damage(hand: Hand) -> None:
+        fields = msgspec.structs.astuple(hand.state)
+        hand.put(META, STATE, resealed(msgspec.msgpack.encode(fields[:-count])))
+
+    return damage
+
+
+CASES["state: one byte"] = (lambda hand: hand.put(META, STATE, EMPTY), "the state does not have the checksum")
+CASES["state: nothing"] = (lambda hand: hand.put(META, STATE, resealed(EMPTY)), "the state cannot be read")
+CASES["state: a map"] = (lambda hand: hand.put(META, STATE, resealed(b"\x80")), "the state cannot be read")
+for left_out in range(1, len(State.__struct_fields__)):
+    CASES[f"state: without its last fields, {left_out}"] = (fewer_fields(left_out), "the state cannot be read: it has")
+CASES["a list of runs of nothing"] = (
+    lambda hand: hand.put(META, b"runs:address_hash", resealed(EMPTY)),
+    "the list of runs of address_hash cannot be read",
+)
+CASES["a block of nothing"] = (lambda hand: hand.put(BLOCK, U32.pack(70), resealed(EMPTY)), "block 70 cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("copy", "case"),
+    [("mmr" if "mmr" in case else "classic", case) for case in CASES],
+    indirect=["copy"],
+    ids=[case.replace(" ", "_") for case in CASES],
+)
+def test_each_rule_is_named(case: str, copy: Path) -> None:
     damage, finding = CASES[case]
-    shutil.copytree(whole, tmp_path / "copy")
-    with opened(tmp_path / "copy") as disk:
-        disk.write(lambda txn: damage(Hand(txn, disk.tables)))
-        findings = verify(disk, quick=True)
-        assert any(re.search(finding, each) for each in findings) or not finding, (case, findings)
-        assert not [each for each in findings if "can't be read to the end" in each], findings
+    harm(copy, damage)
+    found = findings(copy)
+    assert any(re.search(finding, each) for each in found), found
+    assert not [each for each in found if "can't be read to the end" in each], found
 
 
-AT_THE_START = (
+@pytest.mark.parametrize("copy", KINDS, indirect=True)
+def test_a_sound_store_is_called_so(copy: Path) -> None:
+    assert findings(copy) == findings(copy, quick=False) == []
+
+
+def one_bit_less(history: History) -> None:
+    number = next(n for n in range(history.state.next_number) if history.live.has(np.array([n]))[0])
+    history.live.clear(np.array([number]))
+    history.state.unspent -= 1
+
+
+def no_block_above(history: History) -> None:
+    history.index["block"].cut(history.state.tip)
+
+
+def no_output_above(history: History) -> None:
+    history.index["address_hash"].cut(history.state.next_number // 2)
+
+
+@pytest.mark.parametrize("copy", KINDS, indirect=True)
+@pytest.mark.parametrize("wrong", [one_bit_less, no_block_above, no_output_above])
+def test_blocks_are_taken_back_on_a_copy(
+    copy: Path, wrong: Callable[[History], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rollback that goes wrong is found there, and what is wrong is said of the block that it went back to."""
+    real, went = History.rollback, list[int]()
+
+    def rollback(history: History, txn: Txn, target: int) -> None:
+        real(history, txn, target)
+        went.append(target)
+        if target == floor:
+            wrong(history)
+
+    with opened(copy) as disk, disk.read() as txn:
+        state = stored_state(txn, disk.tables[META])
+        floor, tip = state.floor, state.tip
+    monkeypatch.setattr(History, "rollback", rollback)
+    assert findings(copy, quick=True) == [] and not went
+    found = findings(copy, quick=False)
+    assert found and all(each.startswith(f"after taking blocks back to {floor}: ") for each in found)
+    assert went == [*range(tip - 1, floor - 1, -1)]
+
+
+AT_THE_START = [
     *(
         case
         for case in CASES
-        if case.startswith(("state: tip", "state: a floor", "state: n", "a byte of", "a short value"))
+        if case.startswith(("state: tip", "state: a floor", "state: n", "a byte of", "a short value", "the last value"))
+        or case.startswith(("state: one", "state: a map", "state: without", "state: runs", "a value of history_mmr"))
     ),
     "a_block_above_the_tip",
     "a_strange_row",
     "an_undo_log_too_much",
+    "a block of nothing",
+]
+
+
+@pytest.mark.parametrize(
+    ("copy", "case"),
+    [(kind, case) for kind in KINDS for case in AT_THE_START if kind == "mmr" or "mmr" not in case],
+    indirect=["copy"],
 )
-
-
-def test_a_sound_store_may_be_opened(whole: Path) -> None:
-    precheck(whole, (*LOG_TABLES, *TABLES))
-
-
-@pytest.mark.parametrize("case", AT_THE_START)
-def test_some_damage_is_refused_before_a_service_opens_the_store(case: str, whole: Path, tmp_path: Path) -> None:
-    shutil.copytree(whole, tmp_path / "copy")
-    with opened(tmp_path / "copy") as disk:
-        disk.write(lambda txn: CASES[case][0](Hand(txn, disk.tables)))
+def test_some_damage_is_refused_before_a_service_opens_the_store(case: str, copy: Path) -> None:
+    harm(copy, CASES[case][0])
     with pytest.raises(Damaged):
-        precheck(tmp_path / "copy", (*LOG_TABLES, *TABLES))
+        precheck(copy, TABLES)
 
 
-def test_a_state_row_with_a_changed_byte_is_refused(whole: Path, tmp_path: Path) -> None:
-    shutil.copytree(whole, tmp_path / "copy")
-    with opened(tmp_path / "copy") as disk:
-        raw = seal_row(State(KEYS))
-        disk.write(lambda txn: txn.put(STATE, raw[:-1] + bytes([raw[-1] ^ 1]), db=disk.tables[META]))
-    with pytest.raises(Damaged, match="the state does not have the checksum"):
-        precheck(tmp_path / "copy", (*LOG_TABLES, *TABLES))
-
-
-def test_no_byte_of_a_value_changes_unseen(whole: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("copy", KINDS, indirect=True)
+def test_no_byte_of_a_value_changes_unseen(copy: Path) -> None:
     """Whichever byte of whichever value, or key: it is a finding, and never a traceback."""
-    random = Random(7)
-    shutil.copytree(whole, tmp_path / "copy")
-    with opened(tmp_path / "copy") as disk:
+    random, rows = Random(7), dict[tuple[str, bytes], bytes]()
+    unsealed = (b"format", b"chain", b"genesis", b"indexes", b"mmr_thin_at")  # what is said once, protected by nothing
+    with opened(copy) as disk:
         with disk.read() as txn:
-            rows = [(table, *row) for table in TABLES for row in txn.cursor(disk.tables[table])]
-            rows += [(META, *row) for row in txn.cursor(disk.tables[META])]
-            unsealed = (b"format", b"chain", b"genesis", b"indexes")  # what is said once, and protected by nothing
-        for _ in range(400):
-            table, key, value = random.choice([row for row in rows if row[1] not in unsealed])
-            in_value = random.random() < 0.8 or table == META
-            new = (key, flipped(value, random)) if in_value else (flipped(key, random), value)
-            there = [row for name, *row in rows if name == table]
-            disk.write(partial(put, disk.tables[table], [row for row in there if row[0] != key] + [[*new]]))
-            assert verify(disk, quick=True), (table, key, new)
-            disk.write(partial(put, disk.tables[table], there))
-        assert verify(disk, quick=True) == []
+            for table in (META, *CHAIN_TABLES, *(MMR_TABLES if NODE in disk.tables else ())):
+                found = txn.cursor(disk.tables[table])
+                rows |= {(table, key): value for key, value in found if key not in unsealed}
+        for _ in range(300):
+            table, key = random.choice([*rows])
+            new, value = key, rows[table, key]
+            if table == META or random.random() < 0.8:
+                value = flipped(value, random)
+            else:
+                new = flipped(key, random)  # which may be another row's
+            disk.write(partial(put, disk.tables[table], {key: None, new: value}))
+            assert verify(disk, quick=True, leaves=LEAVES), (table, key, new)
+            disk.write(partial(put, disk.tables[table], {new: rows.get((table, new)), key: rows[table, key]}))
+        assert verify(disk, quick=True, leaves=LEAVES) == []
 
 
 def flipped(raw: bytes, random: Random) -> bytes:
@@ -907,9 +845,7 @@ def flipped(raw: bytes, random: Random) -> bytes:
     return raw[:at] + bytes([raw[at] ^ 1 << random.randrange(8)]) + raw[at + 1 :]
 
 
-def put(table: Db, rows: Sequence[Sequence[bytes]], txn: Txn) -> None:
-    """Make these the rows of a table."""
-    for key in [key for key, _ in txn.cursor(table)]:
-        txn.delete(key, db=table)
-    for key, value in rows:
-        txn.put(key, value, db=table)
+def put(table: Db, rows: dict[bytes, bytes | None], txn: Txn) -> None:
+    """Put rows into a table, or delete them."""
+    for key, value in rows.items():
+        txn.delete(key, db=table) if value is None else txn.put(key, value, db=table)
