@@ -128,11 +128,13 @@ class Utxo(Table, frozen=True, kw_only=True):
         Literal["classic", "mmr"],
         Meta(description="Kind of store: mmr also proves outputs, and is slower."),
     ] = "classic"
-    prune_depth: Annotated[Blocks, Meta(description="Blocks for which spent outputs are kept.")] = 2160
+    prune_depth: Annotated[
+        Blocks, Meta(description="Blocks for which spent outputs can be asked for; rollback_window if that is longer.")
+    ] = 2160
     rollback_window: Annotated[
         Blocks, Meta(description="Blocks that a rollback can take back; a deeper one is refused.")
     ] = 4320
-    prune_batch_size: Annotated[Count, Meta(description="Rows deleted at most before a waiting block passes.")] = 500
+    prune_batch_size: Annotated[Count, Meta(description="Spends whose undo goes before a waiting block passes.")] = 500
     index: Index = Index()
     delta: Delta = Delta()
 

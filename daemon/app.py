@@ -26,6 +26,7 @@ from daemon.crash import recorded
 from daemon.diagnostics import dump
 from daemon.door import Guests, admins, keep_open, most_clients, open_door
 from daemon.evicting import evict_along
+from daemon.heap import keep_heap_small
 from daemon.http.master import Keeper
 from daemon.inbox import Inbox
 from daemon.metrics import daemon_sheet, encode, folder, keep_shown
@@ -65,6 +66,7 @@ def run(config: Config, config_file: Path | None) -> bool:
 
     `config_file` is the one named on the command line: SIGHUP reads the configuration again.
     """
+    keep_heap_small()
     announce(config, config_file, config.http.workers)
     if config.utxo.enabled:
         check_store(config)

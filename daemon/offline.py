@@ -61,7 +61,7 @@ class _AllRows:
 
     def due(self) -> bool:
         """Return whether there may be something."""
-        return self._chain.due_for_pruning() or self._sweeps > 0
+        return self._sweeps > 0 or self._chain.history.merging or self._chain.due_for_pruning()
 
     def step(self) -> Gone:
         """Remove some."""

@@ -204,8 +204,8 @@ class Snapshot:
             raise BadCursor("not a cursor from X-Next-Cursor") from error
         if cut.key != key or cut.order != order or len(cut.place) != PLACE.size:
             raise BadCursor("a cursor of another list")
-        there = cut.ordinal == keys.GENESIS or 0 < cut.ordinal <= self.state.tip
-        if not there or (cut.ordinal and self.block(cut.ordinal).hash != cut.hash):
+        there = 0 <= cut.ordinal <= self.state.tip
+        if not there or cut.hash != (self.block(cut.ordinal).hash if cut.ordinal else b""):
             raise CursorGone("the block at which this cursor was cut is no longer in the chain")
         return cut.place
 

@@ -10,11 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from types import ModuleType
 from typing import Any, cast
 
 import lmdb
 import pytest
 
+import storage.history.history
+import storage.history.merging
 from storage.disk import Disk
 from storage.history.history import History
 from storage.history.mmr_nodes import HeldNodes, Nodes
@@ -113,8 +116,9 @@ def failing(disk: Disk, fault: Fault) -> Iterator[Fault]:
 
 
 # What the store does beside writing what it is told: faults and kills have to meet all of it.
-WORK: dict[str, tuple[type, str]] = {
-    "a merge": (Index, "_turn"),
+WORK: dict[str, tuple[type | ModuleType, str]] = {
+    "a merge": (storage.history.merging, "_turn"),
+    "counted runs": (storage.history.history, "count_runs"),
     "deleted values of runs": (Index, "collect"),
     "a rewrite of values": (Values, "_rewrite"),
     "deleted undo logs": (History, "_raise_floor"),

@@ -185,7 +185,11 @@ class Hand:
     def recount(self, kind: str, run: int, by: int) -> None:
         manifest = self.manifest(kind)
         for each in manifest.runs:
-            each.entries += by if each.id == run else 0
+            if each.id == run:
+                each.entries += by
+                each.room, each.lived = max(each.room, each.entries), each.lived + by
+        for merge in manifest.merges:
+            merge.room += by if run in merge.inputs else 0
         if manifest.merges and longest(manifest).id == run:
             longest(manifest).entries += by
         self.put_manifest(kind, manifest)
@@ -194,6 +198,17 @@ class Hand:
         key, entries, at = self.where(kind, number)
         self.put_entries(key, np.delete(entries, at))
         self.recount(kind, runs.KEY.unpack(key)[0], -1)
+
+
+def liveliest(manifest: Manifest) -> runs.Run:
+    """Return the run with the most living entries."""
+    return max(manifest.runs, key=lambda run: run.lived)
+
+
+def rewriting(manifest: Manifest) -> runs.Run:
+    """Return the run that is being rewritten."""
+    (merge,) = [merge for merge in manifest.merges if len(merge.inputs) == 1]
+    return next(run for run in manifest.runs if run.id in merge.inputs)
 
 
 def longest(manifest: Manifest) -> runs.Merge:

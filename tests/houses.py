@@ -9,6 +9,7 @@ from chains import LEAVES, TABLES
 
 import storage.history.filters
 import storage.history.history
+import storage.history.merging
 import storage.history.recent
 import storage.history.runs
 import storage.history.values
@@ -40,7 +41,8 @@ def small_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let values, merges and filters be small, so that a short story has many of them."""
     monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 80)
     monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 300)
-    monkeypatch.setattr(storage.history.runs, "FANOUT", 3)
+    monkeypatch.setattr(storage.history.merging, "FANOUT", 3)
+    monkeypatch.setattr(storage.history.merging, "_REWRITTEN", 1)
     monkeypatch.setattr(storage.history.history, "MERGED", 2)
     monkeypatch.setattr(storage.history.history, "LEAST_MERGED", 3)
     monkeypatch.setattr(storage.history.recent, "_LOADED", 1)

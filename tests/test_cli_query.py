@@ -613,7 +613,12 @@ def test_completion_in_bash(bin_folder: Path) -> None:
     done = subprocess.run(["bash", "-c", lines], capture_output=True, env=environ, text=True, check=True)
     first, *said = done.stdout.splitlines()
     assert first.endswith("-F _utxod_completion utxod") and done.stderr == ""
-    assert said == ["address balance by datum delta policy tx utxo", "status", "RolledBack", "bash zsh fish"]
+    assert said == [
+        "address balance block by datum delta policy transactions tx utxo",
+        "status",
+        "RolledBack",
+        "bash zsh fish",
+    ]
 
 
 @pytest.mark.parametrize(("name", "word"), [("zsh", "#compdef utxod"), ("fish", "complete --no-files --command utxod")])

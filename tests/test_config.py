@@ -50,7 +50,7 @@ DEFAULTS: dict[str, Any] = {
         "rollback_window": 4320,
         "prune_batch_size": 500,
         "index": {"address_hash": True, "payment_credential": True, "stake_credential": False, "policy": False}
-        | {"asset": False, "datum": False, "script": False, "strategy": None},
+        | {"asset": False, "datum": False, "script": False, "history": False, "strategy": None},
         "delta": {"self_contained": False},
     },
     "batch": {"max_bytes": 64 * MIB, "max_delay_ms": 500},

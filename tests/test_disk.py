@@ -268,7 +268,7 @@ def test_reading_needs_a_store(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
     with Disk(tmp_path, TABLES[:3]):
         pass
-    with pytest.raises(StoreError, match="the table .* is missing"):
+    with pytest.raises(StoreError, match=r"the table .* is missing"):
         Disk(tmp_path, TABLES, readonly=True)
 
 

@@ -40,6 +40,7 @@ from messages import Listener, message, take
 import storage.disk
 import storage.history.filters
 import storage.history.history
+import storage.history.merging
 import storage.history.mmr
 import storage.history.mmr_nodes
 import storage.history.reindex
@@ -114,6 +115,9 @@ def merging(chain: Chain) -> None:
 DEEDS = {
     "a block": Deed(told(*STORY), lambda chain: feed(chain, NEWS[0]), {"a merge", "leaves", "hashes of bits"}),
     "a batch": Deed(told(*STORY), lambda chain: feed(chain, *NEWS), {"a merge", "leaves", "deleted values of runs"}),
+    "a batch with every index": Deed(
+        told(*STORY), lambda chain: feed(chain, *NEWS), {"a merge"}, {"store": "mmr", "indexes": NAMES}
+    ),
     "a batch that prunes": Deed(
         told(*STORY),
         lambda chain: feed(chain, *NEWS),
@@ -146,7 +150,7 @@ DEEDS = {
     "housekeeping alone": Deed(
         neglected(*LONGER),
         lambda chain: chain.keep_house(20),
-        {"a merge", "a rewrite of values", "nodes let go"},
+        {"a merge", "counted runs", "a rewrite of values", "nodes let go"},
         {"store": "mmr", "prune_depth": 1, "rollback_window": 1, "may_prune": True},
     ),
     "a genesis": Deed(lambda _: None, lambda chain: chain.seed(genesis(ann=1, bob=2)), {"leaves", "hashes of bits"}),
@@ -167,7 +171,8 @@ def small(patch: pytest.MonkeyPatch) -> None:
     """Let a few blocks have many values, and runs enough to be merged; and let the prefixes be the same each time."""
     patch.setattr(storage.history.runs, "VALUE_BYTES", 80)
     patch.setattr(storage.history.values, "VALUE_BYTES", 300)
-    patch.setattr(storage.history.runs, "FANOUT", 2)
+    patch.setattr(storage.history.merging, "FANOUT", 2)
+    patch.setattr(storage.history.merging, "_REWRITTEN", 1)
     patch.setattr(storage.history.history, "MERGED", 4)
     patch.setattr(storage.history.history, "LEAST_MERGED", 20)
     patch.setattr(storage.history.filters, "PART", 2)
@@ -209,7 +214,9 @@ def after(deed: Deed, folder: Path) -> Tables:
 def restarted(chain: Chain) -> Chain:
     """Return the chain as a new process would see it."""
     store = HistoryStore(chain.store.disk, chain.store.leaves)
-    store.open("cardano/mainnet", NAMES, store.kind)
+    with store.disk.read() as txn:
+        kept = store.kept_indexes(txn)
+    store.open("cardano/mainnet", kept, store.kind)
     again = Chain(store, chain.windows, chain.prune_batch_size)
     again.may_prune = chain.may_prune
     return again
@@ -310,6 +317,7 @@ def test_a_fault_at_any_write_of_a_reindex(tmp_path: Path, monkeypatch: pytest.M
     small(monkeypatch)
     monkeypatch.setattr(storage.history.reindex, "_VALUES", 2)
     monkeypatch.setattr(storage.history.reindex, "_ENTRIES", 10)
+    monkeypatch.setattr(storage.history.reindex, "_BLOCKS", 2)
     monkeypatch.setattr(storage.history.reindex, "_COLLECTED", 10)
     with open_chain(tmp_path, store="mmr") as chain:
         told(*STORY)(chain)

@@ -41,7 +41,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Tables:
     with Disk(folder / "lmdb", TABLES + transactions.TABLES, durable=False) as disk:
         chain_store, store = open_store(disk, chain="bitcoin/mainnet"), TxStore(disk)
         rules = Rules(batch_size=2, retention=10, reassign_delay=7)
-        real = Transactions(store, chain_txs(chain_store, 100, store), Files(folder / "blobs"), rules)
+        real = Transactions(chain_txs(chain_store, 100, store), Files(folder / "blobs"), rules)
         chain = Chain(chain_store, Windows(10, 10), 10, Lives(real))
         chained = tx(CHAINED, [5, 6], fee=3, size=250, subtree_index=1)
         assert chain.apply(BlockApplied(height=300, hash=b"\xb1" * 32, block_id=900, txs=[chained]), None)

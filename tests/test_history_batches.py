@@ -14,14 +14,17 @@ from test_model import fresh
 
 import storage.history.filters
 import storage.history.history
+import storage.history.merging
 import storage.history.runs
 import storage.history.values
 from handlers.chain import Chain
 from handlers.events import BlockApplied
 from storage.history.output_keys import address_key, digest
+from storage.history.runs import manifest
 from storage.history.stored import Stored
 
 MET = Counter[str]()
+MEANT = ("a run of the second level", "a run that is rewritten", "a run that is counted", "a rollback", "a batch")
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +32,10 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make values, merges and filters small, so that a short chain has many of them."""
     monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 200)
     monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 300)
-    monkeypatch.setattr(storage.history.runs, "FANOUT", 3)
+    monkeypatch.setattr(storage.history.merging, "FANOUT", 3)
+    monkeypatch.setattr(storage.history.merging, "_REWRITTEN", 1)
     monkeypatch.setattr(storage.history.filters, "PART", 2)
+    monkeypatch.setattr(storage.history.history, "_COUNTED", 1)
 
 
 def answers(chain: Chain, blocks: list[BlockApplied]) -> list[object]:
@@ -50,6 +55,9 @@ def answers(chain: Chain, blocks: list[BlockApplied]) -> list[object]:
             found.append([n for n in listed if stored.live.is_set(n)])
         runs = [run for kind in ("txid", "spender", "address_hash") for run in stored.index(kind).runs]
         MET["a run of the second level"] += any(run.level > 1 for run in runs)
+        lists = [manifest(txn, chain.store.meta, kind) for kind in ("txid", "spender", "address_hash")]
+        MET["a run that is rewritten"] += any(len(merge.inputs) == 1 for some in lists for merge in some.merges)
+        MET["a run that is counted"] += any(some.count.run for some in lists)
         return found
 
 
@@ -91,7 +99,7 @@ def test_any_batching_and_merging_has_the_same_answers(seed: int, most: int, mer
 
 
 def test_the_stories_met_what_they_are_for() -> None:
-    assert all(MET[what] > 5 for what in ("a run of the second level", "a rollback", "a batch")), MET
+    assert all(MET[what] > 5 for what in MEANT), MET
 
 
 def test_a_value_is_bounded(tmp_path: Path) -> None:

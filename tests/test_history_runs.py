@@ -1,18 +1,37 @@
-"""The runs of a history's indexes, made small so that a short chain has merges of them."""
+"""The runs of a history's indexes, made small so that a short chain has merges of them, and runs that are rewritten."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 
+import numpy as np
 import pytest
-from chains import at, block, feed, open_chain, output, tx, txid
+from chains import ADDRESSES, Options, at, back_to, block, feed, open_chain, output, tx, txid
+from test_history_batches import answers
 
 import storage.history.filters
 import storage.history.history
+import storage.history.merging
+import storage.history.recent
 import storage.history.runs
-from handlers.events import BlockApplied
+import storage.history.store
+import storage.history.values
+import storage.history.view
+from handlers.chain import Chain
+from handlers.events import BlockApplied, OutPoint
+from storage.history.layout import State
+from storage.history.merging import count_runs
+from storage.history.runs import Manifest, Run
 from storage.history.stored import Stored
+from storage.history.verify import verify
+
+OPTIONS = Options(rollback_window=4, prune_depth=4, may_prune=True, map_size=1 << 24)
+KEYS = [Random(n).getrandbits(64) | 1 for n in range(4)]
 
 
 def chain_of(length: int, width: int) -> Sequence[BlockApplied]:
@@ -28,7 +47,7 @@ def test_a_merge_that_keeps_little_leaves_a_whole_filter(monkeypatch: pytest.Mon
     """Parts of it that no entry has touched are there too: readers ask them for other ids."""
     monkeypatch.setattr(storage.history.filters, "PART", 2)
     monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 200)
-    monkeypatch.setattr(storage.history.runs, "FANOUT", 3)
+    monkeypatch.setattr(storage.history.merging, "FANOUT", 3)
     monkeypatch.setattr(storage.history.history, "MERGED", 0)
     monkeypatch.setattr(storage.history.history, "LEAST_MERGED", 200)
     with open_chain(tmp_path, rollback_window=1, prune_depth=1, may_prune=True) as chain:
@@ -52,3 +71,192 @@ def test_a_new_run_has_a_whole_filter(monkeypatch: pytest.MonkeyPatch, tmp_path:
             stored = Stored(txn, chain.store.disk.tables)
             for k in range(200):
                 assert stored.find_tx(txid(f"nobody {k}")) is None
+
+
+# --- runs that are rewritten -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make values, merges and counts small, so that a rewrite takes several blocks."""
+    monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 80)
+    monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 300)
+    monkeypatch.setattr(storage.history.filters, "PART", 2)
+    monkeypatch.setattr(storage.history.view, "_VALUES", 2)
+    monkeypatch.setattr(storage.history.merging, "FANOUT", 3)
+    monkeypatch.setattr(storage.history.history, "MERGED", 0)
+    monkeypatch.setattr(storage.history.history, "LEAST_MERGED", 24)
+    monkeypatch.setattr(storage.history.store, "new_state", lambda: State(KEYS))
+
+
+def steady(
+    length: int, seed: int = 1, after: Sequence[BlockApplied] = (), width: int = 5, live: int = 60
+) -> list[BlockApplied]:
+    """Return blocks that make a set and then keep its size: each spends as many outputs as it makes, of any age."""
+    random, blocks, coins = Random(seed), list(after), dict[OutPoint, None]()
+    for each in after:
+        for one in each.txs:
+            coins |= {(one.txid, index): None for index in range(len(one.outputs))}
+            for spent in one.inputs:
+                del coins[spent]
+    for n in range(len(after), len(after) + length):
+        txs = []
+        for k in range(width):
+            old = list(coins)
+            spends = [random.choice(old)] if len(old) > live else []
+            for spent in spends:
+                del coins[spent]
+            name = f"{seed} {n} {k}"
+            txs.append(tx(name, *[output(random.choice(ADDRESSES)) for _ in range(1 if spends else 3)], spends=spends))
+        for k, one in enumerate(txs):
+            coins |= {at(f"{seed} {n} {k}", index): None for index in range(len(one.outputs))}
+        blocks.append(block(blocks[-1] if blocks else None, *txs))
+    return blocks[len(after) :]
+
+
+def lists(chain: Chain) -> dict[str, Manifest]:
+    """Return what is in force of each index."""
+    return {kind: deepcopy(index.manifest) for kind, index in chain.history.index.items()}
+
+
+def rewritten(listed: Manifest) -> dict[int, Run]:
+    """Return the runs that are being rewritten, by the runs that they become."""
+    runs = {run.id: run for run in listed.runs}
+    return {merge.id: runs[merge.inputs[0]] for merge in listed.merges if len(merge.inputs) == 1}
+
+
+def size(chain: Chain, kind: str) -> int:
+    return sum(run.entries for run in lists(chain)[kind].runs)
+
+
+def is_sound(chain: Chain) -> None:
+    assert verify(chain.store.disk, quick=True) == []
+
+
+def told(folder: Path, blocks: Sequence[BlockApplied]) -> Iterator[Chain]:
+    """Yield a store after each of these blocks."""
+    with open_chain(folder, **OPTIONS) as chain:
+        for each in blocks:
+            feed(chain, each)
+            yield chain
+
+
+@pytest.mark.usefixtures("small")
+def test_a_run_of_which_half_has_died_is_rewritten_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    blocks, expected, sizes = steady(100), list[object](), dict[str, int]()
+    monkeypatch.setattr(storage.history.history, "_COUNTED", 0)  # so nothing is rewritten
+    for n, chain in enumerate(told(tmp_path / "without", blocks)):
+        assert not any(rewritten(listed) for listed in lists(chain).values())
+        expected += [answers(chain, blocks)] if n % 10 == 9 else []
+        sizes = {kind: size(chain, kind) for kind in ("txid", "address_hash")}
+    monkeypatch.setattr(storage.history.history, "_COUNTED", 4)
+    going, done = dict[int, Run](), Counter[str]()
+    for n, chain in enumerate(told(tmp_path / "with", blocks)):
+        is_sound(chain)
+        if n % 10 == 9:
+            assert answers(chain, blocks) == expected.pop(0)
+        for kind, listed in lists(chain).items():
+            runs = {run.id: run for run in listed.runs}
+            for run in runs.values():
+                if (old := going.get(run.id)) is not None:
+                    assert (run.low, run.high, run.level) == (old.low, old.high, old.level)
+                    assert run.entries <= run.room == old.lived <= old.entries / 2
+                    assert old.id not in runs
+                    done[kind] += 1
+                    del going[run.id]
+            going |= rewritten(listed)
+            assert len({merge.level for merge in listed.merges}) == len(listed.merges)
+    assert expected == []
+    assert min(done["txid"], done["address_hash"]) > 1, done
+    for kind, before in sizes.items():
+        assert size(chain, kind) < 0.8 * before
+
+
+@pytest.mark.usefixtures("small")
+def test_a_killed_store_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its lists of runs are those of a store that runs on, after every block."""
+    monkeypatch.setattr(storage.history.merging, "_REWRITTEN", 1)
+    blocks, met = steady(60), Counter[str]()
+    whole = [lists(chain) for chain in told(tmp_path / "whole", blocks)]
+    before = dict[str, Manifest]()
+    for each, expected in zip(blocks, whole, strict=True):
+        with open_chain(tmp_path / "killed", **OPTIONS) as chain:
+            assert before in ({}, lists(chain))
+            feed(chain, each)
+            is_sound(chain)
+            before = lists(chain)
+            assert before == expected
+    for earlier, later in pairwise(whole):
+        for kind, listed in later.items():
+            read = {merge.id: (merge.prefix, merge.number) for merge in earlier[kind].merges if len(merge.inputs) == 1}
+            met["a rewrite went on"] += any(read.get(merge.id, (0, 0)) > (0, 0) for merge in listed.merges)
+            count = earlier[kind].count
+            met["a count went on"] += count.run == listed.count.run and 0 < count.values < listed.count.values
+    assert min(met["a rewrite went on"], met["a count went on"]) > 5, met
+
+
+@pytest.mark.usefixtures("small")
+def test_a_rollback_into_a_run_that_is_being_rewritten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is above the target is gone from the run and from what it becomes, and the rewrite goes on."""
+    monkeypatch.setattr(storage.history.merging, "_REWRITTEN", 1)
+    blocks, met, n = steady(20), Counter[str](), 0
+    random = Random(5)
+    with open_chain(tmp_path / "back", **OPTIONS) as chain:
+        for each in blocks:
+            feed(chain, each)
+        while len(blocks) < 90:
+            before, target = lists(chain), blocks[-4 - 1]
+            chain.rollback(back_to(target))
+            is_sound(chain)
+            blocks = blocks[:-4]
+            for kind, listed in lists(chain).items():
+                highs = {run.id: run.high for run in before[kind].runs}
+                cut = {run.id for run in listed.runs if run.high < highs[run.id]}
+                assert rewritten(listed).keys() == rewritten(before[kind]).keys()
+                inside = [merge for merge in listed.merges if len(merge.inputs) == 1 and merge.inputs[0] in cut]
+                met["in a rewrite that has begun"] += any(merge.entries for merge in inside)
+                met["in a count"] += listed.count.run in cut and listed.count.values > 0
+            n += 1
+            for each in steady(5, seed=n, after=blocks):
+                monkeypatch.setattr(storage.history.history, "LEAST_MERGED", random.choice((5, 1000)))
+                monkeypatch.setattr(storage.history.history, "_COUNTED", random.choice((5, 50)))
+                feed(chain, each)
+                blocks.append(each)
+                is_sound(chain)
+        found = answers(chain, blocks)
+        assert verify(chain.store.disk) == []
+    monkeypatch.setattr(storage.history.history, "_COUNTED", 0)
+    with open_chain(tmp_path / "straight", **OPTIONS) as chain:
+        for each in blocks:
+            feed(chain, each)
+        assert answers(chain, blocks) == found
+    assert min(met.values()) > 3, met
+
+
+@pytest.mark.usefixtures("small")
+def test_runs_take_turns_in_being_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A call reads so many values at most; all runs have had their turn before the first has it again."""
+    monkeypatch.setattr(storage.history.history, "_COUNTED", 0)
+    with open_chain(tmp_path, **OPTIONS) as chain:
+        for each in steady(40):
+            feed(chain, each)
+        index = chain.history.index["txid"]
+        free = [run for run in index.manifest.runs if run.id not in index.manifest.inputs()]
+        for run in free:
+            run.high -= 3  # as after a rollback
+        sizes = {run.id: len(index.fences[run.id].prefixes) for run in free}
+        with chain.store.disk.read() as txn:
+            expected = {}
+            for run in free:
+                numbers = index.values(txn, run.id, np.arange(sizes[run.id]))["number"]
+                expected[run.id] = int((numbers[numbers < run.high] % 2).sum())
+            for _ in range(2):
+                turns, read = list[int](), 0
+                while not turns or index.manifest.count.low >= 0:
+                    done = count_runs(index, txn, 3, lambda entries: entries["number"] % 2 == 1)
+                    assert done <= 3
+                    turns.append(index.manifest.count.run)
+                    read += done
+                assert read == sum(sizes.values()) > 3 * len(sizes)
+                assert [run for run in dict.fromkeys(turns) if run] == [run.id for run in free if run.id in turns]
+                assert {run.id: run.lived for run in free} == expected

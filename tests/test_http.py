@@ -33,9 +33,11 @@ ROUTES = {  # of the contract, with parameters that find something
         "/api/v1/datums/{datum}/utxos",
         "/api/v1/scripts/{script}/utxos",
     ],
+    "touched": ["/api/v1/addresses/{rich}/transactions"],  # the same
     "outputs": ["/api/v1/utxos/{live}", "/api/v1/utxos/{spent}"],
     "deltas": ["/api/v1/blocks/2/delta"],
     "others": [
+        "/api/v1/blocks/2",
         "/api/v1/tip",
         "/api/v1/status",
         "/api/v1/events",
@@ -1009,7 +1011,7 @@ def test_an_unknown_path(told: Asked, path: str) -> None:
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 def test_everything_is_read_with_get(told: Asked, method: str) -> None:
     for path in [
-        *every_path("lists", "balances", "stakes", "policies", "hashes", "outputs", "deltas", "others", "health"),
+        *every_path(*ROUTES),
         *(each.format(**HERE) for each in (*ABSENT, *RECOVERY, *TRANSACTIONS)),
     ]:
         answer = told.ask(path, method)
@@ -1031,6 +1033,8 @@ def test_an_index_that_is_kept_only_when_asked_for(told: Asked) -> None:
         failure(told.ask(path), 503, "not_enabled", "utxo.index.stake_credential")
     for path in every_path("hashes"):
         failure(told.ask(path), 503, "not_enabled", "utxo.index.")
+    for path in every_path("touched"):
+        failure(told.ask(path), 503, "not_enabled", "utxo.index.history")
     for path in every_path("policies"):
         failure(told.ask(path), 503, "not_enabled", "utxo.index.policy")
 

@@ -26,7 +26,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from starlette.routing import Route
 from stories import address, at, back_to, block, chain, digest, output, tx
-from test_http import ABSENT, HERE, RECOVERY, TRANSACTIONS, every_path
+from test_http import ABSENT, HERE, RECOVERY, ROUTES, TRANSACTIONS, every_path
 
 from daemon.http.app import Site
 from daemon.http.ear import Ear
@@ -134,7 +134,7 @@ def test_the_document_says_how_answers_come() -> None:
         for status, said in route["responses"].items():
             assert set(said["headers"]) >= (tip if status != "401" else {"WWW-Authenticate"}), (path, status)
         kinds = set(route["responses"].get("200", {"content": {}})["content"])
-        lists = path.endswith(("/utxos", "/changes", "/pruner/jobs", "/recovery/transactions"))
+        lists = path.endswith(("/utxos", "/changes", "/pruner/jobs", "/transactions"))
         outputs = (path.endswith("/utxos") and "/txs/" not in path) or path.startswith("/api/v1/utxos/")
         outputs = outputs or path.endswith(("/delta", "/datums/{datum_hash}"))
         assert (kinds == {"application/json", "application/cbor"}) == outputs, path
@@ -156,7 +156,7 @@ def test_the_document_and_the_routes_are_the_same() -> None:
 
 def test_what_the_tests_ask_for_covers_the_document() -> None:
     questions = [
-        *every_path("lists", "balances", "stakes", "policies", "hashes", "outputs", "deltas", "others", "health"),
+        *every_path(*ROUTES),
         "/health/ready",
         *(path.format(**HERE) for path in (*ABSENT, *RECOVERY, *TRANSACTIONS)),
     ]

@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 from signal import SIGKILL
 from time import monotonic, sleep
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,6 +21,8 @@ from daemons import PATIENCE_S, ROOT, Client, Daemon, Message, encoded, environm
 from faults import WORK
 from stories import LiveSet, back_to, block, digest, expected, output, tx
 
+import storage.history.merging
+import storage.history.reindex
 from bench.sample import Sample
 from config.load import load
 from daemon.inspect import export
@@ -27,45 +30,32 @@ from daemon.store import leaf_writer, open_disk
 from storage.history.runs import Index
 from storage.history.store import HistoryStore
 from storage.history.verify import verify
+from storage.indexes import NAMES
 
 LIVES = 20  # of each store
 SMALL = {"PYTHONPATH": f"{ROOT / 'tests' / 'torn'}:{ROOT}"}  # values small enough that each commit merges some
-EVERY_INDEX = dict.fromkeys(("address_hash", "payment_credential", "stake_credential", "policy", "asset"), True)
-# What is configured, and the sizes of values.
-STORES: list[tuple[dict[str, Any], dict[str, str]]] = [
-    ({"utxo": {"rollback_window": 8, "prune_depth": 4, "prune_batch_size": 3, "index": EVERY_INDEX}}, SMALL),
-    ({"utxo": {"rollback_window": 5, "prune_depth": 9, "prune_batch_size": 1000}}, {}),
+EVERY_INDEX = {name: name != "history" for name in NAMES}  # but that one: with it nothing is forgotten
+# What of `utxo` is configured, whether there are records of transactions, and the sizes of values.
+STORES: list[tuple[dict[str, Any], bool, dict[str, str]]] = [
+    ({"rollback_window": 8, "prune_depth": 4, "prune_batch_size": 3, "index": EVERY_INDEX}, True, SMALL),
+    ({"rollback_window": 5, "prune_depth": 9, "prune_batch_size": 1000, "index": {"history": True}}, True, {}),
     (
-        {
-            "utxo": {
-                "rollback_window": 12,
-                "prune_depth": 2,
-                "prune_batch_size": 5,
-                "index": EVERY_INDEX,
-                "store": "mmr",
-            }
-        },
+        {"rollback_window": 12, "prune_depth": 2, "prune_batch_size": 5, "index": EVERY_INDEX, "store": "mmr"},
+        True,
         SMALL,
     ),
     (
         {
-            "utxo": {
-                "rollback_window": 6,
-                "prune_depth": 6,
-                "prune_batch_size": 2,
-                "index": {"address_hash": False, "payment_credential": False},
-                "store": "mmr",
-            }
+            "rollback_window": 6,
+            "prune_depth": 6,
+            "prune_batch_size": 2,
+            "index": {"address_hash": False, "payment_credential": False},
+            "store": "mmr",
         },
+        True,
         {},
     ),
-    (
-        {
-            "utxo": {"rollback_window": 8, "prune_depth": 4, "prune_batch_size": 3},
-            "transactions": {"enabled": False},
-        },
-        SMALL,
-    ),
+    ({"rollback_window": 8, "prune_depth": 4, "prune_batch_size": 3}, False, SMALL),
 ]
 _LONGEST = 5  # branch that is given up
 _WRITER_LOCK = 64  # where LMDB's lock file has the writer's, and
@@ -269,7 +259,7 @@ def answers(daemon: Daemon) -> dict[str, Any]:
         return {name: answer for name, answer in dump(HistoryStore(disk)).items() if name not in disk.tables}
 
 
-def assert_as_if_unharmed(victim: Victim, folder: Path, settings: dict[str, Any]) -> None:
+def assert_as_if_unharmed(victim: Victim, folder: Path, **settings: Any) -> None:
     """Compare a store with one to which the same was told, and whose daemon nobody has killed."""
     victim.finish()
     assert victim.daemon.export() == expected(victim.story)
@@ -284,14 +274,15 @@ def assert_as_if_unharmed(victim: Victim, folder: Path, settings: dict[str, Any]
 
 def kill_one_store(folder: Path, number: int) -> Counter[str]:
     folder.mkdir()
-    wish, environ = STORES[number]
-    settings = wish | {"batch": {"max_delay_ms": 2}, "log": {"level": "warning"}}
+    utxo, records, environ = STORES[number]
+    settings: dict[str, Any] = {"utxo": utxo, "transactions": {"enabled": records}}
+    settings |= {"batch": {"max_delay_ms": 2}, "log": {"level": "warning"}}
     with home(folder, environ, **settings) as daemon:
         victim = Victim(daemon, number, told(number, 260))
         for life in range(LIVES):
             victim.live_and_die(life)
         assert victim.done < len(victim.story), "the story is too short for so many lives"
-        assert_as_if_unharmed(victim, folder / "never", settings)
+        assert_as_if_unharmed(victim, folder / "never", **settings)
     return victim.met
 
 
@@ -308,23 +299,32 @@ def test_a_hundred_kills(tmp_path: Path) -> None:
 
 def test_a_kill_in_all_work_of_the_store(tmp_path: Path) -> None:
     """Merges, rewrites of values, pruning, rollbacks, and what is written of mountain ranges: each is torn."""
-    settings, environ = STORES[2]
-    settings |= {"batch": {"max_delay_ms": 2}, "log": {"level": "warning"}}
-    with home(tmp_path, environ, **settings) as daemon:
+    windows = {"rollback_window": 12, "prune_depth": 2, "prune_batch_size": 5}
+    utxo = windows | {"store": "mmr", "index": EVERY_INDEX}
+    settings = {"batch": {"max_delay_ms": 2}, "log": {"level": "warning"}}
+    with home(tmp_path, SMALL, utxo=utxo, **settings) as daemon:
         victim = Victim(daemon, 11, all_spent(200))
         for n, (owner, method) in enumerate(WORK.values()):
             victim.die_in(place(owner, method, 1 + n % 3))
-        assert_as_if_unharmed(victim, tmp_path / "never", settings)
-        kill_reindex(daemon, environ)
+        assert_as_if_unharmed(victim, tmp_path / "never", utxo=utxo, **settings)
+        daemon.configure(utxo=utxo | {"index": EVERY_INDEX | {"history": True}}, **settings)
+        kill_reindex(daemon)
 
 
-def kill_reindex(daemon: Daemon, environ: dict[str, str]) -> None:
+def kill_reindex(daemon: Daemon) -> None:
     """Kill `utxod reindex` in its work, time and again: the store is sound, and the next one builds the indexes."""
     before = answers(daemon)
-    works: list[tuple[type, str, int]] = [(Index, "drop", 1), (HistoryStore, "put_indexes", 2)]
-    works += [(Index, method, times) for method in ("add", "_turn", "collect") for times in (1, 7)]
+    works: list[tuple[type | ModuleType, str, int]] = [(Index, "drop", 1), (HistoryStore, "put_indexes", 2)]
+    parts = (
+        (Index, "add"),
+        (storage.history.merging, "_turn"),
+        (Index, "collect"),
+        (storage.history.reindex, "_add_touches"),
+    )
+    works += [(*part, times) for part in parts for times in (1, 7)]
     for owner, method, times in works:
-        ended = utxod("reindex", "--config", daemon.config, **environ, DIE_IN=place(owner, method, times))
+        where = place(owner, method, times)
+        ended = utxod("reindex", "--config", daemon.config, PYTHONPATH=SMALL["PYTHONPATH"], DIE_IN=where)
         assert ended.returncode == 1 and b"SIGKILL" in ended.stderr, (method, ended.stderr)
         with open_disk(load(daemon.config, {}), readonly=True) as disk:
             assert verify(disk, quick=True) == []
@@ -332,7 +332,9 @@ def kill_reindex(daemon: Daemon, environ: dict[str, str]) -> None:
     assert answers(daemon) == before
 
 
-def place(owner: type, method: str, times: int) -> str:
+def place(owner: type | ModuleType, method: str, times: int) -> str:
+    if isinstance(owner, ModuleType):
+        return f"{owner.__name__}:{method}:{times}"
     return f"{owner.__module__}:{owner.__name__}.{method}:{times}"
 
 
@@ -341,7 +343,7 @@ def test_a_feed_goes_through_three_kills(tmp_path: Path) -> None:
     story = told(9, 1500)
     source = tmp_path / "chain.frames"
     source.write_bytes(b"".join(encoded(message, "frames") for message in story))
-    with home(tmp_path, utxo=STORES[0][0]["utxo"] | {"rollback_window": 50}, batch={"max_delay_ms": 5}) as daemon:
+    with home(tmp_path, utxo=STORES[0][0] | {"rollback_window": 50}, batch={"max_delay_ms": 5}) as daemon:
         command = [sys.executable, "-m", "daemon.cli", "feed", "--config", str(daemon.config), "file", str(source)]
         with (tmp_path / "feed.log").open("wb") as said:
             feed = subprocess.Popen([*command, "--window", "1"], env=environment(), stdout=said, stderr=said)

@@ -141,18 +141,18 @@ class Story(RuleBasedStateMachine):
         assert live(self.house.utxo) == {
             point: (coin.output.address, coin.output.value) for point, coin in coins.items()
         }
-        audited = audit(self.lives.buried, RETENTION)
+        audited = audit(self.lives.chain, RETENTION)
         assert (audited.findings, audited.half_made) == ([], [])
         MET.meet("a contradiction", audited.contradictions)
         assert self.lies or audited.contradictions == []
 
     def settle(self) -> None:
         """Let the records be rebuilt; then nothing contradicts the chain, and nothing is left to be done."""
-        contradicted = audit(self.lives.buried, RETENTION).contradictions
+        contradicted = audit(self.lives.chain, RETENTION).contradictions
         rebuilt = agree_all(self.lives, self.house.chain.height)
         assert rebuilt or not contradicted
         assert self.lies or not rebuilt
-        assert audit(self.lives.buried, RETENTION) == Audited([], [])
+        assert audit(self.lives.chain, RETENTION) == Audited([], [])
         assert agree_all(self.lives, self.house.chain.height) == 0
 
 

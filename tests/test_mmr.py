@@ -112,6 +112,14 @@ def test_peaks(size: int) -> None:
             mmr.leaf_count(size)
 
 
+@given(st.integers(0, 70), st.randoms(use_true_random=False))
+def test_leaves_in_parts_make_the_nodes_of_all_at_once(leaves: int, random: Random) -> None:
+    data, parts = [random.randbytes(4) for _ in range(leaves)], Range()
+    while parts.data != data:
+        parts.add(data[len(parts.data) :][: random.choice((1, 2, 3, 20))])
+    assert parts.nodes == Range(data).nodes
+
+
 def test_the_root_of_nothing() -> None:
     assert Range().root() == bytes(32)
 

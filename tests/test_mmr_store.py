@@ -154,6 +154,17 @@ def test_a_rollback_over_a_lost_node_changes_nothing(tmp_path: Path, monkeypatch
         assert {name: rows(chain.store, name) for name in disk.tables} == before
 
 
+def test_what_a_rollback_may_cut_at_has_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also above outputs that nobody can spend: a block that may be taken back has all its nodes."""
+    small_nodes(monkeypatch)
+    with open_chain(tmp_path, store="mmr") as chain:
+        feed(chain, block(None, tx("nothing", *(output("ann", 0, spendable=False) for _ in range(4)))))
+        disk, key = chain.store.disk, U64.pack(0)
+        found = unpack(rows(chain.store, NODE)[key], 0)
+        disk.write(lambda txn: txn.put(key, pack(Value(np.arange(7) > 0, found.hashes[1:])), db=disk.tables[NODE]))
+        assert wrong(chain) == ["node 0 of the mountain range is not there, but proofs need it"]
+
+
 def test_a_value_behind_the_end_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_nodes(monkeypatch)
     with open_chain(tmp_path, store="mmr") as chain:

@@ -14,16 +14,22 @@ from daemons import running, statuses
 from faults import Fault, broken, failing
 from stories import chain as plain_chain
 
+import daemon.offline
+import storage.history.history
+import storage.history.merging
+import storage.history.recent
 import storage.history.reindex
 import storage.history.runs
 import storage.history.values
 from config.load import load
+from daemon.offline import prune
 from daemon.store import open_disk
 from handlers.chain import Chain
 from storage.disk import Disk
 from storage.errors import WrongFormat
 from storage.history.output_keys import RULES
 from storage.history.reindex import reindex
+from storage.history.runs import manifest
 from storage.history.store import HistoryStore
 from storage.history.stored import Stored
 from storage.history.verify import verify
@@ -38,7 +44,8 @@ EVERY = tuple(RULES)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 80)
     monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 600)
-    monkeypatch.setattr(storage.history.runs, "FANOUT", 3)
+    monkeypatch.setattr(storage.history.merging, "FANOUT", 3)
+    monkeypatch.setattr(storage.history.merging, "_REWRITTEN", 1)
     monkeypatch.setattr(storage.history.reindex, "_VALUES", 2)
     monkeypatch.setattr(storage.history.reindex, "_ENTRIES", 10)
     monkeypatch.setattr(storage.history.reindex, "_COLLECTED", 4)
@@ -117,6 +124,44 @@ def test_a_fault_at_any_write_of_a_reindex(kind: str, tmp_path: Path) -> None:
         shutil.rmtree(folder)
         happened, number = fault.seen >= number, number + 29
     assert number > 100
+
+
+def dead(disk: Disk) -> dict[str, int]:
+    """Return how many entries of dead outputs each index has."""
+    with disk.read() as txn:
+        stored, view = Stored(txn, disk.tables), View(txn, disk.tables)
+        found = dict.fromkeys(EVERY, 0)
+        for kind in EVERY:
+            for run in stored.index(kind).runs:
+                for _, entries, _ in view.run(run.id, stored.index(kind).dtype):
+                    found[kind] += int((~stored.revivable(entries["number"])).sum())
+        return found
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("merged", [1, 1000])
+def test_pruning_rewrites_every_run_of_which_enough_has_died(
+    merged: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It begins with the undo logs of the window, a few in each turn, and goes on until no run is left to rewrite."""
+    monkeypatch.setattr(daemon.offline, "_STEPS", 1)
+    monkeypatch.setattr(storage.history.merging, "FANOUT", 1000)  # so all runs are of one level
+    monkeypatch.setattr(storage.history.recent, "_LOADED", 1)
+    monkeypatch.setattr(storage.history.history, "_THINNED", 1000)
+    monkeypatch.setattr(storage.history.history, "_COUNTED", 0)
+    told(tmp_path / "lmdb", EVERY)
+    monkeypatch.setattr(storage.history.history, "_COUNTED", 5)
+    monkeypatch.setattr(storage.history.history, "LEAST_MERGED", merged)
+    config = tmp_path / "utxod.toml"
+    config.write_text(f'data_dir = "{tmp_path}"\n[utxo]\nrollback_window = 8\nprune_depth = 8\n')
+    with opened(tmp_path / "lmdb", EVERY) as chain:
+        before = dead(chain.store.disk)
+    prune(load(config, {}))
+    with opened(tmp_path / "lmdb", EVERY) as chain:
+        assert verify(chain.store.disk) == []
+        assert before["address_hash"] > 20 and set(dead(chain.store.disk).values()) == {0}
+        with chain.store.disk.read() as txn:
+            assert not any(manifest(txn, chain.store.meta, kind).merges for kind in EVERY)
 
 
 def test_commands_over_a_store(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def single(shot: Snapshot, told: Told) -> int:
     for point, (coin, spender, ordinal) in fates(model).items():
         entry, utxo = shot.find_entry(*point), shot.find(*point)
         if spender is not None and ordinal <= shot.state.floor:
-            assert entry is utxo is None
+            assert entry is None and utxo is None
             continue
         assert entry is not None and utxo is not None
         record, by_tx[point[0]] = cbor2.loads(shot.query.records.record(entry)), by_tx.get(point[0], 0) + 1

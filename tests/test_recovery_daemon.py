@@ -22,7 +22,7 @@ from questions import Web
 from stories import at, back_to, block, chain, digest, output, tx
 from test_metrics import scrape
 from test_recovery_service import Explorer
-from test_verify_copy import apart
+from test_verify import apart
 
 SOON = {"ttl": "200ms", "scan_interval": "200ms", "confirmations": 3, "lease_duration": "2s"}
 FUNDS = tx("funds", *(output("ann", 10 + n) for n in range(8)))

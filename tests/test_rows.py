@@ -20,14 +20,14 @@ from storage.disk import META, Disk, Txn
 from storage.errors import Damaged
 from storage.history.history import U32
 from storage.history.layout import BLOCK, STATE, Block, State
-from storage.history.runs import Manifest, Merge, Run, manifest
+from storage.history.runs import Count, Manifest, Merge, Run, manifest
 from storage.jobs import Job
 from storage.rows import pack, unpack
 
 FULL: dict[str, tuple[Struct, int]] = {  # a row, and how many fields it has
     "state": (State([1, 2, 3, 4], 5, 6, 7, 8, 9, 10), 7),
     "block": (Block(1, 2, b"h", 3, 4, 5, 6, 7, 8, 9, header=b"f", era="e", issuer=(b"i", None, None, 1)), 17),
-    "runs": (Manifest([Run(1, 2, 3, 4, 5, 6)], [Merge([1], 2, 0, 3)], [7]), 3),
+    "runs": (Manifest([Run(1, 2, 3, 4, 5, 6)], [Merge([1], 2, 0, 3)], [7], Count(8, 9, 10, 11)), 4),
     "job": (Job(1, 2, "applied", "done", 1.5), 15),
     "page": (transactions.Page(3, 2, 1), 7),
     "record": (transactions.Record(3, 2, 1, total=3, block_ids=[1], fee=5, size=6), 29),

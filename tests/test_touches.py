@@ -28,10 +28,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model import Model
 
+import storage.history.reindex
 from handlers.chain import Chain
 from handlers.events import BlockApplied, GenesisOutputs, OutPoint
 from storage.errors import WrongFormat
 from storage.history import touches
+from storage.history.ends import contradictions
 from storage.history.reindex import reindex
 from storage.history.verify import verify
 from storage.indexes import NAMES
@@ -81,7 +83,7 @@ def expected(genesis: GenesisOutputs, blocks: Sequence[BlockApplied]) -> Touched
                     owner[tx.txid, index] = output.address
                     touch(output.address, tx.txid)
             for point in list(before):
-                before[point] = before[point] or True  # type: ignore[assignment]
+                before[point] = before[point] or True
     return found
 
 
@@ -102,6 +104,8 @@ def told(chain: Chain) -> Touched:
 
 def sound(chain: Chain) -> None:
     assert verify(chain.store.disk, quick=True, leaves=LEAVES) == []
+    with chain.store.disk.read() as txn:
+        assert list(contradictions(txn, chain.store.disk.tables)) == [], "a daemon would not start"
 
 
 @settings(max_examples=120)
@@ -192,4 +196,33 @@ def test_a_history_that_is_switched_off_is_forgotten(tmp_path: Path) -> None:
             assert chain.store.stored(txn).log(chain.state.floor).size == 0
         for _ in range(10):
             chain.keep_house(20)
+        sound(chain)
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_history_that_was_given_up_says_nothing_of_what_is_kept(
+    killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its building was killed, or it was left out of the indexes that were built: blocks are forgotten from then on."""
+    blocks, windows = random_chain(Random(5), 60), Options(may_prune=True, rollback_window=5, prune_depth=5)
+    with open_chain(tmp_path, **windows | {"indexes": INDEXES if killed else NAMES}) as chain:
+        feed(chain, *blocks[:30])
+        prune_all(chain)
+    with open_chain(tmp_path, indexes=INDEXES if killed else NAMES) as chain, monkeypatch.context() as patch:
+        if killed:
+            patch.setattr(storage.history.reindex, "_add_touches", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                reindex(chain.store, NAMES, lambda _: None)
+        else:
+            reindex(chain.store, (), lambda _: None)
+        sound(chain)
+    with open_chain(tmp_path, **windows | {"indexes": ()}) as chain:
+        feed(chain, *blocks[30:])
+        prune_all(chain)
+        for _ in range(10):
+            chain.keep_house(20)
+        sound(chain)
+        reindex(chain.store, NAMES, lambda _: None)
+        with chain.store.disk.read() as txn:
+            assert touches.first_block(txn, chain.store.meta) == chain.state.floor + 1
         sound(chain)

@@ -36,17 +36,17 @@ listen = "127.0.0.1:{port}"
 [log]
 format = "json"
 """
-# Kinds of store: windows small enough that pruning happens within one round.
+# Kinds of store, with an MMR and without; windows small enough that pruning happens within one round.
 KINDS = (
     "[utxo]\nrollback_window = 24\nprune_depth = 4\nprune_batch_size = 3\n[batch]\nmax_delay_ms = 2\n",
-    "[utxo]\nrollback_window = 24\nprune_depth = 30\n[batch]\nmax_delay_ms = 5\n",
+    "[utxo]\nrollback_window = 24\nprune_depth = 30\n[utxo.index]\nhistory = true\n[batch]\nmax_delay_ms = 5\n",
     "[utxo]\nrollback_window = 24\nprune_depth = 4\nstore = 'mmr'\nprune_batch_size = 5\n",
     "[utxo]\nrollback_window = 24\nprune_depth = 6\n[transactions]\nenabled = false\n",
     "[utxo]\nrollback_window = 24\n[utxo.index]\naddress_hash = false\nstake_credential = true\npolicy = true\n"
     "[transactions]\nexternalize_all = true\nblock_height_retention = 12\n[pruner]\nunmined_retention = 4\n"
     "parent_preservation_blocks = 20\n",
-    "[utxo]\nrollback_window = 24\nprune_depth = 6\nprune_batch_size = 5\n"
-    "[utxo.index]\nstake_credential = true\nasset = true\ndatum = true\n[transactions]\nenabled = false\n",
+    "[utxo]\nrollback_window = 24\nprune_depth = 6\nprune_batch_size = 5\nstore = 'mmr'\n"
+    "[utxo.index]\nstake_credential = true\npolicy = true\nasset = true\ndatum = true\nscript = true\n",
 )
 Answer = Ack | Error | Welcome | Committed | RolledBack | Pruned | TxStatusChanged
 _ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)

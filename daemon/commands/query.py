@@ -135,7 +135,7 @@ def utxo(context: click.Context, txid: str, index: str | None, as_json: bool) ->
 def datum(context: click.Context, datum_hash: str, as_json: bool) -> None:
     """Print the datum with HASH (64 hex digits) as hex: inline in an output, or revealed by a block's witnesses.
 
-    Needs the index by datum (utxo.index.datum), which only a history store keeps. The datum is known while an output
+    Needs the index by datum (utxo.index.datum). The datum is known while an output
     that has its hash is kept.
     """
     from daemon.commands import lookup

@@ -10,9 +10,9 @@ import numpy as np
 from storage.history import filters, runs, touches
 from storage.history.consistent import revivable_of
 from storage.history.intact import KINDS
-from storage.history.layout import FILTER, HEAD_BYTES, TXID_ENTRY, Flags, Records, Words, count_of
+from storage.history.layout import FILTER, HEAD_BYTES, TXID_ENTRY, Flags, Numbers, Records, Words, count_of
 from storage.history.output_keys import RULES
-from storage.history.runs import Manifest, Merge, Run
+from storage.history.runs import Count, Manifest, Merge, Run
 from storage.history.tally import Sieve, Sink, Tally
 from storage.history.view import View
 
@@ -59,6 +59,7 @@ def check_lists(view: View) -> Iterator[str]:
         yield from _ranges(view, kind, manifest.runs)
         for merge in manifest.merges:
             yield from _merging(kind, manifest.runs, merge)
+        yield from _counting(kind, manifest)
         if len({merge.level for merge in manifest.merges}) < len(manifest.merges):
             yield f"several merges of {kind} are under way at one level"
     for run in view.runs():
@@ -75,6 +76,8 @@ def _ranges(view: View, kind: str, listed: list[Run]) -> Iterator[str]:
             yield f"run {run.id} of {kind} has the range {run.low} to {run.high}, between {below} and {size}"
         if not 0 < run.entries <= run.room or run.level < 0:
             yield f"run {run.id} of {kind} counts {run.entries} entries of {run.room} on level {run.level}"
+        if run.lived > run.entries:
+            yield f"run {run.id} of {kind} counts {run.lived} living entries of {run.entries}"
         below = run.high
 
 
@@ -86,8 +89,20 @@ def _merging(kind: str, listed: list[Run], merge: Merge) -> Iterator[str]:
         yield f"the merge of {kind} reads runs {merge.inputs}, which are not neighbours in {ids}"
     elif {run.level for run in inputs} != {merge.level}:
         yield f"the merge of {kind} reads runs of other levels than its own"
-    if not 0 <= merge.entries <= merge.room or merge.room > sum(run.room for run in inputs):
+    elif len(inputs) == 1 and inputs[0].lived == inputs[0].entries:
+        yield f"the merge of {kind} rewrites run {inputs[0].id}, of which no entry has died"
+    elif merge.room != (living := sum(run.lived for run in inputs)):
+        yield f"the merge of {kind} has room for {merge.room} entries, {living} of its runs live"
+    if not 0 <= merge.entries <= merge.room:
         yield f"the merge of {kind} counts {merge.entries} entries of {merge.room}"
+
+
+def _counting(kind: str, manifest: Manifest) -> Iterator[str]:
+    count, lows = manifest.count, {run.id: run.low for run in manifest.runs}
+    if count.run in lows and count.low != lows[count.run]:
+        yield f"the count of {kind} is at number {count.low}, its run {count.run} begins with {lows[count.run]}"
+    if min(count.values, count.lived) < 0 or (count.run == 0 and max(count.values, count.lived) > 0):
+        yield f"the count of {kind} says {count.lived} in {count.values} values of run {count.run}"
 
 
 def _size(view: View, kind: str) -> int:
@@ -115,16 +130,46 @@ def check_entries(view: View, kind: str, sink: Sink, merging: Sink) -> Iterator[
     manifest = runs.manifest(view.txn, view.meta, kind)
     for run in manifest.runs:
         input_of = next((merge for merge in manifest.merges if run.id in merge.inputs), None)
-        yield from _check_run(view, kind, run, sink, merging, input_of)
+        living = _Living(run, manifest.count if run.id == manifest.count.run else Count())
+        yield from _check_run(view, kind, run, sink, merging, input_of, living)
+        yield from living.findings(kind)
     for merge in manifest.merges:
         inputs = [run for run in manifest.runs if run.id in merge.inputs]
         low, high = inputs[0].low, inputs[-1].high
-        yield from _check_run(
-            view, kind, Run(merge.id, low, high, 0, merge.entries, merge.room), NOTHING, merging, merge
-        )
+        run = Run(merge.id, low, high, 0, merge.entries, merge.room)
+        yield from _check_run(view, kind, run, NOTHING, merging, merge, _Living(run, Count()))
 
 
-def _check_run(view: View, kind: str, run: Run, sink: Sink, merging: Sink, merge: Merge | None) -> Iterator[str]:
+class _Living:
+    """How many entries of a run live, and how many of those in the values that its count has read."""
+
+    def __init__(self, run: Run, count: Count) -> None:
+        self._run, self._count = run, count
+        self._all = self._values = self._read = self._counted = 0
+
+    def see(self, starts: Numbers, flags: Flags) -> None:
+        """Take the flags of the entries that live in some values, and where each value begins among them."""
+        ends = [*starts.tolist(), len(flags)]
+        end = ends[min(max(self._count.values - self._values, 0), len(starts))]
+        self._all += int(flags.sum())
+        self._counted += int(flags[:end].sum())
+        self._values, self._read = self._values + len(starts), self._read + end
+
+    def findings(self, kind: str) -> Iterator[str]:
+        """Yield what the list says wrongly: entries that lived when they were counted may have died since."""
+        run, count = self._run, self._count
+        if self._all > run.lived:
+            yield f"run {run.id} of {kind} has {self._all} living entries, its list says at most {run.lived}"
+        if count.values >= max(self._values, 1):
+            yield f"the count of {kind} has read {count.values} values of run {run.id}, which has {self._values}"
+        elif not self._counted <= count.lived <= self._read:
+            found = f"{self._counted} of {self._read} entries live"
+            yield f"the count of {kind} says {count.lived} in {count.values} values of run {run.id}, where {found}"
+
+
+def _check_run(
+    view: View, kind: str, run: Run, sink: Sink, merging: Sink, merge: Merge | None, living: _Living
+) -> Iterator[str]:
     record, count, name = runs.record_of(kind), 0, f"run {run.id} of {kind}"
     last = np.empty(0, record)
     for keys, entries, starts in view.run(run.id, record):
@@ -144,20 +189,19 @@ def _check_run(view: View, kind: str, run: Run, sink: Sink, merging: Sink, merge
             yield f"{name} has number {number}, below {run.low}"
         if kind == "txid":
             yield from _filtered(view, run, entries, whole=merge is None or run.id != merge.id)
-        yield from _tell(view, kind, run, entries, sink, merging, merge)
+        inside = np.flatnonzero((entries["number"] >= run.low) & (entries["number"] < run.high))
+        flags = np.zeros(len(entries), np.bool_)
+        flags[inside] = wanted(view, kind, entries[inside])
+        living.see(starts, flags)
+        if kind == "txid":
+            yield from _strangers(view, run, entries[inside][~flags[inside]])
+        yield from _tell(kind, run, entries[flags], sink, merging, merge)
     if count != run.entries:
         yield f"{name} has {count} entries, its list says {run.entries}"
 
 
-def _tell(
-    view: View, kind: str, run: Run, entries: Records, sink: Sink, merging: Sink, merge: Merge | None
-) -> Iterator[str]:
-    """Tell the sinks what a run has, and what of that a merge has gone through."""
-    there = entries[(entries["number"] >= run.low) & (entries["number"] < run.high)]
-    chosen = wanted(view, kind, there)
-    if kind == "txid":
-        yield from _strangers(view, run, there[~chosen])
-    there = there[chosen]
+def _tell(kind: str, run: Run, there: Records, sink: Sink, merging: Sink, merge: Merge | None) -> Iterator[str]:
+    """Tell the sinks which living entries a run has, and which of them a merge has gone through."""
     sink.find(*_parts(there))
     if merge is None:
         return

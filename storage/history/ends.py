@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from storage.disk import META, Db, Txn
 from storage.errors import Damaged
+from storage.history import touches
 from storage.history.intact import LOOKS, check_meta, look
 from storage.history.layout import BLOCK, UNDO, Block, State, stored_state
 from storage.history.mmr import BIT_NODE, NODE, StoredMmr
@@ -47,10 +48,12 @@ def _tip(txn: Txn, tables: dict[str, Db], state: State) -> Iterator[str]:
         return
     if last is not None:
         yield from _last_block(txn, tables, state, read_block(txn, tables[BLOCK], last))
-    cursor, window = txn.cursor(tables[UNDO]), state.floor < state.tip
+    cursor, kept_from = txn.cursor(tables[UNDO]), touches.first_block(txn, tables[META])
     first = int.from_bytes(cursor.key()[:4], "big") if cursor.first() else None
-    last = _last(txn, tables[UNDO])
-    if (first, last) != ((state.floor + 1, state.tip) if window else (None, None)):
+    last, lowest = _last(txn, tables[UNDO]), state.floor + 1
+    if kept_from is not None:
+        lowest = min(lowest, max(kept_from, 1))  # genesis outputs have none
+    if (first, last) != ((lowest, state.tip) if lowest <= state.tip else (None, None)):
         yield f"there are undo logs of block {first} to {last}, the floor is {state.floor}, the tip is {state.tip}"
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from storage.disk import META, Db, Txn
 from storage.errors import Damaged
 from storage.history import datums, touches
+from storage.history.alive import Alive
 from storage.history.batch import NOTHING_SPENT, Batch, Done, Spends, Waiting, row_of
 from storage.history.bits import TableBits
 from storage.history.layout import (
@@ -44,6 +45,7 @@ from storage.history.layout import (
     stored_state,
     words,
 )
+from storage.history.merging import count_runs, merge_runs
 from storage.history.mmr import Mountains
 from storage.history.output_keys import RULES
 from storage.history.recent import Recent
@@ -57,7 +59,7 @@ UNDO_KEY = Packed(">II")
 UNDO_ENTRIES = 1000  # of a value
 MERGED = 6  # entries that are merged for each one that is added: as many as there are levels of runs
 LEAST_MERGED = 1000
-_COLLECTED, _THINNED = 40, 40  # values for each block
+_COLLECTED, _THINNED, _COUNTED = 40, 40, 4  # values for each block
 
 
 class History:
@@ -304,65 +306,39 @@ class History:
         return reachable(txn, self._block, self.state.floor)
 
     def keep_house(self, txn: Txn, blocks: int) -> tuple[int, int]:
-        """Merge, collect and thin out some for so many blocks; return how many transactions and MMR nodes went."""
+        """Count, merge, collect and thin out some for so many blocks; return how many transactions and nodes went."""
         for index in self.index.values():
             index.collect(txn, _COLLECTED * blocks)
         if not self.recent.load(self.undo, txn, self.state.floor):
             return 0, 0
         reachable = self._reachable(txn)
+        alive = Alive(self.live, self.recent, reachable, keeps_all=self._keeps_all)
         for kind, index in self.index.items():
-            index.merge(txn, max(index.added * MERGED, LEAST_MERGED), partial(self._wanted, kind, reachable))
+            keep = partial(alive.entries, kind)
+            if kind not in {"block", touches.KIND}:  # of which nothing dies
+                count_runs(index, txn, _COUNTED * blocks, keep)
+            merge_runs(index, txn, max(index.added * MERGED, LEAST_MERGED * max(blocks, 1)), keep)
             index.added = 0
-        transactions = 0 if self._keeps_all else self._thin(txn, reachable, blocks)
-        nodes = self.mmr.thin(txn, reachable, blocks, self._revivable) if self.mmr else 0
+        transactions = 0
+        if not self._keeps_all:
+            self.output.thin(txn, reachable, _THINNED * blocks, self.live, alive.outputs)
+            transactions = self.tx.thin(txn, reachable, _THINNED // 2 * blocks, self.live, alive.txs)
+        nodes = self.mmr.thin(txn, reachable, blocks, alive.revivable) if self.mmr else 0
         return transactions, nodes
-
-    def _thin(self, txn: Txn, reachable: int, blocks: int) -> int:
-        """Rewrite some values of which little lives; return how many transactions went."""
-        self.output.thin(
-            txn, reachable, _THINNED * blocks, self.live, lambda records: self._revivable(records["number"])
-        )
-        return self.tx.thin(
-            txn, reachable, _THINNED // 2 * blocks, self.live, lambda records: self._alive(records, reachable)
-        )
 
     def sweeps(self, blocks: int) -> int:
         """Return how often to keep house for so many blocks until every value was looked at."""
         values = max(2 * len(self.tx.firsts), len(self.output.firsts))
-        return max(-(-values // (_THINNED * blocks)), self.mmr.sweeps(blocks) if self.mmr else 0)
+        counted = max(index.value_count() for index in self.index.values())
+        sweeps = max(-(-values // (_THINNED * blocks)), -(-counted // (_COUNTED * blocks)))
+        if self.mmr:
+            sweeps = max(sweeps, self.mmr.sweeps(blocks))
+        return self.recent.turns + sweeps + 1  # one more, since a count may be in the middle of its sweep
 
-    def _wanted(self, kind: str, reachable: int, entries: Records) -> Flags:
-        """Return which entries a merge keeps."""
-        match kind:
-            case "block" | touches.KIND:
-                return np.ones(len(entries), np.bool_)
-            case "spender":
-                recent: Flags = entries["number"] >= reachable
-                return recent
-            case "txid":
-                if self._keeps_all:
-                    return np.ones(len(entries), np.bool_)
-                return self._any_alive(entries["number"], entries["outputs"].astype(np.int64), reachable)
-            case _:
-                return self._revivable(entries["number"])
-
-    def _revivable(self, numbers: Numbers) -> Flags:
-        """Return which outputs live, or were spent in a block that may be rolled back."""
-        return self.live.has(numbers) | self.recent.spent.has(numbers)
-
-    def _alive(self, records: Records, reachable: int) -> Flags:
-        return self._any_alive(records["number"], outputs_in(records["counts"]), reachable)
-
-    def _any_alive(self, first: Numbers, outputs: Numbers, reachable: int) -> Flags:
-        """Return which transactions may be rolled back, or have outputs that live or may live again."""
-        alive = first >= reachable
-        some = np.flatnonzero(~alive & (outputs > 0))
-        if len(some):
-            counts = outputs[some]
-            starts = np.cumsum(counts) - counts
-            numbers = np.arange(int(counts.sum())) + np.repeat(first[some] - starts, counts)
-            alive[some] = np.logical_or.reduceat(self._revivable(numbers), starts)
-        return alive
+    @property
+    def merging(self) -> bool:
+        """Whether a run is being merged or rewritten."""
+        return any(index.manifest.merges for index in self.index.values())
 
     # --- the way back --------------------------------------------------------------------------------------------
 

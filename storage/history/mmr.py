@@ -1,4 +1,4 @@
-"""The mountain ranges of a history: over the leaves of all outputs, and over the bits that say which are unspent.
+"""The mountain ranges of a store: over the leaves of all outputs, and over the bits that say which are unspent.
 
 The leaf of an output has the output's number. An output that nobody can spend, and the number that a transaction
 without outputs takes, have the leaf `NOTHING`. The leaves of the second range are the chunks of `history_live` as they
@@ -51,7 +51,7 @@ class Leaves(Protocol):
 
 
 class Mountains:
-    """Both mountain ranges in the hands of the thread that writes the history."""
+    """Both mountain ranges in the hands of the thread that writes the store."""
 
     def __init__(self, tables: dict[str, Db], leaves: Leaves | None) -> None:
         self._meta, self._leaves = tables[META], leaves

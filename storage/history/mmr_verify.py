@@ -1,4 +1,4 @@
-"""Walking the mountain ranges of a history by their own rules: nodes over leaves, leaves of outputs, bits.
+"""Walking the mountain ranges of a store by their own rules: nodes over leaves, leaves of outputs, bits.
 
 A parent is the hash of its children where both are there. A node that is not there was let go: then no output below
 its parent lives, or can be made to live again by a rollback.

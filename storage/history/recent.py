@@ -28,6 +28,11 @@ class Recent:
             self._next += 1
         return self._next > self._last
 
+    @property
+    def turns(self) -> int:
+        """How many turns it takes until all undo logs are read."""
+        return -(-max(self._last + 1 - self._next, 0) // _LOADED)
+
     def cut(self, numbers: Numbers, target: int) -> None:
         """Forget what the blocks above one spent."""
         self.spent.clear(numbers)

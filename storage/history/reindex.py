@@ -24,6 +24,7 @@ from storage.history.layout import (
     seal_row,
     stored_state,
 )
+from storage.history.merging import merge_runs
 from storage.history.output_keys import RULES
 from storage.history.runs import Index
 from storage.history.store import HistoryStore
@@ -104,7 +105,7 @@ def _collect(tables: dict[str, Db], txn: Txn) -> int:
 def _merge(tables: dict[str, Db], kinds: Sequence[str], txn: Txn) -> int:
     """Merge a part of what is to be merged; return how many entries."""
     indexes = _Indexes(txn, tables, kinds)
-    done = sum(index.merge(txn, _ENTRIES, _every) for index in indexes.index.values())
+    done = sum(merge_runs(index, txn, _ENTRIES, _every) for index in indexes.index.values())
     indexes.save()
     return done
 

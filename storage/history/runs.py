@@ -1,4 +1,4 @@
-"""Sorted runs: an index is a few of them, each of (prefix, number) in order, written once and merged eight at a time.
+"""Sorted runs: an index is a few of them, each of (prefix, number) in order, written once and merged.
 
 A run belongs to a range of numbers, disjoint from the others of its kind, so a rollback removes the last ones and
 lowers the bound of the one across the target. Values hold about a thousand entries; the key of a value is its first
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from struct import Struct as Packed
-from typing import Literal
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 
 from storage.disk import META, Db, Txn
 from storage.errors import Damaged
@@ -36,16 +35,17 @@ from storage.history.layout import (
 )
 from storage.rows import unpack
 
-FANOUT = 8
 KEY = Packed(">IQQ")
 _SLICE = 1024  # values that are looked through at a time
-_BEYOND = 1 << 64
 
 Keep = Callable[[Records], Flags]
 
 
 class Run(Struct, array_like=True):
-    """A run in force. Numbers at or above `high` were rolled back and are not there."""
+    """A run in force. Numbers at or above `high` were rolled back and are not there.
+
+    An entry that nobody wants is never wanted again, so no more than `lived` of the entries live.
+    """
 
     id: int
     low: int
@@ -53,6 +53,11 @@ class Run(Struct, array_like=True):
     level: int
     entries: int
     room: int  # entries that its filter was made for
+    lived: int = -1  # entries that were wanted when they were last counted, or when the run was written
+
+    def __post_init__(self) -> None:
+        if self.lived < 0:  # it is new, or its list was written before there was this field
+            self.lived = self.entries
 
 
 class Merge(Struct, array_like=True):
@@ -60,11 +65,23 @@ class Merge(Struct, array_like=True):
 
     inputs: list[int]
     id: int
-    level: int  # of the inputs
+    level: int  # of the inputs; a run that is rewritten alone stays at its level
     room: int
     prefix: int = 0
     number: int = 0
     entries: int = 0
+
+
+class Count(Struct, array_like=True):
+    """The run whose living entries are being counted: how many of its values were read, and what lives in these.
+
+    Without a run (0) the next one is the first whose numbers begin above `low`.
+    """
+
+    run: int = 0
+    low: int = -1
+    values: int = 0
+    lived: int = 0
 
 
 class Manifest(Struct, array_like=True):
@@ -76,6 +93,7 @@ class Manifest(Struct, array_like=True):
     runs: list[Run] = []
     merges: list[Merge] = []
     garbage: list[int] = []
+    count: Count = field(default_factory=Count)
 
     def ids(self) -> list[int]:
         """Return all runs that are in the table, or that a merge will write."""
@@ -84,6 +102,10 @@ class Manifest(Struct, array_like=True):
     def rooms(self) -> dict[int, int]:
         """Return the runs in force and those that merges write, with the entries that their filters are made for."""
         return {run.id: run.room for run in self.runs} | {merge.id: merge.room for merge in self.merges}
+
+    def inputs(self) -> set[int]:
+        """Return the runs that are being merged."""
+        return {run for merge in self.merges for run in merge.inputs}
 
 
 class Fences:
@@ -99,21 +121,21 @@ class Index:
 
     def __init__(self, tables: dict[str, Db], kind: str, next_id: Callable[[], int]) -> None:
         self._meta, self._table, self._filter_table = tables[META], tables[RUN], tables[FILTER]
-        self.kind, self._next_id = kind, next_id
+        self.kind, self.next_id = kind, next_id
         self.dtype, self._filtered = record_of(kind), kind == "txid"
-        self._per_value = (VALUE_BYTES - HEAD_BYTES) // self.dtype.itemsize
+        self.per_value = (VALUE_BYTES - HEAD_BYTES) // self.dtype.itemsize
         self.manifest = Manifest()
         self.added = 0  # entries, since somebody set it to 0
         self._saved = b""
-        self._fences: dict[int, Fences] = {}
+        self.fences: dict[int, Fences] = {}
         self._filters: dict[int, Filter] = {}
 
     def load(self, txn: Txn) -> None:
         """Read the manifest, the keys of all runs in force, and their filters."""
         self.manifest = manifest(txn, self._meta, self.kind)
-        self._saved, self._fences, self._filters = seal_row(self.manifest), {}, {}
+        self._saved, self.fences, self._filters = seal_row(self.manifest), {}, {}
         for run, room in self.manifest.rooms().items():
-            self._fences[run] = self._read_fences(txn, run)
+            self.fences[run] = self._read_fences(txn, run)
             if self._filtered:
                 self._filters[run] = Filter(run, room)
                 self._filters[run].load(txn, self._filter_table)
@@ -128,7 +150,11 @@ class Index:
     def drop(self) -> None:
         """Let go of everything: the values go bit by bit."""
         self.manifest.garbage += self.manifest.rooms()
-        self.manifest.runs, self.manifest.merges = [], []
+        self.manifest.runs, self.manifest.merges, self.manifest.count = [], [], Count()
+
+    def value_count(self) -> int:
+        """Return how many values the runs in force have."""
+        return sum(len(self.fences[run.id].prefixes) for run in self.manifest.runs)
 
     def _read_fences(self, txn: Txn, run: int) -> Fences:
         found = [key[1:] for key in _keys(txn, self._table, run)]
@@ -142,21 +168,26 @@ class Index:
             return
         entries = entries[np.argsort(entries["prefix"], kind="stable")]
         self.added += len(entries)
-        run = Run(self._next_id(), low, high, 0, len(entries), len(entries))
-        self._begin_run(run.id, len(entries))
-        self._append(txn, run.id, entries)
-        if self._filtered:
-            self._filters[run.id].complete(txn, self._filter_table)
+        run = Run(self.next_id(), low, high, 0, len(entries), len(entries))
+        self.begin_run(run.id, len(entries))
+        self.append(txn, run.id, entries)
+        self.finish_run(txn, run.id)
         self.manifest.runs.append(run)
 
-    def _begin_run(self, run: int, room: int) -> None:
-        self._fences[run] = Fences()
+    def begin_run(self, run: int, room: int) -> None:
+        """Begin to write a run, with a filter for so many entries."""
+        self.fences[run] = Fences()
         if self._filtered:
             self._filters[run] = Filter(run, room)
 
-    def _append(self, txn: Txn, run: int, entries: Records) -> None:
+    def finish_run(self, txn: Txn, run: int) -> None:
+        """Complete the filter of a run that is written."""
+        if self._filtered:
+            self._filters[run].complete(txn, self._filter_table)
+
+    def append(self, txn: Txn, run: int, entries: Records) -> None:
         """Write entries in order behind those that a run has."""
-        per_value, fences = self._per_value, self._fences[run]
+        per_value, fences = self.per_value, self.fences[run]
         firsts = entries[::per_value]
         keys = zip(range(0, len(entries), per_value), firsts["prefix"].tolist(), firsts["number"].tolist(), strict=True)
         rows = []
@@ -184,7 +215,7 @@ class Index:
 
     def drop_below(self, number: int) -> None:
         """Let go of runs that have only numbers below this one."""
-        busy = {run for merge in self.manifest.merges for run in merge.inputs}
+        busy = self.manifest.inputs()
         gone = [run for run in self.manifest.runs if run.high <= number and run.id not in busy]
         self.manifest.garbage += [run.id for run in gone]
         self.manifest.runs = [run for run in self.manifest.runs if run not in gone]
@@ -198,7 +229,7 @@ class Index:
             done += gone
             if done < values or not next(_keys(txn, self._table, run), None):
                 garbage.pop(0)
-                self._fences.pop(run, None)
+                self.fences.pop(run, None)
                 if self._filters.pop(run, None) or self._filtered:
                     filters.drop(txn, self._filter_table, run)
         return done
@@ -224,7 +255,7 @@ class Index:
         return np.concatenate(places), np.frombuffer(b"".join([each.tobytes() for each in entries]), self.dtype)
 
     def _find_in(self, txn: Txn, run: Run, wanted: Words) -> Iterator[tuple[Numbers, Records]]:
-        fences = self._fences[run.id]
+        fences = self.fences[run.id]
         first = np.maximum(np.searchsorted(fences.prefixes, wanted, "left") - 1, 0)
         last = np.maximum(np.searchsorted(fences.prefixes, wanted, "right") - 1, 0)
         touched = np.unique(np.concatenate((first, last)))
@@ -232,7 +263,8 @@ class Index:
             spans = [np.arange(low, high + 1) for low, high in zip(first, last, strict=True) if high - low > 1]
             touched = np.unique(np.concatenate((touched, *spans)))
         for at in range(0, len(touched), _SLICE):
-            entries, prefixes = self._values(txn, run.id, fences, touched[at : at + _SLICE])
+            entries = self.values(txn, run.id, touched[at : at + _SLICE])
+            prefixes = np.ascontiguousarray(entries["prefix"])
             from_, to = np.searchsorted(wanted, prefixes[0], "left"), np.searchsorted(wanted, prefixes[-1], "right")
             low = np.searchsorted(prefixes, wanted[from_:to], "left")
             counts = np.searchsorted(prefixes, wanted[from_:to], "right") - low
@@ -245,82 +277,22 @@ class Index:
             kept = hits["number"] < run.high
             yield (from_ + places)[kept], hits[kept]
 
-    def _values(self, txn: Txn, run: int, fences: Fences, which: Numbers) -> tuple[Records, Words]:
-        """Return the entries of some values in order, and their prefixes.
+    def values(self, txn: Txn, run: int, which: Numbers) -> Records:
+        """Return the entries of some values of a run, by their places among its values.
 
         Raises:
             Damaged: they are not there, or not in order; checksums are left to `verify`, which knows all entries.
         """
+        fences = self.fences[run]
         keys = map(KEY.pack, [run] * len(which), fences.prefixes[which].tolist(), fences.numbers[which].tolist())
         found = txn.cursor(self._table).getmulti(keys)
         if len(found) != len(which):
             raise Damaged(f"values of run {run} ({self.kind}) are not there")
         entries = np.frombuffer(b"".join([memoryview(value)[HEAD_BYTES:] for _, value in found]), self.dtype)
-        prefixes = np.ascontiguousarray(entries["prefix"])
+        prefixes = entries["prefix"]
         if prefixes[0] != fences.prefixes[which[0]] or np.any(prefixes[1:] < prefixes[:-1]):
             raise Damaged(f"the entries of run {run} ({self.kind}) are not in order")
-        return entries, prefixes
-
-    # --- merging -------------------------------------------------------------------------------------------------
-
-    def merge(self, txn: Txn, budget: int, keep: Keep) -> int:
-        """Merge about as many entries as the budget says, leaving out those that `keep` does not want; return how many.
-
-        Merges of the lowest level go first: else runs would become many, and each look-up goes through all of them.
-        What is done is on disk with the manifest, so the next turn goes on where this one stopped, after a kill too.
-        """
-        done = 0
-        while done < budget:
-            self._begin()
-            if not self.manifest.merges:
-                break
-            done += self._turn(txn, min(self.manifest.merges, key=lambda merge: merge.level), budget - done, keep)
-        return done
-
-    def _begin(self) -> None:
-        """Begin a merge at each level that has runs enough and none under way."""
-        runs, busy = self.manifest.runs, {merge.level for merge in self.manifest.merges}
-        for at in range(len(runs) - FANOUT + 1):
-            level, chosen = runs[at].level, runs[at : at + FANOUT]
-            if level not in busy and all(run.level == level for run in chosen):
-                room = sum(run.entries for run in chosen)
-                merge = Merge([run.id for run in chosen], self._next_id(), level, room)
-                self.manifest.merges.append(merge)
-                self._begin_run(merge.id, room)
-                busy.add(level)
-
-    def _turn(self, txn: Txn, merge: Merge, budget: int, keep: Keep) -> int:
-        runs = [run for run in self.manifest.runs if run.id in merge.inputs]
-        each = max(budget // self._per_value // len(runs), 1)
-        parts, until = [], (_BEYOND, 0)
-        for run in runs:
-            fences = self._fences[run.id]
-            at = max(_after(fences, merge.prefix, merge.number) - 1, 0)
-            if at + each < len(fences.prefixes):
-                until = min(until, (int(fences.prefixes[at + each]), int(fences.numbers[at + each])))
-            parts.append(self._values(txn, run.id, fences, np.arange(at, min(at + each, len(fences.prefixes))))[0])
-        chosen = [_between(part, merge.prefix, merge.number, until) for part in parts]
-        alive = [part[part["number"] < run.high] for run, part in zip(runs, chosen, strict=True)]
-        entries = np.frombuffer(b"".join([part.tobytes() for part in alive]), self.dtype)
-        entries = entries[keep(entries)]
-        entries = entries[np.argsort(entries["prefix"], kind="stable")]  # numbers ascend from run to run
-        if len(entries):
-            self._append(txn, merge.id, entries)
-        merge.entries += len(entries)
-        merge.prefix, merge.number = until
-        if until[0] == _BEYOND:
-            self._finish(txn, runs, merge)
-        return max(sum(map(len, chosen)), 1)
-
-    def _finish(self, txn: Txn, runs: list[Run], merge: Merge) -> None:
-        if self._filtered and merge.entries:
-            self._filters[merge.id].complete(txn, self._filter_table)
-        place = self.manifest.runs.index(runs[0])
-        merged = Run(merge.id, runs[0].low, runs[-1].high, merge.level + 1, merge.entries, merge.room)
-        kept = [run for run in self.manifest.runs if run not in runs]
-        self.manifest.garbage += [run.id for run in runs] + ([] if merge.entries else [merge.id])
-        self.manifest.runs = kept[:place] + ([merged] if merge.entries else []) + kept[place:]
-        self.manifest.merges.remove(merge)
+        return entries
 
 
 def record_of(kind: str) -> np.dtype[np.void]:
@@ -357,24 +329,3 @@ def _keys(txn: Txn, table: Db, run: int) -> Iterator[tuple[int, int, int]]:
             if key[0] != run:
                 return
             yield key
-
-
-def _after(fences: Fences, prefix: int, number: int) -> int:
-    """Return how many values begin at or before an entry."""
-    return _place(fences.prefixes, fences.numbers, prefix, number, "right")
-
-
-def _between(entries: Records, prefix: int, number: int, until: tuple[int, int]) -> Records:
-    """Return the entries at or after one, and before another."""
-    prefixes, numbers = entries["prefix"], entries["number"]
-    start, end = _place(prefixes, numbers, prefix, number, "left"), len(entries)
-    if until[0] < _BEYOND:
-        end = _place(prefixes, numbers, *until, "left")
-    return entries[start:end]
-
-
-def _place(prefixes: Words, numbers: Numbers, prefix: int, number: int, side: Literal["left", "right"]) -> int:
-    """Return where an entry stands among entries in order."""
-    low = int(np.searchsorted(prefixes, np.uint64(prefix), "left"))
-    high = int(np.searchsorted(prefixes, np.uint64(prefix), "right"))
-    return low + int(np.searchsorted(numbers[low:high], number, side))

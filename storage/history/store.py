@@ -26,7 +26,7 @@ from storage.history.output_keys import RULES
 from storage.history.stored import Stored, read_block
 
 _CHAIN, _INDEXES, _GENESIS = b"chain", b"indexes", b"genesis"
-_KIND, _MMR = b"store", b"mmr"  # a classic store says nothing
+_KIND, _MMR = b"store", b"mmr"  # a store of the kind "classic" says nothing
 
 
 class HistoryStore:
@@ -82,15 +82,16 @@ class HistoryStore:
                 f'say "{self.kind}", or feed the chain again into another data_dir'
             )
         with self.disk.read() as txn:
-            kept = self.kept_indexes(txn)
-        self.history = self.history_of(kept)
+            kept, begun = self.kept_indexes(txn), touches.first_block(txn, self.meta) is not None
+        there = [*kept, touches.KIND] if begun and touches.KIND not in kept else kept  # its building was given up
+        self.history = self.history_of(there)
         missing = [name for name in wanted if name not in kept]
         if missing:
             raise WrongFormat(
                 f"{self.disk.folder}: index {', '.join(missing)} was off while blocks were applied: "
                 "build it with `utxod reindex`, or switch it off"
             )
-        dropped = [name for name in kept if name not in wanted]
+        dropped = [name for name in there if name not in wanted]
         if dropped:  # stop keeping it now: half an index would be worse than none
             self.disk.write(lambda txn: self._drop_indexes(txn, dropped, wanted))
             self.history = self.history_of(wanted)

@@ -45,7 +45,7 @@ class Figures(NamedTuple):
     Where the last one is not known it is empty.
     """
 
-    count: int
+    outputs: int
     value: int
     acc: str
     acc_addr: str = ""

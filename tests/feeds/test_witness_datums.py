@@ -177,7 +177,7 @@ def test_datums_of_preview_are_found_in_a_store(tmp_path: Path) -> None:
             for index, output in enumerate(tx.outputs if tx.valid else []):
                 if output.datum_hash in here:
                     lives[tx.txid, index] = here[output.datum_hash]
-    with open_chain(tmp_path, store="history", indexes=["datum"]) as chain:
+    with open_chain(tmp_path, indexes=["datum"]) as chain:
         for at in range(0, len(told), 100):
             feed(chain, *told[at : at + 100])
         prune_all(chain)

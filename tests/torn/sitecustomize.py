@@ -1,6 +1,6 @@
 """A store whose values are small, so that each commit merges and rewrites; and a death in the middle of its work.
 
-On the path of a process, it makes that so. With `DIE_IN=storage.history.runs:Index._turn:3` the process ends, as with
+On the path of a process, it makes that so. With `DIE_IN=storage.history.merging:_turn:3` the process ends, as with
 `kill -9`, when that has been done for the third time: in a write transaction, with some of its rows written. What had
 nothing to do, and says so with 0, does not count.
 """
@@ -14,16 +14,19 @@ from importlib import import_module
 from typing import Any
 
 import storage.history.history
+import storage.history.merging
 import storage.history.reindex
 import storage.history.runs
 import storage.history.values
 
-storage.history.runs.VALUE_BYTES = 400
-storage.history.runs.FANOUT = 3
-storage.history.values.VALUE_BYTES = 1500
+storage.history.runs.VALUE_BYTES = 400  # type: ignore[attr-defined]
+storage.history.merging.FANOUT = 3
+storage.history.merging._REWRITTEN = 1
+storage.history.values.VALUE_BYTES = 1500  # type: ignore[attr-defined]
 storage.history.history.LEAST_MERGED = 20
 storage.history.reindex._VALUES = 5
 storage.history.reindex._ENTRIES = 50
+storage.history.reindex._BLOCKS = 20
 storage.history.reindex._COLLECTED = 10
 
 

@@ -1,0 +1,145 @@
+"""Merging runs: neighbours of one level become one run of the next, without the entries that nobody wants any more.
+
+The largest run of an index may wait for a very long time until there are enough others of its level. So the entries
+that live are counted, run after run, and a run of which half has died is rewritten alone: a merge of one run, whose
+level stays as it is.
+
+What is done is on disk with the manifest, so the next turn goes on where the last one stopped, after a kill too.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from storage.disk import Txn
+from storage.history.layout import Numbers, Records, Words
+from storage.history.runs import Count, Fences, Index, Keep, Manifest, Merge, Run
+
+FANOUT = 8
+_REWRITTEN = 2  # a run is rewritten when at most one in so many of its entries lives
+_READ = 256  # values that are counted at a time
+_BEYOND = 1 << 64
+
+
+def merge_runs(index: Index, txn: Txn, budget: int, keep: Keep) -> int:
+    """Merge about as many entries as the budget says, leaving out those that `keep` does not want; return how many.
+
+    Merges of the lowest level go first: else runs would become many, and each look-up goes through all of them.
+    """
+    done = 0
+    _begin(index)
+    while index.manifest.merges and done < budget:
+        lowest = min(index.manifest.merges, key=lambda merge: merge.level)
+        done += _turn(index, txn, lowest, budget - done, keep)
+        _begin(index)
+    return done
+
+
+def count_runs(index: Index, txn: Txn, values: int, keep: Keep) -> int:
+    """Count the entries that `keep` wants in some values of the runs in force; return how many values were read.
+
+    Runs take turns in the order of their numbers, but for those that are being merged. A call ends with the last one,
+    and the next call begins with the first.
+    """
+    done = 0
+    while done < values and (run := _next_counted(index.manifest)):
+        count, whole = index.manifest.count, len(index.fences[run.id].prefixes)
+        end = min(count.values + min(values - done, _READ), whole)
+        entries = index.values(txn, run.id, np.arange(count.values, end))
+        done += end - count.values
+        count.values, count.lived = end, count.lived + int(keep(entries[entries["number"] < run.high]).sum())
+        if end == whole:
+            run.lived, index.manifest.count = count.lived, Count(low=run.low)
+    return done
+
+
+def _next_counted(manifest: Manifest) -> Run | None:
+    """Return the run whose turn it is to be counted; None when all had their turn."""
+    busy, count = manifest.inputs(), manifest.count
+    free = [run for run in manifest.runs if run.id not in busy]
+    for run in free:
+        if run.id == count.run:
+            return run
+    following = next((run for run in free if run.low > count.low), None)
+    manifest.count = Count(following.id, following.low) if following else Count()
+    return following
+
+
+def _begin(index: Index) -> None:
+    """Begin a merge at each level that has runs enough, or one to be rewritten, and none under way."""
+    manifest = index.manifest
+    runs, busy = manifest.runs, {merge.level for merge in manifest.merges}
+    neighbours = [runs[at : at + FANOUT] for at in range(len(runs) - FANOUT + 1)]
+    of_one_level = [chosen for chosen in neighbours if len({run.level for run in chosen}) == 1]
+    for chosen in of_one_level + [[run] for run in runs if _is_dying(run)]:
+        level, room = chosen[0].level, sum(run.lived for run in chosen)
+        if level not in busy:
+            merge = Merge([run.id for run in chosen], index.next_id(), level, room)
+            manifest.merges.append(merge)
+            index.begin_run(merge.id, room)
+            busy.add(level)
+
+
+def _is_dying(run: Run) -> bool:
+    """Return whether a run has so few living entries that it is rewritten."""
+    return run.lived < run.entries and _REWRITTEN * run.lived <= run.entries
+
+
+def _turn(index: Index, txn: Txn, merge: Merge, budget: int, keep: Keep) -> int:
+    runs = [run for run in index.manifest.runs if run.id in merge.inputs]
+    each = max(budget // index.per_value // len(runs), 1)
+    parts, until = [], (_BEYOND, 0)
+    for run in runs:
+        fences = index.fences[run.id]
+        at = max(_after(fences, merge.prefix, merge.number) - 1, 0)
+        if at + each < len(fences.prefixes):
+            until = min(until, (int(fences.prefixes[at + each]), int(fences.numbers[at + each])))
+        parts.append(index.values(txn, run.id, np.arange(at, min(at + each, len(fences.prefixes)))))
+    chosen = [_between(part, merge.prefix, merge.number, until) for part in parts]
+    alive = [part[part["number"] < run.high] for run, part in zip(runs, chosen, strict=True)]
+    entries = np.frombuffer(b"".join([part.tobytes() for part in alive]), index.dtype)
+    entries = entries[keep(entries)]
+    entries = entries[np.argsort(entries["prefix"], kind="stable")]  # numbers ascend from run to run
+    if len(entries):
+        index.append(txn, merge.id, entries)
+    merge.entries += len(entries)
+    merge.prefix, merge.number = until
+    if until[0] == _BEYOND:
+        _finish(index, txn, runs, merge)
+    return max(sum(map(len, chosen)), 1)
+
+
+def _finish(index: Index, txn: Txn, runs: list[Run], merge: Merge) -> None:
+    manifest = index.manifest
+    if merge.entries:
+        index.finish_run(txn, merge.id)
+    place = manifest.runs.index(runs[0])
+    level = merge.level + (len(runs) > 1)
+    merged = Run(merge.id, runs[0].low, runs[-1].high, level, merge.entries, merge.room)
+    kept = [run for run in manifest.runs if run not in runs]
+    manifest.garbage += [run.id for run in runs] + ([] if merge.entries else [merge.id])
+    manifest.runs = kept[:place] + ([merged] if merge.entries else []) + kept[place:]
+    manifest.merges.remove(merge)
+
+
+def _after(fences: Fences, prefix: int, number: int) -> int:
+    """Return how many values begin at or before an entry."""
+    return _place(fences.prefixes, fences.numbers, prefix, number, "right")
+
+
+def _between(entries: Records, prefix: int, number: int, until: tuple[int, int]) -> Records:
+    """Return the entries at or after one, and before another."""
+    prefixes, numbers = entries["prefix"], entries["number"]
+    start, end = _place(prefixes, numbers, prefix, number, "left"), len(entries)
+    if until[0] < _BEYOND:
+        end = _place(prefixes, numbers, *until, "left")
+    return entries[start:end]
+
+
+def _place(prefixes: Words, numbers: Numbers, prefix: int, number: int, side: Literal["left", "right"]) -> int:
+    """Return where an entry stands among entries in order."""
+    low = int(np.searchsorted(prefixes, np.uint64(prefix), "left"))
+    high = int(np.searchsorted(prefixes, np.uint64(prefix), "right"))
+    return low + int(np.searchsorted(numbers[low:high], number, side))
