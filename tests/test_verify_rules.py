@@ -509,6 +509,13 @@ def a_spend_is_gone(hand: Hand) -> None:
     hand.replace(UNDO, key, spends[1:])
 
 
+@says("block 70 spent .* outputs, its undo log has 2")
+def a_spend_of_the_tip_is_gone(hand: Hand) -> None:
+    key, spends = hand.spends()[-1]
+    assert key[:4] == U32.pack(70)
+    hand.replace(UNDO, key, spends[1:])
+
+
 @says("was spent, and is unspent")
 def a_live_output_is_spent(hand: Hand) -> None:
     key, spends = hand.spends()[0]
@@ -802,6 +809,7 @@ AT_THE_START = [
     "a_block_above_the_tip",
     "a_strange_row",
     "an_undo_log_too_much",
+    "a_spend_of_the_tip_is_gone",
     "a block of nothing",
 ]
 
@@ -815,6 +823,20 @@ def test_some_damage_is_refused_before_a_service_opens_the_store(case: str, copy
     harm(copy, CASES[case][0])
     with pytest.raises(Damaged):
         precheck(copy, TABLES)
+
+
+def test_a_filter_that_lost_a_write_is_noticed_by_who_opens_the_store(copy: Path) -> None:
+    """It would hide transactions, whose outputs nobody could spend."""
+
+    def damage(hand: Hand) -> None:
+        key, value = hand.rows(FILTER)[3]
+        hand.put(FILTER, key, value[:HEAD_BYTES] + bytes(len(value) - HEAD_BYTES))
+
+    harm(copy, damage)
+    precheck(copy, TABLES)
+    words = r"part \d of the filter of run \d+ does not have the checksum"
+    with pytest.raises(Damaged, match=words), open_chain(copy, **OPTIONS):
+        pass
 
 
 @pytest.mark.parametrize("copy", KINDS, indirect=True)
