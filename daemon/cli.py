@@ -202,7 +202,7 @@ def completion(shell: str) -> None:
 
 @main.command()
 @config_option
-@click.option("--quick", is_flag=True, help="Read the store in place: make no copy, and do not try the undo records.")
+@click.option("--quick", is_flag=True, help="Read the store in place: make no copy, and do not try the undo logs.")
 @click.option(
     "--copy-to",
     type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),

@@ -272,6 +272,14 @@ def test_zeros_in_the_middle(store: Daemon) -> None:
     assert re.search(r"the entries of run \d+ \(txid\) are not in order", said["error"])
 
 
+def test_an_export_from_which_a_value_is_missing(store: Daemon) -> None:
+    """A page of an earlier commit is sound by itself: what it does not have is missed at the end."""
+    harm(folder(store), lambda hand: hand.delete(OUTPUT, hand.rows(OUTPUT)[3][0]))
+    told = CliRunner().invoke(main, ["export", "--config", str(store.config)])
+    assert told.exit_code == 3
+    assert re.search(r"\d+ unspent outputs are there, the state counts 3501: .*`utxod verify`", told.stderr)
+
+
 def test_a_sound_file_may_be_shorter_than_its_meta_page_says(tmp_path: Path) -> None:
     """Pages that one commit has taken and given back were never written: that is no damage."""
     short = 0

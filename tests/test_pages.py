@@ -178,7 +178,7 @@ def test_it_shows_what_the_status_says(fed: Seen, width: int) -> None:
     assert window.text("#floor") == f"{status['utxo']['rollback_floor']['height']:,} (slot {fed_slot(status):,})"
     assert window.text("#takeback") == "8 of 8 blocks"
     assert window.text("#indexes") == "address_hash, payment_credential"
-    assert f"{status['utxo']['rows']['utxo_output']:,}" in window.text('#rows [data-name="utxo_output"]')
+    assert f"{status['utxo']['rows']['history_output']:,}" in window.text('#rows [data-name="history_output"]')
     assert fits(window)
 
 

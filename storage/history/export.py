@@ -65,6 +65,7 @@ def live_set(disk: Disk, values: int = _VALUES) -> Iterator[Part]:
 
     Raises:
         ChainMoved: the boundary was rolled back, or the rollback floor has passed it. The parts so far are not the set.
+        Damaged: a part can't be read, or, after the last one, they are not so many outputs as the state counts.
     """
     with disk.read() as txn:
         reading = _Reading(disk, txn)
@@ -75,6 +76,7 @@ def live_set(disk: Disk, values: int = _VALUES) -> Iterator[Part]:
             reading.check(txn)
             part = reading.next(txn, values)
         yield part
+    reading.check_count()
 
 
 class _Reading:
@@ -84,6 +86,7 @@ class _Reading:
         self._tables = disk.tables
         state = stored_state(txn, self._tables[META])
         self._boundary, self._end = state.tip, state.next_number
+        self._unspent, self._found = state.unspent, 0
         self._row = self._row_of(txn, state.tip)
         self._start = 0  # the number at which the next part begins
         self._above: list[tuple[bytes, Numbers]] = []  # of the blocks above the boundary: hash, and what it spent
@@ -100,6 +103,15 @@ class _Reading:
         if passed or state.tip < self._boundary or self._row_of(txn, self._boundary) != self._row:
             raise ChainMoved(self._name(), passed=passed)
         self._look_above(txn, state.tip)
+
+    def check_count(self) -> None:
+        """Refuse a set from which something is missing: a table may have lost rows, and is sound by itself.
+
+        Raises:
+            Damaged: it has another number of outputs than there are.
+        """
+        if self._found != self._unspent:
+            raise Damaged(f"{self._found} unspent outputs are there, the state counts {self._unspent}")
 
     def _name(self) -> str:
         if self._row is None or self._boundary == 0:
@@ -131,6 +143,7 @@ class _Reading:
         starts = ends - records["length"]
         some = np.flatnonzero(self._live(txn, records["number"]))
         numbers = records["number"][some]
+        self._found += len(numbers)
         txs = self._txs(txn, numbers)
         place = np.searchsorted(txs["number"], numbers, "right") - 1
         indexes = numbers - txs["number"][place] if len(txs) else numbers
