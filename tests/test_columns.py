@@ -125,3 +125,10 @@ def test_a_genesis_index_that_is_too_large_is_named(index: int) -> None:
             genesis_columns(event)
     else:
         assert genesis_columns(event).outputs_of.tolist() == [index + 1]
+
+
+def test_genesis_indexes_that_reach_over_too_many_outputs_are_refused() -> None:
+    """Every index below one that is listed takes a number, so a short message could ask for any number of them."""
+    many = [GenesisOutput(bytes([n]) * 32, 1 << 20, Output(b"a", 1)) for n in range(5)]
+    with pytest.raises(ValueError, match=r"\$\.outputs: the indexes reach over 5,242,885 outputs, more than 4,194,304"):
+        genesis_columns(GenesisOutputs(outputs=many))

@@ -53,6 +53,8 @@ def decode_block(
         hash=double_sha256(raw[:HEADER_BYTES])[::-1],
         prev_hash=None if previous == _NO_PARENT else previous[::-1],
         time=time,
+        size=len(raw),
+        header=bytes(raw[:HEADER_BYTES]),
         txs=txs,
     )
 

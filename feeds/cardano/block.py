@@ -76,13 +76,14 @@ def _check_place(height: int, slot: int, at: int) -> None:
 
 def _decode_byron(buf: bytes, at: int, era: int, network: Network) -> tuple[BlockApplied, int]:
     """Read `[header, body, extra]`; the header is hashed together with the number of its kind."""
-    boundary = era == BYRON_BOUNDARY
+    boundary, begin = era == BYRON_BOUNDARY, at
     count, at = fields(buf, at, 3, what="the block")
     height, epoch, slot, previous, end = byron.read_header(buf, at, boundary)
     slot += epoch * network.byron_epoch_slots
     _check_place(height, slot, at)
     digest = blake2b(bytes((0x82, era)) + buf[at:end], digest_size=32).digest()
     txs, at = ([], skip(buf, end)) if boundary else byron.read_transactions(buf, end)
+    at = close(buf, skip(buf, at), count, "the block")
     block = BlockApplied(
         height=height,
         hash=digest,
@@ -91,14 +92,15 @@ def _decode_byron(buf: bytes, at: int, era: int, network: Network) -> tuple[Bloc
         time=int(network.start + slot * network.byron_slot_s),
         epoch=epoch,
         era=NAMES[era],
+        size=at - begin,
         txs=txs,
     )
-    return block, close(buf, skip(buf, at), count, "the block")
+    return block, at
 
 
 def _decode_shelley(buf: bytes, at: int, era: int, network: Network) -> tuple[BlockApplied, int]:
     """Read `[header, bodies, witnesses, metadata]`, since Alonzo with the invalid transactions behind."""
-    parts = 5 if era >= ALONZO else 4
+    parts, begin = 5 if era >= ALONZO else 4, at
     count, at = (parts, at + 1) if buf[at] == 0x80 + parts else fields(buf, at, parts, what="the block")
     height, slot, previous, end = shelley.read_header(buf, at)
     _check_place(height, slot, at)
@@ -108,6 +110,7 @@ def _decode_shelley(buf: bytes, at: int, era: int, network: Network) -> tuple[Bl
         at = end + parts - 1
     else:
         txs, at = _transactions(buf, end, era)
+    at = close(buf, at, count, "the block")
     block = BlockApplied(
         height=height,
         hash=digest,
@@ -116,9 +119,10 @@ def _decode_shelley(buf: bytes, at: int, era: int, network: Network) -> tuple[Bl
         time=network.time(slot),
         epoch=network.epoch(slot),
         era=NAMES[era],
+        size=at - begin,
         txs=txs,
     )
-    return block, close(buf, at, count, "the block")
+    return block, at
 
 
 def _transactions(buf: bytes, at: int, era: int) -> _Parsed:

@@ -61,6 +61,7 @@ def decode_block(block: Block, network: Network, before_slot: int | None = None)
         time=time,
         epoch=epoch,
         era=block.era,
+        size=None if isinstance(block, Boundary) or block.size is None else block.size.bytes,
         txs=_each(lambda tx: _transaction(tx, block.era), said, ".transactions"),
     )
 

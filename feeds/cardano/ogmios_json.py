@@ -197,6 +197,12 @@ class Transaction(Beside, frozen=True, gc=False, kw_only=True):
     sub_transactions: list[msgspec.Raw] = []
 
 
+class BlockSize(Struct, frozen=True, gc=False):
+    """How large a block is."""
+
+    bytes: Natural
+
+
 class Boundary(Struct, frozen=True, gc=False, tag_field="type", tag="ebb", forbid_unknown_fields=True):
     """Byron's first block of an epoch: nothing but a hash. It has no slot, and the height of the block before."""
 
@@ -212,7 +218,7 @@ class _Block(Struct, frozen=True, gc=False, rename="camel", tag_field="type", fo
     height: Natural
     slot: Natural
     transactions: list[Transaction] = []
-    size: Skipped = Skipped()
+    size: BlockSize | None = None
     protocol: Skipped = Skipped()
     issuer: Skipped = Skipped()
 

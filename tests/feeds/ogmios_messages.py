@@ -83,7 +83,7 @@ def block_json(block: BlockApplied, dialect: Dialect = V6, raw: bytes = b"", bou
     said["height"] = block.height
     if boundary:
         return said | {"type": "ebb"}
-    said |= {"slot": block.slot, "size": {"bytes": 1234}, "protocol": {"version": {"major": 8, "minor": 0}}}
+    said |= {"slot": block.slot, "size": {"bytes": block.size}, "protocol": {"version": {"major": 8, "minor": 0}}}
     said["issuer"] = {
         "verificationKey": "ab" * 32,
         "vrfVerificationKey": "cd" * 32,

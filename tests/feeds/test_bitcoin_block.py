@@ -96,6 +96,7 @@ def test_the_first_block_of_all() -> None:
     block = decode_block(GENESIS, 0)
     assert block.hash.hex() == "000000000019d6689c085ae165831e934ff763ae46a2a6c172b3f1b60a8ce26f"
     assert (block.height, block.slot, block.time, block.prev_hash) == (0, None, 1231006505, None)
+    assert (block.size, block.header) == (len(GENESIS), GENESIS[:80])
     (tx,) = block.txs
     assert tx.txid.hex() == "4a5e1e4baab89f3a32518a88c31bc87f618f76673e2cc77ab2127b7afdeda33b"
     assert (tx.inputs, tx.coinbase, tx.fee, tx.size, tx.valid) == ([], True, None, 204, True)

@@ -299,8 +299,8 @@ BESIDE_TX = [
     "accountBalanceIntervals",
 ]
 BESIDE_BLOCK = {
-    "praos": ["size", "protocol", "issuer", "nonce"],
-    "bft": ["size", "protocol", "issuer", "delegate", "operationalCertificates"],
+    "praos": ["protocol", "issuer", "nonce"],
+    "bft": ["protocol", "issuer", "delegate", "operationalCertificates"],
 }
 
 
