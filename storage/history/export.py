@@ -1,4 +1,4 @@
-"""The live set of a history at one block boundary, read in short snapshots: whoever is slow keeps no freed page alive.
+"""The live set of the store at one block boundary, read in short snapshots: whoever is slow keeps no freed page alive.
 
 Every snapshot after the first is of a later commit. What was live at the boundary is still found there: its bit is
 set, or the undo log of a block above the boundary has it, and then its body is still kept. So the set is exact as long

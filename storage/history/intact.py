@@ -1,4 +1,4 @@
-"""Whether each value of a history is what was written: checksums, keys, lengths, and the order of its own records."""
+"""Whether each value of the store is what was written: checksums, keys, lengths, and the order of its own records."""
 
 from __future__ import annotations
 

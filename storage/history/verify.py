@@ -1,4 +1,4 @@
-"""Walking every table of a history by its own rules: reads one consistent state and names what is wrong.
+"""Walking every table of the store by its own rules: reads one consistent state and names what is wrong.
 
 Values are looked at one by one first. Then tables are compared, in bounded memory: a few bits for each number, and
 sums over ranges of numbers (`tally`); what differs is collected by a second pass.
@@ -51,7 +51,7 @@ def verify(
     most: int = MOST,
     leaves: Leaves | None = None,
 ) -> list[str]:
-    """Return what is wrong with a history, so many findings at most; nothing for a sound one.
+    """Return what is wrong with the store, so many findings at most; nothing for a sound one.
 
     Everything is read from a copy, which takes one read transaction for as long as it is made; `quick` reads the store
     itself in one. On the copy undo is tried: every block above the floor is taken back, and the copy is walked again.
