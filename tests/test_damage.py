@@ -12,8 +12,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from random import Random
-from threading import Event, Thread
 from time import monotonic
 from typing import Any
 
@@ -302,30 +300,33 @@ def test_a_sound_file_may_be_shorter_than_its_meta_page_says(tmp_path: Path) -> 
         check_file(path)
 
 
+WRITING = """
+import itertools, random, sys, lmdb
+with lmdb.open(sys.argv[1], map_size=64 << 20, max_dbs=1, sync=False) as env:
+    db = env.open_db(b"rows")
+    for commit in itertools.count():
+        with env.begin(write=True) as txn:
+            for _ in range(200):
+                txn.put(random.randrange(20_000).to_bytes(4, "big"), random.randbytes(80), db=db)
+        if commit == 0:
+            print("ready", flush=True)
+"""
+
+
 def test_pages_that_are_written_meanwhile_are_not_called_damaged(tmp_path: Path) -> None:
     """The binding's verifier alone finds much that is not so; a commit says that what it has read is of two states."""
-    random, path, done = Random(7), tmp_path / "data.mdb", Event()
-    with lmdb.open(str(tmp_path), map_size=64 << 20, max_dbs=1, sync=False) as env:
-        db = env.open_db(b"rows")
-
-        def write() -> None:
-            while not done.is_set():
-                with env.begin(write=True) as txn:
-                    for _ in range(200):
-                        txn.put(random.randrange(20_000).to_bytes(4, "big"), random.randbytes(80), db=db)
-
-        writer, give_up, met = Thread(target=write), monotonic() + PATIENCE_S, 0
-        writer.start()
+    path, give_up, met = tmp_path / "data.mdb", monotonic() + PATIENCE_S, 0
+    with subprocess.Popen([sys.executable, "-c", WRITING, str(tmp_path)], stdout=subprocess.PIPE) as writer:
         try:
+            assert writer.stdout is not None and writer.stdout.readline() == b"ready\n"
             while met < 10:
-                assert monotonic() < give_up, "the verifier was never disturbed"
+                assert monotonic() < give_up and writer.poll() is None, "the verifier was never disturbed"
                 assert check_pages(path) == []
                 check_file(path)
                 with suppress(lmdb.verify.VerifyError):
                     met += bool(lmdb.verify.verify(str(path), subdir=False))  # type: ignore[no-untyped-call]
         finally:
-            done.set()
-            writer.join()
+            writer.kill()
 
 
 def test_a_store_that_is_written_is_not_called_damaged(tmp_path: Path) -> None:
