@@ -330,8 +330,8 @@ class Lives:
         """Make losers and all that builds on them conflicting; what they claimed beside is free again."""
         spared, all_of_them = set(mined), dict(losers)
         for txid in losers:
-            for child in self.transactions.descendants(txn, txid):
-                all_of_them.setdefault(child, ParentLost(txid))
+            children = self.transactions.descendants(txn, txid, known=all_of_them)
+            all_of_them |= dict.fromkeys(children, ParentLost(txid))
         losing = [txid for txid in all_of_them if txid not in spared and self._may_lose(txn, txid)]
         self.transactions.give_way(txn, losing)
         for txid in losing:

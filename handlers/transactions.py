@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from handlers import spending
 from handlers.births import Births, size_on_disk
@@ -37,13 +38,13 @@ class Transactions(Births):
         """Return the recorded spenders of a transaction's outputs; of one without a record the claims alone."""
         return self.store.spenders(txn, txid, record or Record(0, 0))
 
-    def descendants(self, txn: Txn, txid: bytes) -> list[bytes]:
-        """Return everybody who builds on a transaction, nearest first."""
+    def descendants(self, txn: Txn, txid: bytes, known: Container[bytes] = ()) -> list[bytes]:
+        """Return who builds on a transaction, nearest first; whoever is `known` is passed by, and not asked."""
         found: dict[bytes, None] = {}
-        waiting = self.children(txn, txid)
+        waiting = deque(self.children(txn, txid))
         while waiting:
-            child = waiting.pop(0)
-            if child not in found and child != txid:
+            child = waiting.popleft()
+            if child not in found and child != txid and child not in known:
                 found[child] = None
                 waiting += self.children(txn, child)
         return list(found)

@@ -5,12 +5,13 @@ A record is made when something needs one. Either way the answers are the same.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from chains import at, back_to, block, dump, output, rows, script, tx, txid
+from chains import at, back_to, block, dump, feed, output, rows, script, tx, txid
 from houses import ALL_TABLES, chain_txs, open_store
 from messages import Listener, message, take
 
@@ -297,3 +298,21 @@ def test_a_rollback_does_not_make_up_what_is_not_there(house: House) -> None:
     house.chain.rollback(back_to(SECOND))
     assert house.record("child").unmined_since == 3
     assert house.look(at("fund")).spender == (txid("child"), 0)
+
+
+def test_who_builds_on_several_losers_is_looked_for_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Coinbases of a block that goes back lose, with a long chain that spends all of them."""
+    length, asked, children = 30, Counter[bytes](), Transactions.children
+    coinbases = [tx(f"coinbase {n}", PAY, coinbase=True) for n in range(length)]
+    links = [tx(f"link {n}", PAY, spends=[at(f"coinbase {n}"), at(f"link {n - 1}")][: n + 1]) for n in range(length)]
+    third = block(SECOND, *coinbases, block_id=72)
+    feed(house.chain, third, block(third, *links, block_id=73))
+
+    def counted(real: Transactions, txn: Txn, name: bytes) -> list[bytes]:
+        asked[name] += 1
+        return children(real, txn, name)
+
+    monkeypatch.setattr(Transactions, "children", counted)
+    assert house.chain.rollback(back_to(SECOND))
+    assert all(house.record(f"link {n}").conflicting for n in range(length))
+    assert max(asked.values()) <= 2 and asked.total() <= 4 * length
