@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from handlers.query import Query
 
 _KEPT = 4096  # outputs that are kept for who asks for them twice: first whether they are listed, then what they hold
+_SHORT = 500  # bytes
 _SAME = 1000  # addresses, with what is beside them, of which it is known whether they are listed
 _read_extra = msgspec.msgpack.Decoder(Extra).decode
+_Held = Callable[[bytes, bytes], bool]
 
 
 class Snapshot:
@@ -50,15 +52,12 @@ class Snapshot:
         self.boundary = boundary
         self.state = boundary.state
         self._blocks: dict[int, BlockRow] = {}
+        self._found: dict[int, Found] = {}
 
     @cached_property
     def stored(self) -> Stored:
         """Return what reads the tables; who only asks for the tip does without."""
         return self.store.stored(self.txn)
-
-    @cached_property
-    def _found(self) -> dict[int, Found]:
-        return {}
 
     def tip(self) -> Point | None:
         """Return the last block."""
@@ -151,7 +150,8 @@ class Snapshot:
         listed, live = iter(own), own.live
         if asset is not None and (held := self._held(asset)) is not None and held != where:
             listed, live = in_both(own, self._listing(held, order, after)), self.stored.live.has
-        holds = partial(self._holding, lru_cache(_SAME)(partial(_held, where, asset)))
+        held_by = partial(_held, where, asset)
+        holds = partial(self._holding, held_by, lru_cache(_SAME)(held_by))
         return Walk(listed, live, holds, cut, every=asset is None)
 
     def _held(self, asset: bytes) -> Listed | None:
@@ -164,25 +164,29 @@ class Snapshot:
         index, key = where
         return Listing(self.stored, (index, self.stored.prefix(digest(key))), order, after, self.boundary.passed)
 
-    def _holding(self, held: Callable[[bytes, bytes], bool], numbers: Numbers) -> set[int]:
+    def _holding(self, held: _Held, known: _Held, numbers: Numbers) -> set[int]:
+        """Return which of these outputs count; `known` is the same rule, for outputs that are small."""
         try:
-            return {found.number for found in self._outputs(numbers) if held(found.address, found.extra)}
+            return {
+                found.number
+                for found in self._outputs(numbers)
+                if (known if len(found.extra) <= _SHORT else held)(found.address, found.extra)
+            }
         except msgspec.DecodeError as error:
             raise Damaged(f"one of the outputs {numbers[0]} to {numbers[-1]} cannot be read: {error}") from error
 
     def _outputs(self, numbers: Numbers) -> list[Found]:
-        """Return outputs that have to be there; their numbers ascend."""
-        wanted = numbers.tolist()
-        missing = [number for number in wanted if number not in self._found]
-        if missing:
-            if len(self._found) + len(missing) > _KEPT:
-                self._found.clear()
-                missing = wanted
-            self._found.update(self.stored.bodies(np.array(missing, np.int64)))
-        lost = [number for number in missing if number not in self._found]
+        """Return outputs that have to be there; their numbers ascend. Small ones are kept for the next question."""
+        wanted, known = numbers.tolist(), self._found
+        missing = [number for number in wanted if number not in known]
+        found = self.stored.bodies(np.array(missing, np.int64)) if missing else {}
+        lost = [number for number in missing if number not in found]
         if lost:
             raise Damaged(f"output {lost[0]} lives, or may live again, but is not there")
-        return [self._found[number] for number in wanted]
+        if len(known) + len(found) > _KEPT:
+            self._found = {}
+        self._found.update((number, each) for number, each in found.items() if len(each.extra) <= _SHORT)
+        return [found[number] if number in found else known[number] for number in wanted]
 
     def cut(self, place: bytes, key: bytes, order: Order) -> str:
         """Return the cursor that goes on after a place."""

@@ -24,6 +24,7 @@ from config.settings import Config, Http, socket_path
 from config.units import parse_endpoint
 from daemon.child import die_with
 from daemon.diagnostics import dump
+from daemon.heap import keep_heap_small
 from daemon.http.app import Site, build, build_disabled
 from daemon.http.capacity import Capacity, Limits
 from daemon.http.ear import Ear
@@ -56,6 +57,7 @@ def handed_over(parent: int) -> Config:
 
 def work(config: Config, descriptor: int, parent: int) -> None:
     """Serve on an inherited socket, until asked to leave or left alone."""
+    keep_heap_small()
     if not config.utxo.enabled:
         serve_on(build_disabled(config.http.token), descriptor, config.http, Served())
         return

@@ -169,7 +169,7 @@ class Values:
 class StoredValues:
     """The same for a reader; values that were read are kept for as long as the snapshot, the latest few."""
 
-    _KEPT = 64
+    _KEPT = 16  # of up to 32 KiB each: many snapshots may be open, each with a question that waits for its turn
 
     def __init__(self, txn: Txn, table: Db, record: np.dtype[np.void]) -> None:
         self._cursor, self._record = txn.cursor(table), record
