@@ -475,7 +475,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_any_story_equals_the_model() -> None:
     """The machine runs until it met everything that it is there for; else it tested nothing."""
-    search(Story, MET, EXPECTED, examples=250)
+    search(Story, MET, EXPECTED, examples=180)
 
 
 def search(machine: type[Story], met: Branches, expected: set[str], examples: int) -> None:
@@ -554,7 +554,7 @@ def cut(rng: Random, blocks: Sequence[BlockApplied], most: int = 4) -> Iterator[
         blocks = blocks[size:]
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(SEEDS, WINDOWS, WINDOWS, st.booleans())
 def test_back_and_forth_leads_to_the_same_answers(
     seed: int, prune_depth: int, rollback_window: int, forget: bool
@@ -584,7 +584,7 @@ def test_back_and_forth_leads_to_the_same_answers(
         assert wandering.view == direct.view
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(SEEDS)
 def test_a_rollback_leaves_what_was_there_before(seed: int) -> None:
     """Every answer is what it was at each block on the way, down to the origin, in one step or in many."""
@@ -595,7 +595,7 @@ def test_a_rollback_leaves_what_was_there_before(seed: int) -> None:
         go_all_the_way_back(chain, rng)
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(SEEDS)
 def test_batches_lead_to_the_same_answers_as_single_blocks(seed: int) -> None:
     """What one commit writes for many blocks is what many commits write."""
@@ -609,7 +609,7 @@ def test_batches_lead_to_the_same_answers_as_single_blocks(seed: int) -> None:
         assert dump(batched.store) == dump(single.store)
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(SEEDS, WINDOWS, WINDOWS)
 def test_a_sync_far_below_the_tip_ends_with_the_same_answers(seed: int, prune_depth: int, rollback_window: int) -> None:
     """Blocks elided on the way leave, once both stores have forgotten, what blocks with undo leave, and one floor."""

@@ -62,7 +62,7 @@ class Way(NamedTuple):
     prunes: bool
 
 
-WAYS = pytest.mark.parametrize("way", [Way("mmr", 1, True), Way("classic", 7, False)], ids=["mmr", "batches"])
+WAYS = pytest.mark.parametrize("way", [Way("mmr", 3, True), Way("classic", 7, False)], ids=["mmr", "batches"])
 
 
 @contextmanager
