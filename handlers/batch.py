@@ -18,6 +18,7 @@ class Batch:
         self.done: list[Done] = []  # what the commit under way did to them
         self.deep = True  # every block lies deeper below the network's tip than any window
         self.steps: list[Callable[[Txn], None]] = []  # what messages do besides, in their order
+        self.ordinary = True  # every block is one that columns were read of
         self.touched: set[bytes] = set()  # transactions that these steps may give a record
         self.reused: set[bytes] = set()  # ids that an earlier transaction had
 

@@ -104,12 +104,13 @@ class Chain(Durable):
         """
         if not self._follows(block):
             return False
-        point, touching, batch = block.point, self._touching(block), self.batch
+        point, batch = block.point, self.batch
         waiting = columns.waiting(block)
         number = len(batch.blocks)
         batch.steps.append(partial(self._tell, number=number))
-        if self.lives and touching:
-            batch.steps.append(partial(self.lives.connect, block=touching))
+        batch.ordinary &= isinstance(block, columns.RawBlock)
+        if self.lives:
+            batch.steps.append(partial(self._connect, block=block))
         batch.blocks.append(waiting)
         self._see_depth(point.height, network_height)
         self.state = msgspec.structs.replace(self.state, tip=self.state.tip + 1)
@@ -136,18 +137,27 @@ class Chain(Durable):
         with self.store.disk.read() as txn:
             return self.store.ordinal_of(txn, block_hash)
 
-    def _touching(self, block: BlockApplied) -> Touching | None:
+    def _connect(self, txn: Txn, block: BlockApplied) -> None:
+        """Carry out on the records of transactions what a block did.
+
+        Which of them it touches is looked up now: others may have made records while the block waited.
+        """
+        touching = self._touching(txn, block)
+        if self.lives and touching:
+            self.lives.chain.resolve(txn, [tx.txid for _, tx in touching.txs])
+            self.lives.connect(txn, touching)
+
+    def _touching(self, txn: Txn, block: BlockApplied) -> Touching | None:
         """Return what of a block touches records; only then its transactions are made objects."""
         if self.lives is None or (self.lives.idle and not self.batch.touched and isinstance(block, columns.RawBlock)):
             return None
-        with self.store.disk.read() as txn:
-            known: set[bytes] | None = None
-            if isinstance(block, columns.RawBlock):
-                txids, spends = columns.named(columns.columns(block))
-                known = self.lives.known(txn, txids, spends)
-                if not known and self.batch.touched.isdisjoint(txids + [txid for txid, _ in spends]):
-                    return None
-            return self.lives.touching(txn, columns.whole(block), self.batch.touched, known)
+        known: set[bytes] | None = None
+        if isinstance(block, columns.RawBlock):
+            txids, spends = columns.named(columns.columns(block))
+            known = self.lives.known(txn, txids, spends)
+            if not known and self.batch.touched.isdisjoint(txids + [txid for txid, _ in spends]):
+                return None
+        return self.lives.touching(txn, columns.whole(block), self.batch.touched, known)
 
     def _see_depth(self, height: int, network_height: int | None) -> None:
         """Note whether a block lies deeper below the network's tip than any window."""
@@ -181,8 +191,8 @@ class Chain(Durable):
             batch.done = self.history.apply(txn, batch.blocks, deep=batch.deep) if batch.blocks else []
             batch.reused.update(txid for done in batch.done for txid in done.reused)
             self.history.state.persisted = persisted_height
-            if self.lives and (len(batch.steps) > len(batch.blocks) or batch.reused):  # they look at what is written
-                self.history.save(txn)
+            if self.lives and not (self.lives.idle and batch.ordinary and not batch.touched | batch.reused):
+                self.history.save(txn)  # steps on records look at what is written
                 self.lives.chain.resolve(txn, batch.touched)
             self._take_steps(txn, batch)
             return self._prune(txn, budget if self.may_prune else 0, blocks=len(batch.blocks))

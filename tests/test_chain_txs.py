@@ -7,17 +7,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 from chains import at, back_to, block, dump, feed, output, rows, script, tx, txid
 from houses import ALL_TABLES, chain_txs, open_store
 from messages import Listener, message, take
+from msgspec import structs
 
+from handlers.audit import Audited, audit
 from handlers.bodies import body
 from handlers.chain import Chain
 from handlers.columns import RawBlock
+from handlers.creation import Creation, Overtaken
 from handlers.desk import Looked, Mined, Rules
 from handlers.events import OutPoint, Tx, TxSubmitted
 from handlers.lives import Lives
@@ -316,3 +321,38 @@ def test_who_builds_on_several_losers_is_looked_for_once(house: House, monkeypat
     assert house.chain.rollback(back_to(SECOND))
     assert all(house.record(f"link {n}").conflicting for n in range(length))
     assert max(asked.values()) <= 2 and asked.total() <= 4 * length
+
+
+@pytest.mark.parametrize("begun", range(5))
+@pytest.mark.parametrize("waiting", range(3))
+def test_a_record_that_is_made_while_its_block_waits(begun: int, waiting: int, house: House) -> None:
+    """A large submission is stored in commits of its own, also between the arrival of blocks and their commit."""
+    paid = tx("paid", PAY, PAY, spends=[at("fund")], raw=b"raw")
+    creation = Creation(house.real, paid, house.real.draft(paid, HEIGHT), created=lambda: None)
+    steps: list[Callable[[Txn], None]] = [
+        creation.begin,
+        partial(creation.page, 0),
+        creation.clear_master,
+        creation.end,
+    ]
+    third = block(SECOND, structs.replace(paid, raw=None), block_id=72)
+    fourth = block(third, tx("child", PAY, spends=[at("paid", 1)]), block_id=73)
+
+    def carry_out(some: list[Callable[[Txn], None]]) -> None:
+        for step in some:
+            with suppress(TxFault, Overtaken):  # the chain has the transaction already
+                house.chain.write_alone(step)
+
+    carry_out(steps[:begun])
+    for number, each in enumerate((third, fourth)):
+        if number == waiting:
+            carry_out(steps[begun:])
+        assert house.chain.apply(each, None)
+    if waiting == 2:
+        carry_out(steps[begun:])
+    house.chain.commit()
+    for blocks in ((), (block(SECOND, tx("rival", PAY, spends=[at("fund")]), block_id=74),)):
+        if blocks:
+            house.chain.rollback(back_to(SECOND))
+            feed(house.chain, *blocks)
+        assert audit(house.real.chain, RETENTION) == Audited([], [])
