@@ -28,6 +28,8 @@ from storage.change_log import TABLES as LOG_TABLES
 from storage.change_log import Retention
 from storage.disk import META, Disk
 from storage.errors import SnapshotExpired
+from storage.ghost_layout import TABLES as GHOST_TABLES
+from storage.ghost_records import GhostTxStore
 from storage.history.layout import FORMAT
 from storage.history.layout import TABLES as HISTORY_TABLES
 from storage.history.mined import MinedStore
@@ -35,13 +37,12 @@ from storage.history.store import HistoryStore
 from storage.indexes import CARDANO_ONLY, NAMES
 from storage.jobs import TABLES as JOB_TABLES
 from storage.transactions import TABLES as TX_TABLES
-from storage.transactions import TxStore
 from storage.windows import Windows
 
 log = structlog.get_logger("store")
 
 
-TABLES = (META, *HISTORY_TABLES, *LOG_TABLES, *TX_TABLES, *JOB_TABLES)
+TABLES = (META, *HISTORY_TABLES, *LOG_TABLES, *TX_TABLES, *GHOST_TABLES, *JOB_TABLES)
 _LOOK_EVERY_S = 0.5
 _BLOB_CACHE = 64 << 20  # bytes of blobs that are kept in memory
 
@@ -138,7 +139,7 @@ def open_changes(disk: Disk, config: Config) -> ChangeLog:
 
 def open_lives(store: HistoryStore, config: Config, changes: ChangeLog | None = None) -> Lives | None:
     """Open the transaction store beside the UTXO store, if the configuration wants it."""
-    records = TxStore(store.disk)
+    records = GhostTxStore(store.disk)
     if not config.transactions.enabled:
         if records.give_up():
             log.warning(
@@ -182,7 +183,7 @@ def _transactions(store: HistoryStore, config: Config, blobs: Blobs) -> Transact
 
 def chain_txs(store: HistoryStore, config: Config) -> MinedStore:
     """Return the chain as the transaction store sees it."""
-    return MinedStore(store, TxStore(store.disk), config.transactions.coinbase_maturity)
+    return MinedStore(store, GhostTxStore(store.disk), config.transactions.coinbase_maturity)
 
 
 def chain_name(config: Config) -> str:

@@ -19,6 +19,7 @@ from storage.chain_txs import NOTHING, ChainTx
 from storage.damage import UNREADABLE
 from storage.disk import Db, Txn
 from storage.errors import StoreError
+from storage.ghost_check import findings
 from storage.history.layout import REPLACED
 from storage.history.mined import MinedStore
 from storage.jobs import JobStore
@@ -101,6 +102,7 @@ class _Audit:
             "transactions": self._each(txn),
             "indexes": self._strays(txn),
             "pending submissions": self._pending(txn),
+            "ghosts": findings(self.store.ghosts, txn),
         }
         for what, walk in walks.items():
             try:
@@ -109,7 +111,7 @@ class _Audit:
                 yield f"the {what} can't be read to the end: {type(error).__name__}: {error}"
 
     def _each(self, txn: Txn) -> Iterator[str]:
-        for txid, rows in groupby(_rows(txn, self.store.tx), lambda item: item[0][:HASH]):
+        for txid, rows in groupby(self.store.rows(txn), lambda item: item[0][:HASH]):
             try:
                 yield from self._transaction(txn, txid, rows)
             except _UNREADABLE as error:
@@ -228,7 +230,7 @@ class _Audit:
             )
 
     def _known(self, txn: Txn, txid: bytes) -> bool:
-        return txn.get(txid + MASTER, db=self.store.tx) is not None or self.chain.find(txn, txid) is not None
+        return self.store.has(txn, txid) or self.chain.find(txn, txid) is not None
 
     def _beside(self, txn: Txn, seen: _Seen, index: int, row: bytes) -> Iterator[str]:
         """Check a claim, or a freeze, on an output of a transaction that only the chain tells of."""
@@ -243,7 +245,7 @@ class _Audit:
             by = claimant(row)[0]
             if self.chain.find(txn, by) is not None:
                 self._contradict(f"output {name} is claimed by {by.hex()}, which is in a block without spending it")
-            elif txn.get(by + MASTER, db=self.store.tx) is None:
+            elif not self.store.has(txn, by):
                 self._contradict(f"output {name} is claimed by {by.hex()}, which is not known")
 
     # --- the whole transaction -----------------------------------------------------------------------------------
@@ -269,10 +271,8 @@ class _Audit:
 
     def _record(self, txn: Txn, seen: _Seen, record: Record) -> Iterator[str]:
         name = f"transaction {seen.txid.hex()}"
-        for db, field in self.store.indexes():
-            at: int | None = getattr(record, field)
-            if at is not None and not txn.cursor(db).set_key_dup(keys.u32(at), seen.txid):
-                yield f"{name} has {field} {at}, the index does not have it"
+        for field in self.store.not_indexed(txn, seen.txid, record):
+            yield f"{name} has {field} {getattr(record, field)}, the index does not have it"
         if not seen.body:
             yield f"{name} has a record, but no body"
         if record.creating:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -95,7 +96,7 @@ class Burial:
 
     def old_unmined(self, txn: Txn, cutoff: int) -> list[bytes]:
         """Return the transactions that have waited for a block since `cutoff` or longer, the oldest first."""
-        return [place.txid for place in _due(txn, self.store.unmined, cutoff, None, None, lowest=0)]
+        return [txid for _, txid in self.store.waiting(txn, 0, cutoff)]
 
     def preserve_parents(self, txn: Txn, height: int) -> int:
         """Keep the parents of all old unmined transactions; return how many of these there are.
@@ -123,7 +124,7 @@ class Burial:
         if height <= self.unmined_retention:
             return step
         until = height + self.preservation
-        places = _due(txn, self.store.unmined, height - self.unmined_retention, after, limit, lowest=0)
+        places = self._waiting(txn, height - self.unmined_retention, after, limit)
         for _, txid in places:
             inputs = self.store.body(txn, txid).inputs
             step.processed += bool(inputs)
@@ -133,6 +134,11 @@ class Burial:
                     step.parents += self.transactions.preserve(txn, parent, until)
         step.next = places[-1] if limit is not None and len(places) == limit else None
         return step
+
+    def _waiting(self, txn: Txn, cutoff: int, after: Place | None, limit: int | None) -> list[Place]:
+        """Return unmined transactions since a height or longer, the oldest first, that come after one."""
+        waiting = map(Place._make, self.store.waiting(txn, after.height if after else 0, cutoff))
+        return list(islice((place for place in waiting if after is None or place > after), limit))
 
     def expire_preservations(
         self, txn: Txn, height: int, limit: int | None = None, after: Place | None = None
@@ -249,7 +255,7 @@ class Burial:
             raise Held("preserved")
         if record.creating:
             raise Held("creating")
-        if record.pages and not terms.defensive and txn.stat(self.store.unmined)["entries"] < record.total:
+        if record.pages and not terms.defensive and self.store.unmined_count(txn) < record.total:
             self._check_unmined(txn, txid, record, pages)
             return record
         for number in range(record.pages + 1):
@@ -261,7 +267,7 @@ class Burial:
     def _check_unmined(self, txn: Txn, txid: bytes, record: Record, pages: Pages) -> None:
         """Hold a large transaction back for a child that is unmined: looking through these is the shorter way."""
         try:
-            for _, child in _due(txn, self.store.unmined, keys.LAST_U32, None, None, lowest=0):
+            for _, child in self.store.waiting(txn, 0, keys.LAST_U32):
                 spent = {
                     record.place(index)[0] for parent, index in self.store.body(txn, child).inputs if parent == txid
                 }
@@ -334,10 +340,7 @@ class Burial:
 
     def _indexed(self, txn: Txn, txid: bytes, record: Record) -> bool:
         """Return whether the indexes have what a record says: else it could not be rewritten or removed."""
-        return all(
-            (at := getattr(record, name)) is None or txn.cursor(db).set_key_dup(keys.u32(at), txid)
-            for db, name in self.store.indexes()
-        )
+        return not self.store.not_indexed(txn, txid, record)
 
     def sweep_page(self, txn: Txn, txid: bytes, number: int) -> None:
         """Remove a page that a deleted large transaction has left; one that has come again keeps its own."""
@@ -356,8 +359,10 @@ class Burial:
     def busy(self, txn: Txn, height: int, safe: int) -> bool:
         """Return whether a cycle would find anything to look at."""
         cutoff = height - self.unmined_retention
-        looks = ((self.store.unmined, cutoff, 0), (self.store.preserved, height, 1), (self.store.delete_at, safe, 1))
-        return any(at > 0 and _due(txn, db, at, None, 1, lowest=lowest) for db, at, lowest in looks)
+        if cutoff > 0 and next(self.store.waiting(txn, 0, cutoff), None):
+            return True
+        looks = (self.store.preserved, height), (self.store.delete_at, safe)
+        return any(at > 0 and _due(txn, db, at, None, 1) for db, at in looks)
 
 
 def safe_height(requested: int, persisted: int | None, retention: int) -> int:

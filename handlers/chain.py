@@ -110,7 +110,7 @@ class Chain(Durable):
         batch.steps.append(partial(self._tell, number=number))
         batch.ordinary &= isinstance(block, columns.RawBlock)
         if self.lives:
-            batch.steps.append(partial(self._connect, block=block))
+            batch.steps.append(partial(self._connect, block=block, number=number))
         batch.blocks.append(waiting)
         self._see_depth(point.height, network_height)
         self.state = msgspec.structs.replace(self.state, tip=self.state.tip + 1)
@@ -137,19 +137,22 @@ class Chain(Durable):
         with self.store.disk.read() as txn:
             return self.store.ordinal_of(txn, block_hash)
 
-    def _connect(self, txn: Txn, block: BlockApplied) -> None:
+    def _connect(self, txn: Txn, block: BlockApplied, number: int) -> None:
         """Carry out on the records of transactions what a block did.
 
         Which of them it touches is looked up now: others may have made records while the block waited.
         """
+        assert self.lives is not None
+        self.lives.meet(txn, block.height, self.batch.blocks[number].columns, self.batch.touched)
         touching = self._touching(txn, block)
-        if self.lives and touching:
+        if touching:
             self.lives.chain.resolve(txn, [tx.txid for _, tx in touching.txs])
             self.lives.connect(txn, touching)
 
     def _touching(self, txn: Txn, block: BlockApplied) -> Touching | None:
         """Return what of a block touches records; only then its transactions are made objects."""
-        if self.lives is None or (self.lives.idle and not self.batch.touched and isinstance(block, columns.RawBlock)):
+        assert self.lives is not None
+        if self.lives.bare and not self.batch.touched and isinstance(block, columns.RawBlock):
             return None
         known: set[bytes] | None = None
         if isinstance(block, columns.RawBlock):

@@ -16,12 +16,14 @@ from msgspec import Struct
 from handlers import spending
 from handlers.causes import AnyCause, BlockRolledBack, DoubleSpend, InBlock, ParentLost, Submitted
 from handlers.change_log import ChangeLog
-from handlers.desk import Held, show
+from handlers.desk import Held, now, show
 from handlers.events import BlockApplied, OutPoint, Tx, TxStatusChanged
 from handlers.eviction import Evictor
+from handlers.ghosts import becoming, meet
 from handlers.reconcile import Reconciler, Repair
 from handlers.transactions import Transactions
 from storage.disk import Txn
+from storage.history.batch import Columns
 from storage.rollback_records import RecordedBlock
 from storage.sheaf import Sheaf
 from storage.transactions import FROZEN, HASH, HIGHEST, MASTER, Record, claim, claimant, slot_key
@@ -65,7 +67,8 @@ class Lives:
         self.evictor = Evictor(transactions, lambda txid, cause: self.tell(txid, "pruned", cause=cause))
         self.repairs: list[Repair] = []  # of the write that is being made
         self._repaired = 0  # records that commits have repaired since `take_repaired`
-        self.idle = True  # no record, no claim: nothing that a block could touch
+        self.bare = True  # no record, no claim
+        self.idle = True  # and no ghost: nothing that a block could touch
         self.settle()
 
     def begin(self, height: int) -> None:
@@ -77,7 +80,7 @@ class Lives:
     def settle(self) -> None:
         """Take over what is on disk after a commit."""
         with self.store.disk.read() as txn:
-            self.idle = self.store.empty(txn)
+            self.bare, self.idle = self.store.bare(txn), self.store.empty(txn)
         self.evictor.settle()
         for repair in self.repairs:
             log.warning("record_repaired", txid=repair.txid.hex(), reason=repair.reason)
@@ -120,7 +123,7 @@ class Lives:
 
         A block touches a record with its transactions, and with what they spend. `known` is given by who has it.
         """
-        if self.idle and not touched:
+        if self.bare and not touched:
             found = [(n, tx) for n, tx in enumerate(block.txs) if tx.raw is not None]
         else:
             spends = (tx.inputs if tx.valid else tx.collateral for tx in block.txs)
@@ -140,6 +143,16 @@ class Lives:
         point = block.point
         block_id = point.height if block.block_id is None else block.block_id
         return Touching(min(point.height, HIGHEST), point.slot, block_id, found)
+
+    def meet(self, txn: Txn, height: int, block: Columns, touched: set[bytes]) -> None:
+        """Let a block end the ghosts that it has again, and wake those that it has anything else to do with."""
+        met = meet(txn, self.store, block)
+        height = min(height, HIGHEST)
+        self.transactions.height = height
+        for txid in met.mined:
+            self.tell(txid, "mined", height, InBlock())
+        touched.update(met.woken)
+        self._lose(txn, {loser: DoubleSpend(by=by) for loser, by in met.rivals.items()}, met.mined)
 
     def known(self, txn: Txn, txids: Iterable[bytes], spends: Iterable[OutPoint]) -> set[bytes]:
         """Return which of a block's transactions, and of their parents, have a record or a claim on an output."""
@@ -344,9 +357,11 @@ class Lives:
         """Make unmined what is in the blocks above `target`, before the UTXO store takes them back."""
         height = min(self.chain.blocks.block_at(txn, target).height, HIGHEST) if target else 0
         self.transactions.height = height
-        undone, names = Undone(), dict[int, bytes]()
-        for block in self.chain.going_back(txn, tip, target):
-            recorded = RecordedBlock(txn, self.chain, block, target, names, undone.reused, idle=self.idle)
+        back = self.chain.rolled_back(txn, tip, target)
+        ghosts = becoming(txn, self.store, back)
+        undone = Undone(reused=back.reused, unmined=back.unmined())
+        for block in self.chain.going_back(txn, back, ~ghosts):
+            recorded = RecordedBlock(txn, self.chain, back, block, idle=self.idle)
             for record in recorded.known.values():
                 spending.unmine(record, block.block_id, block.height)
                 spending.settle(record, height, self.transactions.rules.retention)
@@ -355,7 +370,7 @@ class Lives:
             undone.losers += recorded.losers
             undone.doubtful += recorded.doubtful
             undone.failed += [found.txid for found in recorded.transactions if found.failed]
-            undone.unmined += [found.txid for found in recorded.transactions if not found.failed]
+        self.store.ghosts.make(txn, self.chain.gone(txn, back, ghosts), now())
         return undone
 
     def settle_undone(self, txn: Txn, undone: Undone) -> None:

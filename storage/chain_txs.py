@@ -53,28 +53,26 @@ class Paid(NamedTuple):
 
 
 class Spend(NamedTuple):
-    """What an input of a block that goes back spent; the body is empty for an output of a block that goes back too."""
+    """What an input of a block that goes back spent.
+
+    The body is that of an output whose transaction gets no record by this: its claim stands beside.
+    """
 
     by: int
     input: int
     parent: bytes
     output: int
-    ordinal: int
-    body: bytes
+    body: bytes | None
 
 
 class GoingBack(Struct):
-    """One block that goes back: its transactions in order, what they paid by number, and what they spent in order.
-
-    `reused` are ids of its transactions that earlier ones had too.
-    """
+    """Some transactions of a block that goes back in order, what they paid by number, and what they spent in order."""
 
     height: int
     block_id: int
     transactions: list[tuple[ChainTx, Details]]
     paid: dict[int, list[Paid]]
     spends: list[Spend]
-    reused: set[bytes]
 
 
 def in_order(spent: list[tuple[int, OutPoint]]) -> list[OutPoint]:

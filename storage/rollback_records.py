@@ -1,6 +1,6 @@
-"""A block's transactions get records, all at once: the block goes back, and the chain's tables will not tell of them.
+"""Transactions of a block get records, all at once: the block goes back, and they can't become ghosts.
 
-Reads and writes in bulk, a block at a time from the tip down, because a rollback of many blocks waits for this.
+They have rows already, or failed, or are coinbases, or others have their ids, or spend of such.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from time import time
 from storage import keys
 from storage.chain_txs import NOTHING, ChainTx, Details, GoingBack, Paid, count, in_order, mined_record
 from storage.disk import Txn
-from storage.history.mined import MinedStore
+from storage.history.mined import MinedStore, RolledBack
 from storage.rows import TxFlag, pack
 from storage.sheaf import Sheaf
 from storage.transactions import (
@@ -32,12 +32,10 @@ _BODY = keys.u32(BODY_PAGE)
 
 
 class RecordedBlock:
-    """The transactions of a block that goes back, with the records that they have, or have now.
+    """Some transactions of a block that goes back, with the records that they have, or have now.
 
-    `target` is the ordinal that stays; outputs of it and of those below go on being claimed by what is unmined now.
-    `names` has the transactions of the blocks above, by number, and learns this block's. `reused` are the ids that more
-    than one transaction had so far, and learns this block's. `idle` says that there was no record at all before this
-    rollback. Nothing is written before `flush`.
+    `back` is the whole rollback. `idle` says that there was no record at all before it. Nothing is written before
+    `flush`.
 
     What is to be settled when the block is gone: `released` are spends of transactions that do not wait for another
     block, or whose id another one has; `losers` do not wait themselves, or spend from one that does not; `doubtful`
@@ -48,31 +46,26 @@ class RecordedBlock:
         self,
         txn: Txn,
         chain: MinedStore,
+        back: RolledBack,
         block: GoingBack,
-        target: int,
-        names: dict[int, bytes],
-        reused: set[bytes],
         *,
         idle: bool,
     ) -> None:
-        self._txn, self._chain, self._target, self._names, self._reused = txn, chain, target, names, reused
+        self._txn, self._chain, self._back, self._reused = txn, chain, back, back.reused
         self.block = block
         self.transactions = [found for found, _ in block.transactions]
         self._latest = {found.txid: found for found in self.transactions}
-        names.update((found.number, found.txid) for found in self.transactions if not found.failed)
-        reused.update(block.reused)
-        reused.update(found.txid for found in self.transactions if self._latest[found.txid] is not found)
         self.inputs = _inputs(block)
         self._sheaf = Sheaf(chain.store, txn)
         read = {spend.parent for spend in block.spends}.union(self._latest)
-        self._sheaf.read(read & reused if idle else read, ())
+        self._sheaf.read(read & self._reused if idle else read, ())
         self.known: dict[ChainTx, Record] = {}
         self.losers = [found.txid for found in self.transactions if found.flags & TxFlag.COINBASE]
         self.doubtful: list[bytes] = []
         self.released = [
             (found.txid, self.inputs.get(found.number, []))
             for found in self.transactions
-            if found.failed or found.txid in reused
+            if found.failed or found.txid in self._reused
         ]
         self._records(idle=idle)
         self._claims()
@@ -86,7 +79,7 @@ class RecordedBlock:
         for found, details in self.block.transactions:
             record, paid = self._sheaf.records.get(found.txid), self.block.paid.get(found.number, [])
             if found.failed:  # with it goes what it gave back
-                self.losers += filter(None, (self._spender(each.by) for each in paid))
+                self.losers += filter(None, (self._back.waits(each.by) for each in paid))
                 if record is not None and not record.pages:
                     self._take_return(found.txid, record, [each.output for each in paid])
             if record is not None:
@@ -128,10 +121,6 @@ class RecordedBlock:
                 self.doubtful.append(found.txid)
                 return
 
-    def _spender(self, by: int | None) -> bytes | None:
-        """Return who spent an output, if that waits for a block now."""
-        return None if by is None else self._names.get(by)
-
     def _beside(self, txid: bytes) -> dict[int, bytes]:
         """Return the claims and freezes that stand beside what the chain tells of a transaction."""
         return dict(self._chain.store.slots(self._txn, txid))
@@ -143,7 +132,7 @@ class RecordedBlock:
                 yield index, beside.pop(index)
                 continue
             name = output_hash(txid, index, body)
-            if (by := self._spender(spender)) is not None:  # else it failed, and lets go
+            if (by := self._back.waits(spender)) is not None:  # else it failed, and lets go
                 name += claim(by, at)
             yield index, name
         for index, row in beside.items():
@@ -158,13 +147,13 @@ class RecordedBlock:
         return record
 
     def _claims(self) -> None:
-        """Let what is unmined now go on claiming what it spent of the blocks that stay.
+        """Let what is unmined now go on claiming what it spent of transactions without a record.
 
-        Where the parent has a record, or its block goes too, its own slot says so.
+        Where the parent has one, or gets one by this, its own slot says so.
         """
-        for spender, at, parent, index, ordinal, body in self.block.spends:
-            by = self._spender(spender)
-            if ordinal <= self._target and by is not None and parent not in self._sheaf.records:
+        for spender, at, parent, index, body in self.block.spends:
+            by = self._back.waits(spender)
+            if body is not None and by is not None and parent not in self._sheaf.records:
                 self._sheaf.put_slot(slot_key(parent, 0, index), output_hash(parent, index, body) + claim(by, at))
 
 

@@ -9,14 +9,17 @@ from collections.abc import Iterable
 
 from storage import keys
 from storage.disk import Txn
+from storage.ghost_records import GhostTxStore
 from storage.rows import pack
-from storage.transactions import MASTER, OutPoint, Record, TxStore, slot_key
+from storage.transactions import HASH, MASTER, OutPoint, Record
+
+_SLOT_KEY = HASH + 8
 
 
 class Sheaf:
     """What was read, and what of it is to be written."""
 
-    def __init__(self, store: TxStore, txn: Txn) -> None:
+    def __init__(self, store: GhostTxStore, txn: Txn) -> None:
         self._store, self._txn = store, txn
         self.records: dict[bytes, Record] = {}
         self.slots: dict[bytes, bytes] = {}
@@ -29,8 +32,7 @@ class Sheaf:
         self.records = self._store.records(self._txn, txids)
         for txid, record in self.records.items():
             self._indexed[txid] = [getattr(record, name) for _, name in self._store.indexes()]
-        wanted = sorted({slot_key(txid, 0, index) for txid, index in outpoints})
-        self.slots = dict(self._txn.cursor(self._store.tx).getmulti(wanted))
+        self.slots = self._store.slots_of(self._txn, outpoints)
 
     def put_slot(self, key: bytes, row: bytes | None) -> None:
         """Change a slot, or remove it."""
@@ -57,6 +59,8 @@ class Sheaf:
 
     def flush(self) -> None:
         """Write back what was changed, in key order, the indexes with it."""
+        slots = [(key[:HASH], keys.number(key[HASH + 4 :])) for key in self._dirty if len(key) == _SLOT_KEY]
+        self._store.wake_all(self._txn, {key[:HASH] for key in self._dirty} | self._changed, slots)
         for txid in self._changed:
             self._dirty[txid + MASTER] = pack(self.records[txid])
         cursor = self._txn.cursor(self._store.tx)

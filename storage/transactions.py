@@ -146,14 +146,18 @@ class TxStore:
         """Remove all records if nobody kept them in step for a while; return whether that was so."""
 
         def drop(txn: Txn) -> bool:
-            for db in (self.tx, self.delete_at, self.unmined, self.preserved):
-                txn.drop(db, delete=False)
-            self.pending.clear(txn)
+            self.clear(txn)
             return txn.delete(_STALE, db=self.disk.tables["utxo_meta"])
 
         with self.disk.read() as txn:
             stale = txn.get(_STALE, db=self.disk.tables["utxo_meta"]) is not None
         return stale and self.disk.write(drop)
+
+    def clear(self, txn: Txn) -> None:
+        """Remove all records."""
+        for db in (self.tx, self.delete_at, self.unmined, self.preserved):
+            txn.drop(db, delete=False)
+        self.pending.clear(txn)
 
     # --- pages ---------------------------------------------------------------------------------------------------
 

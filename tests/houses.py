@@ -14,13 +14,14 @@ import storage.history.recent
 import storage.history.runs
 import storage.history.values
 from storage.disk import Disk
+from storage.ghost_layout import TABLES as GHOST_TABLES
+from storage.ghost_records import GhostTxStore
 from storage.history.mined import MinedStore
 from storage.history.store import HistoryStore
 from storage.jobs import TABLES as JOB_TABLES
 from storage.transactions import TABLES as TX_TABLES
-from storage.transactions import TxStore
 
-ALL_TABLES = (*TABLES, *TX_TABLES, *JOB_TABLES)
+ALL_TABLES = (*TABLES, *TX_TABLES, *GHOST_TABLES, *JOB_TABLES)
 
 
 def open_store(
@@ -32,9 +33,9 @@ def open_store(
     return store
 
 
-def chain_txs(store: HistoryStore, maturity: int = 0, records: TxStore | None = None) -> MinedStore:
+def chain_txs(store: HistoryStore, maturity: int = 0, records: GhostTxStore | None = None) -> MinedStore:
     """Return what the transaction store asks of a chain."""
-    return MinedStore(store, records or TxStore(store.disk), maturity)
+    return MinedStore(store, records or GhostTxStore(store.disk), maturity)
 
 
 def small_values(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,9 @@ from handlers.transactions import Transactions
 from storage import jobs, transactions
 from storage.blobs import Files
 from storage.disk import Disk, Txn
+from storage.ghost_records import GhostTxStore
 from storage.jobs import Job, JobStore
-from storage.transactions import ALL_IN_ONE, BODY_PAGE, FROZEN, LOCK_PAGE, Lock, TxStore, claim, output_hash
+from storage.transactions import ALL_IN_ONE, BODY_PAGE, FROZEN, LOCK_PAGE, Lock, claim, output_hash
 from storage.windows import Windows
 
 SMALL, LARGE, CHAINED, CHILD, OTHER = (f"{n:02x}" * 32 for n in (0x51, 0x52, 0x53, 0x54, 0x55))
@@ -39,7 +40,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Tables:
     """Tell a story in which every field is something, and return all rows in hexadecimal."""
     folder = tmp_path_factory.mktemp("format")
     with Disk(folder / "lmdb", TABLES + transactions.TABLES, durable=False) as disk:
-        chain_store, store = open_store(disk, chain="bitcoin/mainnet"), TxStore(disk)
+        chain_store, store = open_store(disk, chain="bitcoin/mainnet"), GhostTxStore(disk)
         rules = Rules(batch_size=2, retention=10, reassign_delay=7)
         real = Transactions(chain_txs(chain_store, 100, store), Files(folder / "blobs"), rules)
         chain = Chain(chain_store, Windows(10, 10), 10, Lives(real))
@@ -71,7 +72,7 @@ def _slot(name: str, index: int, value: int) -> bytes:
     return output_hash(bytes.fromhex(name), index, body(Output(b"\x51", value)))
 
 
-def _marked(store: TxStore, txn: Txn, txid: bytes, child: bytes) -> None:
+def _marked(store: GhostTxStore, txn: Txn, txid: bytes, child: bytes) -> None:
     record = store.record(txn, txid)
     assert record is not None
     record.deleted_children, record.conflicting_children = [child], [child]
@@ -181,7 +182,7 @@ def test_stale_records_are_marked(tmp_path: Path) -> None:
     """A row of `utxo_meta` says that blocks may have come while nobody kept the records."""
     with Disk(tmp_path, TABLES + transactions.TABLES, durable=False) as disk:
         open_store(disk)
-        store = TxStore(disk)
+        store = GhostTxStore(disk)
         disk.write(lambda txn: store.put_lock(txn, bytes(32), Lock(b"owner", 1.5, 35.5, 4711, "host", 2)))
         assert store.give_up()
         with disk.read() as txn:

@@ -32,8 +32,9 @@ from storage import transactions
 from storage.blobs import Files
 from storage.disk import Disk, Txn
 from storage.errors import StoreFull
+from storage.ghost_records import GhostTxStore
 from storage.keys import number
-from storage.transactions import FROZEN, HASH, Page, Record, TxStore, claim
+from storage.transactions import FROZEN, HASH, Page, Record, claim
 
 _T = TypeVar("_T")
 SEEDS = st.integers(0, 2**32 - 1)
@@ -117,7 +118,7 @@ class Story(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="utxod-txs-"))
         self.disk = Disk(self.folder / "lmdb", ALL_TABLES, map_size=1 << 24, durable=False)
-        self.store = TxStore(self.disk)
+        self.store = GhostTxStore(self.disk)
         chain = chain_txs(open_store(self.disk, chain="bitcoin/mainnet"), RULES.maturity, self.store)
         self.real = Transactions(chain, Files(self.folder / "blobs"), RULES)
         self.burial = Burial(self.real, 2, 10)

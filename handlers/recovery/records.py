@@ -6,6 +6,7 @@ Everything here is for the writer's thread, in steps that are short: blocks wait
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import structlog
@@ -61,15 +62,8 @@ class Records:
         """Return the next transactions that wait for a block, and those that do not because another has won."""
         store, found = self._store, Waiting([], [], [], None)
         with store.disk.read() as txn:
-            cursor, seen = txn.cursor(store.unmined), list[tuple[int, bytes]]()
-            there = cursor.first() if after is None else cursor.set_range_dup(keys.u32(after[0]), after[1])
-            if after is not None and not there:  # that height has no more
-                there = cursor.set_range(keys.u32(after[0] + 1))
-            if there:
-                for key, txid in cursor:
-                    if len(seen) > _SEEKS:
-                        break
-                    seen.append((keys.number(key), txid))
+            waiting = store.waiting(txn, after[0] if after else 0, keys.LAST_U32)
+            seen = list(islice((place for place in waiting if after is None or place >= after), _SEEKS + 1))
             records = store.records(txn, [txid for _, txid in seen])
         for place in seen:
             record = records.get(place[1])
@@ -106,7 +100,7 @@ class Records:
                 if seeks == _SEEKS:
                     return found, txid
                 key = txid + keys.u32(LOCK_PAGE)
-                if txn.get(key, db=self._store.tx) is not None and self._store.record(txn, txid) is None:
+                if txn.get(key, db=self._store.tx) is not None and not self._store.has(txn, txid):
                     found.append(txid)
         return found, None
 

@@ -165,6 +165,24 @@ class StoredBits:
         return flags
 
 
+def set_stored(txn: Txn, table: Db, numbers: Numbers, *, to: bool) -> None:
+    """Set numbers, or clear them, in a table that nobody has in memory; a chunk without any is removed."""
+    chunks, which = np.unique(numbers >> 10, return_inverse=True)
+    names = [_KEY.pack(chunk) for chunk in chunks.tolist()]
+    there = {key: open_chunk(key, value) for key, value in txn.cursor(table).getmulti(names)}
+    joined = b"".join([there.get(name, bytes(CHUNK)) for name in names])
+    bits, where = np.frombuffer(joined, np.uint8).copy(), which * CHUNK + ((numbers & (BITS - 1)) >> 3)
+    if to:
+        np.bitwise_or.at(bits, where, _MASKS[numbers & 7])
+    else:
+        np.bitwise_and.at(bits, where, ~_MASKS[numbers & 7])
+    for name, chunk in zip(names, bits.reshape(-1, CHUNK), strict=True):
+        if chunk.any():
+            txn.put(name, _seal(chunk.tobytes()), db=table)
+        elif name in there:
+            txn.delete(name, db=table)
+
+
 def open_chunk(key: bytes, value: bytes) -> bytes:
     """Return the bits of a chunk.
 

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from storage.disk import Db, Txn
 from storage.errors import Damaged
-from storage.rows import Body, TxFlag, unpack
+from storage.rows import Body, TxFlag, pack, unpack
 
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
@@ -228,6 +228,13 @@ def to_extra(raw: bytes) -> Extra:
         return _read_extra(raw) if raw else Extra()
     except msgspec.DecodeError as error:
         raise Damaged(f"what an output has beside its address cannot be read: {error}") from error
+
+
+def to_body(found: Found) -> bytes:
+    """Return an output as its hash has it: a plain one is its address and value."""
+    if not found.extra:
+        return pack((found.address, found.value))
+    return pack(_read_extra(found.extra).body(found.address, found.value))
 
 
 def words(raw: bytes) -> Words:

@@ -7,44 +7,93 @@ chain's tables has to say so (`forget`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from storage.chain_txs import ChainTx, Details, GoingBack, Paid, Spend, count, in_order, mined_record
 from storage.disk import Txn
 from storage.errors import Damaged
+from storage.ghost_layout import Gone
+from storage.ghost_records import GhostTxStore
 from storage.history.layout import (
     NO_FEE,
+    OUTPUT_RECORD,
     REPLACED,
+    TX_RECORD,
     UNDO,
     Block,
-    Extra,
     Flags,
-    Found,
     Numbers,
     Records,
     TxFound,
+    Words,
     outputs_in,
+    to_body,
     words,
 )
 from storage.history.store import HistoryStore
 from storage.history.stored import Stored, read_undo
-from storage.rows import TxFlag, pack
-from storage.transactions import HIGHEST, OutPoint, Record, TxStore, claim, output_hash
+from storage.rows import TxFlag
+from storage.transactions import HIGHEST, OutPoint, Record, claim, output_hash
 
 _FLAGS = TxFlag.INVALID | TxFlag.COLLATERAL_RETURN | TxFlag.COINBASE
-_NO_NUMBERS = np.empty(0, np.int64)
-_read_extra = msgspec.msgpack.Decoder(Extra).decode
+_SPENT = np.dtype([("number", "<i8"), ("spender", "<i8"), ("input", "<u4")])
 
 Listed = tuple[ChainTx, Details]
+
+
+class RolledBack(NamedTuple):
+    """The blocks above `target` as columns, the lowest first.
+
+    `spends` are what they spent, by the numbers of outputs and spenders; `parents` and `indexes` name these outputs.
+    `reused` are ids of their transactions that other ones had too.
+    """
+
+    target: int
+    blocks: list[Block]
+    txs: Records
+    spends: Records
+    parents: Words
+    indexes: Numbers
+    reused: set[bytes]
+
+    @property
+    def first(self) -> int:
+        """Return the number that goes back first of all."""
+        return self.blocks[0].first
+
+    def txids(self) -> list[bytes]:
+        """Return the ids of all transactions."""
+        ids = self.txs["id"].tobytes()
+        return [ids[at : at + 32] for at in range(0, len(ids), 32)]
+
+    def unmined(self) -> list[bytes]:
+        """Return the ids of the transactions that wait for a block again: those of the highest block first."""
+        txids, ends, found = (
+            self.txids(),
+            np.searchsorted(self.txs["block"], range(self.target + 1, self.target + len(self.blocks) + 2)),
+            list[bytes](),
+        )
+        valid = (self.txs["counts"] & TxFlag.INVALID == 0).tolist()
+        for low, high in zip(ends[-2::-1].tolist(), ends[:0:-1].tolist(), strict=True):
+            found += [txid for txid, good in zip(txids[low:high], valid[low:high], strict=True) if good]
+        return found
+
+    def waits(self, number: int | None) -> bytes | None:
+        """Return the id of a transaction that waits for a block again; None for one that failed."""
+        if number is None or number < self.first:
+            return None
+        found = self.txs[int(np.searchsorted(self.txs["number"], number))]
+        return None if found["counts"] & TxFlag.INVALID else found["id"].tobytes()
 
 
 class MinedStore:
     """The transaction store's view of the chain."""
 
-    def __init__(self, blocks: HistoryStore, store: TxStore, maturity: int) -> None:
+    def __init__(self, blocks: HistoryStore, store: GhostTxStore, maturity: int) -> None:
         self.blocks, self.store, self.maturity = blocks, store, maturity
+        store.told = self._told
         self._look: _Look | None = None
         self._resolved: dict[bytes, ChainTx | None] = {}
 
@@ -119,7 +168,7 @@ class MinedStore:
         for number, lives in zip(numbers.tolist(), live.tolist(), strict=True):
             if not lives and number not in spenders:
                 continue
-            row = output_hash(tx.txid, number - first, body_of(bodies[number]))
+            row = output_hash(tx.txid, number - first, to_body(bodies[number]))
             if not lives:
                 by = look.stored.tx_of(spenders[number])
                 row, last = row + claim(by.txid, look.input_of(by, number)), max(last, by.block)
@@ -142,8 +191,12 @@ class MinedStore:
         found = look.stored.body(number) if lives or by is not None else None
         if found is None:
             return None
-        name = output_hash(tx.txid, index, body_of(found))
+        name = output_hash(tx.txid, index, to_body(found))
         return name if by is None else name + claim(by.txid, look.input_of(by, number))
+
+    def _told(self, txn: Txn, outpoint: OutPoint) -> bytes | None:
+        found = self.find(txn, outpoint[0])
+        return None if found is None else self.told(txn, found, outpoint[1])
 
     def paid(self, txn: Txn, tx: ChainTx, index: int) -> tuple[bytes, int]:
         """Return address and value of an output that has a slot."""
@@ -170,45 +223,74 @@ class MinedStore:
 
     # --- the way back --------------------------------------------------------------------------------------------
 
-    def going_back(self, txn: Txn, tip: int, target: int) -> Iterator[GoingBack]:
-        """Yield the blocks above `target` from the tip down, while all of them are there still."""
-        look, spent_by = self._at(txn), dict[int, tuple[int, int]]()
-        stays = look.block(target + 1).first
-        for ordinal in range(tip, target, -1):
-            block, undo = look.block(ordinal), look.undo(ordinal)
-            spent = undo[undo["input"] != REPLACED]
-            numbers, inputs = spent["number"].tolist(), spent["input"].tolist()
-            by = (block.first + spent["spender"].astype(np.int64)).tolist()
-            spent_by.update(zip(numbers, zip(by, inputs, strict=True), strict=True))
-            homes = look.stored.homes(np.unique(spent["number"]))
-            bodies = look.bodies(np.unique(spent["number"][spent["number"] < stays]))
-            spends = [
-                Spend(spender, at, *homes[number], bodies.get(number, b""))
-                for spender, at, number in zip(by, inputs, numbers, strict=True)
-            ]
-            parts = list(look.of_block(block))
+    def rolled_back(self, txn: Txn, tip: int, target: int) -> RolledBack:
+        """Return what the blocks above `target` are, while all of them are there still."""
+        look = self._at(txn)
+        blocks = [look.block(ordinal) for ordinal in range(target + 1, tip + 1)]
+        first, end = blocks[0].first, look.stored.state.next_number
+        txs = np.concatenate([np.empty(0, TX_RECORD), *(part for part, _ in look.stored.txs.span(first, end))])
+        logs = [look.undo(ordinal) for ordinal in range(target + 1, tip + 1)]
+        spends = np.zeros(sum(map(len, logs)), _SPENT)
+        starts = np.repeat([block.first for block in blocks], list(map(len, logs)))
+        joined = np.concatenate(logs)
+        spends["number"], spends["input"] = joined["number"], joined["input"]
+        spends["spender"] = starts + joined["spender"]
+        spends = spends[spends["input"] != REPLACED]
+        homes = look.stored.home_columns(spends["number"])
+        return RolledBack(target, blocks, txs, spends, *homes, self._reused(txn, txs))
+
+    def gone(self, txn: Txn, back: RolledBack, ghosts: Flags) -> Gone:
+        """Return what becomes of transactions that are ghosts now."""
+        stored, blocks, first = self._at(txn).stored, back.blocks, back.first
+        end = blocks[-1].first + blocks[-1].numbers
+        parts = list(stored.outputs.span(first, end))
+        outputs = np.concatenate([np.empty(0, OUTPUT_RECORD), *(records for records, _ in parts)])
+        txs = back.txs.copy()
+        txs["block"] -= np.uint32(back.target + 1)
+        places = [(min(block.height, HIGHEST), block.first) for block in blocks]
+        heap = b"".join([heap for _, heap in parts])
+        return Gone(places, first, end, txs, ghosts, outputs, heap, back.spends, back.parents, back.indexes)
+
+    def going_back(self, txn: Txn, back: RolledBack, some: Flags) -> Iterator[GoingBack]:
+        """Yield the blocks above `target` from the tip down, each with some of the transactions."""
+        look, txs = self._at(txn), back.txs[some]
+        own = np.isin(back.spends["spender"], txs["number"])
+        homes = back.spends["number"] - back.indexes
+        spent_by = dict[int, tuple[int, int]]()
+        for spend in back.spends[np.isin(homes, txs["number"])].tolist():
+            spent_by[spend[0]] = spend[1], spend[2]
+        beside = own & ~np.isin(homes, txs["number"])  # the output's transaction stays, or becomes a ghost
+        bodies = look.bodies(np.unique(back.spends["number"][beside]))
+        for n in range(len(back.blocks) - 1, -1, -1):
+            block, ordinal = back.blocks[n], back.target + 1 + n
+            mine = txs[txs["block"] == ordinal]
+            if len(mine) == 0:
+                continue
+            at = np.flatnonzero(own & (back.spends["spender"] >= block.first))
+            at = at[back.spends["spender"][at] < block.first + block.numbers]
+            ids, spends = back.parents[at].tobytes(), back.spends[at]
+            fields = zip(spends.tolist(), back.indexes[at].tolist(), beside[at].tolist(), strict=True)
             yield GoingBack(
                 min(block.height, HIGHEST),
-                block.height if block.block_id is None else block.block_id,
-                [each for records in parts for each in _listed(records)],
-                _paid(look, block, parts, spent_by),
-                spends,
-                self._reused(txn, parts),
+                _name_of(block),
+                _listed(mine),
+                _paid(look, mine, spent_by),
+                [
+                    Spend(by, input_, ids[i * 32 : i * 32 + 32], index, bodies[number] if apart else None)
+                    for i, ((number, by, input_), index, apart) in enumerate(fields)
+                ],
             )
 
-    def _reused(self, txn: Txn, parts: list[Records]) -> set[bytes]:
-        """Return the ids of transactions that earlier ones had too."""
-        history, found = self.blocks.history, set[bytes]()
-        for records in parts:
-            ids = np.ascontiguousarray(records["id"])
-            wanted = history.prefixes(ids)
-            order = np.argsort(wanted)
-            places, entries = history.index["txid"].find(txn, wanted[order])
-            places = order[places]
-            same = entries["check"] == ids[places, 3].astype(np.uint32)
-            same &= entries["number"] < records["number"][places]
-            found.update(ids[at].tobytes() for at in np.unique(places[same]).tolist())
-        return found
+    def _reused(self, txn: Txn, txs: Records) -> set[bytes]:
+        """Return the ids of transactions that earlier ones, or others of them, had too."""
+        history, ids = self.blocks.history, np.ascontiguousarray(txs["id"])
+        wanted = history.prefixes(ids)
+        order = np.argsort(wanted)
+        places, entries = history.index["txid"].find(txn, wanted[order])
+        places = order[places]
+        same = entries["check"] == ids[places, 3].astype(np.uint32)
+        same &= entries["number"] != txs["number"][places]
+        return {ids[at].tobytes() for at in np.unique(places[same]).tolist()}
 
 
 class _Look:
@@ -247,7 +329,7 @@ class _Look:
         Raises:
             Damaged: one is not there.
         """
-        found = {number: body_of(output) for number, output in self.stored.bodies(numbers).items()}
+        found = {number: to_body(output) for number, output in self.stored.bodies(numbers).items()}
         if len(found) < len(numbers):
             raise Damaged(f"output {next(at for at in numbers.tolist() if at not in found)} is not there")
         return found
@@ -262,11 +344,9 @@ class _Look:
         return self.transactions(self.stored.txs.within(block.first, block.first + block.numbers))
 
 
-def body_of(found: Found) -> bytes:
-    """Return an output as its hash has it: a plain one is its address and value."""
-    if not found.extra:
-        return pack((found.address, found.value))
-    return pack(_read_extra(found.extra).body(found.address, found.value))
+def _name_of(block: Block) -> int:
+    """Return the id of a block."""
+    return block.height if block.block_id is None else block.block_id
 
 
 def _any(has: Callable[[Numbers], Flags], first: Numbers, counts: Numbers) -> Flags:
@@ -299,14 +379,14 @@ def _listed(records: Records) -> list[Listed]:
     ]
 
 
-def _paid(
-    look: _Look, block: Block, parts: list[Records], spent_by: dict[int, tuple[int, int]]
-) -> dict[int, list[Paid]]:
-    """Return a block's outputs by the numbers of their transactions; `spent_by` has who spent them, by theirs."""
-    numbers = look.stored.outputs.within(block.first, block.first + block.numbers)
-    firsts = np.concatenate([_NO_NUMBERS, *(records["number"] for records in parts)])
-    home = firsts[np.searchsorted(firsts, numbers, "right") - 1]
-    bodies, paid = look.bodies(numbers), dict[int, list[Paid]]()
-    for number, index, tx in zip(numbers.tolist(), (numbers - home).tolist(), home.tolist(), strict=True):
-        paid.setdefault(tx, []).append(Paid(index, bodies[number], *spent_by.get(number, (None, 0))))
+def _paid(look: _Look, txs: Records, spent_by: dict[int, tuple[int, int]]) -> dict[int, list[Paid]]:
+    """Return the outputs of transactions by the numbers of these; `spent_by` has who spent them."""
+    first, counts = txs["number"], outputs_in(txs["counts"])
+    starts = np.cumsum(counts) - counts
+    numbers = np.arange(int(counts.sum())) + np.repeat(first - starts, counts)
+    home = dict(zip(numbers.tolist(), np.repeat(first, counts).tolist(), strict=True))
+    paid = dict[int, list[Paid]]()
+    for number, found in look.stored.bodies(numbers).items():
+        tx = home[number]
+        paid.setdefault(tx, []).append(Paid(number - tx, to_body(found), *spent_by.get(number, (None, 0))))
     return paid

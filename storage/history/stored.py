@@ -211,6 +211,22 @@ class Stored:
             raise Damaged(f"the transaction of output {lost} is not there")
         return found
 
+    def home_columns(self, numbers: Numbers) -> tuple[Words, Numbers]:
+        """Return the ids of the transactions that outputs belong to, and which outputs of them they are.
+
+        Raises:
+            Damaged: the transaction of one is not there.
+        """
+        wanted, back = np.unique(numbers, return_inverse=True)
+        ids, indexes = np.zeros((len(wanted), 4), np.uint64), np.full(len(wanted), -1, np.int64)
+        for which, records, _ in self.txs.many(wanted, before=True):
+            at = wanted[which] - records["number"]
+            inside = at < np.maximum(outputs_in(records["counts"]), 1)
+            ids[which[inside]], indexes[which[inside]] = records["id"][inside], at[inside]
+        if len(lost := wanted[indexes < 0]):
+            raise Damaged(f"the transaction of output {int(lost[0])} is not there")
+        return ids[back], indexes[back]
+
     def spender(self, number: int) -> TxFound | None:
         """Return who spent an output, in a block that may be rolled back."""
         for entry in self.index("spender").find(number):

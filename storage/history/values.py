@@ -233,15 +233,22 @@ class StoredValues:
 
     def within(self, low: int, high: int) -> Numbers:
         """Return the numbers from `low` to below `high` that have a record."""
-        cursor, found = self._cursor, [np.empty(0, np.int64)]
+        return np.concatenate([np.empty(0, np.int64), *(records["number"] for records, _ in self.span(low, high))])
+
+    def span(self, low: int, high: int) -> Iterator[tuple[Records, bytes]]:
+        """Yield the records with numbers from `low` to below `high`, value by value, and their bytes joined."""
+        cursor = self._cursor
         there = cursor.set_range(KEY.pack(low))
         if not (there and KEY.unpack(cursor.key())[0] == low):
             there = (cursor.prev() if there else cursor.last()) or cursor.set_range(KEY.pack(low))
         while there and (first := KEY.unpack(cursor.key())[0]) < high:
-            numbers = unpacked(self._record, cursor.value(), first)[0]["number"]
-            found.append(numbers[np.searchsorted(numbers, low) : np.searchsorted(numbers, high)])
+            records, heap = unpacked(self._record, cursor.value(), first)
+            start, stop = np.searchsorted(records["number"], [low, high]).tolist()
+            if heap and (start or stop < len(records)):
+                ends = np.concatenate(([0], np.cumsum(records["length"], dtype=np.int64)))
+                heap = heap[int(ends[start]) : int(ends[stop])]
+            yield records[start:stop], heap
             there = cursor.next()
-        return np.concatenate(found)
 
     def parts(self, start: int) -> tuple[Records, bytes] | None:
         """Return the records of the first value that begins at or after a number, and their heap."""

@@ -36,8 +36,9 @@ from handlers.transactions import Transactions
 from storage.blobs import BlobFailed, Files
 from storage.disk import Disk, Txn
 from storage.errors import StoreError, StoreFull
+from storage.ghost_records import GhostTxStore
 from storage.jobs import JobStore
-from storage.transactions import FROZEN, HASH, Page, Record, TxStore, claim, claimant, output_hash
+from storage.transactions import FROZEN, HASH, Page, Record, claim, claimant, output_hash
 
 Op = dict[str, Any]
 _T = TypeVar("_T")
@@ -152,7 +153,7 @@ class FaultyFiles(Files):
         return found
 
 
-class FaultyStore(TxStore):
+class FaultyStore(GhostTxStore):
     """The tables; a write of a record that a fault is meant for fails."""
 
     def __init__(self, disk: Disk, hit: Callable[..., bool]) -> None:

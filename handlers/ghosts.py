@@ -1,0 +1,122 @@
+"""Blocks and ghosts: what becomes one when a block goes back, and what a block does to those that there are.
+
+Those that a block has again are in the chain; those that it has anything else to do with get rows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from storage.disk import Txn
+from storage.ghost_records import GhostTxStore
+from storage.history.batch import Columns
+from storage.history.layout import Flags, Numbers, Records, outputs_in, words
+from storage.history.mined import RolledBack
+from storage.rows import TxFlag
+
+
+class Met(NamedTuple):
+    """What a block did to ghosts: `mined` are those that it has again, `woken` those that have rows now.
+
+    `rivals` are ghosts that claim what another transaction of the block spends, and which one does.
+    """
+
+    mined: list[bytes] = []
+    woken: list[bytes] = []
+    rivals: dict[bytes, bytes] = {}
+
+
+def meet(txn: Txn, store: GhostTxStore, block: Columns) -> Met:
+    """Let a block that is in the chain end the ghosts that it has, or that it has anything else to do with."""
+    ghosts = store.ghosts
+    if not ghosts.any(txn):
+        return Met()
+    numbers = ghosts.find_many(txn, block.txids)
+    same = _same(txn, store, block, numbers)
+    mined = [block.txids[at].tobytes() for at in np.flatnonzero(same).tolist()]
+    if mined:
+        ghosts.end(txn, numbers[same])
+    woken = [block.txids[at].tobytes() for at in np.flatnonzero((numbers >= 0) & ~same).tolist()]
+    spender = np.repeat(np.arange(len(block.txids)), block.inputs_of)
+    places, spends = ghosts.claims_on(txn, block.previous, block.index)
+    who = [record.tobytes() for record in _ids(txn, store, spends["spender"])]
+    by = [block.txids[at].tobytes() for at in spender[places].tolist()]
+    rivals = {loser: winner for loser, winner in zip(who, by, strict=True) if loser != winner}
+    parents = np.unique(block.previous, axis=0)
+    woken += [parents[at].tobytes() for at in np.flatnonzero(ghosts.find_many(txn, parents) >= 0).tolist()]
+    woken += rivals
+    return Met(mined, [txid for txid in dict.fromkeys(woken) if store.wake(txn, txid)], rivals)
+
+
+def becoming(txn: Txn, store: GhostTxStore, back: RolledBack) -> Flags:
+    """Return which transactions of blocks that go back become ghosts: nothing is to be said of them but that.
+
+    One that has rows, failed, or is a coinbase does not, nor one of several with one id, nor who spends from those.
+    """
+    ids = back.txs["id"]
+    plain: Flags = back.txs["counts"] & (TxFlag.INVALID | TxFlag.COINBASE) == 0
+    apart = back.reused if store.bare(txn) else back.reused | store.with_rows(txn, back.txids())
+    if apart:
+        some = np.flatnonzero(np.isin(ids[:, 0], words(b"".join(apart))[:, 0]))
+        plain[[at for at in some.tolist() if ids[at].tobytes() in apart]] = False
+    if back.reused:
+        of_reused = np.isin(back.parents[:, 0], words(b"".join(back.reused))[:, 0])
+        plain &= ~np.isin(back.txs["number"], back.spends["spender"][of_reused])
+    return plain
+
+
+def _ids(txn: Txn, store: GhostTxStore, numbers: Numbers) -> Numbers:
+    wanted, back = np.unique(numbers, return_inverse=True)
+    ids: Numbers = store.ghosts.records(txn, wanted)["id"][back]
+    return ids
+
+
+def _same(txn: Txn, store: GhostTxStore, block: Columns, numbers: Numbers) -> Flags:
+    """Return which transactions of a block are ghosts, spend and pay the same, and have no rows beside."""
+    same: Flags = (numbers >= 0) & (block.flags & (TxFlag.INVALID | TxFlag.COINBASE) == 0)
+    wanted, first = np.unique(numbers[same], return_index=True)
+    at = np.flatnonzero(same)[first]  # of several with one id the others are none
+    same[:] = False
+    if len(at) == 0:
+        return same
+    records = store.ghosts.records(txn, wanted)
+    good = (records["spent"] == block.inputs_of[at]) & (outputs_in(records["counts"]) == block.outputs_of[at])
+    at, records = at[good], records[good]
+    good = _spend_alike(txn, store, block, at, records) & _pay_alike(txn, store, block, at, wanted[good])
+    if not store.bare(txn):
+        beside = store.with_rows(txn, [block.txids[n].tobytes() for n in at.tolist()])
+        good &= np.array([block.txids[n].tobytes() not in beside for n in at.tolist()], np.bool_)
+    same[at[good]] = True
+    return same
+
+
+def _ranges(starts: Numbers, counts: Numbers) -> Numbers:
+    """Return the numbers of ranges, one after the other."""
+    numbers: Numbers = np.arange(int(counts.sum())) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
+    return numbers
+
+
+def _all_of(good: Flags, counts: Numbers) -> Flags:
+    """Return of which groups all are good."""
+    bad = np.concatenate(([0], np.cumsum(~good)))
+    ends = np.cumsum(counts)
+    flags: Flags = bad[ends] == bad[ends - counts]
+    return flags
+
+
+def _spend_alike(txn: Txn, store: GhostTxStore, block: Columns, at: Numbers, records: Records) -> Flags:
+    counts = block.inputs_of[at]
+    own = _ranges((np.cumsum(block.inputs_of) - block.inputs_of)[at], counts)
+    spends = store.ghosts.spends_of(txn, records)
+    good = (spends["parent"] == block.previous[own]).all(axis=1) & (spends["index"] == block.index[own])
+    good &= spends["input"] == _ranges(np.zeros(len(counts), np.int64), counts)
+    return _all_of(good, counts)
+
+
+def _pay_alike(txn: Txn, store: GhostTxStore, block: Columns, at: Numbers, numbers: Numbers) -> Flags:
+    counts = block.outputs_of[at]
+    own = _ranges((np.cumsum(block.outputs_of) - block.outputs_of)[at], counts)
+    there, values = store.ghosts.values_of(txn, _ranges(numbers, counts))
+    return _all_of((there == block.spendable[own]) & (~there | (values == block.values[own])), counts)

@@ -1,0 +1,65 @@
+"""What is wrong with the ghosts on disk: for `utxod verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from storage.disk import Txn
+from storage.ghost_index import BY_ID, BY_PARENT
+from storage.ghost_layout import Generation
+from storage.ghosts import Ghosts
+from storage.history.layout import Numbers, Records, Words
+
+
+def findings(ghosts: Ghosts, txn: Txn) -> Iterator[str]:
+    """Yield what is wrong.
+
+    Raises:
+        Damaged: a value can't be read.
+    """
+    end = end_spend = left = 0
+    for generation in ghosts.generations(txn):
+        if generation.first < end or generation.first_spend < end_spend:
+            yield f"generation {generation.number} of the ghosts begins inside the one before it"
+        end, end_spend, left = generation.end, generation.end_spend, left + generation.left
+        yield from _generation(ghosts, txn, generation)
+    if (there := ghosts.bits(txn)) != left:
+        yield f"{there} transactions are marked as ghosts, their generations say {left}"
+
+
+def _generation(ghosts: Ghosts, txn: Txn, generation: Generation) -> Iterator[str]:
+    name, counts, left = f"generation {generation.number} of the ghosts", [0, 0], 0
+    for block in range(generation.blocks):
+        ghosts.block(txn, generation.number, block)
+    for records in ghosts.parts(txn, generation):
+        spends = ghosts.spends_of(txn, records)
+        if np.any(spends["spender"] != np.repeat(records["number"], records["spent"])):
+            yield f"{name} has spends that are not those of their transactions"
+        for n, (kind, some, ids) in enumerate(((BY_ID, records, "id"), (BY_PARENT, spends, "parent"))):
+            counts[n] += len(some)
+            for number in _unlisted(ghosts, txn, generation, kind, some[ids][:, 0], some["number"]).tolist():
+                yield f"{name}: the index of its {_KINDS[kind]} does not have number {number}"
+        left += int(ghosts.live(txn, records["number"]).sum())
+    for kind, count in zip((BY_ID, BY_PARENT), counts, strict=True):
+        entries, ordered = ghosts.index_size(txn, generation, kind)
+        if entries != count:
+            yield f"{name}: the index of its {_KINDS[kind]} has {entries} entries for {count}"
+        if not ordered:
+            yield f"{name}: the index of its {_KINDS[kind]} is out of order"
+    if left != generation.left:
+        yield f"{name} has {left} ghosts, it says {generation.left}"
+
+
+_KINDS = {BY_ID: "transactions", BY_PARENT: "spends"}
+
+
+def _unlisted(
+    ghosts: Ghosts, txn: Txn, generation: Generation, kind: int, prefixes: Words, numbers: Numbers
+) -> Numbers:
+    order = np.argsort(prefixes, kind="stable")
+    places, entries = ghosts.entries(txn, generation, kind, prefixes[order])
+    listed: Records = entries["number"][entries["number"] == numbers[order][places]]
+    lost: Numbers = np.setdiff1d(numbers, listed)
+    return lost

@@ -1,0 +1,142 @@
+"""The index of ghosts: sorted entries of each generation, of the ids of its transactions and of what these spend.
+
+A value has up to 800 entries; its key has the prefix of the first one, so that a prefix is found by one seek.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct as Packed
+
+import numpy as np
+
+from storage import keys
+from storage.disk import Db, Txn
+from storage.history.layout import HEAD_BYTES, Numbers, Records, Words, check, count_of, delete_from, seal
+from storage.history.values import KEY
+
+ENTRY = np.dtype([("prefix", "<u8"), ("index", "<u4"), ("number", "<i8")])
+BY_ID, BY_PARENT = 0, 1  # kinds
+
+_FRONT = Packed(">IB")
+_ENTRIES = 800  # of a value
+_REMEMBERED = 1_000_000  # entries of a generation and kind whose prefixes are kept in memory
+_REMEMBERED_PARTS = 20  # generations and kinds of which they are
+_NONE = np.empty(0, np.int64)
+
+Part = tuple[int, int, int]  # a generation, when it was made, and a kind
+
+
+class GhostIndex:
+    """The table of the index. Prefixes are kept in memory, to know quickly of most ids that they are not there."""
+
+    def __init__(self, table: Db) -> None:
+        self._table = table
+        self._prefixes: dict[Part, Words] = {}
+
+    def put(self, txn: Txn, part: Part, prefixes: Words, indexes: Numbers, numbers: Numbers) -> None:
+        """Write the entries of a generation and kind."""
+        order = np.lexsort((numbers, indexes, prefixes))
+        entries = np.zeros(len(order), ENTRY)
+        entries["prefix"], entries["index"], entries["number"] = prefixes[order], indexes[order], numbers[order]
+        rows = []
+        for value, at in enumerate(range(0, len(entries), _ENTRIES)):
+            some = entries[at : at + _ENTRIES]
+            rows.append(
+                (_front(part) + KEY.pack(int(some["prefix"][0])) + keys.u32(value), seal(len(some), some.tobytes()))
+            )
+        txn.cursor(self._table).putmulti(rows)
+
+    def delete(self, txn: Txn, generation: int) -> None:
+        """Remove the entries of a generation."""
+        delete_from(txn, self._table, keys.u32(generation), lambda key: key.startswith(keys.u32(generation)))
+
+    def may_have(self, txn: Txn, part: Part, size: int, prefix: int) -> bool:
+        """Return whether one of about `size` entries has a prefix; where they are too many to keep, it may be so."""
+        if size > _REMEMBERED:
+            return True
+        if part not in self._prefixes:
+            if len(self._prefixes) >= _REMEMBERED_PARTS:
+                self._prefixes.clear()
+            found = [entries["prefix"] for entries in self._values(txn, part)]
+            self._prefixes[part] = np.concatenate([np.empty(0, np.uint64), *found])
+        known = self._prefixes[part]
+        at = int(np.searchsorted(known, np.uint64(prefix)))
+        return at < len(known) and int(known[at]) == prefix
+
+    def size(self, txn: Txn, part: Part) -> tuple[int, bool]:
+        """Return how many entries there are, and whether they are in order."""
+        count, last, ordered = 0, -1, True
+        for entries in self._values(txn, part):
+            prefixes = entries["prefix"]
+            ordered &= int(prefixes[0]) >= last and bool(np.all(prefixes[1:] >= prefixes[:-1]))
+            count, last = count + len(entries), int(prefixes[-1])
+        return count, ordered
+
+    def _values(self, txn: Txn, part: Part) -> Iterator[Records]:
+        cursor, front = txn.cursor(self._table), _front(part)
+        there = cursor.set_range(front)
+        while there and cursor.key().startswith(front):
+            yield _entries_in(cursor.key(), cursor.value())
+            there = cursor.next()
+
+    def find(self, txn: Txn, part: Part, wanted: Words, indexes: Numbers | None = None) -> tuple[Numbers, Records]:
+        """Return the entries with one of these ascending prefixes: the places of these, and the entries.
+
+        With `indexes` an entry has to have the index of its place too.
+        """
+        cursor, front = txn.cursor(self._table), _front(part)
+        places, found, at = [_NONE], [np.empty(0, ENTRY)], 0
+        while at < len(wanted):
+            there = cursor.set_range(front + KEY.pack(int(wanted[at])))
+            if (cursor.prev() if there else cursor.last()) and cursor.key().startswith(front):
+                there = True  # what begins below the prefix may have it at its end
+            else:
+                there = cursor.set_range(front)
+            goes_on = False
+            while there and cursor.key().startswith(front):
+                entries = _entries_in(cursor.key(), cursor.value())
+                last = entries["prefix"][-1]
+                some = wanted[at : int(np.searchsorted(wanted, last, "right"))]
+                low, high = (
+                    np.searchsorted(entries["prefix"], some, "left"),
+                    np.searchsorted(entries["prefix"], some, "right"),
+                )
+                if indexes is not None:
+                    low, high = _narrowed(entries["index"], low, high, indexes[at : at + len(some)])
+                counts = high - low
+                places.append(at + np.repeat(np.arange(len(some)), counts))
+                starts = np.cumsum(counts) - counts
+                found.append(entries[np.arange(int(counts.sum())) + np.repeat(low - starts, counts)])
+                at += int(np.searchsorted(some, last, "left"))
+                goes_on = len(some) == 0 or (at < len(wanted) and wanted[at] == last)
+                if not goes_on:
+                    break
+                there = cursor.next()
+            if not there or goes_on:  # nothing follows
+                break
+        return np.concatenate(places), np.concatenate(found)
+
+
+def _front(part: Part) -> bytes:
+    generation, _, kind = part
+    return _FRONT.pack(generation, kind)
+
+
+def _entries_in(key: bytes, value: bytes) -> Records:
+    check(value, f"a value of the index of ghosts, {key.hex()},")
+    return np.frombuffer(value, ENTRY, count_of(value), HEAD_BYTES)
+
+
+def _narrowed(found: Numbers, low: Numbers, high: Numbers, wanted: Numbers) -> tuple[Numbers, Numbers]:
+    """Narrow ascending ranges down to where they have a wanted number."""
+    low, high, ends = low.copy(), high.copy(), high
+    while (open_ := low < high).any():
+        middle = (low + high) >> 1
+        below = found[np.minimum(middle, len(found) - 1)] < wanted
+        low, high = np.where(open_ & below, middle + 1, low), np.where(open_ & ~below, middle, high)
+    there = (low < ends) & (found[np.minimum(low, len(found) - 1)] == wanted)
+    end = low.copy()
+    while (more := there & (end < ends) & (found[np.minimum(end, len(found) - 1)] == wanted)).any():
+        end = end + more
+    return low, end

@@ -1,0 +1,358 @@
+"""The ghosts on one disk: made, looked up, and ended. `storage.ghost_layout` says what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+
+import msgspec
+import numpy as np
+
+from storage import keys
+from storage.disk import Disk, Txn
+from storage.errors import Damaged
+from storage.ghost_index import BY_ID, BY_PARENT, GhostIndex
+from storage.ghost_layout import (
+    GENERATIONS,
+    GHOST_SPEND,
+    GHOST_TX,
+    INDEX,
+    LIVE,
+    META,
+    OUTPUT,
+    SPEND,
+    TABLES,
+    TX,
+    Block,
+    Generation,
+    Generations,
+    Ghost,
+    Gone,
+)
+from storage.history.bits import StoredBits, open_chunk, set_stored
+from storage.history.layout import (
+    OUTPUT_RECORD,
+    Flags,
+    Found,
+    Numbers,
+    Records,
+    Words,
+    check_row,
+    delete_from,
+    outputs_in,
+    seal_row,
+    words,
+)
+from storage.history.values import KEY, StoredValues, Values
+from storage.rows import unpack
+
+OutPoint = tuple[bytes, int]
+
+
+class Ghosts:
+    """The ghosts on one disk. What is read is what the transaction has.
+
+    Only the prefixes of generations are kept in memory, to know quickly of most transactions that they are no ghosts.
+    """
+
+    def __init__(self, disk: Disk) -> None:
+        tables = disk.tables
+        self._read: tuple[bytes, list[Generation]] = b"", []
+        self._prefixes: dict[tuple[int, int, int, int], Words] = {}  # by generation and kind, ascending
+        self._meta, self._live, self._index = tables[META], tables[LIVE], GhostIndex(tables[INDEX])
+        self._tables = [tables[name] for name in TABLES]
+        self._tx, self._output, self._spend = tables[TX], tables[OUTPUT], tables[SPEND]
+
+    def generations(self, txn: Txn) -> list[Generation]:
+        """Return the generations that have ghosts, the oldest first.
+
+        Raises:
+            Damaged: they can't be read.
+        """
+        raw = txn.get(GENERATIONS, db=self._meta)
+        if raw is None:
+            return []
+        if raw != self._read[0]:
+            self._read = raw, unpack(Generations, check_row(raw, "the ghosts"), "the ghosts").found
+        return self._read[1]
+
+    def any(self, txn: Txn) -> bool:
+        """Return whether there are ghosts."""
+        return txn.get(GENERATIONS, db=self._meta) is not None
+
+    def count(self, txn: Txn) -> int:
+        """Return how many ghosts there are."""
+        return sum(each.left for each in self.generations(txn))
+
+    # --- made and ended ------------------------------------------------------------------------------------------
+
+    def make(self, txn: Txn, gone: Gone, made_at: int) -> None:
+        """Keep what a rollback takes back."""
+        if not gone.ghosts.any():
+            return
+        before = self.generations(txn)
+        last = before[-1] if before else Generation(-1, 0, 0, 0, 0, 0, 0, 0)
+        number, first, first_spend = last.number + 1, last.end, last.end_spend
+        shift = first - gone.first
+        txs, spends = self._columns(gone, shift, first_spend)
+        outputs = gone.outputs.copy()
+        outputs["number"] += shift
+        Values(self._tx, GHOST_TX, heap=False).append(txn, txs)
+        Values(self._output, OUTPUT_RECORD, heap=True).append(txn, outputs, gone.heap)
+        Values(self._spend, GHOST_SPEND, heap=False).append(txn, spends)
+        self._index.put(txn, (number, made_at, BY_ID), txs["id"][:, 0], np.zeros(len(txs), np.int64), txs["number"])
+        self._index.put(txn, (number, made_at, BY_PARENT), spends["parent"][:, 0], spends["index"], spends["number"])
+        set_stored(txn, self._live, txs["number"], to=True)
+        blocks = [Block(height, block_first + shift) for height, block_first in gone.blocks]
+        rows = [(keys.u32(number) + keys.u32(n), seal_row(block)) for n, block in enumerate(blocks)]
+        txn.cursor(self._meta).putmulti(rows)
+        end, end_spend = first + gone.end - gone.first, first_spend + len(spends)
+        made = Generation(number, first, end, first_spend, end_spend, len(gone.blocks), made_at, len(txs))
+        self._put_generations(txn, [*before, made])
+
+    @staticmethod
+    def _columns(gone: Gone, shift: int, first_spend: int) -> tuple[Records, Records]:
+        """Return the ghosts, and what they spend in their order."""
+        some = gone.txs[gone.ghosts]
+        txs = np.zeros(len(some), GHOST_TX)
+        for name in ("id", "fee", "counts", "block", "size", "subtree"):
+            txs[name] = some[name]
+        txs["number"] = some["number"] + shift
+        own = np.isin(gone.spends["spender"], some["number"])
+        spends = np.zeros(int(own.sum()), GHOST_SPEND)
+        spends["number"] = first_spend + np.arange(len(spends))
+        spends["parent"], spends["index"] = gone.parents[own], gone.indexes[own]
+        spends["input"], spends["spender"] = gone.spends["input"][own], gone.spends["spender"][own] + shift
+        starts = np.searchsorted(spends["spender"], txs["number"], "left")
+        txs["spends"] = first_spend + starts
+        txs["spent"] = np.searchsorted(spends["spender"], txs["number"], "right") - starts
+        return txs, spends
+
+    def _put_generations(self, txn: Txn, generations: list[Generation]) -> None:
+        if generations:
+            txn.put(GENERATIONS, seal_row(Generations(generations)), db=self._meta)
+        else:
+            txn.delete(GENERATIONS, db=self._meta)
+
+    def end(self, txn: Txn, numbers: Numbers) -> None:
+        """Let transactions be ghosts no longer; each of these is one."""
+        set_stored(txn, self._live, numbers, to=False)
+        kept = list[Generation]()
+        for each in self.generations(txn):
+            left = each.left - int(((numbers >= each.first) & (numbers < each.end)).sum())
+            if left:
+                kept.append(msgspec.structs.replace(each, left=left))
+            else:
+                self._delete(txn, each)
+        self._put_generations(txn, kept)
+
+    def _delete(self, txn: Txn, gone: Generation) -> None:
+        front = keys.u32(gone.number)
+        delete_from(txn, self._meta, front, lambda key: key.startswith(front) and len(key) == 8)
+        self._index.delete(txn, gone.number)
+        for table, first, end in (
+            (self._tx, gone.first, gone.end),
+            (self._output, gone.first, gone.end),
+            (self._spend, gone.first_spend, gone.end_spend),
+        ):
+            delete_from(txn, table, KEY.pack(first), partial(_below, KEY.pack(end)))
+
+    def clear(self, txn: Txn) -> None:
+        """Forget all ghosts."""
+        for table in self._tables:
+            txn.drop(table, delete=False)
+
+    # --- many at once --------------------------------------------------------------------------------------------
+
+    def find_many(self, txn: Txn, ids: Words) -> Numbers:
+        """Return the numbers of the ghosts that have these ids, -1 where there is none."""
+        found = np.full(len(ids), -1, np.int64)
+        if not self.any(txn):
+            return found
+        order = np.argsort(ids[:, 0], kind="stable")
+        for generation in self.generations(txn):
+            places, entries = self._index.find(txn, generation.part(BY_ID), ids[order, 0])
+            places, numbers = self._living(txn, order[places], entries["number"])
+            by_number = np.argsort(numbers, kind="stable")
+            places, numbers = places[by_number], numbers[by_number]
+            records = self.records(txn, np.unique(numbers))
+            same = (records["id"][np.searchsorted(records["number"], numbers)] == ids[places]).all(axis=1)
+            found[places[same]] = numbers[same]
+        return found
+
+    def claims_on(self, txn: Txn, parents: Words, indexes: Numbers) -> tuple[Numbers, Records]:
+        """Return the claims of ghosts on outpoints: the places of these among them, and the spends."""
+        order = np.argsort(parents[:, 0], kind="stable")
+        places, found = [np.empty(0, np.int64)], [np.empty(0, GHOST_SPEND)]
+        for generation in self.generations(txn):
+            some, entries = self._index.find(txn, generation.part(BY_PARENT), parents[order, 0], indexes[order])
+            at, spends = order[some], self._spends(txn, entries["number"])
+            same = (spends["parent"] == parents[at]).all(axis=1)
+            at, spends = at[same], spends[same]
+            lives = StoredBits(txn, self._live).has(spends["spender"])
+            places.append(at[lives])
+            found.append(spends[lives])
+        return np.concatenate(places), np.concatenate(found)
+
+    def _living(self, txn: Txn, places: Numbers, numbers: Numbers) -> tuple[Numbers, Numbers]:
+        lives = StoredBits(txn, self._live).has(numbers)
+        return places[lives], numbers[lives]
+
+    def records(self, txn: Txn, numbers: Numbers) -> Records:
+        """Return the records of ascending numbers."""
+        parts = [records for _, records, _ in StoredValues(txn, self._tx, GHOST_TX).many(numbers)]
+        return np.concatenate([np.empty(0, GHOST_TX), *parts])
+
+    def _spends(self, txn: Txn, numbers: Numbers) -> Records:
+        """Return spends, in the order of their numbers given."""
+        wanted, back = np.unique(numbers, return_inverse=True)
+        parts = [records for _, records, _ in StoredValues(txn, self._spend, GHOST_SPEND).many(wanted)]
+        found = np.concatenate([np.empty(0, GHOST_SPEND), *parts])
+        if len(found) != len(wanted):
+            raise Damaged("what a ghost spends is not there")
+        return found[back]
+
+    def spends_of(self, txn: Txn, records: Records) -> Records:
+        """Return what ghosts spend, by their records, one after the other."""
+        counts = records["spent"].astype(np.int64)
+        starts = np.cumsum(counts) - counts
+        numbers = np.arange(int(counts.sum())) + np.repeat(records["spends"] - starts, counts)
+        return self._spends(txn, numbers)
+
+    def values_of(self, txn: Txn, numbers: Numbers) -> tuple[Flags, Words]:
+        """Return which outputs of ascending numbers can be spent, and their amounts."""
+        there, values = np.zeros(len(numbers), np.bool_), np.zeros(len(numbers), np.uint64)
+        for which, records, _ in StoredValues(txn, self._output, OUTPUT_RECORD).many(numbers):
+            there[which], values[which] = True, records["value"]
+        return there, values
+
+    def _may_be(self, txn: Txn, kind: int, txid: bytes) -> bool:
+        """Return whether an index may have a transaction: nearly always it has then."""
+        prefix = int.from_bytes(txid[:8], "little")
+        for generation in self.generations(txn):
+            size = generation.end - generation.first + generation.end_spend - generation.first_spend
+            if self._index.may_have(txn, generation.part(kind), size, prefix):
+                return True
+        return False
+
+    # --- one by one ----------------------------------------------------------------------------------------------
+
+    def find(self, txn: Txn, txid: bytes) -> Ghost | None:
+        """Return a ghost."""
+        if not self._may_be(txn, BY_ID, txid):
+            return None
+        number = int(self.find_many(txn, words(txid))[0])
+        return None if number < 0 else self.get(txn, number)
+
+    def get(self, txn: Txn, number: int) -> Ghost:
+        """Return a ghost by its number."""
+        [record] = self.records(txn, np.array([number], np.int64))
+        generation = next(each for each in self.generations(txn) if each.first <= number < each.end)
+        return Ghost(number, record["id"].tobytes(), record, generation)
+
+    def block(self, txn: Txn, generation: int, block: int) -> Block:
+        """Return a block of a generation.
+
+        Raises:
+            Damaged: it is not there.
+        """
+        what = f"block {block} of generation {generation} of the ghosts"
+        raw = txn.get(keys.u32(generation) + keys.u32(block), db=self._meta)
+        if raw is None:
+            raise Damaged(f"{what} is not there")
+        return unpack(Block, check_row(raw, what), what)
+
+    def inputs(self, txn: Txn, ghost: Ghost) -> list[tuple[int, OutPoint]]:
+        """Return what a ghost spends, and by which of its inputs."""
+        spends = self.spends_of(txn, np.array([ghost.record], GHOST_TX))
+        ids, fields = spends["parent"].tobytes(), zip(spends["input"].tolist(), spends["index"].tolist(), strict=True)
+        return [(at, (ids[n * 32 : n * 32 + 32], index)) for n, (at, index) in enumerate(fields)]
+
+    def indexes(self, txn: Txn, ghost: Ghost) -> list[int]:
+        """Return which outputs of a ghost can be spent."""
+        numbers = StoredValues(txn, self._output, OUTPUT_RECORD).within(ghost.number, ghost.number + _outputs(ghost))
+        return [number - ghost.number for number in numbers.tolist()]
+
+    def output(self, txn: Txn, ghost: Ghost, index: int) -> Found | None:
+        """Return an output of a ghost that can be spent."""
+        found = StoredValues(txn, self._output, OUTPUT_RECORD).get(ghost.number + index)
+        if found is None or index >= _outputs(ghost):
+            return None
+        record, raw = found
+        length = int(record["address"])
+        return Found(ghost.number + index, int(record["value"]), raw[:length], raw[length:])
+
+    def claims(self, txn: Txn, txid: bytes, index: int | None = None) -> dict[int, tuple[bytes, int]]:
+        """Return who of the ghosts claims outputs of a transaction, with which input: of all, or of one."""
+        if not self._may_be(txn, BY_PARENT, txid):
+            return {}
+        parent, found = words(txid), dict[int, tuple[bytes, int]]()
+        for generation in self.generations(txn):
+            indexes = None if index is None else np.array([index], np.int64)
+            _, entries = self._index.find(txn, generation.part(BY_PARENT), parent[:, 0], indexes)
+            spends = self._spends(txn, entries["number"])
+            spends = spends[(spends["parent"] == parent[0]).all(axis=1)]
+            spends = spends[StoredBits(txn, self._live).has(spends["spender"])]
+            wanted, back = np.unique(spends["spender"], return_inverse=True)
+            ids = self.records(txn, wanted)["id"]
+            for at, input_index, who in zip(
+                spends["index"].tolist(), spends["input"].tolist(), back.tolist(), strict=True
+            ):
+                found[at] = (ids[who].tobytes(), input_index)
+        return found
+
+    # --- walks ---------------------------------------------------------------------------------------------------
+
+    def by_height(self, txn: Txn, low: int, high: int) -> Iterator[tuple[int, bytes]]:
+        """Yield the ghosts of blocks from one height to another, the lowest first, then by id."""
+        blocks = list[tuple[int, int, int]]()
+        for generation in self.generations(txn):
+            rows = [self.block(txn, generation.number, n) for n in range(generation.blocks)]
+            ends = [*(row.first for row in rows[1:]), generation.end]
+            blocks += [(row.height, row.first, end) for row, end in zip(rows, ends, strict=True)]
+        stored, lives = StoredValues(txn, self._tx, GHOST_TX), StoredBits(txn, self._live)
+        for height, alike in groupby(sorted(blocks), key=itemgetter(0)):
+            if low <= height <= high:
+                found = list[bytes]()
+                for _, first, end in alike:
+                    for records, _ in stored.span(first, end):
+                        ids = records["id"][lives.has(records["number"])].tobytes()
+                        found += [ids[at : at + 32] for at in range(0, len(ids), 32)]
+                yield from ((height, txid) for txid in sorted(found))
+
+    # --- for those that check them -------------------------------------------------------------------------------
+
+    def parts(self, txn: Txn, generation: Generation) -> Iterator[Records]:
+        """Yield the transactions of a generation, also those that are no ghosts any more."""
+        for records, _ in StoredValues(txn, self._tx, GHOST_TX).span(generation.first, generation.end):
+            yield records
+
+    def live(self, txn: Txn, numbers: Numbers) -> Flags:
+        """Return which numbers are marked as ghosts."""
+        return StoredBits(txn, self._live).has(numbers)
+
+    def bits(self, txn: Txn) -> int:
+        """Return how many numbers are marked as ghosts."""
+        return sum(int.from_bytes(open_chunk(key, value)).bit_count() for key, value in txn.cursor(self._live))
+
+    def entries(self, txn: Txn, generation: Generation, kind: int, prefixes: Words) -> tuple[Numbers, Records]:
+        """Return the entries of ascending prefixes: the places of these, and the entries."""
+        return self._index.find(txn, generation.part(kind), prefixes)
+
+    def index_size(self, txn: Txn, generation: Generation, kind: int) -> tuple[int, bool]:
+        """Return how many entries the index has of a generation, and whether they are in order."""
+        return self._index.size(txn, generation.part(kind))
+
+    def txids(self, txn: Txn) -> list[bytes]:
+        """Return the ids of all ghosts, in order."""
+        return sorted(txid for _, txid in self.by_height(txn, 0, keys.LAST_U32))
+
+
+def _below(end: bytes, key: bytes) -> bool:
+    return key < end
+
+
+def _outputs(ghost: Ghost) -> int:
+    return int(outputs_in(ghost.record["counts"]))
