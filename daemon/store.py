@@ -28,7 +28,6 @@ from storage.change_log import TABLES as LOG_TABLES
 from storage.change_log import Retention
 from storage.disk import META, Disk
 from storage.errors import SnapshotExpired
-from storage.ghost_layout import TABLES as GHOST_TABLES
 from storage.ghost_records import GhostTxStore
 from storage.history.layout import FORMAT
 from storage.history.layout import TABLES as HISTORY_TABLES
@@ -42,7 +41,7 @@ from storage.windows import Windows
 log = structlog.get_logger("store")
 
 
-TABLES = (META, *HISTORY_TABLES, *LOG_TABLES, *TX_TABLES, *GHOST_TABLES, *JOB_TABLES)
+TABLES = (META, *HISTORY_TABLES, *LOG_TABLES, *TX_TABLES, *JOB_TABLES)
 _LOOK_EVERY_S = 0.5
 _BLOB_CACHE = 64 << 20  # bytes of blobs that are kept in memory
 

@@ -144,8 +144,7 @@ class Chain(Durable):
         """
         assert self.lives is not None
         self.lives.meet(txn, block.height, self.batch.blocks[number].columns, self.batch.touched)
-        touching = self._touching(txn, block)
-        if touching:
+        if touching := self._touching(txn, block):
             self.lives.chain.resolve(txn, [tx.txid for _, tx in touching.txs])
             self.lives.connect(txn, touching)
 

@@ -20,7 +20,7 @@ from storage.rows import TxFlag
 class Met(NamedTuple):
     """What a block did to ghosts: `mined` are those that it has again, `woken` those that have rows now.
 
-    `rivals` are ghosts that claim what another transaction of the block spends, and which one does.
+    `rivals` claimed what a transaction of the block spends, and no row says so: nobody has the output any more.
     """
 
     mined: list[bytes] = []
@@ -43,11 +43,20 @@ def meet(txn: Txn, store: GhostTxStore, block: Columns) -> Met:
     places, spends = ghosts.claims_on(txn, block.previous, block.index)
     who = [record.tobytes() for record in _ids(txn, store, spends["spender"])]
     by = [block.txids[at].tobytes() for at in spender[places].tolist()]
-    rivals = {loser: winner for loser, winner in zip(who, by, strict=True) if loser != winner}
+    claims = zip(who, by, places.tolist(), strict=True)
+    rivals = {loser: (winner, at) for loser, winner, at in claims if loser != winner}
     parents = np.unique(block.previous, axis=0)
     woken += [parents[at].tobytes() for at in np.flatnonzero(ghosts.find_many(txn, parents) >= 0).tolist()]
     woken += rivals
-    return Met(mined, [txid for txid in dict.fromkeys(woken) if store.wake(txn, txid)], rivals)
+    woken = [txid for txid in dict.fromkeys(woken) if store.wake(txn, txid)]
+    lost = {loser: winner for loser, (winner, at) in rivals.items() if not _stands(txn, store, block, at)}
+    return Met(mined, woken, lost)
+
+
+def _stands(txn: Txn, store: GhostTxStore, block: Columns, at: int) -> bool:
+    """Return whether a claim on what an input spends is in a row, where whoever carries the block out finds it."""
+    parent = block.previous[at].tobytes()
+    return store.has(txn, parent) or store.slot(txn, parent, 0, int(block.index[at])) is not None
 
 
 def becoming(txn: Txn, store: GhostTxStore, back: RolledBack) -> Flags:

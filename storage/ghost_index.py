@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from struct import Struct as Packed
 
+import lmdb
 import numpy as np
 
 from storage import keys
@@ -87,21 +88,14 @@ class GhostIndex:
         """
         cursor, front = txn.cursor(self._table), _front(part)
         places, found, at = [_NONE], [np.empty(0, ENTRY)], 0
-        while at < len(wanted):
-            there = cursor.set_range(front + KEY.pack(int(wanted[at])))
-            if (cursor.prev() if there else cursor.last()) and cursor.key().startswith(front):
-                there = True  # what begins below the prefix may have it at its end
-            else:
-                there = cursor.set_range(front)
-            goes_on = False
+        while at < len(wanted) and _seek(cursor, front, int(wanted[at])):
+            there = True
             while there and cursor.key().startswith(front):
                 entries = _entries_in(cursor.key(), cursor.value())
                 last = entries["prefix"][-1]
                 some = wanted[at : int(np.searchsorted(wanted, last, "right"))]
-                low, high = (
-                    np.searchsorted(entries["prefix"], some, "left"),
-                    np.searchsorted(entries["prefix"], some, "right"),
-                )
+                low = np.searchsorted(entries["prefix"], some, "left")
+                high = np.searchsorted(entries["prefix"], some, "right")
                 if indexes is not None:
                     low, high = _narrowed(entries["index"], low, high, indexes[at : at + len(some)])
                 counts = high - low
@@ -109,13 +103,21 @@ class GhostIndex:
                 starts = np.cumsum(counts) - counts
                 found.append(entries[np.arange(int(counts.sum())) + np.repeat(low - starts, counts)])
                 at += int(np.searchsorted(some, last, "left"))
-                goes_on = len(some) == 0 or (at < len(wanted) and wanted[at] == last)
-                if not goes_on:
+                if len(some) and (at == len(wanted) or wanted[at] != last):
                     break
-                there = cursor.next()
-            if not there or goes_on:  # nothing follows
-                break
+                there = cursor.next()  # which may have the last prefix too
+            else:
+                break  # nothing follows
         return np.concatenate(places), np.concatenate(found)
+
+
+def _seek(cursor: lmdb.Cursor[bytes], front: bytes, prefix: int) -> bool:
+    """Go to the first value that may have a prefix; return whether there is one."""
+    there = cursor.set_range(front + KEY.pack(prefix))
+    if not ((cursor.prev() if there else cursor.last()) and cursor.key().startswith(front)):
+        there = cursor.set_range(front)  # none begins below the prefix
+        return there and cursor.key().startswith(front)
+    return True
 
 
 def _front(part: Part) -> bytes:

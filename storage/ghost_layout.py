@@ -46,7 +46,6 @@ GHOST_SPEND = np.dtype(
 )
 
 GENERATIONS = b"generations"
-_NONE = np.empty(0, np.int64)
 
 
 class Generation(Struct, array_like=True):

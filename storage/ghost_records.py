@@ -34,6 +34,7 @@ from storage.transactions import (
 )
 
 _BODY = keys.u32(BODY_PAGE)
+_NO_NAME = bytes(HASH)  # of an output that is claimed and nowhere any more
 
 
 class GhostTxStore(TxStore):
@@ -76,13 +77,10 @@ class GhostTxStore(TxStore):
         """Return a slot of a ghost, or a claim of one beside the chain."""
         if self._has_record(txn, txid):  # then all of its slots are rows
             return None
-        name = self._name(txn, (txid, index))
         by = self.ghosts.claims(txn, txid, index).get(index)
-        if name is None:
-            return None
         if by is None:
-            return name if self.ghosts.find(txn, txid) else None
-        return name + claim(*by)
+            return self._name(txn, (txid, index)) if self.ghosts.find(txn, txid) else None
+        return (self._name(txn, (txid, index)) or _NO_NAME) + claim(*by)
 
     def _name(self, txn: Txn, outpoint: OutPoint) -> bytes | None:
         """Return the hash of an output of a ghost, or of one that the chain has."""
@@ -99,10 +97,9 @@ class GhostTxStore(TxStore):
         if self._has_record(txn, txid):
             return {}
         ghost, claims, found = self.ghosts.find(txn, txid), self.ghosts.claims(txn, txid), dict[int, bytes]()
-        for index in sorted(claims) if ghost is None else self.ghosts.indexes(txn, ghost):
-            name = self._name(txn, (txid, index))
-            if name is not None:
-                found[index] = name + (claim(*claims[index]) if index in claims else b"")
+        for index in sorted({*claims, *(self.ghosts.indexes(txn, ghost) if ghost else ())}):
+            name = self._name(txn, (txid, index)) or _NO_NAME
+            found[index] = name + (claim(*claims[index]) if index in claims else b"")
         return found
 
     # --- reading -------------------------------------------------------------------------------------------------

@@ -60,7 +60,6 @@ class Ghosts:
     def __init__(self, disk: Disk) -> None:
         tables = disk.tables
         self._read: tuple[bytes, list[Generation]] = b"", []
-        self._prefixes: dict[tuple[int, int, int, int], Words] = {}  # by generation and kind, ascending
         self._meta, self._live, self._index = tables[META], tables[LIVE], GhostIndex(tables[INDEX])
         self._tables = [tables[name] for name in TABLES]
         self._tx, self._output, self._spend = tables[TX], tables[OUTPUT], tables[SPEND]

@@ -20,11 +20,12 @@ from msgspec import Struct
 from storage import keys
 from storage.disk import Db, Disk, Txn
 from storage.errors import Damaged
+from storage.ghost_layout import TABLES as GHOST_TABLES
 from storage.pending import TABLE as PENDING
 from storage.pending import PendingStore
 from storage.rows import pack, unpack
 
-TABLES = ("tx", "tx_delete_at*", "tx_unmined*", "tx_preserved*", PENDING)
+TABLES = ("tx", "tx_delete_at*", "tx_unmined*", "tx_preserved*", PENDING, *GHOST_TABLES)
 
 BODY_PAGE, LOCK_PAGE = 0xFFFF_FFFE, 0xFFFF_FFFF
 MASTER = keys.u32(0)

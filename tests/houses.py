@@ -14,14 +14,13 @@ import storage.history.recent
 import storage.history.runs
 import storage.history.values
 from storage.disk import Disk
-from storage.ghost_layout import TABLES as GHOST_TABLES
 from storage.ghost_records import GhostTxStore
 from storage.history.mined import MinedStore
 from storage.history.store import HistoryStore
 from storage.jobs import TABLES as JOB_TABLES
 from storage.transactions import TABLES as TX_TABLES
 
-ALL_TABLES = (*TABLES, *TX_TABLES, *GHOST_TABLES, *JOB_TABLES)
+ALL_TABLES = (*TABLES, *TX_TABLES, *JOB_TABLES)
 
 
 def open_store(

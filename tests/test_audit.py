@@ -21,13 +21,14 @@ from daemon.store import chain_txs, open_disk, open_store
 from handlers.audit import Audited, audit
 from storage import keys
 from storage.disk import Txn
+from storage.ghost_records import GhostTxStore
 from storage.jobs import JobStore
 from storage.rows import pack
-from storage.transactions import BODY_PAGE, FROZEN, HASH, MASTER, Body, Lock, Page, Record, TxStore, claim
+from storage.transactions import BODY_PAGE, FROZEN, HASH, MASTER, Body, Lock, Page, Record, claim
 
 RETENTION = 200
 LOCK = Lock(b"owner", 1.0, 2.0, 1, "host", 3)
-Damage = Callable[[TxStore, Txn], object]
+Damage = Callable[[GhostTxStore, Txn], object]
 
 
 def name(of: str) -> bytes:
@@ -73,7 +74,7 @@ def store(whole: Path, tmp_path: Path) -> Iterator[Daemon]:
 
 def harm(daemon: Daemon, damage: Damage) -> None:
     with open_disk(load(daemon.config, {})) as disk:
-        disk.write(lambda txn: damage(TxStore(disk), txn))
+        disk.write(lambda txn: damage(GhostTxStore(disk), txn))
 
 
 def audited(daemon: Daemon) -> Audited:
@@ -99,7 +100,7 @@ def rows(daemon: Daemon) -> dict[str, dict[bytes, bytes]]:
 def record(of: str, **fields: Any) -> Damage:
     """Return what writes fields of a master behind the store's back, the indexes in step."""
 
-    def damage(store: TxStore, txn: Txn) -> None:
+    def damage(store: GhostTxStore, txn: Txn) -> None:
         kept = store.record(txn, name(of))
         assert kept is not None
         for field, value in fields.items():
@@ -111,7 +112,7 @@ def record(of: str, **fields: Any) -> Damage:
 
 
 def page(of: str, number: int, **fields: Any) -> Damage:
-    def damage(store: TxStore, txn: Txn) -> None:
+    def damage(store: GhostTxStore, txn: Txn) -> None:
         kept = store.page(txn, name(of), number)
         assert kept is not None
         for field, value in fields.items():
@@ -124,7 +125,7 @@ def page(of: str, number: int, **fields: Any) -> Damage:
 def slot(of: str, number: int, index: int, tail: bytes | None, *, spent: int = 0) -> Damage:
     """Return what gives a slot another end, and counts that."""
 
-    def damage(store: TxStore, txn: Txn) -> None:
+    def damage(store: GhostTxStore, txn: Txn) -> None:
         row = store.slot(txn, name(of), number, index) or digest("hash")
         if tail is None:
             store.drop_slot(txn, name(of), number, index)
@@ -142,7 +143,7 @@ def both(*damages: Damage) -> Damage:
 
 
 def index(table: str, at_height: int, txid: bytes, *, remove: bool = False) -> Damage:
-    def damage(store: TxStore, txn: Txn) -> None:
+    def damage(store: GhostTxStore, txn: Txn) -> None:
         db = store.disk.tables[table]
         if remove:
             assert txn.delete(keys.u32(at_height), txid, db)
@@ -302,11 +303,11 @@ def test_rebuilding_a_record_keeps_what_only_it_knows(store: Daemon) -> None:
     known = {"preserve_until": 70, "delete_at": None, "born": 2, "created_at": 12345, "locked": True}
     harm(store, both(slot("m", 0, 0, b"", spent=-1), slot("m", 0, 1, FROZEN, spent=-1), record("m", **known)))
     with open_disk(load(store.config, {})) as disk:
-        disk.write(lambda txn: TxStore(disk).put_body(txn, name("m"), Body([(name("p"), 2)], b"raw")))
+        disk.write(lambda txn: GhostTxStore(disk).put_body(txn, name("m"), Body([(name("p"), 2)], b"raw")))
     reindex_records(load(store.config, {}))
     with open_disk(load(store.config, {}), readonly=True) as disk, disk.read() as txn:
-        kept, body = TxStore(disk).record(txn, name("m")), TxStore(disk).body(txn, name("m"))
-        frozen = TxStore(disk).slot(txn, name("m"), 0, 1)
+        kept, body = GhostTxStore(disk).record(txn, name("m")), GhostTxStore(disk).body(txn, name("m"))
+        frozen = GhostTxStore(disk).slot(txn, name("m"), 0, 1)
     assert kept is not None and {field: getattr(kept, field) for field in known} == known
     assert body == Body([(name("p"), 2)], b"raw")
     assert frozen is not None and frozen[HASH:] == FROZEN
@@ -381,7 +382,7 @@ def test_what_is_half_made_is_no_damage(store: Daemon) -> None:
 def test_pages_that_the_pruner_is_about_to_remove(store: Daemon) -> None:
     """A large transaction goes page by page: its master first, and what is left is on a list."""
 
-    def damage(kept: TxStore, txn: Txn) -> None:
+    def damage(kept: GhostTxStore, txn: Txn) -> None:
         for number in (1, 2):
             txn.put(name("x") + keys.u32(number), pack(Page(1, 1)), db=kept.tx)
             txn.put(name("x") + keys.u32(number) + MASTER, digest("h"), db=kept.tx)

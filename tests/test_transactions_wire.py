@@ -18,7 +18,8 @@ from houses import ALL_TABLES
 from stories import address, at, back_to, block, digest, output, point, tx
 
 from storage.disk import Disk
-from storage.transactions import Record, TxStore
+from storage.ghost_records import GhostTxStore
+from storage.transactions import Record
 
 NOWHERE = [digest("nowhere"), 0]
 RETRYABLE = {"CREATING", "LOCKED", "STORAGE_ERROR", "FROZEN_UNTIL", "COINBASE_IMMATURE"}
@@ -137,7 +138,7 @@ def coins(*names: str, outputs: int = 2) -> list[Message]:
 
 def record(daemon: Daemon, name: object) -> Record | None:
     with Disk(daemon.folder / "data" / "lmdb", ALL_TABLES, readonly=True) as disk, disk.read() as txn:
-        return TxStore(disk).record(txn, digest("tx", name))
+        return GhostTxStore(disk).record(txn, digest("tx", name))
 
 
 # --- every message ---------------------------------------------------------------------------------------------------
@@ -440,7 +441,7 @@ def test_raw_bytes_of_a_block_are_kept(tmp_path: Path) -> None:
         two = block(one, *told)
         done(client, one, two)
         with Disk(daemon.folder / "data" / "lmdb", ALL_TABLES, readonly=True) as disk, disk.read() as txn:
-            bodies = [TxStore(disk).body(txn, digest("tx", name)) for name in "ab"]
+            bodies = [GhostTxStore(disk).body(txn, digest("tx", name)) for name in "ab"]
         assert [body.raw for body in bodies] == [short, None]
         assert [body.inputs for body in bodies] == [[(digest("tx", "p"), 0)], [(digest("tx", "a"), 0)]]
         blobs = [path for path in (daemon.folder / "data" / "blobs").rglob("*") if path.is_file()]

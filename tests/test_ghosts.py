@@ -1,0 +1,308 @@
+"""Transactions of rolled-back blocks without rows of their own: whether they have some never changes an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from chains import Branches, at, back_to, block, feed, output, tx, txid
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lying import INLINE, LARGE, MATURITY, RETENTION, WINDOW, World
+from messages import Line, Listener, follow, message
+from msgspec import structs
+from pruning import House, open_house
+
+import storage.ghost_index
+import storage.history.values
+from handlers.audit import Audited, audit
+from handlers.causes import BlockRolledBack, InBlock
+from handlers.desk import Rules
+from handlers.events import Fact, Inbound, TxStatusChanged
+from storage.disk import Disk, Txn
+from storage.ghost_index import BY_ID, BY_PARENT
+from storage.ghost_layout import INDEX, LIVE, META, SPEND, TABLES
+from storage.ghosts import Ghosts
+from storage.history.layout import words
+from storage.windows import Windows
+
+MET = Branches()
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let values be small, so that a few transactions fill several."""
+    monkeypatch.setattr(storage.ghost_index, "_ENTRIES", 3)
+    monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 300)
+
+
+# --- twins -----------------------------------------------------------------------------------------------------------
+
+
+class Twin:
+    """A store that is told a story; `wakes` lets every ghost have rows as soon as there is one."""
+
+    def __init__(self, house: House, *, wakes: bool) -> None:
+        self.house, self.wakes = house, wakes
+        house.transactions.rules = Rules(
+            batch_size=LARGE, retention=RETENTION, maturity=MATURITY, reassign_delay=3, max_inline_bytes=INLINE
+        )
+        self.store = house.transactions.store
+
+    def tell(self, events: list[Inbound]) -> tuple[list[tuple[int | None, str]], list[Fact]]:
+        """Tell each message by itself; return the answers and the facts."""
+        sender, facts = Listener(), list[Fact]()
+        for event in events:
+            for committed in follow(self.house.chain, Line([message(event, sender)])):
+                facts += sorted((structs.replace(fact, sequence=None) for fact in committed.facts), key=repr)
+            if self.wakes:
+                self.house.disk.write(lambda txn: self.store.wake_all(txn, self.store.ghosts.txids(txn)))
+                assert self.ghosts() == 0
+        return sender.said(), facts
+
+    def ghosts(self) -> int:
+        with self.house.disk.read() as txn:
+            return self.store.ghosts.count(txn)
+
+    def answers(self, world: World) -> dict[str, object]:
+        """Return what is said of every transaction that was ever told, and of its outputs."""
+        real, found = self.house.transactions, dict[str, object]()
+        with self.house.disk.read() as txn:
+            for name in world.txs:
+                held = real.hold(txn, name)
+                if held is None:
+                    found[name.hex()] = None
+                    continue
+                record = held.record
+                outputs = [real.output(txn, (name, index)) for index in range(LARGE + 2)]
+                state = record.mined, record.conflicting, record.locked, record.unmined_since, record.block_ids
+                children = sorted(real.children(txn, name))
+                found[name.hex()] = state, record.conflicting_children, outputs, real.inputs(txn, held), children
+            found["waiting"] = list(self.store.waiting(txn, 0, 2**32 - 1)), self.store.unmined_count(txn)
+        assert audit(self.house.chain.lives.chain, RETENTION).findings == []  # type: ignore[union-attr]
+        return found
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("lies", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_of_ghosts_change_no_answer(tmp_path: Path, lies: bool, seed: int) -> None:
+    world, reach = World(Random(seed), MET, lies=lies), Windows(WINDOW, WINDOW)
+    with ExitStack() as stack:
+        houses = [stack.enter_context(open_house(tmp_path / name, windows=reach, page=LARGE)) for name in ("a", "b")]
+        ghost, woken = Twin(houses[0], wakes=False), Twin(houses[1], wakes=True)
+        for turn in range(40):
+            events, before = list(world.some()), ghost.ghosts()
+            assert ghost.tell(events) == woken.tell(events)
+            if turn % 4 == 3:
+                assert ghost.answers(world) == woken.answers(world)
+            MET.meet("ghosts made", ghost.ghosts() > before)
+            MET.meet("ghosts ended", ghost.ghosts() < before)
+            with ghost.house.disk.read() as txn:
+                MET.meet("several generations", len(ghost.store.ghosts.generations(txn)) > 1)
+
+
+def test_the_stories_met_what_they_are_about() -> None:
+    """Runs after the stories above, in the same process."""
+    if not MET.met:
+        pytest.skip("none of the stories was run in this process")
+    wanted = {"ghosts made", "ghosts ended", "several generations", "a rollback to the floor", "an id again"}
+    assert wanted <= MET.met.keys(), f"not met: {sorted(wanted - MET.met.keys())}"
+
+
+# --- one after the other ---------------------------------------------------------------------------------------------
+
+PAY = output("ann", 7)
+ONE = block(None, tx("coin", *[PAY] * 6, coinbase=True), tx("other", PAY))
+TWO = block(ONE, tx("a", PAY, PAY, spends=[at("coin")]), tx("b", PAY, spends=[at("a"), at("coin", 1)]))
+THREE = block(TWO, tx("c", PAY, spends=[at("b"), at("a", 1)]), tx("d", PAY, spends=[at("other")]))
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    with open_house(tmp_path, windows=Windows(20, 20)) as house:
+        feed(house.chain, ONE, TWO, THREE)
+        yield house
+
+
+def rows(house: House) -> dict[str, int]:
+    with house.disk.read() as txn:
+        tables = ("tx", "tx_unmined", *TABLES)
+        return {name: count for name in tables if (count := txn.stat(house.disk.tables[name])["entries"])}
+
+
+def told(house: House) -> list[tuple[str, str, object]]:
+    names = {txid(name): name for name in ("a", "b", "c", "d", "rival")}
+    facts = [fact for fact in house.chain.changes.take() if isinstance(fact, TxStatusChanged)]
+    return [(names[fact.txid], fact.status, fact.cause) for fact in facts]
+
+
+def test_a_rollback_writes_no_records_and_the_same_blocks_leave_nothing(house: House) -> None:
+    house.chain.changes.take()
+    house.chain.rollback(back_to(ONE))
+    assert {"tx", "tx_unmined"}.isdisjoint(rows(house))
+    assert set(TABLES) == rows(house).keys()
+    assert told(house) == [(name, "pending", BlockRolledBack()) for name in ("c", "d", "a", "b")]
+    feed(house.chain, TWO, THREE)
+    assert rows(house) == {}
+    assert told(house) == [(name, "mined", InBlock()) for name in ("a", "b", "c", "d")]
+    assert audit(house.chain.lives.chain, RETENTION) == Audited([], [])  # type: ignore[union-attr]
+
+
+def test_only_what_a_block_contradicts_gets_rows(house: House) -> None:
+    house.chain.rollback(back_to(ONE))
+    feed(house.chain, block(ONE, tx("rival", PAY, spends=[at("other")])))
+    with house.disk.read() as txn:
+        store = house.transactions.store
+        kept = {name: store.ghosts.find(txn, txid(name)) is not None for name in "abcd"}
+        assert kept == {"a": True, "b": True, "c": True, "d": False}
+        lost = store.record(txn, txid("d"))
+        assert lost is not None
+        assert lost.conflicting
+
+
+def test_a_rival_of_a_parent_takes_all_that_builds_on_it(house: House) -> None:
+    house.chain.rollback(back_to(ONE))
+    feed(house.chain, block(ONE, tx("rival", PAY, spends=[at("coin")])))
+    with house.disk.read() as txn:
+        store = house.transactions.store
+        states = {name: store.record(txn, txid(name)) for name in "abcd"}
+        assert {name: state and state.conflicting for name, state in states.items()} == {
+            "a": True,
+            "b": True,
+            "c": True,
+            "d": False,
+        }
+        assert [txid_ for _, txid_ in store.ghosts.by_height(txn, 0, 10)] == [txid("d")]
+
+
+def test_another_content_under_the_same_id_is_no_ghost_again(house: House) -> None:
+    house.chain.rollback(back_to(TWO))
+    other = tx("d", PAY, output("bob", 8), spends=[at("other")])
+    feed(house.chain, block(TWO, other))
+    with house.disk.read() as txn:
+        record = house.transactions.store.record(txn, txid("d"))
+        assert record is not None
+        assert (record.mined, record.total) == (True, 2)
+
+
+def test_a_generation_ends_with_its_last_ghost(house: House) -> None:
+    house.chain.rollback(back_to(TWO))
+    house.chain.rollback(back_to(ONE))
+    store = house.transactions.store
+    with house.disk.read() as txn:
+        assert [each.left for each in store.ghosts.generations(txn)] == [2, 2]
+        assert list(store.waiting(txn, 0, 10)) == sorted(
+            (height, txid(name)) for height, name in ((2, "a"), (2, "b"), (3, "c"), (3, "d"))
+        )
+        assert [txid(name) in set(store.txids(txn)) for name in "abcd"] == [True] * 4
+    house.disk.write(lambda txn: store.wake_all(txn, [txid("c"), txid("d")]))
+    with house.disk.read() as txn:
+        assert [(each.number, each.left) for each in store.ghosts.generations(txn)] == [(1, 2)]
+        assert [height for height, _ in store.ghosts.by_height(txn, 0, 10)] == [2, 2]
+
+
+def test_a_restart_finds_the_ghosts(house: House, tmp_path: Path) -> None:
+    house.chain.rollback(back_to(ONE))
+    with house.disk.read() as txn:
+        fresh = Ghosts(house.disk)
+        ghost = fresh.find(txn, txid("c"))
+        assert ghost is not None
+        assert fresh.inputs(txn, ghost) == [(0, at("b")), (1, at("a", 1))]
+        assert fresh.claims(txn, txid("coin")) == {0: (txid("a"), 0), 1: (txid("b"), 1)}
+        assert fresh.claims(txn, txid("coin"), 1) == {1: (txid("b"), 1)}
+        assert fresh.find(txn, txid("nobody")) is None
+
+
+# --- the index -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small")
+@settings(max_examples=60, deadline=None)
+@given(
+    stored=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4)), max_size=30),
+    wanted=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5)), max_size=12),
+)
+def test_entries_are_found_by_prefix_and_index(
+    tmp_path_factory: pytest.TempPathFactory, stored: list[tuple[int, int]], wanted: list[tuple[int, int]]
+) -> None:
+    with Disk(tmp_path_factory.mktemp("index"), TABLES, durable=False) as disk:
+        index, part = storage.ghost_index.GhostIndex(disk.tables[INDEX]), (5, 0, BY_PARENT)
+        columns = np.array(stored, np.int64).reshape(-1, 2)
+        prefixes, numbers = (columns[:, 0] * 2**60).astype(np.uint64), np.arange(len(stored))
+        for other in (4, 6):
+            disk.write(lambda txn, other=other: index.put(txn, (other, 0, BY_PARENT), prefixes, columns[:, 1], numbers))
+        disk.write(lambda txn: index.put(txn, part, prefixes, columns[:, 1], numbers))
+        asked = np.array(sorted(wanted), np.int64).reshape(-1, 2)
+        with disk.read() as txn:
+            places, entries = index.find(txn, part, (asked[:, 0] * 2**60).astype(np.uint64), asked[:, 1])
+            found = sorted(zip(places.tolist(), entries["number"].tolist(), strict=True))
+            assert found == sorted(
+                (place, n) for place, want in enumerate(sorted(wanted)) for n, key in enumerate(stored) if key == want
+            )
+            places, entries = index.find(txn, part, (asked[:, 0] * 2**60).astype(np.uint64))
+            found = sorted(zip(places.tolist(), entries["number"].tolist(), strict=True))
+            assert found == sorted(
+                (place, n)
+                for place, (want, _) in enumerate(sorted(wanted))
+                for n, (prefix, _) in enumerate(stored)
+                if prefix == want
+            )
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+def _first(txn: Txn, house: House, table: str, front: bytes = b"") -> bytes:
+    cursor = txn.cursor(house.disk.tables[table])
+    assert cursor.set_range(front)
+    key: bytes = cursor.key()
+    return key
+
+
+def _lose(table: str, front: bytes = b"") -> Callable[[Txn, House], object]:
+    return lambda txn, house: txn.delete(_first(txn, house, table, front), db=house.disk.tables[table])
+
+
+def _flip(table: str) -> Callable[[Txn, House], object]:
+    def flip(txn: Txn, house: House) -> None:
+        key = _first(txn, house, table)
+        raw = bytearray(txn.get(key, db=house.disk.tables[table]) or b"")
+        raw[-1] ^= 1
+        txn.put(key, bytes(raw), db=house.disk.tables[table])
+
+    return flip
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (_lose(META), "block 0 of generation 0 of the ghosts is not there"),
+        (_lose(LIVE), "0 transactions are marked as ghosts, their generations say 4"),
+        (_lose(SPEND), "what a ghost spends is not there"),
+        (_lose(INDEX), "the index of its transactions does not have number"),
+        (_lose(INDEX, bytes((0, 0, 0, 0, 1))), "the index of its spends does not have number"),
+        *[(_flip(table), "checksum") for table in TABLES],
+    ],
+)
+def test_damage_is_found(house: House, damage: Callable[[Txn, House], object], said: str) -> None:
+    house.chain.rollback(back_to(ONE))
+    assert audit(house.chain.lives.chain, RETENTION) == Audited([], [])  # type: ignore[union-attr]
+    house.disk.write(lambda txn: damage(txn, house))
+    found = audit(house.chain.lives.chain, RETENTION).findings  # type: ignore[union-attr]
+    assert any(said in each for each in found), found
+
+
+def test_a_wrong_count_is_found(house: House) -> None:
+    house.chain.rollback(back_to(ONE))
+    ghosts = house.transactions.store.ghosts
+    with house.disk.read() as txn:
+        number = int(ghosts.find_many(txn, words(txid("a")))[0])
+        assert ghosts.index_size(txn, ghosts.generations(txn)[0], BY_ID) == (4, True)
+    house.disk.write(lambda txn: storage.ghosts.set_stored(txn, house.disk.tables[LIVE], np.array([number]), to=False))
+    found = audit(house.chain.lives.chain, RETENTION).findings  # type: ignore[union-attr]
+    assert "generation 0 of the ghosts has 3 ghosts, it says 4" in found
