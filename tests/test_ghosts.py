@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -27,6 +28,7 @@ from storage.disk import Disk, Txn
 from storage.ghost_index import BY_ID, BY_PARENT
 from storage.ghost_layout import INDEX, LIVE, META, SPEND, TABLES
 from storage.ghosts import Ghosts
+from storage.history.bits import set_stored
 from storage.history.layout import words
 from storage.windows import Windows
 
@@ -234,8 +236,8 @@ def test_entries_are_found_by_prefix_and_index(
         index, part = storage.ghost_index.GhostIndex(disk.tables[INDEX]), (5, 0, BY_PARENT)
         columns = np.array(stored, np.int64).reshape(-1, 2)
         prefixes, numbers = (columns[:, 0] * 2**60).astype(np.uint64), np.arange(len(stored))
-        for other in (4, 6):
-            disk.write(lambda txn, other=other: index.put(txn, (other, 0, BY_PARENT), prefixes, columns[:, 1], numbers))
+        for beside in ((4, 0, BY_PARENT), (6, 0, BY_PARENT), (5, 0, BY_ID)):
+            disk.write(partial(index.put, part=beside, prefixes=prefixes, indexes=columns[:, 1], numbers=numbers))
         disk.write(lambda txn: index.put(txn, part, prefixes, columns[:, 1], numbers))
         asked = np.array(sorted(wanted), np.int64).reshape(-1, 2)
         with disk.read() as txn:
@@ -303,6 +305,6 @@ def test_a_wrong_count_is_found(house: House) -> None:
     with house.disk.read() as txn:
         number = int(ghosts.find_many(txn, words(txid("a")))[0])
         assert ghosts.index_size(txn, ghosts.generations(txn)[0], BY_ID) == (4, True)
-    house.disk.write(lambda txn: storage.ghosts.set_stored(txn, house.disk.tables[LIVE], np.array([number]), to=False))
+    house.disk.write(lambda txn: set_stored(txn, house.disk.tables[LIVE], np.array([number]), to=False))
     found = audit(house.chain.lives.chain, RETENTION).findings  # type: ignore[union-attr]
     assert "generation 0 of the ghosts has 3 ghosts, it says 4" in found
