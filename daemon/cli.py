@@ -34,16 +34,30 @@ from daemon.commands.common import (
     stores_speak,
 )
 from daemon.commands.common import show as show_on_screen
-from daemon.commands.query import query
-from daemon.commands.recovery import recovery
 from daemon.commands.service import one_failure, service
 from daemon.logs import configure
 from daemon.output import output_speaks
 from daemon.sink import hold_standard_descriptors, take_stderr
-from feeds.commands import feed as feed_commands
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Main(click.Group):
+    """Imports commands that are groups of their own only when they are asked for, so that the daemon starts sooner."""
+
+    LATER = ("query", "recovery")
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return sorted([*super().list_commands(ctx), *self.LATER])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command: one of these is in the module of its name."""
+        if cmd_name not in self.LATER:
+            return super().get_command(ctx, cmd_name)
+        command: click.Command = getattr(import_module(f"daemon.commands.{cmd_name}"), cmd_name)
+        return command
+
+
+@click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--config", "path", type=click.Path(path_type=Path), help="TOML file; else $UTXOD_CONFIG.")
 @click.version_option(VERSION, prog_name="utxod")
 @click.pass_context
@@ -102,7 +116,25 @@ class _Bench(click.Group):
         return command
 
 
-@main.group()
+class _Feeds(click.Group):
+    """Imports the feeds only when one is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the feeds."""
+        return _feeds().list_commands(ctx)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return one."""
+        return _feeds().get_command(ctx, cmd_name)
+
+
+def _feeds() -> click.Group:
+    from feeds.commands import feed as feeds
+
+    return feeds
+
+
+@main.group(cls=_Feeds)
 @socket_option
 @config_option
 @click.pass_context
@@ -110,12 +142,6 @@ def feed(context: click.Context, socket: Path | None) -> None:
     """Turn a chain into events and send them to the daemon."""
     take_stderr(lambda lines, _: f"{lines} lines are missing here: standard error did not take them")
     context.obj = context.obj.socket(socket)
-
-
-for command in feed_commands.commands.values():
-    feed.add_command(command)
-main.add_command(query)
-main.add_command(recovery)
 
 
 @main.command()

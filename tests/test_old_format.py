@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import lmdb
 import msgspec
 import pytest
@@ -79,7 +80,7 @@ def files(daemon: Daemon) -> dict[str, bytes]:
 
 
 def test_every_command_is_known_here() -> None:
-    assert {*main.commands} == {*OPENING} | OTHERS
+    assert {*main.list_commands(click.Context(main))} == {*OPENING} | OTHERS
 
 
 def test_every_command_refuses_it(old: Daemon) -> None:
