@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 
 import click
@@ -34,30 +33,14 @@ from daemon.commands.common import (
     stores_speak,
 )
 from daemon.commands.common import show as show_on_screen
+from daemon.commands.later import BenchGroup, FeedsGroup, MainGroup
 from daemon.commands.service import one_failure, service
 from daemon.logs import configure
 from daemon.output import output_speaks
 from daemon.sink import hold_standard_descriptors, take_stderr
 
 
-class _Main(click.Group):
-    """Imports commands that are groups of their own only when they are asked for, so that the daemon starts sooner."""
-
-    LATER = ("query", "recovery")
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands."""
-        return sorted([*super().list_commands(ctx), *self.LATER])
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command: one of these is in the module of its name."""
-        if cmd_name not in self.LATER:
-            return super().get_command(ctx, cmd_name)
-        command: click.Command = getattr(import_module(f"daemon.commands.{cmd_name}"), cmd_name)
-        return command
-
-
-@click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=MainGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--config", "path", type=click.Path(path_type=Path), help="TOML file; else $UTXOD_CONFIG.")
 @click.version_option(VERSION, prog_name="utxod")
 @click.pass_context
@@ -96,45 +79,7 @@ def _refuse_a_surprise(config: Config, path: Path | None) -> None:
         )
 
 
-class _Bench(click.Group):
-    """Imports a measurement only when it is asked for: they need packages that the daemon does not."""
-
-    NAMES = ("apply", "feed", "http", "large", "mmr", "prune", "recovery", "soak", "steady", "transactions")
-
-    def list_commands(self, _: click.Context) -> list[str]:
-        """Return the names of the measurements."""
-        return [*self.NAMES]
-
-    def get_command(self, _: click.Context, cmd_name: str) -> click.Command | None:
-        """Return one: the command of that name in the module of that name."""
-        if cmd_name not in self.NAMES:
-            return None
-        try:
-            command: click.Command = getattr(import_module(f"bench.{cmd_name}"), cmd_name)
-        except ImportError as error:
-            raise Exit(f"{error.name} is not installed: it is of the dependency group `bench`", FAILED) from error
-        return command
-
-
-class _Feeds(click.Group):
-    """Imports the feeds only when one is asked for."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the feeds."""
-        return _feeds().list_commands(ctx)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return one."""
-        return _feeds().get_command(ctx, cmd_name)
-
-
-def _feeds() -> click.Group:
-    from feeds.commands import feed as feeds
-
-    return feeds
-
-
-@main.group(cls=_Feeds)
+@main.group(cls=FeedsGroup)
 @socket_option
 @config_option
 @click.pass_context
@@ -384,7 +329,7 @@ def serve(context: click.Context, workers: int | None, inherit: tuple[int, int] 
         serve_alone(config, context.obj.path, workers)
 
 
-@main.group(cls=_Bench)
+@main.group(cls=BenchGroup)
 def bench() -> None:
     """Measure, beside peers in the same run (needs the packages of the bench group)."""
 
