@@ -189,6 +189,13 @@ class TxSubmitted(Message, frozen=True, kw_only=True):
     locked: bool = False
 
 
+class TxWithdrawn(Message, frozen=True, kw_only=True):
+    """These transactions do not wait for a block any more; what builds on them leaves with them."""
+
+    txids: list[Hash32]
+    reason: Literal["evicted", "replaced", "expired", "operator"]
+
+
 class TxUnlocked(Message, frozen=True, kw_only=True):
     """Outputs of these transactions may be spent."""
 
@@ -255,7 +262,7 @@ ChainMessage = BlockApplied | Rollback | BlockPersisted | GenesisOutputs | NodeS
 OperatorMessage = (
     TxLocked | OutputsFrozen | OutputsUnfrozen | OutputReassigned | TxConflicting | WinnersDecided | TxPreserved
 )
-TxMessage = TxSubmitted | TxUnlocked | TxMined | OperatorMessage
+TxMessage = TxSubmitted | TxWithdrawn | TxUnlocked | TxMined | OperatorMessage
 Inbound = Hello | Subscribe | ChainMessage | TxMessage
 
 

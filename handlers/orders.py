@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from hashlib import blake2b
 
-from handlers.causes import Decided, InBlock, Submitted
+from handlers.causes import Decided, InBlock, Submitted, Withdrawn
 from handlers.desk import Mined
 from handlers.events import (
     AckStatus,
@@ -20,12 +20,14 @@ from handlers.events import (
     TxPreserved,
     TxSubmitted,
     TxUnlocked,
+    TxWithdrawn,
     WinnersDecided,
 )
 from handlers.eviction import Evictor, PendingFull
 from handlers.lives import Lives
 from handlers.refusal import Refusal
 from handlers.spending import TxFault
+from handlers.withdrawal import withdraw
 from storage.disk import Txn
 from storage.errors import StoreFull
 from storage.transactions import HASH
@@ -106,6 +108,9 @@ def _all_or_nothing(txn: Txn, lives: Lives, event: TxMessage) -> None:
 def _do(txn: Txn, lives: Lives, event: TxMessage) -> None:
     transactions = lives.transactions
     match event:
+        case TxWithdrawn():
+            for txid in withdraw(transactions, lives.removal, txn, event.txids):
+                lives.tell(txid, "withdrawn", cause=Withdrawn(event.reason))
         case TxLocked() | TxUnlocked():
             for txid in event.txids:
                 transactions.set_locked(txn, txid, on=isinstance(event, TxLocked))

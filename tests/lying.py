@@ -30,6 +30,7 @@ from handlers.events import (
     TxPreserved,
     TxSubmitted,
     TxUnlocked,
+    TxWithdrawn,
     WinnersDecided,
 )
 
@@ -208,6 +209,7 @@ class World:
                 WinnersDecided(txids=ids),
                 TxLocked(txids=ids),
                 TxUnlocked(txids=ids),
+                TxWithdrawn(txids=ids[:1], reason="evicted"),
                 OutputsFrozen(outpoints=[point]),
                 OutputsFrozen(outpoints=[point, self.outpoint()]),
                 OutputsUnfrozen(outpoints=[point]),

@@ -79,6 +79,11 @@ UNKNOWN: dict[str, tuple[Message, str, str]] = {
     "the node's state": ({"type": "NodeState", "state": "running", "height": 1, "sate": ""}, "$.sate", "state"),
     "a submission's": ({"type": "TxSubmitted", "tx": tx("a", output("x")), "lokced": True}, "$.lokced", "locked"),
     "a submitted transaction's": ({"type": "TxSubmitted", "tx": tx("a", valdi=False)}, "$.tx.valdi", "valid"),
+    "a withdrawal's": (
+        {"type": "TxWithdrawn", "txids": [], "reason": "evicted", "raeson": "expired"},
+        "$.raeson",
+        "reason",
+    ),
     "an unlocking's": ({"type": "TxUnlocked", "txids": [], "txdis": [ONE]}, "$.txdis", "txids"),
     "a locking's": ({"type": "TxLocked", "txids": [], "txid": [ONE]}, "$.txid", "txids"),
     "mined": (

@@ -34,6 +34,7 @@ from handlers.events import (
     TxPreserved,
     TxSubmitted,
     TxUnlocked,
+    TxWithdrawn,
     WinnersDecided,
 )
 
@@ -65,6 +66,7 @@ class Liar:
             (3, lambda: OutputReassigned(outpoint=self._points(1)[0], address=random.randbytes(29))),
             (3, lambda: TxLocked(txids=self._some())),
             (3, lambda: TxUnlocked(txids=self._some())),
+            (4, lambda: TxWithdrawn(txids=self._some(), reason="evicted")),
             (3, lambda: TxPreserved(txids=self._some(), until=self._odd())),
             (4, lambda: BlockPersisted(height=self._odd())),
             (3, lambda: NodeState(state=random.choice(("running", "catching_up", "stopped")), height=self._odd())),
