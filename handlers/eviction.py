@@ -19,7 +19,7 @@ from handlers import spending
 from handlers.births import size_of
 from handlers.causes import AnyCause, Expired, Withdrawn
 from handlers.creation import Write
-from handlers.events import Tx
+from handlers.events import Tx, TxSubmitted
 from handlers.removal import Removal
 from handlers.spending import TxFault
 from handlers.transactions import Transactions
@@ -63,7 +63,7 @@ class _Visit(Struct):
     children: list[bytes] = []
 
 
-async def room_for(tx: Tx, evictor: Evictor, write: Write) -> int:
+async def room_for(event: TxSubmitted, evictor: Evictor, write: Write) -> int:
     """Evict until there is room for a large submission, in commits of its own; return how many transactions went.
 
     Raises:
@@ -71,7 +71,7 @@ async def room_for(tx: Tx, evictor: Evictor, write: Write) -> int:
     """
     evicted = 0
     for _ in range(_STEPS):
-        gone, fits = await write(lambda txn: evictor.make_room(txn, tx))
+        gone, fits = await write(lambda txn: evictor.make_room(txn, event))
         evicted += gone
         if fits:
             return evicted
@@ -109,7 +109,7 @@ class Evictor:
 
     # --- limits --------------------------------------------------------------------------------------------------
 
-    def make_room(self, txn: Txn, tx: Tx) -> tuple[int, bool]:
+    def make_room(self, txn: Txn, event: TxSubmitted) -> tuple[int, bool]:
         """Evict for a submission, in one step, what it does not build on.
 
         What is known already, or can't be submitted, evicts nobody. Returns how many transactions went, and whether
@@ -118,13 +118,14 @@ class Evictor:
         Raises:
             TxFault: `too_large`: it would take more than all of them may; or why it can't be submitted.
         """
+        tx = event.tx
         size, most = size_of(tx), self._rules.max_pending_bytes
         if not self._full(txn, size) or self._half_made(txn, tx) or self._transactions.known(txn, tx):
             return 0, True
         if most and size > most:
             what = f"transaction {tx.txid.hex()} would take {size} bytes, transactions.max_pending_bytes is {most}"
             raise PendingFull("too_large", what, bytes=size, max_pending_bytes=most)
-        self._transactions.check_submission(txn, tx)
+        self._transactions.check_submission(txn, event)
         before = self._gone["limit"].count
         if (spared := self._ancestors(txn, tx)) is not None:
             self._step(txn, "limit", lambda: self._full(txn, size), spared)

@@ -178,7 +178,7 @@ class World:
         if not again or tx.txid not in self.model.used():
             self.submitted.append(tx.txid)
             self.txs[tx.txid] = tx
-        return TxSubmitted(tx=tx, locked=self.often(0.1))
+        return TxSubmitted(tx=tx, locked=self.often(0.1), on_spent="record" if self.often(0.2) else "refuse")
 
     def depth(self) -> int:
         """Return how many blocks can be taken back."""

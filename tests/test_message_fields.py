@@ -108,7 +108,8 @@ UNKNOWN: dict[str, tuple[Message, str, str]] = {
         "from_sequence",
     ),
     "of a later version": ({"type": "Subscribe", "events": [], "addresses": []}, "$.addresses", ""),
-    "also of a later version": ({"type": "TxSubmitted", "tx": tx("a"), "on_spent": "record"}, "$.on_spent", ""),
+    "also of a later version": ({"type": "TxSubmitted", "tx": tx("a"), "priority": 1}, "$.priority", ""),
+    "how a spent input": ({"type": "TxSubmitted", "tx": tx("a"), "on_spend": "record"}, "$.on_spend", "on_spent"),
 }
 
 

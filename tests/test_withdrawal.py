@@ -220,10 +220,11 @@ def test_it_survives_a_restart(daemon: Daemon) -> None:
 def test_the_row_of_what_was_withdrawn_leaves_the_recovery_list(tmp_path: Path) -> None:
     recovery = {"ttl": "100ms", "scan_interval": "100ms", "not_found_grace_period": "1h"}
 
-    def listed() -> bytes:
-        return daemon.run("recovery", "list").stdout
-
     with running(tmp_path, recovery=recovery) as daemon, daemon.client() as client:
+
+        def listed() -> bytes:
+            return daemon.run("recovery", "list").stdout
+
         done(client, block(None), spending("a"), spending("b"))
         until(lambda: digest("tx", "a").hex().encode() in listed())
         done(client, withdrawn("a"))

@@ -52,6 +52,7 @@ class Liar:
         self._ways: list[tuple[int, Callable[[], Inbound]]] = [
             (30, self._block),
             (25, lambda: TxSubmitted(tx=self._submitted(), locked=random.random() < 0.2)),
+            (5, lambda: TxSubmitted(tx=self._submitted(), on_spent="record")),
             (6, self._rollback),
             (
                 5,
