@@ -144,8 +144,8 @@ class Follower:
         while True:
             best = read_hash(self._node, "getbestblockhash", await self._node.call("getbestblockhash"))
             if best == seen:
-                for message in await self._mempool.news(best.hex()):
-                    yield message
+                for news in await self._mempool.news(best.hex()):
+                    yield news
                 await self._rest()
                 continue
             self._early = False
