@@ -219,6 +219,17 @@ def test_one_that_was_mined_is_a_duplicate(daemon: Daemon, outputs: int) -> None
         assert state(client, at("q")) == ["free"]
 
 
+def test_a_parent_that_nobody_knows_is_no_excuse(daemon: Daemon) -> None:
+    """A block had it all the same; when that goes back and it loses its claims, it can't have them again."""
+    one = block(None, *coins("p"))
+    made = tx("m", output("x"), spends=[at("p"), NOWHERE], raw=b"raw")
+    with daemon.client() as client:
+        done(client, one, block(one, made), back_to(one), said("TxConflicting", "m"))
+        refused(client.ask(submit(made)), "UTXO_ERROR", (NOWHERE, "TX_NOT_FOUND"))
+        refused(client.ask(said("TxConflicting", "m", value=False)), "UTXO_ERROR", (NOWHERE, "TX_NOT_FOUND"))
+        assert state(client, at("p"), at("m")) == ["free", "CONFLICTING"]
+
+
 # --- hashes of inputs ------------------------------------------------------------------------------------------------
 
 
