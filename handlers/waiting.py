@@ -104,7 +104,7 @@ class WaitingList:
     """A walk along what waits, in one snapshot."""
 
     def __init__(self, transactions: Transactions, txn: Txn, status: Status, order: Order) -> None:
-        self._transactions, self._store, self._txn = transactions, transactions.store, txn
+        self._store, self._txn = transactions.store, txn
         self._status, self._order = status, order
         self._looks, self._turn_at = 0, _TURN
         self._seen: dict[bytes, _Seen | None] = {}
@@ -118,7 +118,6 @@ class WaitingList:
         Raises:
             TooManyLooks: what is skipped, or one package, takes more than may be.
         """
-        at = after
         for height, txid in self._entries(after):
             begun = (after.listed or 0) if after is not None and after[:2] == (height, txid) else 0
             group: list[bytes] = []
@@ -127,9 +126,8 @@ class WaitingList:
             group, skip = group[skip:], max(skip - len(group), 0)
             room = count - len(self.found)
             self.found += group[:room]
-            at = Place(height, txid, None if len(group) <= room else begun + room)
             if len(self.found) == count or (self._looks >= most and not skip):
-                self.next = at
+                self.next = Place(height, txid, None if len(group) <= room else begun + room)
                 return
             if self._turn():
                 yield
