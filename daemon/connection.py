@@ -25,7 +25,7 @@ from handlers.refusal import Refusal, Refused
 
 OPERATOR = frozenset(kind.__name__ for kind in OperatorMessage.__args__)
 CHAIN = frozenset({"BlockApplied", "Rollback", "GenesisOutputs"})  # who sends one of these is the feeder
-REPORTS = frozenset({"NodeState", "BlockPersisted", "TxMined"})  # from an operator, or from the feeder
+REPORTS = frozenset({"NodeState", "BlockPersisted", "TxMined", "TxWithdrawn"})  # from an operator, or from the feeder
 _OWN = frozenset({"Hello", "Subscribe"})  # answered here, whatever the writer is doing
 _OWN_MAX_BYTES = 1 << 16
 _OWN_A_SECOND = 2000  # of all clients together: the writer's thread needs the interpreter more than the loop does

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from handlers.events import (
     NetworkTip,
     Rollback,
     TxSubmitted,
+    TxWithdrawn,
     Welcome,
 )
 from handlers.wire import LENGTH, encode
@@ -49,14 +51,14 @@ class _Away(Exception):
 class Sent(Struct, frozen=True):
     """A message on its way, with the hash that the tip has after it, where that is known.
 
-    `offered` is the id of a transaction without which the rest still makes sense: the daemon may refuse it.
+    `refused` hears by an id when the daemon refuses it: the rest makes sense without it.
     """
 
     seq: int
     raw: bytes
     tip: bytes | None
     height: int | None
-    offered: bytes | None = None
+    refused: Callable[[Error], None] | None = None
 
 
 class Link:
@@ -64,7 +66,8 @@ class Link:
 
     `chain` is the one that is fed: a daemon of another is refused before anything is sent to it. `told` hears one line
     for each thing that an operator should know; `acknowledged` hears of every answer. With `refused` a transaction that
-    the daemon does not take is told there by its id, whatever the reason, and the feed goes on.
+    the daemon does not take is told there by its id, whatever the reason, and the feed goes on; with `kept` one that it
+    does not withdraw.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Link:
         told: Callable[[str], None] = lambda _: None,
         acknowledged: Callable[[Sent, str], None] = lambda *_: None,
         refused: Callable[[bytes, Error], None] | None = None,
+        kept: Callable[[bytes, Error], None] | None = None,
     ) -> None:
         self.network_height = network_height
         self._path = path
@@ -86,7 +90,7 @@ class Link:
         self._patience_s = patience_s
         self._told = told
         self._acknowledged = acknowledged
-        self._refused = refused
+        self._refused, self._kept = refused, kept
         self._window: deque[Sent] = deque()
         self._bytes = 0
         self._seq = 0
@@ -145,8 +149,7 @@ class Link:
         raw = encode(msgspec.structs.replace(message, seq=self._seq), "frames")
         while self._window and self._bytes + len(raw) > self._window_bytes:
             await self._wait()
-        offered = message.tx.txid if self._refused is not None and isinstance(message, TxSubmitted) else None
-        self._window.append(Sent(self._seq, raw, *_leads_to(message), offered))
+        self._window.append(Sent(self._seq, raw, *_leads_to(message), self._hears_of(message)))
         self._bytes += len(raw)
         self._fresh_bytes += len(raw)
         self._unsent += 1
@@ -154,6 +157,16 @@ class Link:
         if self._fresh_bytes >= _WRITE_BYTES:  # a source that never waits must not keep the socket waiting
             self._fresh_bytes = 0
             await checkpoint()
+
+    def _hears_of(self, message: Inbound) -> Callable[[Error], None] | None:
+        """Return who hears when a message is refused that the rest can do without."""
+        match message:
+            case TxSubmitted(tx=tx) if self._refused is not None:
+                return partial(self._refused, tx.txid)
+            case TxWithdrawn(txids=[txid]) if self._kept is not None:
+                return partial(self._kept, txid)
+            case _:
+                return None
 
     def _renew(self, hello: Hello) -> None:
         if hello.network_tip is not None:
@@ -269,11 +282,9 @@ class Link:
                     self._acknowledged(self._pop(), status)
                 case Welcome():
                     pass  # to a Hello that renewed the network's height
-                case Error(seq=seq, code=code) if seq == self._window[0].seq and self._window[0].offered:
-                    sent = self._pop()
-                    self._acknowledged(sent, code)
-                    if self._refused is not None and sent.offered is not None:
-                        self._refused(sent.offered, answer)
+                case Error(seq=seq, code=code) if seq == self._window[0].seq and (hear := self._window[0].refused):
+                    self._acknowledged(self._pop(), code)
+                    hear(answer)
                 case Error(code=code, message=message, retryable=True):
                     raise _Away(f"the daemon says {code}: {message}")
                 case Error(code=code, message=message):

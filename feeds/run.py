@@ -84,19 +84,20 @@ def run(
     meet: Callable[[Callable[[str], None]], None] = lambda _: None,
     refused: Callable[[bytes, Error], None] | None = None,
     chain: ChainName | None = None,
+    kept: Callable[[bytes, Error], None] | None = None,
 ) -> None:
     """Feed until the source ends, or until it is asked to leave; a failure is one clear line.
 
     `meet` is handed what tells the operator one line, for a source that has something to say on its way. With
-    `refused` the daemon may refuse transactions: each is told there by its id, and the feed goes on. Only a daemon that
-    keeps `chain` is fed.
+    `refused` the daemon may refuse transactions: each is told there by its id, and the feed goes on; `kept` is the same
+    for withdrawals. Only a daemon that keeps `chain` is fed.
     """
     gc.set_threshold(100_000, 50, 100)  # blocks are trees without cycles
     progress = FeedProgress(name, place, total)
     meet(progress.tell)
     with speaking(), progress:
         try:
-            anyio.run(_until_told, job, messages, progress, refused, chain, backend_options={"use_uvloop": True})
+            anyio.run(_until_told, job, messages, progress, refused, kept, chain, backend_options={"use_uvloop": True})
         except KeyboardInterrupt:
             raise click.Abort from None
 
@@ -117,13 +118,14 @@ async def _until_told(
     messages: Messages,
     progress: FeedProgress,
     refused: Callable[[bytes, Error], None] | None,
+    kept: Callable[[bytes, Error], None] | None,
     chain: ChainName | None,
 ) -> None:
     """Feed, and leave in order when asked to: files are closed, and the next feed goes on from the daemon's tip."""
     with anyio.CancelScope() as leaving:
         if threading.current_thread() is threading.main_thread():  # no other may ask for signals
             _heed(leaving, progress)
-        await _feed(job, messages, progress, refused, chain)
+        await _feed(job, messages, progress, refused, kept, chain)
 
 
 def _heed(leaving: anyio.CancelScope, progress: FeedProgress) -> None:
@@ -141,6 +143,7 @@ async def _feed(
     messages: Messages,
     progress: FeedProgress,
     refused: Callable[[bytes, Error], None] | None,
+    kept: Callable[[bytes, Error], None] | None,
     chain: ChainName | None,
 ) -> None:
     if job.dry_run or job.output is not None:
@@ -156,6 +159,7 @@ async def _feed(
         told=progress.tell,
         acknowledged=lambda sent, status: progress.count(status, sent.height),
         refused=refused,
+        kept=kept,
     )
     async with _let_go(messages(await link.arrive())) as source:
         await link.feed(source)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from handlers import bodies, spending
 from handlers.desk import Mined, kept, now
-from handlers.events import Output, Tx
+from handlers.events import Output, Tx, TxSubmitted
 from handlers.spending import TxFault
 from handlers.states import States
 from storage.disk import Txn
@@ -14,6 +14,7 @@ from storage.transactions import (
     ALL_IN_ONE,
     HIGHEST,
     Body,
+    OutPoint,
     Page,
     Record,
     output_hash,
@@ -35,25 +36,45 @@ def size_on_disk(raw: int, inputs: int, outputs: int) -> int:
 class Births(States):
     """Operations that make records."""
 
-    def submit(self, txn: Txn, tx: Tx, *, locked: bool = False) -> bool:
+    def submit(self, txn: Txn, tx: Tx, *, locked: bool = False, wanted: Mapping[int, bytes] | None = None) -> bool:
         """Spend what a transaction spends and keep it as unmined; return False when it is known already.
+
+        `wanted` are hashes of what it spends, by the numbers of the inputs.
 
         Raises:
             TxFault: `UTXO_ERROR` with every input that can't be spent, `PROCESSING` or `TX_EXISTS`.
         """
         if self.known(txn, tx):
             return False
-        self.spend(txn, tx.txid, tx.inputs, self.height + 1, unborn=True)
+        self.spend(txn, tx.txid, tx.inputs, self.height + 1, wanted=wanted, unborn=True)
         self.create(txn, tx, self.height, locked=locked)
         return True
 
-    def check_submission(self, txn: Txn, tx: Tx) -> None:
-        """Check that a transaction which is not known could spend what it names.
+    def check_submission(self, txn: Txn, event: TxSubmitted) -> None:
+        """Check that a transaction which is not known could be kept, by spending what it names or as conflicting.
 
         Raises:
             TxFault: as `submit`.
         """
-        self.check_spends(txn, tx.txid, tx.inputs, self.height + 1, unborn=True)
+        txid, inputs = event.tx.txid, event.tx.inputs
+        self._rival(txn, txid, inputs, event.wanted, record=event.on_spent == "record")
+
+    def _rival(
+        self, txn: Txn, txid: bytes, inputs: Sequence[OutPoint], wanted: Mapping[int, bytes], *, record: bool
+    ) -> bytes | None:
+        """Return None if a new transaction can spend its inputs; else who has them, if it may be recorded all the same.
+
+        Raises:
+            TxFault: as `submit`.
+        """
+        try:
+            self.check_spends(txn, txid, inputs, self.height + 1, wanted=wanted, unborn=True)
+        except TxFault as fault:
+            rival = fault.rival(txid) if record else None
+            if rival is None:
+                raise
+            return rival
+        return None
 
     def known(self, txn: Txn, tx: Tx) -> bool:
         """Return whether a transaction need not be created.
@@ -170,19 +191,31 @@ class Births(States):
             if record.conflicting:
                 self.enter_child(txn, tx.txid, [txid for txid, _ in tx.inputs], on=True)
 
-    def finish(self, txn: Txn, txid: bytes, *, spends: bool) -> None:
+    def finish(
+        self,
+        txn: Txn,
+        txid: bytes,
+        *,
+        spends: bool,
+        wanted: Mapping[int, bytes] | None = None,
+        keeps_loser: bool = False,
+    ) -> bytes | None:
         """End a creation whose pages are all there: the inputs are spent and the master's flag goes, in one.
+
+        With `keeps_loser` it is conflicting when others have its inputs. Returns the first of these others.
 
         Raises:
             TxFault: `UTXO_ERROR`: an input can't be spent any more; `CREATING`: a page is missing.
         """
         inputs = self.store.body(txn, txid).inputs
-        if spends:
-            self.check_spends(txn, txid, inputs, self.height + 1, unborn=True)
+        rival = self._rival(txn, txid, inputs, wanted or {}, record=keeps_loser) if spends else None
         record = self.need(txn, txid)
         self.clear_creating(txn, txid, record)
-        record.creating = False
+        record.creating, record.conflicting = False, record.conflicting or rival is not None
         spending.settle(record, max(record.block_heights, default=self.height), self.rules.retention)
         self.store.put_record(txn, txid, record)
-        if spends:
+        if rival is not None:
+            self.enter_child(txn, txid, [parent for parent, _ in inputs], on=True)
+        elif spends:
             self.spend(txn, txid, inputs, self.height + 1)
+        return rival

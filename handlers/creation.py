@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from secrets import token_bytes
 from time import time
@@ -93,12 +93,18 @@ class Creation:
         draft: Record,
         *,
         spends: bool = True,
+        wanted: Mapping[int, bytes] | None = None,
+        keeps_loser: bool = False,
         clock: Callable[[], float] = time,
-        created: Callable[[], None] = lambda: None,
+        created: Callable[[bytes | None], None] = lambda _: None,
     ) -> None:
-        """Take the transaction; `created` is called in the write that completes it."""
+        """Take the transaction; `wanted` are hashes of what it spends, by the numbers of the inputs.
+
+        With `keeps_loser` it is conflicting if others have its inputs when it is complete. `created` is called in the
+        write that completes it, with one of these others.
+        """
         self.transactions, self.tx, self.draft = transactions, tx, draft
-        self.spends = spends
+        self.spends, self.keeps_loser, self._wanted = spends, keeps_loser, wanted or {}
         self.owner = token_bytes(16)
         self.wrote_master = False
         self.finished = False
@@ -192,7 +198,15 @@ class Creation:
             raise TxFault("TX_EXISTS", f"transaction {tx.txid.hex()} exists")
         acquire(transactions, txn, tx.txid, self.owner, self.records, self._clock())
         if self.spends:
-            transactions.check_spends(txn, tx.txid, tx.inputs, transactions.height + 1)
+            self._check_spends(txn)
+
+    def _check_spends(self, txn: Txn) -> None:
+        transactions, tx = self.transactions, self.tx
+        try:
+            transactions.check_spends(txn, tx.txid, tx.inputs, transactions.height + 1, wanted=self._wanted)
+        except TxFault as fault:
+            if not self.keeps_loser or fault.rival(tx.txid) is None:
+                raise
 
     def page(self, number: int, txn: Txn) -> None:
         """Store one page, if an earlier attempt has not."""
@@ -225,8 +239,8 @@ class Creation:
             TxFault: `UTXO_ERROR`: another has spent one meanwhile.
         """
         self._still_ours(txn)
-        self.transactions.finish(txn, self.tx.txid, spends=self.spends)
-        self._created()
+        finish = partial(self.transactions.finish, spends=self.spends, keeps_loser=self.keeps_loser)
+        self._created(finish(txn, self.tx.txid, wanted=self._wanted))
 
     def end(self, txn: Txn) -> None:
         """Give the lock back."""

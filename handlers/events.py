@@ -183,10 +183,28 @@ class NodeState(Message, frozen=True, kw_only=True):
 
 
 class TxSubmitted(Message, frozen=True, kw_only=True):
-    """A transaction was accepted by the node and waits for a block."""
+    """A transaction was accepted by the node and waits for a block.
+
+    `on_spent` says what becomes of it when others have claimed or spent what it spends: it is refused, or kept as
+    conflicting. `input_hashes` are the hashes of what it spends, one for each input, where the sender knows them.
+    """
 
     tx: Tx
     locked: bool = False
+    on_spent: Literal["refuse", "record"] = "refuse"
+    input_hashes: list[Hash32 | None] | None = None
+
+    @property
+    def wanted(self) -> dict[int, bytes]:
+        """Return the hashes that are given, by the numbers of their inputs."""
+        return {n: name for n, name in enumerate(self.input_hashes or []) if name is not None}
+
+
+class TxWithdrawn(Message, frozen=True, kw_only=True):
+    """These transactions do not wait for a block any more; what builds on them leaves with them."""
+
+    txids: list[Hash32]
+    reason: Literal["evicted", "replaced", "expired", "operator"]
 
 
 class TxUnlocked(Message, frozen=True, kw_only=True):
@@ -255,7 +273,7 @@ ChainMessage = BlockApplied | Rollback | BlockPersisted | GenesisOutputs | NodeS
 OperatorMessage = (
     TxLocked | OutputsFrozen | OutputsUnfrozen | OutputReassigned | TxConflicting | WinnersDecided | TxPreserved
 )
-TxMessage = TxSubmitted | TxUnlocked | TxMined | OperatorMessage
+TxMessage = TxSubmitted | TxWithdrawn | TxUnlocked | TxMined | OperatorMessage
 Inbound = Hello | Subscribe | ChainMessage | TxMessage
 
 

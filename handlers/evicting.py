@@ -1,4 +1,4 @@
-"""What is evicted because it is too old, and the blobs of what was evicted: bounded turns beside the chain."""
+"""What is evicted because it is too old, and the blobs of what was removed: bounded turns beside the chain."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ _DELETING_S = 0.02  # how long a turn deletes blobs
 
 
 class Evictions:
-    """Turns on the writer's thread: some of what is too old, and the blobs of what was evicted."""
+    """Turns on the writer's thread: some of what is too old, and the blobs of what was removed."""
 
     def __init__(self, chain: Chain, lives: Lives) -> None:
         self._chain, self._evictor, self._transactions = chain, lives.evictor, lives.transactions
+        self._removal = lives.removal
         age_s = self._transactions.rules.max_pending_age_s
         self.pause_s = max(min(age_s / _LOOKS_IN_AGE or _LONGEST_PAUSE_S, _LONGEST_PAUSE_S), _SHORTEST_PAUSE_S)
 
@@ -48,8 +49,8 @@ class Evictions:
 
     @property
     def blobs(self) -> list[str]:
-        """Return the names of blobs whose transactions were evicted."""
-        return self._evictor.blobs
+        """Return the names of blobs whose transactions were evicted or withdrawn."""
+        return self._removal.blobs
 
     def delete_blobs(self) -> None:
         """Delete some of these blobs, unless their transactions have come again."""
@@ -92,7 +93,7 @@ async def keep_within_age(
 
 
 async def delete_blobs_along(evictions: Evictions, bell: Bell, writer: CapacityLimiter) -> None:
-    """Delete the blobs of what was evicted, until cancelled; `bell` rings when transactions have changed."""
+    """Delete the blobs of what was removed, until cancelled; `bell` rings when transactions have changed."""
     while True:
         with anyio.move_on_after(_LONGEST_PAUSE_S):
             await bell.heard()

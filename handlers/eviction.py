@@ -8,7 +8,7 @@ neither. Only submissions count: what was in a block and waits again after a rol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from time import time
 from typing import Any
 
@@ -19,12 +19,11 @@ from handlers import spending
 from handlers.births import size_of
 from handlers.causes import AnyCause, Expired, Withdrawn
 from handlers.creation import Write
-from handlers.desk import blob_name
-from handlers.events import Tx
+from handlers.events import Tx, TxSubmitted
+from handlers.removal import Removal
 from handlers.spending import TxFault
 from handlers.transactions import Transactions
 from storage.disk import Txn
-from storage.jobs import JobStore
 from storage.transactions import Record, claimant
 
 log = structlog.get_logger("transactions")
@@ -55,7 +54,6 @@ class _Gone(Struct):
     count: int = 0
     size: int = 0
     oldest_at: int | None = None  # milliseconds
-    blobs: list[str] = []
 
 
 class _Visit(Struct):
@@ -65,7 +63,7 @@ class _Visit(Struct):
     children: list[bytes] = []
 
 
-async def room_for(tx: Tx, evictor: Evictor, write: Write) -> int:
+async def room_for(event: TxSubmitted, evictor: Evictor, write: Write) -> int:
     """Evict until there is room for a large submission, in commits of its own; return how many transactions went.
 
     Raises:
@@ -73,7 +71,7 @@ async def room_for(tx: Tx, evictor: Evictor, write: Write) -> int:
     """
     evicted = 0
     for _ in range(_STEPS):
-        gone, fits = await write(lambda txn: evictor.make_room(txn, tx))
+        gone, fits = await write(lambda txn: evictor.make_room(txn, event))
         evicted += gone
         if fits:
             return evicted
@@ -83,11 +81,10 @@ async def room_for(tx: Tx, evictor: Evictor, write: Write) -> int:
 class Evictor:
     """Evicts pending submissions, inside the write transaction of whoever calls. `tell` hears of each one."""
 
-    def __init__(self, transactions: Transactions, tell: Callable[[bytes, AnyCause], None]) -> None:
-        self._transactions, self._tell = transactions, tell
+    def __init__(self, removal: Removal, transactions: Transactions, tell: Callable[[bytes, AnyCause], None]) -> None:
+        self._removal, self._transactions, self._tell = removal, transactions, tell
         self._store, self._rules = transactions.store, transactions.rules
         self.numbers = EvictionNumbers()
-        self.blobs: list[str] = []  # of what was evicted, to be deleted
         self._path: dict[bytes, _Visit] = {}  # from the oldest submission to one that builds on it
         self._gone = {"limit": _Gone(), "age": _Gone()}
         self._wrote = False
@@ -105,7 +102,6 @@ class Evictor:
         for reason, gone in self._gone.items():
             if gone.count:
                 self.numbers.evicted[reason] += gone.count
-                self.blobs += gone.blobs
                 age_s = None if gone.oldest_at is None else round(max(now - gone.oldest_at, 0) / 1000, 1)
                 log.warning("pending_evicted", reason=reason, count=gone.count, bytes=gone.size, oldest_age_s=age_s)
         self._wrote = False
@@ -113,7 +109,7 @@ class Evictor:
 
     # --- limits --------------------------------------------------------------------------------------------------
 
-    def make_room(self, txn: Txn, tx: Tx) -> tuple[int, bool]:
+    def make_room(self, txn: Txn, event: TxSubmitted) -> tuple[int, bool]:
         """Evict for a submission, in one step, what it does not build on.
 
         What is known already, or can't be submitted, evicts nobody. Returns how many transactions went, and whether
@@ -122,13 +118,14 @@ class Evictor:
         Raises:
             TxFault: `too_large`: it would take more than all of them may; or why it can't be submitted.
         """
+        tx = event.tx
         size, most = size_of(tx), self._rules.max_pending_bytes
         if not self._full(txn, size) or self._half_made(txn, tx) or self._transactions.known(txn, tx):
             return 0, True
         if most and size > most:
             what = f"transaction {tx.txid.hex()} would take {size} bytes, transactions.max_pending_bytes is {most}"
             raise PendingFull("too_large", what, bytes=size, max_pending_bytes=most)
-        self._transactions.check_submission(txn, tx)
+        self._transactions.check_submission(txn, event)
         before = self._gone["limit"].count
         if (spared := self._ancestors(txn, tx)) is not None:
             self._step(txn, "limit", lambda: self._full(txn, size), spared)
@@ -252,25 +249,9 @@ class Evictor:
         return False, rows + len(at.children)
 
     def _remove(self, txn: Txn, txid: bytes, record: Record, gone: _Gone) -> None:
-        store, entry = self._store, self._store.pending.find(txn, txid)
-        self._transactions.release_inputs(txn, txid)
-        for parent in self._conflicting_with(txn, txid):
-            self._transactions.enter_child(txn, txid, [parent], on=False)
-        if record.external:
-            gone.blobs.append(blob_name(txid, partial=record.partial))
-        if record.pages:
-            store.remove_page(txn, txid, 0)
-            JobStore(store.disk).leave(txn, [(txid, record.pages)])
-        else:
-            store.remove(txn, txid)
+        entry = self._store.pending.find(txn, txid)
+        self._removal.remove(txn, txid, record)
         gone.count += 1
         if entry is not None:
             gone.size += entry.size
             gone.oldest_at = entry.at if gone.oldest_at is None else min(gone.oldest_at, entry.at)
-
-    def _conflicting_with(self, txn: Txn, txid: bytes) -> Iterator[bytes]:
-        """Yield the parents that remember a transaction as a conflicting child."""
-        for parent in dict.fromkeys(parent for parent, _ in self._store.body(txn, txid).inputs):
-            record = self._store.record(txn, parent)
-            if record is not None and txid in record.conflicting_children:
-                yield parent

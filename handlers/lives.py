@@ -21,6 +21,7 @@ from handlers.events import BlockApplied, OutPoint, Tx, TxStatusChanged
 from handlers.eviction import Evictor
 from handlers.ghosts import becoming, meet
 from handlers.reconcile import Reconciler, Repair
+from handlers.removal import Removal
 from handlers.transactions import Transactions
 from storage.disk import Txn
 from storage.history.batch import Columns
@@ -64,7 +65,8 @@ class Lives:
         self.chain = transactions.chain
         self.reconciler = Reconciler(transactions)
         self.changes = changes or ChangeLog(self.store.disk)
-        self.evictor = Evictor(transactions, lambda txid, cause: self.tell(txid, "pruned", cause=cause))
+        self.removal = Removal(transactions)
+        self.evictor = Evictor(self.removal, transactions, lambda txid, cause: self.tell(txid, "pruned", cause=cause))
         self.repairs: list[Repair] = []  # of the write that is being made
         self._repaired = 0  # records that commits have repaired since `take_repaired`
         self.bare = True  # no record, no claim
@@ -74,6 +76,7 @@ class Lives:
     def begin(self, height: int) -> None:
         """Forget what an attempt at this write has left."""
         self.repairs = []
+        self.removal.begin()
         self.evictor.begin()
         self.transactions.height = min(height, HIGHEST)
 
@@ -81,6 +84,7 @@ class Lives:
         """Take over what is on disk after a commit."""
         with self.store.disk.read() as txn:
             self.bare, self.idle = self.store.bare(txn), self.store.empty(txn)
+        self.removal.settle()
         self.evictor.settle()
         for repair in self.repairs:
             log.warning("record_repaired", txid=repair.txid.hex(), reason=repair.reason)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from hashlib import blake2b
 
-from handlers.causes import Decided, InBlock, Submitted
+from handlers.causes import Decided, InBlock, Withdrawn
 from handlers.desk import Mined
 from handlers.events import (
     AckStatus,
     OutputReassigned,
     OutputsFrozen,
     OutputsUnfrozen,
-    Tx,
     TxConflicting,
     TxLocked,
     TxMessage,
@@ -20,12 +19,15 @@ from handlers.events import (
     TxPreserved,
     TxSubmitted,
     TxUnlocked,
+    TxWithdrawn,
     WinnersDecided,
 )
 from handlers.eviction import Evictor, PendingFull
 from handlers.lives import Lives
 from handlers.refusal import Refusal
 from handlers.spending import TxFault
+from handlers.submission import submit
+from handlers.withdrawal import withdraw
 from storage.disk import Txn
 from storage.errors import StoreFull
 from storage.transactions import HASH
@@ -60,15 +62,15 @@ class Order:
         self.refused = None
         try:
             if isinstance(self.event, TxSubmitted):  # checks before it writes, so it needs no transaction inside
-                self._make_room(txn, lives.evictor, self.event.tx)
-                self.status = _submit(txn, lives, self.event)
+                self._make_room(txn, lives.evictor, self.event)
+                self.status = submit(txn, lives, self.event)
             else:
                 _all_or_nothing(txn, lives, self.event)
         except TxFault as fault:
             self.refused = refusal(fault)
 
-    def _make_room(self, txn: Txn, evictor: Evictor, tx: Tx) -> None:
-        self.evicted, fits = evictor.make_room(txn, tx)
+    def _make_room(self, txn: Txn, evictor: Evictor, event: TxSubmitted) -> None:
+        self.evicted, fits = evictor.make_room(txn, event)
         if not fits:
             raise evictor.refusal(txn, self.evicted)
 
@@ -85,13 +87,6 @@ def refusal(fault: TxFault) -> Refusal:
     return Refusal(fault.code, fault.message, retryable=retryable, detail={"inputs": fault.told()})
 
 
-def _submit(txn: Txn, lives: Lives, event: TxSubmitted) -> AckStatus:
-    if not lives.transactions.submit(txn, event.tx, locked=event.locked):
-        return "duplicate"
-    lives.tell(event.tx.txid, "pending", cause=Submitted())
-    return "accepted"
-
-
 def _all_or_nothing(txn: Txn, lives: Lives, event: TxMessage) -> None:
     facts = lives.changes.facts
     before = len(facts)
@@ -106,6 +101,9 @@ def _all_or_nothing(txn: Txn, lives: Lives, event: TxMessage) -> None:
 def _do(txn: Txn, lives: Lives, event: TxMessage) -> None:
     transactions = lives.transactions
     match event:
+        case TxWithdrawn():
+            for txid in withdraw(transactions, lives.removal, txn, event.txids):
+                lives.tell(txid, "withdrawn", cause=Withdrawn(event.reason))
         case TxLocked() | TxUnlocked():
             for txid in event.txids:
                 transactions.set_locked(txn, txid, on=isinstance(event, TxLocked))

@@ -41,6 +41,12 @@ class TxFault(Exception):
         super().__init__(message)
         self.code, self.message, self.inputs, self.outpoints = code, message, inputs or {}, outpoints
 
+    def rival(self, txid: bytes) -> bytes | None:
+        """Return who has the first input that `txid` can't spend; None unless others have all of those."""
+        rivals = [fault.spender[0] for fault in self.inputs.values() if fault.code == "SPENT" and fault.spender]
+        lost = self.code == "UTXO_ERROR" and len(rivals) == len(self.inputs) and txid not in rivals
+        return rivals[0] if lost else None
+
     def told(self) -> list[dict[str, object]]:
         """Return what is said of each input that can't be spent."""
         told: list[dict[str, object]] = []

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from handlers import spending
 from handlers.births import Births, size_on_disk
@@ -138,15 +138,18 @@ class Transactions(Births):
         self.give_way(txn, condemned)
         return condemned
 
-    def readmit(self, txn: Txn, txid: bytes) -> None:
+    def readmit(self, txn: Txn, txid: bytes, wanted: Mapping[int, bytes] | None = None) -> None:
         """Let a conflicting transaction claim its inputs again, all or none, and wait for a block.
+
+        `wanted` are hashes of what it spends, by the numbers of the inputs.
 
         Raises:
             TxFault: `TX_NOT_FOUND`; `IN_CHAIN`: it failed in our chain; `UTXO_ERROR` with every input it can't claim.
         """
         if self.need(txn, txid).conflicting:
             self.refuse_if_in_chain(txn, txid)
-            self.spend(txn, txid, self.store.body(txn, txid).inputs, self.height + 1)
+            # A parent that is gone was spent by others: it is no excuse here.
+            self.spend(txn, txid, self.store.body(txn, txid).inputs, self.height + 1, wanted=wanted, unborn=True)
             self.set_conflicting(txn, txid, on=False)
 
     def lock_children(self, txn: Txn, txid: bytes) -> list[bytes]:

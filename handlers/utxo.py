@@ -17,10 +17,8 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 
 from handlers import orders
-from handlers.causes import Submitted
 from handlers.chain import Chain
 from handlers.commit_log import log_commit, log_missing
-from handlers.creation import Creation
 from handlers.delivery import Answer, Delivery, Gap, acknowledge, refuse
 from handlers.events import (
     Ack,
@@ -31,7 +29,6 @@ from handlers.events import (
     GenesisOutputs,
     NodeState,
     Rollback,
-    Tx,
     TxMessage,
     TxSubmitted,
 )
@@ -42,8 +39,8 @@ from handlers.points import View
 from handlers.prune_request import Node
 from handlers.refusal import Refusal, Refused
 from handlers.spending import TxFault
+from handlers.submission import begin, create
 from handlers.thread import on_thread
-from handlers.transactions import Transactions
 from storage.disk import Txn
 from storage.errors import StoreFull
 
@@ -338,12 +335,8 @@ class _Teller:
         """Create a large transaction, each step a turn of its own; return its answers."""
         chain, delivery, event = self._turns.chain, large.delivery, large.event
         assert chain.lives is not None
-        transactions = chain.lives.transactions
-        lives, txid = chain.lives, event.tx.txid
-        draft = transactions.draft(event.tx, chain.height, locked=event.locked)
-        creation = Creation(
-            transactions, event.tx, draft, created=lambda: lives.tell(txid, "pending", cause=Submitted())
-        )
+        lives, transactions = chain.lives, chain.lives.transactions
+        creation = begin(lives, event, chain.height)
 
         async def write(step: Callable[[Txn], _T]) -> _T:
             return await on_thread(chain.write_alone, step, limiter=self._writer)
@@ -352,20 +345,15 @@ class _Teller:
             await on_thread(transactions.blobs.put, name, raw)
 
         try:
-            evicted = await room_for(event.tx, chain.lives.evictor, write)
-            await creation.run(write, put_blob)
+            evicted = await room_for(event, lives.evictor, write)
+            status = await create(creation, lives, event, write, put_blob)
         except TxFault as fault:
-            known = fault.code == "TX_EXISTS" and not await write(lambda txn: _half_made(transactions, txn, event.tx))
-            if known:
-                answers = acknowledge(delivery, event.seq, "duplicate", chain.tip)
-            else:
-                answers = refuse(delivery, event.seq, orders.refusal(fault))
+            answers = refuse(delivery, event.seq, orders.refusal(fault))
         except StoreFull as full:
             answers = refuse(delivery, event.seq, _no_room(full))
         else:
-            if creation.finished:
-                log.info("large_transaction_created", txid=event.tx.txid.hex(), outputs=len(event.tx.outputs))
-                answers = acknowledge(delivery, event.seq, "accepted", chain.tip, evicted=evicted)
+            if status is not None:
+                answers = acknowledge(delivery, event.seq, status, chain.tip, evicted=evicted)
             else:
                 unfinished = "all of it is stored, but it can't be spent yet: send it again"
                 answers = refuse(delivery, event.seq, Refusal("store_full", unfinished, retryable=True))
@@ -376,8 +364,3 @@ class _Teller:
         if facts := await to_thread.run_sync(chain.take_facts_beside, limiter=self._writer):
             self._publish(Committed([], facts, chain.view, 0.0))
         return answers
-
-
-def _half_made(transactions: Transactions, txn: Txn, tx: Tx) -> bool:
-    held = transactions.hold(txn, tx.txid)
-    return held is None or held.record.creating

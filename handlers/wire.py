@@ -6,7 +6,7 @@ Both speak of errors alike: a code of the protocol and a message that names the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from struct import Struct as Packed
 from typing import Any, Literal
@@ -110,21 +110,20 @@ def _read_json(raw: bytes | bytearray) -> Inbound:
 
 
 def _check_lengths(message: Inbound) -> None:
-    """Check what the types can't say: `previous` has one entry for each input."""
+    """Check what the types can't say: `previous` and `input_hashes` have one entry for each input."""
     match message:
         case BlockApplied(txs=txs):
             for n, tx in enumerate(txs):
-                if tx.previous is not None:
-                    _check_previous(tx, f"$.txs[{n}]")
-        case TxSubmitted(tx=tx) if tx.previous is not None:
-            _check_previous(tx, "$.tx")
+                _check_each(tx, tx.previous, f"$.txs[{n}].previous")
+        case TxSubmitted(tx=tx):
+            _check_each(tx, tx.previous, "$.tx.previous")
+            _check_each(tx, message.input_hashes, "$.input_hashes")
 
 
-def _check_previous(tx: Tx, place: str) -> None:
-    assert tx.previous is not None
-    if len(tx.previous) != len(tx.inputs):
-        what = f"Expected one entry for each of the {len(tx.inputs)} inputs, got {len(tx.previous)}"
-        raise Refused("malformed", f"{what} - at `{place}.previous`")
+def _check_each(tx: Tx, entries: Sequence[object] | None, place: str) -> None:
+    if entries is not None and len(entries) != len(tx.inputs):
+        what = f"Expected one entry for each of the {len(tx.inputs)} inputs, got {len(entries)}"
+        raise Refused("malformed", f"{what} - at `{place}`")
 
 
 def _shortened(text: str) -> str:

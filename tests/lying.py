@@ -30,6 +30,7 @@ from handlers.events import (
     TxPreserved,
     TxSubmitted,
     TxUnlocked,
+    TxWithdrawn,
     WinnersDecided,
 )
 
@@ -177,7 +178,7 @@ class World:
         if not again or tx.txid not in self.model.used():
             self.submitted.append(tx.txid)
             self.txs[tx.txid] = tx
-        return TxSubmitted(tx=tx, locked=self.often(0.1))
+        return TxSubmitted(tx=tx, locked=self.often(0.1), on_spent="record" if self.often(0.2) else "refuse")
 
     def depth(self) -> int:
         """Return how many blocks can be taken back."""
@@ -208,6 +209,7 @@ class World:
                 WinnersDecided(txids=ids),
                 TxLocked(txids=ids),
                 TxUnlocked(txids=ids),
+                TxWithdrawn(txids=ids[:1], reason="evicted"),
                 OutputsFrozen(outpoints=[point]),
                 OutputsFrozen(outpoints=[point, self.outpoint()]),
                 OutputsUnfrozen(outpoints=[point]),

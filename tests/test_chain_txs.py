@@ -328,7 +328,7 @@ def test_who_builds_on_several_losers_is_looked_for_once(house: House, monkeypat
 def test_a_record_that_is_made_while_its_block_waits(begun: int, waiting: int, house: House) -> None:
     """A large submission is stored in commits of its own, also between the arrival of blocks and their commit."""
     paid = tx("paid", PAY, PAY, spends=[at("fund")], raw=b"raw")
-    creation = Creation(house.real, paid, house.real.draft(paid, HEIGHT), created=lambda: None)
+    creation = Creation(house.real, paid, house.real.draft(paid, HEIGHT), created=lambda _: None)
     steps: list[Callable[[Txn], None]] = [
         creation.begin,
         partial(creation.page, 0),

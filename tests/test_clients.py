@@ -41,11 +41,12 @@ OPERATOR: dict[str, Message] = {
 }
 TRANSACTIONS: dict[str, Message] = {
     "TxSubmitted": {"tx": {"txid": ONE}},
+    "TxWithdrawn": {"txids": [ONE], "reason": "expired"},
     "TxUnlocked": {"txids": [ONE]},
     "TxMined": {"txids": [ONE], "block_id": 1, "height": 1},
 }
 KNOWING_NOTHING = {"TxSubmitted": "PROCESSING", "TxUnlocked": "TX_NOT_FOUND", "TxMined": "TX_NOT_FOUND"}
-KNOWING_NOTHING["WinnersDecided"] = "PROCESSING"
+KNOWING_NOTHING |= {"WinnersDecided": "PROCESSING", "TxWithdrawn": "TX_NOT_FOUND"}
 CHAIN = [
     block(None),
     back_to("origin"),

@@ -55,6 +55,7 @@ MESSAGES: list[Message] = [
     {"type": "OutputsFrozen", "outpoints": [at("p")]},
     {"type": "OutputsUnfrozen", "outpoints": [at("p")]},
     {"type": "OutputReassigned", "outpoint": at("p"), "address": address("heir")},
+    {"type": "TxWithdrawn", "txids": [], "reason": "operator"},
     {"type": "TxUnlocked", "txids": [digest("tx", "p")]},
     {"type": "TxLocked", "txids": []},
     {"type": "TxConflicting", "txids": []},

@@ -50,7 +50,7 @@ ROUTES = {  # of the contract, with parameters that find something
     ],
     "health": ["/health/live"],
 }
-TRANSACTIONS = ["/api/v1/txs/{txid}", "/api/v1/txs/{txid}/raw", "/api/v1/txs/{txid}/utxos"]
+TRANSACTIONS = ["/api/v1/txs", "/api/v1/txs/{txid}", "/api/v1/txs/{txid}/raw", "/api/v1/txs/{txid}/utxos"]
 ABSENT = [
     "/api/v1/mmr/root",
     "/api/v1/mmr/proof/{live}",

@@ -37,6 +37,7 @@ PATHS = [
     f"{ANN}/balance",
     f"/api/v1/utxos/{TXID}/0",
     "/api/v1/blocks/1/delta",
+    "/api/v1/txs",
     f"/api/v1/txs/{TXID}",
     f"/api/v1/txs/{TXID}/raw",
     f"/api/v1/recovery/transactions/{TXID}",

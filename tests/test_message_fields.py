@@ -79,6 +79,11 @@ UNKNOWN: dict[str, tuple[Message, str, str]] = {
     "the node's state": ({"type": "NodeState", "state": "running", "height": 1, "sate": ""}, "$.sate", "state"),
     "a submission's": ({"type": "TxSubmitted", "tx": tx("a", output("x")), "lokced": True}, "$.lokced", "locked"),
     "a submitted transaction's": ({"type": "TxSubmitted", "tx": tx("a", valdi=False)}, "$.tx.valdi", "valid"),
+    "a withdrawal's": (
+        {"type": "TxWithdrawn", "txids": [], "reason": "evicted", "raeson": "expired"},
+        "$.raeson",
+        "reason",
+    ),
     "an unlocking's": ({"type": "TxUnlocked", "txids": [], "txdis": [ONE]}, "$.txdis", "txids"),
     "a locking's": ({"type": "TxLocked", "txids": [], "txid": [ONE]}, "$.txid", "txids"),
     "mined": (
@@ -103,7 +108,8 @@ UNKNOWN: dict[str, tuple[Message, str, str]] = {
         "from_sequence",
     ),
     "of a later version": ({"type": "Subscribe", "events": [], "addresses": []}, "$.addresses", ""),
-    "also of a later version": ({"type": "TxSubmitted", "tx": tx("a"), "on_spent": "record"}, "$.on_spent", ""),
+    "also of a later version": ({"type": "TxSubmitted", "tx": tx("a"), "priority": 1}, "$.priority", ""),
+    "how a spent input": ({"type": "TxSubmitted", "tx": tx("a"), "on_spend": "record"}, "$.on_spend", "on_spent"),
 }
 
 

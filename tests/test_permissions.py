@@ -29,6 +29,7 @@ REPORTS: dict[str, Message] = {
     "NodeState": {"state": "running", "height": 1},
     "BlockPersisted": {"height": 1},
     "TxMined": {"txids": [digest("x")], "block_id": 1, "height": 1},
+    "TxWithdrawn": {"txids": [digest("x")], "reason": "evicted"},
 }
 CHAIN: dict[str, Message] = {
     "BlockApplied": {"height": 1, "hash": digest("h")},

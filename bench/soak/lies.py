@@ -34,6 +34,7 @@ from handlers.events import (
     TxPreserved,
     TxSubmitted,
     TxUnlocked,
+    TxWithdrawn,
     WinnersDecided,
 )
 
@@ -51,6 +52,7 @@ class Liar:
         self._ways: list[tuple[int, Callable[[], Inbound]]] = [
             (30, self._block),
             (25, lambda: TxSubmitted(tx=self._submitted(), locked=random.random() < 0.2)),
+            (5, lambda: TxSubmitted(tx=self._submitted(), on_spent="record")),
             (6, self._rollback),
             (
                 5,
@@ -65,6 +67,7 @@ class Liar:
             (3, lambda: OutputReassigned(outpoint=self._points(1)[0], address=random.randbytes(29))),
             (3, lambda: TxLocked(txids=self._some())),
             (3, lambda: TxUnlocked(txids=self._some())),
+            (4, lambda: TxWithdrawn(txids=self._some(), reason="evicted")),
             (3, lambda: TxPreserved(txids=self._some(), until=self._odd())),
             (4, lambda: BlockPersisted(height=self._odd())),
             (3, lambda: NodeState(state=random.choice(("running", "catching_up", "stopped")), height=self._odd())),

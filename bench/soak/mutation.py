@@ -29,6 +29,7 @@ from handlers.events import (
     TxMined,
     TxPreserved,
     TxUnlocked,
+    TxWithdrawn,
     WinnersDecided,
 )
 
@@ -62,6 +63,7 @@ def corpus(story: Story) -> list[Any]:
     messages: list[Inbound] = [step.message for step in story.steps]
     for txid in txids[:6]:
         messages += [
+            TxWithdrawn(txids=[txid], reason="replaced"),
             TxUnlocked(txids=[txid]),
             TxLocked(txids=[txid]),
             TxMined(txids=[txid], block_id=7, height=3),

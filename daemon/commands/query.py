@@ -11,6 +11,8 @@ from daemon.commands.common import config_option, json_option
 
 if TYPE_CHECKING:
     from handlers.query import Order
+    from handlers.waiting import Order as WaitingOrder
+    from handlers.waiting import Status as Waits
 
 
 def _page_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -169,6 +171,23 @@ def delta(context: click.Context, block: str, as_json: bool) -> None:
     from daemon.commands import blocks
 
     blocks.delta(context.obj.config, block, as_json=as_json)
+
+
+@query.command()
+@config_option
+@click.option("--status", type=click.Choice(["unmined", "conflicting"]), default="unmined", show_default=True)
+@click.option("--order", type=click.Choice(["parents_first", "age"]), default="parents_first", show_default=True)
+@click.option("--count", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many.")
+@click.option("--cursor", help="Where the answer before ended.")
+@json_option("An object: `transactions` as HTTP has them, `tip`, and `next_cursor`.")
+@click.pass_context
+def txs(
+    context: click.Context, status: Waits, order: WaitingOrder, count: int, cursor: str | None, as_json: bool
+) -> None:
+    """List the transactions that wait for a block, or those that have lost a conflict; parents first."""
+    from daemon.commands import waiting
+
+    waiting.txs(context.obj.config, status, order, count, cursor, as_json=as_json)
 
 
 @query.command()

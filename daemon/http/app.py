@@ -44,6 +44,7 @@ from daemon.http.reply import (
 )
 from daemon.http.status import StatusRoute
 from daemon.http.transactions import TxRoutes
+from daemon.http.waiting import WaitingRoute
 from daemon.turns import Turns
 from handlers import wire
 from handlers.addresses import AddressError, Codec
@@ -134,6 +135,10 @@ class Site:
                 answered[path] = self._absent("the transaction store (transactions.enabled)")
             else:
                 answered[path] = getattr(self.transactions, name)
+        if self.transactions is None:
+            answered["/api/v1/txs"] = self._absent("the transaction store (transactions.enabled)")
+        else:
+            answered["/api/v1/txs"] = WaitingRoute(self.query, self.transactions.transactions, self.turns).waiting
         no_rows = self._absent("the recovery service (recovery.enabled, transactions.enabled)")
         answered["/api/v1/recovery/transactions"] = self.recovery.transactions if self.recovery else no_rows
         answered["/api/v1/recovery/transactions/{txid}"] = self.recovery.transaction if self.recovery else no_rows

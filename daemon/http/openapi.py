@@ -17,6 +17,8 @@ from handlers.prune_report import PrunerJob
 from handlers.recovery.report import Recovering, RecoveringWhole
 from handlers.touched import AddressTx
 from handlers.tx_query import Raw, Slot, Transaction
+from handlers.waiting import LOOKS, ORDERS, Waiting
+from handlers.waiting import STATUSES as WAITING
 from storage.recovery.rows import STATUSES
 
 _TYPES = (
@@ -29,6 +31,7 @@ _TYPES = (
     Transaction,
     Raw,
     Slot,
+    Waiting,
     PrunerJob,
     Recovering,
     RecoveringWhole,
@@ -145,6 +148,7 @@ def document() -> Object:
         "/api/v1/status": _get("Everything that an operator asks first.", _ref("Status")),
         "/api/v1/changes": _changes(),
         "/api/v1/events": _get("Recent facts, newest first.", anything),
+        "/api/v1/txs": _waiting(),
         "/api/v1/txs/{txid}": _get("A transaction's record.", _ref("Transaction"), "txid", missing=True),
         "/api/v1/txs/{txid}/raw": _bytes(),
         "/api/v1/txs/{txid}/utxos": _slots(),
@@ -207,6 +211,24 @@ def _slots() -> Object:
     listed: Object = route["get"]
     _takes_no(listed, "asset")
     listed["responses"]["404"] = _failure("There is none.")
+    return route
+
+
+def _waiting() -> Object:
+    route = _list(
+        "Transactions that wait for a block, or have lost a conflict.", {"type": "array", "items": _ref("Waiting")}
+    )
+    listed: Object = route["get"]
+    _takes_no(listed, "asset")
+    listed["parameters"] = [each for each in listed["parameters"] if each["name"] != "order"]
+    for name, values, text in (("status", WAITING, "Which."), ("order", ORDERS, "Parents first, or the oldest first.")):
+        schema = {"type": "string", "enum": list(values), "default": values[0]}
+        listed["parameters"].append({"name": name, "in": "query", "schema": schema, "description": text})
+    listed["description"] += (
+        f" Each answer looks at about {LOOKS:,} transactions, inputs and outputs: it may have fewer than `count` "
+        "transactions, or none, and a cursor all the same."
+    )
+    del listed["responses"]["409"]
     return route
 
 

@@ -30,7 +30,7 @@ class TxRoutes:
 
     def __init__(self, query: Query, transactions: Transactions) -> None:
         self._query = query
-        self._transactions = transactions
+        self.transactions = transactions
         self._tx_query = TxQuery(transactions)
         self._few, self._blobs = Few("blob store"), Semaphore(_MOST_BLOBS)
 

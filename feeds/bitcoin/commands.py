@@ -117,7 +117,15 @@ def from_bitcoin_rpc(
     total = (lambda: follower.tip) if job.to is None else job.to
     chain = ChainName("bitcoin", network)
     runner.run(
-        job, node.name, follower.messages, lambda: follower.height, total, follower.hear, follower.refused, chain
+        job,
+        node.name,
+        follower.messages,
+        lambda: follower.height,
+        total,
+        follower.hear,
+        follower.refused,
+        chain,
+        follower.kept,
     )
 
 

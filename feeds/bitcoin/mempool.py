@@ -1,21 +1,33 @@
-"""What a node holds that is in no block yet, told once each."""
+"""What a node holds that is in no block yet, told once each; and what has left it without a block, withdrawn."""
 
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Iterable
+from collections import defaultdict, deque
+from collections.abc import Container, Iterable, Mapping, Sequence
 from graphlib import TopologicalSorter
+from typing import NamedTuple
 
 from feeds.bitcoin.access import NodeError, RpcError
 from feeds.bitcoin.block import decode_transaction
 from feeds.bitcoin.errors import BlockError
 from feeds.bitcoin.jsonrpc import Flight, Node
-from handlers.events import Tx, TxSubmitted
+from handlers.events import BlockApplied, OutPoint, Tx, TxSubmitted, TxWithdrawn
 
 _AT_ONCE = 1000  # a new block does not wait behind more than these
+_REMEMBERED = 10_000  # withdrawals whose answers may not have come yet
 _NOT_THERE = (-5, -1)
 _TXID = re.compile("[0-9a-f]{64}")
+
+Inputs = Sequence[OutPoint]
+_Message = TxSubmitted | TxWithdrawn
+
+
+class _Known(NamedTuple):
+    """What a transaction spends, and the look at which the daemon was last told of it."""
+
+    inputs: Inputs
+    look: int
 
 
 class Mempool:
@@ -25,15 +37,59 @@ class Mempool:
         self.on = on
         self._node = node
         self._width = width
-        self._known: set[str] = set()
+        self._look = 0
+        self._told: dict[bytes, _Known] = {}
+        self._spent: dict[OutPoint, bytes] = {}  # by what was told and is there still
+        self._missing: set[bytes] = set()  # listed, and not there when it was looked at
+        self._refused: set[bytes] = set()  # of what was told
+        self._left: dict[bytes, _Known] = {}  # told and gone, and not withdrawn yet
+        self._withdrawn: dict[bytes, _Known] = {}
         self.behind = False  # there is more to tell than was told at once
+
+    # --- what others say of it -----------------------------------------------------------------------------------
 
     def forget(self, txid: bytes) -> None:
         """Tell a transaction again at the next look, if it is still there."""
-        self._known.discard(txid.hex())
+        self._drop(txid)
 
-    async def news(self) -> list[TxSubmitted]:
-        """Return transactions that were not told yet, parents before children.
+    def refused(self, txid: bytes) -> None:
+        """Hear that the daemon did not take a transaction. It is told again once what it replaces is withdrawn."""
+        self._left.pop(txid, None)
+        if txid in self._told:
+            self._refused.add(txid)
+
+    def kept(self, txid: bytes) -> None:
+        """Hear that the daemon could not withdraw a transaction now: withdraw it again, unless it comes back."""
+        if (known := self._withdrawn.pop(txid, None)) is not None and txid not in self._told:
+            self._left[txid] = known
+
+    def mined(self, block: BlockApplied) -> None:
+        """Hear of a block: what it has, and what loses to it, is not withdrawn; the daemon knows by the block."""
+        if not self._told and not self._left:
+            return
+        for tx in block.txs:
+            self._drop(tx.txid)
+        spent = {outpoint for tx in block.txs for outpoint in tx.inputs}
+        lost = {self._spent[outpoint] for outpoint in spent if outpoint in self._spent}
+        lost.update(txid for txid, known in self._left.items() if not spent.isdisjoint(known.inputs))
+        for txid in _with_descendants(lost, self._told | self._left):
+            self._drop(txid)
+
+    def _drop(self, txid: bytes) -> None:
+        known = self._told.pop(txid, None)
+        self._left.pop(txid, None)
+        self._refused.discard(txid)
+        for outpoint in known.inputs if known else ():
+            if self._spent.get(outpoint) == txid:
+                del self._spent[outpoint]
+
+    # --- looking -------------------------------------------------------------------------------------------------
+
+    async def news(self, best: str) -> list[_Message]:
+        """Return what has left the mempool, children first, and then what was not told yet, parents first.
+
+        `best` is the last block that was told. If transactions have left and the node has another block by now, there
+        are no news before that one is told too.
 
         Raises:
             NodeError: the node says something that can't be true.
@@ -41,24 +97,84 @@ class Mempool:
         if not self.on:
             return []
         there = self._ids(await self._node.call("getrawmempool"))
-        self._known.intersection_update(there)
-        fresh = [txid for txid in there if txid not in self._known]
+        gone = self._told.keys() - there
+        if gone and await self._node.call("getbestblockhash") != best:
+            self.behind = True
+            return []
+        self._missing.intersection_update(there)
+        for txid in gone:
+            known, refused = self._told[txid], txid in self._refused
+            self._drop(txid)
+            if not refused:
+                self._left[txid] = known
+        for txid in self._left.keys() & there.keys():  # it came back before it was withdrawn
+            self._tell(txid, *self._left.pop(txid))
+        fresh = [txid for txid in there if txid not in self._told and txid not in self._missing]
         self.behind = len(fresh) > _AT_ONCE
-        chosen = fresh[:_AT_ONCE]
-        found = await self._fetch(chosen)
-        self._known.update(chosen)
-        return [TxSubmitted(tx=tx) for tx in parents_first(found)]
+        found = await self._fetch(fresh[:_AT_ONCE])
+        going = self._going({outpoint for tx in found for outpoint in tx.inputs})
+        found += await self._fetch(self._again(going))
+        return self._said(fresh[:_AT_ONCE], found, going)
 
-    def _ids(self, listed: object) -> list[str]:
+    def _tell(self, txid: bytes, inputs: Inputs, look: int) -> None:
+        self._told[txid] = _Known(inputs, look)
+        self._spent.update(dict.fromkeys(inputs, txid))
+
+    def _going(self, spent: Container[OutPoint]) -> dict[bytes, bool]:
+        """Return what of that which has left is to be withdrawn now, and whether it is replaced.
+
+        `spent` is what those spend that are not told yet. While more of them are not known, only what is certainly
+        replaced goes.
+        """
+        replaced = {
+            txid: any(outpoint in self._spent or outpoint in spent for outpoint in known.inputs)
+            for txid, known in self._left.items()
+        }
+        return {txid: by_another for txid, by_another in replaced.items() if by_another or not self.behind}
+
+    def _again(self, going: Iterable[bytes]) -> set[bytes]:
+        """Return what was refused before that was withdrawn which it replaces, and the refused that build on it."""
+        freed: dict[OutPoint, int] = {}
+        for known in self._withdrawn.values():
+            freed.update(dict.fromkeys(known.inputs, known.look))
+        for txid in going:
+            freed.update(dict.fromkeys(self._left[txid].inputs, self._look + 1))
+        refused = {txid: self._told[txid] for txid in self._refused}
+        again = {
+            txid for txid, known in refused.items() if any(freed.get(each, 0) > known.look for each in known.inputs)
+        }
+        return _with_descendants(again, refused)
+
+    def _said(self, looked_at: Iterable[bytes], found: list[Tx], going: dict[bytes, bool]) -> list[_Message]:
+        """Return the messages; from here on all of it is told."""
+        self._look += 1
+        self._missing.update(set(looked_at).difference(tx.txid for tx in found))
+        spends = {txid: self._left.pop(txid).inputs for txid in going}
+        for txid, inputs in spends.items():
+            self._withdrawn.pop(txid, None)
+            self._withdrawn[txid] = _Known(inputs, self._look)
+        for txid in list(self._withdrawn)[: max(len(self._withdrawn) - _REMEMBERED, 0)]:
+            del self._withdrawn[txid]
+        for tx in found:
+            self._refused.discard(tx.txid)
+            self._tell(tx.txid, tx.inputs, self._look)
+        # Each on its own: one that is refused stops no other. A child first, so that its reason is its own.
+        withdrawn = [
+            TxWithdrawn(txids=[txid], reason="replaced" if going[txid] else "evicted")
+            for txid in reversed(_in_order(spends))
+        ]
+        return [*withdrawn, *(TxSubmitted(tx=tx) for tx in parents_first(found))]
+
+    def _ids(self, listed: object) -> dict[bytes, None]:
         if isinstance(listed, list) and all(isinstance(txid, str) and _TXID.fullmatch(txid) for txid in listed):
-            return listed
+            return dict.fromkeys(map(bytes.fromhex, listed))
         raise NodeError(f"what the node at {self._node.name} answers to getrawmempool is no list of transactions")
 
-    async def _fetch(self, txids: list[str]) -> list[Tx]:
+    async def _fetch(self, txids: Iterable[bytes]) -> list[Tx]:
         found: list[Tx] = []
         flights: deque[tuple[str, Flight]] = deque()
         try:
-            for txid in txids:
+            for txid in map(bytes.hex, txids):
                 flights.append((txid, await self._node.begin(("getrawtransaction", txid, 0))))
                 if len(flights) >= self._width:
                     found += await self._land(*flights.popleft())
@@ -91,7 +207,23 @@ class Mempool:
 def parents_first(txs: Iterable[Tx]) -> list[Tx]:
     """Return transactions in an order in which each comes after those that it spends from."""
     by_id = {tx.txid: tx for tx in txs}
-    order = TopologicalSorter(
-        {txid: [source for source, _ in tx.inputs if source in by_id] for txid, tx in by_id.items()}
-    )
-    return [by_id[txid] for txid in order.static_order()]
+    return [by_id[txid] for txid in _in_order({txid: tx.inputs for txid, tx in by_id.items()})]
+
+
+def _in_order(spends: Mapping[bytes, Inputs]) -> list[bytes]:
+    """Return transactions, parents first, by what each spends."""
+    sources = {txid: [source for source, _ in inputs if source in spends] for txid, inputs in spends.items()}
+    return list(TopologicalSorter(sources).static_order())
+
+
+def _with_descendants(txids: set[bytes], known: Mapping[bytes, _Known]) -> set[bytes]:
+    """Return transactions with those that build on them."""
+    children, found, waiting = defaultdict[bytes, list[bytes]](list), set(txids), list(txids)
+    for txid, one in known.items() if txids else ():
+        for source, _ in one.inputs:
+            children[source].append(txid)
+    while waiting:
+        fresh = set(children[waiting.pop()]) - found
+        found |= fresh
+        waiting += fresh
+    return found

@@ -94,13 +94,21 @@ class Follower:
     def refused(self, txid: bytes, error: Error) -> None:
         """Hear that the daemon refused a transaction; a daemon that keeps none is not given any more.
 
-        One that it may take later is told again. Any other refusal (it is there, it spends what is spent) is final.
+        One that it may take later is told again. Any other refusal (it is there, it spends what is spent) is final,
+        until what it replaces is withdrawn.
         """
         if error.retryable:
             self._mempool.forget(txid)
-        elif error.code == "unavailable" and self._mempool.on:
+        elif error.code != "unavailable":
+            self._mempool.refused(txid)
+        elif self._mempool.on:
             self._mempool.on = False
             self._told(f"the daemon takes no transactions ({error.message}): --mempool is switched off")
+
+    def kept(self, txid: bytes, error: Error) -> None:
+        """Hear that the daemon did not withdraw a transaction: it does so later, or never had it, or has it to stay."""
+        if error.retryable:
+            self._mempool.kept(txid)
 
     def hear(self, tell: Callable[[str], None]) -> None:
         """Take who is told what an operator should know, one line each."""
@@ -136,8 +144,8 @@ class Follower:
         while True:
             best = read_hash(self._node, "getbestblockhash", await self._node.call("getbestblockhash"))
             if best == seen:
-                for submitted in await self._mempool.news():
-                    yield submitted
+                for news in await self._mempool.news(best.hex()):
+                    yield news
                 await self._rest()
                 continue
             self._early = False
@@ -197,6 +205,7 @@ class Follower:
                 back, base = None, block.point
                 trail.add(base)
                 self.height = base.height
+                self._mempool.mined(block)
                 yield block
                 if base.height % _PERSISTED_EVERY == 0 and (persisted := self._persist(trail)) is not None:
                     yield persisted

@@ -37,7 +37,7 @@ GIVEN_UP: tuple[Status, ...] = ("deleted", "orphan", "dead")
 
 
 class _Said(NamedTuple):
-    """What a fact says about a transaction; `back` is `pending`, by a rollback, `evicted` is `pruned`, never mined."""
+    """What a fact says about a transaction; `back` is `pending`, by a rollback, `evicted`: it left unmined."""
 
     txid: bytes
     status: str
@@ -65,7 +65,7 @@ class Listener:
     def hear(self, fact: Fact) -> None:
         """Take a fact; never waits."""
         match fact:
-            case TxStatusChanged(status="pending" | "mined" | "conflicting" | "pruned"):
+            case TxStatusChanged(status="pending" | "mined" | "conflicting" | "pruned" | "withdrawn"):
                 evicted = isinstance(fact.cause, Withdrawn | Expired)
                 self.moves += fact.status != "pending" and not evicted  # it was in no block
                 self.evictions += evicted

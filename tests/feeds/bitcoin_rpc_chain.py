@@ -57,7 +57,8 @@ class FakeNode:
     def raw(self, height: int) -> bytes:
         return self.blocks[self.chain[height]]
 
-    def mine(self, count: int = 1) -> None:
+    def mine(self, count: int = 1, *others: bytes) -> None:
+        """Mine blocks, each with some transactions beside its own; those leave the mempool."""
         for _ in range(count):
             self._made += 1
             parent = self.chain[-1]
@@ -68,6 +69,9 @@ class FakeNode:
                 outputs = [made_output(self._made, b"\x52"), made_output(0, b"\x6a\x01")]
                 txs.append(made_tx([made_input(bytes.fromhex(spent), 0)], outputs))
                 gone, come = [f"{spent},0,"], [*come, f"{txid_of(txs[1])},0,{self._made},52"]
+            txs += others
+            for other in others:
+                self.pool.pop(txid_of(other), None)
             raw = made_block(txs, parent=bytes.fromhex(parent))
             self.chain.append(hash_of(raw).hex())
             self.blocks[self.chain[-1]] = raw

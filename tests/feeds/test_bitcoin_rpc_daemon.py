@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from bitcoin_feeds import BITCOIN, cli, exported, feed, following, refused, tip_of, wait_for_tip, wait_until
-from bitcoin_rpc_chain import FakeNode
+from bitcoin_rpc_chain import FakeNode, txid_of
 from bitcoin_rpc_server import LOGIN, RpcServer, serving
 from daemons import Daemon, running
 from real_data import lines, need, rows
-from test_bitcoin_block import hash_of, made_block, made_coinbase
+from test_bitcoin_block import hash_of, made_block, made_coinbase, made_input, made_output, made_tx
 
 
 @pytest.fixture
@@ -98,6 +98,35 @@ def test_interruptions_of_everyone(seed: int, daemon: Daemon, server: RpcServer,
         said = feeding.said()
     for line in said.splitlines():
         assert "trying again in" in line or "messages in" in line or "--mempool is switched off" in line, said
+
+
+def test_what_the_node_replaces_is_replaced(daemon: Daemon, server: RpcServer, fake: FakeNode) -> None:
+    """In the daemon too, with what builds on it; what the node has forgotten is free."""
+
+    def spending(txid: str, value: int) -> bytes:
+        return made_tx([made_input(bytes.fromhex(txid), 0)], [made_output(value)])
+
+    coin = fake.changes[fake.chain[5]][1][1].partition(",")[0]  # of no coinbase
+    old, new = spending(coin, 1), spending(coin, 2)
+    child = spending(txid_of(old), 3)
+    fake.pool = {txid_of(raw): raw for raw in (old, child)}
+
+    def next_facts(count: int) -> list[tuple[str, str, Any]]:
+        facts = [listener.receive() for _ in range(count)]
+        return [(fact["txid"], fact["status"], fact["cause"].get("reason")) for fact in facts if fact is not None]
+
+    with daemon.client() as listener, following(daemon, server.url, "--mempool"):
+        listener.ask({"type": "Subscribe", "events": ["TxStatusChanged"]})
+        assert next_facts(2) == [(txid_of(raw), "pending", None) for raw in (old, child)]
+        fake.pool = {txid_of(new): new}
+        assert next_facts(3) == [
+            (txid_of(child), "withdrawn", "evicted"),
+            (txid_of(old), "withdrawn", "replaced"),
+            (txid_of(new), "pending", None),
+        ]
+        fake.pool = {}
+        assert next_facts(1) == [(txid_of(new), "withdrawn", "evicted")]
+    daemon.assert_sound()
 
 
 def test_a_node_that_is_away_is_waited_for_one_line_each(daemon: Daemon, server: RpcServer, fake: FakeNode) -> None:

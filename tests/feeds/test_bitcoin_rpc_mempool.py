@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from feeds.bitcoin.mempool import parents_first
 from feeds.bitcoin.rpc import Follower
 from feeds.errors import FeedError
 from feeds.link import Link
-from handlers.events import BlockPersisted, Error, Inbound, Tx, TxSubmitted
+from handlers.events import BlockPersisted, Error, Inbound, Tx, TxSubmitted, TxWithdrawn
 
 WISH = replace(OPTIONS, mempool=True)
 WITNESS = b"\x02\x01a\x01b"
@@ -90,6 +90,223 @@ def test_what_left_and_came_back_is_told_again() -> None:
 
     tell_story(ledger, fake, leave, fake.mine, come_back, fake.mine, options=WISH)
     assert submitted(ledger) == [txid, txid]
+    assert withdrawals(ledger) == [(txid, "evicted")]
+
+
+# --- what leaves -----------------------------------------------------------------------------------------------------
+
+
+def withdrawals(ledger: Ledger) -> list[tuple[str, str]]:
+    return [(message.txids[0].hex(), message.reason) for message in ledger.heard(TxWithdrawn)]
+
+
+def order(ledger: Ledger) -> list[tuple[str, str]]:
+    """Return what was said of transactions, in order."""
+    said: list[tuple[str, str]] = []
+    for message in ledger.others:
+        if isinstance(message, TxSubmitted):
+            said.append(("submitted", message.tx.txid.hex()))
+        elif isinstance(message, TxWithdrawn):
+            said += [(message.reason, txid.hex()) for txid in message.txids]
+    return said
+
+
+def spending(parent: bytes, value: int = 1, index: int = 0) -> bytes:
+    return paying_from(twice(parent)[::-1], value, index)
+
+
+def paying_from(txid: bytes, value: int, index: int) -> bytes:
+    return made_tx([made_input(txid, index)], [made_output(value), made_output(value)])
+
+
+class Pool:
+    """A mempool to which things happen, each with a block, so that the feed looks again."""
+
+    def __init__(self) -> None:
+        self.fake, self.ledger = FakeNode(3), Ledger()
+        self.events: list[Any] = []
+
+    def then(self, *come: bytes, go: tuple[bytes, ...] = (), mined: tuple[bytes, ...] = ()) -> Pool:
+        def happen() -> None:
+            for raw in go:
+                del self.fake.pool[txid_of(raw)]
+            for raw in come:
+                offer(self.fake, raw)
+            self.fake.mine(1, *mined)
+
+        self.events.append(happen)
+        return self
+
+    def told(self) -> list[tuple[str, str]]:
+        """Let it happen; return what was said."""
+        tell_story(self.ledger, self.fake, *self.events, self.fake.mine, options=WISH)
+        return order(self.ledger)
+
+
+def test_what_leaves_is_withdrawn_once() -> None:
+    a, b = paying(1), paying(2, digest(2))
+    told = Pool().then(a, b).then(go=(a,)).then().told()
+    assert told == [("submitted", txid_of(a)), ("submitted", txid_of(b)), ("evicted", txid_of(a))]
+
+
+def digest(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def test_a_replacement_comes_behind_the_withdrawal() -> None:
+    """Children leave first, and say why by themselves."""
+    old, new = paying(1), paying(2)
+    child = spending(old)
+    told = Pool().then(child, old).then(new, go=(old, child)).told()
+    assert told == [
+        ("submitted", txid_of(old)),
+        ("submitted", txid_of(child)),
+        ("evicted", txid_of(child)),
+        ("replaced", txid_of(old)),
+        ("submitted", txid_of(new)),
+    ]
+
+
+def test_what_a_block_has_or_decides_is_not_withdrawn() -> None:
+    """Neither what is mined, nor what loses to the block, with its child: the daemon knows by the block."""
+    a, loser, stays = paying(1), paying(2, digest(2)), paying(3, digest(3))
+    child = spending(loser)
+    winner = paying(4, digest(2))
+    pool = Pool().then(a, loser, child, stays).then(go=(loser, child), mined=(a, winner))
+    told = pool.then().then(go=(stays,)).told()
+    assert told[4:] == [("evicted", txid_of(stays))]
+
+
+def test_a_block_between_the_list_and_its_look() -> None:
+    """The list lacks what a block has that is not told yet."""
+    a, fake, ledger = paying(1), FakeNode(3), Ledger()
+    offer(fake, a)
+    asked: list[int] = []
+
+    def listed(_: list[Any]) -> Any:
+        asked.append(1)
+        if len(asked) == 2:
+            fake.mine(1, a)
+        return list(fake.pool)
+
+    fake.lies["getrawmempool"] = listed
+    tell_story(ledger, fake, fake.mine, fake.mine, options=WISH)
+    assert order(ledger) == [("submitted", txid_of(a))] and ledger.chain == fake.chain
+
+
+def test_what_comes_back_is_told_again() -> None:
+    a = paying(1)
+    told = Pool().then(a).then(go=(a,)).then(a).told()
+    assert [what for what, _ in told] == ["submitted", "evicted", "submitted"]
+
+
+def test_a_mempool_that_is_not_known_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While more is to be told than at once, only what is certainly replaced is withdrawn."""
+    monkeypatch.setattr(mempool, "_AT_ONCE", 5)
+    old, other, back, new = paying(1), paying(2, digest(2)), paying(3, digest(3)), paying(4)
+    many = [paying(value, digest(value)) for value in range(10, 30)]
+    pool = Pool().then(old, other, back)
+    pool.then(new, *many[:10], go=(old, other))
+    told = pool.told()
+    at = {said: place for place, said in enumerate(told)}
+    replaced, evicted = at["replaced", txid_of(old)], at["evicted", txid_of(other)]
+    assert replaced < at["submitted", txid_of(new)] < at["submitted", txid_of(many[8])] < evicted
+
+
+def test_a_refused_replacement_is_offered_again() -> None:
+    """With what builds on it; when what it replaces is withdrawn, and not for ever."""
+    old, new, beside = paying(1), paying(2), paying(3, digest(3))
+    child = spending(new)
+    refused = {txid_of(raw) for raw in (new, child, beside)}
+    fake, ledger = FakeNode(3), Ledger()
+    offer(fake, old)
+    # For once the node lists both, as it does when the list is made while it replaces one by the other.
+    events: list[Callable[[], object]] = [
+        lambda: [offer(fake, raw) for raw in (new, child, beside)],
+        lambda: fake.pool.pop(txid_of(old)),
+        *[lambda: None] * 2,
+    ]
+    follower = Follower(Inside(fake), WISH)
+
+    def rest() -> None:
+        if not events:
+            raise Story.Over
+        events.pop(0)()
+        fake.mine()
+
+    fake.waits = rest
+
+    async def feed_it() -> None:
+        async for message in follower.messages(ledger.welcome()):
+            ledger.hear(message)
+            if isinstance(message, TxSubmitted) and message.tx.txid.hex() in refused:
+                follower.refused(message.tx.txid, Error(seq=1, code="UTXO_ERROR", message="spent"))
+
+    with pytest.raises(Story.Over):
+        anyio.run(feed_it)
+    told = order(ledger)
+    assert sorted(told[1:4]) == sorted(("submitted", txid) for txid in refused)
+    assert told[4:] == [("replaced", txid_of(old)), ("submitted", txid_of(new)), ("submitted", txid_of(child))]
+
+
+@pytest.mark.parametrize(("code", "retryable", "times"), [("CREATING", True, 3), ("FROZEN", False, 1)])
+def test_a_withdrawal_that_is_refused(code: str, retryable: bool, times: int) -> None:
+    """It is tried again where that may help; what it keeps from being accepted is told behind it."""
+    old, new = paying(1), paying(2)
+    fake, ledger = FakeNode(3), Ledger()
+    offer(fake, old)
+
+    def replace_it() -> None:
+        fake.pool.clear()
+        offer(fake, new)
+
+    events: list[Callable[[], object]] = [replace_it, *[lambda: None] * 4]
+    follower = Follower(Inside(fake), WISH)
+
+    def rest() -> None:
+        if not events:
+            raise Story.Over
+        events.pop(0)()
+        fake.mine()
+
+    fake.waits = rest
+
+    async def feed_it() -> None:
+        async for message in follower.messages(ledger.welcome()):
+            ledger.hear(message)
+            if isinstance(message, TxWithdrawn) and len(withdrawals(ledger)) < times:
+                follower.kept(message.txids[0], Error(seq=1, code=code, message="no", retryable=retryable))
+            if isinstance(message, TxSubmitted) and 0 < len(withdrawals(ledger)) < times:
+                follower.refused(message.tx.txid, Error(seq=1, code="UTXO_ERROR", message="spent"))
+
+    with pytest.raises(Story.Over):
+        anyio.run(feed_it)
+    assert order(ledger)[1:] == [("replaced", txid_of(old)), ("submitted", txid_of(new))] * times
+
+
+def test_a_refused_one_that_leaves_is_not_withdrawn() -> None:
+    a, fake, ledger = paying(1), FakeNode(3), Ledger()
+    offer(fake, a)
+    events: list[Callable[[], object]] = [fake.pool.clear, lambda: None]
+    follower = Follower(Inside(fake), WISH)
+
+    def rest() -> None:
+        if not events:
+            raise Story.Over
+        events.pop(0)()
+        fake.mine()
+
+    fake.waits = rest
+
+    async def feed_it() -> None:
+        async for message in follower.messages(ledger.welcome()):
+            ledger.hear(message)
+            if isinstance(message, TxSubmitted):
+                follower.refused(message.tx.txid, Error(seq=1, code="UTXO_ERROR", message="spent"))
+
+    with pytest.raises(Story.Over):
+        anyio.run(feed_it)
+    assert order(ledger) == [("submitted", txid_of(a))]
 
 
 def test_a_child_that_is_listed_first() -> None:
@@ -262,6 +479,16 @@ def test_no_answer_to_a_transaction_keeps_a_block_waiting(tmp_path: Path, code: 
     with daemon(tmp_path / "s", UNAVAILABLE | {"code": code, "retryable": retryable}, ACK) as heard:
         anyio.run(feed, link, SUBMITTED, BlockPersisted(height=1))
     assert (refused, said, heard) == ([code], [], ["Hello", "TxSubmitted", "BlockPersisted"])
+
+
+@pytest.mark.parametrize("code", ["TX_NOT_FOUND", "CREATING", "unknown_type"])
+def test_a_refused_withdrawal_is_told_and_the_rest_goes_on(tmp_path: Path, code: str) -> None:
+    kept: list[tuple[bytes, str]] = []
+    link = Link(tmp_path / "s", kept=lambda txid, error: kept.append((txid, error.code)), patience_s=0)
+    withdrawn = TxWithdrawn(txids=[bytes(32)], reason="evicted")
+    with daemon(tmp_path / "s", UNAVAILABLE | {"code": code, "retryable": code == "CREATING"}, ACK) as heard:
+        anyio.run(feed, link, withdrawn, BlockPersisted(height=1))
+    assert (kept, heard) == ([(bytes(32), code)], ["Hello", "TxWithdrawn", "BlockPersisted"])
 
 
 @pytest.mark.parametrize(("message", "hears"), [(SUBMITTED, False), (BlockPersisted(height=1), True)])

@@ -1,0 +1,64 @@
+"""What waits for a block, in pages: bounded work for each, in turns, in one snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+from urllib.parse import parse_qsl, urlencode
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from daemon.http.reply import Paging, Problem, answer, good_cursor, paging
+from daemon.turns import Turns
+from handlers.query import Query
+from handlers.transactions import Transactions
+from handlers.waiting import ORDERS, STATUSES, Order, Status, TooManyLooks, WaitingList, cut, resumed
+
+_REFUSED = frozenset({"asset"})
+_T = TypeVar("_T", Status, Order)
+_encode = msgspec.json.Encoder().encode
+
+
+class WaitingRoute:
+    """Answers what waits. It moves without the tip."""
+
+    def __init__(self, query: Query, transactions: Transactions, turns: Turns) -> None:
+        self._query, self._transactions, self._turns = query, transactions, turns
+
+    async def waiting(self, request: Request) -> Response:
+        """A page of transactions that wait, or have lost a conflict."""
+        status, order, asked = _asked(request.scope["query_string"])
+        with good_cursor():
+            after = None if asked.cursor is None else resumed(asked.cursor, status, order)
+        with self._query.snapshot() as shot:
+            walk, tip = WaitingList(self._transactions, shot.txn, status, order), shot.tip()
+            try:
+                for _ in walk.look(after, (asked.page - 1) * asked.count, asked.count):
+                    await self._turns.next()
+                    shot.check_age()
+            except TooManyLooks as error:
+                hint = "go on by cursor instead of page, or ask with order=age"
+                raise Problem(400, "too_much_to_order", str(error), hint) from error
+            body = _encode(walk.waiting())
+        headers = {} if walk.next is None else {"X-Next-Cursor": cut(status, order, walk.next)}
+        return answer(request, tip, body, more=headers)
+
+
+def _asked(query_string: bytes) -> tuple[Status, Order, Paging]:
+    """Return which list is asked for, and which page: its orders are its own."""
+    given = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)
+    others = urlencode([(name, value) for name, value in given if name not in ("status", "order")])
+    return _choice(given, "status", STATUSES), _choice(given, "order", ORDERS), paging(others.encode(), _REFUSED)
+
+
+def _choice(given: Sequence[tuple[str, str]], name: str, values: tuple[_T, ...]) -> _T:
+    """Return the one value of a parameter; the first of `values` without one."""
+    said = [value for each, value in given if each == name]
+    if len(said) > 1:
+        raise Problem(400, "bad_parameter", f"{name} is given more than once")
+    for value in values:
+        if said in ([], [value]):
+            return value
+    raise Problem(400, "bad_parameter", f"{name} is {said[0]!r}; it is one of {', '.join(values)}")

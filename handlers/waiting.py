@@ -1,0 +1,271 @@
+"""What waits for a block, as a list: the oldest first, or parents first.
+
+Order `age` is that of the index: the height since which a transaction waits, and among equals the id. `parents_first`
+is the same order, but a transaction whose parents come later is listed behind the last of its ancestors: nothing comes
+before what it spends. Whether it has to be put off is found in its ancestors, and what was put off until then in its
+descendants. So a page needs no other transactions than those on it, what they build on, and what builds on them.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, urlsafe_b64encode
+from collections.abc import Iterator
+from typing import Annotated, Literal, NamedTuple, get_args
+
+import msgspec
+from msgspec import Meta, Struct
+
+from handlers import spending
+from handlers.answers import Hash
+from handlers.boundary import BadCursor
+from handlers.transactions import Transactions
+from handlers.tx_query import Inpoint
+from storage import keys
+from storage.disk import Txn
+from storage.transactions import OutPoint, Record, claimant
+
+Status = Literal["unmined", "conflicting"]
+Order = Literal["parents_first", "age"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+ORDERS: tuple[Order, ...] = get_args(Order)
+
+LOOKS = 20_000  # transactions, inputs and outputs that are looked at before a page ends early
+MOST_LOOKS = 200_000  # for one package, or for the pages before the one that is asked for
+_TURN = 500  # of them at a time
+_RAW = 1 << 14  # bytes of a transaction that are read as one look
+
+
+class Waiting(Struct, frozen=True):
+    """A transaction that waits for a block, or that has lost a conflict."""
+
+    txid: Hash
+    status: Status
+    locked: bool
+    unmined_since: Annotated[int, Meta(description="the height since which it waits")]
+    created_at: Annotated[int, Meta(description="milliseconds since 1970")]
+    fee: int | None
+    size_in_bytes: int | None
+    total_utxos: int
+    tx_inpoints: list[Inpoint]
+
+
+class Place(NamedTuple):
+    """An entry of the index, and how many transactions were listed there already: None is all."""
+
+    height: Annotated[int, Meta(ge=0, le=keys.HIGHEST)]
+    txid: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    listed: Annotated[int, Meta(ge=0)] | None = None
+
+
+class _Cut(Struct, frozen=True, array_like=True):
+    """Where a page ended, and of which list."""
+
+    status: Status
+    order: Order
+    place: Place
+
+
+class TooManyLooks(Exception):
+    """An answer would take more work than one may."""
+
+
+class _Seen(Struct, frozen=True):
+    """What is kept of a transaction of the list: its place in the index, what it spends, and where its children are."""
+
+    key: bytes
+    inputs: list[OutPoint]
+    conflicting_children: list[bytes]
+    page_size: int
+    pages: int
+
+
+def cut(status: Status, order: Order, place: Place) -> str:
+    """Return the cursor that goes on from a place."""
+    return urlsafe_b64encode(msgspec.msgpack.encode(_Cut(status, order, place))).rstrip(b"=").decode()
+
+
+def resumed(cursor: str, status: Status, order: Order) -> Place:
+    """Return the place where a page ended. It stays good, whatever has left the list meanwhile.
+
+    Raises:
+        BadCursor: it is none of ours, or of another list.
+    """
+    try:
+        raw = b64decode(cursor + "=" * (-len(cursor) % 4), altchars="-_", validate=True)
+        found = msgspec.msgpack.decode(raw, type=_Cut)
+    except (ValueError, msgspec.DecodeError) as error:
+        raise BadCursor("not a cursor from X-Next-Cursor") from error
+    if (found.status, found.order) != (status, order):
+        raise BadCursor("a cursor of another list")
+    return found.place
+
+
+class WaitingList:
+    """A walk along what waits, in one snapshot."""
+
+    def __init__(self, transactions: Transactions, txn: Txn, status: Status, order: Order) -> None:
+        self._store, self._txn = transactions.store, txn
+        self._status, self._order = status, order
+        self._looks, self._turn_at = 0, _TURN
+        self._seen: dict[bytes, _Seen | None] = {}
+        self._last: dict[bytes, bytes] = {}  # of each transaction, the last place that an ancestor or it has
+        self.found: list[bytes] = []
+        self.next: Place | None = None  # where the list goes on
+
+    def look(self, after: Place | None, skip: int, count: int, most: int = LOOKS) -> Iterator[None]:
+        """Find up to `count` transactions behind a place and those that are skipped, in turns; it may end early.
+
+        Raises:
+            TooManyLooks: what is skipped, or one package, takes more than may be.
+        """
+        for height, txid in self._entries(after):
+            begun = (after.listed or 0) if after is not None and after[:2] == (height, txid) else 0
+            group: list[bytes] = []
+            yield from self._listed_at(txid, group)
+            group, begun = group[begun:], begun + min(skip, len(group[begun:]))
+            group, skip = group[skip:], max(skip - len(group), 0)
+            room = count - len(self.found)
+            self.found += group[:room]
+            if len(self.found) == count or (self._looks >= most and not skip):
+                self.next = Place(height, txid, None if len(group) <= room else begun + room)
+                return
+            if self._turn():
+                yield
+
+    def waiting(self) -> list[Waiting]:
+        """Return what was found."""
+        return [self._waiting(txid) for txid in self.found]
+
+    def _waiting(self, txid: bytes) -> Waiting:
+        record = self._store.record(self._txn, txid)
+        assert record is not None and record.unmined_since is not None
+        return Waiting(
+            txid=txid.hex(),
+            status=self._status,
+            locked=record.locked,
+            unmined_since=record.unmined_since,
+            created_at=record.created_at,
+            fee=record.fee,
+            size_in_bytes=record.size,
+            total_utxos=record.total,
+            tx_inpoints=[Inpoint(parent.hex(), n) for parent, n in self._store.body(self._txn, txid).inputs],
+        )
+
+    # --- the index -----------------------------------------------------------------------------------------------
+
+    def _entries(self, after: Place | None) -> Iterator[tuple[int, bytes]]:
+        """Yield the entries of the index behind a place; one of which not all was listed is the first."""
+        for entry in self._store.waiting(self._txn, after.height if after else 0, keys.HIGHEST):
+            if after is None or entry > after[:2] or (entry == after[:2] and after.listed is not None):
+                yield entry
+
+    def _listed_at(self, txid: bytes, group: list[bytes]) -> Iterator[None]:
+        """Append what is listed at an entry of the index: nothing if it is put off, else it and what waits for it."""
+        seen = self._see(txid)
+        if seen is None:
+            return
+        if self._order == "age":
+            group.append(txid)
+            return
+        yield from self._find_last(txid)
+        if self._last[txid] != seen.key:
+            return
+        found, waiting = {txid: None}, [txid]
+        while waiting:
+            for child in list(self._children(waiting.pop())):
+                if child in found or self._see(child) is None:
+                    continue
+                yield from self._find_last(child)
+                if self._last[child] == seen.key:
+                    found[child] = None
+                    waiting.append(child)
+            if self._turn():
+                yield
+        group += self._in_order(found)
+
+    def _in_order(self, found: dict[bytes, None]) -> list[bytes]:
+        if len(found) == 1:
+            return list(found)
+        package: dict[bytes, tuple[Record, list[OutPoint]]] = {}
+        for txid in found:
+            record, seen = self._store.record(self._txn, txid), self._seen[txid]
+            assert record is not None and seen is not None
+            package[txid] = record, seen.inputs
+        return spending.parents_first(package)
+
+    # --- families ------------------------------------------------------------------------------------------------
+
+    def _see(self, txid: bytes) -> _Seen | None:
+        """Return what is known of a transaction if it is one of the list."""
+        if txid not in self._seen:
+            self._seen[txid] = self._read(txid)
+        return self._seen[txid]
+
+    def _read(self, txid: bytes) -> _Seen | None:
+        self._looks += 1
+        record = self._store.record(self._txn, txid)
+        if record is None or record.unmined_since is None or record.creating or record.is_coinbase:
+            return None
+        if record.conflicting != (self._status == "conflicting"):
+            return None
+        key = keys.u32(record.unmined_since) + txid
+        if self._order == "age":
+            return _Seen(key, [], [], 0, 0)
+        body = self._store.body(self._txn, txid)
+        self._looks += len(body.inputs) + len(body.raw or b"") // _RAW
+        return _Seen(key, body.inputs, record.conflicting_children, record.page_size, record.pages)
+
+    def _find_last(self, txid: bytes) -> Iterator[None]:
+        """Find the last place that a transaction, or one that it builds on, has."""
+        path, families = [txid], dict[bytes, list[bytes]]()
+        while path:
+            at = path[-1]
+            if at in self._last or (seen := self._see(at)) is None:
+                path.pop()
+                continue
+            if at not in families:
+                families[at] = list(self._parents(at, seen.inputs))
+                path += [parent for parent in families[at] if parent not in self._last and parent not in families]
+            else:  # its parents are done, unless transactions build on each other in a circle
+                path.pop()
+                last = [self._last[parent] for parent in families[at] if parent in self._last]
+                self._last[at] = max([seen.key, *last])
+            if self._turn():
+                yield
+
+    def _parents(self, txid: bytes, inputs: list[OutPoint]) -> Iterator[bytes]:
+        """Yield those parents that are of the list and know the transaction: only those lead back to it."""
+        known = set[bytes]()
+        for parent, index in inputs:
+            if parent in known or (seen := self._see(parent)) is None:
+                continue
+            row = self._store.slot(self._txn, parent, *divmod(index, seen.page_size))
+            claimed = row is not None and spending.spent(row) and claimant(row)[0] == txid
+            if claimed or txid in seen.conflicting_children:
+                known.add(parent)
+                yield parent
+
+    def _children(self, txid: bytes) -> Iterator[bytes]:
+        """Yield what builds on a transaction of the list."""
+        seen = self._see(txid)
+        assert seen is not None
+        yield from seen.conflicting_children
+        for number in range(seen.pages + 1):
+            for _, row in self._store.slots(self._txn, txid, number):
+                self._looks += 1
+                if spending.spent(row):
+                    yield claimant(row)[0]
+
+    def _turn(self) -> bool:
+        """Return whether others should have a turn.
+
+        Raises:
+            TooManyLooks: more was looked at than may be.
+        """
+        if self._looks >= MOST_LOOKS:
+            what = f"more than {MOST_LOOKS:,} transactions, inputs and outputs would have to be looked at"
+            raise TooManyLooks(f"{what}: for the pages before this one, or for one package")
+        if self._looks < self._turn_at:
+            return False
+        self._turn_at = self._looks + _TURN
+        return True

@@ -1,0 +1,292 @@
+"""What waits for a block, over HTTP and by the command line: which, in which order, page by page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from daemons import Daemon, Message, running
+from questions import Asked, asked, failure, short_folder
+from stories import at, back_to, block, digest, output, tx
+
+from config.load import load
+from daemon.store import open_query, reading
+from handlers import waiting
+from handlers.waiting import Order, Place, Status, TooManyLooks, WaitingList, resumed
+
+TXS = "/api/v1/txs"
+PAGE = 4
+LIMITS = {"batch_size": PAGE, "coinbase_maturity": 1}
+
+
+@pytest.fixture
+def asking() -> Iterator[Asked]:
+    with short_folder() as folder, asked(folder, transactions=LIMITS) as asking:
+        yield asking
+        asking.daemon.assert_sound()
+
+
+def submit(name: object, *spends: list[Any], outputs: int = 2, **fields: Any) -> Message:
+    made = tx(name, *(output(f"{name}{n}") for n in range(outputs)), spends=spends)
+    return {"type": "TxSubmitted", "tx": made | fields}
+
+
+def said(kind: str, *names: object, **fields: Any) -> Message:
+    return {"type": kind, "txids": [digest("tx", name) for name in names]} | fields
+
+
+def txid(name: object) -> str:
+    return digest("tx", name).hex()
+
+
+def listed(asking: Asked, count: int = 1000, **query: object) -> list[Any]:
+    """Return a whole list, page by page."""
+    found: list[Any] = []
+    more = "".join(f"&{name}={value}" for name, value in query.items())
+    cursor = ""
+    while True:
+        answer = asking.ask(f"{TXS}?count={count}{more}{cursor}")
+        assert answer.status_code == 200, answer.text
+        assert len(answer.json()) <= count
+        found += answer.json()
+        if "x-next-cursor" not in answer.headers:
+            return found
+        cursor = f"&cursor={answer.headers['x-next-cursor']}"
+
+
+def ids(found: list[Any]) -> list[str]:
+    return [each["txid"] for each in found]
+
+
+def assert_parents_first(found: list[Any]) -> None:
+    here, before = set(ids(found)), set[str]()
+    assert len(here) == len(found)
+    for each in found:
+        parents = {spent["tx_hash"] for spent in each["tx_inpoints"]}
+        assert parents & here <= before, each["txid"]
+        before.add(each["txid"])
+
+
+def family(seed: int, count: int) -> list[Message]:
+    """Return submissions that build on each other at random, large ones among them."""
+    random, free = Random(seed), [at("p", n) for n in range(4)]
+    made: list[Message] = []
+    for n in range(count):
+        spends = [free.pop(random.randrange(len(free))) for _ in range(min(random.choice((1, 1, 2, 3)), len(free)))]
+        outputs = random.choice((1, 2, 3, 2 * PAGE + 1))
+        made.append(submit(n, *spends, outputs=outputs))
+        if outputs <= PAGE:  # what is being created can't be spent
+            free += [at(n, vout) for vout in range(outputs)]
+    return made
+
+
+FUND = block(None, tx("p", *(output("p") for _ in range(2 * PAGE))))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_parents_come_first_on_pages_of_any_size(asking: Asked, seed: int) -> None:
+    """At one height the index has them by their ids: most are put off until their parents have come."""
+    submissions = family(seed, 80)
+    asking.feed(FUND, *submissions)
+    whole = listed(asking)
+    assert set(ids(whole)) == {each["tx"]["txid"].hex() for each in submissions}
+    assert_parents_first(whole)
+    for count in (1, 7, 79, 80):
+        assert listed(asking, count) == whole
+        assert asking.get(f"{TXS}?count={count}&page=2") == whole[count : 2 * count]
+    by_age = listed(asking, 9, order="age")
+    assert ids(by_age) == sorted(ids(whole))
+    assert sorted(by_age, key=str) == sorted(whole, key=str)
+
+
+def test_what_a_rollback_returns(asking: Asked) -> None:
+    """A child may wait for longer than its parent: submitted at the height that stayed, on what had been above."""
+    chained = [tx(f"c{n}", output("x"), spends=[at(f"c{n - 1}") if n else at("p")]) for n in range(30)]
+    two = block(FUND, tx("reward", output("m"), coinbase=True), *chained)
+    asking.feed(FUND, submit("old", at("p", 1)), two, block(two), back_to(FUND))
+    asking.feed(submit("child", at("c29"), at("old")), submit("beside", at("p", 2)))
+    whole = listed(asking, 5)
+    assert_parents_first(whole)
+    assert set(ids(whole)) == {txid(name) for name in (*(f"c{n}" for n in range(30)), "old", "child", "beside")}
+    since = {each["txid"]: each["unmined_since"] for each in whole}
+    assert since[txid("child")] < since[txid("c29")]  # or this test shows nothing
+    assert ids(listed(asking, order="age")) == [name for _, name in sorted((at, name) for name, at in since.items())]
+
+
+def test_what_is_said_of_each(asking: Asked) -> None:
+    asking.feed(FUND, submit("a", at("p"), at("p", 1), fee=7, size=99, outputs=9))
+    asking.feed({**submit("b", at("a"), fee=None), "locked": True}, block(FUND))
+    a, b = asking.get(TXS)
+    assert a.pop("created_at") > 1_700_000_000_000 and b.pop("created_at") >= 1_700_000_000_000
+    inputs = [{"tx_hash": txid("p"), "output_index": n} for n in range(2)]
+    assert a == {
+        "txid": txid("a"),
+        "status": "unmined",
+        "locked": False,
+        "unmined_since": 1,
+        "fee": 7,
+        "size_in_bytes": 99,
+        "total_utxos": 9,
+        "tx_inpoints": inputs,
+    }
+    assert (b["txid"], b["locked"], b["fee"], b["tx_inpoints"]) == (
+        txid("b"),
+        True,
+        None,
+        [{"tx_hash": txid("a"), "output_index": 0}],
+    )
+
+
+def test_which_are_listed(asking: Asked) -> None:
+    """Neither what is mined nor a coinbase that went back; what has lost a conflict has a list of its own."""
+    two = block(FUND, tx("w", output("x"), spends=[at("p")]), tx("reward", output("m"), coinbase=True))
+    asking.feed(FUND, submit("l", at("p")), submit("child", at("l")), submit("grandchild", at("child"), at("p", 1)))
+    asking.feed(submit("a", at("p", 2)), submit("mined", at("p", 3)))
+    asking.feed(two, said("TxMined", "mined", block_id=9, height=2))
+    asking.feed({**submit("recorded", at("p", 2)), "on_spent": "record"})
+    assert ids(listed(asking)) == ids(listed(asking, status="unmined")) == [txid("a")]
+    lost = listed(asking, 1, status="conflicting")
+    assert set(ids(lost)) == {txid(name) for name in ("l", "child", "grandchild", "recorded")}
+    assert_parents_first(lost)
+    assert {each["status"] for each in lost} == {"conflicting"}
+    assert set(ids(listed(asking, status="conflicting", order="age"))) == set(ids(lost))
+    asking.feed(back_to(FUND), said("TxWithdrawn", "a", reason="evicted"))
+    assert ids(listed(asking)) == [txid("w")]
+
+
+def test_a_page_goes_on_whatever_has_left(asking: Asked) -> None:
+    """A cursor is a place: what was listed before stays listed, what comes later is where it belongs."""
+    asking.feed(FUND, *(submit(n, at("p", n)) for n in range(6)))
+    names = sorted(txid(n) for n in range(6))
+    first = asking.ask(f"{TXS}?count=3")
+    assert ids(first.json()) == names[:3]
+    last, gone = bytes.fromhex(names[2]), bytes.fromhex(names[4])
+    asking.feed({"type": "TxWithdrawn", "txids": [last, gone], "reason": "evicted"})
+    assert ids(asking.get(f"{TXS}?count=3&cursor={first.headers['x-next-cursor']}")) == [names[3], names[5]]
+
+
+def test_nothing_waits(asking: Asked) -> None:
+    assert asking.get(TXS) == []
+    asking.feed(FUND)
+    answer = asking.ask(TXS)
+    assert answer.json() == [] and "x-next-cursor" not in answer.headers
+    assert answer.headers["x-tip-height"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("query", "named"),
+    [
+        ("status=mined", "unmined, conflicting"),
+        ("status=", "unmined, conflicting"),
+        ("status=unmined&status=unmined", "status is given more than once"),
+        ("order=asc", "parents_first, age"),
+        ("order=age&order=age", "order is given more than once"),
+        ("count=0", "count"),
+        ("count=1001", "count"),
+        ("page=0", "page"),
+        ("asset=00", "asset"),
+        ("cursor=x", "cursor"),
+        ("page=1&cursor=x", "page and cursor"),
+    ],
+)
+def test_bad_parameters(asking: Asked, query: str, named: str) -> None:
+    failure(asking.ask(f"{TXS}?{query}"), 400, "bad_parameter", named)
+
+
+def test_a_cursor_is_of_one_list(asking: Asked) -> None:
+    asking.feed(FUND, *(submit(n, at("p", n)) for n in range(3)))
+    cursor = asking.ask(f"{TXS}?count=1").headers["x-next-cursor"]
+    for query in ("status=conflicting", "order=age"):
+        failure(asking.ask(f"{TXS}?{query}&cursor={cursor}"), 400, "bad_parameter", "of another list")
+    failure(asking.ask(f"{TXS}?cursor={cursor[:-3]}"), 400, "bad_parameter", "cursor")
+
+
+def test_without_a_transaction_store() -> None:
+    with short_folder() as folder, asked(folder, transactions={"enabled": False}) as asking:
+        failure(asking.ask(TXS), 503, "not_enabled", "transactions.enabled")
+        told = asking.daemon.run("query", "txs")
+        assert told.returncode == 1 and b"transactions.enabled" in told.stderr
+
+
+# --- limits of one answer --------------------------------------------------------------------------------------------
+
+
+class Walked:
+    """A list that was walked in steps."""
+
+    def __init__(self, daemon: Daemon, most: int, status: Status = "unmined", order: Order = "parents_first") -> None:
+        config = load(daemon.config, {})
+        self.txids: list[str] = []
+        self.steps, self.turns, place = 0, 0, None
+        with open_query(config) as query, query.snapshot() as shot:
+            transactions = reading(shot.store, config)
+            while True:
+                walk = WaitingList(transactions, shot.txn, status, order)
+                self.turns += sum(1 for _ in walk.look(place, 0, 1000, most))
+                self.steps += 1
+                self.txids += ids([{"txid": each.txid} for each in walk.waiting()])
+                if walk.next is None:
+                    return
+                place = walk.next
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    with running(tmp_path, transactions=LIMITS) as daemon:
+        yield daemon
+
+
+def feed(daemon: Daemon, *messages: Message) -> None:
+    with daemon.client() as client:
+        for message in messages:
+            assert client.ask(message).get("status") in {"applied", "accepted"}, message
+
+
+def test_a_page_ends_early(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After so many looks, with a cursor, however few it has found; and others have turns meanwhile."""
+    feed(daemon, FUND, *(submit(n, at(n - 1) if n % 10 else at("p", n // 10)) for n in range(60)))
+    whole = Walked(daemon, waiting.LOOKS)
+    assert (whole.steps, whole.turns, len(whole.txids)) == (1, 0, 60)
+    monkeypatch.setattr(waiting, "_TURN", 10)
+    short = Walked(daemon, 25)
+    assert short.txids == whole.txids and short.steps > 3 and short.turns > 10
+    none = Walked(daemon, 5, status="conflicting")
+    assert none.txids == [] and none.steps > 10
+
+
+def test_a_package_that_is_too_large(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that would take too long is none; in order of age there is one."""
+    feed(daemon, FUND, *(submit(n, at(n - 1) if n else at("p")) for n in range(60)))
+    monkeypatch.setattr(waiting, "MOST_LOOKS", 50)
+    monkeypatch.setattr(waiting, "_TURN", 5)
+    with pytest.raises(TooManyLooks, match="more than 50 transactions"):
+        Walked(daemon, 20)
+    assert len(Walked(daemon, 20, order="age").txids) == 60
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command(asking: Asked) -> None:
+    submissions = family(7, 30)
+    asking.feed(FUND, *submissions)
+    whole = listed(asking)
+    told = asking.daemon.run("query", "txs", "--json", "--count", "20")
+    first = json.loads(told.stdout)
+    assert first["transactions"] == whole[:20] and first["tip"]["height"] == 1
+    assert resumed(first["next_cursor"], "unmined", "parents_first") >= Place(0, b"")
+    rest = asking.daemon.run("query", "txs", "--json", "--cursor", first["next_cursor"])
+    assert json.loads(rest.stdout) == {"tip": first["tip"], "transactions": whole[20:], "next_cursor": None}
+    shown = asking.daemon.run("query", "txs", "--status", "unmined", "--count", "20").stdout.decode()
+    assert [line.split()[1] for line in shown.splitlines()[1:21]] == ids(whole[:20]) and "--cursor" in shown
+    aged = json.loads(asking.daemon.run("query", "txs", "--json", "--order", "age").stdout)
+    assert ids(aged["transactions"]) == sorted(ids(whole))
+    assert (
+        json.loads(asking.daemon.run("query", "txs", "--json", "--status", "conflicting").stdout)["transactions"] == []
+    )
+    bad = asking.daemon.run("query", "txs", "--cursor", "x")
+    assert (bad.returncode, bad.stdout) == (2, b"") and b"--cursor" in bad.stderr
