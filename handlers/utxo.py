@@ -200,7 +200,7 @@ class Turns:
             case GenesisOutputs():
                 return "accepted" if chain.seed(event) else "duplicate"
             case NodeState():
-                self._node_settled = event.state in {"running", "stopped"}
+                self._node_settled = event.state == "running"
                 self.node = Node(event.state, event.height, chain.tip.height if chain.tip else 0)
                 return "accepted"
             case _:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
 from daemons import Message, as_hex, running
-from questions import TIP, Asked, Web, asked, failure, free_port, short_folder
+from questions import TIP, Asked, Web, asked, failure, free_port, short_folder, until
 from stories import address, at, back_to, block, digest, output, tx
 
 PAGE = 4  # outputs of a record's page here
@@ -427,6 +427,26 @@ def test_what_is_spent_for_long_is_gone() -> None:
         assert asking.get(path("b"))["status"] == "mined"
         asking.feed(back_to(third))
         assert asking.get(path("p"))["status"] == "mined"
+
+
+@pytest.mark.parametrize("state", ["stopped", "reorganising", "catching_up"])
+def test_nothing_is_deleted_while_the_node_does_not_run(state: str) -> None:
+    spent = tx("a", output("a0"), spends=[at("p"), at("p", 1), at("p", 3)], raw=b"raw")
+    second = block(FIRST, spent)
+    third = block(second, tx("b", output("b0"), spends=[at("a")]))
+    waits = tx("waits", output("w0"), spends=[at("q")], raw=b"raw")
+    age = {"transactions": SOON["transactions"] | {"max_pending_age": "1s"}}
+    with short_folder() as folder, asked(folder, **SOON | age) as asking:
+        one_by_one(asking, FIRST, submit(spent), second, {"type": "NodeState", "state": state, "height": 2})
+        one_by_one(asking, submit(waits), third)
+        asking.feed(*empty(third, 10))
+        until(lambda: [job for job in asking.get(JOBS) if job["reason"] == state], "no cycle was held back")
+        sleep(1.5)
+        assert asking.get(path("a"))["delete_at_height"] == 6, "due for seven blocks"
+        assert asking.get(path("waits"))["status"] == "unmined", "older than it may be"
+        one_by_one(asking, {"type": "NodeState", "state": "running", "height": 13})
+        gone(asking, "a")
+        gone(asking, "waits")
 
 
 # --- the pruner's jobs -----------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def test_a_rollback_takes_back_what_was_asked_for() -> None:
     [
         (World(tip=111), None),
         (World(tip=111, node=Node("running", 111, 111)), None),
-        (World(tip=111, node=Node("stopped", 90, 111)), None),
+        (World(tip=111, node=Node("stopped", 111, 111)), "stopped"),
         (World(tip=111, node=Node("reorganising", 111, 111)), "reorganising"),
         (World(tip=111, node=Node("catching_up", 200, 111)), "catching_up"),
         (World(tip=111, node=Node("running", 105, 111)), "node_behind"),
