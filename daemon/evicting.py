@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from anyio import CapacityLimiter, create_task_group
 
-from config.settings import Config
+from config.settings import Config, unmined_retention
 from daemon.connection import Hall
 from handlers.events import TxStatusChanged
 from handlers.evicting import Evictions, delete_blobs_along, keep_within_age
@@ -25,7 +25,7 @@ async def evict_along(config: Config, turns: Turns, lives: Lives, hall: Hall, wr
     def may_evict() -> bool:
         tip = hall.view.tip.height if hall.view.tip else 0
         world = World(tip, None, turns.node, hall.network_height)
-        return held_back(world, tip, config.pruner.unmined_retention) is None
+        return held_back(world, tip, unmined_retention(config)) is None
 
     hall.numbers.evictions = lives.evictor.numbers
     evictions, bell = Evictions(turns.chain, lives), hall.bus.bell(TxStatusChanged)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from anyio import CapacityLimiter
 
-from config.settings import Config
+from config.settings import Config, unmined_retention
 from daemon.bus import Bell
 from daemon.connection import Hall
 from handlers.burial import Burial
@@ -25,7 +25,7 @@ def terms(config: Config) -> Terms:
     return Terms(
         trigger=pruner.trigger,
         retention=config.transactions.block_height_retention,
-        unmined_retention=pruner.unmined_retention,
+        unmined_retention=unmined_retention(config),
         chunk_size=pruner.chunk_size,
         batch_size=config.utxo.prune_batch_size,
         defensive=pruner.defensive,
@@ -39,8 +39,8 @@ def open_pruner(
     config: Config, disk: Disk, transactions: Transactions | None, rows: Rows, changes: ChangeLog
 ) -> Pruner:
     """Return the pruner of a store."""
-    wish = config.pruner
-    burial = Burial(transactions, wish.unmined_retention, wish.parent_preservation_blocks) if transactions else None
+    preservation = config.pruner.parent_preservation_blocks
+    burial = Burial(transactions, unmined_retention(config), preservation) if transactions else None
     return Pruner(terms(config), JobStore(disk), burial, rows, changes)
 
 

@@ -89,9 +89,13 @@ class Cycle:
         job: Job,
         *,
         sweeps: bool = False,
+        waited: bool = False,
+        mends: bool = False,
     ) -> None:
         self.terms, self.jobs, self.changes, self.burial, self.rows, self.job = terms, jobs, changes, burial, rows, job
         self.sweeps = sweeps
+        self._waited = waited  # so the journal has it already
+        self.journaled = mends  # after one that failed the journal says that all is well, whatever there was to do
         self.deleted: list[bytes] = []  # since somebody took them
         self.waits = False  # blocks go first: look again in a moment
         self._more = True
@@ -122,7 +126,11 @@ class Cycle:
         if self.rows.due():
             yield from self._phase("undo", self._prune)
         self.job = job = msgspec.structs.replace(self.job, state="done", phase=None, finished_at=time())
-        yield Turn(lambda: self.jobs.disk.write(lambda txn: self.jobs.put(txn, job, self.terms.history)))
+        if self.journaled or did_something(job):
+            self.journaled = True
+            yield Turn(lambda: self.jobs.disk.write(lambda txn: self.jobs.put(txn, job, self.terms.history)))
+        elif self._waited:
+            yield Turn(lambda: self.jobs.disk.write(lambda txn: self.jobs.drop(txn, job)))
 
     def _phase(self, phase: Phase, step: Callable[[], None]) -> Iterator[Turn]:
         self.job = msgspec.structs.replace(self.job, phase=phase)
@@ -135,7 +143,7 @@ class Cycle:
         self.job = msgspec.structs.replace(self.job, seconds={**self.job.seconds, phase: round(seconds, 6)})
 
     def _anything(self, burial: Burial) -> bool:
-        """Return whether transactions have to be looked at; most cycles at the tip find none and cost one commit."""
+        """Return whether transactions have to be looked at; most cycles at the tip find none and write nothing."""
         with self.jobs.disk.read() as txn:
             return burial.busy(txn, self.job.height, self.job.safe_height or 0) or self.jobs.anything_left(txn)
 
@@ -149,7 +157,8 @@ class Cycle:
         def work(txn: Txn) -> tuple[_T, Job]:
             done = step(txn)
             job = account(self.job, done)
-            self.jobs.put(txn, job, self.terms.history)
+            if did_something(job):
+                self.jobs.put(txn, job, self.terms.history)
             return done, job
 
         done, self.job = self.changes.write(work)
@@ -319,6 +328,11 @@ def _deleted(job: Job, done: Deleted) -> Job:
         blobs_deleted=len(done.blobs),
         errors=len(done.errors),
     )
+
+
+def did_something(job: Job) -> bool:
+    """Return whether a cycle has changed something, or left what is due: the journal keeps only those."""
+    return bool(job.counts.keys() - {"old_unmined"} or job.skipped)
 
 
 def counted(job: Job, **more: int) -> Job:

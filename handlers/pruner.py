@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic, time
-from typing import Literal, Protocol
+from typing import Protocol
 
 import anyio
 import msgspec
@@ -20,7 +20,7 @@ from msgspec import Struct, field
 from handlers.burial import Burial, safe_height
 from handlers.change_log import ChangeLog
 from handlers.events import Pruned
-from handlers.prune_cycle import PHASES, REASONS, Cycle, NoRows, Rows, Terms, Turn
+from handlers.prune_cycle import PHASES, REASONS, Cycle, NoRows, Rows, Terms, Turn, did_something
 from handlers.prune_request import Request, Requests, World, held_back
 from handlers.spending import TxFault
 from handlers.utxo import Committed, Turns
@@ -30,6 +30,7 @@ from storage.windows import Gone
 
 log = structlog.get_logger("pruner")
 
+ENDS = ("done", "nothing_to_do", "failed")  # of cycles
 _SWEEP_EVERY_S = 3600.0  # blobs that nobody speaks of are looked for
 _LOOK_S, _LOOKS = 0.002, 25  # how often, and how long, a turn lets blocks go first
 
@@ -37,7 +38,7 @@ _LOOK_S, _LOOKS = 0.002, 25  # how often, and how long, a turn lets blocks go fi
 class PrunerNumbers(Struct):
     """What the pruner counts since the daemon started, and where it is."""
 
-    cycles: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("done", "failed", "superseded"), 0))
+    cycles: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ENDS, 0))
     phase_runs: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
     phase_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     processed: dict[str, int] = {}  # by what the jobs' counts are called
@@ -54,7 +55,7 @@ class PrunerNumbers(Struct):
 
     def took(self, job: Job) -> None:
         """Count a cycle that has ended."""
-        self.cycles[job.state] = self.cycles.get(job.state, 0) + 1
+        self.cycles["nothing_to_do" if job.state == "done" and not did_something(job) else job.state] += 1
         for phase, seconds in job.seconds.items():
             self.phase_runs[phase] = self.phase_runs.get(phase, 0) + 1
             self.phase_seconds[phase] = self.phase_seconds.get(phase, 0.0) + seconds
@@ -110,6 +111,7 @@ class Pruner:
         self.requests = Requests(terms.trigger)
         self._next = 1
         self._held: Job | None = None
+        self._mends = False  # the latest cycle failed
         self._silent = False
         self._swept_at: float | None = None
 
@@ -117,13 +119,16 @@ class Pruner:
         """Read where we were; what a kill has interrupted did not finish."""
         with self.jobs.disk.read() as txn:
             jobs = list(self.jobs.latest(txn))
-        self._next = jobs[0].number + 1 if jobs else 1
+        self._next = jobs[0].number + 1 if jobs else 1  # the number of the next row
         self.requests = Requests(
             self.terms.trigger, max((job.height for job in jobs if job.state == "done"), default=0)
         )
+        self._mends = bool(jobs) and jobs[0].state == "failed"
         for job in jobs:
-            if job.state in {"queued", "running"}:
-                self._end(job, "failed", "interrupted: the daemon ended before the cycle did")
+            if job.state == "queued" and self._held is None:
+                self._held = job
+            elif job.state in {"queued", "running"}:
+                self._failed(job, "interrupted: the daemon ended before the cycle did")
 
     def hold(self, request: Request, reason: str) -> None:
         """Let a cycle wait; its job says why."""
@@ -138,12 +143,11 @@ class Pruner:
     def cycle(self, request: Request, persisted: int | None) -> Cycle:
         """Begin the cycle of a request."""
         held, self._held = self._held, None
-        if held is not None and held.height != request.height:
-            self.numbers.took(self._end(held, "superseded", None))
-            held = None
         safe = safe_height(request.height, None if self.terms.trigger == "applied" else persisted, self.terms.retention)
         job = msgspec.structs.replace(
             held or self._new(request),
+            height=request.height,
+            trigger=request.trigger,
             state="running",
             started_at=time(),
             safe_height=safe,
@@ -153,11 +157,24 @@ class Pruner:
         self.numbers.active, self.numbers.current_height = True, job.height
         sweeps = self._swept_at is None or monotonic() - self._swept_at > _SWEEP_EVERY_S
         self._swept_at = monotonic() if sweeps else self._swept_at
-        return Cycle(self.terms, self.jobs, self.changes, self.burial, self.rows, job, sweeps=sweeps)
+        return Cycle(
+            self.terms,
+            self.jobs,
+            self.changes,
+            self.burial,
+            self.rows,
+            job,
+            sweeps=sweeps,
+            waited=held is not None,
+            mends=self._mends,
+        )
 
     def finish(self, cycle: Cycle) -> None:
         """Remember that a cycle is done."""
         self.requests.finished(cycle.job.height)
+        self._mends = False
+        if cycle.journaled:
+            self._next = cycle.job.number + 1
         self._account(cycle.job)
         level = log.info if cycle.job.counts else log.debug
         took = (cycle.job.finished_at or 0.0) - (cycle.job.started_at or 0.0)
@@ -165,7 +182,7 @@ class Pruner:
 
     def fail(self, cycle: Cycle, error: str) -> None:
         """Remember that a cycle is not done; the next ring tries again."""
-        job = self._end(cycle.job, "failed", error)
+        job = self._failed(cycle.job, error)
         self._account(job)
         log.warning("pruning_failed", height=job.height, phase=job.phase, error=error)
 
@@ -196,8 +213,7 @@ class Pruner:
                 self.numbers.past_due = self.burial.past_due(txn, height)
 
     def _new(self, request: Request) -> Job:
-        self._next += 1
-        return Job(self._next - 1, request.height, request.trigger, "queued", time())
+        return Job(self._next, request.height, request.trigger, "queued", time())
 
     def _account(self, job: Job) -> None:
         self.numbers.took(job)
@@ -205,12 +221,14 @@ class Pruner:
         self.numbers.done_height = self.requests.done
         self.count_past_due(job.safe_height or job.height)
 
-    def _end(self, job: Job, state: Literal["failed", "superseded"], error: str | None) -> Job:
-        job = msgspec.structs.replace(job, state=state, error=error, finished_at=time())
+    def _failed(self, job: Job, error: str) -> Job:
+        self._mends = True
+        job = msgspec.structs.replace(job, state="failed", error=error, finished_at=time())
         self._put(job)
         return job
 
     def _put(self, job: Job) -> None:
+        self._next = max(self._next, job.number + 1)
         try:
             self.jobs.disk.write(lambda txn: self.jobs.put(txn, job, self.terms.history))
         except StoreFull as full:  # the journal is told later, the log now
@@ -310,7 +328,7 @@ async def _take_turns(cycle: Cycle, pruner: Pruner, around: Surroundings, writer
             cycle.deleted = []
         if cycle.waits:
             await anyio.sleep(_LOOK_S)
-        if monotonic() - logged > terms.progress_every_s:
+        if 0 < terms.progress_every_s < monotonic() - logged:
             logged = monotonic()
             log.info("pruning", height=cycle.job.height, phase=cycle.job.phase, **cycle.job.counts)
 

@@ -18,7 +18,7 @@ from storage.rows import pack, unpack
 
 TABLES = ("pruner_job", "pruner_left")
 
-JobState = Literal["queued", "running", "done", "failed", "superseded"]
+JobState = Literal["queued", "running", "done", "failed", "superseded"]  # the last one in old journals only
 _NUMBER = struct.Struct(">Q")
 
 
@@ -60,6 +60,10 @@ class JobStore:
         for _ in range(txn.stat(self.job)["entries"] - keep):
             if cursor.first():
                 cursor.delete()
+
+    def drop(self, txn: Txn, job: Job) -> None:
+        """Forget a job: it waited, and then there was nothing to do."""
+        txn.delete(_NUMBER.pack(job.number), db=self.job)
 
     def latest(self, txn: Txn, before: int | None = None, skip: int = 0) -> Iterator[Job]:
         """Yield the jobs without the first `skip`, latest first; with `before`, only those with lower numbers."""
