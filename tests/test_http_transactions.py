@@ -429,6 +429,21 @@ def test_what_is_spent_for_long_is_gone() -> None:
         assert asking.get(path("p"))["status"] == "mined"
 
 
+def test_a_persister_alone_starts_a_cycle() -> None:
+    """Once it has spoken it decides up to where transactions go, and no block needs to come for that."""
+    spent = tx("a", output("a0"), spends=[at("p"), at("p", 1), at("p", 3)], raw=b"raw")
+    second = block(FIRST, spent)
+    third = block(second, tx("b", output("b0"), spends=[at("a")]))
+    with short_folder() as folder, asked(folder, **SOON) as asking:
+        one_by_one(asking, FIRST, submit(spent), {"type": "BlockPersisted", "height": 1}, second, third)
+        asking.feed(*empty(third, 10))
+        sleep(0.5)
+        assert asking.get(path("a"))["delete_at_height"] == 6
+        one_by_one(asking, {"type": "BlockPersisted", "height": 6})
+        gone(asking, "a")
+        assert [(job["height"], job["trigger"]) for job in asking.get(JOBS)] == [(6, "persisted")]
+
+
 @pytest.mark.parametrize("state", ["stopped", "reorganising", "catching_up"])
 def test_nothing_is_deleted_while_the_node_does_not_run(state: str) -> None:
     spent = tx("a", output("a0"), spends=[at("p"), at("p", 1), at("p", 3)], raw=b"raw")

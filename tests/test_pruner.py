@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from chains import at, back_to, block, dump, output, random_chain, tx, txid
 from daemons import Message, home
-from pruning import PRESERVATION, RETENTION, UNMINED, Daemon, House, live, open_house, pay
+from pruning import PRESERVATION, RETENTION, UNMINED, Daemon, House, live, open_house, pay, run_through
 from structlog.testing import capture_logs
 
 from config.checks import problems
@@ -171,10 +171,8 @@ def test_a_large_transaction_goes_page_by_page(tmp_path: Path) -> None:
         assert record is not None
         assert (record.pages, record.delete_at) == (3, RETENTION)
         cycle = house.pruner.cycle(Request(RETENTION, "applied"), None)
-        phases = []
-        for turn in cycle.turns():
-            turn.work()
-            phases.append(cycle.job.phase)
+        phases = list[str | None]()
+        run_through(cycle, lambda: phases.append(cycle.job.phase))
         assert phases.count("pages") == 4, "three pages, and a look that finds no more"
         assert cycle.job.counts["records_deleted"] == 4
         assert cycle.job.counts["blobs_deleted"] == 1
@@ -212,7 +210,7 @@ def test_the_journal_keeps_what_did_something_or_left_something(tmp_path: Path) 
 def test_after_a_failure_the_journal_says_that_all_is_well(tmp_path: Path) -> None:
     with open_house(tmp_path) as house:
         house.pruner.fail(house.pruner.cycle(Request(5, "applied"), None), "no room")
-        house.pruner = Pruner(TERMS, house.jobs, house.burial, house.rows, house.changes)
+        house.pruner = Pruner(TERMS, house.jobs, house.burial, house.changes)
         house.pruner.begin()
         for height in (6, 7):
             house.run_cycle(height)
@@ -412,13 +410,13 @@ def test_the_node_holds_it_back_and_the_job_says_so(tmp_path: Path) -> None:
         await daemon.hear(NodeState(state="running", height=25))
         await idle()
         assert [(job.number, job.state, job.height) for job in house.journal()] == [(1, "done", 25)]
-        daemon.network_height = 100
-        await daemon.hear(*chain[25:])
+        daemon.sender.network_height = 100
+        await daemon.hear(*chain[25:29])
         await idle()
         assert (house.journal()[0].state, house.journal()[0].reason) == ("queued", "catching_up")
         assert not house.chain.due_for_pruning(), "the chain's own tables need no cycle, only the window"
-        daemon.network_height = 30
-        await daemon.hear(NodeState(state="running", height=30))
+        daemon.sender.network_height = 30
+        await daemon.hear(chain[29])
         await idle()
         assert len(house.journal()) == 1, "there was nothing to do any more"
         assert house.pruner.numbers.held_back == {"reorganising": 2, "catching_up": 1}
@@ -593,7 +591,7 @@ def test_a_daemon_that_stops_says_so_in_the_journal(tmp_path: Path) -> None:
 def test_a_job_that_waits_goes_on_after_a_restart(tmp_path: Path) -> None:
     with open_house(tmp_path) as house:
         house.pruner.hold(Request(13, "applied"), "stopped")
-        house.pruner = Pruner(TERMS, house.jobs, house.burial, house.rows, house.changes)
+        house.pruner = Pruner(TERMS, house.jobs, house.burial, house.changes)
         house.pruner.begin()
         assert [(job.number, job.state, job.reason) for job in house.journal()] == [(1, "queued", "stopped")]
         house.create(pay("spent"), 1, mined=1)
