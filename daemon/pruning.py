@@ -8,7 +8,7 @@ from config.settings import Config, unmined_retention
 from daemon.connection import Hall
 from handlers.burial import Burial
 from handlers.change_log import ChangeLog
-from handlers.events import BlockCommitted, BlockPersisted, NodeState
+from handlers.events import BlockCommitted, BlockPersisted, NodeState, RolledBack
 from handlers.prune_cycle import Terms
 from handlers.pruner import Pruner, Writer, keep_pruned
 from handlers.transactions import Transactions
@@ -46,5 +46,5 @@ async def prune_along(config: Config, turns: Turns, hall: Hall, limiter: Capacit
     kept = chain.lives.transactions if chain.lives else None
     pruner = open_pruner(config, chain.store.disk, kept, chain.changes)
     hall.numbers.pruner = pruner.numbers
-    bell = hall.bus.bell(BlockPersisted, BlockCommitted, NodeState)
+    bell = hall.bus.bell(BlockPersisted, BlockCommitted, RolledBack, NodeState)
     await keep_pruned(bell, pruner, Writer(turns, hall.inbox, hall.publish, limiter))

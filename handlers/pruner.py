@@ -290,19 +290,15 @@ class _Steps:
         if beside:
             return await to_thread.run_sync(step)
         await self._writer.let_blocks_pass()
-        done = await self._writer.take(partial(self._timed, step))
+        done, took_s = await self._writer.take(partial(_timed, step))
+        self._pruner.numbers.longest_turn_s = max(self._pruner.numbers.longest_turn_s, took_s)
         if self._cycle.facts:
             facts, self._cycle.facts = self._cycle.facts, []
-            self._writer.publish(Committed([], facts, self._writer.turns.chain.view, 0.0))
+            view = self._writer.turns.chain.view
+            self._writer.publish(Committed([], facts, view, took_s, timings=[("cleanup", took_s)]))
         if 0 < self._pruner.terms.progress_every_s < monotonic() - self._logged:
             self._logged, job = monotonic(), self._cycle.job
             log.info("pruning", height=job.height, phase=job.phase, **job.counts)
-        return done
-
-    def _timed(self, step: Callable[[], _T]) -> _T:
-        began = monotonic()
-        done = step()
-        self._pruner.numbers.longest_turn_s = max(self._pruner.numbers.longest_turn_s, monotonic() - began)
         return done
 
     def _check(self, world: World) -> None:
@@ -313,6 +309,12 @@ class _Steps:
             raise Interrupted(f"blocks were taken back down to {world.tip}: the next cycle goes on")
         if (reason := held_back(world, height, terms.unmined_retention)) is not None:
             raise Interrupted(f"held back meanwhile: {reason}")
+
+
+def _timed(step: Callable[[], _T]) -> tuple[_T, float]:
+    """Return what a step returns, and how long it took."""
+    began = monotonic()
+    return step(), monotonic() - began
 
 
 async def _prune_tables(writer: Writer, *, idle_only: bool) -> bool:

@@ -54,7 +54,7 @@ _T = TypeVar("_T")
 _SHARED_S = 0.1  # for which a batch is composed, and written, while other clients wait
 _LARGE_BYTES = 16 << 20  # of large transactions that may wait, unless one alone has more
 _TIDY_EVERY = 64  # commits: cycles are rare here, so the collector stays off while blocks are applied
-Work = Literal["apply", "commit", "rollback", "prune"]
+Work = Literal["apply", "commit", "rollback", "prune", "cleanup"]
 _WORK: dict[AckStatus, Work] = {"applied": "apply", "rolled_back": "rollback"}
 
 

@@ -392,6 +392,8 @@ def test_every_block_at_the_tip_is_pruned_behind(tmp_path: Path) -> None:
         latest = house.journal()[0]
         assert (latest.state, latest.height, latest.trigger) == ("done", 4 + RETENTION, "applied")
         assert latest.passed_heights == RETENTION - 1
+        timed = [work for committed in house.published for work, _ in committed.timings if work == "cleanup"]
+        assert timed == ["cleanup"], "one turn has deleted"
 
     with open_house(tmp_path) as house:
         live(house, story)
