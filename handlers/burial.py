@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -18,7 +19,7 @@ from handlers.desk import blob_name
 from handlers.markers import Pages
 from handlers.spending import TxFault
 from handlers.transactions import Transactions
-from storage import keys
+from storage import heights, keys
 from storage.blobs import BlobFailed
 from storage.disk import Db, Txn
 from storage.errors import Damaged
@@ -26,7 +27,6 @@ from storage.transactions import FROZEN, HASH, Record, claimant
 
 # A record that decodes may still say nonsense: a page size of nothing, a number that no key can hold.
 UNREADABLE = (Damaged, ValueError, ArithmeticError, struct.error)
-_EVERYTHING = keys.LAST_U32
 
 
 class Place(NamedTuple):
@@ -95,7 +95,7 @@ class Burial:
 
     def old_unmined(self, txn: Txn, cutoff: int) -> list[bytes]:
         """Return the transactions that have waited for a block since `cutoff` or longer, the oldest first."""
-        return [place.txid for place in _due(txn, self.store.unmined, cutoff, None, None, lowest=0)]
+        return [txid for _, txid in self.store.due(txn, self.store.unmined, cutoff)]
 
     def preserve_parents(self, txn: Txn, height: int) -> int:
         """Keep the parents of all old unmined transactions; return how many of these there are.
@@ -123,7 +123,7 @@ class Burial:
         if height <= self.unmined_retention:
             return step
         until = height + self.preservation
-        places = _due(txn, self.store.unmined, height - self.unmined_retention, after, limit, lowest=0)
+        places = self._places(txn, self.store.unmined, height - self.unmined_retention, after, limit, lowest=0)
         for _, txid in places:
             inputs = self.store.body(txn, txid).inputs
             step.processed += bool(inputs)
@@ -139,7 +139,7 @@ class Burial:
     ) -> Expired:
         """End preservations that reach to `height` or less; the normal rule decides again about these transactions."""
         step = Expired()
-        places = _due(txn, self.store.preserved, height, after, limit)
+        places = self._places(txn, self.store.preserved, height, after, limit)
         for place in places:
             try:
                 record = self.store.record(txn, place.txid)
@@ -181,7 +181,7 @@ class Burial:
         """
         if safe <= 0:
             raise TxFault("PROCESSING", "nothing can be deleted at height 0")
-        places = _due(txn, self.store.delete_at, safe, after, limit)
+        places = self._places(txn, self.store.delete_at, safe, after, limit)
         terms = _Terms(safe, defensive, by_page=max_rows is not None, blobs="delete" if blobs else "wait")
         step, done = self._delete_each(txn, places, terms, max_rows)
         step.next = places[done - 1] if done and (done < len(places) or done == limit) else None
@@ -261,7 +261,7 @@ class Burial:
     def _check_unmined(self, txn: Txn, txid: bytes, record: Record, pages: Pages) -> None:
         """Hold a large transaction back for a child that is unmined: looking through these is the shorter way."""
         try:
-            for _, child in _due(txn, self.store.unmined, keys.LAST_U32, None, None, lowest=0):
+            for _, child in self.store.due(txn, self.store.unmined, keys.LAST_U32):
                 spent = {
                     record.place(index)[0] for parent, index in self.store.body(txn, child).inputs if parent == txid
                 }
@@ -335,8 +335,7 @@ class Burial:
     def _indexed(self, txn: Txn, txid: bytes, record: Record) -> bool:
         """Return whether the indexes have what a record says: else it could not be rewritten or removed."""
         return all(
-            (at := getattr(record, name)) is None or txn.cursor(db).set_key_dup(keys.u32(at), txid)
-            for db, name in self.store.indexes()
+            (at := getattr(record, name)) is None or heights.has(txn, db, at, txid) for db, name in self.store.indexes()
         )
 
     def sweep_page(self, txn: Txn, txid: bytes, number: int) -> None:
@@ -346,18 +345,19 @@ class Burial:
 
     def past_due(self, txn: Txn, height: int) -> int:
         """Return how many records should be gone at a height and are not."""
-        cursor, count = txn.cursor(self.store.delete_at), 0
-        there = cursor.set_range(keys.u32(1))
-        while there and keys.number(cursor.key()) <= height:
-            count += cursor.count()
-            there = cursor.next_nodup()
-        return count
+        return heights.count(txn, self.store.delete_at, height, first=1)
 
     def busy(self, txn: Txn, height: int, safe: int) -> bool:
         """Return whether a cycle would find anything to look at."""
         cutoff = height - self.unmined_retention
         looks = ((self.store.unmined, cutoff, 0), (self.store.preserved, height, 1), (self.store.delete_at, safe, 1))
-        return any(at > 0 and _due(txn, db, at, None, 1, lowest=lowest) for db, at, lowest in looks)
+        return any(at > 0 and self._places(txn, db, at, None, 1, lowest=lowest) for db, at, lowest in looks)
+
+    def _places(
+        self, txn: Txn, db: Db, height: int, after: Place | None, limit: int | None, lowest: int = 1
+    ) -> list[Place]:
+        """Return the entries of an index from `lowest` up to `height`, lowest first, that come after one."""
+        return [Place(*entry) for entry in islice(self.store.due(txn, db, height, lowest, after), limit)]
 
 
 def safe_height(requested: int, persisted: int | None, retention: int) -> int:
@@ -366,19 +366,3 @@ def safe_height(requested: int, persisted: int | None, retention: int) -> int:
     0 is no persister, like None.
     """
     return min(requested, persisted + retention) if persisted else requested
-
-
-def _due(txn: Txn, db: Db, height: int, after: Place | None, limit: int | None, lowest: int = 1) -> list[Place]:
-    """Return the entries of an index from `lowest` up to `height`, lowest first, that come after one."""
-    cursor = txn.cursor(db)
-    if after is None:
-        there = cursor.set_range(keys.u32(lowest))
-    elif cursor.set_range_dup(keys.u32(after.height), after.txid):
-        there = cursor.value() != after.txid or cursor.next()
-    else:
-        there = after.height < _EVERYTHING and cursor.set_range(keys.u32(after.height + 1))
-    found: list[Place] = []
-    while there and (limit is None or len(found) < limit) and (at := keys.number(cursor.key())) <= height:
-        found.append(Place(at, cursor.value()))
-        there = cursor.next()
-    return found

@@ -22,7 +22,6 @@ from storage.disk import Txn
 from storage.history.mined import MinedStore
 from storage.transactions import (
     HASH,
-    MASTER,
     Body,
     OutPoint,
     Page,
@@ -163,7 +162,7 @@ class Desk:
 
     def speaks_of(self, txn: Txn, txid: bytes) -> bool:
         """Return whether a transaction has a record, readable or not, or somebody is about to make one."""
-        known = txn.get(txid + MASTER, db=self.store.tx) is not None or self.store.lock(txn, txid) is not None
+        known = self.store.has(txn, txid) or self.store.lock(txn, txid) is not None
         return known or txid in self.on_their_way
 
     # --- spending ------------------------------------------------------------------------------------------------

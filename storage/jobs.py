@@ -95,6 +95,11 @@ class JobStore:
             cursor.delete()
         return txid, number
 
+    def left_of(self, txn: Txn, txid: bytes) -> int:
+        """Return how many pages of a transaction are to be removed."""
+        count = txn.get(txid, db=self.left)
+        return 0 if count is None else keys.number(count)
+
     def anything_left(self, txn: Txn) -> bool:
         """Return whether a page is to be removed."""
         return txn.cursor(self.left).first()

@@ -6,6 +6,7 @@ Everything here is for the writer's thread, in steps that are short: blocks wait
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import structlog
@@ -61,25 +62,17 @@ class Records:
         """Return the next transactions that wait for a block, and those that do not because another has won."""
         store, found = self._store, Waiting([], [], [], None)
         with store.disk.read() as txn:
-            cursor, seen = txn.cursor(store.unmined), list[tuple[int, bytes]]()
-            there = cursor.first() if after is None else cursor.set_range_dup(keys.u32(after[0]), after[1])
-            if after is not None and not there:  # that height has no more
-                there = cursor.set_range(keys.u32(after[0] + 1))
-            if there:
-                for key, txid in cursor:
-                    if len(seen) > _SEEKS:
-                        break
-                    seen.append((keys.number(key), txid))
+            seen = list(islice(store.due(txn, store.unmined, keys.LAST_U32, after=after), _SEEKS))
             records = store.records(txn, [txid for _, txid in seen])
         for place in seen:
             record = records.get(place[1])
-            if place == after or record is None:
+            if record is None:
                 continue
             if record.conflicting:
                 found.conflicting.append(place[1])
             elif not record.is_coinbase:
                 (found.half_made if record.creating else found.txids).append(place[1])
-        return found._replace(after=seen[-1] if len(seen) > _SEEKS else None)
+        return found._replace(after=seen[-1] if len(seen) == _SEEKS else None)
 
     def shallow(self, confirmations: int, below: int | None) -> tuple[list[bytes], int | None]:
         """Return the transactions of some of the latest blocks that are not that deep, and the ordinal to go on below.
@@ -105,8 +98,7 @@ class Records:
             for seeks, txid in enumerate(self._store.txids(txn, after)):
                 if seeks == _SEEKS:
                     return found, txid
-                key = txid + keys.u32(LOCK_PAGE)
-                if txn.get(key, db=self._store.tx) is not None and self._store.record(txn, txid) is None:
+                if self._store.has(txn, txid, LOCK_PAGE) and self._store.record(txn, txid) is None:
                     found.append(txid)
         return found, None
 

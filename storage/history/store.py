@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from storage import keys
 from storage.disk import FORMAT_KEY, META, Disk, Txn
 from storage.errors import WrongFormat
 from storage.history import touches
@@ -175,6 +176,10 @@ class HistoryStore:
             Damaged: it is not there.
         """
         return read_block(txn, self.block, ordinal)
+
+    def block_row(self, txn: Txn, ordinal: int) -> bytes | None:
+        """Return a block's row as it is stored, to be compared."""
+        return txn.get(keys.u32(ordinal), db=self.block)
 
     def ordinal_of(self, txn: Txn, block_hash: bytes) -> int | None:
         """Return the ordinal of a block."""
