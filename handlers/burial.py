@@ -93,23 +93,6 @@ class Burial:
 
     # --- parents of what waits -----------------------------------------------------------------------------------
 
-    def old_unmined(self, txn: Txn, cutoff: int) -> list[bytes]:
-        """Return the transactions that have waited for a block since `cutoff` or longer, the oldest first."""
-        return [txid for _, txid in self.store.due(txn, self.store.unmined, cutoff)]
-
-    def preserve_parents(self, txn: Txn, height: int) -> int:
-        """Keep the parents of all old unmined transactions; return how many of these there are.
-
-        Raises:
-            Damaged: something can't be read; nothing may be deleted before it can.
-        """
-        step, processed = Preserved(next=None), 0
-        while True:
-            step = self.preserve_step(txn, height, None, step.next)
-            processed += step.processed
-            if step.next is None:
-                return processed
-
     def preserve_step(self, txn: Txn, height: int, limit: int | None, after: Place | None) -> Preserved:
         """Keep the parents of some old unmined transactions, never for shorter than they are kept already.
 
@@ -117,7 +100,7 @@ class Burial:
         inputs nobody knows has no parents.
 
         Raises:
-            Damaged: as `preserve_parents`.
+            Damaged: something can't be read; nothing may be deleted before it can.
         """
         step = Preserved()
         if height <= self.unmined_retention:

@@ -795,12 +795,12 @@ class Subject:
         return Burial(self.transactions, self.config["unminedTxRetention"], self.config["parentPreservationBlocks"])
 
     def op_preserveParents(self, op: Op) -> Op:
-        processed = self.write(lambda txn: self.burial.preserve_parents(txn, op["height"]), "preserveParents")
+        step = self.write(lambda txn: self.burial.preserve_step(txn, op["height"], None, None), "preserveParents")
         with self.disk.read() as txn:
-            return {"processed": processed, "unminedRemaining": len(list(self.transactions.unmined(txn)))}
+            return {"processed": step.processed, "unminedRemaining": len(list(self.transactions.unmined(txn)))}
 
     def op_queryOldUnmined(self, op: Op) -> Op:
-        return self._names(lambda txn: self.burial.old_unmined(txn, op["cutoff"]))
+        return self._names(lambda txn: [txid for txid, _ in self.transactions.unmined(txn, op["cutoff"])])
 
     def op_expirePreservations(self, op: Op) -> Op:
         step = self.write(lambda txn: self.burial.expire_preservations(txn, op["height"]), "expirePreservations")
