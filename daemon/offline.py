@@ -118,7 +118,7 @@ def _pruned(total: Gone, counts: dict[str, int]) -> str:
     buried = counts.get("transactions_deleted", 0)
     also = f", {buried} records of transactions" if buried else ""
     also += f", {nodes} nodes of the mountain range" if nodes else ""
-    return f"pruned {outputs} spent outputs, {removed} transactions, {records} undo records{also}"
+    return f"pruned {outputs} spent outputs, {removed} transactions, {records} undo logs{also}"
 
 
 def prune_status(config: Config, count: int) -> list[PrunerJob]:
