@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from config.settings import Config, Recovery
+from config.settings import Config, Recovery, unmined_retention
 from config.units import format_size, parse_endpoint
 
 _UNIX_PATH_BYTES = 107  # sun_path of Linux, without the closing zero
@@ -64,11 +64,11 @@ def _retention(config: Config) -> list[Problem]:
     if not (config.pruner.enabled and config.transactions.enabled and retention):
         return []
     found: list[Problem] = []
-    if config.pruner.unmined_retention >= retention:
+    if unmined_retention(config) >= retention:
         found.append(
             Problem(
                 ("pruner.unmined_retention", "transactions.block_height_retention"),
-                f"unmined_retention, {config.pruner.unmined_retention} blocks, has to be less than "
+                f"unmined_retention, {unmined_retention(config)} blocks, has to be less than "
                 f"block_height_retention, {retention}: else a spent transaction is deleted before it is preserved",
             )
         )

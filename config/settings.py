@@ -203,19 +203,20 @@ class Pruner(Table, frozen=True, kw_only=True):
     ] = "auto"
     chunk_size: Annotated[Count, Meta(description="Transactions deleted at most by one commit.")] = 1000
     unmined_retention: Annotated[
-        Blocks,
+        Blocks | None,
         Meta(
             description="Blocks after which parents of an unmined transaction are preserved; "
-            "less than transactions.block_height_retention."
+            "less than transactions.block_height_retention, by default half of it.",
+            examples=[144],
         ),
-    ] = 144
+    ] = None
     parent_preservation_blocks: Annotated[
         Blocks, Meta(description="Blocks for which they are preserved; more than transactions.block_height_retention.")
     ] = 1440
     defensive: Annotated[bool, Meta(description="Delete a transaction only when all that spend it are buried.")] = False
-    progress_log_interval: Annotated[Seconds, Meta(gt=0, description="How often a long cycle logs how far it is.")] = (
-        30.0
-    )
+    progress_log_interval: Annotated[
+        Seconds, Meta(ge=0, description="How often a long cycle logs how far it is; 0 is never.")
+    ] = 30.0
     job_timeout: Annotated[Seconds, Meta(gt=0, description="Time after which a cycle leaves the rest to the next.")] = (
         600.0
     )
@@ -381,6 +382,12 @@ def socket_path(config: Config, environ: Mapping[str, str]) -> Path:
     """Return where the local socket is; systemd may name several runtime directories, the first one counts."""
     runtime = first_directory(environ, "RUNTIME_DIRECTORY")
     return config.socket.path or (runtime or config.data_dir) / "utxod.sock"
+
+
+def unmined_retention(config: Config) -> int:
+    """Return after how many blocks the parents of an unmined transaction are preserved."""
+    chosen = config.pruner.unmined_retention
+    return config.transactions.block_height_retention // 2 if chosen is None else chosen
 
 
 def first_directory(environ: Mapping[str, str], name: str) -> Path | None:

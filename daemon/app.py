@@ -50,7 +50,7 @@ from handlers.events import (
     Welcome,
 )
 from handlers.refusal import Refusal
-from handlers.utxo import Committed, Limits, Turns, follow_chain
+from handlers.utxo import Limits, Turns, follow_chain
 from storage.blobs import BlobFailed, Blobs
 from storage.disk import Disk
 from storage.errors import StoreFull
@@ -85,12 +85,12 @@ async def serve(config: Config, config_file: Path | None) -> bool:
         if turns:
             _quieten_collector()
         async with anyio.create_task_group() as house:
-            writer, committed = CapacityLimiter(1), Bell()
+            writer = CapacityLimiter(1)
             limits = Limits(config.batch.max_bytes, config.batch.max_delay_ms / 1000)
             if turns:
                 hall.view = turns.chain.view
                 hall.audience.open(turns.chain.changes, writer)
-                house.start_soon(_follow, limits, inbox, turns, hall, writer, committed)
+                house.start_soon(follow_chain, inbox, turns, limits, hall.publish, writer)
             else:
                 house.start_soon(decline, inbox)
             guests = Guests(hall, house, most)
@@ -107,7 +107,7 @@ async def serve(config: Config, config_file: Path | None) -> bool:
                 if turns:
                     doors.start_soon(_watch_readers, config, turns.chain.store.disk, hall, writer)
                 if turns and config.pruner.enabled:
-                    doors.start_soon(prune_along, config, turns, hall, committed, writer)
+                    doors.start_soon(prune_along, config, turns, hall, writer)
                 if turns and enabled(config):
                     doors.start_soon(recover_along, config, turns, hall, writer)
                 keeper = Keeper(config, config.http.workers)
@@ -156,16 +156,6 @@ def _consumed(turns: Turns | None) -> tuple[type[Message], ...]:
     if turns is None:
         return ()
     return (*ChainMessage.__args__, *(TxMessage.__args__ if turns.chain.lives else ()))
-
-
-async def _follow(limits: Limits, inbox: Inbox, turns: Turns, hall: Hall, writer: CapacityLimiter, bell: Bell) -> None:
-    def publish(committed: Committed) -> None:
-        hall.view = committed.view
-        hall.numbers.committed(committed)
-        hall.bus.publish(committed.facts)
-        bell.ring()
-
-    await follow_chain(inbox, turns, limits, publish, writer)
 
 
 async def decline(inbox: Inbox) -> None:

@@ -44,6 +44,7 @@ class Bus:
         self._inboxes: dict[str, Inbox] = {}
         self._listeners: dict[str, list[Listener]] = {}
         self._followers: list[Follower] = []
+        self._bells: dict[type[Event], list[Bell]] = {}
         self.failures = 0  # of listeners and followers
 
     def inbox(self, *kinds: type[Event], capacity: int) -> Inbox:
@@ -61,10 +62,10 @@ class Bus:
         return kind in self._inboxes
 
     def bell(self, *kinds: type[Event]) -> Bell:
-        """Return a bell that rings for these facts."""
+        """Return a bell that rings for these facts, and messages that a commit has carried out."""
         bell = Bell()
         for kind in kinds:
-            self.listen(kind.__name__, lambda _: bell.ring())
+            self._bells.setdefault(kind, []).append(bell)
         return bell
 
     def listen(self, kind: str, listener: Listener) -> None:
@@ -75,8 +76,11 @@ class Bus:
         """Call `follower` with all facts that became true together; it must not wait."""
         self._followers.append(follower)
 
-    def publish(self, facts: Iterable[Fact]) -> None:
-        """Tell what has become true. The write is committed, whatever those who hear of it make of it."""
+    def publish(self, facts: Iterable[Fact], heard: Iterable[type[Event]] = ()) -> None:
+        """Tell what has become true, then ring the bells for it and for messages that were `heard`.
+
+        The write is committed, whatever those who hear of it make of it.
+        """
         together, failed = tuple(facts), set[Listener]()
         for follower in self._followers:
             try:
@@ -93,6 +97,9 @@ class Bus:
                     if listener not in failed:  # once for all of these facts
                         failed.add(listener)
                         log.exception("listener_failed", fact=type(fact).__name__)
+        for kind in {*map(type, together), *heard}:
+            for bell in self._bells.get(kind, ()):
+                bell.ring()
 
     def close(self) -> None:
         """Let every consumer finish."""

@@ -22,6 +22,7 @@ from handlers.delivery import Delivery
 from handlers.events import Ack, Error, Hello, OperatorMessage, Subscribe, Welcome
 from handlers.points import View
 from handlers.refusal import Refusal, Refused
+from handlers.utxo import Committed
 
 OPERATOR = frozenset(kind.__name__ for kind in OperatorMessage.__args__)
 CHAIN = frozenset({"BlockApplied", "Rollback", "GenesisOutputs"})  # who sends one of these is the feeder
@@ -55,6 +56,12 @@ class Hall:
         self.view = View()
         self.audience = Audience()
         bus.follow(self.audience.hear)
+
+    def publish(self, committed: Committed) -> None:
+        """Tell everybody what a commit made true."""
+        self.view = committed.view
+        self.numbers.committed(committed)
+        self.bus.publish(committed.facts, committed.heard)
 
     def feeds(self, connection: Connection) -> None:
         """Note that a client feeds the chain, or says how far the network is."""

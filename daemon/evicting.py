@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from anyio import CapacityLimiter, create_task_group
 
-from config.settings import Config
+from config.settings import Config, unmined_retention
 from daemon.connection import Hall
 from handlers.events import TxStatusChanged
 from handlers.evicting import Evictions, delete_blobs_along, keep_within_age
 from handlers.lives import Lives
-from handlers.prune_request import World, held_back
-from handlers.utxo import Committed, Turns
+from handlers.prune_request import held_back
+from handlers.utxo import Turns
 
 
 async def evict_along(config: Config, turns: Turns, lives: Lives, hall: Hall, writer: CapacityLimiter) -> None:
@@ -19,16 +19,12 @@ async def evict_along(config: Config, turns: Turns, lives: Lives, hall: Hall, wr
     While the node or we are behind the network nothing is too old: the blocks that have it may be about to come.
     """
 
-    def publish(committed: Committed) -> None:
-        hall.bus.publish(committed.facts)
-
     def may_evict() -> bool:
-        tip = hall.view.tip.height if hall.view.tip else 0
-        world = World(tip, None, turns.node, hall.network_height)
-        return held_back(world, tip, config.pruner.unmined_retention) is None
+        world = turns.world()
+        return held_back(world, world.tip, unmined_retention(config)) is None
 
     hall.numbers.evictions = lives.evictor.numbers
     evictions, bell = Evictions(turns.chain, lives), hall.bus.bell(TxStatusChanged)
     async with create_task_group() as both:
-        both.start_soon(keep_within_age, evictions, may_evict, publish, writer)
+        both.start_soon(keep_within_age, evictions, may_evict, hall.publish, writer)
         both.start_soon(delete_blobs_along, evictions, bell, writer)

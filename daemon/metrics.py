@@ -12,22 +12,22 @@ import fcntl
 import os
 import time
 import zlib
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from struct import Struct as Packed
 from threading import Event, Thread
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 import structlog
 from msgspec import Struct, field
 
 from config.settings import Config
+from daemon.histogram import BOUNDS, Histogram
 from daemon.readers import ReaderNumbers
-from handlers.events import BlockCommitted, Pruned, RolledBack
+from handlers.events import BlockCommitted, Pruned, RolledBack, TxStatusChanged
 from handlers.eviction import EvictionNumbers
 from handlers.pruner import PrunerNumbers
 from handlers.recovery.numbers import Numbers as RecoveryNumbers
@@ -38,7 +38,6 @@ from storage.files import FILE_MODE, make_folder
 log = structlog.get_logger("metrics")
 
 SHOWN_EVERY_S = 1.0
-BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 CODES = (  # an increase from nothing is seen only by who has seen the nothing
     "beyond_rollback_floor",
     "feeder_busy",
@@ -62,23 +61,7 @@ _TRIES = 20
 _TRY_AGAIN_S = 0.005
 
 _T = TypeVar("_T")
-
-
-class Histogram(Struct, array_like=True):
-    """How often something took how long: a count for each bound, and one for what took longer than all."""
-
-    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
-    total_s: float = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Count one."""
-        self.counts[bisect_left(BOUNDS_S, seconds)] += 1
-        self.total_s += seconds
-
-    def add(self, other: Histogram) -> None:
-        """Count what another one has."""
-        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
-        self.total_s += other.total_s
+Batch = Literal["create", "spend", "cleanup"]  # what one commit makes, spends, deletes
 
 
 class Numbers(Struct):
@@ -103,7 +86,10 @@ class Numbers(Struct):
     unknown_messages: int = 0
     errors: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CODES, 0))
     timings: dict[Work, Histogram] = field(
-        default_factory=lambda: {work: Histogram() for work in ("apply", "commit", "rollback", "prune")}
+        default_factory=lambda: {work: Histogram() for work in ("apply", "commit", "rollback", "prune", "cleanup")}
+    )
+    batches: dict[Batch, Histogram] = field(
+        default_factory=lambda: {batch: Histogram() for batch in ("create", "spend", "cleanup")}
     )
     batch_blocks: int = 0
     recent: list[tuple[float, int, int]] = []  # monotonic time, blocks and transactions of the last commits
@@ -138,7 +124,7 @@ class Numbers(Struct):
         for work, seconds in done.timings:
             self.timings[work].observe(seconds)
         self.records_repaired += done.repaired
-        blocks, transactions = 0, self.transactions
+        blocks, transactions, created, spent, deleted = 0, self.transactions, self.created, self.spent, 0
         for fact in done.facts:
             match fact:
                 case BlockCommitted():
@@ -155,7 +141,13 @@ class Numbers(Struct):
                     self.pruned_transactions += fact.transactions
                     self.pruned_undo_records += fact.undo_records
                     self.pruned_mmr_nodes += fact.mmr_nodes
+                case TxStatusChanged(status="pruned"):
+                    deleted += 1
+        if deleted:
+            self.batches["cleanup"].observe(deleted, BOUNDS)
         if blocks:
+            self.batches["create"].observe(self.created - created, BOUNDS)
+            self.batches["spend"].observe(self.spent - spent, BOUNDS)
             self.blocks += blocks
             self.batch_blocks = blocks
             self.moved_at = time.monotonic()
@@ -195,7 +187,7 @@ class Served(Struct):
             if key in self.seconds:
                 self.seconds[key].add(histogram)
             else:
-                self.seconds[key] = Histogram(list(histogram.counts), histogram.total_s)
+                self.seconds[key] = Histogram(list(histogram.counts), histogram.total)
 
 
 # --- sheets ------------------------------------------------------------------------------------------------------

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
+from typing import TypeVar
 
+import anyio
 import structlog
 
 from config.settings import Config
@@ -34,6 +37,7 @@ from storage.history.reindex import reindex as reindex_store
 from storage.windows import Gone
 
 log = structlog.get_logger("store")
+_T = TypeVar("_T")
 
 _STEPS = 100  # nobody waits for the store: so many bounded steps share a commit
 _RECORDS = 1000  # transactions for each commit
@@ -51,31 +55,8 @@ def _open_disk(config: Config) -> Disk:
     return open_disk(config)
 
 
-class _AllRows:
-    """What the chain's tables may forget, in long steps: undo logs, then values are thinned out."""
-
-    def __init__(self, chain: Chain) -> None:
-        chain.may_prune = True
-        self._chain, self._sweeps = chain, chain.history.sweeps(_STEPS)
-        self.total = Gone()
-
-    def due(self) -> bool:
-        """Return whether there may be something."""
-        return self._sweeps > 0 or self._chain.history.merging or self._chain.due_for_pruning()
-
-    def step(self) -> Gone:
-        """Remove some."""
-        if self._chain.due_for_pruning():
-            gone = self._chain.prune()
-        else:
-            gone, self._sweeps = self._chain.keep_house(_STEPS), self._sweeps - 1
-        self.total = self.total.plus(gone)
-        log.info("pruned", **gone._asdict())
-        return gone
-
-
 def prune(config: Config) -> str:
-    """Prune everything that is due, transactions and old rows; return what went. The journal has it too.
+    """Prune everything that is due, in transactions and in the chain's tables; return what went.
 
     Raises:
         StoreError: there is no store, or a daemon has it, or a transaction whose parents have to be preserved can't be
@@ -87,24 +68,29 @@ def prune(config: Config) -> str:
             kept = store.kept_indexes(txn)
         store.open(chain_name(config), kept, store.kind)
         chain = Chain(store, windows(config), config.utxo.prune_batch_size * _STEPS, changes=changes)
-        rows, counts = _AllRows(chain), dict[str, int]()
+        total, counts = Gone(), dict[str, int]()
         if chain.height:
             records = transactions(store, config) if config.transactions.enabled else None
             if records is not None:
                 records.height = chain.height
-            pruner = open_pruner(config, disk, records, rows, changes)
+            pruner = open_pruner(config, disk, records, changes)
             counts = _cycle(pruner, Request(chain.height, "applied"), chain.state.persisted, changes)
-    return _pruned(rows.total, counts)
+            total = _prune_tables(chain)
+    return _pruned(total, counts)
 
 
 def _cycle(pruner: Pruner, request: Request, persisted: int | None, changes: ChangeLog) -> dict[str, int]:
     """Run one cycle; return what it did."""
+
+    async def take(step: Callable[[], _T], /, *, beside: bool = False) -> _T:  # noqa: ARG001 - one thread does it all
+        done = step()
+        changes.take()  # nobody listens
+        return done
+
     pruner.begin()
     cycle = pruner.cycle(request, persisted)
     try:
-        for turn in cycle.turns():
-            turn.work()
-            changes.take()  # nobody listens
+        anyio.run(cycle.run, take)
     except (StoreError, TxFault) as error:
         pruner.fail(cycle, str(error))
         raise
@@ -112,12 +98,27 @@ def _cycle(pruner: Pruner, request: Request, persisted: int | None, changes: Cha
     return cycle.job.counts
 
 
+def _prune_tables(chain: Chain) -> Gone:
+    """Delete all that the chain's tables may forget, in long steps: undo logs, then values are thinned out."""
+    chain.may_prune = True
+    sweeps, total = chain.history.sweeps(_STEPS), Gone()
+    while sweeps > 0 or chain.history.merging or chain.due_for_pruning():
+        if chain.due_for_pruning():
+            gone = chain.prune()
+        else:
+            gone, sweeps = chain.keep_house(_STEPS), sweeps - 1
+        total = total.plus(gone)
+        log.info("pruned", **gone._asdict())
+        chain.changes.take()  # nobody listens
+    return total
+
+
 def _pruned(total: Gone, counts: dict[str, int]) -> str:
     outputs, removed, records, nodes = total
     buried = counts.get("transactions_deleted", 0)
     also = f", {buried} records of transactions" if buried else ""
     also += f", {nodes} nodes of the mountain range" if nodes else ""
-    return f"pruned {outputs} spent outputs, {removed} transactions, {records} undo records{also}"
+    return f"pruned {outputs} spent outputs, {removed} transactions, {records} undo logs{also}"
 
 
 def prune_status(config: Config, count: int) -> list[PrunerJob]:

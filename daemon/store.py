@@ -23,7 +23,7 @@ from handlers.lives import Lives
 from handlers.query import Query
 from handlers.scribe import Scribe
 from handlers.transactions import Transactions
-from storage.blobs import Blobs, Cached, Late, open_blobs
+from storage.blobs import Blobs, Late, open_blobs
 from storage.change_log import TABLES as LOG_TABLES
 from storage.change_log import Retention
 from storage.disk import META, Disk
@@ -43,7 +43,6 @@ log = structlog.get_logger("store")
 
 TABLES = (META, *HISTORY_TABLES, *LOG_TABLES, *TX_TABLES, *JOB_TABLES)
 _LOOK_EVERY_S = 0.5
-_BLOB_CACHE = 64 << 20  # bytes of blobs that are kept in memory
 
 
 def folder(config: Config) -> Path:
@@ -177,7 +176,7 @@ def _transactions(store: HistoryStore, config: Config, blobs: Blobs) -> Transact
         max_pending_count=wish.max_pending_count,
         max_pending_age_s=wish.max_pending_age,
     )
-    return Transactions(chain_txs(store, config), Cached(blobs, _BLOB_CACHE), rules)
+    return Transactions(chain_txs(store, config), blobs, rules)
 
 
 def chain_txs(store: HistoryStore, config: Config) -> MinedStore:

@@ -106,6 +106,13 @@ def _argument(buf: bytes, at: int) -> tuple[int, int]:
     return int.from_bytes(buf[at + 1 : end], "big"), end
 
 
+def head(buf: bytes, at: int, major: int) -> tuple[int, int]:
+    """Return the number in the head of an item of this major type, of definite length, and where the head ends."""
+    if buf[at] >> 5 != major:
+        raise CborError(f"not an item of major type {major}", at)
+    return _argument(buf, at)
+
+
 def _chunked_string(buf: bytes, at: int) -> tuple[bytes, int]:
     major = buf[at] >> 5
     at += 1

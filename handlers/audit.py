@@ -17,7 +17,7 @@ from handlers.desk import show
 from storage import keys
 from storage.chain_txs import NOTHING, ChainTx
 from storage.damage import UNREADABLE
-from storage.disk import Db, Txn
+from storage.disk import Txn
 from storage.errors import StoreError
 from storage.ghost_check import findings
 from storage.history.layout import REPLACED
@@ -30,7 +30,6 @@ from storage.transactions import (
     FROZEN,
     HASH,
     LOCK_PAGE,
-    MASTER,
     Body,
     Lock,
     OutPoint,
@@ -92,7 +91,7 @@ class _Seen:
 class _Audit:
     def __init__(self, chain: MinedStore, retention: int) -> None:
         self.chain, self.store, self.retention = chain, chain.store, retention
-        self.left = JobStore(self.store.disk).left
+        self.jobs = JobStore(self.store.disk)
         self.half_made: list[str] = []
         self.contradictions: list[str] = []
 
@@ -111,15 +110,14 @@ class _Audit:
                 yield f"the {what} can't be read to the end: {type(error).__name__}: {error}"
 
     def _each(self, txn: Txn) -> Iterator[str]:
-        for txid, rows in groupby(self.store.rows(txn), lambda item: item[0][:HASH]):
+        for txid, rows in groupby(self.store.rows(txn, self.store.tx), lambda item: item[0][:HASH]):
             try:
                 yield from self._transaction(txn, txid, rows)
             except _UNREADABLE as error:
                 yield f"transaction {txid.hex()} can't be read: {type(error).__name__}: {error}"
 
     def _transaction(self, txn: Txn, txid: bytes, rows: Iterator[tuple[bytes, bytes]]) -> Iterator[str]:
-        left = txn.get(txid, db=self.left)
-        seen = _Seen(txid, self.chain.find(txn, txid), 0 if left is None else keys.number(left))
+        seen = _Seen(txid, self.chain.find(txn, txid), self.jobs.left_of(txn, txid))
         for key, row in rows:
             if len(key) == _SLOT_KEY:
                 yield from self._slot(txn, seen, keys.number(key[HASH:_PAGE_KEY]), keys.number(key[_PAGE_KEY:]), row)
@@ -338,10 +336,10 @@ class _Audit:
     def _strays(self, txn: Txn) -> Iterator[str]:
         """Check that an index leads to records that say the same."""
         for db, field in self.store.indexes():
-            for key, txid in _rows(txn, db):
-                raw, at = txn.get(txid + MASTER, db=self.store.tx), keys.number(key)
+            for key, txid in self.store.rows(txn, db):
+                at = keys.number(key)
                 try:
-                    record = None if raw is None else unpack(Record, raw, f"the record of {txid.hex()}")
+                    record = self.store.record(txn, txid)
                 except StoreError:  # told of already
                     continue
                 if record is None or getattr(record, field) != at:
@@ -354,10 +352,6 @@ class _Audit:
             if record is None or record.unmined_since is None:
                 state = "has no record" if record is None else "is mined"
                 yield f"transaction {txid.hex()} is counted as a pending submission, but {state}"
-
-
-def _rows(txn: Txn, table: Db) -> Iterator[tuple[bytes, bytes]]:
-    return iter(txn.cursor(table))
 
 
 def _claim(stored: bytes) -> bytes | None:

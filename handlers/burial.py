@@ -19,7 +19,7 @@ from handlers.desk import blob_name
 from handlers.markers import Pages
 from handlers.spending import TxFault
 from handlers.transactions import Transactions
-from storage import keys
+from storage import heights, keys
 from storage.blobs import BlobFailed
 from storage.disk import Db, Txn
 from storage.errors import Damaged
@@ -27,7 +27,6 @@ from storage.transactions import FROZEN, HASH, Record, claimant
 
 # A record that decodes may still say nonsense: a page size of nothing, a number that no key can hold.
 UNREADABLE = (Damaged, ValueError, ArithmeticError, struct.error)
-_EVERYTHING = keys.LAST_U32
 
 
 class Place(NamedTuple):
@@ -94,23 +93,6 @@ class Burial:
 
     # --- parents of what waits -----------------------------------------------------------------------------------
 
-    def old_unmined(self, txn: Txn, cutoff: int) -> list[bytes]:
-        """Return the transactions that have waited for a block since `cutoff` or longer, the oldest first."""
-        return [txid for _, txid in self.store.waiting(txn, 0, cutoff)]
-
-    def preserve_parents(self, txn: Txn, height: int) -> int:
-        """Keep the parents of all old unmined transactions; return how many of these there are.
-
-        Raises:
-            Damaged: something can't be read; nothing may be deleted before it can.
-        """
-        step, processed = Preserved(next=None), 0
-        while True:
-            step = self.preserve_step(txn, height, None, step.next)
-            processed += step.processed
-            if step.next is None:
-                return processed
-
     def preserve_step(self, txn: Txn, height: int, limit: int | None, after: Place | None) -> Preserved:
         """Keep the parents of some old unmined transactions, never for shorter than they are kept already.
 
@@ -118,13 +100,13 @@ class Burial:
         inputs nobody knows has no parents.
 
         Raises:
-            Damaged: as `preserve_parents`.
+            Damaged: something can't be read; nothing may be deleted before it can.
         """
         step = Preserved()
         if height <= self.unmined_retention:
             return step
         until = height + self.preservation
-        places = self._waiting(txn, height - self.unmined_retention, after, limit)
+        places = self._places(txn, self.store.unmined, height - self.unmined_retention, after, limit, lowest=0)
         for _, txid in places:
             inputs = self.store.body(txn, txid).inputs
             step.processed += bool(inputs)
@@ -135,17 +117,12 @@ class Burial:
         step.next = places[-1] if limit is not None and len(places) == limit else None
         return step
 
-    def _waiting(self, txn: Txn, cutoff: int, after: Place | None, limit: int | None) -> list[Place]:
-        """Return unmined transactions since a height or longer, the oldest first, that come after one."""
-        waiting = map(Place._make, self.store.waiting(txn, after.height if after else 0, cutoff))
-        return list(islice((place for place in waiting if after is None or place > after), limit))
-
     def expire_preservations(
         self, txn: Txn, height: int, limit: int | None = None, after: Place | None = None
     ) -> Expired:
         """End preservations that reach to `height` or less; the normal rule decides again about these transactions."""
         step = Expired()
-        places = _due(txn, self.store.preserved, height, after, limit)
+        places = self._places(txn, self.store.preserved, height, after, limit)
         for place in places:
             try:
                 record = self.store.record(txn, place.txid)
@@ -187,7 +164,7 @@ class Burial:
         """
         if safe <= 0:
             raise TxFault("PROCESSING", "nothing can be deleted at height 0")
-        places = _due(txn, self.store.delete_at, safe, after, limit)
+        places = self._places(txn, self.store.delete_at, safe, after, limit)
         terms = _Terms(safe, defensive, by_page=max_rows is not None, blobs="delete" if blobs else "wait")
         step, done = self._delete_each(txn, places, terms, max_rows)
         step.next = places[done - 1] if done and (done < len(places) or done == limit) else None
@@ -267,7 +244,7 @@ class Burial:
     def _check_unmined(self, txn: Txn, txid: bytes, record: Record, pages: Pages) -> None:
         """Hold a large transaction back for a child that is unmined: looking through these is the shorter way."""
         try:
-            for _, child in self.store.waiting(txn, 0, keys.LAST_U32):
+            for _, child in self.store.due(txn, self.store.unmined, keys.LAST_U32):
                 spent = {
                     record.place(index)[0] for parent, index in self.store.body(txn, child).inputs if parent == txid
                 }
@@ -349,20 +326,19 @@ class Burial:
 
     def past_due(self, txn: Txn, height: int) -> int:
         """Return how many records should be gone at a height and are not."""
-        cursor, count = txn.cursor(self.store.delete_at), 0
-        there = cursor.set_range(keys.u32(1))
-        while there and keys.number(cursor.key()) <= height:
-            count += cursor.count()
-            there = cursor.next_nodup()
-        return count
+        return heights.count(txn, self.store.delete_at, height, first=1)
 
     def busy(self, txn: Txn, height: int, safe: int) -> bool:
         """Return whether a cycle would find anything to look at."""
         cutoff = height - self.unmined_retention
-        if cutoff > 0 and next(self.store.waiting(txn, 0, cutoff), None):
-            return True
-        looks = (self.store.preserved, height), (self.store.delete_at, safe)
-        return any(at > 0 and _due(txn, db, at, None, 1) for db, at in looks)
+        looks = ((self.store.unmined, cutoff, 0), (self.store.preserved, height, 1), (self.store.delete_at, safe, 1))
+        return any(at > 0 and self._places(txn, db, at, None, 1, lowest=lowest) for db, at, lowest in looks)
+
+    def _places(
+        self, txn: Txn, db: Db, height: int, after: Place | None, limit: int | None, lowest: int = 1
+    ) -> list[Place]:
+        """Return the entries of an index from `lowest` up to `height`, lowest first, that come after one."""
+        return [Place(*entry) for entry in islice(self.store.due(txn, db, height, lowest, after), limit)]
 
 
 def safe_height(requested: int, persisted: int | None, retention: int) -> int:
@@ -371,19 +347,3 @@ def safe_height(requested: int, persisted: int | None, retention: int) -> int:
     0 is no persister, like None.
     """
     return min(requested, persisted + retention) if persisted else requested
-
-
-def _due(txn: Txn, db: Db, height: int, after: Place | None, limit: int | None, lowest: int = 1) -> list[Place]:
-    """Return the entries of an index from `lowest` up to `height`, lowest first, that come after one."""
-    cursor = txn.cursor(db)
-    if after is None:
-        there = cursor.set_range(keys.u32(lowest))
-    elif cursor.set_range_dup(keys.u32(after.height), after.txid):
-        there = cursor.value() != after.txid or cursor.next()
-    else:
-        there = after.height < _EVERYTHING and cursor.set_range(keys.u32(after.height + 1))
-    found: list[Place] = []
-    while there and (limit is None or len(found) < limit) and (at := keys.number(cursor.key())) <= height:
-        found.append(Place(at, cursor.value()))
-        there = cursor.next()
-    return found

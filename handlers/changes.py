@@ -197,7 +197,7 @@ class Changes:
         if ordinal not in self._effects:
             effects = self._shot.effects(ordinal)
             if effects is None:
-                raise Damaged(f"block {ordinal} is above the rollback floor, but has no undo record")
+                raise Damaged(f"block {ordinal} is above the rollback floor, but has no undo log")
             self._effects[ordinal] = effects
         return self._effects[ordinal]
 

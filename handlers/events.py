@@ -173,7 +173,7 @@ class GenesisOutputs(Message, frozen=True, kw_only=True):
 
 
 class NodeState(Message, frozen=True, kw_only=True):
-    """What the node says it is doing; while it reorganises or catches up nothing is pruned."""
+    """What the node says it is doing; nothing is pruned unless it is running."""
 
     state: Literal["running", "catching_up", "reorganising", "stopped"]
     height: Height

@@ -27,7 +27,7 @@ from storage.disk import Txn
 from storage.history.batch import Columns
 from storage.rollback_records import RecordedBlock
 from storage.sheaf import Sheaf
-from storage.transactions import FROZEN, HASH, HIGHEST, MASTER, Record, claim, claimant, slot_key
+from storage.transactions import FROZEN, HASH, HIGHEST, Record, claim, claimant, slot_key
 
 log = structlog.get_logger("transactions")
 
@@ -160,11 +160,7 @@ class Lives:
 
     def known(self, txn: Txn, txids: Iterable[bytes], spends: Iterable[OutPoint]) -> set[bytes]:
         """Return which of a block's transactions, and of their parents, have a record or a claim on an output."""
-        wanted = {txid + MASTER for txid in txids}
-        for txid, index in spends:
-            wanted.add(txid + MASTER)
-            wanted.add(slot_key(txid, 0, index))
-        return {key[:HASH] for key, _ in txn.cursor(self.store.tx).getmulti(sorted(wanted))}
+        return self.store.known(txn, txids, spends)
 
     def connect(self, txn: Txn, block: Touching) -> None:
         """Carry a block out; its outputs and spends are in the UTXO store already."""

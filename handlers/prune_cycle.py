@@ -1,12 +1,14 @@
-"""One cycle of the pruner: its phases in order, as a row of bounded turns, each with what it did in one commit."""
+"""One cycle of the pruner: its phases in order, each a row of bounded steps, and each step a commit of its own."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from time import monotonic, time
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -14,17 +16,16 @@ from msgspec import Struct
 
 from handlers.burial import Burial, Deleted, Expired, Place, Preserved
 from handlers.change_log import ChangeLog
-from handlers.events import TxStatusChanged
+from handlers.events import Fact, TxStatusChanged
 from handlers.prune_request import Trigger
 from storage.blobs import BlobFailed
 from storage.disk import Txn
 from storage.jobs import Job, JobStore
-from storage.windows import Gone
 
 log = structlog.get_logger("pruner")
 
-Phase = Literal["preserve", "expire", "transactions", "pages", "blobs", "undo"]
-PHASES: tuple[Phase, ...] = ("preserve", "expire", "transactions", "pages", "blobs", "undo")
+Phase = Literal["preserve", "expire", "transactions", "pages", "blobs"]
+PHASES: tuple[Phase, ...] = ("preserve", "expire", "transactions", "pages", "blobs")
 REASONS = ("preserved", "creating", "unmined_child", "unstable_child", "unreadable_child")
 _ORPHAN_S = 3600.0  # age at which a blob without a record is nobody's: it is put before its record
 _NAMES = 500  # blobs that are looked at in a turn
@@ -47,37 +48,15 @@ class Terms(Struct, frozen=True):
     history: int = 1000
 
 
-class Rows(Protocol):
-    """What no rollback can reach in the chain's own tables."""
+class Take(Protocol):
+    """Takes a step: on the writer's thread, or beside it when the step only speaks to the blob store."""
 
-    def due(self) -> bool:
-        """Return whether there is some."""
-
-    def step(self) -> Gone | None:
-        """Remove a bounded number of them; None while blocks wait for their commit."""
-
-
-class NoRows:
-    """Without a UTXO store there are none."""
-
-    def due(self) -> bool:
-        """Return that there are none."""
-        return False
-
-    def step(self) -> Gone | None:
-        """Remove nothing."""
-        return Gone()
-
-
-class Turn(NamedTuple):
-    """A piece of a cycle's work. What only speaks to the blob store keeps off the writer's thread."""
-
-    work: Callable[[], None]
-    writes: bool = True
+    async def __call__(self, step: Callable[[], _T], /, *, beside: bool = False) -> _T:
+        """Return what the step returns."""
 
 
 class Cycle:
-    """One cycle: `turns` are to be run one after the other; what they did is in `job`."""
+    """One cycle; what it did is in `job`, and `facts` are those that nobody has taken yet."""
 
     def __init__(
         self,
@@ -85,57 +64,56 @@ class Cycle:
         jobs: JobStore,
         changes: ChangeLog,
         burial: Burial | None,
-        rows: Rows,
         job: Job,
         *,
         sweeps: bool = False,
+        waited: bool = False,
+        mends: bool = False,
     ) -> None:
-        self.terms, self.jobs, self.changes, self.burial, self.rows, self.job = terms, jobs, changes, burial, rows, job
-        self.sweeps = sweeps
-        self.deleted: list[bytes] = []  # since somebody took them
-        self.waits = False  # blocks go first: look again in a moment
-        self._more = True
-        self._after: Place | None = None
-        self._burdened: list[tuple[Place, str]] = []
-        self._free: list[Place] = []
+        """Take the tables, and the job: `sweeps` is for orphan blobs too, `waited` has the journal already.
+
+        `mends` comes after one that failed, so the journal will have it whatever there is to do.
+        """
+        self.terms, self.jobs, self.changes, self.burial, self.job = terms, jobs, changes, burial, job
+        self.facts: list[Fact] = []
+        self.journaled = mends
+        self._sweeps, self._waited = sweeps, waited
         self._logged: set[bytes] = set()
-        self._names: Iterator[tuple[str, float]] = iter(())
-        self._old: list[str] = []
 
-    def turns(self) -> Iterator[Turn]:
-        """Yield the cycle's work in order. What raises ends the cycle."""
-        burial, job = self.burial, self.job
-        if burial is not None and self._anything(burial):
-            yield from self._phase("preserve", self._preserve)
-            yield from self._phase("expire", self._expire)
-            began = monotonic()
-            for turn in self._phase("transactions", self._delete):
-                yield turn
-                if self._burdened:
-                    yield Turn(self._delete_blobs, writes=False)
-                    yield Turn(self._delete_freed)
-            self._took("transactions", monotonic() - began)
-            if self._left():
-                yield from self._phase("pages", self._sweep)
-        if burial is not None and self.sweeps:
-            yield from self._sweep_blobs(burial)
-        if self.rows.due():
-            yield from self._phase("undo", self._prune)
+    async def run(self, take: Take) -> None:
+        """Go through the phases. What a step raises ends the cycle; the steps before it stay done."""
+        burial = self.burial
+        if burial is not None and await take(partial(self._anything, burial)):
+            with self._phase("preserve"):
+                await _along(take, partial(self._preserve, burial))
+            with self._phase("expire"):
+                await _along(take, partial(self._expire, burial))
+            with self._phase("transactions"):
+                await self._delete_all(take, burial)
+            if await take(self._left):
+                with self._phase("pages"):
+                    while await take(partial(self._sweep_page, burial)):
+                        pass
+        if burial is not None and self._sweeps:
+            with self._phase("blobs"):
+                await self._sweep_blobs(take, burial)
         self.job = job = msgspec.structs.replace(self.job, state="done", phase=None, finished_at=time())
-        yield Turn(lambda: self.jobs.disk.write(lambda txn: self.jobs.put(txn, job, self.terms.history)))
+        if self.journaled or did_something(job):
+            self.journaled = True
+            await take(lambda: self.jobs.disk.write(lambda txn: self.jobs.put(txn, job, self.terms.history)))
+        elif self._waited:
+            await take(lambda: self.jobs.disk.write(lambda txn: self.jobs.drop(txn, job)))
 
-    def _phase(self, phase: Phase, step: Callable[[], None]) -> Iterator[Turn]:
-        self.job = msgspec.structs.replace(self.job, phase=phase)
-        self._more, self._after, began = True, None, monotonic()
-        while self._more:
-            yield Turn(step)
-        self._took(phase, monotonic() - began)
-
-    def _took(self, phase: Phase, seconds: float) -> None:
-        self.job = msgspec.structs.replace(self.job, seconds={**self.job.seconds, phase: round(seconds, 6)})
+    @contextmanager
+    def _phase(self, phase: Phase) -> Iterator[None]:
+        """Say where the cycle is, and how long that took."""
+        self.job, began = msgspec.structs.replace(self.job, phase=phase), monotonic()
+        yield
+        seconds = {**self.job.seconds, phase: round(monotonic() - began, 6)}
+        self.job = msgspec.structs.replace(self.job, seconds=seconds)
 
     def _anything(self, burial: Burial) -> bool:
-        """Return whether transactions have to be looked at; most cycles at the tip find none and cost one commit."""
+        """Return whether transactions have to be looked at; most cycles at the tip find none and write nothing."""
         with self.jobs.disk.read() as txn:
             return burial.busy(txn, self.job.height, self.job.safe_height or 0) or self.jobs.anything_left(txn)
 
@@ -149,40 +127,45 @@ class Cycle:
         def work(txn: Txn) -> tuple[_T, Job]:
             done = step(txn)
             job = account(self.job, done)
-            self.jobs.put(txn, job, self.terms.history)
+            if did_something(job):
+                self.jobs.put(txn, job, self.terms.history)
             return done, job
 
         done, self.job = self.changes.write(work)
+        self.facts += self.changes.written
         return done
 
-    def _preserve(self) -> None:
-        burial = self._burial()
-
+    def _preserve(self, burial: Burial, after: Place | None) -> Place | None:
         def account(job: Job, step: Preserved) -> Job:
             return counted(job, old_unmined=step.processed, parents_preserved=step.parents)
 
-        step = self._write(
-            lambda txn: burial.preserve_step(txn, self.job.height, self.terms.batch_size, self._after), account
-        )
-        self._after, self._more = step.next, step.next is not None
+        return self._write(
+            lambda txn: burial.preserve_step(txn, self.job.height, self.terms.batch_size, after), account
+        ).next
 
-    def _expire(self) -> None:
-        burial = self._burial()
-
+    def _expire(self, burial: Burial, after: Place | None) -> Place | None:
         def account(job: Job, step: Expired) -> Job:
             return counted(job, preservations_ended=step.ended, errors=len(step.errors))
 
         step = self._write(
-            lambda txn: burial.expire_preservations(txn, self.job.height, self.terms.batch_size, self._after), account
+            lambda txn: burial.expire_preservations(txn, self.job.height, self.terms.batch_size, after), account
         )
         self._complain("expire", step.errors)
-        self._after, self._more = step.next, step.next is not None
+        return step.next
 
-    def _delete(self) -> None:
-        burial, terms, safe = self._burial(), self.terms, self.job.safe_height or 0
-        if safe <= 0:
-            self._more = False
-            return
+    async def _delete_all(self, take: Take, burial: Burial) -> None:
+        """Delete what is due; what has a blob in two turns, between which the blob is deleted."""
+        after: Place | None = None
+        while self.job.safe_height:
+            done = await take(partial(self._delete, burial, after))
+            if done.burdened:
+                free = await take(partial(self._delete_blobs, burial, done.burdened), beside=True)
+                await take(partial(self._delete_freed, burial, free))
+            if (after := done.next) is None:
+                return
+
+    def _delete(self, burial: Burial, after: Place | None) -> Deleted:
+        terms, safe = self.terms, self.job.safe_height or 0
 
         def step(txn: Txn) -> Deleted:
             done = burial.delete_due(
@@ -190,38 +173,35 @@ class Cycle:
                 safe,
                 terms.chunk_size,
                 defensive=terms.defensive,
-                after=self._after,
+                after=after,
                 max_rows=terms.batch_size,
                 blobs=False,
             )
             return self._deleted(txn, done)
 
-        done = self._write(step, _deleted)
-        self._take(done)
-        self._burdened = done.burdened
-        self._after, self._more = done.next, done.next is not None
+        return self._said(self._write(step, _deleted))
 
-    def _delete_blobs(self) -> None:
-        """Delete blobs. One that can't be keeps its record, for the next cycle."""
-        burdened, self._burdened, self._free = self._burdened, [], []
-        errors: dict[bytes, str] = {}
+    def _delete_blobs(self, burial: Burial, burdened: list[tuple[Place, str]]) -> list[Place]:
+        """Delete blobs; return whose. One that can't be keeps its record, for the next cycle."""
+        free, errors = list[Place](), dict[bytes, str]()
         for place, name in burdened:
             try:
-                self._burial().transactions.blobs.delete(name)
+                burial.transactions.blobs.delete(name)
             except BlobFailed as error:
                 errors[place.txid] = str(error)
             else:
-                self._free.append(place)
+                free.append(place)
         self.job = counted(self.job, errors=len(errors))
         self._complain("blobs", errors)
+        return free
 
-    def _delete_freed(self) -> None:
-        burial, free, safe = self._burial(), self._free, self.job.safe_height or 0
+    def _delete_freed(self, burial: Burial, free: list[Place]) -> None:
+        safe, defensive = self.job.safe_height or 0, self.terms.defensive
 
         def step(txn: Txn) -> Deleted:
-            return self._deleted(txn, burial.delete_these(txn, free, safe, defensive=self.terms.defensive))
+            return self._deleted(txn, burial.delete_these(txn, free, safe, defensive=defensive))
 
-        self._take(self._write(step, _deleted))
+        self._said(self._write(step, _deleted))
 
     def _deleted(self, txn: Txn, done: Deleted) -> Deleted:
         """Remember what is left of deleted transactions, and tell of them."""
@@ -230,15 +210,15 @@ class Cycle:
             self.changes.tell(TxStatusChanged(txid=txid, status="pruned", height=self.job.height))
         return done
 
-    def _take(self, done: Deleted) -> None:
-        self.deleted += done.deleted
+    def _said(self, done: Deleted) -> Deleted:
+        """Log why transactions stay."""
         self._complain("transactions", done.errors)
         for txid, why in done.skipped.items():
             log.debug("transaction_kept", txid=txid.hex(), reason=why)
+        return done
 
-    def _sweep(self) -> None:
-        """Remove one page that a large transaction has left."""
-        burial = self._burial()
+    def _sweep_page(self, burial: Burial) -> bool:
+        """Remove one page that a large transaction has left; return whether there was one."""
 
         def step(txn: Txn) -> int:
             if (page := self.jobs.next_left(txn)) is None:
@@ -246,58 +226,37 @@ class Cycle:
             burial.sweep_page(txn, *page)
             return 1
 
-        self._more = self._write(step, lambda job, pages: counted(job, pages_removed=pages)) > 0
+        return self._write(step, lambda job, pages: counted(job, pages_removed=pages)) > 0
 
-    def _sweep_blobs(self, burial: Burial) -> Iterator[Turn]:
+    async def _sweep_blobs(self, take: Take, burial: Burial) -> None:
         """Delete blobs that an interruption has left without a record."""
-        self.job = msgspec.structs.replace(self.job, phase="blobs")
-        began, self._more, self._names = monotonic(), True, burial.transactions.blobs.names()
-        while self._more:
-            yield Turn(self._list_blobs, writes=False)
-            while self._old:
-                yield Turn(self._delete_orphans)
-        self._took("blobs", monotonic() - began)
+        names = await take(burial.transactions.blobs.names, beside=True)
+        while (old := await take(partial(self._list_old, names), beside=True)) is not None:
+            while old:
+                old = await take(partial(self._delete_orphans, burial, old))
 
-    def _list_blobs(self) -> None:
+    def _list_old(self, names: Iterator[tuple[str, float]]) -> list[str] | None:
+        """Return the old ones among the next names, None when there are no more names."""
         try:
-            names = list(islice(self._names, _NAMES))
+            found = list(islice(names, _NAMES))
         except BlobFailed as error:
-            self.job, names = counted(self.job, errors=1), []
+            self.job, found = counted(self.job, errors=1), []
             log.warning("blobs_not_swept", error=str(error))
-        self._more = bool(names)
-        self._old = [name for name, age in names if age > _ORPHAN_S]
+        return [name for name, age in found if age > _ORPHAN_S] if found else None
 
-    def _delete_orphans(self) -> None:
+    def _delete_orphans(self, burial: Burial, names: list[str]) -> list[str]:
         """Delete some of those that no record speaks of, in the writer's turn: so none can come between."""
-        burial, until = self._burial(), monotonic() + _DELETING_S
+        until, deleted, failed = monotonic() + _DELETING_S, 0, 0
         with self.jobs.disk.read() as txn:
-            orphans = [name for name in self._old if not burial.transactions.speaks_of(txn, bytes.fromhex(name[:64]))]
-        deleted = failed = 0
+            orphans = [name for name in names if not burial.transactions.speaks_of(txn, bytes.fromhex(name[:64]))]
         while orphans and (monotonic() < until or not deleted + failed):
             try:
                 deleted += burial.transactions.blobs.delete(orphans.pop())
             except BlobFailed as error:
                 failed += 1
                 log.warning("blobs_not_swept", error=str(error))
-        self._old = orphans
         self.job = counted(self.job, orphans_deleted=deleted, errors=failed)
-
-    def _prune(self) -> None:
-        gone = self.rows.step()
-        self.waits = gone is None
-        if gone is not None:
-            self.job = counted(
-                self.job,
-                outputs_removed=gone.spent_outputs,
-                chain_transactions_removed=gone.transactions,
-                undo_records_removed=gone.undo_records,
-                mmr_nodes_removed=gone.mmr_nodes,
-            )
-            self._more = self.rows.due()
-
-    def _burial(self) -> Burial:
-        assert self.burial is not None
-        return self.burial
+        return orphans
 
     def _complain(self, during: str, errors: dict[bytes, str]) -> None:
         """Say once a turn what could not be done, with one sample."""
@@ -306,6 +265,13 @@ class Cycle:
         if new:
             txid, why = next(iter(new.items()))
             log.error("records_skipped", during=during, count=len(new), first=txid.hex(), error=why)
+
+
+async def _along(take: Take, step: Callable[[Place | None], Place | None]) -> None:
+    """Go along an index, step by step: each says where the next one begins."""
+    after = await take(partial(step, None))
+    while after is not None:
+        after = await take(partial(step, after))
 
 
 def _deleted(job: Job, done: Deleted) -> Job:
@@ -319,6 +285,11 @@ def _deleted(job: Job, done: Deleted) -> Job:
         blobs_deleted=len(done.blobs),
         errors=len(done.errors),
     )
+
+
+def did_something(job: Job) -> bool:
+    """Return whether a cycle has changed something, or left what is due: the journal keeps only those."""
+    return bool(job.counts.keys() - {"old_unmined"} or job.skipped)
 
 
 def counted(job: Job, **more: int) -> Job:

@@ -86,9 +86,9 @@ class Requests:
 def held_back(world: World, height: int, allowance: int) -> str | None:
     """Return why no cycle may run now: what the node says of itself, or how far we are behind the network."""
     if world.node is not None:
-        if world.node.state not in {"running", "stopped"}:
+        if world.node.state != "running":
             return world.node.state
-        if world.node.state == "running" and world.node.height < min(world.node.tip, height):
+        if world.node.height < min(world.node.tip, height):
             return "node_behind"
     if world.network_height is not None and world.network_height - world.tip > allowance:
         return "catching_up"

@@ -1,15 +1,16 @@
-"""The pruner: one handler with one bell, one cycle at a time, each a job in the journal.
+"""The pruner: one coroutine that waits for its bell, and then takes bounded turns of the writer's thread.
 
-It hears that something moved and reads the truth: only the latest height counts. A cycle is a row of turns on the
-writer's thread, each bounded and a commit of its own, so a block waits for one turn at most; what follows the chain
-goes first. Cutting a cycle anywhere is safe: every turn leaves the store whole, and the next cycle goes on.
+The bell says that something moved; where things are is read then, so only the latest height counts. Every turn is a
+commit of its own and leaves the store whole: a block waits for one turn at most, and a cycle may be cut anywhere. The
+chain's own tables need no cycle: what they may forget goes with the commits of blocks, and here in what time is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
+from functools import partial
 from time import monotonic, time
-from typing import Literal, Protocol
+from typing import Protocol, TypeVar
 
 import anyio
 import msgspec
@@ -19,25 +20,27 @@ from msgspec import Struct, field
 
 from handlers.burial import Burial, safe_height
 from handlers.change_log import ChangeLog
-from handlers.events import Pruned
-from handlers.prune_cycle import PHASES, REASONS, Cycle, NoRows, Rows, Terms, Turn
+from handlers.prune_cycle import PHASES, REASONS, Cycle, Terms, did_something
 from handlers.prune_request import Request, Requests, World, held_back
 from handlers.spending import TxFault
 from handlers.utxo import Committed, Turns
 from storage.errors import Damaged, StoreFull
 from storage.jobs import Job, JobStore
-from storage.windows import Gone
 
 log = structlog.get_logger("pruner")
 
+ENDS = ("done", "nothing_to_do", "failed")  # of cycles
 _SWEEP_EVERY_S = 3600.0  # blobs that nobody speaks of are looked for
 _LOOK_S, _LOOKS = 0.002, 25  # how often, and how long, a turn lets blocks go first
+_TABLES_S = 1.0  # for which the chain's tables are pruned before the next look for a cycle
+
+_T = TypeVar("_T")
 
 
 class PrunerNumbers(Struct):
     """What the pruner counts since the daemon started, and where it is."""
 
-    cycles: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("done", "failed", "superseded"), 0))
+    cycles: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ENDS, 0))
     phase_runs: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
     phase_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     processed: dict[str, int] = {}  # by what the jobs' counts are called
@@ -54,42 +57,13 @@ class PrunerNumbers(Struct):
 
     def took(self, job: Job) -> None:
         """Count a cycle that has ended."""
-        self.cycles[job.state] = self.cycles.get(job.state, 0) + 1
+        self.cycles["nothing_to_do" if job.state == "done" and not did_something(job) else job.state] += 1
         for phase, seconds in job.seconds.items():
             self.phase_runs[phase] = self.phase_runs.get(phase, 0) + 1
             self.phase_seconds[phase] = self.phase_seconds.get(phase, 0.0) + seconds
         for mine, theirs in ((self.processed, job.counts), (self.skipped, job.skipped)):
             for name, count in theirs.items():
                 mine[name] = mine.get(name, 0) + count
-
-
-class ChainRows:
-    """The UTXO store's old rows, in the hands of who follows the chain."""
-
-    def __init__(self, turns: Turns, publish: Callable[[Committed], None]) -> None:
-        self._turns, self._publish = turns, publish
-        self._done: list[Committed] = []
-
-    def due(self) -> bool:
-        """Return whether there may be some, and they may go now."""
-        return self._turns.chain.due_for_pruning()
-
-    def step(self) -> Gone | None:
-        """Remove some; None while a block waits for its commit, which removes some too."""
-        if not self._turns.at_rest:
-            return None
-        committed, gone = self._turns.prune(), Gone()
-        self._done.append(committed)
-        for fact in committed.facts:
-            if isinstance(fact, Pruned):
-                gone = gone.plus(Gone(fact.spent_outputs, fact.transactions, fact.undo_records, fact.mmr_nodes))
-        return gone
-
-    def tell(self) -> None:
-        """Let the others hear, on the event loop."""
-        done, self._done = self._done, []
-        for committed in done:
-            self._publish(committed)
 
 
 class Pruner:
@@ -100,16 +74,15 @@ class Pruner:
         terms: Terms,
         jobs: JobStore,
         burial: Burial | None,
-        rows: Rows | None = None,
         changes: ChangeLog | None = None,
     ) -> None:
         self.terms, self.jobs, self.burial = terms, jobs, burial
         self.changes = changes or ChangeLog(jobs.disk)
-        self.rows: Rows = rows or NoRows()
         self.numbers = PrunerNumbers()
         self.requests = Requests(terms.trigger)
         self._next = 1
         self._held: Job | None = None
+        self._mends = False  # the latest cycle failed
         self._silent = False
         self._swept_at: float | None = None
 
@@ -117,13 +90,16 @@ class Pruner:
         """Read where we were; what a kill has interrupted did not finish."""
         with self.jobs.disk.read() as txn:
             jobs = list(self.jobs.latest(txn))
-        self._next = jobs[0].number + 1 if jobs else 1
+        self._next = jobs[0].number + 1 if jobs else 1  # the number of the next row
         self.requests = Requests(
             self.terms.trigger, max((job.height for job in jobs if job.state == "done"), default=0)
         )
+        self._mends = bool(jobs) and jobs[0].state == "failed"
         for job in jobs:
-            if job.state in {"queued", "running"}:
-                self._end(job, "failed", "interrupted: the daemon ended before the cycle did")
+            if job.state == "queued" and self._held is None:
+                self._held = job
+            elif job.state in {"queued", "running"}:
+                self._failed(job, "interrupted: the daemon ended before the cycle did")
 
     def hold(self, request: Request, reason: str) -> None:
         """Let a cycle wait; its job says why."""
@@ -138,12 +114,11 @@ class Pruner:
     def cycle(self, request: Request, persisted: int | None) -> Cycle:
         """Begin the cycle of a request."""
         held, self._held = self._held, None
-        if held is not None and held.height != request.height:
-            self.numbers.took(self._end(held, "superseded", None))
-            held = None
         safe = safe_height(request.height, None if self.terms.trigger == "applied" else persisted, self.terms.retention)
         job = msgspec.structs.replace(
             held or self._new(request),
+            height=request.height,
+            trigger=request.trigger,
             state="running",
             started_at=time(),
             safe_height=safe,
@@ -153,11 +128,23 @@ class Pruner:
         self.numbers.active, self.numbers.current_height = True, job.height
         sweeps = self._swept_at is None or monotonic() - self._swept_at > _SWEEP_EVERY_S
         self._swept_at = monotonic() if sweeps else self._swept_at
-        return Cycle(self.terms, self.jobs, self.changes, self.burial, self.rows, job, sweeps=sweeps)
+        return Cycle(
+            self.terms,
+            self.jobs,
+            self.changes,
+            self.burial,
+            job,
+            sweeps=sweeps,
+            waited=held is not None,
+            mends=self._mends,
+        )
 
     def finish(self, cycle: Cycle) -> None:
         """Remember that a cycle is done."""
         self.requests.finished(cycle.job.height)
+        self._mends = False
+        if cycle.journaled:
+            self._next = cycle.job.number + 1
         self._account(cycle.job)
         level = log.info if cycle.job.counts else log.debug
         took = (cycle.job.finished_at or 0.0) - (cycle.job.started_at or 0.0)
@@ -165,7 +152,7 @@ class Pruner:
 
     def fail(self, cycle: Cycle, error: str) -> None:
         """Remember that a cycle is not done; the next ring tries again."""
-        job = self._end(cycle.job, "failed", error)
+        job = self._failed(cycle.job, error)
         self._account(job)
         log.warning("pruning_failed", height=job.height, phase=job.phase, error=error)
 
@@ -196,8 +183,7 @@ class Pruner:
                 self.numbers.past_due = self.burial.past_due(txn, height)
 
     def _new(self, request: Request) -> Job:
-        self._next += 1
-        return Job(self._next - 1, request.height, request.trigger, "queued", time())
+        return Job(self._next, request.height, request.trigger, "queued", time())
 
     def _account(self, job: Job) -> None:
         self.numbers.took(job)
@@ -205,12 +191,14 @@ class Pruner:
         self.numbers.done_height = self.requests.done
         self.count_past_due(job.safe_height or job.height)
 
-    def _end(self, job: Job, state: Literal["failed", "superseded"], error: str | None) -> Job:
-        job = msgspec.structs.replace(job, state=state, error=error, finished_at=time())
+    def _failed(self, job: Job, error: str) -> Job:
+        self._mends = True
+        job = msgspec.structs.replace(job, state="failed", error=error, finished_at=time())
         self._put(job)
         return job
 
     def _put(self, job: Job) -> None:
+        self._next = max(self._next, job.number + 1)
         try:
             self.jobs.disk.write(lambda txn: self.jobs.put(txn, job, self.terms.history))
         except StoreFull as full:  # the journal is told later, the log now
@@ -228,105 +216,119 @@ class Bell(Protocol):
         """Wait until it rings."""
 
 
-class Surroundings(Struct):
-    """What the handler needs of the daemon: where things are, whether blocks wait, and who hears of deletions."""
+class Writer:
+    """The writer's thread as the pruner uses it: one turn at a time, its own or the chain's, which goes first."""
 
-    world: Callable[[], World]
-    quiet: Callable[[], bool]
-    told: Callable[[list[bytes], int], None]
-    after_turn: Callable[[], None]
+    def __init__(
+        self, turns: Turns, inbox: Sized, publish: Callable[[Committed], None], limiter: CapacityLimiter
+    ) -> None:
+        """Take the chain's turns, the inbox from which they come, who hears of commits, and what lets one in."""
+        self.turns, self._inbox, self.publish, self._limiter = turns, inbox, publish, limiter
+
+    @property
+    def quiet(self) -> bool:
+        """Return whether no message waits."""
+        return self.turns.at_rest and not len(self._inbox)
+
+    async def take(self, step: Callable[[], _T]) -> _T:
+        """Take a turn."""
+        return await to_thread.run_sync(step, limiter=self._limiter)
+
+    async def let_blocks_pass(self) -> None:
+        """Wait while blocks do, but not for ever: a turn is short."""
+        for _ in range(_LOOKS):
+            if self.quiet:
+                return
+            await anyio.sleep(_LOOK_S)
 
 
-async def keep_pruned(bell: Bell, pruner: Pruner, around: Surroundings, writer: CapacityLimiter) -> None:
-    """Run a cycle whenever the bell says that there may be one to run, until cancelled.
-
-    `writer` lets one turn in at a time, ours or the chain's.
-    """
-    await to_thread.run_sync(pruner.begin, limiter=writer)
+async def keep_pruned(bell: Bell, pruner: Pruner, writer: Writer) -> None:
+    """Run a cycle whenever the bell says that there may be one to run, until cancelled."""
+    await writer.take(pruner.begin)
     while True:
-        world = around.world()
+        world, reason = writer.turns.world(), None
         pruner.look(world)
         if (request := pruner.requests.queued) is not None:
             reason = held_back(world, request.height, pruner.terms.unmined_retention)
             if reason is None:
-                await _run(pruner, request, world.persisted, around, writer)
+                await _run(pruner, request, world.persisted, writer)
             else:
-                await to_thread.run_sync(pruner.hold, request, reason, limiter=writer)
-        await _prune_rows(pruner.rows, around, writer)
-        await bell.heard()
+                await writer.take(partial(pruner.hold, request, reason))
+        if not await _prune_tables(writer, idle_only=reason is not None):
+            await bell.heard()
 
 
-async def _run(
-    pruner: Pruner, request: Request, persisted: int | None, around: Surroundings, writer: CapacityLimiter
-) -> None:
+async def _run(pruner: Pruner, request: Request, persisted: int | None, writer: Writer) -> None:
     """Run one cycle to its end, whichever that is."""
-    cycle = await to_thread.run_sync(pruner.cycle, request, persisted, limiter=writer)
+    cycle = await writer.take(partial(pruner.cycle, request, persisted))
     try:
-        await _take_turns(cycle, pruner, around, writer)
-    except (StoreFull, TxFault, Interrupted) as error:
-        await to_thread.run_sync(pruner.fail, cycle, str(error), limiter=writer)
-    except Damaged as error:
-        await to_thread.run_sync(pruner.fail, cycle, str(error), limiter=writer)
-        if cycle.job.phase == "undo":  # the chain's own tables: nobody may go on with these
-            raise
+        await cycle.run(_Steps(pruner, cycle, writer))
+    except (StoreFull, TxFault, Damaged, Interrupted) as error:
+        await writer.take(partial(pruner.fail, cycle, str(error)))
     except get_cancelled_exc_class():
         with CancelScope(shield=True):
-            await to_thread.run_sync(pruner.fail, cycle, "interrupted: the daemon was asked to stop", limiter=writer)
+            await writer.take(partial(pruner.fail, cycle, "interrupted: the daemon was asked to stop"))
         raise
     else:
-        await to_thread.run_sync(pruner.finish, cycle, limiter=writer)
+        await writer.take(partial(pruner.finish, cycle))
 
 
-async def _take_turns(cycle: Cycle, pruner: Pruner, around: Surroundings, writer: CapacityLimiter) -> None:
-    turns, terms = cycle.turns(), pruner.terms
-    started = logged = monotonic()
+class _Steps:
+    """Takes the steps of one cycle, as long as it may go on."""
 
-    def take(turn: Turn | None) -> Turn | None:
-        """Do a turn's work and return the next."""
-        began = monotonic()
-        if turn is not None:
-            turn.work()
-        following = next(turns, None)
-        pruner.numbers.longest_turn_s = max(pruner.numbers.longest_turn_s, monotonic() - began)
-        return following
+    def __init__(self, pruner: Pruner, cycle: Cycle, writer: Writer) -> None:
+        self._pruner, self._cycle, self._writer = pruner, cycle, writer
+        self._started = self._logged = monotonic()
 
-    turn = await to_thread.run_sync(take, None, limiter=writer)
-    while turn is not None:
-        if monotonic() - started > terms.job_timeout_s:
+    async def __call__(self, step: Callable[[], _T], /, *, beside: bool = False) -> _T:
+        """Take a step, and publish what it made true.
+
+        Raises:
+            Interrupted: the cycle must not go on.
+        """
+        self._check(self._writer.turns.world())
+        if beside:
+            return await to_thread.run_sync(step)
+        await self._writer.let_blocks_pass()
+        done, took_s = await self._writer.take(partial(_timed, step))
+        self._pruner.numbers.longest_turn_s = max(self._pruner.numbers.longest_turn_s, took_s)
+        if self._cycle.facts:
+            facts, self._cycle.facts = self._cycle.facts, []
+            view = self._writer.turns.chain.view
+            self._writer.publish(Committed([], facts, view, took_s, timings=[("cleanup", took_s)]))
+        if 0 < self._pruner.terms.progress_every_s < monotonic() - self._logged:
+            self._logged, job = monotonic(), self._cycle.job
+            log.info("pruning", height=job.height, phase=job.phase, **job.counts)
+        return done
+
+    def _check(self, world: World) -> None:
+        terms, height = self._pruner.terms, self._cycle.job.height
+        if monotonic() - self._started > terms.job_timeout_s:
             raise Interrupted(f"pruner.job_timeout ({terms.job_timeout_s:g}s) is over: the next cycle goes on")
-        world = around.world()
-        if world.tip < cycle.job.height:
+        if world.tip < height:
             raise Interrupted(f"blocks were taken back down to {world.tip}: the next cycle goes on")
-        if (reason := held_back(world, cycle.job.height, terms.unmined_retention)) is not None:
+        if (reason := held_back(world, height, terms.unmined_retention)) is not None:
             raise Interrupted(f"held back meanwhile: {reason}")
-        if turn.writes:
-            await _let_blocks_pass(around)
+
+
+def _timed(step: Callable[[], _T]) -> tuple[_T, float]:
+    """Return what a step returns, and how long it took."""
+    began = monotonic()
+    return step(), monotonic() - began
+
+
+async def _prune_tables(writer: Writer, *, idle_only: bool) -> bool:
+    """Delete what the chain's tables may forget, for a while; return whether to go on after a look for a cycle.
+
+    While blocks wait, each has its turn between two of these; with `idle_only` there are none then.
+    """
+    turns, until = writer.turns, monotonic() + _TABLES_S
+    while turns.chain.due_for_pruning() and (writer.quiet or not idle_only):
+        if monotonic() > until:
+            return True
+        await writer.let_blocks_pass()
+        if (committed := await writer.take(turns.prune)) is None:
+            await anyio.sleep(_LOOK_S)  # a block waits for its commit, which prunes too
         else:
-            await to_thread.run_sync(turn.work)
-        turn = await to_thread.run_sync(take, turn if turn.writes else None, limiter=writer)
-        around.after_turn()
-        if cycle.deleted:
-            around.told(cycle.deleted, cycle.job.height)
-            cycle.deleted = []
-        if cycle.waits:
-            await anyio.sleep(_LOOK_S)
-        if monotonic() - logged > terms.progress_every_s:
-            logged = monotonic()
-            log.info("pruning", height=cycle.job.height, phase=cycle.job.phase, **cycle.job.counts)
-
-
-async def _let_blocks_pass(around: Surroundings) -> None:
-    """Wait while blocks do, but not for ever: a turn is short."""
-    for _ in range(_LOOKS):
-        if around.quiet():
-            return
-        await anyio.sleep(_LOOK_S)
-
-
-async def _prune_rows(rows: Rows, around: Surroundings, writer: CapacityLimiter) -> None:
-    """Go on with the UTXO store's old rows while nobody waits: they need no cycle, only the window."""
-    while rows.due() and around.quiet():
-        gone = await to_thread.run_sync(rows.step, limiter=writer)
-        around.after_turn()
-        if gone is None:
-            return
+            writer.publish(committed)
+    return False

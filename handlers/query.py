@@ -74,7 +74,7 @@ class Query:
         if known is not None and commit == self._commit:
             return known
         self._commit, marks = commit, self.store.marks(txn)
-        block = None if known is None else txn.get(keys.u32(known.state.tip), db=self.store.block)
+        block = None if known is None else self.store.block_row(txn, known.state.tip)
         grown = known is not None and known.block == block  # or the same
         if known is None or not grown or known.marks != marks:
             kept = (known.written, known.passed) if known is not None and grown else (Written(self._room), Passed())
@@ -85,6 +85,6 @@ class Query:
         self, txn: Txn, marks: tuple[bytes | None, bytes | None], written: Written, passed: Passed
     ) -> Boundary:
         state = self.store.state(txn)
-        block = txn.get(keys.u32(state.tip), db=self.store.block)
+        block = self.store.block_row(txn, state.tip)
         tip = None if state.tip == keys.GENESIS else to_point(self.store.block_at(txn, state.tip))
         return Boundary(marks, state, self.store.kept_indexes(txn), block, tip, written, passed)

@@ -172,9 +172,8 @@ class Transactions(Births):
     # --- unmined -------------------------------------------------------------------------------------------------
 
     def unmined(self, txn: Txn, until: int | None = None) -> Iterator[tuple[bytes, Record]]:
-        """Yield the transactions that wait for a block, the oldest first, at most as young as `until`."""
-        due = self.store.due(txn, self.store.unmined, ALL_IN_ONE if until is None else until)
-        for _, txid in list(due):
+        """Yield the transactions with a record that wait for a block, the oldest first, at most as young as `until`."""
+        for txid in list(self.store.recorded(txn, ALL_IN_ONE if until is None else until)):
             record = self.store.record(txn, txid)
             if record is not None:
                 yield txid, record

@@ -7,7 +7,7 @@ code path: a batch of one is a batch. Answers and facts leave after the commit t
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from time import monotonic
 from typing import Literal, Protocol, TypeVar
 
@@ -25,6 +25,7 @@ from handlers.events import (
     AckStatus,
     BlockApplied,
     BlockPersisted,
+    Event,
     Fact,
     GenesisOutputs,
     NodeState,
@@ -36,7 +37,7 @@ from handlers.eviction import room_for
 from handlers.orders import Order
 from handlers.pace import Pace
 from handlers.points import View
-from handlers.prune_request import Node
+from handlers.prune_request import Node, World
 from handlers.refusal import Refusal, Refused
 from handlers.spending import TxFault
 from handlers.submission import begin, create
@@ -50,7 +51,7 @@ _T = TypeVar("_T")
 _SHARED_S = 0.1  # for which a batch is composed, and written, while other clients wait
 _LARGE_BYTES = 16 << 20  # of large transactions that may wait, unless one alone has more
 _TIDY_EVERY = 64  # commits: cycles are rare here, so the collector stays off while blocks are applied
-Work = Literal["apply", "commit", "rollback", "prune"]
+Work = Literal["apply", "commit", "rollback", "prune", "cleanup"]
 _WORK: dict[AckStatus, Work] = {"applied": "apply", "rolled_back": "rollback"}
 
 
@@ -97,6 +98,7 @@ class Committed(Struct, frozen=True):
     took_s: float
     timings: list[tuple[Work, float]] = []  # what the writer's thread did since the last one, in seconds
     repaired: int = 0  # records of transactions that contradicted the chain
+    heard: Collection[type[Event]] = ()  # what was said about the chain by somebody else, for those with a bell
 
 
 class Turns:
@@ -107,6 +109,8 @@ class Turns:
         self._pruning = pruning
         self._node_settled = True
         self.node: Node | None = None  # what it said last
+        self._network_height: int | None = None  # as the feeder said last
+        self._heard: set[type[Event]] = set()
         self.pace = Pace()
         self.creating: dict[int, int] = {}  # the bytes of large transactions that wait for their turn
         chain.may_prune = pruning
@@ -186,10 +190,13 @@ class Turns:
 
     def _carry_out(self, event: object, delivery: Delivery) -> AckStatus:
         chain = self.chain
+        if isinstance(event, BlockPersisted | NodeState):
+            self._heard.add(type(event))
         match event:
             case BlockApplied():
                 self.pace.add(event, len(delivery.raw))
-                return "applied" if chain.apply(event, delivery.sender.network_height) else "duplicate"
+                self._network_height = delivery.sender.network_height
+                return "applied" if chain.apply(event, self._network_height) else "duplicate"
             case Rollback():
                 return "rolled_back" if chain.rollback(event) else "noop"
             case BlockPersisted():
@@ -197,7 +204,7 @@ class Turns:
             case GenesisOutputs():
                 return "accepted" if chain.seed(event) else "duplicate"
             case NodeState():
-                self._node_settled = event.state in {"running", "stopped"}
+                self._node_settled = event.state == "running"
                 self.node = Node(event.state, event.height, chain.tip.height if chain.tip else 0)
                 return "accepted"
             case _:
@@ -238,8 +245,16 @@ class Turns:
             gc.collect()
         return self._committed(started)
 
-    def prune(self) -> Committed:
-        """Take one bounded step of pruning."""
+    def world(self) -> World:
+        """Return where the chain, its persister, the node and the network are, as far as anybody has said."""
+        view = self.chain.view
+        height = view.tip.height if view.tip else 0
+        return World(height, view.persisted_height, self.node, self._network_height)
+
+    def prune(self) -> Committed | None:
+        """Take one bounded step of pruning; None while something waits for its commit, which prunes too."""
+        if not self.at_rest:
+            return None
         started = monotonic()
         try:
             if self.chain.prune():
@@ -252,8 +267,9 @@ class Turns:
     def _committed(self, started: float) -> Committed:
         answers, self._ready = self._ready, []
         timings, self._timings = self._timings, []
+        heard, self._heard = frozenset(self._heard), set()
         facts, took_s = self.chain.take_facts(), monotonic() - started
-        return Committed(answers, facts, self.chain.view, took_s, timings, self.chain.take_repaired())
+        return Committed(answers, facts, self.chain.view, took_s, timings, self.chain.take_repaired(), heard)
 
 
 def _stands(answer: Told) -> bool:

@@ -155,7 +155,7 @@ class WaitingList:
 
     def _entries(self, after: Place | None) -> Iterator[tuple[int, bytes]]:
         """Yield the entries of the index behind a place; one of which not all was listed is the first."""
-        for entry in self._store.waiting(self._txn, after.height if after else 0, keys.HIGHEST):
+        for entry in self._store.due(self._txn, self._store.unmined, keys.HIGHEST, after.height if after else 0):
             if after is None or entry > after[:2] or (entry == after[:2] and after.listed is not None):
                 yield entry
 

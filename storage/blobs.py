@@ -11,19 +11,16 @@ import os
 import re
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from threading import Lock
 from typing import Protocol
 
 from storage.blobname import LEFTOVER, LEFTOVER_S, NAME, checked, leftover
 from storage.errors import BlobFailed as BlobFailed
 from storage.files import FILE_MODE, FOLDER_MODE, make_folder
 
-ENTRY = 256  # what the cache reckons for an entry besides its bytes
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FAN = re.compile(r"[0-9a-f]{2}")
 # The same as in config.units, and as strict: no way out of the data folder, no name that a bucket would have to escape.
@@ -221,79 +218,6 @@ class Late:
     def check(self) -> None:
         """See `Blobs.check`."""
         self._blobs().check()
-
-
-class Cached:
-    """Blobs with the most recently used ones in memory, `max_bytes` of them at most. Threads may share it.
-
-    A blob is kept when whoever gets it says that it will be asked for again.
-    """
-
-    def __init__(self, blobs: Blobs, max_bytes: int) -> None:
-        self.hits = self.misses = self.size = 0
-        self._blobs, self._max_bytes = blobs, max_bytes
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
-        self._changes = 0
-        self._lock = Lock()
-
-    def put(self, name: str, data: bytes) -> None:
-        """See `Blobs.put`."""
-        try:
-            self._blobs.put(name, data)
-        finally:
-            self._forget(name)
-
-    def get(self, name: str, keep: bool = False) -> bytes | None:
-        """Return what `Blobs.get` would, from memory if it is there; what need not be kept leaves the memory."""
-        with self._lock:
-            data, changes = self._drop(name), self._changes
-            if data is not None:
-                self.hits += 1
-                if keep:
-                    self._add(name, data)
-                return data
-            self.misses += 1
-        data = self._blobs.get(name)
-        with self._lock:
-            # Somebody may have deleted it since it was read: then it must not come back.
-            if data is not None and keep and changes == self._changes:
-                self._drop(name)
-                self._add(name, data)
-        return data
-
-    def delete(self, name: str) -> bool:
-        """See `Blobs.delete`."""
-        try:
-            return self._blobs.delete(name)
-        finally:
-            self._forget(name)
-
-    def names(self) -> Iterator[tuple[str, float]]:
-        """See `Blobs.names`."""
-        return self._blobs.names()
-
-    def check(self) -> None:
-        """See `Blobs.check`."""
-        self._blobs.check()
-
-    def _forget(self, name: str) -> None:
-        with self._lock:
-            self._changes += 1
-            self._drop(name)
-
-    def _drop(self, name: str) -> bytes | None:
-        data = self._kept.pop(name, None)
-        if data is not None:
-            self.size -= len(data) + ENTRY
-        return data
-
-    def _add(self, name: str, data: bytes) -> None:
-        if len(data) + ENTRY > self._max_bytes:
-            return
-        self._kept[name] = data
-        self.size += len(data) + ENTRY
-        while self.size > self._max_bytes:
-            self._drop(next(iter(self._kept)))
 
 
 @contextmanager

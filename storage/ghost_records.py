@@ -11,9 +11,9 @@ from itertools import groupby
 
 import numpy as np
 
-from storage import keys
+from storage import heights, keys
 from storage.chain_txs import in_order
-from storage.disk import Disk, Txn
+from storage.disk import Db, Disk, Txn
 from storage.ghost_layout import Ghost
 from storage.ghosts import Ghosts
 from storage.history.layout import NO_FEE, outputs_in, to_body
@@ -50,9 +50,6 @@ class GhostTxStore(TxStore):
 
     # --- what a ghost would say ----------------------------------------------------------------------------------
 
-    def _has_record(self, txn: Txn, txid: bytes) -> bool:
-        return txn.get(txid + MASTER, db=self.tx) is not None
-
     def _record(self, txn: Txn, ghost: Ghost) -> Record:
         recorded = self.ghosts.indexes(txn, ghost)
         spent = set(self.ghosts.claims(txn, ghost.txid))
@@ -75,7 +72,7 @@ class GhostTxStore(TxStore):
 
     def _slot(self, txn: Txn, txid: bytes, index: int) -> bytes | None:
         """Return a slot of a ghost, or a claim of one beside the chain."""
-        if self._has_record(txn, txid):  # then all of its slots are rows
+        if super().has(txn, txid):  # then all of its slots are rows
             return None
         by = self.ghosts.claims(txn, txid, index).get(index)
         if by is None:
@@ -94,7 +91,7 @@ class GhostTxStore(TxStore):
 
     def _slots(self, txn: Txn, txid: bytes) -> dict[int, bytes]:
         """Return the slots of a ghost, or the claims of ghosts beside the chain."""
-        if self._has_record(txn, txid):
+        if super().has(txn, txid):
             return {}
         ghost, claims, found = self.ghosts.find(txn, txid), self.ghosts.claims(txn, txid), dict[int, bytes]()
         for index in sorted({*claims, *(self.ghosts.indexes(txn, ghost) if ghost else ())}):
@@ -112,9 +109,9 @@ class GhostTxStore(TxStore):
         """Return whether no transaction has a row, whatever ghosts there are."""
         return super().empty(txn)
 
-    def has(self, txn: Txn, txid: bytes) -> bool:
-        """Return whether a transaction has a record, readable or not."""
-        return self._has_record(txn, txid) or self.ghosts.find(txn, txid) is not None
+    def has(self, txn: Txn, txid: bytes, page: int = 0) -> bool:
+        """Return whether a transaction has this page, body or lock, readable or not."""
+        return super().has(txn, txid, page) or (page == 0 and self.ghosts.find(txn, txid) is not None)
 
     def record(self, txn: Txn, txid: bytes) -> Record | None:
         """Return the master."""
@@ -175,12 +172,19 @@ class GhostTxStore(TxStore):
 
     # --- walks ---------------------------------------------------------------------------------------------------
 
-    def waiting(self, txn: Txn, low: int, high: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the unmined transactions since heights from `low` to `high`, the lowest first, then by id."""
-        rows = self.due(txn, self.unmined, high, low)
-        if not self.ghosts.any(txn):
-            return rows
-        return merge(rows, self.ghosts.by_height(txn, low, high))
+    def due(
+        self, txn: Txn, db: Db, height: int, first: int = 0, after: tuple[int, bytes] | None = None
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yield what an index has from `first`, or after an entry, up to `height`, lowest first."""
+        entries = super().due(txn, db, height, first, after)
+        if db is not self.unmined or not self.ghosts.any(txn):
+            return entries
+        ghosts = self.ghosts.by_height(txn, first if after is None else after[0], height)
+        return merge(entries, (entry for entry in ghosts if after is None or entry > after))
+
+    def recorded(self, txn: Txn, height: int) -> Iterator[bytes]:
+        """Yield the unmined transactions since heights up to this one that are no ghosts, the lowest first."""
+        return (txid for _, txid in super().due(txn, self.unmined, height))
 
     def unmined_count(self, txn: Txn) -> int:
         """Return how many transactions are unmined."""
@@ -197,12 +201,10 @@ class GhostTxStore(TxStore):
 
     def not_indexed(self, txn: Txn, txid: bytes, record: Record) -> list[str]:
         """Return the fields of a record that the indexes do not have; those of a ghost are not written."""
-        if not self._has_record(txn, txid):
+        if not super().has(txn, txid):
             return []
         fields = [(db, name, getattr(record, name)) for db, name in self.indexes()]
-        return [
-            name for db, name, at in fields if at is not None and not txn.cursor(db).set_key_dup(keys.u32(at), txid)
-        ]
+        return [name for db, name, at in fields if at is not None and not heights.has(txn, db, at, txid)]
 
     def txids(self, txn: Txn, after: bytes = b"") -> Iterator[bytes]:
         """Yield every transaction that has a row or is a ghost, in order of their ids."""
@@ -211,10 +213,10 @@ class GhostTxStore(TxStore):
             return rows
         return (txid for txid, _ in groupby(merge(rows, [txid for txid in self.ghosts.txids(txn) if txid >= after])))
 
-    def rows(self, txn: Txn) -> Iterator[tuple[bytes, bytes]]:
-        """Yield all rows, and those that ghosts would have, in order of their keys."""
-        rows = iter(txn.cursor(self.tx))
-        if not self.ghosts.any(txn):
+    def rows(self, txn: Txn, db: Db) -> Iterator[tuple[bytes, bytes]]:
+        """Yield all rows of one of the tables, and those that ghosts would have, in order of their keys."""
+        rows = super().rows(txn, db)
+        if db is not self.tx or not self.ghosts.any(txn):
             return rows
         found = merge(rows, self._rows_of_ghosts(txn), key=lambda row: row[0])
         return (next(alike) for _, alike in groupby(found, key=lambda row: row[0]))
@@ -242,7 +244,7 @@ class GhostTxStore(TxStore):
         super().put_slots(txn, txid, 0, sorted(slots.items()))
         super().put_body(txn, txid, Body(in_order(inputs)))
         for at, (parent, index) in inputs:
-            if not self._has_record(txn, parent) and (name := self._name(txn, (parent, index))) is not None:
+            if not super().has(txn, parent) and (name := self._name(txn, (parent, index))) is not None:
                 super().put_slot(txn, parent, 0, index, name + claim(txid, at))
         return True
 
@@ -263,7 +265,7 @@ class GhostTxStore(TxStore):
 
     def put_page(self, txn: Txn, txid: bytes, number: int, page: Page) -> None:
         """Store a page, and keep the indexes in step when it is the master."""
-        if self.ghosts.any(txn) and not self.wake(txn, txid) and number == 0 and not self._has_record(txn, txid):
+        if self.ghosts.any(txn) and not self.wake(txn, txid) and number == 0 and not super().has(txn, txid):
             for by, _ in self.ghosts.claims(txn, txid).values():  # from here on its slots say who claims them
                 self.wake(txn, by)
         super().put_page(txn, txid, number, page)

@@ -18,7 +18,7 @@ from storage.rows import pack, unpack
 
 TABLES = ("pruner_job", "pruner_left")
 
-JobState = Literal["queued", "running", "done", "failed", "superseded"]
+JobState = Literal["queued", "running", "done", "failed", "superseded"]  # the last one in old journals only
 _NUMBER = struct.Struct(">Q")
 
 
@@ -61,6 +61,10 @@ class JobStore:
             if cursor.first():
                 cursor.delete()
 
+    def drop(self, txn: Txn, job: Job) -> None:
+        """Forget a job: it waited, and then there was nothing to do."""
+        txn.delete(_NUMBER.pack(job.number), db=self.job)
+
     def latest(self, txn: Txn, before: int | None = None, skip: int = 0) -> Iterator[Job]:
         """Yield the jobs without the first `skip`, latest first; with `before`, only those with lower numbers."""
         cursor = txn.cursor(self.job)
@@ -90,6 +94,11 @@ class JobStore:
         else:
             cursor.delete()
         return txid, number
+
+    def left_of(self, txn: Txn, txid: bytes) -> int:
+        """Return how many pages of a transaction are to be removed."""
+        count = txn.get(txid, db=self.left)
+        return 0 if count is None else keys.number(count)
 
     def anything_left(self, txn: Txn) -> bool:
         """Return whether a page is to be removed."""

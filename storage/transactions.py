@@ -17,7 +17,7 @@ from hashlib import blake2b
 
 from msgspec import Struct
 
-from storage import keys
+from storage import heights, keys
 from storage.disk import Db, Disk, Txn
 from storage.errors import Damaged
 from storage.ghost_layout import TABLES as GHOST_TABLES
@@ -327,16 +327,27 @@ class TxStore:
             yield txid
             at = txid + b"\xff" * 5  # above every key of this transaction: the lock is its last
 
-    @staticmethod
-    def due(txn: Txn, db: Db, height: int, first: int = 0) -> Iterator[tuple[int, bytes]]:
-        """Yield what an index has at `first` or above and at or below `height`, lowest first."""
-        cursor = txn.cursor(db)
-        if not cursor.set_range(keys.u32(first)):
-            return
-        for key, txid in cursor:
-            if (at := keys.number(key)) > height:
-                return
-            yield at, txid
+    def due(
+        self, txn: Txn, db: Db, height: int, first: int = 0, after: tuple[int, bytes] | None = None
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yield what an index has from `first`, or after an entry, up to `height`, lowest first."""
+        return heights.entries(txn, db, height, first, after)
+
+    def has(self, txn: Txn, txid: bytes, page: int = 0) -> bool:
+        """Return whether a transaction has this page, body or lock, readable or not."""
+        return txn.get(txid + keys.u32(page), db=self.tx) is not None
+
+    def known(self, txn: Txn, txids: Iterable[bytes], outputs: Iterable[OutPoint]) -> set[bytes]:
+        """Return which transactions, and parents of these outputs, have a record or a row of the output itself."""
+        wanted = {txid + MASTER for txid in txids}
+        for txid, index in outputs:
+            wanted.add(txid + MASTER)
+            wanted.add(slot_key(txid, 0, index))
+        return {key[:HASH] for key, _ in txn.cursor(self.tx).getmulti(sorted(wanted))}
+
+    def rows(self, txn: Txn, db: Db) -> Iterator[tuple[bytes, bytes]]:
+        """Yield all rows of one of the tables as they are stored."""
+        return iter(txn.cursor(db))
 
 
 def slot_key(txid: bytes, page: int, slot: int) -> bytes:

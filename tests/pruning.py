@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 from anyio import CapacityLimiter, to_thread
@@ -20,11 +20,11 @@ from handlers.chain import Chain
 from handlers.change_log import ChangeLog
 from handlers.delivery import Answer
 from handlers.desk import Mined, Rules
-from handlers.events import Inbound, OutPoint, Tx
+from handlers.events import Inbound, OutPoint, Tx, TxStatusChanged
 from handlers.lives import Lives
-from handlers.prune_cycle import Terms
-from handlers.prune_request import Request, World
-from handlers.pruner import ChainRows, Pruner, Surroundings, keep_pruned
+from handlers.prune_cycle import Cycle, Terms
+from handlers.prune_request import Request
+from handlers.pruner import Pruner, Writer, keep_pruned
 from handlers.transactions import Transactions
 from handlers.utxo import Committed, Turns
 from storage.blobs import Blobs, Files
@@ -35,6 +35,7 @@ from storage.transactions import Record
 from storage.windows import Windows
 
 RETENTION, UNMINED, PRESERVATION = 10, 5, 40
+_T = TypeVar("_T")
 
 
 class House:
@@ -53,9 +54,7 @@ class House:
         self.turns = Turns(self.chain)
         self.published: list[Committed] = []
         self.burial = Burial(self.transactions, UNMINED, PRESERVATION)
-        self.rows = ChainRows(self.turns, self.published.append)
-        self.pruner = Pruner(terms, self.jobs, self.burial, self.rows, self.changes)
-        self.deleted: list[bytes] = []
+        self.pruner = Pruner(terms, self.jobs, self.burial, self.changes)
 
     # --- transactions without blocks -----------------------------------------------------------------------------
 
@@ -84,17 +83,40 @@ class House:
     # --- cycles --------------------------------------------------------------------------------------------------
 
     def run_cycle(self, height: int, persisted: int | None = None) -> Job:
-        """Run one whole cycle, here and now."""
+        """Run one whole cycle, then prune the chain's tables, here and now."""
         cycle = self.pruner.cycle(Request(height, "applied"), persisted)
-        for turn in cycle.turns():
-            turn.work()
-        self.deleted += cycle.deleted
+        run_through(cycle)
+        self.published.append(Committed([], cycle.facts, self.chain.view, 0.0))
         self.pruner.finish(cycle)
+        self.prune_tables()
         return cycle.job
+
+    def prune_tables(self) -> None:
+        while self.chain.due_for_pruning():
+            committed = self.turns.prune()
+            assert committed is not None
+            self.published.append(committed)
+
+    @property
+    def deleted(self) -> list[bytes]:
+        """The transactions of which it was published that they are pruned."""
+        facts = [fact for committed in self.published for fact in committed.facts]
+        return [fact.txid for fact in facts if isinstance(fact, TxStatusChanged) and fact.status == "pruned"]
 
     def journal(self) -> list[Job]:
         with self.disk.read() as txn:
             return list(self.jobs.latest(txn))
+
+
+def run_through(cycle: Cycle, before_each: Callable[[], None] = lambda: None) -> None:
+    """Take all steps of a cycle."""
+
+    async def take(step: Callable[[], _T], /, *, beside: bool = False) -> _T:
+        before_each()
+        return step()
+
+    with suppress(StopIteration):  # nothing in it waits: it is over at once, also inside an event loop
+        cycle.run(take).send(None)
 
 
 @contextmanager
@@ -146,11 +168,6 @@ class Daemon:
     def __init__(self, house: House) -> None:
         self.house, self.bell, self.writer = house, Heard(), CapacityLimiter(1)
         self.sender = Listener()
-        self.network_height: int | None = None
-
-    def world(self) -> World:
-        view, node = self.house.chain.view, self.house.turns.node
-        return World(view.tip.height if view.tip else 0, view.persisted_height, node, self.network_height)
 
     async def hear(self, *events: Inbound) -> None:
         """Let messages come, be committed, and the bell ring."""
@@ -163,13 +180,6 @@ class Daemon:
             assert isinstance(answer, Answer)
             answer.send()
         self.bell.ring()
-
-    def around(self) -> Surroundings:
-        def told(deleted: list[bytes], height: int) -> None:
-            self.house.deleted += deleted
-
-        turns = self.house.turns
-        return Surroundings(world=self.world, quiet=lambda: turns.at_rest, told=told, after_turn=self.house.rows.tell)
 
 
 def live(
@@ -188,7 +198,8 @@ def live(
                 await daemon.bell.idle()
 
         async with anyio.create_task_group() as group:
-            group.start_soon(keep_pruned, daemon.bell, house.pruner, daemon.around(), daemon.writer)
+            writer = Writer(house.turns, (), house.published.append, daemon.writer)
+            group.start_soon(keep_pruned, daemon.bell, house.pruner, writer)
             if not at_once:
                 await idle()
             await story(daemon, idle)

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handlers.addresses import AddressError, Reason, base58, bech32
-from handlers.addresses.bech32 import BECH32, BECH32M, CHARSET
+from formats import base58, bech32
+from formats.bech32 import BECH32, BECH32M, CHARSET
+from formats.errors import AddressError, Reason
 
 # BIP 173 and BIP 350, "test vectors". The last of each is refused there for its length alone, which has no limit here.
 VALID = {

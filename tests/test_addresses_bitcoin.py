@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handlers.addresses import AddressError, Reason, base58, bech32, codec
+from formats import base58, bech32
+from handlers.addresses import AddressError, Reason, codec
 from handlers.addresses.bitcoin import NETWORKS
 from handlers.addresses.plain import NO_CREDENTIALS, is_hex
 

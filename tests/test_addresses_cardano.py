@@ -14,7 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from real_data import need
 
-from handlers.addresses import AddressError, Credentials, Kind, Part, Reason, base58, bech32, codec
+from formats import base58, bech32
+from handlers.addresses import AddressError, Credentials, Kind, Part, Reason, codec
 from handlers.addresses.cardano import Cardano, _write
 from handlers.addresses.plain import NO_CREDENTIALS
 from handlers.addresses.shelley import Pointer, pointer

@@ -33,7 +33,7 @@ import storage.blobname
 import storage.blobs
 import storage.bucket
 from config.units import BLOB_STORE
-from storage.blobs import ENTRY, BlobFailed, Blobs, Cached, Files, open_blobs
+from storage.blobs import BlobFailed, Blobs, Files, open_blobs
 from storage.bucket import Bucket
 
 MIB = 1 << 20
@@ -826,123 +826,8 @@ def test_without_obstore_a_bucket_is_refused_and_a_folder_is_not(
     open_blobs("file:blobs", tmp_path).check()
 
 
-# --- the cache -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Files:
-    blobs = Files(tmp_path)
-    for name in (A, B, C, D):
-        blobs.put(name, name.encode())
-    return blobs
-
-
-SIZE = len(A) + ENTRY  # of what the cache keeps for A, C and D
-
-
-def test_what_is_kept_is_not_read_again(files: Files, tmp_path: Path) -> None:
-    cached = Cached(files, 10 * SIZE)
-    assert cached.get(A, keep=True) == A.encode()
-    (tmp_path / "aa" / A).unlink()
-    assert cached.get(A, keep=True) == A.encode()
-    assert (cached.hits, cached.misses, cached.size) == (1, 1, SIZE)
-    assert cached.get(A, keep=False) == A.encode()
-    assert (cached.hits, cached.misses, cached.size) == (2, 1, 0)
-    assert cached.get(A, keep=True) is None
-    assert (cached.hits, cached.misses, cached.size) == (2, 2, 0)
-
-
-def test_the_least_recently_used_goes_first(files: Files, tmp_path: Path) -> None:
-    cached = Cached(files, 2 * SIZE)
-    for name in (A, C, A, D):
-        cached.get(name, keep=True)
-    assert cached.size == 2 * SIZE
-    hits = cached.hits
-    cached.get(A, keep=True)
-    cached.get(D, keep=True)
-    assert cached.hits == hits + 2
-    cached.get(C, keep=True)
-    assert cached.hits == hits + 2
-
-
-def test_what_is_larger_than_the_cache_is_not_kept(files: Files) -> None:
-    cached = Cached(files, SIZE)
-    cached.get(A, keep=True)
-    files.put("e" * 64 + ".tx", bytes(len(A) + 1))
-    assert cached.get("e" * 64 + ".tx", keep=True) == bytes(len(A) + 1)
-    assert cached.size == SIZE
-    none = Cached(files, 0)
-    assert [none.get(A, keep=True), none.get(A, keep=True)] == [A.encode()] * 2
-    assert (none.hits, none.misses, none.size) == (0, 2, 0)
-
-
-def test_empty_blobs_count_too(files: Files) -> None:
-    cached = Cached(files, 10 * ENTRY)
-    for number in range(40):
-        files.put(f"{number:064x}.tx", b"")
-        assert cached.get(f"{number:064x}.tx", keep=True) == b""
-    assert cached.size == 10 * ENTRY
-
-
-def test_put_and_delete_are_seen(files: Files, tmp_path: Path) -> None:
-    cached = Cached(files, 10 * SIZE)
-    cached.get(A, keep=True)
-    assert cached.delete(A)
-    assert cached.get(A, keep=True) is None
-    cached.put(A, b"new")
-    assert cached.get(A, keep=True) == b"new"
-    (tmp_path / "aa" / A).write_bytes(b"changed by somebody")
-    cached.put(A, b"new")
-    assert cached.get(A, keep=True) == b"changed by somebody"
-    assert sorted(name for name, _ in cached.names()) == sorted([A, B, C, D])
-    cached.check()
-
-
-def test_what_is_deleted_while_it_is_read_does_not_come_back(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    cached = Cached(files, 10 * SIZE)
-    get = files.get
-
-    def slowly(name: str) -> bytes | None:
-        data = get(name)
-        cached.delete(name)
-        return data
-
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "get", slowly)
-        assert cached.get(A, keep=True) == A.encode()
-    assert (cached.get(A, keep=True), cached.size) == (None, 0)
-
-
-def test_a_failure_is_not_kept(files: Files, tmp_path: Path) -> None:
-    root, cached = files.root, Cached(files, 10 * SIZE)
-    files.root = tmp_path / "away"
-    with pytest.raises(BlobFailed):
-        cached.get(A, keep=True)
-    files.root = root
-    assert cached.get(A, keep=True) == A.encode()
-
-
-def test_the_cache_equals_the_store_whatever_happens(tmp_path: Path) -> None:
-    """Any order of calls: the answers are those of a plain dict, and the bytes are never more than allowed."""
-    random, model = Random(3), dict[str, bytes]()
-    cached = Cached(Files(tmp_path), 5000)
-    names = [f"{number:064x}.outputs" for number in range(12)]
-    for _ in range(2000):
-        name = random.choice(names)
-        match random.randrange(8):
-            case 0:
-                data = random.randbytes(random.choice([0, 10, 700, 4000, 6000]))
-                cached.put(name, data)
-                model.setdefault(name, data)
-            case 1:
-                assert cached.delete(name) == (model.pop(name, None) is not None)
-            case choice:
-                assert cached.get(name, keep=choice != 2) == model.get(name)
-        assert 0 <= cached.size <= 5000
-    assert min(cached.hits, cached.misses) > 100
-
-
-def test_a_blob_that_goes_while_it_is_put_again_is_written(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blob_that_goes_while_it_is_put_again_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = Files(tmp_path)
     files.put(A, b"a")
     utime = os.utime
 
@@ -953,23 +838,3 @@ def test_a_blob_that_goes_while_it_is_put_again_is_written(files: Files, monkeyp
     monkeypatch.setattr(os, "utime", too_late)
     files.put(A, b"a")
     assert files.get(A) == b"a"
-
-
-def test_threads_share_the_cache(files: Files) -> None:
-    cached = Cached(files, 3 * SIZE)
-
-    def work(seed: int) -> None:
-        random = Random(seed)
-        for _ in range(300):
-            name = random.choice([A, C, D])
-            if random.random() < 0.1:
-                cached.delete(name)
-                cached.put(name, name.encode())
-            else:
-                assert cached.get(name, keep=random.random() < 0.8) in (name.encode(), None)
-            assert 0 <= cached.size <= 3 * SIZE
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
-    held = sum(SIZE for name in (A, C, D) if name in cached._kept)
-    assert cached.size == held

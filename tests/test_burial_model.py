@@ -191,7 +191,7 @@ class Story:
         safe = safe_height(self.height, persisted, RETENTION)
         before = dict(self.model.lives)
         gone = self.model.cycle(self.height, safe, defensive=self.defensive)
-        self.house.deleted.clear()
+        self.house.published.clear()
         self.house.run_cycle(self.height, persisted)
         assert set(self.house.deleted) == {txid(name) for name in gone}
         self._compare(before)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
+import anyio
 import pytest
 from structlog.testing import capture_logs
 
 from daemon.audience import Audience
 from daemon.bus import Bus
 from handlers import wire
-from handlers.events import BlockCommitted, Fact, TxStatusChanged
+from handlers.events import BlockCommitted, BlockPersisted, Fact, TxStatusChanged
 
 
 def committed(height: int) -> BlockCommitted:
@@ -77,6 +78,21 @@ def test_a_follower_that_fails_hears_the_next_facts_and_keeps_them_from_nobody(b
         bus.publish([committed(3)])
     assert (heard, listener.heard) == ([2, 1], [1, 2, 3])
     assert [line["event"] for line in logs] == ["listener_failed"] * 2 and bus.failures == 2
+
+
+def test_a_bell_rings_for_facts_and_for_messages_that_were_carried_out(bus: Bus) -> None:
+    async def main() -> None:
+        bell, other = bus.bell(BlockCommitted, BlockPersisted), bus.bell(TxStatusChanged)
+        for facts, heard in (([committed(1), committed(2)], []), ([], [BlockPersisted])):
+            bus.publish(facts, heard)
+            with anyio.fail_after(5):
+                await bell.heard()
+            for silent in (bell, other):
+                with anyio.move_on_after(0.01) as waited:
+                    await silent.heard()
+                assert waited.cancelled_caught, "once, and for what it was asked for"
+
+    anyio.run(main)
 
 
 # --- subscribers -------------------------------------------------------------------------------------------------

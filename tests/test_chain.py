@@ -351,7 +351,7 @@ def test_nothing_is_pruned_while_the_node_is_not_settled(tmp_path: Path) -> None
     sender = Listener()
     with open_chain(tmp_path, prune_depth=0, rollback_window=0) as chain:
         turns = Turns(chain)
-        for state in ("catching_up", "reorganising"):
+        for state in ("catching_up", "reorganising", "stopped"):
             take(turns, message(NodeState(state=state, height=1), sender))
             take(turns, *[message(each, sender) for each in BLOCKS[:10]])
             assert not chain.due_for_pruning()

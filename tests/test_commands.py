@@ -156,8 +156,8 @@ def test_prune(tmp_path: Path) -> None:
         done = daemon.run("prune")
         # the undo logs of 54 blocks go, and what 53 of them spent
         assert done.returncode == 0
-        assert done.stdout == b"pruned 53 spent outputs, 0 transactions, 54 undo records\n"
-        assert daemon.run("prune").stdout == b"pruned 0 spent outputs, 0 transactions, 0 undo records\n"
+        assert done.stdout == b"pruned 53 spent outputs, 0 transactions, 54 undo logs\n"
+        assert daemon.run("prune").stdout == b"pruned 0 spent outputs, 0 transactions, 0 undo logs\n"
         assert daemon.status()["rows"]["history_undo"] == 6
         assert daemon.export() == expected(blocks)
         daemon.assert_sound()

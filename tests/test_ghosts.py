@@ -84,7 +84,7 @@ class Twin:
                 state = record.mined, record.conflicting, record.locked, record.unmined_since, record.block_ids
                 children = sorted(real.children(txn, name))
                 found[name.hex()] = state, record.conflicting_children, outputs, real.inputs(txn, held), children
-            found["waiting"] = list(self.store.waiting(txn, 0, 2**32 - 1)), self.store.unmined_count(txn)
+            found["waiting"] = list(self.store.due(txn, self.store.unmined, 2**32 - 1)), self.store.unmined_count(txn)
         assert audit(self.house.chain.lives.chain, RETENTION).findings == []  # type: ignore[union-attr]
         return found
 
@@ -198,7 +198,7 @@ def test_a_generation_ends_with_its_last_ghost(house: House) -> None:
     store = house.transactions.store
     with house.disk.read() as txn:
         assert [each.left for each in store.ghosts.generations(txn)] == [2, 2]
-        assert list(store.waiting(txn, 0, 10)) == sorted(
+        assert list(store.due(txn, store.unmined, 10)) == sorted(
             (height, txid(name)) for height, name in ((2, "a"), (2, "b"), (3, "c"), (3, "d"))
         )
         assert [txid(name) in set(store.txids(txn)) for name in "abcd"] == [True] * 4

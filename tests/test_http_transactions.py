@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
 from daemons import Message, as_hex, running
-from questions import TIP, Asked, Web, asked, failure, free_port, short_folder
+from questions import TIP, Asked, Web, asked, failure, free_port, short_folder, until
 from stories import address, at, back_to, block, digest, output, tx
 
 PAGE = 4  # outputs of a record's page here
@@ -429,6 +429,41 @@ def test_what_is_spent_for_long_is_gone() -> None:
         assert asking.get(path("p"))["status"] == "mined"
 
 
+def test_a_persister_alone_starts_a_cycle() -> None:
+    """Once it has spoken it decides up to where transactions go, and no block needs to come for that."""
+    spent = tx("a", output("a0"), spends=[at("p"), at("p", 1), at("p", 3)], raw=b"raw")
+    second = block(FIRST, spent)
+    third = block(second, tx("b", output("b0"), spends=[at("a")]))
+    with short_folder() as folder, asked(folder, **SOON) as asking:
+        one_by_one(asking, FIRST, submit(spent), {"type": "BlockPersisted", "height": 1}, second, third)
+        asking.feed(*empty(third, 10))
+        sleep(0.5)
+        assert asking.get(path("a"))["delete_at_height"] == 6
+        one_by_one(asking, {"type": "BlockPersisted", "height": 6})
+        gone(asking, "a")
+        assert [(job["height"], job["trigger"]) for job in asking.get(JOBS)] == [(6, "persisted")]
+
+
+@pytest.mark.parametrize("state", ["stopped", "reorganising", "catching_up"])
+def test_nothing_is_deleted_while_the_node_does_not_run(state: str) -> None:
+    spent = tx("a", output("a0"), spends=[at("p"), at("p", 1), at("p", 3)], raw=b"raw")
+    second = block(FIRST, spent)
+    third = block(second, tx("b", output("b0"), spends=[at("a")]))
+    waits = tx("waits", output("w0"), spends=[at("q")], raw=b"raw")
+    age = {"transactions": SOON["transactions"] | {"max_pending_age": "1s"}}
+    with short_folder() as folder, asked(folder, **SOON | age) as asking:
+        one_by_one(asking, FIRST, submit(spent), second, {"type": "NodeState", "state": state, "height": 2})
+        one_by_one(asking, submit(waits), third)
+        asking.feed(*empty(third, 10))
+        until(lambda: [job for job in asking.get(JOBS) if job["reason"] == state], "no cycle was held back")
+        sleep(1.5)
+        assert asking.get(path("a"))["delete_at_height"] == 6, "due for seven blocks"
+        assert asking.get(path("waits"))["status"] == "unmined", "older than it may be"
+        one_by_one(asking, {"type": "NodeState", "state": "running", "height": 13})
+        gone(asking, "a")
+        gone(asking, "waits")
+
+
 # --- the pruner's jobs -----------------------------------------------------------------------------------------------
 
 JOB = {
@@ -462,27 +497,36 @@ def settled(asking: Asked, height: int) -> list[Message]:
         assert monotonic() < until, jobs[:3]
 
 
+def feed_jobs(asking: Asked, count: int) -> list[Message]:
+    """Feed blocks of which so many give the pruner something to do, a parent to preserve; return the blocks."""
+    one_by_one(asking, FIRST, submit(tx("waits", output("w0"), spends=[at("whole")])))
+    assert asking.get(JOBS) == [], "nothing to do is no job"
+    fed = [FIRST, *empty(FIRST, count + 1)]
+    for each in fed[1:]:
+        asking.feed(each)
+        if each["height"] > 2:
+            settled(asking, each["height"])
+    return fed
+
+
 @pytest.fixture(scope="module")
 def pruned() -> Iterator[Asked]:
-    """A daemon whose pruner has done some cycles, one after each block."""
+    """A daemon whose pruner has done some cycles, one after each block but the first."""
     with short_folder() as folder, asked(folder, **SOON) as asking:
-        assert asking.get(JOBS) == []
-        second = block(FIRST, tx("a", output("a0"), spends=[at("whole")]))  # which has a record, and leaves no output
-        for each in (FIRST, second, *empty(second, 5)):
-            asking.feed(each)
-            settled(asking, each["height"])
+        feed_jobs(asking, 7)
         yield asking
 
 
 def test_jobs_are_told_latest_first(pruned: Asked) -> None:
     jobs = pruned.get(JOBS)
-    assert [job["height"] for job in jobs] == list(range(7, 0, -1))
+    assert [job["height"] for job in jobs] == list(range(9, 2, -1))
     numbers = [job["number"] for job in jobs]
     assert numbers == sorted(numbers, reverse=True) and len(set(numbers)) == 7
     for job in jobs:
         assert set(job) == JOB
         assert (job["state"], job["error"], job["reason"]) == ("done", None, None)
-        assert (job["trigger"], job["safe_height"], job["passed_heights"]) == ("applied", job["height"], 0)
+        assert (job["trigger"], job["safe_height"]) == ("applied", job["height"])
+        assert job["passed_heights"] == 0 or job is jobs[-1], "before it nobody waited for a cycle"
         assert 1_700_000_000 < job["queued_at"] <= job["started_at"] <= job["finished_at"]
         assert 0 <= job["duration_seconds"] < 30
         assert all(seconds >= 0 for seconds in job["phase_seconds"].values())
@@ -511,7 +555,7 @@ def test_pages_of_jobs(pruned: Asked) -> None:
 
 def test_what_jobs_refuse(pruned: Asked) -> None:
     cursor = pruned.ask(f"{JOBS}?count=2").headers["x-next-cursor"]
-    slots = pruned.ask(path("a", f"/utxos?cursor={cursor}"))
+    slots = pruned.ask(path("whole", f"/utxos?cursor={cursor}"))
     failure(slots, 400, "bad_parameter", "another list")
     for query, named in (
         ("order=asc", "order"),
@@ -526,16 +570,13 @@ def test_what_jobs_refuse(pruned: Asked) -> None:
 
 
 def test_a_new_job_changes_the_tag_and_a_rollback_ends_a_cursor() -> None:
-    blocks = [FIRST, *empty(FIRST, 3)]
     with short_folder() as folder, asked(folder, **SOON) as asking:
-        for each in blocks:
-            asking.feed(each)
-            settled(asking, each["height"])
+        blocks = feed_jobs(asking, 4)
         before = asking.ask(f"{JOBS}?count=2")
         asking.feed(back_to(blocks[-2]))
         failure(asking.ask(f"{JOBS}?cursor={before.headers['x-next-cursor']}"), 409, "cursor_gone")
         asking.feed(block(blocks[-2], branch="other"), block(block(blocks[-2], branch="other")))
-        jobs = settled(asking, 5)
+        jobs = settled(asking, 7)
         assert jobs[0]["number"] > before.json()[0]["number"]
         assert asking.ask(f"{JOBS}?count=2").headers["etag"] != before.headers["etag"]
 

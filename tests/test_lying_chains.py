@@ -33,7 +33,7 @@ from handlers.desk import Rules
 from handlers.events import Inbound
 from handlers.lives import Lives
 from handlers.prune_cycle import Terms
-from handlers.pruner import ChainRows, Pruner
+from handlers.pruner import Pruner
 from handlers.utxo import Turns
 from storage.windows import Windows
 
@@ -114,9 +114,8 @@ class Story(RuleBasedStateMachine):
         house, height = self.house, self.house.chain.height
         if height:
             house.turns = Turns(house.chain)
-            house.rows = ChainRows(house.turns, house.published.append)
-            house.pruner = Pruner(TERMS, house.jobs, house.burial, house.rows)
-            house.deleted.clear()
+            house.pruner = Pruner(TERMS, house.jobs, house.burial)
+            house.published.clear()
             house.run_cycle(height)
             MET.meet("a record pruned", house.deleted)
 

@@ -30,10 +30,13 @@ from config.settings import Config, Utxo
 from daemon import metrics
 from daemon.app import _numbers, open_hall
 from daemon.bus import Bus
+from daemon.histogram import BOUNDS, BOUNDS_S, Histogram
 from daemon.inbox import Channel, weight
-from daemon.metrics import BOUNDS_S, Histogram, Numbers, Served, Sheet
+from daemon.metrics import Numbers, Served, Sheet
 from handlers.delivery import Delivery
+from handlers.events import Fact, TxStatusChanged
 from handlers.points import View
+from handlers.utxo import Committed
 
 T = TypeVar("T")
 Values = dict[str, float]
@@ -171,6 +174,12 @@ def test_everything_that_was_done_is_counted(folder: Path) -> None:
         commits = [line for line in daemon.log_lines() if line["event"] == "blocks_committed"]
         assert now["utxod_commit_seconds_count"] == len(commits)
         assert now["utxod_batch_blocks"] == commits[-1]["blocks"]
+        blocks = [line for line in commits if line["blocks"]]
+        for name, counted in (("create", "created"), ("spend", "spent")):
+            found = {bound: now[f"utxod_{name}_batch_outputs_bucket{{le={bound}}}"] for bound in (*BOUNDS, "+Inf")}
+            each = [line[counted] for line in blocks]
+            assert found == {bound: sum(n <= float(bound) for n in each) for bound in (*BOUNDS, "+Inf")}
+            assert now[f"utxod_{name}_batch_outputs_sum"] == plain[f"{counted}_total"]
         assert now["utxod_pruned_total{kind=outputs}"] == 6 and now["utxod_pruned_total{kind=undo_records}"] == 7
         assert now["utxod_pruned_total{kind=transactions}"] == 0
         assert now["utxod_received_bytes_total"] - before["utxod_received_bytes_total"] > 3000
@@ -215,7 +224,19 @@ def test_histograms_are_whole() -> None:
     other = Histogram()
     other.observe(2.0)
     other.add(histogram)
-    assert sum(other.counts) == 6 and other.total_s == pytest.approx(histogram.total_s + 2.0)
+    assert sum(other.counts) == 6 and other.total == pytest.approx(histogram.total + 2.0)
+
+
+def test_deleted_transactions_are_counted_by_commit() -> None:
+    numbers = Numbers()
+    statuses = ["pruned", "pruned", "mined"]
+    facts: list[Fact] = [TxStatusChanged(txid=bytes([n]) * 32, status=s, height=9) for n, s in enumerate(statuses)]
+    numbers.committed(Committed([], facts, View(), 0.02, timings=[("cleanup", 0.02)]))
+    numbers.committed(Committed([], facts[2:], View(), 0.02))
+    assert (sum(numbers.batches["cleanup"].counts), numbers.batches["cleanup"].total) == (1, 2)
+    assert numbers.batches["cleanup"].counts[BOUNDS.index(3)] == 1
+    assert numbers.timings["cleanup"].counts[BOUNDS_S.index(0.025)] == 1
+    assert sum(numbers.batches["create"].counts) == 0, "there was no block"
 
 
 def test_what_is_at_hand_is_shown() -> None:
@@ -423,7 +444,7 @@ def test_workers_of_one_parent_are_added_up(tmp_path: Path) -> None:
             sheet.show(metrics.encode(own))
         total, alive = metrics.served(tmp_path, parent)
         assert alive == 2 and set(total.seconds) == {"200 /both", "404 /0.1", "404 /7.0"}
-        assert sum(total.seconds["200 /both"].counts) == 2 and total.seconds["200 /both"].total_s == 7.1
+        assert sum(total.seconds["200 /both"].counts) == 2 and total.seconds["200 /both"].total == 7.1
     assert metrics.served(tmp_path, parent) == (total, 0)
     assert metrics.served(tmp_path, os.getpid()) == (Served(), 0)
 

@@ -181,6 +181,6 @@ def test_commands_over_a_store(tmp_path: Path) -> None:
         assert b"indexed" in daemon.run("reindex").stdout
         refused = daemon.run("reindex", "--records")
         assert refused.returncode != 0 and b"no records to rebuild" in refused.stderr
-        assert b"undo records" in daemon.run("prune").stdout
+        assert b"undo logs" in daemon.run("prune").stdout
         assert daemon.run("verify").returncode == 0
         assert daemon.run("export").stdout == csv

@@ -17,17 +17,20 @@ import msgspec
 import pytest
 from chains import at, back_to, block, dump, output, random_chain, tx, txid
 from daemons import Message, home
-from pruning import PRESERVATION, RETENTION, UNMINED, Daemon, House, live, open_house, pay
+from pruning import PRESERVATION, RETENTION, UNMINED, Daemon, House, live, open_house, pay, run_through
 from structlog.testing import capture_logs
 
 from config.checks import problems
-from config.settings import Config, Pruner, Transactions
+from config.settings import Config, Transactions, unmined_retention
+from config.settings import Pruner as Wish
+from daemon.pruning import terms
 from handlers.burial import Deleted
 from handlers.desk import Mined
 from handlers.events import BlockApplied, BlockPersisted, NodeState, Tx, TxSubmitted
 from handlers.prune_cycle import Terms
 from handlers.prune_report import PrunerJob
 from handlers.prune_request import Node, Request, Requests, World, held_back
+from handlers.pruner import Pruner
 from handlers.spending import TxFault
 from storage.blobs import BlobFailed, Files
 from storage.damage import damage
@@ -96,7 +99,7 @@ def test_a_rollback_takes_back_what_was_asked_for() -> None:
     [
         (World(tip=111), None),
         (World(tip=111, node=Node("running", 111, 111)), None),
-        (World(tip=111, node=Node("stopped", 90, 111)), None),
+        (World(tip=111, node=Node("stopped", 111, 111)), "stopped"),
         (World(tip=111, node=Node("reorganising", 111, 111)), "reorganising"),
         (World(tip=111, node=Node("catching_up", 200, 111)), "catching_up"),
         (World(tip=111, node=Node("running", 105, 111)), "node_behind"),
@@ -168,10 +171,8 @@ def test_a_large_transaction_goes_page_by_page(tmp_path: Path) -> None:
         assert record is not None
         assert (record.pages, record.delete_at) == (3, RETENTION)
         cycle = house.pruner.cycle(Request(RETENTION, "applied"), None)
-        phases = []
-        for turn in cycle.turns():
-            turn.work()
-            phases.append(cycle.job.phase)
+        phases = list[str | None]()
+        run_through(cycle, lambda: phases.append(cycle.job.phase))
         assert phases.count("pages") == 4, "three pages, and a look that finds no more"
         assert cycle.job.counts["records_deleted"] == 4
         assert cycle.job.counts["blobs_deleted"] == 1
@@ -179,13 +180,41 @@ def test_a_large_transaction_goes_page_by_page(tmp_path: Path) -> None:
             assert house.store.empty(txn)
 
 
-def test_a_cycle_that_has_nothing_to_do_costs_one_commit(tmp_path: Path) -> None:
+def test_a_cycle_that_has_nothing_to_do_writes_nothing_and_is_counted(tmp_path: Path) -> None:
     with open_house(tmp_path) as house:
         house.create(pay("new"), 20, mined=20)
         before = house.disk.env.info()["last_txnid"]
         assert house.run_cycle(20).counts == {}
-        assert house.disk.env.info()["last_txnid"] == before + 1
-        assert [job.state for job in house.journal()] == ["done"]
+        assert house.disk.env.info()["last_txnid"] == before
+        assert house.journal() == []
+        assert house.pruner.numbers.cycles == {"done": 0, "nothing_to_do": 1, "failed": 0}
+        assert house.pruner.requests.done == 20
+
+
+def test_the_journal_keeps_what_did_something_or_left_something(tmp_path: Path) -> None:
+    with open_house(tmp_path) as house:
+        house.create(pay("waits", at("elsewhere")), 2)  # looked at by each cycle; it has no parent to preserve
+        house.create(pay("parent"), 1, mined=1)
+        house.create(pay("child", at("parent")), 3, mined=3)
+        looked = house.run_cycle(12)
+        assert (looked.counts, house.journal()) == ({"old_unmined": 1}, [])
+        house.spoil(txid("child") + MASTER)
+        assert house.run_cycle(13).skipped == {"unreadable_child": 1}
+        house.write(lambda txn: txn.delete(txid("child") + MASTER, db=house.store.tx))
+        house.run_cycle(14)
+        house.run_cycle(15)
+        assert [(job.number, job.height, job.state) for job in house.journal()] == [(2, 14, "done"), (1, 13, "done")]
+        assert house.pruner.numbers.cycles == {"done": 2, "nothing_to_do": 2, "failed": 0}
+
+
+def test_after_a_failure_the_journal_says_that_all_is_well(tmp_path: Path) -> None:
+    with open_house(tmp_path) as house:
+        house.pruner.fail(house.pruner.cycle(Request(5, "applied"), None), "no room")
+        house.pruner = Pruner(TERMS, house.jobs, house.burial, house.changes)
+        house.pruner.begin()
+        for height in (6, 7):
+            house.run_cycle(height)
+        assert [(job.number, job.state, job.height) for job in house.journal()] == [(2, "done", 6), (1, "failed", 5)]
 
 
 def test_preserving_never_shortens(tmp_path: Path) -> None:
@@ -363,6 +392,8 @@ def test_every_block_at_the_tip_is_pruned_behind(tmp_path: Path) -> None:
         latest = house.journal()[0]
         assert (latest.state, latest.height, latest.trigger) == ("done", 4 + RETENTION, "applied")
         assert latest.passed_heights == RETENTION - 1
+        timed = [work for committed in house.published for work, _ in committed.timings if work == "cleanup"]
+        assert timed == ["cleanup"], "one turn has deleted"
 
     with open_house(tmp_path) as house:
         live(house, story)
@@ -380,20 +411,21 @@ def test_the_node_holds_it_back_and_the_job_says_so(tmp_path: Path) -> None:
         assert not any(job.counts for job in house.journal())
         await daemon.hear(NodeState(state="running", height=25))
         await idle()
-        assert [(job.state, job.height) for job in house.journal()] == [("done", 25), ("superseded", 20)]
-        daemon.network_height = 100
-        await daemon.hear(*chain[25:])
+        assert [(job.number, job.state, job.height) for job in house.journal()] == [(1, "done", 25)]
+        daemon.sender.network_height = 100
+        await daemon.hear(*chain[25:29])
         await idle()
         assert (house.journal()[0].state, house.journal()[0].reason) == ("queued", "catching_up")
         assert not house.chain.due_for_pruning(), "the chain's own tables need no cycle, only the window"
-        daemon.network_height = 30
-        await daemon.hear(NodeState(state="running", height=30))
+        daemon.sender.network_height = 30
+        await daemon.hear(chain[29])
         await idle()
-        latest = house.journal()[0]
-        assert (latest.state, latest.height, latest.reason) == ("done", 30, None), "the same job goes on"
+        assert len(house.journal()) == 1, "there was nothing to do any more"
         assert house.pruner.numbers.held_back == {"reorganising": 2, "catching_up": 1}
 
     with open_house(tmp_path) as house:
+        house.create(pay("spent"), 1, mined=1)
+        house.create(pay("spender", at("spent")), 3, mined=3)
         live(house, story)
 
 
@@ -417,7 +449,7 @@ def test_a_cycle_that_fails_is_tried_again_and_never_done(tmp_path: Path) -> Non
         daemon.bell.ring()
         await idle()
         assert len(house.journal()) == 2, "a height that is done is dropped"
-        assert house.pruner.numbers.cycles == {"done": 1, "failed": 1, "superseded": 0}
+        assert house.pruner.numbers.cycles == {"done": 1, "nothing_to_do": 0, "failed": 1}
 
     with open_house(tmp_path) as house:
         house.create(pay("spent"), 1, mined=1)
@@ -461,24 +493,26 @@ def test_a_cycle_that_takes_too_long_leaves_the_rest(tmp_path: Path) -> None:
         assert house.journal()[0].state == "done"
 
     with open_house(tmp_path, msgspec.structs.replace(TERMS, job_timeout_s=0.0)) as house:
+        house.create(pay("spent"), 1, mined=1)
+        house.create(pay("spender", at("spent")), 3, mined=3)
         live(house, story)
 
 
-@pytest.mark.parametrize("every_s", [1e-9, 30.0])
+@pytest.mark.parametrize("every_s", [0.0, 1e-9, 30.0])
 def test_a_long_cycle_says_how_far_it_is(tmp_path: Path, every_s: float) -> None:
     async def story(daemon: Daemon, idle: Idle) -> None:
         await daemon.hear(*blocks(13))
         await idle()
         assert house.journal()[0].state == "done"
 
-    terms = msgspec.structs.replace(TERMS, batch_size=1, progress_every_s=every_s)
-    with capture_logs() as logs, open_house(tmp_path, terms) as house:
+    often = msgspec.structs.replace(TERMS, batch_size=1, progress_every_s=every_s)
+    with capture_logs() as logs, open_house(tmp_path, often) as house:
         for n in range(5):
             house.create(pay(f"spent {n}"), 1, mined=1)
             house.create(pay(f"spender {n}", at(f"spent {n}")), 2, mined=2)
         live(house, story)
     said = [line for line in logs if line["event"] == "pruning"]
-    if every_s > 1:
+    if every_s in {0.0, 30.0}:
         assert said == []
         return
     far = [line["transactions_deleted"] for line in said if "transactions_deleted" in line]
@@ -502,7 +536,7 @@ def test_a_cycle_stops_when_the_world_turns(tmp_path: Path, what: str) -> None:
         assert (cut.error or "").startswith("blocks were taken back" if what == "rollback" else "held back meanwhile")
         await daemon.hear(*chain[12:], NodeState(state="running", height=14))
         await idle()
-        assert (house.journal()[0].state, house.journal()[0].height) == ("done", 14)
+        assert house.pruner.requests.done == 14
         assert len(house.deleted) == 50
 
     with open_house(tmp_path, terms) as house:
@@ -545,13 +579,30 @@ def test_a_daemon_that_stops_says_so_in_the_journal(tmp_path: Path) -> None:
         house.write(lambda txn: house.jobs.put(txn, job, 3))
         house.pruner.begin()
         assert [(job.state, "interrupted" in (job.error or "")) for job in house.journal()] == [("failed", True)]
-        for height in range(6, 12):
+        for height in range(16, 22):
+            house.create(pay(f"spent {height}"), 1, mined=1)
+            house.create(pay(f"spender {height}", at(f"spent {height}")), 3, mined=height - RETENTION)
             house.run_cycle(height)
-        assert [(job.number, job.height) for job in house.journal()] == [(7, 11), (6, 10), (5, 9)], "bounded"
+        assert [(job.number, job.height) for job in house.journal()] == [(7, 21), (6, 20), (5, 19)], "bounded"
         with house.disk.read() as txn:
             assert [job.number for job in house.jobs.latest(txn, before=6)] == [5]
         house.pruner.begin()
-        assert house.pruner.requests.done == 11, "a restart does not begin anew"
+        assert house.pruner.requests.done == 21, "a restart does not begin anew"
+
+
+def test_a_job_that_waits_goes_on_after_a_restart(tmp_path: Path) -> None:
+    with open_house(tmp_path) as house:
+        house.pruner.hold(Request(13, "applied"), "stopped")
+        house.pruner = Pruner(TERMS, house.jobs, house.burial, house.changes)
+        house.pruner.begin()
+        assert [(job.number, job.state, job.reason) for job in house.journal()] == [(1, "queued", "stopped")]
+        house.create(pay("spent"), 1, mined=1)
+        house.create(pay("spender", at("spent")), 3, mined=3)
+        house.run_cycle(14)
+        assert [(job.number, job.state, job.height) for job in house.journal()] == [(1, "done", 14)]
+        house.pruner.hold(Request(15, "applied"), "stopped")
+        house.run_cycle(15)
+        assert [job.number for job in house.journal()] == [1], "it waited for nothing"
 
 
 def test_damage_in_the_chains_own_tables_ends_the_daemon(tmp_path: Path) -> None:
@@ -652,21 +703,31 @@ def test_freed_pages_are_used_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pruner", "retention", "names"),
     [
-        (Pruner(), 288, []),
-        (Pruner(unmined_retention=288), 288, ["pruner.unmined_retention"]),
-        (Pruner(parent_preservation_blocks=288), 288, ["pruner.parent_preservation_blocks"]),
-        (Pruner(), 1440, ["pruner.parent_preservation_blocks"]),
-        (Pruner(), 0, []),  # then nothing is deleted at all
-        (Pruner(unmined_retention=900, enabled=False), 288, []),
+        (Wish(), 288, []),
+        (Wish(), 1, []),  # half of it, rounded down, is always less
+        (Wish(), 144, []),
+        (Wish(unmined_retention=144), 144, ["pruner.unmined_retention"]),
+        (Wish(unmined_retention=288), 288, ["pruner.unmined_retention"]),
+        (Wish(parent_preservation_blocks=288), 288, ["pruner.parent_preservation_blocks"]),
+        (Wish(), 1440, ["pruner.parent_preservation_blocks"]),
+        (Wish(), 0, []),  # then nothing is deleted at all
+        (Wish(unmined_retention=900, enabled=False), 288, []),
     ],
 )
-def test_windows_that_do_not_go_together(pruner: Pruner, retention: int, names: list[str]) -> None:
+def test_windows_that_do_not_go_together(pruner: Wish, retention: int, names: list[str]) -> None:
     config = Config(pruner=pruner, transactions=Transactions(block_height_retention=retention))
     found = problems(config)
     assert [problem.names[0] for problem in found] == names
     for problem in found:
         assert problem.names[1] == "transactions.block_height_retention"
         assert str(retention) in problem.what
+
+
+@pytest.mark.parametrize(("chosen", "retention", "found"), [(None, 288, 144), (None, 7, 3), (None, 0, 0), (5, 288, 5)])
+def test_parents_are_preserved_after_half_the_retention(chosen: int | None, retention: int, found: int) -> None:
+    transactions = Transactions(block_height_retention=retention)
+    config = Config(pruner=Wish(unmined_retention=chosen), transactions=transactions)
+    assert unmined_retention(config) == terms(config).unmined_retention == found
 
 
 def test_the_commands_and_the_journal(tmp_path: Path) -> None:
@@ -705,8 +766,7 @@ def test_the_commands_and_the_journal(tmp_path: Path) -> None:
             assert b"another process has this store" in busy.stderr
         assert daemon.term() == 0
         assert daemon.run("prune").stdout.startswith(b"pruned 0 spent outputs")
-        lines = daemon.run("prune", "status", "--json", "--count", "2").stdout.splitlines()
-        jobs = [msgspec.json.decode(line, type=PrunerJob) for line in lines]
-        assert [(job.height, job.state) for job in jobs] == [(6, "done"), (6, "done")]
-        assert jobs[0].number == jobs[1].number + 1
-        assert jobs[0].duration_seconds is not None
+        lines = daemon.run("prune", "status", "--json").stdout.splitlines()
+        [job] = [msgspec.json.decode(line, type=PrunerJob) for line in lines]  # by hand there was nothing to do
+        assert (job.number, job.height, job.state, job.counts["transactions_deleted"]) == (1, 6, "done", 1)
+        assert job.duration_seconds is not None

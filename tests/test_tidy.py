@@ -133,6 +133,28 @@ def test_nothing_that_must_not_ship(name: str) -> None:
     assert not [remark for remark in remarks if "FIXME" in remark or "XXX" in remark]
 
 
+def reads_of_lmdb(path: Path) -> list[int]:
+    """Return the lines on which a file reads LMDB itself: with a cursor, or by a key."""
+    calls = [node.func for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
+    methods = [call for call in calls if isinstance(call, ast.Attribute)]
+    return [
+        call.lineno
+        for call in methods
+        if call.attr == "cursor" or (call.attr == "get" and isinstance(call.value, ast.Name) and call.value.id == "txn")
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.split(".")[0] in {"handlers", "daemon", "feeds"}])
+def test_only_storage_reads_lmdb(name: str) -> None:
+    assert reads_of_lmdb(MODULES[name]) == [], f"{name}: ask a class of storage"
+
+
+def test_the_rule_sees_a_read_of_lmdb(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.py"
+    path.write_text("def f(txn, db, d):\n    txn.get(b'', db=db)\n    d.get(1)\n    self.txn.cursor(db).first()\n")
+    assert reads_of_lmdb(path) == [2, 4]
+
+
 def files() -> Iterator[Path]:
     """Yield the texts that are ours: code, tests, scripts, documents, units."""
     folders = [*KNOWS, "tests", "docs", "systemd", "requirements", ".ci"]

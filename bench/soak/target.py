@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -13,7 +12,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import msgspec
 
@@ -267,11 +265,6 @@ class Target:
     def verify(self, *, records_may_differ: bool = False) -> None:
         """Walk the store; after a chain that lied, records may disagree with it (exit code 4)."""
         self.run("verify", codes=(0, 4) if records_may_differ else (0,))
-
-    def report(self) -> dict[str, Any]:
-        """Return what `utxod status --json` says."""
-        report: dict[str, Any] = json.loads(self.run("status", "--json", codes=(0, 1)))
-        return report
 
 
 def memory_of(pid: int) -> int:

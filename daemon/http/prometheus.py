@@ -14,9 +14,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from daemon.histogram import BOUNDS, BOUNDS_S, Histogram
 from daemon.http.capacity import REASONS
 from daemon.http.service_metrics import services
-from daemon.metrics import BOUNDS_S, Histogram, Numbers, Served, daemon_numbers, served
+from daemon.metrics import Batch, Numbers, Served, daemon_numbers, served
 from daemon.readers import ReaderNumbers
 from handlers.answers import change_log_status
 from handlers.query import Query
@@ -60,6 +61,12 @@ _TIMINGS: dict[Work, tuple[str, str]] = {  # what the daemon's writer does
     "commit": ("commit_seconds", "To write and sync one commit, with the pruning that is part of it."),
     "rollback": ("rollback_seconds", "To carry out one rollback."),
     "prune": ("prune_seconds", "One step of pruning in a commit of its own."),
+    "cleanup": ("cleanup_batch_seconds", "One turn of the pruner that deleted transactions."),
+}
+_BATCHES: dict[Batch, tuple[str, str]] = {  # how much one commit did
+    "create": ("create_batch_outputs", "Outputs that the blocks of one commit created."),
+    "spend": ("spend_batch_outputs", "Outputs that the blocks of one commit spent."),
+    "cleanup": ("cleanup_batch_transactions", "Transactions that one commit deleted, pruned or evicted."),
 }
 _UNMATCHED = "unmatched"  # requests for nothing that we have: any path must not become a label
 
@@ -159,10 +166,9 @@ def _daemon(numbers: Numbers | None) -> Iterator[Metric]:
     errors = {} if numbers is None else numbers.errors
     yield _counter("errors_total", "Messages answered with an error.", "code", errors)
     for work, (name, text) in _TIMINGS.items():
-        family = HistogramMetricFamily(f"utxod_{name}", text, labels=())
-        if numbers is not None:
-            family.add_metric((), *_buckets(numbers.timings[work]))
-        yield family
+        yield _histogram(name, text, None if numbers is None else numbers.timings[work], BOUNDS_S)
+    for batch, (name, text) in _BATCHES.items():
+        yield _histogram(name, text, None if numbers is None else numbers.batches[batch], BOUNDS)
 
 
 def _readers(numbers: ReaderNumbers | None) -> Iterator[Metric]:
@@ -202,13 +208,20 @@ def _counter(name: str, text: str, label: str, values: Mapping[str, float]) -> M
     return family
 
 
-def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
+def _histogram(name: str, text: str, histogram: Histogram | None, bounds: tuple[float, ...]) -> Metric:
+    family = HistogramMetricFamily(f"utxod_{name}", text, labels=())
+    if histogram is not None:
+        family.add_metric((), *_buckets(histogram, bounds))
+    return family
+
+
+def _buckets(histogram: Histogram, bounds: tuple[float, ...] = BOUNDS_S) -> tuple[list[tuple[str, float]], float]:
     """Return the counts as Prometheus has them, each with those of all smaller bounds."""
     total, buckets = 0, list[tuple[str, float]]()
-    for bound, count in zip((*map(str, BOUNDS_S), "+Inf"), histogram.counts, strict=True):
+    for bound, count in zip((*map(str, bounds), "+Inf"), histogram.counts, strict=True):
         total += count
         buckets.append((bound, total))
-    return buckets, histogram.total_s
+    return buckets, histogram.total
 
 
 class Measured:

@@ -1,6 +1,6 @@
 """Bitcoin-family blocks, turned into events; pure decoding, no socket.
 
-`source.read_chain` follows the best chain of a node's blk*.dat or of files of hex, `source.Chain` tells more about it,
+`source.Chain` is the best chain of a node's blk*.dat or of files of hex,
 `block.decode_block` reads one block, `networks` says which networks there are. What is wrong is a `SourceError`.
 
 Byte order: events carry txids and block hashes in *display* order, the bytes of the usual hex, so that every hex

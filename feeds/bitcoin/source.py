@@ -51,18 +51,6 @@ class Options(Struct, frozen=True, kw_only=True):
     mark_unspendable: bool = True
 
 
-def read_chain(
-    path: Path,
-    network: Network,
-    after: Iterable[Point] = (),
-    to_height: int | None = None,
-    options: Options = Options(),  # noqa: B008 -- frozen
-) -> Iterator[BlockApplied]:
-    """Yield the best chain of `path`; `Chain` does the same and tells more."""
-    with Chain(path, network, options) as chain:
-        yield from chain.blocks(after, to_height)
-
-
 class Chain:
     """The best chain of a folder or file: a node's blk*.dat, or raw hex, one block a line (.hex, .hex.xz).
 

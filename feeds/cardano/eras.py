@@ -27,11 +27,6 @@ class Network(Struct, frozen=True):
     slot_s: float = 1
     magic: int | None = None
 
-    @property
-    def byron_slots(self) -> int:
-        """Return the first slot that is not Byron's."""
-        return self.byron_epochs * self.byron_epoch_slots
-
     def epoch(self, slot: int) -> int:
         """Return the epoch of a slot; a Byron block says its own."""
         later = slot - self.byron_epochs * self.byron_epoch_slots

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from formats.errors import AddressError, Reason
 from handlers.addresses.bitcoin import NETWORKS, Bitcoin, Scripts
 from handlers.addresses.cardano import Cardano
-from handlers.addresses.errors import AddressError, Reason
 from handlers.addresses.plain import Codec, Credentials, Family, Kind, Part
 
 __all__ = ["AddressError", "Codec", "Credentials", "Family", "Kind", "Part", "Reason", "codec"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from handlers.addresses import base58, bech32
-from handlers.addresses.errors import AddressError
+from formats import base58, bech32
+from formats.errors import AddressError
 from handlers.addresses.plain import Codec, Family, is_hex
 
 

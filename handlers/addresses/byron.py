@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from zlib import crc32
 
-from handlers.addresses.errors import AddressError
+from formats.cbor import CborError, head
+from formats.errors import AddressError
 
 _LONGEST = 512  # bytes; the node's own bounds leave no room for more
 MAINNET_MAGIC = 764_824_073
@@ -31,13 +32,13 @@ def network_magic(address: bytes) -> int | None:
     try:
         at = _expect(address, 1, _TAG, _EMBEDDED)
         payload, at = _string(address, at)
-        crc, at = _head(address, at, _UINT)
+        crc, at = head(address, at, _UINT)
         if at != len(address):
             raise _malformed()
         if crc != crc32(payload):
             raise AddressError("bad checksum", "the CRC of this Byron address is not that of its payload")
         return _magic_of(payload)
-    except IndexError:
+    except (CborError, IndexError):
         raise _malformed() from None
 
 
@@ -45,40 +46,29 @@ def _magic_of(payload: bytes) -> int | None:
     magic = None
     at = _expect(payload, 0, _ARRAY, 3)
     at = _expect(payload, at, _BYTES, _ROOT_BYTES) + _ROOT_BYTES
-    attributes, at = _head(payload, at, _MAP)
+    attributes, at = head(payload, at, _MAP)
     for _ in range(attributes):
-        number, at = _head(payload, at, _UINT)
+        number, at = head(payload, at, _UINT)
         value, at = _string(payload, at)
         if number == _MAGIC:
-            magic, end = _head(value, 0, _UINT)
+            magic, end = head(value, 0, _UINT)
             if end != len(value):
                 raise _malformed()
-    _, at = _head(payload, at, _UINT)
+    _, at = head(payload, at, _UINT)
     if at != len(payload):
         raise _malformed()
     return None if magic == MAINNET_MAGIC else magic
 
 
-def _head(raw: bytes, at: int, major: int) -> tuple[int, int]:
-    """Return the argument of an item of this kind and where its head ends; cut off, it ends beyond the bytes."""
-    kind, info = raw[at] >> 5, raw[at] & 31
-    if kind != major or info > 27:
-        raise _malformed()
-    if info < 24:
-        return info, at + 1
-    end = at + 1 + (1 << (info - 24))
-    return int.from_bytes(raw[at + 1 : end], "big"), end
-
-
 def _expect(raw: bytes, at: int, major: int, argument: int) -> int:
-    found, end = _head(raw, at, major)
+    found, end = head(raw, at, major)
     if found != argument:
         raise _malformed()
     return end
 
 
 def _string(raw: bytes, at: int) -> tuple[bytes, int]:
-    size, at = _head(raw, at, _BYTES)
+    size, at = head(raw, at, _BYTES)
     return raw[at : at + size], at + size
 
 

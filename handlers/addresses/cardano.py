@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from hashlib import blake2b
 
-from handlers.addresses import base58, bech32, byron, shelley
-from handlers.addresses.errors import AddressError
+from formats import base58, bech32
+from formats.errors import AddressError
+from handlers.addresses import byron, shelley
 from handlers.addresses.plain import Codec, Credentials, Family, Part, is_hex
 
 _ADDRESS = ("addr_test", "addr")  # by network id

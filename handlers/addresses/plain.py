@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
-from handlers.addresses.errors import AddressError
+from formats.errors import AddressError
 
 Family = Literal["cardano", "bitcoin", "raw"]
 Part = Literal["payment", "stake"]

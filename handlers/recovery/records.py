@@ -62,18 +62,17 @@ class Records:
         """Return the next transactions that wait for a block, and those that do not because another has won."""
         store, found = self._store, Waiting([], [], [], None)
         with store.disk.read() as txn:
-            waiting = store.waiting(txn, after[0] if after else 0, keys.LAST_U32)
-            seen = list(islice((place for place in waiting if after is None or place >= after), _SEEKS + 1))
+            seen = list(islice(store.due(txn, store.unmined, keys.LAST_U32, after=after), _SEEKS))
             records = store.records(txn, [txid for _, txid in seen])
         for place in seen:
             record = records.get(place[1])
-            if place == after or record is None:
+            if record is None:
                 continue
             if record.conflicting:
                 found.conflicting.append(place[1])
             elif not record.is_coinbase:
                 (found.half_made if record.creating else found.txids).append(place[1])
-        return found._replace(after=seen[-1] if len(seen) > _SEEKS else None)
+        return found._replace(after=seen[-1] if len(seen) == _SEEKS else None)
 
     def shallow(self, confirmations: int, below: int | None) -> tuple[list[bytes], int | None]:
         """Return the transactions of some of the latest blocks that are not that deep, and the ordinal to go on below.
@@ -99,8 +98,7 @@ class Records:
             for seeks, txid in enumerate(self._store.txids(txn, after)):
                 if seeks == _SEEKS:
                     return found, txid
-                key = txid + keys.u32(LOCK_PAGE)
-                if txn.get(key, db=self._store.tx) is not None and not self._store.has(txn, txid):
+                if self._store.has(txn, txid, LOCK_PAGE) and self._store.record(txn, txid) is None:
                     found.append(txid)
         return found, None
 

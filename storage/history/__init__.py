@@ -1,1 +1,1 @@
-"""The UTXO set as a history: numbered outputs, blocks as immutable values, one bitmap, sorted runs as indexes."""
+"""The tables of the chain: numbered outputs, blocks as immutable values, one bitmap, sorted runs as indexes."""

@@ -1,4 +1,4 @@
-"""The tables of a history and the bytes of their values: a checksum and a count, then records of one size.
+"""The tables of the chain and the bytes of their values: a checksum and a count, then records of one size.
 
 `docs/format.md` describes them. Values are about 16 KiB: LMDB finds room for many values of one bounded size quickly.
 """
@@ -61,7 +61,7 @@ _FLAG_BITS = 3
 
 
 class State(Struct, array_like=True):
-    """Where the history is. One row, rewritten by every commit.
+    """Where the store is. One row, rewritten by every commit.
 
     Blocks above `floor` have an undo log. `keys` are the store's own: nobody else can find two ids with one prefix.
     """
@@ -252,12 +252,12 @@ def prefixes(digests: Words, keys: Words) -> Words:
 
 
 def new_state() -> State:
-    """Return the state of an empty history, with keys of its own."""
+    """Return the state of an empty store, with keys of its own."""
     return State([secrets.randbits(64) | 1 for _ in range(4)])
 
 
 def stored_state(txn: Txn, meta: Db) -> State:
-    """Return where the history is.
+    """Return where the store is.
 
     Raises:
         Damaged: its row can't be read.

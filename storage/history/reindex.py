@@ -1,4 +1,4 @@
-"""Building the indexes of a history anew from its outputs, which are the truth."""
+"""Building indexes anew from the stored outputs, which are the truth."""
 
 from __future__ import annotations
 

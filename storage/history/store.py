@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from storage import keys
 from storage.disk import FORMAT_KEY, META, Disk, Txn
 from storage.errors import WrongFormat
 from storage.history import touches
@@ -30,7 +31,7 @@ _KIND, _MMR = b"store", b"mmr"  # a store of the kind "classic" says nothing
 
 
 class HistoryStore:
-    """The tables of a history on one disk, and those of its mountain ranges where it has them.
+    """The tables of the chain on one disk, and those of its mountain ranges where it has them.
 
     `history` is there once it is open for writing. Whoever applies blocks to one with mountain ranges says with
     `leaves` what an output's leaf is.
@@ -51,7 +52,7 @@ class HistoryStore:
             return txn.get(_KIND, b"", db=self.meta)
 
     def history_of(self, indexes: Sequence[str]) -> History:
-        """Return a history that keeps these indexes, in their own order, to be loaded by who writes to it."""
+        """Return what writes the tables with these indexes, in their own order; it is not loaded yet."""
         mountains = Mountains(self.disk.tables, self.leaves) if self.mmr else None
         return History(self.disk.tables, [name for name in (*RULES, touches.KIND) if name in indexes], mountains)
 
@@ -175,6 +176,10 @@ class HistoryStore:
             Damaged: it is not there.
         """
         return read_block(txn, self.block, ordinal)
+
+    def block_row(self, txn: Txn, ordinal: int) -> bytes | None:
+        """Return a block's row as it is stored, to be compared."""
+        return txn.get(keys.u32(ordinal), db=self.block)
 
     def ordinal_of(self, txn: Txn, block_hash: bytes) -> int | None:
         """Return the ordinal of a block."""

@@ -1,4 +1,4 @@
-"""Reading a history at one commit: what is asked for one by one, by whoever has a read transaction."""
+"""Reading the tables of the chain at one commit: what is asked for one by one, by whoever has a read transaction."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Home(NamedTuple):
 
 
 class Stored:
-    """One snapshot of the history's tables. Nothing of it is read before it is asked for."""
+    """One snapshot of the tables. Nothing of it is read before it is asked for."""
 
     def __init__(self, txn: Txn, tables: dict[str, Db]) -> None:
         self.txn, self._tables = txn, tables

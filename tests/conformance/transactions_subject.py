@@ -21,14 +21,15 @@ from threading import Lock as Mutex
 from typing import Any, TypeVar
 
 from houses import ALL_TABLES, chain_txs, open_store
+from pruning import run_through
 
 from handlers import spending
 from handlers.bodies import body
 from handlers.burial import Burial, safe_height
 from handlers.creation import Creation, acquire, lock_ttl, release
 from handlers.desk import PLACEHOLDER, Mined, Rules, blob_name
-from handlers.events import OutPoint, Output, Tx
-from handlers.prune_cycle import Terms
+from handlers.events import OutPoint, Output, Tx, TxStatusChanged
+from handlers.prune_cycle import Cycle, Terms
 from handlers.prune_request import Node, Request, Requests, World, held_back
 from handlers.pruner import Pruner
 from handlers.spending import Fault, TxFault
@@ -795,12 +796,12 @@ class Subject:
         return Burial(self.transactions, self.config["unminedTxRetention"], self.config["parentPreservationBlocks"])
 
     def op_preserveParents(self, op: Op) -> Op:
-        processed = self.write(lambda txn: self.burial.preserve_parents(txn, op["height"]), "preserveParents")
+        step = self.write(lambda txn: self.burial.preserve_step(txn, op["height"], None, None), "preserveParents")
         with self.disk.read() as txn:
-            return {"processed": processed, "unminedRemaining": len(list(self.transactions.unmined(txn)))}
+            return {"processed": step.processed, "unminedRemaining": len(list(self.transactions.unmined(txn)))}
 
     def op_queryOldUnmined(self, op: Op) -> Op:
-        return self._names(lambda txn: self.burial.old_unmined(txn, op["cutoff"]))
+        return self._names(lambda txn: [txid for txid, _ in self.transactions.unmined(txn, op["cutoff"])])
 
     def op_expirePreservations(self, op: Op) -> Op:
         step = self.write(lambda txn: self.burial.expire_preservations(txn, op["height"]), "expirePreservations")
@@ -876,16 +877,15 @@ class Subject:
         self.runs += 1
         cycle = pruner.cycle(request, persisted)
         try:
-            for turn in cycle.turns():
-                turn.work()
+            run_through(cycle)
         except (StoreError, TxFault) as error:
             pruner.fail(cycle, str(error))
-            deleted = sorted(map(self.name, cycle.deleted))
+            deleted = sorted(map(self.name, _pruned(cycle)))
             return {"result": "error", "code": "STORAGE_ERROR", "skipped": not deleted, "deleted": deleted}
         pruner.finish(cycle)
         return {
             "skipped": False,
-            "deleted": sorted(map(self.name, cycle.deleted)),
+            "deleted": sorted(map(self.name, _pruned(cycle))),
             "processed": cycle.job.counts.get("old_unmined", 0),
             "recordsDeleted": cycle.job.counts.get("records_deleted", 0),
             "errors": cycle.job.counts.get("errors", 0),
@@ -1065,6 +1065,11 @@ class Subject:
 
 def _apply(work: Callable[[Txn, bytes], _T], txid: bytes, txn: Txn) -> _T:
     return work(txn, txid)
+
+
+def _pruned(cycle: Cycle) -> list[bytes]:
+    """Return the transactions that a cycle has deleted."""
+    return [fact.txid for fact in cycle.facts if isinstance(fact, TxStatusChanged)]
 
 
 def _fails(*_: object) -> None:

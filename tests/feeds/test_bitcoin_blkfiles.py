@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
+from bitcoin_chains import read_chain
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from real_data import lines, names, need
@@ -11,7 +12,7 @@ from test_bitcoin_block import hash_of, made_block, made_coinbase, made_output
 
 from feeds.bitcoin.errors import BlockError, ChainError, SourceError
 from feeds.bitcoin.networks import MAINNET, REGTEST, TESTNET3, Network
-from feeds.bitcoin.source import Chain, Options, read_chain
+from feeds.bitcoin.source import Chain, Options
 from handlers.events import Point
 
 KEY = bytes.fromhex("a1b2c3d4e5f60718")

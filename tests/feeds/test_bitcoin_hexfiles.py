@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
+from bitcoin_chains import read_chain
 from real_data import lines, names, need
 from test_bitcoin_blkfiles import CHAIN, expect, hashes, made_chain
 from test_bitcoin_block import hash_of
@@ -12,7 +13,7 @@ from test_bitcoin_block import hash_of
 from feeds.bitcoin import hexfiles
 from feeds.bitcoin.errors import BlockError, ChainError
 from feeds.bitcoin.networks import REGTEST, TESTNET3
-from feeds.bitcoin.source import Chain, Options, read_chain
+from feeds.bitcoin.source import Chain, Options
 from handlers.events import Point
 
 

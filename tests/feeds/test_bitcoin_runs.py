@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from bitcoin_chains import read_chain
 from bitcoin_runs import RUNS, expected_runs, network_of, open_run
 from real_data import ROOT, lines, names, need, rows
 
 from feeds.bitcoin.networks import MAINNET
-from feeds.bitcoin.source import Chain, Options, read_chain
+from feeds.bitcoin.source import Chain, Options
 from handlers.events import BlockApplied, OutPoint, Output, Point, Tx
 
 Figures = tuple[int, int, str, str]

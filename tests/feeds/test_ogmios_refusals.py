@@ -26,11 +26,13 @@ ASSETS = {"ada": {"lovelace": 1}}
 BAD_OUTPUTS: list[tuple[Json, str]] = [
     (
         {"address": "addr1vx2fxv2umyhttkxyxp8x0dlpdt3k6cwng5pxj3jhsydzers66hrl9"},
-        f"checksum is wrong - at `${OUTPUT}.ad",
+        f"bad checksum: some character is wrong, missing or too many - at `${OUTPUT}.ad",
     ),
-    ({"address": KEY_ADDRESS.upper()}, f"no digit of base58 - at `${OUTPUT}.address`"),
-    ({"address": "addr1"}, "checksum is wrong"),
-    ({"address": "addr1é"}, "another character"),
+    ({"address": KEY_ADDRESS.upper()}, f"is no digit of base58 - at `${OUTPUT}.address`"),
+    ({"address": "addr1"}, "cut off: 0 characters after the separator"),
+    ({"address": bech32_of("addr", [])}, "nothing between prefix and checksum"),
+    ({"address": bech32_of("addr", [31, 28])[:-1] + "Q"}, "letters of mixed case"),
+    ({"address": "addr1é"}, "not printable ASCII"),
     ({"address": "stake1uyehkck0lajq8gr28t9uxnuvgcqrc6070x3k9r8048z8y5gh6ffgw"}, "no digit of base58"),
     ({"address": ""}, "not a Byron address"),
     ({"address": "Ae2tdPwUPEZFRbyhz3cpfC2CumGzNkFBN2L42rcUc2yjQpEkxDbkPodpMAj"}, "checksum is wrong"),
@@ -79,7 +81,7 @@ def test_bech32_that_does_not_end_with_a_byte(values: list[int]) -> None:
     """Its checksum is right, but bits are left over: set ones, or enough for another character."""
     assert decoded(made(made_tx(made_output(address=bech32_of("addr", [31, 28]))))).txs[0].outputs[0].address == b"\xff"
     what = wrong(made(made_tx(made_output(address=bech32_of("addr", values)))))
-    assert "it does not end where a byte does - at `$" in what
+    assert "the bits that fill up the last character are too many or not zeros - at `$" in what
 
 
 @pytest.mark.parametrize(("output", "what"), BAD_OUTPUTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from handlers.addresses.errors import AddressError
+from formats.errors import AddressError
 
 ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 LONGEST = 1024  # characters: converting takes the square of the length
@@ -25,13 +25,13 @@ def encode(data: bytes) -> str:
     return "1" * zeros + "".join(reversed(pairs)).lstrip("1")
 
 
-def decode(text: str) -> bytes:
+def decode(text: str, longest: int = LONGEST) -> bytes:
     """Return the bytes in a text.
 
     Raises:
         AddressError: a character is no digit of base58, or there are too many.
     """
-    if len(text) > LONGEST:
+    if len(text) > longest:
         raise AddressError("malformed", f"{len(text)} characters are too many for base58")
     number = 0
     for place, digit in enumerate(text, 1):

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from functools import cache, lru_cache
 from typing import NamedTuple
 
-from handlers.addresses.errors import AddressError
+from formats.errors import AddressError
 
 CHARSET = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
 BECH32 = 1
