@@ -285,6 +285,8 @@ class _Audit:
             yield f"{name} has {seen.outputs} outputs on its pages, its record says {record.total}"
         elif seen.spent_pages != (record.spent_pages or 0):
             yield f"{name} has {seen.spent_pages} further pages all spent, its record says {record.spent_pages or 0}"
+        if record.locked_by_operator and not record.locked:
+            yield f"{name} is locked by an operator, and not locked"
         yield from self._blocks(name, record)
         yield from self._going(name, record)
         self._missing(txn, seen, record)

@@ -183,20 +183,20 @@ class NodeState(Message, frozen=True, kw_only=True):
 
 
 class TxSubmitted(Message, frozen=True, kw_only=True):
-    """A transaction was accepted by the node and waits for a block."""
+    """A transaction was accepted by the node and waits for a block. Its own lock ends at a restart."""
 
     tx: Tx
     locked: bool = False
 
 
 class TxUnlocked(Message, frozen=True, kw_only=True):
-    """Outputs of these transactions may be spent."""
+    """Outputs of these transactions may be spent, whoever locked them."""
 
     txids: list[Hash32]
 
 
 class TxLocked(Message, frozen=True, kw_only=True):
-    """Outputs of these transactions may not be spent for now (operator)."""
+    """Outputs of these transactions may not be spent for now (operator); it outlives restarts."""
 
     txids: list[Hash32]
 

@@ -90,7 +90,7 @@ class Lives:
         return repaired
 
     def wake(self, height: int) -> list[bytes]:
-        """Heal what the last run left half-made, unlock what waits for a block, and return that, parents first."""
+        """Heal what the last run left half-made, end the locks of submissions, and return what waits, parents first."""
 
         def work(txn: Txn) -> tuple[tuple[list[bytes], list[bytes]], list[bytes]]:
             self.begin(height)

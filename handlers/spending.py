@@ -170,7 +170,7 @@ def mine(record: Record, block_id: int, height: int, subtree: int | None, *, lon
         record.main_ids = [*record.main_ids, block_id]
     if longest:
         record.unmined_since = None
-    record.locked = record.creating = False
+    record.locked = record.locked_by_operator = record.creating = False
 
 
 def unmine(record: Record, block_id: int, now: int) -> None:
@@ -186,7 +186,7 @@ def unmine(record: Record, block_id: int, now: int) -> None:
         record.main_ids = [other for other in record.main_ids if other != block_id]
     if not record.main_ids and record.unmined_since is None:
         record.unmined_since = min(now, HIGHEST if record.born is None else record.born)
-    record.locked = record.creating = False
+    record.locked = record.locked_by_operator = record.creating = False
 
 
 def mark_longest(record: Record, now: int, *, on: bool) -> None:

@@ -70,13 +70,13 @@ class States(Desk):
                 self.store.put_page(txn, txid, number, page)
 
     def set_locked(self, txn: Txn, txid: bytes, *, on: bool) -> int:
-        """Lock or unlock a transaction's outputs; return how many further pages it has.
+        """Lock a transaction's outputs for an operator, or end any lock; return how many further pages it has.
 
         Raises:
             TxFault: `TX_NOT_FOUND`.
         """
         record = self.need(txn, txid)
-        record.locked = on
+        record.locked = record.locked_by_operator = on
         if on:
             record.delete_at = None
         else:

@@ -49,6 +49,7 @@ class Transaction(Struct, frozen=True, kw_only=True):
     spent_extra_recs: int
     is_coinbase: bool
     locked: bool
+    locked_by_operator: Annotated[bool, Meta(description="such a lock outlives restarts")]
     creating: bool
     conflicting: bool
     external: bool
@@ -119,6 +120,7 @@ class TxQuery:
             spent_extra_recs=record.spent_pages or 0,
             is_coinbase=record.is_coinbase,
             locked=record.locked,
+            locked_by_operator=record.locked_by_operator,
             creating=record.creating,
             conflicting=record.conflicting,
             external=record.external,

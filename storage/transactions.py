@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
+from typing import ClassVar
 
 from msgspec import Struct
 
@@ -68,8 +69,11 @@ class Record(Page, array_like=True):
     """The master: page 0, and the whole transaction's state. Its flags decide for every page.
 
     `born` is the height at which the transaction was first known as unmined; it outlives being mined. `main_ids` are
-    those of its blocks that are on the longest chain: with none of them left it is unmined again.
+    those of its blocks that are on the longest chain: with none of them left it is unmined again. `locked_by_operator`
+    tells an operator's lock from a submission's own, which ends at a restart; it is never true without `locked`.
     """
+
+    EARLIER: ClassVar[tuple[int, ...]] = (29,)
 
     total: int = 0
     page_size: int = ALL_IN_ONE
@@ -93,6 +97,7 @@ class Record(Page, array_like=True):
     conflicting_children: list[bytes] = []
     fee: int | None = None
     size: int | None = None
+    locked_by_operator: bool = False
 
     @property
     def mined(self) -> bool:

@@ -102,18 +102,19 @@ GOLDEN: Tables = {
         # outputs, recorded, spent, creating, deleted children, reassignments (slot, old, new, height), spendable in;
         # total, page size, further pages, spent pages; coinbase, external, partial, locked, conflicting; born, created
         # at, unmined since, preserve until, delete at, spending height; block ids, heights, subtrees, ids on the
-        # longest chain, conflicting children; fee, size
+        # longest chain, conflicting children; fee, size, locked by operator
         f"{SMALL} 00000000": [
-            f"dc001d 02 02 00 c2 90 91 94 00 c420{SMALL_0} c420{NEW_OWNER} cd012c 81 00 cd0133"
-            "02 ceffffffff 00 c0 c2 c2 c2 c3 c2 cd0122 cf000001993329c77b cd0122 ce01020304 c0 c0 90 90 90 90 90 02 02"
+            f"dc001e 02 02 00 c2 90 91 94 00 c420{SMALL_0} c420{NEW_OWNER} cd012c 81 00 cd0133"
+            "02 ceffffffff 00 c0 c2 c2 c2 c3 c2 cd0122 cf000001993329c77b cd0122 ce01020304 c0 c0"
+            "90 90 90 90 90 02 02 c2"
         ],
         f"{SMALL} 00000000 00000000": [f"{NEW_OWNER} {'ff' * 36}"],  # frozen
         f"{SMALL} 00000000 00000001": [SMALL_1],  # unspent
         f"{SMALL} fffffffe": [f"92 91 92 c420{CHAINED} 00 c4020102"],  # inputs, raw bytes
         f"{LARGE} 00000000": [
-            f"dc001d 02 02 01 c2 91 c420{CHILD} 90 80"
+            f"dc001e 02 02 01 c2 91 c420{CHILD} 90 80"
             "03 02 01 c0 c2 c3 c2 c2 c3 c0 01 c0 c0 0a c0 91 cd0385 91 cd012b 91 04 91 cd0385"
-            f"91 c420{CHILD} c0 c0"
+            f"91 c420{CHILD} c0 c0 c2"
         ],
         f"{LARGE} 00000000 00000000": [f"{LARGE_0} {BY_CHILD} 00000000"],  # spent by input 0
         f"{LARGE} 00000000 00000001": [LARGE_1],

@@ -28,6 +28,7 @@ FIELDS = {
     "spent_extra_recs": 0,
     "is_coinbase": False,
     "locked": False,
+    "locked_by_operator": False,
     "creating": False,
     "conflicting": False,
     "external": False,

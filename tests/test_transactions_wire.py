@@ -12,6 +12,7 @@ from random import Random
 from time import monotonic, sleep
 from typing import Any
 
+import msgspec
 import pytest
 from daemons import PATIENCE_S, Client, Daemon, Encoding, Message, ack, running, statuses
 from houses import ALL_TABLES
@@ -639,6 +640,46 @@ def test_what_waits_is_there_after_a_restart(daemon: Daemon) -> None:
     with daemon.client() as client:
         places = [at("p"), at("a"), at("q"), at("b"), at("c"), at("l")]
         assert state(client, *places) == [by("a"), "free", by("b"), by("c"), "FROZEN", "CONFLICTING"]
+
+
+def test_an_operator_s_lock_outlives_a_restart(daemon: Daemon) -> None:
+    """That of a submission ends there, unless an operator locked it too. Unlocking ends both, and so does a block."""
+    one, names = block(None, *coins("p")), ("own", "both", "lifted", "operator's", "mined")
+    with daemon.client() as client:
+        done(client, one, *(submit(*coins(name), locked=name in {"own", "both", "lifted"}) for name in names))
+        done(client, said("TxLocked", "both", "lifted", "operator's", "mined", "p"), said("TxUnlocked", "lifted"))
+        states = ["LOCKED", "LOCKED", "free", "LOCKED", "LOCKED", "LOCKED"]
+        assert state(client, *map(at, (*names, "p"))) == states
+    daemon.restart()
+    with daemon.client() as client:
+        assert state(client, *map(at, (*names, "p"))) == ["free", *states[1:]]
+        done(client, block(one, *coins("mined")))
+        assert state(client, at("mined")) == ["free"]
+    kept = [record(daemon, name) for name in ("both", "mined")]
+    assert [each and (each.locked, each.locked_by_operator) for each in kept] == [(True, True), (False, False)]
+    daemon.restart()
+    with daemon.client() as client:
+        assert state(client, at("both"), at("operator's"), at("p")) == ["LOCKED"] * 3
+        done(client, said("TxUnlocked", "both", "operator's"))
+    daemon.restart()
+    with daemon.client() as client:
+        assert state(client, at("both"), at("operator's"), at("p")) == ["free", "free", "LOCKED"]
+
+
+def test_a_record_of_an_earlier_build_is_read(daemon: Daemon) -> None:
+    """It has no word about operators' locks: none had any."""
+    with daemon.client() as client:
+        done(client, block(None, *coins("p")), submit(*coins("a"), locked=True))
+    assert daemon.term() == 0
+    with Disk(daemon.folder / "data" / "lmdb", ALL_TABLES) as disk:
+        key, db = digest("tx", "a") + bytes(4), disk.tables["tx"]
+        with disk.read() as txn:
+            fields = msgspec.msgpack.decode(txn.get(key, db=db))
+        disk.write(lambda txn: txn.put(key, msgspec.msgpack.encode(fields[:29]), db=db))
+    daemon.start()
+    with daemon.client() as client:
+        assert state(client, at("a")) == ["free"]
+        done(client, said("TxLocked", "a"))
 
 
 class Traffic:
