@@ -293,7 +293,7 @@ class Lives:
 
     def _mine(self, sheaf: Sheaf, tx: Tx, block: Touching) -> None:
         record = sheaf.records[tx.txid]
-        spending.mine(record, block.block_id, block.height, tx.subtree_index, longest=True)
+        spending.mine(record, block.block_id, block.height, tx.subtree_index, longest=True, certain=True)
         if tx.coinbase:
             record.spending_height = block.height + self.transactions.rules.maturity
         record.fee = tx.fee if record.fee is None else record.fee

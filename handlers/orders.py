@@ -110,11 +110,8 @@ def _do(txn: Txn, lives: Lives, event: TxMessage) -> None:
             for txid in event.txids:
                 transactions.set_locked(txn, txid, on=isinstance(event, TxLocked))
         case TxMined():
-            at = Mined(event.block_id, event.height, event.subtree_index)
             for txid in event.txids:
-                transactions.set_mined(txn, txid, at, longest=event.longest, unset=event.unset)
-                cause = None if event.unset else InBlock()
-                lives.tell(txid, "pending" if event.unset else "mined", event.height, cause)
+                _set_mined(txn, lives, event, txid)
         case OutputsFrozen():
             for outpoint in event.outpoints:
                 transactions.freeze(txn, outpoint)
@@ -136,3 +133,22 @@ def _do(txn: Txn, lives: Lives, event: TxMessage) -> None:
         case TxPreserved():
             for txid in event.txids:
                 transactions.preserve(txn, txid, event.until)
+
+
+def _set_mined(txn: Txn, lives: Lives, event: TxMined, txid: bytes) -> None:
+    """Enter a block beside our chain, or remove it; tell what has become true by that.
+
+    What waits for a block again claims its inputs as any other, or loses.
+    """
+    transactions, before = lives.transactions, lives.transactions.hold(txn, txid)
+    at = Mined(event.block_id, event.height, event.subtree_index)
+    transactions.set_mined(txn, txid, at, longest=event.longest, unset=event.unset)
+    if before is None:
+        return
+    if event.unset and not transactions.need(txn, txid).mined:
+        lives.agree(txn, [txid])
+    after = transactions.need(txn, txid)
+    if not event.unset and after.mined:
+        lives.tell(txid, "mined", event.height, InBlock())
+    elif event.unset and before.record.mined and not (after.mined or after.conflicting):
+        lives.tell(txid, "pending", event.height)

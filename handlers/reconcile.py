@@ -151,7 +151,8 @@ class Reconciler:
             self.transactions.set_conflicting(txn, found.txid, on=False)
             record.conflicting = False
         locked = record.locked, record.locked_by_operator  # since it was mined
-        spending.mine(record, there.main_ids[0], there.block_heights[0], there.subtree_idxs[0], longest=True)
+        at = there.main_ids[0], there.block_heights[0], there.subtree_idxs[0]
+        spending.mine(record, *at, longest=True, certain=True)
         record.locked, record.locked_by_operator = locked
         self._rewrite(txn, found.txid, record, said, right, max(there.total, max(right, default=-1) + 1))
         return Repair(found.txid, "it is not what the chain has", self._displaced(txn, said, right))

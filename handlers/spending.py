@@ -160,12 +160,21 @@ def count_page(record: Record, by: int) -> None:
 # --- being mined -------------------------------------------------------------------------------------------------
 
 
-def mine(record: Record, block_id: int, height: int, subtree: int | None, *, longest: bool) -> None:
-    """Enter a block, once by its id. Being mined ends a creation and unlocks."""
+def mine(
+    record: Record, block_id: int, height: int, subtree: int | None, *, longest: bool, certain: bool = False
+) -> None:
+    """Enter a block, once by its id. Being mined ends a creation and unlocks.
+
+    What was entered first stays, unless this is `certain`: then it is what our chain says.
+    """
     if block_id not in record.block_ids:
         record.block_ids = [*record.block_ids, block_id]
         record.block_heights = [*record.block_heights, height]
         record.subtree_idxs = [*record.subtree_idxs, subtree]
+    elif certain:
+        n = record.block_ids.index(block_id)
+        record.block_heights = [*record.block_heights[:n], height, *record.block_heights[n + 1 :]]
+        record.subtree_idxs = [*record.subtree_idxs[:n], subtree, *record.subtree_idxs[n + 1 :]]
     if longest and block_id not in record.main_ids:
         record.main_ids = [*record.main_ids, block_id]
     if longest:

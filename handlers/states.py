@@ -25,12 +25,15 @@ class States(Desk):
         """Enter a block, or remove it; return the blocks that the transaction is in then.
 
         Raises:
-            TxFault: `TX_NOT_FOUND`; to unset what is not known is nothing. `IN_CHAIN`: our chain has it in this block.
+            TxFault: `TX_NOT_FOUND`; to unset what is not known is nothing. `IN_CHAIN`: our chain says otherwise.
         """
-        if unset and self.hold(txn, txid) is None:
+        held = self.hold(txn, txid)
+        if held is None and unset:
             return []
-        if unset:
-            self.refuse_if_in_chain(txn, txid, block_id=at.block_id)
+        if held is not None and unset:
+            self._refuse_to_unset(txn, held, at.block_id)
+        elif held is not None:
+            self._refuse_to_set(txn, held, at)
         record = self.need(txn, txid)
         if unset:
             spending.unmine(record, at.block_id, self.height + 1)
@@ -53,6 +56,34 @@ class States(Desk):
             height = mined.block_heights[0]
             raise TxFault(
                 code, f"transaction {txid.hex()} is in block {height} of our chain: only a rollback undoes that"
+            )
+
+    def _refuse_to_unset(self, txn: Txn, held: Held, block_id: int) -> None:
+        """Refuse to take a transaction out of a block of our chain.
+
+        Which transactions a block below the floor had may be forgotten: what the record says of it stands.
+        """
+        self.refuse_if_in_chain(txn, held.txid, block_id=block_id)
+        record, blocks = held.record, self.chain.blocks
+        if block_id not in record.block_ids:
+            return
+        ordinal = blocks.ordinal_at(txn, record.block_heights[record.block_ids.index(block_id)], block_id)
+        if ordinal is None or (ordinal > blocks.state(txn).floor and self.chain.find(txn, held.txid) is None):
+            return
+        raise TxFault(
+            "IN_CHAIN",
+            f"transaction {held.txid.hex()} is in block {block_id} of our chain: only a rollback undoes that",
+        )
+
+    def _refuse_to_set(self, txn: Txn, held: Held, at: Mined) -> None:
+        """Refuse to put a transaction into a block of our chain that does not have it, or had it as one that failed."""
+        found = self.chain.find(txn, held.txid)
+        if at.block_id in held.record.block_ids and not (found is not None and found.failed):
+            return
+        if self.chain.blocks.ordinal_at(txn, at.height, at.block_id) is not None:
+            raise TxFault(
+                "IN_CHAIN",
+                f"transaction {held.txid.hex()} is not among those of block {at.block_id}, which is in our chain",
             )
 
     def clear_creating(self, txn: Txn, txid: bytes, record: Record) -> None:

@@ -77,9 +77,7 @@ def unpack(kind: type[_T], raw: bytes, what: str) -> _T:
     except msgspec.DecodeError as error:
         raise Damaged(f"{what} cannot be read: {error}") from error
     wanted, written = len(kind.__struct_fields__), _length(raw)
-    if written < wanted and written not in getattr(
-        kind, "EARLIER", ()
-    ):  # a default in place of a lost field would be a wrong answer
+    if written < wanted and written not in getattr(kind, "EARLIER", ()):  # a default would be a wrong answer
         raise Damaged(f"{what} cannot be read: it has {written} of {wanted} fields")
     return row
 

@@ -223,6 +223,95 @@ def test_mined_by_message(daemon: Daemon, encoding: Encoding) -> None:
     assert b is not None and (b.block_ids, b.main_ids, b.subtree_idxs) == ([9, 10], [9], [4, None])
 
 
+def test_what_our_chain_says_is_not_unset(daemon: Daemon, encoding: Encoding) -> None:
+    """Neither with a record nor without, whatever height is named; blocks beside our chain come and go."""
+    one = block(None, *coins("p"), block_id=77)
+    two = block(one, *coins("a"), tx("c", output("x"), spends=[at("p")]), tx("f", valid=False, collateral=[at("p", 1)]))
+    with daemon.client(encoding) as client, subscribed(daemon, encoding) as listener:
+        done(client, one, submit(*coins("a"), locked=True), two)
+        assert told(listener, 2) == [turn("a", "pending", 1), turn("a", "mined", 2)]
+        for name, own in (("p", 77), ("a", 2), ("c", 2)):
+            for height in (1, 2, 9):
+                refused(client.ask(mined(name, height=height, block_id=own, unset=True)), "IN_CHAIN")
+            done(client, mined(name, height=9), mined(name, height=9, unset=True))
+            assert told(listener, 1) == [turn(name, "mined", 9)]  # it is mined without that one too
+        refused(client.ask(mined("a", "c", height=2, unset=True)), "IN_CHAIN")
+        done(client, mined("a", height=2), mined("p", height=1, block_id=77, longest=False))  # which are known
+        done(client, submit(*coins("b")))
+        assert told(listener, 3) == [turn("a", "mined", 2), turn("p", "mined", 1), turn("b", "pending", 2)]
+        for name, height, own in (("b", 2, 2), ("b", 1, 77), ("a", 1, 77), ("p", 2, 2), ("f", 2, 2)):
+            for longest in (True, False):
+                refused(client.ask(mined(name, height=height, block_id=own, longest=longest)), "IN_CHAIN")
+        daemon.assert_sound()
+        done(client, mined("b", height=1), mined("b", height=2, block_id=77))  # of other forks
+        assert [turn[:2] for turn in told(listener, 2)] == [turn("b", "mined", 0)[:2]] * 2
+        done(client, back_to(one))
+        assert state(client, at("a"), at("p"), at("p", 1)) == ["free", by("c"), "free"]
+    kept = record(daemon, "a")
+    assert kept is not None and (kept.block_ids, kept.unmined_since) == ([], 1)
+
+
+def test_a_block_corrects_what_was_told_of_it(daemon: Daemon, client: Client) -> None:
+    """Height and place; a transaction that is not in it after all may be taken out again."""
+    one = block(None, *coins("p"))
+    done(client, one, submit(*coins("a")), submit(*coins("b")))
+    done(client, mined("a", height=7, block_id=2, subtree_index=5), mined("b", height=2, subtree_index=5))
+    done(client, block(one, *coins("a")))
+    a = record(daemon, "a")
+    assert a is not None and (a.block_ids, a.block_heights, a.subtree_idxs) == ([2], [2], [None])
+    refused(client.ask(mined("a", height=7, block_id=2, unset=True)), "IN_CHAIN")
+    daemon.assert_sound()
+    done(client, mined("b", height=2, unset=True))
+    b = record(daemon, "b")
+    assert b is not None and (b.block_ids, b.unmined_since) == ([], 1)
+
+
+def test_unset_below_the_floor(tmp_path: Path) -> None:
+    """Our chain has forgotten the transaction, its block it has not."""
+    with running(tmp_path, utxo={"prune_depth": 1, "rollback_window": 1}) as daemon, daemon.client() as client:
+        one = block(None, tx("p", output("x")))
+        two = block(one, tx("c", output("y"), spends=[at("p")]))
+        done(client, submit(tx("p", output("x"))), one, two)
+        tip = two
+        for _ in range(4):
+            tip = block(tip)
+            done(client, tip)
+        refused(client.ask(mined("p", height=1, unset=True)), "IN_CHAIN")
+        done(client, mined("p", height=9), mined("p", height=9, unset=True))
+        daemon.assert_sound()
+
+
+def test_what_is_unset_claims_its_inputs_again(paged: Daemon) -> None:
+    """Being mined ended a creation that had not claimed them yet: it claims them now, or has lost them."""
+    one = block(None, *coins("p", "q"))
+    with paged.client() as client, subscribed(paged) as listener:
+        done(client, one, submit(large("a", 5, at("p"))), submit(large("b", 5, at("q"))))
+        assert paged.term() == 0
+    with Disk(paged.folder / "data" / "lmdb", ALL_TABLES) as disk:
+        store = TxStore(disk)
+
+        def unclaim(txn: Any) -> None:
+            for name in ("p", "q"):
+                store.drop_slot(txn, digest("tx", name), 0, 0)
+            for name in ("a", "b"):
+                kept = store.record(txn, digest("tx", name))
+                assert kept is not None
+                kept.block_ids, kept.block_heights, kept.subtree_idxs, kept.main_ids = [9], [9], [None], [9]
+                kept.unmined_since = None
+                store.put_record(txn, digest("tx", name), kept)
+
+        disk.write(unclaim)
+    paged.start()
+    with paged.client() as client, subscribed(paged) as listener:
+        done(client, submit(tx("thief", output("x"), spends=[at("q")])))
+        done(client, mined("a", unset=True), mined("b", unset=True))
+        assert state(client, at("p"), at("q"), at("b"), at("a")) == [by("a"), by("thief"), "CONFLICTING", "free"]
+        statuses_told = [turn[:2] for turn in told(listener, 3)]
+        assert statuses_told == [
+            turn(*each, 0)[:2] for each in (("thief", "pending"), ("a", "pending"), ("b", "conflicting"))
+        ]
+
+
 def test_frozen_unfrozen_reassigned(daemon: Daemon, encoding: Encoding) -> None:
     """On a transaction that only the chain tells of, and on one with a record."""
     with daemon.client(encoding) as client:
