@@ -148,6 +148,8 @@ class _Audit:
             seen.lock = True
         elif number == BODY_PAGE:
             body, seen.body = unpack(Body, row, f"the body of {name}"), True
+            if body.previous is not None and len(body.previous) != len(body.inputs):
+                yield f"transaction {name} has {len(body.inputs)} inputs, but knows what {len(body.previous)} spend"
             if seen.record is None:
                 yield f"transaction {name} has a body, but no record"
             else:

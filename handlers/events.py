@@ -51,7 +51,7 @@ class Tx(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_default
     """One transaction of a block. `valid=False` is a phase-2 failure: collateral in, collateral return out.
 
     `previous` has value and script of what each input spends, where the sender knows it. `datums` are those among the
-    witnesses; their hashes are BLAKE2b-256. `version`, `lock_time` and `previous` are validated but not stored yet.
+    witnesses; their hashes are BLAKE2b-256. `version`, `lock_time` and `previous` are kept with a transaction's record.
     """
 
     txid: Hash32

@@ -298,6 +298,8 @@ class Lives:
             record.spending_height = block.height + self.transactions.rules.maturity
         record.fee = tx.fee if record.fee is None else record.fee
         record.size = tx.size if record.size is None else record.size
+        record.version = tx.version if record.version is None else record.version
+        record.lock_time = tx.lock_time if record.lock_time is None else record.lock_time
         self.tell(tx.txid, "mined", block.height, InBlock())
 
     def _complete(self, txn: Txn, tx: Tx, record: Record) -> None:

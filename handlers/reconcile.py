@@ -71,8 +71,8 @@ class Reconciler:
             self.transactions.enter_child(txn, tx.txid, [parent for parent, _ in body.inputs], on=False)
         self._release_unlisted(txn, tx.txid, body.inputs, tx.inputs)
         if listed and not differs:
-            if body.inputs != tx.inputs:  # not known in full, or in another order
-                self.store.put_body(txn, tx.txid, Body(tx.inputs, body.raw))
+            if body.inputs != tx.inputs or (body.previous is None and tx.previous is not None):
+                self.store.put_body(txn, tx.txid, Body(tx.inputs, body.raw, _previous(tx, body)))
             return None
         said = self._said(txn, tx.txid, record)
         right = {index: name + said.rows.get(index, b"")[HASH:] for index, name in names.items()}
@@ -93,7 +93,11 @@ class Reconciler:
             self._rewrite(txn, tx.txid, record, said, right, max(record.total, index + 1))
 
     def keep_bytes(self, txn: Txn, tx: Tx, record: Record) -> None:
-        """Keep the inputs and the bytes of a block's transaction; its record, in hand, learns where they are."""
+        """Keep the inputs and the bytes of a block's transaction; its record, in hand, learns where they are.
+
+        It learns version and lock time too.
+        """
+        record.version, record.lock_time = tx.version, tx.lock_time
         try:
             if record.external:  # those of another content: a blob that is there is not written again
                 self.transactions.blobs.delete(blob_name(tx.txid, partial=record.partial))
@@ -103,8 +107,8 @@ class Reconciler:
                 self.transactions.blobs.put(blob_name(tx.txid, partial=record.partial), tx.raw)
         except BlobFailed as error:  # the block stands, whatever becomes of the bytes
             log.error("blob_not_stored", txid=tx.txid.hex(), error=str(error))
-        inputs = tx.inputs if tx.valid else tx.collateral
-        self.store.put_body(txn, tx.txid, Body(inputs, None if record.external else tx.raw))
+        inputs, previous = (tx.inputs, tx.previous) if tx.valid else (tx.collateral, None)
+        self.store.put_body(txn, tx.txid, Body(inputs, None if record.external else tx.raw, previous))
 
     # --- with the chain ------------------------------------------------------------------------------------------
 
@@ -144,6 +148,7 @@ class Reconciler:
             return None
         if _names(right) != _names(said.rows):  # its inputs and bytes are those of another content too
             spends, record.external = self.chain.inputs(txn, found), False
+            record.version = record.lock_time = None
             self._release_unlisted(txn, found.txid, self.store.body(txn, found.txid).inputs, spends)
             self.store.put_body(txn, found.txid, Body(spends))
             said = self._said(txn, found.txid, self.store.record(txn, found.txid) or record)
@@ -322,3 +327,11 @@ class Reconciler:
 
 def _names(rows: dict[int, bytes]) -> dict[int, bytes]:
     return {index: row[:HASH] for index, row in rows.items()}
+
+
+def _previous(tx: Tx, body: Body) -> list[tuple[int, bytes] | None] | None:
+    """Return what is known of the outputs that a block's transaction spends: what its submission said may help."""
+    if tx.previous is not None or body.previous is None:
+        return tx.previous
+    known = dict(zip(body.inputs, body.previous, strict=True))
+    return [known.get(outpoint) for outpoint in tx.inputs]

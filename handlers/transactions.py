@@ -185,7 +185,8 @@ class Transactions(Births):
             if record.born is not None and not record.block_ids:
                 body = self.store.body(txn, txid)
                 raw = (record.size or 0) if body.raw is None else len(body.raw)
-                self.store.pending.add(txn, txid, size_on_disk(raw, len(body.inputs), record.total), record.created_at)
+                size = size_on_disk(raw, len(body.inputs), record.total, body.previous)
+                self.store.pending.add(txn, txid, size, record.created_at)
 
     def reload(self, txn: Txn, best_blocks: Iterable[int] = ()) -> list[bytes]:
         """Return the unmined transactions, parents first; those in a block of the best chain are mined.

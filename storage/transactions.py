@@ -98,6 +98,8 @@ class Record(Page, array_like=True):
     fee: int | None = None
     size: int | None = None
     locked_by_operator: bool = False
+    version: int | None = None
+    lock_time: int | None = None
 
     @property
     def mined(self) -> bool:
@@ -110,10 +112,16 @@ class Record(Page, array_like=True):
 
 
 class Body(Struct, array_like=True, frozen=True):
-    """What does not change: what the transaction spends, and its bytes when they are kept here."""
+    """What does not change: what the transaction spends, and its bytes when they are kept here.
+
+    `previous` has value and script of what each input spends, as the sender knew it.
+    """
+
+    EARLIER: ClassVar[tuple[int, ...]] = (2,)
 
     inputs: list[OutPoint]
     raw: bytes | None = None
+    previous: list[tuple[int, bytes] | None] | None = None
 
 
 class Lock(Struct, array_like=True, frozen=True):
