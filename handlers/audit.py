@@ -13,6 +13,7 @@ from itertools import groupby, islice
 from msgspec import Struct, structs
 
 from handlers import spending
+from handlers.audit_reassigned import ReassignedAudit
 from handlers.desk import show
 from storage import keys
 from storage.chain_txs import NOTHING, ChainTx
@@ -94,6 +95,7 @@ class _Audit:
         self.left = JobStore(self.store.disk).left
         self.half_made: list[str] = []
         self.contradictions: list[str] = []
+        self.reassigned = ReassignedAudit(chain, self._contradict)
 
     def findings(self, txn: Txn) -> Iterator[str]:
         """Yield what is wrong."""
@@ -101,6 +103,7 @@ class _Audit:
             "transactions": self._each(txn),
             "indexes": self._strays(txn),
             "pending submissions": self._pending(txn),
+            "reassigned outputs": self.reassigned.rows(txn),
         }
         for what, walk in walks.items():
             try:
@@ -201,6 +204,8 @@ class _Audit:
             if slot >= seen.page.outputs:
                 yield f"output {show(outpoint)} is beyond the {seen.page.outputs} of its page"
             self._spender(txn, seen, seen.record, outpoint, row)
+            if seen.page.reassignments:
+                yield from self.reassigned.slot(txn, seen.page, slot, outpoint, row, seen.chain)
 
     def _spender(self, txn: Txn, seen: _Seen, record: Record, outpoint: OutPoint, row: bytes) -> None:
         """Check that a spender is known, and that the UTXO store knows the same one."""

@@ -22,6 +22,7 @@ from handlers.eviction import Evictor
 from handlers.reconcile import Reconciler, Repair
 from handlers.transactions import Transactions
 from storage.disk import Txn
+from storage.reassigned_spent import mark_spent
 from storage.rollback_records import RecordedBlock
 from storage.sheaf import Sheaf
 from storage.transactions import FROZEN, HASH, HIGHEST, MASTER, Record, claim, claimant, slot_key
@@ -171,9 +172,12 @@ class Lives:
             if loser is not None:
                 losers[loser] = DoubleSpend(by=txid)
         won = [txid for txid in mined if (held := sheaf.records.get(txid)) and held.conflicting]
+        given = self.store.reassigned.any(txn)
         for _, tx in block.txs:
             if tx.valid and tx.txid in sheaf.records:
                 self._mine(sheaf, tx, block)
+                if given:
+                    self.store.reassigned.place(txn, tx.txid, [output.address for output in tx.outputs])
         for txid, record in sheaf.records.items():
             spending.settle(record, block.height, self.transactions.rules.retention)
             sheaf.change(txid)
@@ -240,6 +244,8 @@ class Lives:
         if loser is not None and not self._beats(txn, loser, by, outpoint):
             return None
         self._warn_of_lock(record, outpoint, block)
+        if record.reassignments and self._may_have_got(txn, outpoint, by):
+            mark_spent(self.store, txn, txid, record, index, spent=True)
         if row[HASH : HASH + 32] != by[:32]:  # what it lists twice it spends once, by the first
             record.spent += not spending.spent(row)
             sheaf.put_slot(key, row[:HASH] + by)
@@ -256,6 +262,8 @@ class Lives:
         self._warn_of_lock(record, outpoint, block)
         if row[HASH : HASH + 32] != by[:32]:
             self.transactions.mark_spent(txn, held, outpoint[1], by)
+        if self.store.reassigned.any(txn) and self._may_have_got(txn, outpoint, by):
+            mark_spent(self.store, txn, outpoint[0], record, outpoint[1], spent=True)
         return loser
 
     def _got(self, txn: Txn, outpoint: OutPoint, by: bytes) -> bool | None:
@@ -351,6 +359,8 @@ class Lives:
             recorded = RecordedBlock(txn, self.chain, block, target, names, undone.reused, idle=self.idle)
             for record in recorded.known.values():
                 spending.unmine(record, block.block_id, block.height)
+                spending.settle(record, height, self.transactions.rules.retention)
+            for record in recorded.reopened:
                 spending.settle(record, height, self.transactions.rules.retention)
             recorded.flush()
             undone.released += recorded.released

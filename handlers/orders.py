@@ -121,7 +121,7 @@ def _do(txn: Txn, lives: Lives, event: TxMessage) -> None:
         case OutputReassigned():
             looked = transactions.output(txn, event.outpoint)
             name = blake2b((looked.hash or b"") + event.address, digest_size=HASH).digest()
-            transactions.reassign(txn, event.outpoint, name)
+            transactions.reassign(txn, event.outpoint, name, event.address)
         case TxConflicting():
             for txid in transactions.condemn(txn, event.txids) if event.value else event.txids:
                 if not event.value:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 
 from handlers import bodies, spending
 from handlers.desk import blob_name, kept
@@ -18,6 +19,7 @@ from handlers.transactions import Transactions
 from storage.blobs import BlobFailed
 from storage.chain_txs import NOTHING, ChainTx
 from storage.disk import Txn
+from storage.reassigned import Reassignment
 from storage.transactions import ALL_IN_ONE, HASH, Body, Record, claim, claimant, output_hash
 
 log = structlog.get_logger("transactions")
@@ -35,14 +37,14 @@ class _Said(Struct):
     """What a record, or the claims beside the chain, say of outputs, by index."""
 
     rows: dict[int, bytes]
-    moves: dict[int, list[tuple[bytes, bytes, int]]] = {}  # reassignments: old hash, new hash, height
+    moves: dict[int, list[Reassignment]] = {}
     spendable_in: dict[int, int] = {}
     gone: set[bytes] = set()  # spenders that were pruned
 
     def name(self, index: int, name: bytes) -> bytes:
         """Return an output's hash: the chain's `name`, or the one that a reassignment gave it."""
         moves = self.moves.get(index)
-        return self.rows[index][:HASH] if moves and moves[0][0] == name and index in self.rows else name
+        return self.rows[index][:HASH] if moves and moves[0].old_hash == name and index in self.rows else name
 
 
 class Reconciler:
@@ -255,8 +257,8 @@ class Reconciler:
                 continue
             first = first if number else 0
             said.rows.update((first + slot, row) for slot, row in self.store.slots(txn, txid, number))
-            for slot, old, new, height in page.reassignments:
-                said.moves.setdefault(first + slot, []).append((old, new, height))
+            for each in page.reassignments:
+                said.moves.setdefault(first + each.slot, []).append(replace(each, slot=first + each.slot))
             said.spendable_in.update((first + slot, height) for slot, height in page.spendable_in.items())
             said.gone.update(page.deleted_children)
         return said
@@ -276,6 +278,10 @@ class Reconciler:
         record = self.store.record(txn, txid)
         waits = record is not None and not record.mined and not record.conflicting
         return waits and self.chain.find(txn, txid) is None
+
+    def _is_gone(self, txn: Txn, row: bytes) -> bool:
+        """Return whether a slot is spent by what does not wait for a block."""
+        return spending.spent(row) and not self._waits(txn, claimant(row)[0])
 
     def _is_stray(self, txn: Txn, said: _Said, row: bytes) -> bool:
         """Return whether a slot is claimed by somebody of whom nothing is known."""
@@ -302,7 +308,7 @@ class Reconciler:
 
     def _rewrite(self, txn: Txn, txid: bytes, record: Record, said: _Said, right: dict[int, bytes], total: int) -> None:
         """Store a record with other slots, on one page; inputs and bytes stay."""
-        body = self.store.body(txn, txid)
+        body, given = self.store.body(txn, txid), self.store.reassigned.of(txn, txid)
         self.store.remove(txn, txid)
         record.page_size, record.pages, record.spent_pages = ALL_IN_ONE, 0, None
         record.outputs = record.total = total
@@ -312,9 +318,14 @@ class Reconciler:
         moved = {
             index: moves
             for index, moves in said.moves.items()
-            if index in right and right[index][:HASH] == said.rows[index][:HASH] == moves[-1][1]
+            if index in right and right[index][:HASH] == said.rows[index][:HASH] == moves[-1].new_hash
         }
-        record.reassignments = [(index, *move) for index, moves in moved.items() for move in moves]
+        record.reassignments = [
+            replace(each, spent=self._is_gone(txn, right[index])) for index, moves in moved.items() for each in moves
+        ]
+        for index, moves in given:
+            if index in moved:
+                self.store.reassigned.put(txn, txid, index, moves)
         record.spendable_in = {index: height for index, height in said.spendable_in.items() if index in moved}
         if record.locked:
             record.delete_at = None

@@ -8,6 +8,7 @@ from handlers import spending
 from handlers.desk import PLACEHOLDER, Desk, Held, Mined, show
 from handlers.spending import Fault, TxFault
 from storage.disk import Txn
+from storage.reassigned import Given, Moves, Reassignment
 from storage.transactions import (
     FROZEN,
     HASH,
@@ -140,8 +141,10 @@ class States(Desk):
         else:
             self.store.drop_slot(txn, held.txid, 0, slot)
 
-    def reassign(self, txn: Txn, outpoint: OutPoint, new_hash: bytes, wanted: bytes | None = None) -> None:
-        """Give a frozen output to another owner, who may spend it `reassign_delay` blocks from now.
+    def reassign(
+        self, txn: Txn, outpoint: OutPoint, new_hash: bytes, address: bytes, wanted: bytes | None = None
+    ) -> None:
+        """Give a frozen output to another owner, whose it is `reassign_delay` blocks from now.
 
         Raises:
             TxFault: as `unfreeze`.
@@ -152,9 +155,20 @@ class States(Desk):
         self.need(txn, outpoint[0])
         held, page, number, slot, _ = self._find(txn, outpoint)
         self.store.put_slot(txn, held.txid, number, slot, new_hash)
-        page.reassignments = [*page.reassignments, (slot, row[:HASH], new_hash, self.height)]
-        page.spendable_in = {**page.spendable_in, slot: self.height + self.rules.reassign_delay}
+        since = self.height + self.rules.reassign_delay
+        page.reassignments = [*page.reassignments, Reassignment(slot, row[:HASH], new_hash, self.height, since)]
+        page.spendable_in = {**page.spendable_in, slot: since}
         self.store.put_page(txn, held.txid, number, page)
+        known = self.store.reassigned.find(txn, *outpoint) or Moves(self._first_owner(txn, outpoint), [])
+        given = [*known.given, Given(address, self.height, since)]
+        self.store.reassigned.put(txn, *outpoint, Moves(known.first, given))
+
+    def _first_owner(self, txn: Txn, outpoint: OutPoint) -> bytes | None:
+        """Return to whom the chain says that an output belongs, if it has it."""
+        found = self.chain.find(txn, outpoint[0])
+        if found is None or self.chain.told(txn, found, outpoint[1]) is None:
+            return None
+        return self.chain.paid(txn, found, outpoint[1])[0]
 
     def _find(self, txn: Txn, outpoint: OutPoint) -> tuple[Held, Page, int, int, bytes | None]:
         held = self.hold(txn, outpoint[0])

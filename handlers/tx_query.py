@@ -147,10 +147,14 @@ class TxQuery:
             deleted_children=[child.hex() for page in pages.values() for child in page.deleted_children],
             reassignments=[
                 Reassignment(
-                    n * record.page_size + slot if n else slot, old.hex(), new.hex(), at, page.spendable_in[slot]
+                    n * record.page_size + each.slot if n else each.slot,
+                    each.old_hash.hex(),
+                    each.new_hash.hex(),
+                    each.height,
+                    page.spendable_in[each.slot] if each.since is None else each.since,
                 )
                 for n, page in pages.items()
-                for slot, old, new, at in page.reassignments
+                for each in page.reassignments
             ],
             fee=record.fee,
             size_in_bytes=record.size,

@@ -5,7 +5,7 @@ If this fails, the format on disk changed: raise `storage.history.layout.FORMAT`
 
 from __future__ import annotations
 
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from pathlib import Path
 
 import pytest
@@ -52,7 +52,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Tables:
         small = replace(small, previous=[(5, b"\x51")])
         disk.write(lambda txn: real.create(txn, small, 290, locked=True, created_at=1_757_500_000_123))
         disk.write(lambda txn: real.freeze(txn, (small.txid, 0)))
-        disk.write(lambda txn: real.reassign(txn, (small.txid, 0), b"\xdd" * 32))
+        disk.write(lambda txn: real.reassign(txn, (small.txid, 0), b"\xdd" * 32, b"\x52"))
         disk.write(lambda txn: real.freeze(txn, (small.txid, 0)))
         disk.write(lambda txn: real.preserve(txn, small.txid, 0x01020304))
         large = tx(LARGE, [1, 2, 3], (OTHER, 9))
@@ -99,14 +99,17 @@ LARGE_2 = "db6df99248fbbd72c255fae836b373358aeae9eccd3c295c5f48cec36c080255"
 CHAINED_1 = "a361f650ca7a17518da354f13eb7e665d2f7e37407d8086ace4fe21d824a6c48"
 NEW_OWNER, BY_CHILD = "dd" * 32, "54" * 32
 
+OF_HEIR = sha256(b"\x52").hexdigest()
+
 GOLDEN: Tables = {
     "tx": {
-        # outputs, recorded, spent, creating, deleted children, reassignments (slot, old, new, height), spendable in;
+        # outputs, recorded, spent, creating, deleted children, reassignments (slot, old, new, height, since,
+        # spent by a block), spendable in;
         # total, page size, further pages, spent pages; coinbase, external, partial, locked, conflicting; born, created
         # at, unmined since, preserve until, delete at, spending height; block ids, heights, subtrees, ids on the
         # longest chain, conflicting children; fee, size, locked by operator, version, lock time
         f"{SMALL} 00000000": [
-            f"dc0020 02 02 00 c2 90 91 94 00 c420{SMALL_0} c420{NEW_OWNER} cd012c 81 00 cd0133"
+            f"dc0020 02 02 00 c2 90 91 96 00 c420{SMALL_0} c420{NEW_OWNER} cd012c cd0133 c2 81 00 cd0133"
             "02 ceffffffff 00 c0 c2 c2 c2 c3 c2 cd0122 cf000001993329c77b cd0122 ce01020304 c0 c0"
             "90 90 90 90 90 02 02 c2 02 ce1dcd6500"
         ],
@@ -136,6 +139,10 @@ GOLDEN: Tables = {
         "00 0000000000000000": [SMALL],
         f"01 {SMALL}": ["93 00 cd02df cf000001993329c77b"],  # number, bytes, milliseconds
         "02": ["92 01 cd02df"],  # count, bytes
+    },
+    "tx_reassigned": {
+        f"00 {SMALL} 00000000": ["92 c0 91 93 c40152 cd012c cd0133"],  # first owner; address, height, since
+        f"01 00 {OF_HEIR} {SMALL} 00000000": [""],
     },
 }
 

@@ -204,12 +204,12 @@ def test_a_large_transaction(told: Asked) -> None:
 def test_what_a_submission_says_beside() -> None:
     """Version, lock time and what its inputs spend; a block adds what the submission did not say, and no more."""
     said = {"value": 7, "script": address("p0").hex()}
-    full = {"version": 2, "lock_time": 500_000_000, "previous": [[7, address("p0")], None]}
+    full: Message = {"version": 2, "lock_time": 500_000_000, "previous": [[7, address("p0")], None]}
     names = ("both", "submitted", "block's")
     spends = {name: [at("first", n), at("first", n + 3)] for n, name in enumerate(names)}
     bare = {name: tx(name, output(name), spends=spends[name]) for name in names}
     first = block(None, tx("first", *(output(f"o{n}", 7) for n in range(6))))
-    other = {"version": -1, "lock_time": 2**64 - 1, "previous": [None, [1, b""]]}
+    other: Message = {"version": -1, "lock_time": 2**64 - 1, "previous": [None, [1, b""]]}
     late = tx("chain only", output("x"), **full | {"previous": []})
     with short_folder() as folder, asked(folder) as asking:
         one_by_one(

@@ -22,6 +22,7 @@ from storage.history.history import U32
 from storage.history.layout import BLOCK, STATE, Block, State
 from storage.history.runs import Count, Manifest, Merge, Run, manifest
 from storage.jobs import Job
+from storage.reassigned import Given, Moves
 from storage.rows import pack, unpack
 
 FULL: dict[str, tuple[Struct, int]] = {  # a row, and how many fields it has
@@ -32,6 +33,7 @@ FULL: dict[str, tuple[Struct, int]] = {  # a row, and how many fields it has
     "page": (transactions.Page(3, 2, 1), 7),
     "record": (transactions.Record(3, 2, 1, total=3, block_ids=[1], fee=5, size=6), 32),
     "inputs": (transactions.Body([(b"t", 1)], b"raw", [(3, b"s")]), 3),
+    "reassigned": (Moves(b"first", [Given(b"then", 1, 2)]), 2),
     "lock": (transactions.Lock(b"o", 1.0, 2.0, 3, "host", 4), 6),
     "submission": (pending.Entry(1, 2, 3), 3),
     "submissions": (pending.Totals(1, 2), 2),

@@ -520,7 +520,7 @@ class Story(RuleBasedStateMachine):
         real: dict[str, Callable[[Txn], None]] = {
             "freeze": lambda txn: self.real.freeze(txn, outpoint),
             "unfreeze": lambda txn: self.real.unfreeze(txn, outpoint),
-            "reassign": lambda txn: self.real.reassign(txn, outpoint, random.randbytes(32)),
+            "reassign": lambda txn: self.real.reassign(txn, outpoint, random.randbytes(32), b"heir"),
         }
         self.same(real[what], model)
 

@@ -763,7 +763,7 @@ def test_a_record_of_an_earlier_build_is_read(daemon: Daemon) -> None:
     with Disk(daemon.folder / "data" / "lmdb", ALL_TABLES) as disk:
         key, db = digest("tx", "a") + bytes(4), disk.tables["tx"]
         with disk.read() as txn:
-            fields = msgspec.msgpack.decode(txn.get(key, db=db))
+            fields = msgspec.msgpack.decode(txn.get(key, b"", db=db))
         disk.write(lambda txn: txn.put(key, msgspec.msgpack.encode(fields[:29]), db=db))
     daemon.start()
     with daemon.client() as client:
