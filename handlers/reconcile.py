@@ -20,6 +20,7 @@ from storage.blobs import BlobFailed
 from storage.chain_txs import NOTHING, ChainTx
 from storage.disk import Txn
 from storage.reassigned import Reassignment
+from storage.reassigned_spent import mark_spent
 from storage.transactions import ALL_IN_ONE, HASH, Body, Record, claim, claimant, output_hash
 
 log = structlog.get_logger("transactions")
@@ -147,7 +148,7 @@ class Reconciler:
         right, there = self._right(txn, found, said), self.chain.record(txn, found)
         in_step = record.mined and not record.conflicting and there.main_ids[0] in record.main_ids
         if right == said.rows and in_step:
-            return None
+            return Repair(found.txid, "its reassigned outputs") if self._agree_moved(txn, found, record) else None
         if _names(right) != _names(said.rows):  # its inputs and bytes are those of another content too
             spends, record.external = self.chain.inputs(txn, found), False
             record.version = record.lock_time = None
@@ -162,7 +163,29 @@ class Reconciler:
         spending.mine(record, *at, longest=True, certain=True)
         record.locked, record.locked_by_operator = locked
         self._rewrite(txn, found.txid, record, said, right, max(there.total, max(right, default=-1) + 1))
+        self._agree_moved(txn, found, record)
         return Repair(found.txid, "it is not what the chain has", self._displaced(txn, said, right))
+
+    def _agree_moved(self, txn: Txn, found: ChainTx, record: Record) -> bool:
+        """Let what is said of reassigned outputs agree with the chain: who had them first, and whether it spends them.
+
+        Returns whether that changed anything.
+        """
+        changed = False
+        for index, moves in self.store.reassigned.of(txn, found.txid):
+            told = self.chain.told(txn, found, index)
+            if told is None:
+                continue
+            first = self.chain.paid(txn, found, index)[0]
+            if moves.first != first:
+                self.store.reassigned.put(txn, found.txid, index, replace(moves, first=first))
+                changed = True
+            changed |= mark_spent(self.store, txn, found.txid, record, index, spent=len(told) > HASH)
+        if changed and not record.locked:
+            spending.settle(record, max(self.transactions.height, 1), self.transactions.rules.retention)
+        if changed:
+            self.store.put_record(txn, found.txid, record)
+        return changed
 
     def _right(self, txn: Txn, found: ChainTx, said: _Said) -> dict[int, bytes]:
         """Return the slots that the record of a transaction in our chain should have."""
