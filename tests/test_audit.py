@@ -59,7 +59,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         frozen = {"type": "OutputsFrozen", "outpoints": [at("p", 1), at("u", 1)]}
         kept = {"type": "TxPreserved", "txids": [name("raw")], "until": 50}
         with daemon.client() as client:
-            moved = [{"type": "OutputsFrozen", "outpoints": [at("r", 1)]}]
+            moved: list[dict[str, Any]] = [{"type": "OutputsFrozen", "outpoints": [at("r", 1)]}]
             moved += [{"type": "OutputReassigned", "outpoint": at("r", 1), "address": address("heir")}]
             for message in [first, *early, second, *late, child, third, frozen, kept, *moved]:
                 assert client.ask(message).get("status") in {"applied", "accepted"}, message

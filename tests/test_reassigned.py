@@ -289,6 +289,42 @@ def test_a_block_that_spends_it_ends_it(asking: Asked, client: Client, size: int
     assert held(asking, of("bob")) == [row(at("p", size - 1), 1)]
 
 
+def test_a_block_that_comes_before_the_new_owner(asking: Asked, client: Client) -> None:
+    """Nobody else can spend the output then; the chain can, and the old owner did."""
+    one = block(None, tx("p", output("ann", 1)), tx("q", output("ann", 2)))
+    spend = tx("c", output("x"), spends=[at("p")])
+    done(client, one, *give(at("p"), address("bob")), *give(at("q"), address("bob")))
+    answer = client.ask(submit(spend))
+    assert [each["code"] for each in answer["detail"]["inputs"]] == ["FROZEN_UNTIL"]
+    two = block(one, spend)
+    three = block(two)
+    done(client, two, three, block(three))
+    assert single(asking, at("p")) == owner("ann")
+    assert held(asking, of("bob")) == [row(at("q"), 1)] and held(asking, of("ann")) == []
+    asking.daemon.assert_sound()
+    done(client, submit(tx("d", output("x"), spends=[at("q")])))
+
+
+def test_reassignments_without_records_do_not_count() -> None:
+    """They are dropped with the records that nobody kept in step."""
+    with short_folder() as folder, asked(folder, **TABLES) as asking:
+        one = block(None, tx("p", output("ann", 1)))
+        two, three = block(one), block(block(one))
+        with asking.daemon.client() as client:
+            done(client, one, *give(at("p"), address("bob")), two, three)
+        assert held(asking, of("bob")) == [row(at("p"), 1)]
+        daemon = asking.daemon
+        for enabled, left in ((False, True), (True, False)):
+            assert daemon.term() == 0
+            http = {"http": {"workers": 1, "listen": f"unix:{folder}/http"}}
+            daemon.configure(**http, **TABLES | {"transactions": TABLES["transactions"] | {"enabled": enabled}})
+            daemon.start()
+            asking.web.until("/health/live", 200)
+            assert [held(asking, of(name)) for name in ("ann", "bob")] == [[row(at("p"))], []]
+            assert (moves(asking, at("p")) is not None) is left
+        daemon.assert_sound()
+
+
 def test_the_record_goes_when_no_rollback_can_bring_the_output_back() -> None:
     """Nothing of it is left then; before, a rollback finds the new owner again."""
     tables: Message = TABLES | {"utxo": {"prune_depth": 1, "rollback_window": 6}}
