@@ -387,8 +387,9 @@ def test_absurd_heights(daemon: Daemon, client: Client) -> None:
     far, more = 2**32 - 2, 2**64 - 1
     one = block(None, *coins("p"), tx("reward", output("m"), coinbase=True), height=far, block_id=more)
     done(client, one, submit(tx("a", output("x"), spends=[at("p"), at("p", 1)])))
-    done(client, mined("a", height=far, block_id=more, subtree_index=more))
-    done(client, mined("a", height=far, block_id=more, unset=True))
+    refused(client.ask(mined("a", height=far, block_id=more)), "IN_CHAIN")
+    done(client, mined("a", height=far, block_id=more - 1, subtree_index=more))
+    done(client, mined("a", height=far, block_id=more - 1, unset=True))
     done(client, said("TxPreserved", "a", until=far), said("TxPreserved", "reward", until=0))
     heir: Message = {"type": "OutputReassigned", "outpoint": at("a"), "address": b""}
     done(client, on_outputs("OutputsFrozen", at("a")), heir)
