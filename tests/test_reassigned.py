@@ -7,7 +7,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
-from daemons import PATIENCE_S, Client, Message
+from daemons import PATIENCE_S, Client, Message, utxod
 from houses import ALL_TABLES
 from questions import Asked, asked, short_folder
 from stories import address, at, back_to, block, digest, output, tx
@@ -303,6 +303,26 @@ def test_a_block_that_comes_before_the_new_owner(asking: Asked, client: Client) 
     assert held(asking, of("bob")) == [row(at("q"), 1)] and held(asking, of("ann")) == []
     asking.daemon.assert_sound()
     done(client, submit(tx("d", output("x"), spends=[at("q")])))
+
+
+def test_what_the_chain_commits_to_stays() -> None:
+    """The leaf of an MMR store has the first owner; a record in CBOR has the new one, and since when."""
+    tables: Message = TABLES | {"utxo": {"store": "mmr"}}
+    with short_folder() as folder, asked(folder, **tables) as asking, asking.daemon.client() as client:
+        one = block(None, tx("p", output("ann", 1)))
+        done(client, one, *give(at("p"), address("bob")), block(one), block(block(one)))
+        where = f"{at('p')[0].hex()}/0"
+        proof = asking.ask(f"/api/v1/mmr/proof/{where}")
+        assert address("ann") in bytes.fromhex(proof.json()["data"])
+        (folder / "proof").write_bytes(proof.content)
+        root = asking.get("/api/v1/mmr/root")["root"]
+        checked = utxod("verify-proof", folder / "proof", "--root", root)
+        assert checked.returncode == 0, checked.stderr
+        cbor = {"Accept": "application/cbor"}
+        for path in (f"/api/v1/utxos/{where}", f"{of('bob')}/utxos"):
+            raw = asking.ask(path, **cbor).content
+            assert address("bob") in raw and address("ann") not in raw and raw.endswith(b"\x10\x01")
+        asking.daemon.assert_sound()
 
 
 def test_reassignments_without_records_do_not_count() -> None:
