@@ -140,15 +140,15 @@ def _set_mined(txn: Txn, lives: Lives, event: TxMined, txid: bytes) -> None:
 
     What waits for a block again claims its inputs as any other, or loses.
     """
-    transactions, before = lives.transactions, lives.transactions.hold(txn, txid)
-    at = Mined(event.block_id, event.height, event.subtree_index)
+    transactions, at = lives.transactions, Mined(event.block_id, event.height, event.subtree_index)
+    before = transactions.hold(txn, txid) if event.unset else None
     transactions.set_mined(txn, txid, at, longest=event.longest, unset=event.unset)
-    if before is None:
+    if not event.unset:
+        if event.longest or transactions.need(txn, txid).mined:
+            lives.tell(txid, "mined", event.height, InBlock())
         return
-    if event.unset and not transactions.need(txn, txid).mined:
-        lives.agree(txn, [txid])
-    after = transactions.need(txn, txid)
-    if not event.unset and after.mined:
-        lives.tell(txid, "mined", event.height, InBlock())
-    elif event.unset and before.record.mined and not (after.mined or after.conflicting):
+    if before is None or transactions.need(txn, txid).mined:
+        return
+    lives.agree(txn, [txid])
+    if before.record.mined and not transactions.need(txn, txid).conflicting:
         lives.tell(txid, "pending", event.height)

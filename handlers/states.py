@@ -22,6 +22,9 @@ from storage.transactions import (
 class States(Desk):
     """Operations on what is said of a transaction."""
 
+    _asked: tuple[Txn, int, int] | None = None  # the block of our chain that was looked for last, and its ordinal
+    _answer: int | None = None
+
     def set_mined(self, txn: Txn, txid: bytes, at: Mined, *, longest: bool = True, unset: bool = False) -> list[int]:
         """Enter a block, or remove it; return the blocks that the transaction is in then.
 
@@ -68,7 +71,7 @@ class States(Desk):
         record, blocks = held.record, self.chain.blocks
         if block_id not in record.block_ids:
             return
-        ordinal = blocks.ordinal_at(txn, record.block_heights[record.block_ids.index(block_id)], block_id)
+        ordinal = self._own_block(txn, record.block_heights[record.block_ids.index(block_id)], block_id)
         if ordinal is None or (ordinal > blocks.state(txn).floor and self.chain.find(txn, held.txid) is None):
             return
         raise TxFault(
@@ -81,11 +84,18 @@ class States(Desk):
         found = self.chain.find(txn, held.txid)
         if at.block_id in held.record.block_ids and not (found is not None and found.failed):
             return
-        if self.chain.blocks.ordinal_at(txn, at.height, at.block_id) is not None:
+        if self._own_block(txn, at.height, at.block_id) is not None:
             raise TxFault(
                 "IN_CHAIN",
                 f"transaction {held.txid.hex()} is not among those of block {at.block_id}, which is in our chain",
             )
+
+    def _own_block(self, txn: Txn, height: int, block_id: int) -> int | None:
+        """Return the ordinal of a block of our chain; a message asks for the same one again and again."""
+        asked = txn, height, block_id
+        if self._asked != asked:
+            self._asked, self._answer = asked, self.chain.blocks.ordinal_at(txn, height, block_id)
+        return self._answer
 
     def clear_creating(self, txn: Txn, txid: bytes, record: Record) -> None:
         """End the creation of a transaction's other pages.
