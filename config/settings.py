@@ -159,6 +159,9 @@ class Transactions(Table, frozen=True, kw_only=True):
         Blocks, Meta(description="Blocks for which a fully spent transaction is kept.")
     ] = 288
     coinbase_maturity: Annotated[Blocks, Meta(description="Blocks until coinbase outputs may be spent.")] = 100
+    reassign_delay: Annotated[
+        Count, Meta(description="Blocks from OutputReassigned until the output is the new owner's.")
+    ] = 1000
     max_inline_bytes: Annotated[
         Bytes, Meta(ge=0, le=GIB, description="Raw transactions longer than this become blobs.")
     ] = MIB

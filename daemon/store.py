@@ -170,6 +170,7 @@ def _transactions(store: HistoryStore, config: Config, blobs: Blobs) -> Transact
         batch_size=wish.batch_size,
         retention=wish.block_height_retention,
         maturity=wish.coinbase_maturity,
+        reassign_delay=wish.reassign_delay,
         max_inline_bytes=wish.max_inline_bytes,
         externalize_all=wish.externalize_all,
         max_pending_bytes=wish.max_pending_bytes,

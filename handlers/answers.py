@@ -24,7 +24,7 @@ class Amount(Struct, frozen=True, gc=False):
 
 
 class Utxo(Struct, frozen=True, kw_only=True, gc=False):
-    """One output; the last six fields only when it is spent."""
+    """One output; `reassigned_at` only when it was given to its owner, the six after it only when it is spent."""
 
     tx_hash: Hash
     output_index: int
@@ -44,6 +44,7 @@ class Utxo(Struct, frozen=True, kw_only=True, gc=False):
     block_hash: Hash
     epoch: int | None
     block_time: int | None
+    reassigned_at: Annotated[int | UnsetType, Meta(description="height of its latest OutputReassigned")] = UNSET
     spent_tx_hash: Hash | UnsetType = UNSET
     spent_at_slot: int | UnsetType = UNSET
     spent_at_block: int | UnsetType = UNSET

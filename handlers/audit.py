@@ -13,6 +13,7 @@ from itertools import groupby, islice
 from msgspec import Struct, structs
 
 from handlers import spending
+from handlers.audit_reassigned import ReassignedAudit
 from handlers.desk import show
 from storage import keys
 from storage.chain_txs import NOTHING, ChainTx
@@ -94,6 +95,7 @@ class _Audit:
         self.jobs = JobStore(self.store.disk)
         self.half_made: list[str] = []
         self.contradictions: list[str] = []
+        self.reassigned = ReassignedAudit(chain, self._contradict)
 
     def findings(self, txn: Txn) -> Iterator[str]:
         """Yield what is wrong."""
@@ -102,6 +104,7 @@ class _Audit:
             "indexes": self._strays(txn),
             "pending submissions": self._pending(txn),
             "ghosts": findings(self.store.ghosts, txn),
+            "reassigned outputs": self.reassigned.rows(txn),
         }
         for what, walk in walks.items():
             try:
@@ -148,6 +151,8 @@ class _Audit:
             seen.lock = True
         elif number == BODY_PAGE:
             body, seen.body = unpack(Body, row, f"the body of {name}"), True
+            if body.previous is not None and len(body.previous) != len(body.inputs):
+                yield f"transaction {name} has {len(body.inputs)} inputs, but knows what {len(body.previous)} spend"
             if seen.record is None:
                 yield f"transaction {name} has a body, but no record"
             else:
@@ -199,6 +204,8 @@ class _Audit:
             if slot >= seen.page.outputs:
                 yield f"output {show(outpoint)} is beyond the {seen.page.outputs} of its page"
             self._spender(txn, seen, seen.record, outpoint, row)
+            if seen.page.reassignments:
+                yield from self.reassigned.slot(txn, seen.page, slot, outpoint, row, seen.chain)
 
     def _spender(self, txn: Txn, seen: _Seen, record: Record, outpoint: OutPoint, row: bytes) -> None:
         """Check that a spender is known, and that the UTXO store knows the same one."""
@@ -283,6 +290,8 @@ class _Audit:
             yield f"{name} has {seen.outputs} outputs on its pages, its record says {record.total}"
         elif seen.spent_pages != (record.spent_pages or 0):
             yield f"{name} has {seen.spent_pages} further pages all spent, its record says {record.spent_pages or 0}"
+        if record.locked_by_operator and not record.locked:
+            yield f"{name} is locked by an operator, and not locked"
         yield from self._blocks(name, record)
         yield from self._going(name, record)
         self._missing(txn, seen, record)

@@ -21,16 +21,19 @@ from storage.transactions import (
 )
 
 _RECORD, _INPUT, _OUTPUT = 400, 80, 120  # bytes on disk, about: rows, their keys and their places in the indexes
+_VALUE = 12  # with the lengths beside it
+Previous = Sequence[tuple[int, bytes] | None] | None
 
 
 def size_of(tx: Tx) -> int:
     """Return about how many bytes a pending transaction takes on disk, with its blob."""
-    return size_on_disk(0 if tx.raw is None else len(tx.raw), len(tx.inputs), len(tx.outputs))
+    return size_on_disk(0 if tx.raw is None else len(tx.raw), len(tx.inputs), len(tx.outputs), tx.previous)
 
 
-def size_on_disk(raw: int, inputs: int, outputs: int) -> int:
-    """Return the same for one with so many bytes, inputs and outputs."""
-    return raw + _RECORD + _INPUT * inputs + _OUTPUT * outputs
+def size_on_disk(raw: int, inputs: int, outputs: int, previous: Previous) -> int:
+    """Return the same for one with so many bytes, inputs and outputs, and with what it says of those that it spends."""
+    spent = 0 if previous is None else sum(_VALUE + len(each[1]) for each in previous if each is not None)
+    return raw + _RECORD + _INPUT * inputs + _OUTPUT * outputs + spent
 
 
 class Births(States):
@@ -147,6 +150,8 @@ class Births(States):
             main_ids=[at.block_id for at in mined],
             fee=0 if tx.fee is None and not tx.inputs else tx.fee,
             size=tx.size if tx.size is not None else len(tx.raw) if tx.raw is not None else None,
+            version=tx.version,
+            lock_time=tx.lock_time,
         )
         barren = sum(not any(map(kept, self.part(tx, number))) for number in range(1, record.pages + 1))
         record.spent_pages = barren or None  # nothing will ever spend what holds nothing
@@ -185,7 +190,7 @@ class Births(States):
         self.store.put_page(txn, tx.txid, number, page)
         self.store.put_slots(txn, tx.txid, number, rows)
         if number == 0:
-            self.store.put_body(txn, tx.txid, Body(tx.inputs, None if record.external else tx.raw))
+            self.store.put_body(txn, tx.txid, Body(tx.inputs, None if record.external else tx.raw, tx.previous))
             if record.unmined_since is not None:
                 self.store.pending.add(txn, tx.txid, size_of(tx), record.created_at)
             if record.conflicting:

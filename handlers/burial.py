@@ -232,6 +232,8 @@ class Burial:
             raise Held("preserved")
         if record.creating:
             raise Held("creating")
+        if (record.reassignments or record.pages) and self._may_come_back(txn, txid):
+            raise Held("reassigned")
         if record.pages and not terms.defensive and self.store.unmined_count(txn) < record.total:
             self._check_unmined(txn, txid, record, pages)
             return record
@@ -240,6 +242,12 @@ class Burial:
             if page is not None:
                 self._check_spenders(txn, txid, number, pages.children(txid, number), terms)
         return record
+
+    def _may_come_back(self, txn: Txn, txid: bytes) -> bool:
+        """Return whether a rollback may bring an output back that was reassigned: it is still its new owner's then."""
+        chain, given = self.transactions.chain, self.store.reassigned.of(txn, txid)
+        found = chain.find(txn, txid) if given else None
+        return found is not None and any(chain.told(txn, found, index) is not None for index, _ in given)
 
     def _check_unmined(self, txn: Txn, txid: bytes, record: Record, pages: Pages) -> None:
         """Hold a large transaction back for a child that is unmined: looking through these is the shorter way."""

@@ -156,7 +156,7 @@ class Chain(Durable):
         known: set[bytes] | None = None
         if isinstance(block, columns.RawBlock):
             txids, spends = columns.named(columns.columns(block))
-            known = self.lives.known(txn, txids, spends)
+            known = self.lives.store.known(txn, txids, spends)
             if not known and self.batch.touched.isdisjoint(txids + [txid for txid, _ in spends]):
                 return None
         return self.lives.touching(txn, columns.whole(block), self.batch.touched, known)

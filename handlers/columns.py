@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from handlers import wire
-from handlers.events import BlockApplied, GenesisOutputs, Hash32, Inbound, OutPoint, Output, Tx
+from handlers.events import BlockApplied, Count, GenesisOutputs, Hash32, Inbound, OutPoint, Output, Tx
 from storage.history.batch import Columns, Waiting
 from storage.history.datums import datum_hash
 from storage.history.layout import NO_COUNT, NO_FEE, Bytes, Extra, Flags, Numbers, Words, words
@@ -35,6 +35,7 @@ class RawTx(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     size: int | None = None
     version: int | None = None
     lock_time: int | None = None
+    previous: list[tuple[Count, bytes] | None] | None = None
     datums: list[bytes] = []
 
 
@@ -69,7 +70,7 @@ def read(frame: bytes | bytearray) -> RawBlock | None:
         return None
     inputs = _inputs(list(map(attrgetter("inputs"), txs)))
     outputs = _outputs(list(map(attrgetter("outputs"), txs)))
-    if inputs is None or outputs is None:
+    if inputs is None or outputs is None or not _is_told_of_each(txs, inputs[0]):
         return None
     txids = words(b"".join(map(attrgetter("txid"), txs)))
     flags = np.fromiter(map(attrgetter("coinbase"), txs), np.uint8, len(txs)) * np.uint8(TxFlag.COINBASE)
@@ -80,6 +81,14 @@ def read(frame: bytes | bytearray) -> RawBlock | None:
     )
     block.__dict__["frame"] = frame
     return block
+
+
+def _is_told_of_each(txs: list[RawTx], inputs_of: Numbers) -> bool:
+    """Return whether `previous` has one entry for each input wherever it is given."""
+    told = list(map(attrgetter("previous"), txs))
+    if told.count(None) == len(told):
+        return True
+    return all(each is None or len(each) == count for each, count in zip(told, inputs_of.tolist(), strict=True))
 
 
 def whole(block: BlockApplied) -> BlockApplied:

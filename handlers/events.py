@@ -51,7 +51,7 @@ class Tx(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_default
     """One transaction of a block. `valid=False` is a phase-2 failure: collateral in, collateral return out.
 
     `previous` has value and script of what each input spends, where the sender knows it. `datums` are those among the
-    witnesses; their hashes are BLAKE2b-256. `version`, `lock_time` and `previous` are validated but not stored yet.
+    witnesses; their hashes are BLAKE2b-256. `version`, `lock_time` and `previous` are kept with a transaction's record.
     """
 
     txid: Hash32
@@ -183,7 +183,7 @@ class NodeState(Message, frozen=True, kw_only=True):
 
 
 class TxSubmitted(Message, frozen=True, kw_only=True):
-    """A transaction was accepted by the node and waits for a block.
+    """A transaction was accepted by the node and waits for a block. Its own lock ends at a restart.
 
     `on_spent` says what becomes of it when others have claimed or spent what it spends: it is refused, or kept as
     conflicting. `input_hashes` are the hashes of what it spends, one for each input, where the sender knows them.
@@ -208,13 +208,13 @@ class TxWithdrawn(Message, frozen=True, kw_only=True):
 
 
 class TxUnlocked(Message, frozen=True, kw_only=True):
-    """Outputs of these transactions may be spent."""
+    """Outputs of these transactions may be spent, whoever locked them."""
 
     txids: list[Hash32]
 
 
 class TxLocked(Message, frozen=True, kw_only=True):
-    """Outputs of these transactions may not be spent for now (operator)."""
+    """Outputs of these transactions may not be spent for now (operator); it outlives restarts."""
 
     txids: list[Hash32]
 

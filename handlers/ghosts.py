@@ -62,7 +62,8 @@ def _stands(txn: Txn, store: GhostTxStore, block: Columns, at: int) -> bool:
 def becoming(txn: Txn, store: GhostTxStore, back: RolledBack) -> Flags:
     """Return which transactions of blocks that go back become ghosts: nothing is to be said of them but that.
 
-    One that has rows, failed, or is a coinbase does not, nor one of several with one id, nor who spends from those.
+    One that has rows, failed, or is a coinbase does not, nor one of several with one id, nor who spends from these or
+    spends what was reassigned.
     """
     ids = back.txs["id"]
     plain: Flags = back.txs["counts"] & (TxFlag.INVALID | TxFlag.COINBASE) == 0
@@ -70,9 +71,10 @@ def becoming(txn: Txn, store: GhostTxStore, back: RolledBack) -> Flags:
     if apart:
         some = np.flatnonzero(np.isin(ids[:, 0], words(b"".join(apart))[:, 0]))
         plain[[at for at in some.tolist() if ids[at].tobytes() in apart]] = False
-    if back.reused:
-        of_reused = np.isin(back.parents[:, 0], words(b"".join(back.reused))[:, 0])
-        plain &= ~np.isin(back.txs["number"], back.spends["spender"][of_reused])
+    parents = back.reused | {txid for _, _, (txid, _) in store.reassigned.rows(txn)}
+    if parents:
+        of_these = np.isin(back.parents[:, 0], words(b"".join(parents))[:, 0])
+        plain &= ~np.isin(back.txs["number"], back.spends["spender"][of_these])
     return plain
 
 

@@ -25,6 +25,7 @@ from handlers.removal import Removal
 from handlers.transactions import Transactions
 from storage.disk import Txn
 from storage.history.batch import Columns
+from storage.reassigned_spent import mark_spent
 from storage.rollback_records import RecordedBlock
 from storage.sheaf import Sheaf
 from storage.transactions import FROZEN, HASH, HIGHEST, Record, claim, claimant, slot_key
@@ -97,7 +98,7 @@ class Lives:
         return repaired
 
     def wake(self, height: int) -> list[bytes]:
-        """Heal what the last run left half-made, unlock what waits for a block, and return that, parents first."""
+        """Heal what the last run left half-made, end the locks of submissions, and return what waits, parents first."""
 
         def work(txn: Txn) -> tuple[tuple[list[bytes], list[bytes]], list[bytes]]:
             self.begin(height)
@@ -132,7 +133,7 @@ class Lives:
         else:
             spends = (tx.inputs if tx.valid else tx.collateral for tx in block.txs)
             if known is None:
-                known = self.known(txn, [tx.txid for tx in block.txs], chain.from_iterable(spends))
+                known = self.store.known(txn, [tx.txid for tx in block.txs], chain.from_iterable(spends))
             known = known | touched
             found = [
                 (n, tx)
@@ -158,10 +159,6 @@ class Lives:
         touched.update(met.woken)
         self._lose(txn, {loser: DoubleSpend(by=by) for loser, by in met.rivals.items()}, met.mined)
 
-    def known(self, txn: Txn, txids: Iterable[bytes], spends: Iterable[OutPoint]) -> set[bytes]:
-        """Return which of a block's transactions, and of their parents, have a record or a claim on an output."""
-        return self.store.known(txn, txids, spends)
-
     def connect(self, txn: Txn, block: Touching) -> None:
         """Carry a block out; its outputs and spends are in the UTXO store already."""
         self.transactions.height = block.height
@@ -184,9 +181,12 @@ class Lives:
             if loser is not None:
                 losers[loser] = DoubleSpend(by=txid)
         won = [txid for txid in mined if (held := sheaf.records.get(txid)) and held.conflicting]
+        given = self.store.reassigned.any(txn)
         for _, tx in block.txs:
             if tx.valid and tx.txid in sheaf.records:
                 self._mine(sheaf, tx, block)
+                if given:
+                    self.store.reassigned.place(txn, tx.txid, [output.address for output in tx.outputs])
         for txid, record in sheaf.records.items():
             spending.settle(record, block.height, self.transactions.rules.retention)
             sheaf.change(txid)
@@ -253,6 +253,8 @@ class Lives:
         if loser is not None and not self._beats(txn, loser, by, outpoint):
             return None
         self._warn_of_lock(record, outpoint, block)
+        if record.reassignments and self._may_have_got(txn, outpoint, by):
+            mark_spent(self.store, txn, txid, record, index, spent=True)
         if row[HASH : HASH + 32] != by[:32]:  # what it lists twice it spends once, by the first
             record.spent += not spending.spent(row)
             sheaf.put_slot(key, row[:HASH] + by)
@@ -269,6 +271,8 @@ class Lives:
         self._warn_of_lock(record, outpoint, block)
         if row[HASH : HASH + 32] != by[:32]:
             self.transactions.mark_spent(txn, held, outpoint[1], by)
+        if self.store.reassigned.any(txn) and self._may_have_got(txn, outpoint, by):
+            mark_spent(self.store, txn, outpoint[0], record, outpoint[1], spent=True)
         return loser
 
     def _got(self, txn: Txn, outpoint: OutPoint, by: bytes) -> bool | None:
@@ -306,11 +310,13 @@ class Lives:
 
     def _mine(self, sheaf: Sheaf, tx: Tx, block: Touching) -> None:
         record = sheaf.records[tx.txid]
-        spending.mine(record, block.block_id, block.height, tx.subtree_index, longest=True)
+        spending.mine(record, block.block_id, block.height, tx.subtree_index, longest=True, certain=True)
         if tx.coinbase:
             record.spending_height = block.height + self.transactions.rules.maturity
         record.fee = tx.fee if record.fee is None else record.fee
         record.size = tx.size if record.size is None else record.size
+        record.version = tx.version if record.version is None else record.version
+        record.lock_time = tx.lock_time if record.lock_time is None else record.lock_time
         self.tell(tx.txid, "mined", block.height, InBlock())
 
     def _complete(self, txn: Txn, tx: Tx, record: Record) -> None:
@@ -364,6 +370,8 @@ class Lives:
             recorded = RecordedBlock(txn, self.chain, back, block, idle=self.idle)
             for record in recorded.known.values():
                 spending.unmine(record, block.block_id, block.height)
+                spending.settle(record, height, self.transactions.rules.retention)
+            for record in recorded.reopened:
                 spending.settle(record, height, self.transactions.rules.retention)
             recorded.flush()
             undone.released += recorded.released

@@ -108,11 +108,8 @@ def _do(txn: Txn, lives: Lives, event: TxMessage) -> None:
             for txid in event.txids:
                 transactions.set_locked(txn, txid, on=isinstance(event, TxLocked))
         case TxMined():
-            at = Mined(event.block_id, event.height, event.subtree_index)
             for txid in event.txids:
-                transactions.set_mined(txn, txid, at, longest=event.longest, unset=event.unset)
-                cause = None if event.unset else InBlock()
-                lives.tell(txid, "pending" if event.unset else "mined", event.height, cause)
+                _set_mined(txn, lives, event, txid)
         case OutputsFrozen():
             for outpoint in event.outpoints:
                 transactions.freeze(txn, outpoint)
@@ -122,7 +119,7 @@ def _do(txn: Txn, lives: Lives, event: TxMessage) -> None:
         case OutputReassigned():
             looked = transactions.output(txn, event.outpoint)
             name = blake2b((looked.hash or b"") + event.address, digest_size=HASH).digest()
-            transactions.reassign(txn, event.outpoint, name)
+            transactions.reassign(txn, event.outpoint, name, event.address)
         case TxConflicting():
             for txid in transactions.condemn(txn, event.txids) if event.value else event.txids:
                 if not event.value:
@@ -134,3 +131,22 @@ def _do(txn: Txn, lives: Lives, event: TxMessage) -> None:
         case TxPreserved():
             for txid in event.txids:
                 transactions.preserve(txn, txid, event.until)
+
+
+def _set_mined(txn: Txn, lives: Lives, event: TxMined, txid: bytes) -> None:
+    """Enter a block beside our chain, or remove it; tell what has become true by that.
+
+    What waits for a block again claims its inputs as any other, or loses.
+    """
+    transactions, at = lives.transactions, Mined(event.block_id, event.height, event.subtree_index)
+    before = transactions.hold(txn, txid) if event.unset else None
+    transactions.set_mined(txn, txid, at, longest=event.longest, unset=event.unset)
+    if not event.unset:
+        if event.longest or transactions.need(txn, txid).mined:
+            lives.tell(txid, "mined", event.height, InBlock())
+        return
+    if before is None or transactions.need(txn, txid).mined:
+        return
+    lives.agree(txn, [txid])
+    if before.record.mined and not transactions.need(txn, txid).conflicting:
+        lives.tell(txid, "pending", event.height)

@@ -91,7 +91,7 @@ def prove(shot: Snapshot, txid: bytes, index: int) -> MmrProof:
     Raises:
         NoProof: it was never created, can't be spent, or is spent so long ago that what a proof needs is gone.
     """
-    tx, entry, ranges, roots = shot.stored.find_tx(txid), shot.find_entry(txid, index), shot.store.mmr, mmr_root(shot)
+    tx, entry, ranges, roots = shot.stored.find_tx(txid), shot.as_created(txid, index), shot.store.mmr, mmr_root(shot)
     if ranges is None or roots is None:
         raise NoProof("the store has no MMR")
     if tx is None or entry is None:

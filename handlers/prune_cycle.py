@@ -26,7 +26,7 @@ log = structlog.get_logger("pruner")
 
 Phase = Literal["preserve", "expire", "transactions", "pages", "blobs"]
 PHASES: tuple[Phase, ...] = ("preserve", "expire", "transactions", "pages", "blobs")
-REASONS = ("preserved", "creating", "unmined_child", "unstable_child", "unreadable_child")
+REASONS = ("preserved", "creating", "reassigned", "unmined_child", "unstable_child", "unreadable_child")
 _ORPHAN_S = 3600.0  # age at which a blob without a record is nobody's: it is put before its record
 _NAMES = 500  # blobs that are looked at in a turn
 _DELETING_S = 0.02  # how long a turn deletes orphans

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 
 from handlers import bodies, spending
 from handlers.desk import blob_name, kept
@@ -18,6 +19,8 @@ from handlers.transactions import Transactions
 from storage.blobs import BlobFailed
 from storage.chain_txs import NOTHING, ChainTx
 from storage.disk import Txn
+from storage.reassigned import Reassignment
+from storage.reassigned_spent import mark_spent
 from storage.transactions import ALL_IN_ONE, HASH, Body, Record, claim, claimant, output_hash
 
 log = structlog.get_logger("transactions")
@@ -35,14 +38,14 @@ class _Said(Struct):
     """What a record, or the claims beside the chain, say of outputs, by index."""
 
     rows: dict[int, bytes]
-    moves: dict[int, list[tuple[bytes, bytes, int]]] = {}  # reassignments: old hash, new hash, height
+    moves: dict[int, list[Reassignment]] = {}
     spendable_in: dict[int, int] = {}
     gone: set[bytes] = set()  # spenders that were pruned
 
     def name(self, index: int, name: bytes) -> bytes:
         """Return an output's hash: the chain's `name`, or the one that a reassignment gave it."""
         moves = self.moves.get(index)
-        return self.rows[index][:HASH] if moves and moves[0][0] == name and index in self.rows else name
+        return self.rows[index][:HASH] if moves and moves[0].old_hash == name and index in self.rows else name
 
 
 class Reconciler:
@@ -71,8 +74,8 @@ class Reconciler:
             self.transactions.enter_child(txn, tx.txid, [parent for parent, _ in body.inputs], on=False)
         self._release_unlisted(txn, tx.txid, body.inputs, tx.inputs)
         if listed and not differs:
-            if body.inputs != tx.inputs:  # not known in full, or in another order
-                self.store.put_body(txn, tx.txid, Body(tx.inputs, body.raw))
+            if body.inputs != tx.inputs or (body.previous is None and tx.previous is not None):
+                self.store.put_body(txn, tx.txid, Body(tx.inputs, body.raw, _previous(tx, body)))
             return None
         said = self._said(txn, tx.txid, record)
         right = {index: name + said.rows.get(index, b"")[HASH:] for index, name in names.items()}
@@ -93,7 +96,11 @@ class Reconciler:
             self._rewrite(txn, tx.txid, record, said, right, max(record.total, index + 1))
 
     def keep_bytes(self, txn: Txn, tx: Tx, record: Record) -> None:
-        """Keep the inputs and the bytes of a block's transaction; its record, in hand, learns where they are."""
+        """Keep the inputs and the bytes of a block's transaction; its record, in hand, learns where they are.
+
+        It learns version and lock time too.
+        """
+        record.version, record.lock_time = tx.version, tx.lock_time
         try:
             if record.external:  # those of another content: a blob that is there is not written again
                 self.transactions.blobs.delete(blob_name(tx.txid, partial=record.partial))
@@ -103,8 +110,8 @@ class Reconciler:
                 self.transactions.blobs.put(blob_name(tx.txid, partial=record.partial), tx.raw)
         except BlobFailed as error:  # the block stands, whatever becomes of the bytes
             log.error("blob_not_stored", txid=tx.txid.hex(), error=str(error))
-        inputs = tx.inputs if tx.valid else tx.collateral
-        self.store.put_body(txn, tx.txid, Body(inputs, None if record.external else tx.raw))
+        inputs, previous = (tx.inputs, tx.previous) if tx.valid else (tx.collateral, None)
+        self.store.put_body(txn, tx.txid, Body(inputs, None if record.external else tx.raw, previous))
 
     # --- with the chain ------------------------------------------------------------------------------------------
 
@@ -141,20 +148,44 @@ class Reconciler:
         right, there = self._right(txn, found, said), self.chain.record(txn, found)
         in_step = record.mined and not record.conflicting and there.main_ids[0] in record.main_ids
         if right == said.rows and in_step:
-            return None
+            return Repair(found.txid, "its reassigned outputs") if self._agree_moved(txn, found, record) else None
         if _names(right) != _names(said.rows):  # its inputs and bytes are those of another content too
             spends, record.external = self.chain.inputs(txn, found), False
+            record.version = record.lock_time = None
             self._release_unlisted(txn, found.txid, self.store.body(txn, found.txid).inputs, spends)
             self.store.put_body(txn, found.txid, Body(spends))
             said = self._said(txn, found.txid, self.store.record(txn, found.txid) or record)
         if record.conflicting:
             self.transactions.set_conflicting(txn, found.txid, on=False)
             record.conflicting = False
-        locked = record.locked  # by an operator, since it was mined
-        spending.mine(record, there.main_ids[0], there.block_heights[0], there.subtree_idxs[0], longest=True)
-        record.locked = locked
+        locked = record.locked, record.locked_by_operator  # since it was mined
+        at = there.main_ids[0], there.block_heights[0], there.subtree_idxs[0]
+        spending.mine(record, *at, longest=True, certain=True)
+        record.locked, record.locked_by_operator = locked
         self._rewrite(txn, found.txid, record, said, right, max(there.total, max(right, default=-1) + 1))
+        self._agree_moved(txn, found, record)
         return Repair(found.txid, "it is not what the chain has", self._displaced(txn, said, right))
+
+    def _agree_moved(self, txn: Txn, found: ChainTx, record: Record) -> bool:
+        """Let what is said of reassigned outputs agree with the chain: who had them first, and whether it spends them.
+
+        Returns whether that changed anything.
+        """
+        changed = False
+        for index, moves in self.store.reassigned.of(txn, found.txid):
+            told = self.chain.told(txn, found, index)
+            if told is None:
+                continue
+            first = self.chain.paid(txn, found, index)[0]
+            if moves.first != first:
+                self.store.reassigned.put(txn, found.txid, index, replace(moves, first=first))
+                changed = True
+            changed |= mark_spent(self.store, txn, found.txid, record, index, spent=len(told) > HASH)
+        if changed and not record.locked:
+            spending.settle(record, max(self.transactions.height, 1), self.transactions.rules.retention)
+        if changed:
+            self.store.put_record(txn, found.txid, record)
+        return changed
 
     def _right(self, txn: Txn, found: ChainTx, said: _Said) -> dict[int, bytes]:
         """Return the slots that the record of a transaction in our chain should have."""
@@ -249,8 +280,8 @@ class Reconciler:
                 continue
             first = first if number else 0
             said.rows.update((first + slot, row) for slot, row in self.store.slots(txn, txid, number))
-            for slot, old, new, height in page.reassignments:
-                said.moves.setdefault(first + slot, []).append((old, new, height))
+            for each in page.reassignments:
+                said.moves.setdefault(first + each.slot, []).append(replace(each, slot=first + each.slot))
             said.spendable_in.update((first + slot, height) for slot, height in page.spendable_in.items())
             said.gone.update(page.deleted_children)
         return said
@@ -270,6 +301,10 @@ class Reconciler:
         record = self.store.record(txn, txid)
         waits = record is not None and not record.mined and not record.conflicting
         return waits and self.chain.find(txn, txid) is None
+
+    def _is_gone(self, txn: Txn, row: bytes) -> bool:
+        """Return whether a slot is spent by what does not wait for a block."""
+        return spending.spent(row) and not self._waits(txn, claimant(row)[0])
 
     def _is_stray(self, txn: Txn, said: _Said, row: bytes) -> bool:
         """Return whether a slot is claimed by somebody of whom nothing is known."""
@@ -296,7 +331,7 @@ class Reconciler:
 
     def _rewrite(self, txn: Txn, txid: bytes, record: Record, said: _Said, right: dict[int, bytes], total: int) -> None:
         """Store a record with other slots, on one page; inputs and bytes stay."""
-        body = self.store.body(txn, txid)
+        body, given = self.store.body(txn, txid), self.store.reassigned.of(txn, txid)
         self.store.remove(txn, txid)
         record.page_size, record.pages, record.spent_pages = ALL_IN_ONE, 0, None
         record.outputs = record.total = total
@@ -306,9 +341,14 @@ class Reconciler:
         moved = {
             index: moves
             for index, moves in said.moves.items()
-            if index in right and right[index][:HASH] == said.rows[index][:HASH] == moves[-1][1]
+            if index in right and right[index][:HASH] == said.rows[index][:HASH] == moves[-1].new_hash
         }
-        record.reassignments = [(index, *move) for index, moves in moved.items() for move in moves]
+        record.reassignments = [
+            replace(each, spent=self._is_gone(txn, right[index])) for index, moves in moved.items() for each in moves
+        ]
+        for index, moves in given:
+            if index in moved:
+                self.store.reassigned.put(txn, txid, index, moves)
         record.spendable_in = {index: height for index, height in said.spendable_in.items() if index in moved}
         if record.locked:
             record.delete_at = None
@@ -321,3 +361,11 @@ class Reconciler:
 
 def _names(rows: dict[int, bytes]) -> dict[int, bytes]:
     return {index: row[:HASH] for index, row in rows.items()}
+
+
+def _previous(tx: Tx, body: Body) -> list[tuple[int, bytes] | None] | None:
+    """Return what is known of the outputs that a block's transaction spends: what its submission said may help."""
+    if tx.previous is not None or body.previous is None:
+        return tx.previous
+    known = dict(zip(body.inputs, body.previous, strict=True))
+    return [known.get(outpoint) for outpoint in tx.inputs]

@@ -18,7 +18,7 @@ _OWNERS = 8192  # addresses whose part is kept
 _SHORT = 128  # bytes; there is no room for the few addresses that are longer
 
 (ADDRESS, VALUE, ASSETS, DATUM_HASH, INLINE_DATUM, SCRIPT_REF, SCRIPT_HASH, IS_RETURN) = range(8)
-(SLOT, HEIGHT, BLOCK_HASH, EPOCH, TIME, PAYMENT, STAKE, STAKE_ADDRESS) = range(8, 16)
+(SLOT, HEIGHT, BLOCK_HASH, EPOCH, TIME, PAYMENT, STAKE, STAKE_ADDRESS, REASSIGNED_AT) = range(8, 17)
 (SPENT_BY, SPENT_SLOT, SPENT_HEIGHT, SPENT_BLOCK_HASH, SPENT_TIME, SPENT_EPOCH, BEFORE) = range(7)
 
 
@@ -30,13 +30,17 @@ class Spend(Struct, frozen=True, gc=False):
 
 
 class Entry(Struct, frozen=True, gc=False):
-    """An output as it is stored, with the block that it was born in."""
+    """An output as it is stored, with the block that it was born in.
+
+    One that was given to another owner has that address, and `reassigned_at` is the height at which it was given.
+    """
 
     txid: bytes
     index: int
     body: Body
     block: BlockRow
     spend: Spend | None = None
+    reassigned_at: int | None = None
 
 
 class _Part(NamedTuple):
@@ -82,8 +86,9 @@ class RecordWriter:
         """Return the record that an output has, or had, while it is unspent."""
         body, more, birth = entry.body, more_of(entry.body), birth_of(entry.block)
         text, rest, owned = self.owner(body.address)
-        start = MAPS[owned + more.entries + birth.entries] + text + head(UINT, body.value)
-        return Item(start + more.raw + birth.raw + rest)
+        given = _entries((REASSIGNED_AT, entry.reassigned_at))
+        start = MAPS[owned + more.entries + birth.entries + given.entries] + text + head(UINT, body.value)
+        return Item(start + more.raw + birth.raw + rest + given.raw)
 
     def _owner(self, address: bytes) -> tuple[bytes, bytes, int]:
         if not self.scribe.names_owners:
@@ -140,7 +145,7 @@ def _entries(*entries: tuple[int, object]) -> _Part:
 
 PAIRS = b"\x82\x82" + head(BYTES, 32)  # a pair whose first is a pair whose first has 32 bytes
 SMALL = 24  # whole numbers below it are one byte
-MAPS = tuple(head(MAP, entries) for entries in range(17))  # how a map of so many entries begins
+MAPS = tuple(head(MAP, entries) for entries in range(18))  # how a map of so many entries begins
 _ASSETS = bytes((ASSETS,))
 NOTHING_MORE = _entries((IS_RETURN, False))
 _NO_RETURN, _RETURN = NOTHING_MORE.raw, _entries((IS_RETURN, True)).raw

@@ -19,9 +19,10 @@ from handlers.answers import Utxo
 from handlers.boundary import BadCursor, Boundary, CursorGone, Cut, NoIndex, Page, Sum
 from handlers.effects import Effects
 from handlers.events import Point
+from handlers.owners import Owners, owned, spliced
 from handlers.points import to_point
 from handlers.records import Entry, Spend
-from handlers.sums import Adder
+from handlers.sums import balance
 from handlers.walk import HIGHEST, PLACE, Listed, Listing, Order, Walk, in_both
 from storage import keys
 from storage.disk import Txn
@@ -30,6 +31,7 @@ from storage.history.layout import Block, Extra, Found, Numbers, TxFound
 from storage.history.output_keys import RULES, address_key, asset_key, digest
 from storage.history.stored import Home, Stored
 from storage.indexes import POLICY
+from storage.reassigned import Given
 from storage.rows import BlockRow, Body
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ _KEPT = 4096  # outputs that are kept for who asks for them twice: first whether
 _SHORT = 500  # bytes
 _SAME = 1000  # addresses, with what is beside them, of which it is known whether they are listed
 _read_extra = msgspec.msgpack.Decoder(Extra).decode
+_encode = msgspec.json.Encoder().encode
 _Held = Callable[[bytes, bytes], bool]
 
 
@@ -58,6 +61,11 @@ class Snapshot:
     def stored(self) -> Stored:
         """Return what reads the tables; who only asks for the tip does without."""
         return self.store.stored(self.txn)
+
+    @cached_property
+    def owners(self) -> Owners:
+        """Return who owns what was reassigned."""
+        return Owners(self.txn, self.store.disk, self.boundary.tip.height if self.boundary.tip else 0)
 
     def tip(self) -> Point | None:
         """Return the last block."""
@@ -146,10 +154,14 @@ class Snapshot:
         question = where[1] + (asset or b"")
         after = None if cursor is None else _number(self.read_cut(cursor, question, order))
         cut = partial(self.cut, key=question, order=order)
-        own = self._listing(where, order, after)
+        own, moved = self._listing(where, order, after), self.owners.walk(self.stored, where)
         listed, live = iter(own), own.live
         if asset is not None and (held := self._held(asset)) is not None and held != where:
             listed, live = in_both(own, self._listing(held, order, after)), self.stored.live.has
+        elif moved is not None:
+            listed, live = own.parts(), self.stored.live.has
+        if moved is not None:
+            listed = spliced(listed, moved, order, after)
         held_by = partial(_held, where, asset)
         holds = partial(self._holding, held_by, lru_cache(_SAME)(held_by))
         return Walk(listed, live, holds, cut, every=asset is None)
@@ -169,13 +181,13 @@ class Snapshot:
         try:
             return {
                 found.number
-                for found in self._outputs(numbers)
-                if (known if len(found.extra) <= _SHORT else held)(found.address, found.extra)
+                for found in self.outputs(numbers)
+                if (known if len(found.extra) <= _SHORT else held)(self.owners.address(found), found.extra)
             }
         except msgspec.DecodeError as error:
             raise Damaged(f"one of the outputs {numbers[0]} to {numbers[-1]} cannot be read: {error}") from error
 
-    def _outputs(self, numbers: Numbers) -> list[Found]:
+    def outputs(self, numbers: Numbers) -> list[Found]:
         """Return outputs that have to be there; their numbers ascend. Small ones are kept for the next question."""
         wanted, known = numbers.tolist(), self._found
         missing = [number for number in wanted if number not in known]
@@ -220,14 +232,22 @@ class Snapshot:
             Damaged: one is not.
         """
         wanted = [_number(place) for place in places]
-        made = {number: Entry(home.txid, home.output, body, block) for number, home, body, block in self._read(wanted)}
-        return [made[number] for number in wanted]
+        made, given = self._made(wanted), self._given_of(places)
+        return [owned(made[number], given.get(number)) for number in wanted]
+
+    def _made(self, wanted: list[int]) -> dict[int, Entry]:
+        """Return outputs by number as the chain has them."""
+        return {number: Entry(home.txid, home.output, body, block) for number, home, body, block in self._read(wanted)}
+
+    def _given_of(self, places: list[bytes]) -> dict[int, Given]:
+        """Return to whom some of these outputs were given, by number."""
+        return {} if self.owners.nobody else self.owners.among(self.stored, list(map(_number, places)))
 
     def _read(self, wanted: list[int]) -> Iterator[tuple[int, Home, Body, BlockRow]]:
         """Yield outputs that have to be there, by rising number."""
         numbers = np.unique(np.array(wanted, np.int64))
         homes = self.stored.homes(numbers)
-        for found in self._outputs(numbers):
+        for found in self.outputs(numbers):
             home = homes[found.number]
             yield found.number, home, _body(found), self.block(home.block)
 
@@ -243,6 +263,8 @@ class Snapshot:
     def json(self, places: list[bytes]) -> bytes:
         """Return live outputs as a JSON list, byte for byte what the encoder makes of them."""
         key = b"".join(places)
+        if self._given_of(places):  # which others may have been written for an earlier owner
+            return b"[" + b",".join(_encode(self.utxo(entry)) for entry in self.entries(places)) + b"]"
         written = self.boundary.written.find(key)
         if written is None:
             written = b"[" + b",".join(self._write(places)) + b"]"
@@ -253,7 +275,7 @@ class Snapshot:
         """Yield each output as JSON. The hot path of what was not asked lately."""
         json, births, wanted = self.query.scribe.json, self.boundary.written.births, list(map(_number, places))
         numbers = np.unique(np.array(wanted, np.int64))
-        homes, found = self.stored.homes(numbers), {each.number: each for each in self._outputs(numbers)}
+        homes, found = self.stored.homes(numbers), {each.number: each for each in self.outputs(numbers)}
         for number in wanted:
             txid, index, block = homes[number]
             own = keys.u32(block)
@@ -272,7 +294,14 @@ class Snapshot:
         return None if found is None else self.utxo(found)
 
     def find_entry(self, txid: bytes, index: int) -> Entry | None:
-        """Return an output that lives, or that a rollback may bring back."""
+        """Return an output that lives, or that a rollback may bring back, as its owner's."""
+        found = self.as_created(txid, index)
+        if found is None:
+            return None
+        return owned(found, self.owners.of(txid, index, found.spend.block.height if found.spend else None))
+
+    def as_created(self, txid: bytes, index: int) -> Entry | None:
+        """Return the same as the chain has it."""
         tx = self.stored.find_tx(txid)
         return None if tx is None or index >= tx.outputs else self._entry(tx, index)
 
@@ -282,7 +311,7 @@ class Snapshot:
         if tx is None:
             return []
         there = np.flatnonzero(self.stored.revivable(np.arange(tx.number, tx.number + tx.outputs))).tolist()
-        return [self.utxo(entry) for index in there if (entry := self._entry(tx, index)) is not None]
+        return [self.utxo(entry) for index in there if (entry := self.find_entry(txid, index)) is not None]
 
     def _entry(self, tx: TxFound, index: int) -> Entry | None:
         stored, number = self.stored, tx.number + index
@@ -290,7 +319,7 @@ class Snapshot:
         by = None if live else stored.spender(number)
         if not live and by is None:
             return None
-        (found,) = self._outputs(np.array([number]))
+        (found,) = self.outputs(np.array([number]))
         spend = None if by is None else Spend(by.txid, self.block(by.block))
         return Entry(tx.txid, index, _body(found), self.block(tx.block), spend)
 
@@ -299,12 +328,15 @@ class Snapshot:
         return Effects(self, ordinal) if self.state.floor < ordinal <= self.state.tip else None
 
     def born(self, numbers: list[int]) -> list[Entry]:
-        """Return outputs as they were before they were spent."""
-        return self.entries([PLACE.pack(number) for number in numbers])
+        """Return outputs as they were before they were spent, as the chain has them."""
+        made = self._made(numbers)
+        return [made[number] for number in numbers]
 
     def utxo(self, entry: Entry) -> Utxo:
         """Return an output as it is answered."""
         utxo, spend = self.query.scribe.utxo(entry.txid, entry.index, entry.body, entry.block), entry.spend
+        if entry.reassigned_at is not None:
+            utxo = msgspec.structs.replace(utxo, reassigned_at=entry.reassigned_at)
         if spend is None:
             return utxo
         return msgspec.structs.replace(
@@ -325,17 +357,7 @@ class Snapshot:
         Raises:
             Damaged: an output is not there, or can't be read.
         """
-        adder, walk = Adder(where), self.walk(where, "asc", None)
-        for numbers in walk.living():
-            read = 0
-            for which, records, bodies in self.stored.outputs.many(numbers):
-                if len(which):
-                    adder.add(records, bodies)
-                    read += len(which)
-            if read < len(numbers):
-                self._outputs(numbers)
-            yield adder.total
-        yield adder.total
+        yield from balance(self, where)
 
 
 def _row(block: Block) -> BlockRow:

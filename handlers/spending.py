@@ -166,17 +166,26 @@ def count_page(record: Record, by: int) -> None:
 # --- being mined -------------------------------------------------------------------------------------------------
 
 
-def mine(record: Record, block_id: int, height: int, subtree: int | None, *, longest: bool) -> None:
-    """Enter a block, once by its id. Being mined ends a creation and unlocks."""
+def mine(
+    record: Record, block_id: int, height: int, subtree: int | None, *, longest: bool, certain: bool = False
+) -> None:
+    """Enter a block, once by its id. Being mined ends a creation and unlocks.
+
+    What was entered first stays, unless this is `certain`: then it is what our chain says.
+    """
     if block_id not in record.block_ids:
         record.block_ids = [*record.block_ids, block_id]
         record.block_heights = [*record.block_heights, height]
         record.subtree_idxs = [*record.subtree_idxs, subtree]
+    elif certain:
+        n = record.block_ids.index(block_id)
+        record.block_heights = [*record.block_heights[:n], height, *record.block_heights[n + 1 :]]
+        record.subtree_idxs = [*record.subtree_idxs[:n], subtree, *record.subtree_idxs[n + 1 :]]
     if longest and block_id not in record.main_ids:
         record.main_ids = [*record.main_ids, block_id]
     if longest:
         record.unmined_since = None
-    record.locked = record.creating = False
+    record.locked = record.locked_by_operator = record.creating = False
 
 
 def unmine(record: Record, block_id: int, now: int) -> None:
@@ -192,7 +201,7 @@ def unmine(record: Record, block_id: int, now: int) -> None:
         record.main_ids = [other for other in record.main_ids if other != block_id]
     if not record.main_ids and record.unmined_since is None:
         record.unmined_since = min(now, HIGHEST if record.born is None else record.born)
-    record.locked = record.creating = False
+    record.locked = record.locked_by_operator = record.creating = False
 
 
 def mark_longest(record: Record, now: int, *, on: bool) -> None:

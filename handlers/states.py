@@ -8,6 +8,7 @@ from handlers import spending
 from handlers.desk import PLACEHOLDER, Desk, Held, Mined, show
 from handlers.spending import Fault, TxFault
 from storage.disk import Txn
+from storage.reassigned import Given, Moves, Reassignment
 from storage.transactions import (
     FROZEN,
     HASH,
@@ -21,16 +22,22 @@ from storage.transactions import (
 class States(Desk):
     """Operations on what is said of a transaction."""
 
+    _asked: tuple[Txn, int, int] | None = None  # the block of our chain that was looked for last, and its ordinal
+    _answer: int | None = None
+
     def set_mined(self, txn: Txn, txid: bytes, at: Mined, *, longest: bool = True, unset: bool = False) -> list[int]:
         """Enter a block, or remove it; return the blocks that the transaction is in then.
 
         Raises:
-            TxFault: `TX_NOT_FOUND`; to unset what is not known is nothing. `IN_CHAIN`: our chain has it in this block.
+            TxFault: `TX_NOT_FOUND`; to unset what is not known is nothing. `IN_CHAIN`: our chain says otherwise.
         """
-        if unset and self.hold(txn, txid) is None:
+        held = self.hold(txn, txid)
+        if held is None and unset:
             return []
-        if unset:
-            self.refuse_if_in_chain(txn, txid, block_id=at.block_id)
+        if held is not None and unset:
+            self._refuse_to_unset(txn, held, at.block_id)
+        elif held is not None:
+            self._refuse_to_set(txn, held, at)
         record = self.need(txn, txid)
         if unset:
             spending.unmine(record, at.block_id, self.height + 1)
@@ -55,6 +62,41 @@ class States(Desk):
                 code, f"transaction {txid.hex()} is in block {height} of our chain: only a rollback undoes that"
             )
 
+    def _refuse_to_unset(self, txn: Txn, held: Held, block_id: int) -> None:
+        """Refuse to take a transaction out of a block of our chain.
+
+        Which transactions a block below the floor had may be forgotten: what the record says of it stands.
+        """
+        self.refuse_if_in_chain(txn, held.txid, block_id=block_id)
+        record, blocks = held.record, self.chain.blocks
+        if block_id not in record.block_ids:
+            return
+        ordinal = self._own_block(txn, record.block_heights[record.block_ids.index(block_id)], block_id)
+        if ordinal is None or (ordinal > blocks.state(txn).floor and self.chain.find(txn, held.txid) is None):
+            return
+        raise TxFault(
+            "IN_CHAIN",
+            f"transaction {held.txid.hex()} is in block {block_id} of our chain: only a rollback undoes that",
+        )
+
+    def _refuse_to_set(self, txn: Txn, held: Held, at: Mined) -> None:
+        """Refuse to put a transaction into a block of our chain that does not have it, or had it as one that failed."""
+        found = self.chain.find(txn, held.txid)
+        if at.block_id in held.record.block_ids and not (found is not None and found.failed):
+            return
+        if self._own_block(txn, at.height, at.block_id) is not None:
+            raise TxFault(
+                "IN_CHAIN",
+                f"transaction {held.txid.hex()} is not among those of block {at.block_id}, which is in our chain",
+            )
+
+    def _own_block(self, txn: Txn, height: int, block_id: int) -> int | None:
+        """Return the ordinal of a block of our chain; a message asks for the same one again and again."""
+        asked = txn, height, block_id
+        if self._asked != asked:
+            self._asked, self._answer = asked, self.chain.blocks.ordinal_at(txn, height, block_id)
+        return self._answer
+
     def clear_creating(self, txn: Txn, txid: bytes, record: Record) -> None:
         """End the creation of a transaction's other pages.
 
@@ -70,13 +112,13 @@ class States(Desk):
                 self.store.put_page(txn, txid, number, page)
 
     def set_locked(self, txn: Txn, txid: bytes, *, on: bool) -> int:
-        """Lock or unlock a transaction's outputs; return how many further pages it has.
+        """Lock a transaction's outputs for an operator, or end any lock; return how many further pages it has.
 
         Raises:
             TxFault: `TX_NOT_FOUND`.
         """
         record = self.need(txn, txid)
-        record.locked = on
+        record.locked = record.locked_by_operator = on
         if on:
             record.delete_at = None
         else:
@@ -109,8 +151,10 @@ class States(Desk):
         else:
             self.store.drop_slot(txn, held.txid, 0, slot)
 
-    def reassign(self, txn: Txn, outpoint: OutPoint, new_hash: bytes, wanted: bytes | None = None) -> None:
-        """Give a frozen output to another owner, who may spend it `reassign_delay` blocks from now.
+    def reassign(
+        self, txn: Txn, outpoint: OutPoint, new_hash: bytes, address: bytes, wanted: bytes | None = None
+    ) -> None:
+        """Give a frozen output to another owner, whose it is `reassign_delay` blocks from now.
 
         Raises:
             TxFault: as `unfreeze`.
@@ -121,9 +165,20 @@ class States(Desk):
         self.need(txn, outpoint[0])
         held, page, number, slot, _ = self._find(txn, outpoint)
         self.store.put_slot(txn, held.txid, number, slot, new_hash)
-        page.reassignments = [*page.reassignments, (slot, row[:HASH], new_hash, self.height)]
-        page.spendable_in = {**page.spendable_in, slot: self.height + self.rules.reassign_delay}
+        since = self.height + self.rules.reassign_delay
+        page.reassignments = [*page.reassignments, Reassignment(slot, row[:HASH], new_hash, self.height, since)]
+        page.spendable_in = {**page.spendable_in, slot: since}
         self.store.put_page(txn, held.txid, number, page)
+        known = self.store.reassigned.find(txn, *outpoint) or Moves(self._first_owner(txn, outpoint), [])
+        given = [*known.given, Given(address, self.height, since)]
+        self.store.reassigned.put(txn, *outpoint, Moves(known.first, given))
+
+    def _first_owner(self, txn: Txn, outpoint: OutPoint) -> bytes | None:
+        """Return to whom the chain says that an output belongs, if it has it."""
+        found = self.chain.find(txn, outpoint[0])
+        if found is None or self.chain.told(txn, found, outpoint[1]) is None:
+            return None
+        return self.chain.paid(txn, found, outpoint[1])[0]
 
     def _find(self, txn: Txn, outpoint: OutPoint) -> tuple[Held, Page, int, int, bytes | None]:
         held = self.hold(txn, outpoint[0])

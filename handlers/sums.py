@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +15,35 @@ from storage.errors import Damaged
 from storage.history.layout import Records, to_extra
 from storage.history.output_keys import RULES
 
+if TYPE_CHECKING:
+    from handlers.snapshot import Snapshot
+
 _KNOWN = 1000  # outputs, without their value, of which it is known what they add
 
 Assets = list[tuple[bytes, bytes, int]]
 Kind = tuple[int, bytes]  # how long the address is, and the address with what is behind it
+
+
+def balance(shot: Snapshot, where: Listed) -> Iterator[Sum]:
+    """Sum everything under a key; yields the sum so far now and then, and at the end.
+
+    Raises:
+        Damaged: an output is not there, or can't be read.
+    """
+    adder, walk, given = Adder(where), shot.walk(where, "asc", None), shot.owners.given
+    for living in walk.living():
+        apart = [number for number in living.tolist() if number in given] if given else []
+        for found in shot.outputs(np.array(apart, np.int64)) if apart else ():
+            adder.add_one(given[found.number].address, found.value, found.extra)
+        numbers, read = living[~np.isin(living, apart)] if apart else living, 0
+        for which, records, bodies in shot.stored.outputs.many(numbers):
+            if len(which):
+                adder.add(records, bodies)
+                read += len(which)
+        if read < len(numbers):
+            shot.outputs(numbers)
+        yield adder.total
+    yield adder.total
 
 
 class Adder:
@@ -42,6 +70,17 @@ class Adder:
         except msgspec.DecodeError as error:
             first, last = records["number"][0], records["number"][-1]
             raise Damaged(f"one of the outputs {first} to {last} cannot be read: {error}") from error
+
+    def add_one(self, address: bytes, value: int, extra: bytes) -> None:
+        """Add an output that has another owner than the chain knows.
+
+        Raises:
+            Damaged: it can't be read.
+        """
+        try:
+            self._add((len(address), address + extra), 1, value)
+        except msgspec.DecodeError as error:
+            raise Damaged(f"an output that was reassigned cannot be read: {error}") from error
 
     def _add(self, kind: Kind, count: int, value: int) -> None:
         if kind not in self._known:

@@ -187,12 +187,13 @@ class Transactions(Births):
             if record.born is not None and not record.block_ids:
                 body = self.store.body(txn, txid)
                 raw = (record.size or 0) if body.raw is None else len(body.raw)
-                self.store.pending.add(txn, txid, size_on_disk(raw, len(body.inputs), record.total), record.created_at)
+                size = size_on_disk(raw, len(body.inputs), record.total, body.previous)
+                self.store.pending.add(txn, txid, size, record.created_at)
 
     def reload(self, txn: Txn, best_blocks: Iterable[int] = ()) -> list[bytes]:
-        """Return the unmined transactions, parents first, unlocked; those in a block of the best chain are mined.
+        """Return the unmined transactions, parents first; those in a block of the best chain are mined.
 
-        What is conflicting, a coinbase, or half-made is none of them.
+        What is conflicting, a coinbase, or half-made is none of them. Locks of submissions end, an operator's stays.
         """
         best, waiting = set(best_blocks), dict[bytes, tuple[Record, Sequence[OutPoint]]]()
         for txid, record in self.unmined(txn):
@@ -203,7 +204,7 @@ class Transactions(Births):
                 spending.settle(record, self.height, self.rules.retention)
                 self.store.put_record(txn, txid, record)
                 continue
-            if record.locked:
+            if record.locked and not record.locked_by_operator:
                 self.set_locked(txn, txid, on=False)
             if not record.is_coinbase:
                 waiting[txid] = record, self.store.body(txn, txid).inputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -12,7 +13,7 @@ from handlers.answers import Hash, Hex
 from handlers.desk import Held, blob_name
 from handlers.transactions import Transactions
 from storage.disk import Txn
-from storage.transactions import HASH, Page, claimant
+from storage.transactions import HASH, Body, Page, claimant
 
 _COUNTED = 20_000  # outputs of a transaction without a record that are looked at to count them
 Status = Literal["creating", "conflicting", "unmined", "mined"]
@@ -20,10 +21,12 @@ SlotStatus = Literal["unspent", "spent", "frozen", "none"]
 
 
 class Inpoint(Struct, frozen=True):
-    """An output that a transaction spends."""
+    """An output that a transaction spends; `value` and `script` as its sender told them, null where it did not."""
 
     tx_hash: Hash
     output_index: int
+    value: int | None
+    script: Hex | None
 
 
 class Reassignment(Struct, frozen=True):
@@ -49,8 +52,13 @@ class Transaction(Struct, frozen=True, kw_only=True):
     spent_extra_recs: int
     is_coinbase: bool
     locked: bool
+    locked_by_operator: Annotated[bool, Meta(description="such a lock outlives restarts")]
     creating: bool
     conflicting: bool
+    frozen: Annotated[
+        bool | None,
+        Meta(description="whether all outputs that have a slot are frozen; null where these are not counted"),
+    ]
     external: bool
     partial: bool
     unmined_since: int | None
@@ -66,6 +74,8 @@ class Transaction(Struct, frozen=True, kw_only=True):
     reassignments: list[Reassignment]
     fee: int | None
     size_in_bytes: int | None
+    version: int | None
+    lock_time: int | None
     tx_inpoints: list[Inpoint]
 
 
@@ -85,6 +95,13 @@ class Slot(Struct, frozen=True):
     spending_tx_hash: Hash | None
     spending_input_index: int | None
     spendable_in: int | None
+
+
+def inpoints(body: Body) -> list[Inpoint]:
+    """Return what a transaction spends."""
+    told = [(None, None) if each is None else (each[0], each[1].hex()) for each in body.previous or ()]
+    told = told or [(None, None)] * len(body.inputs)
+    return [Inpoint(txid.hex(), index, *said) for (txid, index), said in zip(body.inputs, told, strict=True)]
 
 
 class TxQuery:
@@ -119,8 +136,10 @@ class TxQuery:
             spent_extra_recs=record.spent_pages or 0,
             is_coinbase=record.is_coinbase,
             locked=record.locked,
+            locked_by_operator=record.locked_by_operator,
             creating=record.creating,
             conflicting=record.conflicting,
+            frozen=self._frozen(txn, held, counted=counted),
             external=record.external,
             partial=record.partial,
             unmined_since=record.unmined_since,
@@ -135,15 +154,39 @@ class TxQuery:
             deleted_children=[child.hex() for page in pages.values() for child in page.deleted_children],
             reassignments=[
                 Reassignment(
-                    n * record.page_size + slot if n else slot, old.hex(), new.hex(), at, page.spendable_in[slot]
+                    n * record.page_size + each.slot if n else each.slot,
+                    each.old_hash.hex(),
+                    each.new_hash.hex(),
+                    each.height,
+                    page.spendable_in[each.slot] if each.since is None else each.since,
                 )
                 for n, page in pages.items()
-                for slot, old, new, at in page.reassignments
+                for each in page.reassignments
             ],
             fee=record.fee,
             size_in_bytes=record.size,
-            tx_inpoints=[Inpoint(txid.hex(), index) for txid, index in self._transactions.inputs(txn, held)],
+            version=record.version,
+            lock_time=record.lock_time,
+            tx_inpoints=self._inpoints(txn, held),
         )
+
+    def _inpoints(self, txn: Txn, held: Held) -> list[Inpoint]:
+        if held.chain_tx is None:
+            body = self._store.body(txn, held.txid)
+        else:
+            body = Body(list(self._transactions.inputs(txn, held)))
+        return inpoints(body)
+
+    def _frozen(self, txn: Txn, held: Held, *, counted: bool) -> bool | None:
+        """Return whether all slots are frozen: it looks no further than to the first that is not."""
+        record, pages = held.record, range(held.record.pages + 1)
+        if held.chain_tx is not None:  # what is frozen of it stands beside the chain
+            frozen = sum(spending.frozen(row) for _, row in self._store.slots(txn, held.txid))
+            return frozen > 0 and frozen == record.recorded if counted else None
+        slots = [row for n in pages for _, row in islice(self._store.slots(txn, held.txid, n), 1)]
+        if not slots or not all(map(spending.frozen, slots)):
+            return False
+        return all(spending.frozen(row) for n in pages for _, row in self._store.slots(txn, held.txid, n))
 
     def raw(self, txn: Txn, held: Held) -> bytes | None:
         """Return the bytes that are kept with the record."""

@@ -19,7 +19,7 @@ from handlers import spending
 from handlers.answers import Hash
 from handlers.boundary import BadCursor
 from handlers.transactions import Transactions
-from handlers.tx_query import Inpoint
+from handlers.tx_query import Inpoint, inpoints
 from storage import keys
 from storage.disk import Txn
 from storage.transactions import OutPoint, Record, claimant
@@ -148,7 +148,7 @@ class WaitingList:
             fee=record.fee,
             size_in_bytes=record.size,
             total_utxos=record.total,
-            tx_inpoints=[Inpoint(parent.hex(), n) for parent, n in self._store.body(self._txn, txid).inputs],
+            tx_inpoints=inpoints(self._store.body(self._txn, txid)),
         )
 
     # --- the index -----------------------------------------------------------------------------------------------

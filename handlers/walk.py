@@ -81,11 +81,15 @@ class Listing:
             self._go_on(number - 1 if self._order == "asc" else -number + 1)
         self.ahead = self.ahead[np.searchsorted(self.ahead, number) :]
 
-    def __iter__(self) -> Iterator[Numbers]:
-        """Yield all parts."""
+    def parts(self) -> Iterator[Numbers]:
+        """Yield all parts to whoever does not ask here what lives."""
         while len(self.ahead):
             yield self.ahead
             self.step()
+
+    def __iter__(self) -> Iterator[Numbers]:
+        """Yield all parts."""
+        yield from self.parts()
         self._end(self._state.next_number if self._order == "asc" else -1)
 
 

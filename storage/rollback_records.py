@@ -12,6 +12,7 @@ from storage import keys
 from storage.chain_txs import NOTHING, ChainTx, Details, GoingBack, Paid, count, in_order, mined_record
 from storage.disk import Txn
 from storage.history.mined import MinedStore, RolledBack
+from storage.reassigned_spent import mark_spent
 from storage.rows import TxFlag, pack
 from storage.sheaf import Sheaf
 from storage.transactions import (
@@ -62,6 +63,7 @@ class RecordedBlock:
         self.known: dict[ChainTx, Record] = {}
         self.losers = [found.txid for found in self.transactions if found.flags & TxFlag.COINBASE]
         self.doubtful: list[bytes] = []
+        self.reopened: list[Record] = []  # of outputs that were reassigned, and are not spent by a block any more
         self.released = [
             (found.txid, self.inputs.get(found.number, []))
             for found in self.transactions
@@ -69,6 +71,7 @@ class RecordedBlock:
         ]
         self._records(idle=idle)
         self._claims()
+        self._reopen()
 
     def flush(self) -> None:
         """Write the records, their slots, and the claims."""
@@ -155,6 +158,15 @@ class RecordedBlock:
             by = self._back.waits(spender)
             if body is not None and by is not None and parent not in self._sheaf.records:
                 self._sheaf.put_slot(slot_key(parent, 0, index), output_hash(parent, index, body) + claim(by, at))
+
+    def _reopen(self) -> None:
+        """Take back that this block spent outputs which were reassigned."""
+        store = self._chain.store
+        for spend in self.block.spends if store.reassigned.any(self._txn) else ():
+            record = self._sheaf.records.get(spend.parent)
+            if record and mark_spent(store, self._txn, spend.parent, record, spend.output, spent=False):
+                self.reopened.append(record)
+                self._sheaf.change(spend.parent)
 
 
 def _inputs(block: GoingBack) -> dict[int, list[OutPoint]]:

@@ -69,14 +69,15 @@ def unpack(kind: type[_T], raw: bytes, what: str) -> _T:
     """Return the row in `raw`.
 
     Raises:
-        Damaged: the bytes are no such row, or fields are missing; `what` says which row it was.
+        Damaged: the bytes are no such row, or fields are missing; `what` says which row it was. `EARLIER` of
+            a kind are the numbers of fields that rows of earlier builds have.
     """
     try:
         row = msgspec.msgpack.decode(raw, type=kind)
     except msgspec.DecodeError as error:
         raise Damaged(f"{what} cannot be read: {error}") from error
     wanted, written = len(kind.__struct_fields__), _length(raw)
-    if written < wanted:  # a default in place of a lost field would be a wrong answer
+    if written < wanted and written not in getattr(kind, "EARLIER", ()):  # a default would be a wrong answer
         raise Damaged(f"{what} cannot be read: it has {written} of {wanted} fields")
     return row
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
+from typing import ClassVar
 
 from msgspec import Struct
 
@@ -23,9 +24,11 @@ from storage.errors import Damaged
 from storage.ghost_layout import TABLES as GHOST_TABLES
 from storage.pending import TABLE as PENDING
 from storage.pending import PendingStore
+from storage.reassigned import TABLE as REASSIGNED
+from storage.reassigned import ReassignedStore, Reassignment
 from storage.rows import pack, unpack
 
-TABLES = ("tx", "tx_delete_at*", "tx_unmined*", "tx_preserved*", PENDING, *GHOST_TABLES)
+TABLES = ("tx", "tx_delete_at*", "tx_unmined*", "tx_preserved*", PENDING, REASSIGNED, *GHOST_TABLES)
 
 BODY_PAGE, LOCK_PAGE = 0xFFFF_FFFE, 0xFFFF_FFFF
 MASTER = keys.u32(0)
@@ -43,7 +46,7 @@ class Page(Struct, array_like=True):
     """What is said of some of a transaction's outputs, in the data model's words.
 
     `recorded` slots have a row. `spent` of them are spent. `deleted_children` spent outputs of this page and are
-    pruned. `reassignments` are (slot, old hash, new hash, height).
+    pruned.
     """
 
     outputs: int
@@ -51,26 +54,29 @@ class Page(Struct, array_like=True):
     spent: int = 0
     creating: bool = False
     deleted_children: list[bytes] = []
-    reassignments: list[tuple[int, bytes, bytes, int]] = []
+    reassignments: list[Reassignment] = []
     spendable_in: dict[int, int] = {}
 
     @property
     def all_spent(self) -> bool:
-        """Return whether nothing on this page can be spent any more; a reassigned output never counts."""
+        """Return whether nothing on this page can be spent any more."""
         return self.spent == self.counted
 
     @property
     def counted(self) -> int:
-        """Return `recordUtxos`: each reassignment adds one for good, which keeps the record from being deleted."""
-        return self.recorded + len(self.reassignments)
+        """Return `recordUtxos`: each reassignment adds one, until a block of our chain has spent the output."""
+        return self.recorded + sum(not each.spent for each in self.reassignments)
 
 
 class Record(Page, array_like=True):
     """The master: page 0, and the whole transaction's state. Its flags decide for every page.
 
     `born` is the height at which the transaction was first known as unmined; it outlives being mined. `main_ids` are
-    those of its blocks that are on the longest chain: with none of them left it is unmined again.
+    those of its blocks that are on the longest chain: with none of them left it is unmined again. `locked_by_operator`
+    tells an operator's lock from a submission's own, which ends at a restart; it is never true without `locked`.
     """
+
+    EARLIER: ClassVar[tuple[int, ...]] = (29,)
 
     total: int = 0
     page_size: int = ALL_IN_ONE
@@ -94,6 +100,9 @@ class Record(Page, array_like=True):
     conflicting_children: list[bytes] = []
     fee: int | None = None
     size: int | None = None
+    locked_by_operator: bool = False
+    version: int | None = None
+    lock_time: int | None = None
 
     @property
     def mined(self) -> bool:
@@ -106,10 +115,16 @@ class Record(Page, array_like=True):
 
 
 class Body(Struct, array_like=True, frozen=True):
-    """What does not change: what the transaction spends, and its bytes when they are kept here."""
+    """What does not change: what the transaction spends, and its bytes when they are kept here.
+
+    `previous` has value and script of what each input spends, as the sender knew it.
+    """
+
+    EARLIER: ClassVar[tuple[int, ...]] = (2,)
 
     inputs: list[OutPoint]
     raw: bytes | None = None
+    previous: list[tuple[int, bytes] | None] | None = None
 
 
 class Lock(Struct, array_like=True, frozen=True):
@@ -132,13 +147,14 @@ class TxStore:
         self.delete_at, self.unmined = disk.tables["tx_delete_at"], disk.tables["tx_unmined"]
         self.preserved = disk.tables["tx_preserved"]
         self.pending = PendingStore(disk)
+        self.reassigned = ReassignedStore(disk)
 
     # --- being switched off and on -------------------------------------------------------------------------------
 
     def give_up(self) -> bool:
         """Remember that nobody keeps the records in step from now on; return whether there are any."""
         with self.disk.read() as txn:
-            empty, known = self.empty(txn), txn.get(_STALE, db=self.disk.tables["utxo_meta"]) is not None
+            empty, known = self.empty(txn), is_stale(txn, self.disk.tables["utxo_meta"])
         if not empty and not known:
             self.disk.write(lambda txn: txn.put(_STALE, b"1", db=self.disk.tables["utxo_meta"]))
         return not empty
@@ -151,7 +167,7 @@ class TxStore:
             return txn.delete(_STALE, db=self.disk.tables["utxo_meta"])
 
         with self.disk.read() as txn:
-            stale = txn.get(_STALE, db=self.disk.tables["utxo_meta"]) is not None
+            stale = is_stale(txn, self.disk.tables["utxo_meta"])
         return stale and self.disk.write(drop)
 
     def clear(self, txn: Txn) -> None:
@@ -159,6 +175,7 @@ class TxStore:
         for db in (self.tx, self.delete_at, self.unmined, self.preserved):
             txn.drop(db, delete=False)
         self.pending.clear(txn)
+        self.reassigned.clear(txn)
 
     # --- pages ---------------------------------------------------------------------------------------------------
 
@@ -202,6 +219,7 @@ class TxStore:
         record, pages = self.record(txn, txid), 0
         if record is not None:
             self.index(txn, txid, record, None)
+            self._drop_reassigned(txn, txid, record)
         cursor = txn.cursor(self.tx)
         while cursor.set_range(txid) and cursor.key().startswith(txid):
             pages += len(cursor.key()) == HASH + 4 and cursor.key()[HASH:] < _BODY
@@ -209,13 +227,20 @@ class TxStore:
         return pages
 
     def remove_page(self, txn: Txn, txid: bytes, number: int) -> None:
-        """Remove one page and its slots; with the master goes the body."""
+        """Remove one page and its slots; with the master goes the body, and what is said of reassigned outputs."""
         if number == 0:
-            self.index(txn, txid, self.record(txn, txid), None)
+            record = self.record(txn, txid)
+            self.index(txn, txid, record, None)
             txn.delete(txid + _BODY, db=self.tx)
+            if record is not None:
+                self._drop_reassigned(txn, txid, record)
         cursor, front = txn.cursor(self.tx), txid + keys.u32(number)
         while cursor.set_range(front) and cursor.key().startswith(front):
             cursor.delete()
+
+    def _drop_reassigned(self, txn: Txn, txid: bytes, record: Record) -> None:
+        if record.reassignments or record.pages:
+            self.reassigned.drop(txn, txid)
 
     def index(self, txn: Txn, txid: bytes, before: Record | None, after: Record | None) -> None:
         """Move a transaction in the indexes from what its master was to what it is."""
@@ -348,6 +373,11 @@ class TxStore:
     def rows(self, txn: Txn, db: Db) -> Iterator[tuple[bytes, bytes]]:
         """Yield all rows of one of the tables as they are stored."""
         return iter(txn.cursor(db))
+
+
+def is_stale(txn: Txn, meta: Db) -> bool:
+    """Return whether blocks may have come while nobody kept the records."""
+    return txn.get(_STALE, db=meta) is not None
 
 
 def slot_key(txid: bytes, page: int, slot: int) -> bytes:

@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 from daemons import Daemon, environment, home, running
-from stories import at, block, digest, output, tx
+from msgspec.structs import replace
+from stories import address, at, block, digest, output, tx
 
 from config.load import load
 from daemon.offline import reindex_records
@@ -23,6 +25,7 @@ from storage import keys
 from storage.disk import Txn
 from storage.ghost_records import GhostTxStore
 from storage.jobs import JobStore
+from storage.reassigned import TABLE as REASSIGNED
 from storage.rows import pack
 from storage.transactions import BODY_PAGE, FROZEN, HASH, MASTER, Body, Lock, Page, Record, claim
 
@@ -57,7 +60,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         frozen = {"type": "OutputsFrozen", "outpoints": [at("p", 1), at("u", 1)]}
         kept = {"type": "TxPreserved", "txids": [name("raw")], "until": 50}
         with daemon.client() as client:
-            for message in [first, *early, second, *late, child, third, frozen, kept]:
+            moved: list[dict[str, Any]] = [{"type": "OutputsFrozen", "outpoints": [at("r", 1)]}]
+            moved += [{"type": "OutputReassigned", "outpoint": at("r", 1), "address": address("heir")}]
+            for message in [first, *early, second, *late, child, third, frozen, kept, *moved]:
                 assert client.ask(message).get("status") in {"applied", "accepted"}, message
         assert daemon.term() == 0
         daemon.assert_sound()
@@ -161,6 +166,27 @@ def delete(key: bytes, table: str = "tx") -> Damage:
     return lambda store, txn: txn.delete(key, db=store.disk.tables[table])
 
 
+def given(**fields: Any) -> Damage:
+    """Return what changes the reassignment in a record."""
+
+    def damage(store: GhostTxStore, txn: Txn) -> None:
+        kept = store.record(txn, name("r"))
+        assert kept is not None
+        [each] = kept.reassignments
+        kept.reassignments = [replace(each, **fields)]
+        store.put_record(txn, name("r"), kept)
+
+    return damage
+
+
+GIVEN = name("r") + keys.u32(1)
+
+
+def heir_row(of: str) -> bytes:
+    """Return the key of the row by address of the output that was reassigned."""
+    return b"\1\0" + sha256(address(of)).digest() + GIVEN
+
+
 BY_U = claim(name("u"), 0)
 BY_NOBODY = claim(name("nobody"), 0)
 BODY = keys.u32(BODY_PAGE)
@@ -203,6 +229,22 @@ KINDS: dict[str, tuple[Damage, str]] = {
     "a page without a record": (put(name("x") + keys.u32(1), pack(Page(0, 0))), "page 1 of transaction"),
     "a slot on a page without a record": (put(name("x") + keys.u32(1) + MASTER, digest("h")), "has no record"),
     "a row of no kind": (put(name("x") + b"123", b""), "is none that the transaction store has"),
+    "a reassignment that its record does not know": (record("r", reassignments=[]), "its record does not say so"),
+    "a reassignment at another height": (
+        given(height=1),
+        "was reassigned at [(1, 1003)] by its record, at [(3, 1003)]",
+    ),
+    "a reassignment to another hash": (given(new_hash=bytes(32)), "does not have the hash of its new owner"),
+    "a reassigned output that no block spends": (given(spent=True), "counts as spent by a block, its slot is not"),
+    "a reassigned output without a row": (
+        delete(b"\0" + GIVEN, REASSIGNED),
+        "at [] by the table of reassigned outputs",
+    ),
+    "a new owner without a row": (delete(heir_row("heir"), REASSIGNED), "is not listed under each of its owners"),
+    "an old owner without a row": (delete(heir_row("y"), REASSIGNED), "is not listed under each of its owners"),
+    "a row of one who never owned it": (put(heir_row("z"), b"", REASSIGNED), "under an owner who never had it"),
+    "a row of what was not reassigned": (put(heir_row("z")[:-1] + b"\7", b"", REASSIGNED), "who never had it"),
+    "owners that can't be read": (put(b"\0" + GIVEN, b"\xc1", REASSIGNED), "the row of reassigned output"),
     "a record that can't be read": (put(name("u") + MASTER, b"\xc1"), f"transaction {name('u').hex()} can't be read"),
     "a page size of nothing": (record("big", page_size=0), "can't be read: ZeroDivisionError"),
 }
@@ -241,6 +283,14 @@ CONTRADICTIONS: dict[str, tuple[Damage, str]] = {
     "a claim on what a block has spent": (slot("p", 0, 2, BY_U), "beside the UTXO store, which has spent it"),
     "a freeze of what is not there": (slot("p", 0, 9, FROZEN), "beside the UTXO store, which does not have it"),
     "a freeze of nobody's output": (slot("nobody", 0, 0, FROZEN), "beside the UTXO store, which does not have it"),
+    "a first owner that the chain does not know": (
+        lambda store, txn: store.reassigned.place(txn, name("r"), [b"", b"somebody"]),
+        "was reassigned by another owner than the one in the UTXO store",
+    ),
+    "a reassigned output that no block spends": (
+        both(slot("r", 0, 1, BY_U, spent=1), given(spent=True)),
+        "is unspent in the UTXO store, its reassignment does not count it so",
+    ),
     "waiting, and in a block": (record("m", main_ids=[], unmined_since=2, delete_at=None), "its record says it waits"),
     "claims of what is not there": (
         put(name("nobody") + MASTER + MASTER, digest("h") + BY_U),

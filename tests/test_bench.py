@@ -105,7 +105,7 @@ def raw_transactions(block: bytes) -> Iterator[tuple[bytes, Tx]]:
     """Yield every transaction with its id; a block of an old set has many coinbases, which our own decoder refuses."""
     length, at = _size(block, 80)
     for _ in range(length):
-        digest, inputs, outputs, at = _read_transaction(block, at, True)
+        digest, inputs, outputs, _, _, at = _read_transaction(block, at, True)
         coinbase = inputs == [(bytes(32), 0xFFFFFFFF)]
         yield digest, Tx(digest[::-1], [] if coinbase else inputs, outputs)
     assert at == len(block)

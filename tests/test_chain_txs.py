@@ -33,6 +33,7 @@ from storage.blobs import Files
 from storage.disk import Disk, Txn
 from storage.errors import Damaged
 from storage.history.layout import OUTPUT
+from storage.reassigned import Reassignment
 from storage.transactions import FROZEN, Record, claim, output_hash, slot_key
 from storage.windows import Windows
 
@@ -172,13 +173,13 @@ def test_freezing(house: House, recorded: bool) -> None:
 
 def test_a_reassignment_needs_a_record(house: House) -> None:
     out, new = at("fund", 2), b"\xdd" * 32
-    assert refusal(house, lambda txn: house.real.reassign(txn, out, new))[0] == "UTXO_NOT_FROZEN"
+    assert refusal(house, lambda txn: house.real.reassign(txn, out, new, b"heir"))[0] == "UTXO_NOT_FROZEN"
     house.write(lambda txn: house.real.freeze(txn, out))
     house.write(lambda txn: house.real.submit(txn, child("child", at("fund"))))
-    house.write(lambda txn: house.real.reassign(txn, out, new))
+    house.write(lambda txn: house.real.reassign(txn, out, new, b"heir"))
     record = house.record("fund")
     assert (record.recorded, record.spent, record.counted) == (3, 2, 4)
-    assert record.reassignments == [(2, output_hash(*out, body(PAY)), new, HEIGHT)]
+    assert record.reassignments == [Reassignment(2, output_hash(*out, body(PAY)), new, HEIGHT, HEIGHT + 4)]
     assert house.look(out) == Looked("IMMATURE", new)
     assert house.look(at("fund")).spender == (txid("child"), 0), "the claim came along"
     early = refusal(house, lambda txn: house.real.submit(txn, child("heir", out)))

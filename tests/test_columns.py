@@ -86,6 +86,19 @@ def test_an_index_that_is_too_large_is_refused(index: int) -> None:
         assert "$.txs[0].inputs[0][1]" in refused("malformed", lambda: decode(frame, "frames")).message
 
 
+@pytest.mark.parametrize("told", [2, 1, 3, 0])
+def test_what_inputs_spend_is_told_for_each_or_refused(told: int) -> None:
+    """Where it is, the block is still read as columns."""
+    spends = [(bytes(32), 0), (bytes(32), 1)]
+    tx = Tx(bytes(32), spends, [Output(b"a", 1)], version=2, lock_time=3, previous=[None, (5, b"s"), None][:told])
+    frame = frame_of(BlockApplied(height=1, hash=bytes(32), txs=[Tx(bytes(32), [], [Output(b"a", 1)]), tx]))
+    if told == len(spends):
+        assert isinstance(decode(frame, "frames"), RawBlock)
+    else:
+        assert read(frame) is None
+        assert "$.txs[1].previous" in refused("malformed", lambda: decode(frame, "frames")).message
+
+
 def test_a_block_of_odd_amounts_keeps_what_fits() -> None:
     odd = [(None, None), (-5, -1), ((1 << 63) - 1, (1 << 31) - 1), (1 << 63, 1 << 31)]
     txs = [Tx(bytes([n]) * 32, fee=fee, size=size, subtree_index=size) for n, (fee, size) in enumerate(odd)]

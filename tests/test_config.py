@@ -59,6 +59,7 @@ DEFAULTS: dict[str, Any] = {
         "batch_size": 20000,
         "block_height_retention": 288,
         "coinbase_maturity": 100,
+        "reassign_delay": 1000,
         "max_inline_bytes": MIB,
         "externalize_all": False,
         "blob_store": "file:blobs",

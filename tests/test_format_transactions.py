@@ -5,12 +5,13 @@ If this fails, the format on disk changed: raise `storage.history.layout.FORMAT`
 
 from __future__ import annotations
 
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from pathlib import Path
 
 import pytest
 from chains import TABLES
 from houses import chain_txs, open_store
+from msgspec.structs import replace
 
 from handlers.bodies import body
 from handlers.chain import Chain
@@ -48,10 +49,11 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Tables:
         assert chain.apply(BlockApplied(height=300, hash=b"\xb1" * 32, block_id=900, txs=[chained]), None)
         chain.commit()
         real.height = 300
-        small = tx(SMALL, [7, 8], (CHAINED, 0), fee=2, raw=b"\x01\x02")
+        small = tx(SMALL, [7, 8], (CHAINED, 0), fee=2, raw=b"\x01\x02", version=2, lock_time=500_000_000)
+        small = replace(small, previous=[(5, b"\x51")])
         disk.write(lambda txn: real.create(txn, small, 290, locked=True, created_at=1_757_500_000_123))
         disk.write(lambda txn: real.freeze(txn, (small.txid, 0)))
-        disk.write(lambda txn: real.reassign(txn, (small.txid, 0), b"\xdd" * 32))
+        disk.write(lambda txn: real.reassign(txn, (small.txid, 0), b"\xdd" * 32, b"\x52"))
         disk.write(lambda txn: real.freeze(txn, (small.txid, 0)))
         disk.write(lambda txn: real.preserve(txn, small.txid, 0x01020304))
         large = tx(LARGE, [1, 2, 3], (OTHER, 9))
@@ -98,29 +100,35 @@ LARGE_2 = "db6df99248fbbd72c255fae836b373358aeae9eccd3c295c5f48cec36c080255"
 CHAINED_1 = "a361f650ca7a17518da354f13eb7e665d2f7e37407d8086ace4fe21d824a6c48"
 NEW_OWNER, BY_CHILD = "dd" * 32, "54" * 32
 
+OF_HEIR = sha256(b"\x52").hexdigest()
+
 GOLDEN: Tables = {
     "tx": {
-        # outputs, recorded, spent, creating, deleted children, reassignments (slot, old, new, height), spendable in;
+        # outputs, recorded, spent, creating, deleted children, reassignments (slot, old, new, height, since,
+        # spent by a block), spendable in;
         # total, page size, further pages, spent pages; coinbase, external, partial, locked, conflicting; born, created
         # at, unmined since, preserve until, delete at, spending height; block ids, heights, subtrees, ids on the
-        # longest chain, conflicting children; fee, size
+        # longest chain, conflicting children; fee, size, locked by operator, version, lock time
         f"{SMALL} 00000000": [
-            f"dc001d 02 02 00 c2 90 91 94 00 c420{SMALL_0} c420{NEW_OWNER} cd012c 81 00 cd0133"
-            "02 ceffffffff 00 c0 c2 c2 c2 c3 c2 cd0122 cf000001993329c77b cd0122 ce01020304 c0 c0 90 90 90 90 90 02 02"
+            f"dc0020 02 02 00 c2 90 91 96 00 c420{SMALL_0} c420{NEW_OWNER} cd012c cd0133 c2 81 00 cd0133"
+            "02 ceffffffff 00 c0 c2 c2 c2 c3 c2 cd0122 cf000001993329c77b cd0122 ce01020304 c0 c0"
+            "90 90 90 90 90 02 02 c2 02 ce1dcd6500"
         ],
         f"{SMALL} 00000000 00000000": [f"{NEW_OWNER} {'ff' * 36}"],  # frozen
         f"{SMALL} 00000000 00000001": [SMALL_1],  # unspent
-        f"{SMALL} fffffffe": [f"92 91 92 c420{CHAINED} 00 c4020102"],  # inputs, raw bytes
+        f"{SMALL} fffffffe": [
+            f"93 91 92 c420{CHAINED} 00 c4020102 91 92 05 c40151"
+        ],  # inputs, raw bytes, what they spend
         f"{LARGE} 00000000": [
-            f"dc001d 02 02 01 c2 91 c420{CHILD} 90 80"
+            f"dc0020 02 02 01 c2 91 c420{CHILD} 90 80"
             "03 02 01 c0 c2 c3 c2 c2 c3 c0 01 c0 c0 0a c0 91 cd0385 91 cd012b 91 04 91 cd0385"
-            f"91 c420{CHILD} c0 c0"
+            f"91 c420{CHILD} c0 c0 c2 c0 c0"
         ],
         f"{LARGE} 00000000 00000000": [f"{LARGE_0} {BY_CHILD} 00000000"],  # spent by input 0
         f"{LARGE} 00000000 00000001": [LARGE_1],
         f"{LARGE} 00000001": ["97 01 01 00 c3 90 90 80"],  # still being created
         f"{LARGE} 00000001 00000000": [LARGE_2],
-        f"{LARGE} fffffffe": [f"92 91 92 c420{OTHER} 09 c0"],
+        f"{LARGE} fffffffe": [f"93 91 92 c420{OTHER} 09 c0 c0"],
         f"{CHAINED} 00000000 00000001": [f"{CHAINED_1} {BY_CHILD} 02010000"],  # no page: a claim by input 258
         # owner, taken at, ends at, process, host, pages
         f"{CHILD} ffffffff": ["96 c4056f776e6572 cb3ff8000000000000 cb4041c00000000000 cd1267 a4686f7374 02"],
@@ -130,8 +138,12 @@ GOLDEN: Tables = {
     "tx_preserved": {"01020304": [SMALL]},
     "tx_pending": {
         "00 0000000000000000": [SMALL],
-        f"01 {SMALL}": ["93 00 cd02d2 cf000001993329c77b"],  # number, bytes, milliseconds
-        "02": ["92 01 cd02d2"],  # count, bytes
+        f"01 {SMALL}": ["93 00 cd02df cf000001993329c77b"],  # number, bytes, milliseconds
+        "02": ["92 01 cd02df"],  # count, bytes
+    },
+    "tx_reassigned": {
+        f"00 {SMALL} 00000000": ["92 c0 91 93 c40152 cd012c cd0133"],  # first owner; address, height, since
+        f"01 00 {OF_HEIR} {SMALL} 00000000": [""],
     },
 }
 

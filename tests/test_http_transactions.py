@@ -28,8 +28,10 @@ FIELDS = {
     "spent_extra_recs": 0,
     "is_coinbase": False,
     "locked": False,
+    "locked_by_operator": False,
     "creating": False,
     "conflicting": False,
+    "frozen": False,
     "external": False,
     "partial": False,
     "unmined_since": None,
@@ -45,6 +47,8 @@ FIELDS = {
     "reassignments": [],
     "fee": None,
     "size_in_bytes": None,
+    "version": None,
+    "lock_time": None,
     "tx_inpoints": [],
 }
 DATA = {"address": b"\x6a", "value": 0, "spendable": False}
@@ -90,7 +94,9 @@ def one_by_one(asking: Asked, *messages: Message) -> None:
 
 
 def inpoints(*outpoints: list[Any]) -> list[Message]:
-    return [{"tx_hash": txid.hex(), "output_index": index} for txid, index in outpoints]
+    """Return outputs of which the sender said nothing else."""
+    told = {"value": None, "script": None}
+    return [{"tx_hash": txid.hex(), "output_index": index} | told for txid, index in outpoints]
 
 
 def hash_of(asking: Asked | Web, name: object, index: int = 0) -> str:
@@ -193,6 +199,51 @@ def test_a_large_transaction(told: Asked) -> None:
         size_in_bytes=len(LONG),
         tx_inpoints=inpoints(at("q", 1)),
     )
+
+
+def test_what_a_submission_says_beside() -> None:
+    """Version, lock time and what its inputs spend; a block adds what the submission did not say, and no more."""
+    said = {"value": 7, "script": address("p0").hex()}
+    full: Message = {"version": 2, "lock_time": 500_000_000, "previous": [[7, address("p0")], None]}
+    names = ("both", "submitted", "block's")
+    spends = {name: [at("first", n), at("first", n + 3)] for n, name in enumerate(names)}
+    bare = {name: tx(name, output(name), spends=spends[name]) for name in names}
+    first = block(None, tx("first", *(output(f"o{n}", 7) for n in range(6))))
+    other: Message = {"version": -1, "lock_time": 2**64 - 1, "previous": [None, [1, b""]]}
+    late = tx("chain only", output("x"), **full | {"previous": []})
+    with short_folder() as folder, asked(folder) as asking:
+        one_by_one(
+            asking, first, submit(bare["both"] | full), submit(bare["submitted"] | full), submit(bare["block's"])
+        )
+        one_by_one(asking, block(first, bare["both"] | other, bare["submitted"], bare["block's"] | full, late))
+        for name in names:
+            found = asking.get(path(name))
+            assert (found["version"], found["lock_time"]) == (2, 500_000_000), name
+            places = inpoints(*spends[name])
+            assert found["tx_inpoints"] == [places[0] | said, places[1]], name
+        found = asking.get(path("chain only"))
+        assert (found["has_record"], found["version"], found["lock_time"]) == (False, None, None)
+        again = {**bare["both"], "txid": digest("tx", "again"), "inputs": [at("both")], **other, "previous": [[1, b""]]}
+        one_by_one(asking, submit(again), back_to(first))
+        found = asking.get(path("again"))
+        assert (found["version"], found["lock_time"]) == (-1, 2**64 - 1)
+        assert found["tx_inpoints"] == [inpoints(at("both"))[0] | {"value": 1, "script": ""}]
+        assert asking.get(path("both"))["tx_inpoints"][0]["value"] == 7
+        asking.daemon.assert_sound()
+
+
+def test_a_transaction_is_frozen_when_all_of_it_is() -> None:
+    """On one page and on several, with a record and without; a spent output is not frozen."""
+    first = block(None, tx("chain", output("x"), output("y"), DATA), tx("spent", output("x"), output("y")))
+    large = tx("large", *(output(f"o{n}") for n in range(PAGE + 2)))
+    everything = [at("chain"), at("chain", 1), *(at("large", n) for n in range(PAGE + 2)), at("spent", 1)]
+    with short_folder() as folder, asked(folder, transactions=TRANSACTIONS) as asking:
+        one_by_one(asking, first, submit(large), submit(tx("c", output("z"), spends=[at("spent")])))
+        one_by_one(asking, on_outputs("OutputsFrozen", *everything))
+        frozen = {"chain": True, "large": True, "spent": False, "c": False}
+        assert {name: asking.get(path(name))["frozen"] for name in frozen} == frozen
+        one_by_one(asking, on_outputs("OutputsUnfrozen", at("large", PAGE + 1), at("chain", 1)))
+        assert [asking.get(path(name))["frozen"] for name in frozen] == [False] * 4
 
 
 def test_a_genesis_transaction() -> None:

@@ -174,7 +174,7 @@ def test_long_values_are_not_repeated(standing: Daemon, encoding: Encoding, mess
         assert answer["code"] in {"malformed", "unknown_type"} and len(answer["message"]) < 1000
 
 
-# --- the contract's fields that are not stored yet -------------------------------------------------------------------
+# --- fields that few feeds have --------------------------------------------------------------------------------------
 
 HEADER = bytes(range(80))
 ISSUER: Message = {"vkey": ONE, "vrf_vkey": digest("vrf"), "op_cert": b"certificate", "op_cert_counter": 2**64 - 1}

@@ -124,6 +124,12 @@ def ids(*names: str) -> list[bytes]:
 # --- the limits ------------------------------------------------------------------------------------------------------
 
 
+def test_what_is_said_of_the_spent_outputs_takes_room() -> None:
+    spends = [(txid("p"), 0), (txid("p"), 1)]
+    told = pay("a", *spends, previous=[(1, bytes(5000)), None])
+    assert 5000 <= size_of(told) - size_of(pay("a", *spends)) < 5100
+
+
 def test_the_oldest_make_room(tmp_path: Path) -> None:
     with open_pool(tmp_path, max_pending_count=3) as pool:
         accepted(pool.submit(*(pay(name) for name in "abc")), 0, 0, 0)

@@ -22,6 +22,7 @@ from storage.history.history import U32
 from storage.history.layout import BLOCK, STATE, Block, State
 from storage.history.runs import Count, Manifest, Merge, Run, manifest
 from storage.jobs import Job
+from storage.reassigned import Given, Moves
 from storage.rows import pack, unpack
 
 FULL: dict[str, tuple[Struct, int]] = {  # a row, and how many fields it has
@@ -30,8 +31,9 @@ FULL: dict[str, tuple[Struct, int]] = {  # a row, and how many fields it has
     "runs": (Manifest([Run(1, 2, 3, 4, 5, 6)], [Merge([1], 2, 0, 3)], [7], Count(8, 9, 10, 11)), 4),
     "job": (Job(1, 2, "applied", "done", 1.5), 15),
     "page": (transactions.Page(3, 2, 1), 7),
-    "record": (transactions.Record(3, 2, 1, total=3, block_ids=[1], fee=5, size=6), 29),
-    "inputs": (transactions.Body([(b"t", 1)], b"raw"), 2),
+    "record": (transactions.Record(3, 2, 1, total=3, block_ids=[1], fee=5, size=6), 32),
+    "inputs": (transactions.Body([(b"t", 1)], b"raw", [(3, b"s")]), 3),
+    "reassigned": (Moves(b"first", [Given(b"then", 1, 2)]), 2),
     "lock": (transactions.Lock(b"o", 1.0, 2.0, 3, "host", 4), 6),
     "submission": (pending.Entry(1, 2, 3), 3),
     "submissions": (pending.Totals(1, 2), 2),
@@ -43,7 +45,7 @@ def test_no_field_may_be_missing(name: str) -> None:
     row, size = FULL[name]
     fields: list[Any] = msgspec.msgpack.decode(pack(row))
     assert len(fields) == size
-    for count in range(size):
+    for count in set(range(size)).difference(getattr(row, "EARLIER", ())):
         with pytest.raises(Damaged, match=r"^the row cannot be read: "):
             unpack(type(row), msgspec.msgpack.encode(fields[:count]), "the row")
     assert unpack(type(row), pack(row), "the row") == row

@@ -27,6 +27,7 @@ from handlers.spending import (
     thaw_fault,
     unmine,
 )
+from storage.reassigned import Reassignment
 from storage.transactions import FROZEN, OutPoint, Page, Record, claim
 
 NAME, OTHER = b"\x0a" * 32, b"\x0b" * 32
@@ -166,7 +167,8 @@ RULES: list[tuple[dict[str, Any], int | None, int | None, str | None]] = [
     (DONE | {"pages": 2, "spent_pages": 2}, None, 110, "DAHSET"),
     (DONE | {"pages": 1, "spent_pages": None}, None, None, None),
     (DONE | {"recorded": 0, "spent": 0}, None, 110, "DAHSET"),  # nothing that could be spent
-    (DONE | {"reassignments": [(0, NAME, OTHER, 1)]}, 110, None, "DAHUNSET"),  # kept for good
+    (DONE | {"reassignments": [Reassignment(0, NAME, OTHER, 1)]}, 110, None, "DAHUNSET"),  # spent by no block yet
+    (DONE | {"reassignments": [Reassignment(0, NAME, OTHER, 1, spent=True)]}, None, 110, "DAHSET"),
     (DONE | {"conflicting": True, "spent": 0}, None, 110, "DAHSET"),
     (DONE | {"conflicting": True}, 105, 105, None),  # set once
     (DONE | {"preserve_until": 500}, None, None, None),

@@ -57,6 +57,7 @@ TO_MEET = {
     ),
     *("expired and due", "pruned", "pruned large", "held back", "page all spent", "page spendable again"),
     *("interrupted", "finished by a retry", "begun anew", "finished by recovery", "removed by recovery", "reloaded"),
+    "kept its lock",
     *("due", "not due any more", "due later", "rival won", "parents first", "named twice"),
 }
 
@@ -75,6 +76,7 @@ class Told:
     created_at: int
     creating: bool = False
     locked: bool = False
+    by_operator: bool = False
     conflicting: bool = False
     ripe_at: int | None = None
     born: int | None = None
@@ -521,7 +523,7 @@ class Story(RuleBasedStateMachine):
         real: dict[str, Callable[[Txn], None]] = {
             "freeze": lambda txn: self.real.freeze(txn, outpoint),
             "unfreeze": lambda txn: self.real.unfreeze(txn, outpoint),
-            "reassign": lambda txn: self.real.reassign(txn, outpoint, random.randbytes(32)),
+            "reassign": lambda txn: self.real.reassign(txn, outpoint, random.randbytes(32), b"heir"),
         }
         self.same(real[what], model)
 
@@ -550,7 +552,7 @@ class Story(RuleBasedStateMachine):
             if longest:
                 mine.main.add(at.block_id)
                 mine.unmined = None
-            mine.locked = False
+            mine.locked = mine.by_operator = False
             mine.settle(at.height)
             return None
 
@@ -571,7 +573,7 @@ class Story(RuleBasedStateMachine):
             mine.main.discard(block)
             if not mine.main and mine.unmined is None:
                 mine.unmined = min(self.height + 1, self.height + 1 if mine.born is None else mine.born)
-            mine.locked = False
+            mine.locked = mine.by_operator = False
             mine.settle(at.height)
             return None
 
@@ -601,7 +603,7 @@ class Story(RuleBasedStateMachine):
 
         def model() -> str | None:
             mine = self.told[txid]
-            mine.locked = on
+            mine.locked = mine.by_operator = on
             if on:
                 mine.delete_at = None
             else:
@@ -759,7 +761,8 @@ class Story(RuleBasedStateMachine):
             if told.unmined is not None and not told.conflicting and not told.creating
         }
         for txid in waiting:
-            if self.told[txid].locked:
+            MET.update({"kept its lock"} if self.told[txid].by_operator else ())
+            if self.told[txid].locked and not self.told[txid].by_operator:
                 self.told[txid].locked = False
                 self.told[txid].settle(self.height)
         assert sorted(order) == sorted(txid for txid in waiting if not self.txs[txid].coinbase)
@@ -787,6 +790,7 @@ class Story(RuleBasedStateMachine):
     def check(self, told: Told, record: Record) -> None:
         assert record.creating == told.creating
         assert (record.locked, record.conflicting) == (told.locked, told.conflicting)
+        assert record.locked_by_operator == told.by_operator
         assert (record.born, record.unmined_since) == (told.born, told.unmined)
         assert dict(zip(record.block_ids, record.block_heights, strict=True)) == told.blocks
         assert set(record.main_ids) == told.main

@@ -12,6 +12,7 @@ from random import Random
 from time import monotonic, sleep
 from typing import Any
 
+import msgspec
 import pytest
 from daemons import PATIENCE_S, Client, Daemon, Encoding, Message, ack, running, statuses
 from houses import ALL_TABLES
@@ -223,6 +224,95 @@ def test_mined_by_message(daemon: Daemon, encoding: Encoding) -> None:
     assert b is not None and (b.block_ids, b.main_ids, b.subtree_idxs) == ([9, 10], [9], [4, None])
 
 
+def test_what_our_chain_says_is_not_unset(daemon: Daemon, encoding: Encoding) -> None:
+    """Neither with a record nor without, whatever height is named; blocks beside our chain come and go."""
+    one = block(None, *coins("p"), block_id=77)
+    two = block(one, *coins("a"), tx("c", output("x"), spends=[at("p")]), tx("f", valid=False, collateral=[at("p", 1)]))
+    with daemon.client(encoding) as client, subscribed(daemon, encoding) as listener:
+        done(client, one, submit(*coins("a"), locked=True), two)
+        assert told(listener, 2) == [turn("a", "pending", 1), turn("a", "mined", 2)]
+        for name, own in (("p", 77), ("a", 2), ("c", 2)):
+            for height in (1, 2, 9):
+                refused(client.ask(mined(name, height=height, block_id=own, unset=True)), "IN_CHAIN")
+            done(client, mined(name, height=9), mined(name, height=9, unset=True))
+            assert told(listener, 1) == [turn(name, "mined", 9)]  # it is mined without that one too
+        refused(client.ask(mined("a", "c", height=2, unset=True)), "IN_CHAIN")
+        done(client, mined("a", height=2), mined("p", height=1, block_id=77, longest=False))  # which are known
+        done(client, submit(*coins("b")))
+        assert told(listener, 3) == [turn("a", "mined", 2), turn("p", "mined", 1), turn("b", "pending", 2)]
+        for name, height, own in (("b", 2, 2), ("b", 1, 77), ("a", 1, 77), ("p", 2, 2), ("f", 2, 2)):
+            for longest in (True, False):
+                refused(client.ask(mined(name, height=height, block_id=own, longest=longest)), "IN_CHAIN")
+        daemon.assert_sound()
+        done(client, mined("b", height=1), mined("b", height=2, block_id=77))  # of other forks
+        assert [turn[:2] for turn in told(listener, 2)] == [turn("b", "mined", 0)[:2]] * 2
+        done(client, back_to(one))
+        assert state(client, at("a"), at("p"), at("p", 1)) == ["free", by("c"), "free"]
+    kept = record(daemon, "a")
+    assert kept is not None and (kept.block_ids, kept.unmined_since) == ([], 1)
+
+
+def test_a_block_corrects_what_was_told_of_it(daemon: Daemon, client: Client) -> None:
+    """Height and place; a transaction that is not in it after all may be taken out again."""
+    one = block(None, *coins("p"))
+    done(client, one, submit(*coins("a")), submit(*coins("b")))
+    done(client, mined("a", height=7, block_id=2, subtree_index=5), mined("b", height=2, subtree_index=5))
+    done(client, block(one, *coins("a")))
+    a = record(daemon, "a")
+    assert a is not None and (a.block_ids, a.block_heights, a.subtree_idxs) == ([2], [2], [None])
+    refused(client.ask(mined("a", height=7, block_id=2, unset=True)), "IN_CHAIN")
+    daemon.assert_sound()
+    done(client, mined("b", height=2, unset=True))
+    b = record(daemon, "b")
+    assert b is not None and (b.block_ids, b.unmined_since) == ([], 1)
+
+
+def test_unset_below_the_floor(tmp_path: Path) -> None:
+    """Our chain has forgotten the transaction, its block it has not."""
+    with running(tmp_path, utxo={"prune_depth": 1, "rollback_window": 1}) as daemon, daemon.client() as client:
+        one = block(None, tx("p", output("x")))
+        two = block(one, tx("c", output("y"), spends=[at("p")]))
+        done(client, submit(tx("p", output("x"))), one, two)
+        tip = two
+        for _ in range(4):
+            tip = block(tip)
+            done(client, tip)
+        refused(client.ask(mined("p", height=1, unset=True)), "IN_CHAIN")
+        done(client, mined("p", height=9), mined("p", height=9, unset=True))
+        daemon.assert_sound()
+
+
+def test_what_is_unset_claims_its_inputs_again(paged: Daemon) -> None:
+    """Being mined ended a creation that had not claimed them yet: it claims them now, or has lost them."""
+    one = block(None, *coins("p", "q"))
+    with paged.client() as client, subscribed(paged) as listener:
+        done(client, one, submit(large("a", 5, at("p"))), submit(large("b", 5, at("q"))))
+        assert paged.term() == 0
+    with Disk(paged.folder / "data" / "lmdb", ALL_TABLES) as disk:
+        store = GhostTxStore(disk)
+
+        def unclaim(txn: Any) -> None:
+            for name in ("p", "q"):
+                store.drop_slot(txn, digest("tx", name), 0, 0)
+            for name in ("a", "b"):
+                kept = store.record(txn, digest("tx", name))
+                assert kept is not None
+                kept.block_ids, kept.block_heights, kept.subtree_idxs, kept.main_ids = [9], [9], [None], [9]
+                kept.unmined_since = None
+                store.put_record(txn, digest("tx", name), kept)
+
+        disk.write(unclaim)
+    paged.start()
+    with paged.client() as client, subscribed(paged) as listener:
+        done(client, submit(tx("thief", output("x"), spends=[at("q")])))
+        done(client, mined("a", unset=True), mined("b", unset=True))
+        assert state(client, at("p"), at("q"), at("b"), at("a")) == [by("a"), by("thief"), "CONFLICTING", "free"]
+        statuses_told = [turn[:2] for turn in told(listener, 3)]
+        assert statuses_told == [
+            turn(*each, 0)[:2] for each in (("thief", "pending"), ("a", "pending"), ("b", "conflicting"))
+        ]
+
+
 def test_frozen_unfrozen_reassigned(daemon: Daemon, encoding: Encoding) -> None:
     """On a transaction that only the chain tells of, and on one with a record."""
     with daemon.client(encoding) as client:
@@ -298,8 +388,9 @@ def test_absurd_heights(daemon: Daemon, client: Client) -> None:
     far, more = 2**32 - 2, 2**64 - 1
     one = block(None, *coins("p"), tx("reward", output("m"), coinbase=True), height=far, block_id=more)
     done(client, one, submit(tx("a", output("x"), spends=[at("p"), at("p", 1)])))
-    done(client, mined("a", height=far, block_id=more, subtree_index=more))
-    done(client, mined("a", height=far, block_id=more, unset=True))
+    refused(client.ask(mined("a", height=far, block_id=more)), "IN_CHAIN")
+    done(client, mined("a", height=far, block_id=more - 1, subtree_index=more))
+    done(client, mined("a", height=far, block_id=more - 1, unset=True))
     done(client, said("TxPreserved", "a", until=far), said("TxPreserved", "reward", until=0))
     heir: Message = {"type": "OutputReassigned", "outpoint": at("a"), "address": b""}
     done(client, on_outputs("OutputsFrozen", at("a")), heir)
@@ -640,6 +731,46 @@ def test_what_waits_is_there_after_a_restart(daemon: Daemon) -> None:
     with daemon.client() as client:
         places = [at("p"), at("a"), at("q"), at("b"), at("c"), at("l")]
         assert state(client, *places) == [by("a"), "free", by("b"), by("c"), "FROZEN", "CONFLICTING"]
+
+
+def test_an_operator_s_lock_outlives_a_restart(daemon: Daemon) -> None:
+    """That of a submission ends there, unless an operator locked it too. Unlocking ends both, and so does a block."""
+    one, names = block(None, *coins("p")), ("own", "both", "lifted", "operator's", "mined")
+    with daemon.client() as client:
+        done(client, one, *(submit(*coins(name), locked=name in {"own", "both", "lifted"}) for name in names))
+        done(client, said("TxLocked", "both", "lifted", "operator's", "mined", "p"), said("TxUnlocked", "lifted"))
+        states = ["LOCKED", "LOCKED", "free", "LOCKED", "LOCKED", "LOCKED"]
+        assert state(client, *map(at, (*names, "p"))) == states
+    daemon.restart()
+    with daemon.client() as client:
+        assert state(client, *map(at, (*names, "p"))) == ["free", *states[1:]]
+        done(client, block(one, *coins("mined")))
+        assert state(client, at("mined")) == ["free"]
+    kept = [record(daemon, name) for name in ("both", "mined")]
+    assert [each and (each.locked, each.locked_by_operator) for each in kept] == [(True, True), (False, False)]
+    daemon.restart()
+    with daemon.client() as client:
+        assert state(client, at("both"), at("operator's"), at("p")) == ["LOCKED"] * 3
+        done(client, said("TxUnlocked", "both", "operator's"))
+    daemon.restart()
+    with daemon.client() as client:
+        assert state(client, at("both"), at("operator's"), at("p")) == ["free", "free", "LOCKED"]
+
+
+def test_a_record_of_an_earlier_build_is_read(daemon: Daemon) -> None:
+    """It has no word about operators' locks: none had any."""
+    with daemon.client() as client:
+        done(client, block(None, *coins("p")), submit(*coins("a"), locked=True))
+    assert daemon.term() == 0
+    with Disk(daemon.folder / "data" / "lmdb", ALL_TABLES) as disk:
+        key, db = digest("tx", "a") + bytes(4), disk.tables["tx"]
+        with disk.read() as txn:
+            fields = msgspec.msgpack.decode(txn.get(key, b"", db=db))
+        disk.write(lambda txn: txn.put(key, msgspec.msgpack.encode(fields[:29]), db=db))
+    daemon.start()
+    with daemon.client() as client:
+        assert state(client, at("a")) == ["free"]
+        done(client, said("TxLocked", "a"))
 
 
 class Traffic:

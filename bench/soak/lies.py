@@ -104,15 +104,19 @@ class Liar:
         """Return any transaction: its id may be used, its inputs spent, missing, or of itself."""
         random = self._random
         outputs = [self._output() for _ in range(random.randint(0, 3))]
+        txid, inputs = random.choice(self._txids), self._points(random.randint(0, 3))
+        said = txid[0] % 2 == 1
         return Tx(
-            txid=random.choice(self._txids),
-            inputs=self._points(random.randint(0, 3)),
+            txid=txid,
+            inputs=inputs,
             outputs=outputs,
             valid=random.random() < 0.75,
             collateral=self._points(random.randint(0, 2)),
             collateral_return=self._output() if random.random() < 0.3 else None,
             coinbase=random.random() < 0.1,
             raw=random.randbytes(20) if random.random() < 0.3 else None,
+            version=txid[1] if said else None,
+            previous=[(n, b"script") if n else None for n, _ in enumerate(inputs)] if said else None,
         )
 
     def _submitted(self) -> Tx:
@@ -123,7 +127,7 @@ class Liar:
         txid = random.randbytes(32)
         self._txids[random.randrange(len(self._txids))] = txid
         made = [(paid.txid, n) for block in self.chain[-2:] for paid in block.txs for n in range(len(paid.outputs))]
-        return msgspec.structs.replace(tx, txid=txid, inputs=random.sample(made, min(len(made), 1)))
+        return msgspec.structs.replace(tx, txid=txid, inputs=random.sample(made, min(len(made), 1)), previous=None)
 
     def _output(self) -> Output:
         random = self._random

@@ -13,21 +13,25 @@ import msgspec
 from bench.soak.story import Story
 from handlers import wire
 from handlers.events import (
+    BlockApplied,
     BlockPersisted,
     GenesisOutputs,
     Hello,
     Inbound,
     NetworkTip,
     NodeState,
+    Output,
     OutputReassigned,
     OutputsFrozen,
     OutputsUnfrozen,
     Rollback,
     Subscribe,
+    Tx,
     TxConflicting,
     TxLocked,
     TxMined,
     TxPreserved,
+    TxSubmitted,
     TxUnlocked,
     TxWithdrawn,
     WinnersDecided,
@@ -67,6 +71,9 @@ def corpus(story: Story) -> list[Any]:
             TxUnlocked(txids=[txid]),
             TxLocked(txids=[txid]),
             TxMined(txids=[txid], block_id=7, height=3),
+            TxMined(txids=[txid], block_id=7, height=3, subtree_index=1, longest=False, unset=True),
+            TxSubmitted(tx=_full(txid), locked=True),
+            BlockApplied(height=3, hash=txid, txs=[_full(txid)]),
             OutputsFrozen(outpoints=[(txid, 0)]),
             OutputsUnfrozen(outpoints=[(txid, 0)]),
             OutputReassigned(outpoint=(txid, 0), address=b"\x61" + bytes(28)),
@@ -83,6 +90,12 @@ def corpus(story: Story) -> list[Any]:
         GenesisOutputs(outputs=[]),
     ]
     return [msgspec.to_builtins(message, builtin_types=(bytes,)) for message in messages]
+
+
+def _full(txid: bytes) -> Tx:
+    """Return a transaction that spends from another, with all that may be said beside."""
+    spends, told = [(txid, 0), (txid, 1)], [(1, b"\x61" + bytes(28)), None]
+    return Tx(txid[::-1], spends, [Output(b"\x61" + bytes(28), 1)], version=2, lock_time=500_000_000, previous=told)
 
 
 class Mutator:

@@ -373,7 +373,8 @@ def _parts(utxo: Utxo) -> str:
 def _item(value: object) -> str:
     match value:
         case Inpoint():
-            return f"{value.tx_hash}#{value.output_index}"
+            told = [f"value {value.value:,}", f"script {value.script}"] if value.value is not None else []
+            return ", ".join([f"{value.tx_hash}#{value.output_index}", *told])
         case Struct():
             return ", ".join(f"{name} {said}" for name, said in msgspec.structs.asdict(value).items())
         case None:

@@ -26,7 +26,9 @@ _index_and_length = struct.Struct("<IB").unpack_from
 _value_and_length = struct.Struct("<QB").unpack_from
 _LONG_SIZES = {0xFD: (2, 0xFD), 0xFE: (4, 0x1_0000), 0xFF: (8, 0x1_0000_0000)}
 
-_Parts = tuple[bytes, list[OutPoint], list[Output], int]
+_u32 = struct.Struct("<I").unpack_from
+
+_Parts = tuple[bytes, list[OutPoint], list[Output], int, int, int]
 
 
 def decode_block(
@@ -66,12 +68,12 @@ def decode_transaction(raw: bytes, *, mark_unspendable: bool = True) -> Tx:
         BlockError: whatever is wrong with the bytes.
     """
     try:
-        digest, inputs, outputs, end = _read_transaction(raw, 0, mark_unspendable)
+        digest, inputs, outputs, version, lock_time, end = _read_transaction(raw, 0, mark_unspendable)
     except (IndexError, struct.error):
         raise BlockError("the transaction goes on behind the last byte") from None
     if end != len(raw):
         raise BlockError(f"{len(raw) - end} bytes too many after the transaction")
-    return Tx(digest[::-1], inputs, outputs, size=len(raw), raw=raw)
+    return Tx(digest[::-1], inputs, outputs, size=len(raw), raw=raw, version=version, lock_time=lock_time)
 
 
 def double_sha256(data: bytes) -> bytes:
@@ -103,7 +105,7 @@ def _read_transactions(raw: bytes, mark: bool) -> tuple[list[bytes], list[Tx]]:
     for number in range(count):
         start = at
         try:
-            digest, inputs, outputs, at = _read_transaction(raw, start, mark)
+            digest, inputs, outputs, version, lock_time, at = _read_transaction(raw, start, mark)
         except (IndexError, struct.error):
             raise BlockError(f"transaction {number} at byte {start} goes on behind the last byte") from None
         coinbase = inputs[0] == _NO_OUTPOINT and len(inputs) == 1
@@ -112,7 +114,10 @@ def _read_transactions(raw: bytes, mark: bool) -> tuple[list[bytes], list[Tx]]:
         if coinbase:
             inputs = []
         digests.append(digest)
-        txs.append(Tx(digest[::-1], inputs, outputs, coinbase=coinbase, size=at - start))
+        size = at - start
+        txs.append(
+            Tx(digest[::-1], inputs, outputs, coinbase=coinbase, size=size, version=version, lock_time=lock_time)
+        )
     if at != len(raw):
         raise BlockError(f"{len(raw) - at} bytes too many after {count} transactions, from byte {at}")
     # NOTE: repeating the last transactions can leave the merkle root as it was; that forgery always repeats a txid.
@@ -122,7 +127,10 @@ def _read_transactions(raw: bytes, mark: bool) -> tuple[list[bytes], list[Tx]]:
 
 
 def _read_transaction(raw: bytes, start: int, mark: bool) -> _Parts:
-    """Return hash, inputs, outputs and where the transaction ends. Past the end: IndexError or struct.error."""
+    """Return hash, inputs, outputs, version, lock time and where the transaction ends.
+
+    Past the end: IndexError or struct.error.
+    """
     at = start + 4
     segwit = raw[at] == 0
     if segwit:
@@ -139,7 +147,8 @@ def _read_transaction(raw: bytes, start: int, mark: bool) -> _Parts:
         hashed = raw[start:end]
     if end > len(raw):
         raise IndexError
-    return sha256(sha256(hashed).digest()).digest(), inputs, outputs, end
+    (version,), (lock_time,) = _u32(raw, start), _u32(raw, end - 4)
+    return sha256(sha256(hashed).digest()).digest(), inputs, outputs, version, lock_time, end
 
 
 def _read_inputs(raw: bytes, at: int) -> tuple[list[OutPoint], int]:

@@ -181,6 +181,22 @@ class HistoryStore:
         """Return a block's row as it is stored, to be compared."""
         return txn.get(keys.u32(ordinal), db=self.block)
 
+    def ordinal_at(self, txn: Txn, height: int, block_id: int) -> int | None:
+        """Return the ordinal of a block of this height that has this id; one without an id has its height as id.
+
+        Several blocks may have one height. Heights do not fall, or not every block is found.
+        """
+        low, tip = 1, self.state(txn).tip
+        high = tip + 1
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if self.block_at(txn, middle).height < height else (low, middle)
+        while low <= tip and (block := self.block_at(txn, low)).height == height:
+            if block_id == (height if block.block_id is None else block.block_id):
+                return low
+            low += 1
+        return None
+
     def ordinal_of(self, txn: Txn, block_hash: bytes) -> int | None:
         """Return the ordinal of a block."""
         return self.stored(txn).ordinal_of(block_hash)

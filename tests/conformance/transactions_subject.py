@@ -717,7 +717,7 @@ class Subject:
         outpoint = self.outpoint(op["out"])
         wanted = self.hash(outpoint, op["hash"]) if "hash" in op else None
         new = digest(f"hash {op['newHash']}")
-        self.write(lambda txn: self.transactions.reassign(txn, outpoint, new, wanted), "reassign")
+        self.write(lambda txn: self.transactions.reassign(txn, outpoint, new, b"heir", wanted), "reassign")
 
     def op_preserve(self, op: Op) -> Op:
         kept, more = self._each(op, lambda txn, txid: self.transactions.preserve(txn, txid, op["until"]), "preserve")
@@ -1013,8 +1013,13 @@ class Subject:
             "slots": self._slots(txn, txid, number, page),
             "deletedChildren": [self.name(child) for child in page.deleted_children] or None,
             "reassignments": [
-                {"offset": slot, "oldHash": old.hex(), "newHash": new.hex(), "height": height}
-                for slot, old, new, height in page.reassignments
+                {
+                    "offset": each.slot,
+                    "oldHash": each.old_hash.hex(),
+                    "newHash": each.new_hash.hex(),
+                    "height": each.height,
+                }
+                for each in page.reassignments
             ]
             or None,
             "spendableIn": {str(slot): height for slot, height in page.spendable_in.items()} or None,

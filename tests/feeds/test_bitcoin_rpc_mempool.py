@@ -323,6 +323,10 @@ def test_with_witness() -> None:
     tx = decode_transaction(raw)
     assert tx.txid == twice(made_tx([made_input()], [made_output(5, b"\x6a")]))[::-1]
     assert (tx.raw, tx.size, [output.spendable for output in tx.outputs]) == (raw, len(raw), [False])
+    numbers = (int.from_bytes(raw[:4], "little"), int.from_bytes(raw[-4:], "little"))
+    assert (tx.version, tx.lock_time) == numbers
+    other = decode_transaction(b"\x02\0\0\x80" + raw[4:-4] + b"\x01\x02\x03\xff")
+    assert (other.version, other.lock_time) == (0x80000002, 0xFF030201)
     assert decode_transaction(raw, mark_unspendable=False).outputs[0].spendable
 
 

@@ -1,0 +1,65 @@
+"""Checking reassigned outputs: their table, the records of their transactions and the chain say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from handlers import spending
+from handlers.desk import show
+from storage.chain_txs import ChainTx
+from storage.disk import Txn
+from storage.history.mined import MinedStore
+from storage.reassigned import Moves, owner_keys
+from storage.rows import unpack
+from storage.transactions import HASH, OutPoint, Page
+
+
+class ReassignedAudit:
+    """What is said of reassigned outputs."""
+
+    def __init__(self, chain: MinedStore, contradict: Callable[[str], None]) -> None:
+        self._chain, self._store, self._contradict = chain, chain.store, contradict
+
+    def slot(
+        self, txn: Txn, page: Page, slot: int, outpoint: OutPoint, row: bytes, found: ChainTx | None
+    ) -> Iterator[str]:
+        """Yield what is wrong with a slot of a page that has reassignments; `found` is its transaction in the chain."""
+        entries = [each for each in page.reassignments if each.slot == slot]
+        if not entries:
+            return
+        name, moves = show(outpoint), self._store.reassigned.find(txn, *outpoint)
+        said = [(each.height, each.since) for each in entries if each.since is not None]
+        there = [] if moves is None else [(each.height, each.since) for each in moves.given]
+        if said != there:
+            yield f"output {name} was reassigned at {said} by its record, at {there} by the table of reassigned outputs"
+        if row[:HASH] != entries[-1].new_hash:
+            yield f"output {name} was reassigned, its slot does not have the hash of its new owner"
+        if any(each.spent for each in entries) and not spending.spent(row):
+            yield f"output {name} counts as spent by a block, its slot is not spent"
+        told = None if found is None or found.failed else self._chain.told(txn, found, outpoint[1])
+        if found is None or told is None:
+            return
+        if any(each.spent != (len(told) > HASH) for each in entries):
+            state = "spent" if len(told) > HASH else "unspent"
+            self._contradict(f"output {name} is {state} in the UTXO store, its reassignment does not count it so")
+        if moves is not None and moves.first != self._chain.paid(txn, found, outpoint[1])[0]:
+            self._contradict(f"output {name} was reassigned by another owner than the one in the UTXO store")
+
+    def rows(self, txn: Txn) -> Iterator[str]:
+        """Yield which rows of the table of reassigned outputs are missing, and which should not be there."""
+        for front, raw, outpoint in self._store.reassigned.rows(txn):
+            name = show(outpoint)
+            if raw is None:
+                moves = self._store.reassigned.find(txn, *outpoint)
+                if moves is None or front not in owner_keys(moves):
+                    yield f"output {name} is listed under an owner who never had it"
+                continue
+            moves = unpack(Moves, raw, f"the row of reassigned output {name}")
+            for key in owner_keys(moves):
+                if not self._store.reassigned.listed(txn, key, outpoint):
+                    yield f"output {name} was reassigned, and is not listed under each of its owners"
+            record = self._store.record(txn, outpoint[0])
+            number, slot = (0, 0) if record is None else record.place(outpoint[1])
+            page = self._store.page(txn, outpoint[0], number) if record else None
+            if page is None or all(each.slot != slot for each in page.reassignments):
+                yield f"output {name} was reassigned, its record does not say so"
