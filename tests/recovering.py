@@ -43,12 +43,14 @@ class Lab:
         self.table = f"recovery_{next(_numbers)}"
 
     @asynccontextmanager
-    async def storage(self, lease_s: float = 30.0, uri: str | None = None) -> AsyncIterator[Storage]:
+    async def storage(
+        self, lease_s: float = 30.0, uri: str | None = None, teller: str | None = None
+    ) -> AsyncIterator[Storage]:
         storage: Storage
         if self.kind == "sqlite":
-            storage = SqliteStorage(self.path)
+            storage = SqliteStorage(self.path, teller=teller)
         else:
-            storage = PostgresStorage(uri or self.uri, lease_s=lease_s, table=self.table)
+            storage = PostgresStorage(uri or self.uri, lease_s=lease_s, table=self.table, teller=teller)
         await storage.open()
         try:
             yield storage

@@ -15,6 +15,7 @@ from time import monotonic
 from uuid import uuid4
 
 import structlog
+from anyio import CancelScope
 
 from config.load import check_recovery
 from config.settings import Recovery
@@ -59,7 +60,8 @@ class Manager:
         """Take the open tables and the handler.
 
         Nothing is claimed while `available` returns False. `changed` is called with final statuses once they are
-        written. `chores` are run first, and then in every scan interval. Attempts have `leave_s` to end when we stop.
+        written; where the answer of the database was lost, only `storage.untold` has them. `chores` are run first, and
+        then in every scan interval. Attempts have `leave_s` to end when we stop.
         `numbers` are counted on, if somebody else counts too.
         An exception of any of these callbacks is logged and counted, and the service goes on.
 
@@ -119,7 +121,8 @@ class Manager:
             else:
                 await asyncio.Event().wait()
         finally:
-            await asyncio.shield(asyncio.ensure_future(self.stop()))
+            with CancelScope(shield=True):
+                await self.stop()
 
     async def stop(self) -> None:
         """End: attempts under way get a moment, what was not started is free at once, the leader's lock too.
@@ -176,7 +179,6 @@ class Manager:
         if monotonic() - self._swept < self._knobs.scan_interval:
             return
         self._swept = monotonic()
-        await self._settler.clear_up_doubts()
         for chore in self._chores:
             with contained("chore", self.numbers, StoreError):
                 await chore()
