@@ -6,6 +6,7 @@ import asyncio
 import re
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -320,16 +321,18 @@ async def test_a_result_whose_answer_was_lost_is_marked_as_untold(lab: Lab) -> N
 async def test_a_connection_that_breaks_after_a_result_landed(pg_lab: Lab) -> None:
     """The database has it, nobody said so: it is marked as untold."""
     async with Proxy(pg_lab.uri) as way, pg_lab.storage(teller="me") as beside:
-        async with pg_lab.storage(uri=way.uri, teller="me") as storage:
-            async with managing(storage, Says(lambda _: Invalid("cut here"))) as manager:
-                await until(lambda: manager.numbers.leader)
-                way.cut_after(b"cut here")
-                await old(beside, 1)
-                await until(lambda: way.is_cut)
-                await until(becomes(beside, tx(1), "deleted"))
-                way.mend()
-                await until(lambda: manager.numbers.errors, 30.0)
-            assert await beside.untold(9) == [(tx(1), "deleted")]
+        handler, stack = Says(lambda _: Invalid("cut here")), AsyncExitStack()
+        async with stack:
+            storage = await stack.enter_async_context(pg_lab.storage(uri=way.uri, teller="me"))
+            manager = await stack.enter_async_context(managing(storage, handler))
+            await until(lambda: manager.numbers.leader)
+            way.cut_after(b"cut here")
+            await old(beside, 1)
+            await until(lambda: way.is_cut)
+            await until(becomes(beside, tx(1), "deleted"))
+            way.mend()
+            await until(lambda: manager.numbers.errors, 30.0)
+        assert await beside.untold(9) == [(tx(1), "deleted")]
 
 
 async def test_chores_are_done_first_and_then_with_every_scan(lab: Lab) -> None:
