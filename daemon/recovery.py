@@ -187,6 +187,7 @@ async def recover_along(config: Config, turns: Turns, hall: Hall, writer: Capaci
     )
     hall.numbers.recovery = numbers
     try:
+        await follower.begin()
         await _opened(storage)
         async with anyio.create_task_group() as all_of_them:
             all_of_them.start_soon(follower.follow)

@@ -74,7 +74,9 @@ class Scribe:
         return done
 
     @asynccontextmanager
-    async def following(self, storage: Any, store: str = STORE) -> AsyncIterator[None]:
+    async def following(
+        self, storage: Any, store: str = STORE, began: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[None]:
         follower = Follower(
             *(cast("Storage", storage), self.changes, store, cast("Any", self._turn), cast("Any", self._survey)),
             knobs(confirmations=3, scan_interval=0.05),
@@ -83,6 +85,8 @@ class Scribe:
             tip=lambda: self.tip,
             wrote=lambda: None,
         )
+        await follower.begin()
+        began()
         async with anyio.create_task_group() as group:
             group.start_soon(follower.follow)
             yield
@@ -407,3 +411,11 @@ async def test_what_is_taken_out_of_the_pool_leaves_the_list_unless_it_is_final(
         await until(are(storage, t2="confirmed", t4="pending"))
         scribe.log(*gone, *said("pending", 1))
         await until(are(storage, t1="pending", t2="confirmed", t4="pending"))
+
+
+async def test_what_is_told_before_the_first_survey_is_read_after_it(lab: Lab, scribe: Scribe) -> None:
+    """The database was away: what has lost by then never had a row, and a survey does not look for it."""
+    async with lab.storage() as storage:
+        async with scribe.following(storage, began=lambda: scribe.log(*said("pending", 1), *said("conflicting", 1))):
+            await until(are(storage, t1="deleted"))
+        assert scribe.surveys == [True]

@@ -92,6 +92,11 @@ class Follower:
         self._heard, self._decides, self._tip, self._wrote = heard, decides, tip, wrote
         self._ttl_s, self._scan_s, self._confirmations = knobs.ttl, knobs.scan_interval, knobs.confirmations
         self._cursor: Cursor | None = None
+        self._since: Cursor | None = None  # from where on the log is read after a first survey
+
+    async def begin(self) -> None:
+        """Remember where the log ends: what is told while the database is away is read even if a survey is needed."""
+        self._since = await self._end()
 
     async def follow(self) -> None:
         """Write what the log says, until cancelled."""
@@ -138,14 +143,18 @@ class Follower:
     async def _begin(self, why: str) -> Cursor:
         """Compare everything, and go on with the facts that come after the beginning of that."""
         log.info("recovery_survey_started", reason=why)
-        newest = await self._turn(self._changes.newest)
-        at, tip, decides = await self._turn(partial(self._changes.logged_at, newest)), self._tip(), self._decides()
+        since, decides = self._since or await self._end(), self._decides()
         await self._survey(decides=decides)
-        cursor = Cursor(newest + 1, at or 0, min(tip, self._tip(), _HIGHEST), decides)
+        cursor = structs.replace(since, tip=min(since.tip, self._tip()), compared=decides)
         await self._storage.move(self._store, None, cursor)
+        self._since = None
         self._wrote()
         log.info("recovery_survey_done", next=cursor.next)
         return cursor
+
+    async def _end(self) -> Cursor:
+        tip, newest = min(self._tip(), _HIGHEST), await self._turn(self._changes.newest)
+        return Cursor(newest + 1, await self._turn(partial(self._changes.logged_at, newest)) or 0, tip, False)
 
     # --- writing -------------------------------------------------------------------------------------------------
 
