@@ -28,6 +28,8 @@ from handlers.recovery.following import Follower
 from handlers.recovery.healing import Healing
 from handlers.recovery.manager import Manager
 from handlers.recovery.numbers import Numbers
+from handlers.recovery.outcome import Handler
+from handlers.recovery.own import InTurn
 from handlers.recovery.records import Records
 from handlers.recovery.survey import Survey, Turn
 from handlers.utxo import Turns
@@ -129,8 +131,10 @@ class ChainFinality:
         return self._caught_up()
 
 
-async def recover_along(config: Config, turns: Turns, hall: Hall, writer: CapacityLimiter) -> None:
-    """Look after pending transactions, until cancelled."""
+async def recover_along(
+    config: Config, turns: Turns, hall: Hall, writer: CapacityLimiter, own: Sequence[Handler] = ()
+) -> None:
+    """Look after pending transactions, until cancelled; `own` handlers are asked before the daemon's."""
     lives = turns.chain.lives
     assert lives is not None
     wish, records, changes = config.recovery, Records(lives.transactions), turns.chain.changes
@@ -178,9 +182,9 @@ async def recover_along(config: Config, turns: Turns, hall: Hall, writer: Capaci
 
     manager = Manager(
         storage,
-        handler,
+        InTurn([*own, handler]) if own else handler,
         wish,
-        available=handler.available,
+        available=lambda: bool(own) or handler.available(),
         changed=lambda _: teller.ring(),
         chores=[circuits, healing],
         numbers=numbers,

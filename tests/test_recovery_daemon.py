@@ -280,6 +280,40 @@ def test_a_node_is_asked_too_and_its_circuit_is_seen(folder: Path) -> None:
             until(lambda: node_circuit(daemon), "closed")
 
 
+@pytest.mark.parametrize("asked", ["chain", "node"])
+def test_what_nobody_else_knows_ends_as_an_orphan_though_we_hold_it(folder: Path, asked: str) -> None:
+    """Until a block has it after all. What the node's pool has is no orphan."""
+    there = Explorer()
+    there.mempool.add(digest("tx", "known").hex())
+    with serving(cast("FakeNode", there)) as server:
+        wish: dict[str, Any] = SOON | {"not_found_grace_period": "2s"}
+        if asked == "node":
+            wish["node_url"] = f"http://{quote(LOGIN, safe=':')}@127.0.0.1:{server.port}"
+        with running(folder, recovery=wish) as daemon, daemon.client() as client:
+            listener = daemon.client()
+            listener.ask({"type": "Subscribe", "events": ["TxStatusChanged"]})
+            client.hello(network_tip={"height": 1})
+            first = block(None, FUNDS)
+            client.feed([first])
+            submit(client, pay("unknown", 0), *([pay("known", 1)] if asked == "node" else []))
+            others = {"known": "pending"} if asked == "node" else {}
+            until(lambda: rows(daemon), named(unknown="orphan", **others))
+            shown = json.loads(said(daemon, "show", digest("tx", "unknown").hex(), "--json"))
+            assert shown["message"] == "it never reached the chain" and shown["not_found"] >= 3
+            second = block(first, pay("unknown", 0))
+            client.feed([second])
+            until(lambda: rows(daemon)[digest("tx", "unknown").hex()], "pending")
+            client.feed(chain(2, second))
+            until(lambda: rows(daemon)[digest("tx", "unknown").hex()], "confirmed")
+            heard = list[str]()
+            while heard[-1:] != ["confirmed"]:
+                fact = listener.receive()
+                assert fact is not None
+                heard += [fact["status"]] if fact["txid"] == digest("tx", "unknown").hex() else []
+            listener.close()
+            assert heard == ["pending", "orphan", "mined", "confirmed"]
+
+
 def node_circuit(daemon: Daemon) -> str:
     """Return what the metrics say of the node's circuit."""
     found = re.compile(r"utxod_recovery_circuit\{.*source=node.*\}")
