@@ -32,10 +32,12 @@ from handlers.recovery.outcome import Handler
 from handlers.recovery.own import InTurn
 from handlers.recovery.records import Records
 from handlers.recovery.survey import Survey, Turn
+from handlers.recovery.withdrawing import Withdrawing
 from handlers.utxo import Turns
 from storage.errors import StoreError
-from storage.recovery.rows import Storage, StoreAway
+from storage.recovery.rows import StoreAway
 from storage.recovery.sqlite import SqliteStorage
+from storage.recovery.tables import Storage
 
 T = TypeVar("T")
 log = structlog.get_logger("recovery")
@@ -175,7 +177,9 @@ async def recover_along(
         tip=tip,
         wrote=teller.ring,
     )
-    healing = Healing(records, turn, partial(turns.chain.write_alone, quietly=True), changes.tell, told, tip)
+    write = partial(turns.chain.write_alone, quietly=True)
+    healing = Healing(records, turn, write, changes.tell, told, tip)
+    withdrawing = Withdrawing(storage, store, turn, write, lives.evictor.withdraw, told)
 
     async def circuits() -> None:
         numbers.circuits = {source.name: source.circuit for source in sources}
@@ -186,7 +190,7 @@ async def recover_along(
         wish,
         available=lambda: bool(own) or handler.available(),
         changed=lambda _: teller.ring(),
-        chores=[circuits, healing],
+        chores=[circuits, healing, withdrawing],
         numbers=numbers,
     )
     hall.numbers.recovery = numbers

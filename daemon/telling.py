@@ -17,7 +17,8 @@ from daemon.connection import Hall
 from handlers.change_log import ChangeLog
 from handlers.events import TxStatusChanged
 from storage.errors import StoreFull
-from storage.recovery.rows import Status, Storage, StoreAway
+from storage.recovery.rows import Status, StoreAway
+from storage.recovery.tables import Storage
 
 log = structlog.get_logger("recovery")
 

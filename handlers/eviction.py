@@ -90,13 +90,14 @@ class Evictor:
         self.blobs: list[str] = []  # of what was evicted, to be deleted
         self._path: dict[bytes, _Visit] = {}  # from the oldest submission to one that builds on it
         self._gone = {"limit": _Gone(), "age": _Gone()}
+        self._withdrawn = _Gone()  # because somebody said so
         self._wrote = False
 
     def begin(self) -> None:
         """Forget what an attempt at this write has done."""
         if self._wrote:
             self._path.clear()
-        self._gone = {"limit": _Gone(), "age": _Gone()}
+        self._gone, self._withdrawn = {"limit": _Gone(), "age": _Gone()}, _Gone()
         self._wrote = False
 
     def settle(self) -> None:
@@ -108,8 +109,23 @@ class Evictor:
                 self.blobs += gone.blobs
                 age_s = None if gone.oldest_at is None else round(max(now - gone.oldest_at, 0) / 1000, 1)
                 log.warning("pending_evicted", reason=reason, count=gone.count, bytes=gone.size, oldest_age_s=age_s)
+        self.blobs += self._withdrawn.blobs
         self._wrote = False
         self.begin()
+
+    def withdraw(self, txn: Txn, txid: bytes, reason: str) -> bool:
+        """Take a transaction of the pool, and what builds on it, out of it, as far as one step goes.
+
+        Return whether that is all: nothing is left, or something of it has to stay.
+        """
+        others, self._path = self._path, {txid: _Visit()}
+        rows, passed = _ROWS, set[bytes]()
+        try:
+            while rows > 0 and self._path:
+                rows -= self._visit(txn, self._withdrawn, passed, Withdrawn(reason))
+            return not self._path
+        finally:
+            self._path = others
 
     # --- limits --------------------------------------------------------------------------------------------------
 
@@ -189,6 +205,7 @@ class Evictor:
     def _step(self, txn: Txn, reason: str, wanted: Callable[[], bool], spared: Collection[bytes]) -> None:
         """Evict whole packages while that is wanted, as far as one step goes."""
         rows, self._wrote, passed = _ROWS, True, set(spared)
+        cause: AnyCause = Expired() if reason == "age" else Withdrawn("evicted")
         if self._path and next(iter(self._path)) in passed:
             self._path.clear()
         while rows > 0 and (self._path or wanted()):
@@ -197,9 +214,9 @@ class Evictor:
                 if oldest is None:
                     return
                 self._path = {oldest: _Visit()}
-            rows -= self._visit(txn, self._gone[reason], passed)
+            rows -= self._visit(txn, self._gone[reason], passed, cause)
 
-    def _visit(self, txn: Txn, gone: _Gone, passed: set[bytes]) -> int:
+    def _visit(self, txn: Txn, gone: _Gone, passed: set[bytes], cause: AnyCause) -> int:
         """Go one transaction on, or remove one; return how many rows were looked at.
 
         When something on the way has to stay, the submission at its beginning is put back in line, and is `passed`.
@@ -224,7 +241,7 @@ class Evictor:
             at.page += 1
         else:
             self._remove(txn, txid, record, gone)
-            self._tell(txid, Expired() if gone is self._gone["age"] else Withdrawn("evicted"))
+            self._tell(txid, cause)
             del self._path[txid]
         return rows
 

@@ -22,8 +22,9 @@ from handlers.recovery.manager import Manager
 from handlers.recovery.outcome import Handler, Outcome, Valid
 from handlers.recovery.settling import Change
 from storage.recovery.postgres import PostgresStorage
-from storage.recovery.rows import Row, Storage, StoreAway
+from storage.recovery.rows import Row, StoreAway
 from storage.recovery.sqlite import SqliteStorage
+from storage.recovery.tables import Storage
 
 Kind = Literal["sqlite", "postgresql"]
 _TIMES = ("next_attempt_at", "lease_until", "submitted_at", "not_found_since")

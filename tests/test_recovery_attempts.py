@@ -20,8 +20,8 @@ import storage.recovery.postgres
 import storage.recovery.sqlite
 from config.load import ConfigError
 from handlers.recovery.outcome import Busy, Invalid, NotFound, Outcome, Permanent, Transient, Valid
-from storage.recovery.rows import Storage
 from storage.recovery.sqlite import SqliteStorage, machine_ms
+from storage.recovery.tables import Storage
 
 pytestmark = pytest.mark.anyio
 HOUR = 3600.0

@@ -18,7 +18,8 @@ from handlers.events import BlockCommitted, Fact, Point, RolledBack, TxStatusCha
 from handlers.recovery.following import Follower
 from storage.change_log import TABLES, Retention
 from storage.disk import Disk
-from storage.recovery.rows import Cursor, Settlement, Status, Storage, StoreAway, Verbs
+from storage.recovery.rows import Cursor, Settlement, Status, StoreAway
+from storage.recovery.tables import Storage, Verbs
 
 pytestmark = pytest.mark.anyio
 STORE = "ours"

@@ -40,7 +40,7 @@ from handlers.recovery.records import Records
 from handlers.utxo import Turns
 from storage.disk import Disk
 from storage.recovery.rows import Row, StoreAway
-from storage.recovery.rows import Storage as Tables
+from storage.recovery.tables import Storage as Tables
 
 CONFIRMATIONS, COINS, SETTLED_S = 3, 4, 30.0
 TO_MEET = {
@@ -265,7 +265,8 @@ async def node(dsn: str | None, met: set[str]) -> AsyncIterator[Node]:
 async def forget(dsn: str) -> None:
     """Remove the tables of the story before."""
     beside = await asyncpg.connect(dsn)
-    await beside.execute("DROP TABLE IF EXISTS recovery_tx, recovery_tx_schema, recovery_tx_cursor, recovery_tx_mined")
+    tables = ["recovery_tx", *(f"recovery_tx_{each}" for each in ("schema", "cursor", "mined", "withdrawn"))]
+    await beside.execute(f"DROP TABLE IF EXISTS {', '.join(tables)}")
     await beside.execute("DROP FUNCTION IF EXISTS recovery_tx_final")
     await beside.close()
 

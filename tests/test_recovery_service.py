@@ -53,7 +53,8 @@ from handlers.recovery.finality import (
 from handlers.recovery.outcome import Busy, Invalid, NotFound, Outcome, Permanent, Transient, Valid
 from handlers.recovery.rules import pause, settle
 from storage.errors import StoreError
-from storage.recovery.rows import Claim, Storage
+from storage.recovery.rows import Claim
+from storage.recovery.tables import Storage
 
 pytestmark = pytest.mark.anyio
 HOUR = 3600.0

@@ -18,8 +18,9 @@ from recovering import Lab, becomes, read, status, tx, until
 from storage.errors import Damaged, WrongFormat
 from storage.recovery import postgres_sql, sqlite_sql
 from storage.recovery.postgres import PostgresStorage
-from storage.recovery.rows import HISTORY, STATUSES, Claim, Place, Settlement, Status, Storage, StoreAway
+from storage.recovery.rows import HISTORY, STATUSES, Claim, Place, Settlement, Status, StoreAway
 from storage.recovery.sqlite import SqliteStorage
+from storage.recovery.tables import Storage
 
 pytestmark = pytest.mark.anyio
 FINAL: tuple[Status, ...] = ("confirmed", "deleted", "orphan", "dead")

@@ -27,8 +27,9 @@ from storage.disk import Disk
 from storage.errors import StoreFull
 from storage.recovery import sqlite_sql as sql
 from storage.recovery.postgres import PostgresStorage
-from storage.recovery.rows import FINAL, Settlement, Storage, StoreAway
+from storage.recovery.rows import FINAL, Settlement, StoreAway
 from storage.recovery.sqlite import SqliteStorage
+from storage.recovery.tables import Storage
 
 ME = "me"
 EVENTS = ["BlockCommitted", "RolledBack", "Pruned", "TxStatusChanged"]

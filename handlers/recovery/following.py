@@ -21,7 +21,8 @@ from handlers.change_log import ChangeLog, Gone, NotYet, read
 from handlers.events import BlockCommitted, Fact, RolledBack, TxStatusChanged
 from handlers.recovery.survey import CONFLICTING, GIVEN_UP, HAS_IT, WAITS, Survey, Turn, parts
 from storage.change_log import read_row
-from storage.recovery.rows import FINAL, Cursor, Status, Storage, StoreAway, Verbs
+from storage.recovery.rows import FINAL, Cursor, Status, StoreAway
+from storage.recovery.tables import Storage, Verbs
 
 log = structlog.get_logger("recovery")
 
@@ -135,7 +136,7 @@ class Follower:
         cursor = await self._storage.cursor(self._store)
         if cursor is None:
             return await self._begin("these tables have not read the log of this store yet")
-        at = await self._turn(partial(self._changes.logged_at, cursor.next - 1))
+        at = await self._logged_at(cursor.next - 1)
         if at not in (None, cursor.at):
             return await self._begin("the log is another one than the one that was read")
         return cursor
@@ -154,7 +155,10 @@ class Follower:
 
     async def _end(self) -> Cursor:
         tip, newest = min(self._tip(), _HIGHEST), await self._turn(self._changes.newest)
-        return Cursor(newest + 1, await self._turn(partial(self._changes.logged_at, newest)) or 0, tip, False)
+        return Cursor(newest + 1, await self._logged_at(newest) or 0, tip, False)
+
+    async def _logged_at(self, sequence: int) -> int | None:
+        return await self._turn(lambda: self._changes.logged_at(sequence))
 
     # --- writing -------------------------------------------------------------------------------------------------
 

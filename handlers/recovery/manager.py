@@ -28,7 +28,8 @@ from handlers.recovery.outcome import Handler, Outcome
 from handlers.recovery.settling import Change, Settler
 from handlers.recovery.tasks import Patience, end, say_failure, store_failed, wait
 from storage.errors import StoreError
-from storage.recovery.rows import Claim, Session, Storage
+from storage.recovery.rows import Claim
+from storage.recovery.tables import Session, Storage
 
 log = structlog.get_logger("recovery")
 

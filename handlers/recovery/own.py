@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
+from typing import cast
 
 from config.load import ConfigError
 from handlers.recovery.outcome import Busy, Handler, Invalid, NotFound, Outcome, Permanent, Transient, Valid, checked
@@ -56,8 +57,7 @@ def _made(found: object) -> Handler:
         raise _Wrong("it is not a class")
     if not inspect.iscoroutinefunction(getattr(found, "recover", None)):
         raise _Wrong("it has no method `async def recover(self, txid)`")
-    made: Handler = found()
-    return made
+    return cast("Handler", found())
 
 
 class InTurn:

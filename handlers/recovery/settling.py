@@ -18,7 +18,8 @@ from handlers.recovery.outcome import Outcome
 from handlers.recovery.rules import Dice, postponed, settle
 from handlers.recovery.tasks import store_failed
 from storage.errors import StoreError
-from storage.recovery.rows import Claim, Settlement, Status, Storage
+from storage.recovery.rows import Claim, Settlement, Status
+from storage.recovery.tables import Storage
 
 log = structlog.get_logger("recovery")
 

@@ -14,7 +14,8 @@ from typing import Protocol, TypeVar
 from config.settings import Recovery
 from handlers.recovery.finality import Conflicting, Mined, Pending, State, Unknown
 from handlers.recovery.records import Records
-from storage.recovery.rows import Place, Status, Storage
+from storage.recovery.rows import Place, Status
+from storage.recovery.tables import Storage
 
 T = TypeVar("T")
 

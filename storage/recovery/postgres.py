@@ -18,20 +18,8 @@ from anyio import Lock, fail_after, get_cancelled_exc_class
 from storage.errors import WrongFormat
 from storage.recovery import postgres_sql as sql
 from storage.recovery.postgres_session import ANSWER_S, AWAY, LEAVE_S, PostgresSession, silence_ms, told
-from storage.recovery.rows import (
-    VERSION,
-    Batch,
-    Claim,
-    Mode,
-    Row,
-    Settlement,
-    Storage,
-    StoreAway,
-    Verbs,
-    Work,
-    decode_history,
-    shortened,
-)
+from storage.recovery.rows import VERSION, Claim, Row, Settlement, StoreAway, decode_history, shortened
+from storage.recovery.tables import Batch, Mode, Storage, Verbs, Work
 
 T = TypeVar("T")
 _CONNECTIONS = 4
@@ -209,13 +197,13 @@ def _columns(batch: Batch) -> list[list[Any]]:
     """Return a batch as arrays, in order: so two instances never wait for each other's rows in a circle."""
     match batch[0]:
         case bytes():
-            return [sorted(set(batch))]  # type: ignore[type-var]  # all are of one kind
+            return [sorted(set(batch))]
         case Claim():
             return _keys(batch)  # type: ignore[arg-type]
         case Settlement():
             return _results(batch)  # type: ignore[arg-type]
         case _:
-            return [list(column) for column in zip(*sorted(batch), strict=True)]  # type: ignore[type-var, arg-type]
+            return [list(column) for column in zip(*sorted(batch), strict=True)]
 
 
 def _keys(claims: Sequence[Claim]) -> list[list[Any]]:

@@ -61,6 +61,11 @@ MIGRATIONS = [
         height bigint NOT NULL,
         PRIMARY KEY (store, txid)
     );
+    CREATE TABLE {table}_withdrawn (
+        store text NOT NULL,
+        txid  bytea NOT NULL,
+        PRIMARY KEY (store, txid)
+    );
     CREATE INDEX {table}_mined_height ON {table}_mined (store, height);
     """,
 ]
@@ -162,6 +167,12 @@ MINE = """
     ON CONFLICT (store, txid) DO UPDATE SET height = excluded.height RETURNING txid"""
 UNMINE = "DELETE FROM {table}_mined WHERE store = $2 AND txid = ANY ($1::bytea[]) RETURNING txid"
 MINED = "SELECT txid, height FROM {table}_mined WHERE store = $1 AND height <= $2 ORDER BY height LIMIT $3"
+WITHDRAW = """
+    INSERT INTO {table}_withdrawn (store, txid)
+    SELECT c.store, b.txid FROM {table}_cursor AS c CROSS JOIN unnest($1::bytea[]) AS b (txid)
+    ON CONFLICT (store, txid) DO NOTHING RETURNING txid"""
+WITHDRAWALS = "SELECT txid FROM {table}_withdrawn WHERE store = $1 LIMIT $2"
+WITHDRAWN = "DELETE FROM {table}_withdrawn WHERE store = $2 AND txid = ANY ($1::bytea[]) RETURNING txid"
 ROW = f"SELECT {COLUMNS} FROM {{table}} WHERE txid = $1"
 COUNTS = """
     SELECT status, count(*), extract(epoch FROM now() - min(submitted_at))::float8 FROM {table} GROUP BY status"""

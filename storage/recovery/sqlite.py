@@ -20,9 +20,10 @@ from anyio import CapacityLimiter, to_thread
 from storage.errors import RecoveryDamaged, StoreError, WrongFormat
 from storage.files import make_file, restrict
 from storage.recovery import sqlite_sql as sql
-from storage.recovery.rows import VERSION, Batch, Claim, Mode, Row, Storage, StoreAway, Work
+from storage.recovery.rows import VERSION, Claim, Row, StoreAway
 from storage.recovery.sqlite_session import SqliteSession
 from storage.recovery.sqlite_values import bound, encoded, row_of, statements
+from storage.recovery.tables import Batch, Mode, Storage, Work
 
 T = TypeVar("T")
 

@@ -59,6 +59,11 @@ MIGRATIONS = [
         height INTEGER NOT NULL,
         PRIMARY KEY (store, txid)
     ) WITHOUT ROWID;
+    CREATE TABLE recovery_tx_withdrawn (
+        store TEXT NOT NULL,
+        txid  BLOB NOT NULL,
+        PRIMARY KEY (store, txid)
+    ) WITHOUT ROWID;
     CREATE INDEX recovery_tx_mined_height ON recovery_tx_mined (store, height);
     """,
 ]
@@ -154,6 +159,14 @@ UNMINE = """
 MINED = """
     SELECT txid, height FROM recovery_tx_mined INDEXED BY recovery_tx_mined_height
     WHERE store = :store AND height <= :height ORDER BY height LIMIT :limit"""
+WITHDRAW = """
+    INSERT INTO recovery_tx_withdrawn (store, txid)
+    SELECT c.store, of_hex(value ->> 'txid') FROM recovery_tx_cursor AS c, json_each(:batch)
+    WHERE true ON CONFLICT (store, txid) DO NOTHING RETURNING txid"""
+WITHDRAWALS = "SELECT txid FROM recovery_tx_withdrawn WHERE store = :store LIMIT :limit"
+WITHDRAWN = """
+    DELETE FROM recovery_tx_withdrawn
+    WHERE store = :store AND txid IN (SELECT of_hex(value ->> 'txid') FROM json_each(:batch)) RETURNING txid"""
 ROW = f"SELECT {COLUMNS} FROM recovery_tx WHERE txid = :txid"
 COUNTS = """
     SELECT status, count(*), max((:now - min(submitted_at)) / 1000.0, 0.0) FROM recovery_tx GROUP BY status"""

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from storage.recovery import sqlite_sql as sql
-from storage.recovery.rows import Attempt, Batch, Claim, Row, Settlement, decode_history, shortened
+from storage.recovery.rows import Attempt, Claim, Row, Settlement, decode_history, shortened
+from storage.recovery.tables import Batch
 
 _MS = timedelta(milliseconds=1)
 
