@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from hashlib import sha256
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import asyncpg  # type: ignore[import-untyped]
 from anyio import Lock, fail_after, get_cancelled_exc_class
@@ -203,7 +203,7 @@ def _columns(batch: Batch) -> list[list[Any]]:
         case Settlement():
             return _results(batch)  # type: ignore[arg-type]
         case _:
-            return [list(column) for column in zip(*sorted(batch), strict=True)]
+            return [list(column) for column in zip(*sorted(cast("Any", batch)), strict=True)]
 
 
 def _keys(claims: Sequence[Claim]) -> list[list[Any]]:

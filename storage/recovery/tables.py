@@ -123,7 +123,7 @@ class Verbs(ABC):
     async def cursor(self, store: str) -> Cursor | None:
         """Return how far the change log of a store was read; None if never."""
         found = await self._read(self._sql.CURSOR, store=store)
-        return Cursor(*row[:3], bool(row[3])) if (row := next(iter(found), None)) else None
+        return Cursor(found[0][0], found[0][1], found[0][2], bool(found[0][3])) if found else None
 
     async def move(self, store: str, before: Cursor | None, to: Cursor) -> bool:
         """Move a store's cursor, if it is still where it was `before`; None begins anew wherever it was."""
