@@ -7,7 +7,7 @@ thread. While its database is away the daemon goes on, and what was not written 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -32,8 +32,9 @@ from handlers.recovery.outcome import Handler
 from handlers.recovery.own import InTurn
 from handlers.recovery.records import Records
 from handlers.recovery.survey import Survey, Turn
-from handlers.recovery.withdrawing import Withdrawing
+from handlers.recovery.withdrawing import withdraw_discarded
 from handlers.utxo import Turns
+from storage.disk import Txn
 from storage.errors import StoreError
 from storage.recovery.rows import StoreAway
 from storage.recovery.sqlite import SqliteStorage
@@ -177,9 +178,12 @@ async def recover_along(
         tip=tip,
         wrote=teller.ring,
     )
-    write = partial(turns.chain.write_alone, quietly=True)
+
+    def write(step: Callable[[Txn], T]) -> Awaitable[T]:
+        return turn(partial(turns.chain.write_alone, step, quietly=True))
+
     healing = Healing(records, turn, write, changes.tell, told, tip)
-    withdrawing = Withdrawing(storage, store, turn, write, lives.evictor.withdraw, told)
+    withdrawing = partial(withdraw_discarded, storage, store, write, lives.evictor.withdraw, told)
 
     async def circuits() -> None:
         numbers.circuits = {source.name: source.circuit for source in sources}

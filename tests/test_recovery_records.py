@@ -114,7 +114,10 @@ async def test_what_is_half_made_is_ended_at_once_and_at_intervals(
     def tell() -> None:
         told.append(len(logged))
 
-    healing = Healing(records, cast("Any", turn), subject.write, logged.append, tell, lambda: 7)
+    async def write(step: Callable[[Any], Any]) -> Any:
+        return subject.write(step)
+
+    healing = Healing(records, cast("Any", turn), write, logged.append, tell, lambda: 7)
     await healing()
     assert logged == [TxStatusChanged(txid=subject.txid("A"), status="pending", height=7, cause=Submitted())]
     assert told == [1, 1] and records.locked(b"") == ([], None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from time import monotonic
 
@@ -11,7 +11,7 @@ import structlog
 from handlers.causes import Submitted
 from handlers.events import TxStatusChanged
 from handlers.recovery.records import Records
-from handlers.recovery.survey import Turn
+from handlers.recovery.survey import Turn, waiting
 from storage.disk import Txn
 from storage.errors import StoreFull
 
@@ -28,12 +28,12 @@ class Healing:
         self,
         records: Records,
         turn: Turn,
-        write: Callable[[Callable[[Txn], bool | None]], bool | None],
+        write: Callable[[Callable[[Txn], bool | None]], Awaitable[bool | None]],
         tell: Callable[[TxStatusChanged], None],
         told: Callable[[], None],
         tip: Callable[[], int],
     ) -> None:
-        """Take the records. `write` makes one step on them a commit of its own, on the writer's thread.
+        """Take the records. `write` makes one step on them a commit of its own.
 
         `tell` hears inside of it of what becomes whole, `told` is called after it.
         """
@@ -46,21 +46,13 @@ class Healing:
         now = monotonic()
         if now - self._done < _EVERY_S:
             return
-        half_made = await self._half_made()
+        half_made = (await waiting(self._records, self._turn)).half_made
         if now - self._walked >= _LOCKS_EVERY_S:
             half_made += await self._locked()
             self._walked = now
         for txid in half_made:
             await self._heal(txid)
         self._done = now
-
-    async def _half_made(self) -> list[bytes]:
-        found, after = list[bytes](), None
-        while True:
-            some = await self._turn(partial(self._records.waiting, after))
-            found += some.half_made
-            if (after := some.after) is None:
-                return found
 
     async def _locked(self) -> list[bytes]:
         found, after = list[bytes](), b""
@@ -73,7 +65,7 @@ class Healing:
 
     async def _heal(self, txid: bytes) -> None:
         try:
-            whole = await self._turn(partial(self._write, partial(self._healed, txid)))
+            whole = await self._write(partial(self._healed, txid))
         except StoreFull as full:
             log.warning("store_full", during="recovery", error=str(full))
             return

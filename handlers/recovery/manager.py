@@ -27,7 +27,7 @@ from handlers.recovery.holding import Held, Holding
 from handlers.recovery.numbers import Numbers
 from handlers.recovery.outcome import Handler, Outcome
 from handlers.recovery.settling import Change, Settler
-from handlers.recovery.tasks import Job, Patience, Undisturbed, store_failed, wait
+from handlers.recovery.tasks import Job, Patience, store_failed, wait
 from storage.errors import StoreError
 from storage.recovery.rows import Claim
 from storage.recovery.tables import Session, Storage
@@ -81,7 +81,6 @@ class Manager:
         self._started = self._stopping = False
         self._serving: asyncio.Task[None] | None = None  # of a program without a task group
         self._workers: list[Job] = []
-        self._undisturbed = Undisturbed()
         self._again = False  # a claim's answer was lost: what we may hold is claimed again
         self._counted = self._swept = float("-inf")
         self._told = (0, 0)
@@ -160,7 +159,10 @@ class Manager:
 
     async def _leave(self, sweeper: Job, settler: Job, beater: Job) -> None:
         self._stopping, patience = True, Patience(_LEAVE_S)
-        await patience.wait(sweeper.end)
+        self._rung.set()
+        self._room.set()
+        await patience.wait(sweeper.ended)  # what it claims now is given back
+        await sweeper.end()
         unstarted = self._dropped(self._holding.unstarted())
         await patience.wait(lambda: self._give_back(unstarted))
         self._work.set()
@@ -171,9 +173,7 @@ class Manager:
             await worker.end()
         self._settler.wake.set()
         await patience.wait(settler.ended)
-        self._undisturbed.cancel()
-        for job in (sweeper, settler):
-            await job.end()
+        await settler.end()
         interrupted = [held for held in self._holding.renewable() if held not in self._attempts.abandoned]
         self.numbers.interrupted += len(interrupted)
         for held in interrupted:
@@ -189,8 +189,8 @@ class Manager:
 
     async def _sweep_on(self) -> None:
         scan_s = self._knobs.scan_interval
-        await anyio.sleep(self._dice(0.0, min(_FIRST_DELAY_S, scan_s)))
-        while True:
+        await wait(self._rung, self._dice(0.0, min(_FIRST_DELAY_S, scan_s)))
+        while not self._stopping:
             self._rung.clear()
             try:
                 await self._do_chores()
@@ -220,7 +220,7 @@ class Manager:
         """Claim until nothing more is due, never more than there is room for."""
         self.numbers.sweeps += 1
         most = self._knobs.batch_size
-        while await self._leads():
+        while not self._stopping and await self._leads():
             if not self._may_ask():
                 return
             if len(self._attempts.abandoned) >= most:
@@ -233,7 +233,7 @@ class Manager:
                 self._room.clear()
                 await wait(self._room, self._knobs.lease_duration / _BEATS)
                 continue
-            if len(await self._undisturbed(self._claim(room))) < room:  # `stop` waits for it: nothing is forgotten
+            if len(await self._claim(room)) < room:
                 return
             if monotonic() - self._swept >= self._knobs.scan_interval:
                 self._rung.set()  # the chores, then on
@@ -330,7 +330,7 @@ class Manager:
 
     async def _release(self, helds: list[Held]) -> None:
         """Give claims back; where that fails they are free when their lease ends."""
-        await self._undisturbed(self._give_back(self._dropped(helds)))
+        await self._give_back(self._dropped(helds))
 
     def _dropped(self, helds: list[Held]) -> list[Claim]:
         """Free places; return their claims."""

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from config.settings import Recovery
 from handlers.recovery.finality import Conflicting, Mined, Pending, State, Unknown
-from handlers.recovery.records import Records
+from handlers.recovery.records import Records, Waiting
 from storage.recovery.rows import Place, Status
 from storage.recovery.tables import Storage
 
@@ -49,22 +49,14 @@ class Survey:
 
         Final rows are compared with the chain only if that `decides` about them.
         """
-        waiting = await self._waiting(conflicting=False)
-        for part in parts(waiting):
+        found = await waiting(self._records, self._turn)
+        for part in parts(found.txids):
             await self._storage.add(part, self._ttl_s)
         if decides:
-            for part in parts([*waiting, *await self._waiting(conflicting=True), *await self._shallow()]):
+            for part in parts([*found.txids, *found.conflicting, *await self._shallow()]):
                 await self._storage.reopen(part, NOT_DEEP, ("confirmed",))
             await self._correct()
         await self._catch_up()
-
-    async def _waiting(self, *, conflicting: bool) -> list[bytes]:
-        found, after = list[bytes](), None
-        while True:
-            some = await self._turn(partial(self._records.waiting, after))
-            found += some.conflicting if conflicting else some.txids
-            if (after := some.after) is None:
-                return found
 
     async def _shallow(self) -> list[bytes]:
         """Return what was mined so recently that it cannot be confirmed."""
@@ -105,6 +97,16 @@ class Survey:
 
     async def _states(self, txids: list[bytes]) -> Sequence[State]:
         return await self._turn(partial(self._records.states, txids))
+
+
+async def waiting(records: Records, turn: Turn) -> Waiting:
+    """Return all transactions that are in no block."""
+    found = Waiting([], [], [], None)
+    while True:
+        some = await turn(partial(records.waiting, found.after))
+        found = Waiting(*(old + new for old, new in zip(found[:3], some[:3], strict=True)), some.after)
+        if found.after is None:
+            return found
 
 
 def parts(txids: list[bytes]) -> Iterator[list[bytes]]:

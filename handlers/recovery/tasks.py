@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import TypeVar
 
 import anyio
 import structlog
@@ -15,7 +14,6 @@ from anyio.abc import TaskGroup
 from handlers.recovery.numbers import Numbers
 from storage.errors import StoreError
 
-T = TypeVar("T")
 log = structlog.get_logger("recovery")
 
 
@@ -65,29 +63,6 @@ class Patience:
         with anyio.move_on_after(max(self._left_s, 0.0)):
             await work()
         self._left_s -= monotonic() - began
-
-
-class Undisturbed:
-    """Work on the database that goes on when whoever waits for it is cancelled."""
-
-    def __init__(self) -> None:
-        self._scopes = set[CancelScope]()
-
-    async def __call__(self, work: Awaitable[T]) -> T:
-        """Wait for some work to its end, unless all of it is cancelled."""
-        with CancelScope(shield=True) as scope:
-            self._scopes.add(scope)
-            try:
-                return await work
-            finally:
-                self._scopes.discard(scope)
-        await anyio.sleep_forever()  # whoever cancels all of it cancels the waiting task too
-        raise AssertionError
-
-    def cancel(self) -> None:
-        """Cancel all of it."""
-        for scope in self._scopes:
-            scope.cancel()
 
 
 async def wait(event: asyncio.Event, most_s: float) -> None:
