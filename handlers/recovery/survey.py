@@ -104,7 +104,8 @@ async def waiting(records: Records, turn: Turn) -> Waiting:
     found = Waiting([], [], [], None)
     while True:
         some = await turn(partial(records.waiting, found.after))
-        found = Waiting(*(old + new for old, new in zip(found[:3], some[:3], strict=True)), some.after)
+        txids, conflicting = found.txids + some.txids, found.conflicting + some.conflicting
+        found = Waiting(txids, conflicting, found.half_made + some.half_made, some.after)
         if found.after is None:
             return found
 
