@@ -94,13 +94,13 @@ CLAIM_AGAIN = f"""
 CLAIMS = (CLAIM_AGAIN, CLAIM, CLAIM_SET_BACK)  # in this order, as long as there is room
 KEYS = "unnest($1::bytea[], $2::text[], $3::bigint[])"
 # Owner and status are compared in a way that no index serves: only the key may lead to the rows of a batch.
-MINE = "t.txid = b.txid AND t.owner || '' = b.owner AND t.generation = b.generation AND t.status || '' = 'pending'"
+OURS = "t.txid = b.txid AND t.owner || '' = b.owner AND t.generation = b.generation AND t.status || '' = 'pending'"
 RENEW = f"""
     UPDATE {{table}} AS t SET lease_until = now() + $4, next_attempt_at = now() + $4
-    FROM {KEYS} AS b (txid, owner, generation) WHERE {MINE} RETURNING t.txid"""
+    FROM {KEYS} AS b (txid, owner, generation) WHERE {OURS} RETURNING t.txid"""
 RELEASE = f"""
     UPDATE {{table}} AS t SET owner = NULL, lease_until = NULL, next_attempt_at = now() - interval '1 ms'
-    FROM {KEYS} AS b (txid, owner, generation) WHERE {MINE} RETURNING t.txid"""
+    FROM {KEYS} AS b (txid, owner, generation) WHERE {OURS} RETURNING t.txid"""
 SETTLE = f"""
     UPDATE {{table}} AS t SET status = b.status, owner = NULL, lease_until = NULL, updated_at = now(),
         untold = CASE WHEN b.status <> 'pending' THEN $12::text END,
@@ -117,7 +117,7 @@ SETTLE = f"""
     FROM unnest($1::bytea[], $2::text[], $3::bigint[], $4::text[], $5::text[], $6::interval[], $7::text[], $8::text[],
                 $9::bool[], $10::bool[], $11::bool[])
         AS b (txid, owner, generation, status, outcome, delay, message, error, attempt, failed, not_found)
-    WHERE {MINE} RETURNING t.txid"""
+    WHERE {OURS} RETURNING t.txid"""
 END = "owner = NULL, lease_until = NULL, generation = generation + 1, updated_at = now(), next_attempt_at = NULL"
 CONCLUDE = f"""
     UPDATE {{table}} SET status = $2, message = $3, untold = $4, {END}

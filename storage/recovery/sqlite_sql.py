@@ -89,9 +89,9 @@ CLAIMS = (CLAIM_AGAIN, CLAIM, CLAIM_SET_BACK)  # in this order, as long as there
 # One statement for a batch: JSON objects, whose txid is hex. `of_hex` is ours, older SQLite has none. A plus keeps the
 # planner from an index that has too much in it; only the key may lead to the rows.
 BATCH = "FROM (SELECT of_hex(value ->> 'txid') AS txid, value AS v FROM json_each(:batch)) AS b WHERE t.txid = b.txid"
-MINE = "+t.owner = v ->> 'owner' AND t.generation = v ->> 'generation' AND +t.status = 'pending' RETURNING txid"
-RENEW = f"UPDATE recovery_tx AS t SET lease_until = :until, next_attempt_at = :until {BATCH} AND {MINE}"
-RELEASE = f"UPDATE recovery_tx AS t SET owner = NULL, lease_until = NULL, next_attempt_at = :now - 1 {BATCH} AND {MINE}"
+OURS = "+t.owner = v ->> 'owner' AND t.generation = v ->> 'generation' AND +t.status = 'pending' RETURNING txid"
+RENEW = f"UPDATE recovery_tx AS t SET lease_until = :until, next_attempt_at = :until {BATCH} AND {OURS}"
+RELEASE = f"UPDATE recovery_tx AS t SET owner = NULL, lease_until = NULL, next_attempt_at = :now - 1 {BATCH} AND {OURS}"
 SETTLE = f"""
     UPDATE recovery_tx AS t SET status = v ->> 'status', owner = NULL, lease_until = NULL, updated_at = :now,
         untold = CASE WHEN v ->> 'status' <> 'pending' THEN :teller END,
@@ -105,7 +105,7 @@ SETTLE = f"""
                        WHEN json_array_length(history) >= {HISTORY}
                        THEN json_insert(json_remove(history, '$[0]'), '$[#]', json(v -> 'entry'))
                        ELSE json_insert(history, '$[#]', json(v -> 'entry')) END
-    {BATCH} AND {MINE}"""
+    {BATCH} AND {OURS}"""
 END = "owner = NULL, lease_until = NULL, generation = generation + 1, updated_at = :now, next_attempt_at = NULL"
 CONCLUDE = f"""
     UPDATE recovery_tx AS t SET status = :status, message = :message, untold = :teller, {END}
