@@ -275,6 +275,27 @@ async def test_facts_that_are_gone_are_made_up_for_by_a_survey(lab: Lab, scribe:
         assert scribe.surveys == [True]
 
 
+async def test_facts_that_go_while_the_database_is_away_need_one_survey(lab: Lab, scribe: Scribe) -> None:
+    async with lab.storage() as storage:
+        await begun(scribe, storage)
+        scribe.surveys.clear()
+        shaky = Shaky(storage)
+        async with scribe.following(shaky):
+            scribe.log(*said("pending", 1))
+            await until(are(storage, t1="pending"))
+            shaky.broken.add("transact")
+            scribe.log(*said("pending", 2))
+            await until(lambda: shaky.calls.count("transact") >= 3)
+            scribe.changes.keep = Retention(count=1)
+            for n in range(3, 6):
+                scribe.log(*said("pending", n))
+            shaky.broken.clear()
+            await scribe.is_read(storage)
+            scribe.log(*said("pending", 6))
+            await until(are(storage, t1="pending", t6="pending"))
+        assert scribe.surveys == [True]
+
+
 async def test_another_log_is_not_read_on(lab: Lab, scribe: Scribe, tmp_path: Path) -> None:
     """A shorter one, and one that has as many facts as were read of the one before."""
     async with lab.storage() as storage:

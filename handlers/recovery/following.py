@@ -139,6 +139,7 @@ class Follower:
         at = await self._logged_at(cursor.next - 1)
         if at not in (None, cursor.at):
             return await self._begin("the log is another one than the one that was read")
+        self._since = None
         return cursor
 
     async def _begin(self, why: str) -> Cursor:
