@@ -18,8 +18,8 @@ from config.settings import Recovery
 from handlers.recovery.manager import Manager
 from handlers.recovery.outcome import Outcome, Valid
 from storage.recovery.postgres import PostgresStorage
-from storage.recovery.rows import Storage
 from storage.recovery.sqlite import SqliteStorage
+from storage.recovery.tables import Storage
 
 _SCANS = 200
 _DUE_S = 3600.0

@@ -11,6 +11,7 @@ from config.units import format_size, parse_endpoint
 
 _UNIX_PATH_BYTES = 107  # sun_path of Linux, without the closing zero
 _SHORTEST_ATTEMPT_S = 10.0
+_HANDLER = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*|[^\s:]+")
 _HOST = re.compile(r"\*|[A-Za-z0-9._-]+|[0-9A-Fa-f]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f.]*")  # a name, or an address
 
 
@@ -55,6 +56,10 @@ def recovery_problems(recovery: Recovery) -> list[Problem]:
         found.append(Problem(("recovery.attempt_timeout",), "expected 0, without end, or at least 10s"))
     if recovery.node_url is not None and not recovery.node_url.startswith(("http://", "https://")):
         found.append(Problem(("recovery.node_url",), "expected http://host:port"))
+    for name in recovery.handlers:
+        if not _HANDLER.fullmatch(name):
+            what = f"{name!r}: expected package.module:Class, or the name of an entry point"
+            found.append(Problem(("recovery.handlers",), what))
     return found
 
 

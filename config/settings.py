@@ -281,6 +281,13 @@ class Recovery(Table, frozen=True, kw_only=True):
             "itself does not have; beyond it the oldest leave, or are orphans. 0 is no limit.",
         ),
     ] = 1_000_000
+    handlers: Annotated[
+        tuple[Text, ...],
+        Meta(
+            description="Own handlers that are asked first: package.module:Class, or the name of an entry point in the "
+            "group utxod.recovery_handlers."
+        ),
+    ] = ()
     node_url: Annotated[
         Secret | None,
         Meta(

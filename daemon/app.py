@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -49,6 +50,8 @@ from handlers.events import (
     TxMessage,
     Welcome,
 )
+from handlers.recovery.outcome import Handler
+from handlers.recovery.own import load
 from handlers.refusal import Refusal
 from handlers.utxo import Limits, Turns, follow_chain
 from storage.blobs import BlobFailed, Blobs
@@ -65,15 +68,19 @@ def run(config: Config, config_file: Path | None) -> bool:
     """Run the daemon until it is asked to leave; return whether everything that it had received was carried out.
 
     `config_file` is the one named on the command line: SIGHUP reads the configuration again.
+
+    Raises:
+        ConfigError: there is no such handler as the configuration names.
     """
+    own = load(config.recovery.handlers) if enabled(config) else []
     keep_heap_small()
     announce(config, config_file, config.http.workers)
     if config.utxo.enabled:
         check_store(config)
-    return anyio.run(serve, config, config_file, backend_options={"use_uvloop": True})
+    return anyio.run(serve, config, config_file, own, backend_options={"use_uvloop": True})
 
 
-async def serve(config: Config, config_file: Path | None) -> bool:
+async def serve(config: Config, config_file: Path | None, own: Sequence[Handler] = ()) -> bool:
     """Open the store, the handlers and the door, and close them in the opposite order."""
     most, notifier, bus = most_clients(), Notifier(os.environ), Bus()
     with receiver() as signals, ExitStack() as stores:
@@ -109,7 +116,7 @@ async def serve(config: Config, config_file: Path | None) -> bool:
                 if turns and config.pruner.enabled:
                     doors.start_soon(prune_along, config, turns, hall, writer)
                 if turns and enabled(config):
-                    doors.start_soon(recover_along, config, turns, hall, writer)
+                    doors.start_soon(recover_along, config, turns, hall, writer, own)
                 keeper = Keeper(config, config.http.workers)
                 if config.http.workers:
                     doors.start_soon(keeper.serve)

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
-from config.load import named_file
+from config.load import ConfigError, named_file
 from config.settings import Config, socket_path
 from config.show import render
 from daemon import VERSION
@@ -62,6 +62,8 @@ def run(context: click.Context) -> None:
         try:
             with one_failure():
                 drained = run_daemon(config, context.obj.path)
+        except ConfigError as error:
+            raise Exit(str(error), WRONG_USE) from error
         except OSError as error:
             place = error.filename or socket_path(config, os.environ)
             raise Exit(f"{place}: {error.strerror or error}", FAILED) from error

@@ -1,14 +1,13 @@
 """The recovery service's place in the daemon: its tables, who knows what became of a transaction, and who hears of it.
 
 It stands beside what follows the chain and never in its way: what it reads there are short turns on the writer's
-thread. While its database is away the daemon goes on, and a survey makes up for what was not written.
+thread. While its database is away the daemon goes on, and what was not written is read from the change log.
 """
 
 from __future__ import annotations
 
-import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -17,22 +16,29 @@ import structlog
 from anyio import CancelScope, CapacityLimiter, to_thread
 
 from config.settings import Config
+from daemon.bus import Bell
 from daemon.connection import Hall
 from daemon.store import store_id
 from daemon.telling import Teller
 from feeds.bitcoin.access import Login, NodeAway, NodeError, RpcError, read_url
 from feeds.bitcoin.jsonrpc import Node
-from handlers.recovery.finality import Breaker, FinalityHandler, Mined, NodeFinality, SourceAway, State
-from handlers.recovery.listener import Listener
+from handlers.events import BlockCommitted, RolledBack, TxStatusChanged
+from handlers.recovery.finality import Breaker, FinalityHandler, NodeFinality, Pending, SourceAway, State, Unknown
+from handlers.recovery.following import Follower
+from handlers.recovery.healing import Healing
 from handlers.recovery.manager import Manager
 from handlers.recovery.numbers import Numbers
+from handlers.recovery.outcome import Handler
+from handlers.recovery.own import InTurn
 from handlers.recovery.records import Records
-from handlers.recovery.settling import Change
-from handlers.recovery.survey import Survey
+from handlers.recovery.survey import Survey, Turn
+from handlers.recovery.withdrawing import withdraw_discarded
 from handlers.utxo import Turns
+from storage.disk import Txn
 from storage.errors import StoreError
-from storage.recovery.rows import Storage, StoreAway
+from storage.recovery.rows import StoreAway
 from storage.recovery.sqlite import SqliteStorage
+from storage.recovery.tables import Storage
 
 T = TypeVar("T")
 log = structlog.get_logger("recovery")
@@ -70,63 +76,75 @@ def _name_of_log(config: Config) -> str:
     return f"{config.recovery.instance_id or socket.gethostname()}/{store_id(config)}"
 
 
+class _Question:
+    """What one attempt wants to know."""
+
+    def __init__(self, txid: bytes) -> None:
+        self.txid, self.answered = txid, anyio.Event()
+        self.answer: State | StoreError | None = None
+
+
 class ChainFinality:
     """The daemon's own stores as a source. What is asked while the writer is busy shares one turn."""
 
     name = "chain"
 
-    def __init__(
-        self,
-        records: Records,
-        turn: Callable[[Callable[[], list[State]]], asyncio.Future[list[State]]],
-        listener: Listener,
-        caught_up: Callable[[], bool],
-        confirmations: int,
-    ) -> None:
+    def __init__(self, records: Records, turn: Turn, caught_up: Callable[[], bool]) -> None:
         """Take the stores, the way to the writer's thread, and whether the chain is at the network's tip."""
-        self._records, self._turn, self._listener, self._caught_up = records, turn, listener, caught_up
-        self._confirmations = confirmations
-        self._asked: dict[bytes, None] = {}
-        self._answer: asyncio.Future[tuple[dict[bytes, State], int]] | None = None
+        self._records, self._turn, self._caught_up = records, turn, caught_up
+        self._asked: list[_Question] = []
+        self._bell, self._answering = Bell(), CancelScope(shield=True)
 
     async def state_of(self, txid: bytes) -> State:
-        """See `Finality`."""
-        self._asked[txid] = None
-        if self._answer is None:
-            self._answer = asyncio.ensure_future(self._look())
-        states, moves = await asyncio.shield(self._answer)
-        state = states[txid]
-        current = moves == self._listener.moves  # else the block may be rolled back by now
-        if isinstance(state, Mined) and state.depth < self._confirmations and current:  # a deep one the caller confirms
-            self._listener.track(txid, state.height)
-        return state
+        """See `Finality`. That we hold a transaction says nothing: only a block shows that the network has it."""
+        question = _Question(txid)
+        self._asked.append(question)
+        self._bell.ring()
+        await question.answered.wait()
+        match question.answer:
+            case StoreError():
+                raise SourceAway(str(question.answer))
+            case Pending():
+                return Unknown(held=True)
+            case state:
+                assert state is not None
+                return state
 
-    async def _look(self) -> tuple[dict[bytes, State], int]:
-        await asyncio.sleep(0)  # whoever asks in this round of the loop comes along
-        asked, self._asked, self._answer = list(self._asked), {}, None
-        moves = self._listener.moves
-        try:
-            return dict(zip(asked, await self._turn(partial(self._records.states, asked)), strict=True)), moves
-        except StoreError as error:
-            raise SourceAway(str(error)) from error
+    async def answer(self) -> None:
+        """Answer what is asked until `leave`: whoever asks may still do so while everybody else is cancelled."""
+        with self._answering:
+            while True:
+                await self._bell.heard()
+                asked, self._asked = self._asked, []
+                answers: Sequence[State | StoreError]
+                try:
+                    answers = await self._turn(partial(self._records.states, [question.txid for question in asked]))
+                except StoreError as error:
+                    answers = [error] * len(asked)
+                for question, answer in zip(asked, answers, strict=True):
+                    question.answer = answer
+                    question.answered.set()
+
+    def leave(self) -> None:
+        """Answer nothing more."""
+        self._answering.cancel()
 
     async def caught_up(self) -> bool:
         """See `Finality`."""
         return self._caught_up()
 
 
-async def recover_along(config: Config, turns: Turns, hall: Hall, writer: CapacityLimiter) -> None:
-    """Look after pending transactions, until cancelled."""
+async def recover_along(
+    config: Config, turns: Turns, hall: Hall, writer: CapacityLimiter, own: Sequence[Handler] = ()
+) -> None:
+    """Look after pending transactions, until cancelled; `own` handlers are asked before the daemon's."""
     lives = turns.chain.lives
     assert lives is not None
-    wish, records = config.recovery, Records(lives.transactions)
+    wish, records, changes = config.recovery, Records(lives.transactions), turns.chain.changes
+    store = store_id(config)
 
-    def turn(work: Callable[[], T]) -> asyncio.Future[T]:
-        # A task of its own: whoever waits may be cancelled, but the next turn must not begin before this one ends.
-        return asyncio.shield(asyncio.ensure_future(to_thread.run_sync(work, limiter=writer)))
-
-    def changed(found: list[Change]) -> None:
-        teller.tell((each.txid, each.status) for each in found)
+    async def turn(work: Callable[[], T]) -> T:
+        return await to_thread.run_sync(work, limiter=writer)
 
     def tip() -> int:
         return hall.view.tip.height if hall.view.tip else 0
@@ -137,47 +155,60 @@ async def recover_along(config: Config, turns: Turns, hall: Hall, writer: Capaci
             return False
         return network is None or network - tip() <= behind
 
+    def told() -> None:
+        hall.audience.hear(())
+        moved.ring()
+
     storage, numbers = open_storage(config, teller=_name_of_log(config)), Numbers()
-    teller = Teller(storage, turns.chain.changes, hall, writer, tip)
-    listener = Listener(wish.ttl, wish.confirmations, changed, numbers)
+    moved = hall.bus.bell(TxStatusChanged, BlockCommitted, RolledBack)
+    teller = Teller(storage, changes, hall, writer, tip)
     alone = wish.store == "sqlite" and wish.node_url is None  # nobody else can have confirmed a row
-    sources = [Breaker(ChainFinality(records, turn, listener, caught_up, wish.confirmations)), *_node(config)]
+    chain = ChainFinality(records, turn, caught_up)
+    sources = [Breaker(chain), *_node(config)]
     handler = FinalityHandler(sources, wish.confirmations, patience=lambda: _patience(manager))
-    survey = Survey(
+    follower = Follower(
         storage,
-        records,
-        listener,
+        changes,
+        store,
         turn,
-        partial(turns.chain.write_alone, quietly=True),
-        tip,
-        lambda fact: hall.bus.publish([fact]),
+        Survey(storage, records, store, turn, wish),
         wish,
+        heard=moved.heard,
         decides=lambda: alone or caught_up(0),
-        logged=turns.chain.changes.tell,
+        tip=tip,
+        wrote=teller.ring,
     )
+
+    def write(step: Callable[[Txn], T]) -> Awaitable[T]:
+        return turn(partial(turns.chain.write_alone, step, quietly=True))
+
+    healing = Healing(records, turn, write, changes.tell, told, tip)
+    withdrawing = partial(withdraw_discarded, storage, store, write, lives.evictor.withdraw, told)
 
     async def circuits() -> None:
         numbers.circuits = {source.name: source.circuit for source in sources}
 
     manager = Manager(
         storage,
-        handler,
+        InTurn([*own, handler]) if own else handler,
         wish,
-        available=handler.available,
-        changed=changed,
-        chores=[circuits, survey],
+        available=lambda: bool(own) or handler.available(),
+        changed=lambda _: teller.ring(),
+        chores=[circuits, healing, withdrawing],
         numbers=numbers,
     )
     hall.numbers.recovery = numbers
-    for kind in ("TxStatusChanged", "BlockCommitted", "RolledBack"):
-        hall.bus.listen(kind, listener.hear)
     try:
+        await follower.begin()
         await _opened(storage)
-        await teller.tell_what_was_left()
-        async with anyio.create_task_group() as both:
-            both.start_soon(listener.write_along, storage)
-            both.start_soon(_managed, manager)
-            both.start_soon(teller.go_on)
+        async with anyio.create_task_group() as all_of_them:
+            all_of_them.start_soon(follower.follow)
+            all_of_them.start_soon(chain.answer)
+            all_of_them.start_soon(teller.go_on, wish.scan_interval)
+            try:
+                await manager.run()
+            finally:
+                chain.leave()
     finally:
         with CancelScope(shield=True):
             try:
@@ -207,8 +238,7 @@ async def _opened(storage: Storage) -> None:
     told = False
     while True:
         try:
-            with CancelScope(shield=True):  # half open, it would leave a thread behind that keeps the process
-                await storage.open()
+            await storage.open()
         except StoreAway as error:
             if not told:
                 log.error("recovery_store_away", error=str(error))
@@ -216,16 +246,3 @@ async def _opened(storage: Storage) -> None:
             await anyio.sleep(_AWAY_S)
         else:
             return
-
-
-async def _managed(manager: Manager) -> None:
-    """Run the service in a task of its own: it leaves in its own time, however often we are cancelled."""
-    running = asyncio.ensure_future(manager.run())
-    try:
-        await asyncio.wait({running})
-    finally:
-        running.cancel()
-        with CancelScope(shield=True):
-            await asyncio.wait({running})
-    if not running.cancelled():
-        running.result()

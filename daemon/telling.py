@@ -6,7 +6,7 @@ a kill leaves in between is told by the next start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import anyio
 import structlog
@@ -17,7 +17,8 @@ from daemon.connection import Hall
 from handlers.change_log import ChangeLog
 from handlers.events import TxStatusChanged
 from storage.errors import StoreFull
-from storage.recovery.rows import Status, Storage, StoreAway
+from storage.recovery.rows import Status, StoreAway
+from storage.recovery.tables import Storage
 
 log = structlog.get_logger("recovery")
 
@@ -34,64 +35,62 @@ class Teller:
     ) -> None:
         """Take the tables, the log, whoever listens, the way to the writer's thread, and the height of the tip."""
         self._storage, self._changes, self._hall, self._writer, self._tip = storage, changes, hall, writer, tip
-        self._marked: list[tuple[bytes, Status]] = []  # told since, or about to be
+        self._said: set[tuple[bytes, Status]] = set()  # the log has them, or will with the next write
+        self._first = True  # an earlier life may have told of rows that are still marked
         self._bell = Bell()
 
-    def tell(self, found: Iterable[tuple[bytes, Status]]) -> None:
-        """Tell of rows that are final now; never waits."""
-        rows = list(found)
-        facts = [TxStatusChanged(txid=txid, status=status, height=self._tip()) for txid, status in rows]
-        self._hall.bus.publish(facts)
-        self._changes.tell_later(facts)
-        self._marked += rows
+    def ring(self) -> None:
+        """Say that rows may be final now."""
         self._bell.ring()
 
-    async def tell_what_was_left(self) -> None:
-        """Tell of what an earlier life could not: it was killed, or the answer of the database was lost.
-
-        Nothing may become final meanwhile. The log may have a fact whose mark is still there.
-        """
-        left = await self._left()
-        while left:
-            said = await to_thread.run_sync(self._changes.last_said, dict(left), limiter=self._writer)
-            self.tell((txid, status) for txid, status in left if said.get(txid) != status)
-            self._marked += [(txid, status) for txid, status in left if said.get(txid) == status]
-            log.info("recovery_told_late", transactions=len(left))
-            while not await self.finish():  # noqa: ASYNC110 - nobody would say when there is room again
-                await anyio.sleep(_AWAY_S)
-            left = await self._left()
-
-    async def _left(self) -> list[tuple[bytes, Status]]:
+    async def go_on(self, every_s: float) -> None:
+        """Tell of what is marked whenever it rings and, because a lost answer does not ring, at intervals."""
         while True:
             try:
-                return await self._storage.untold(_ROWS)
-            except StoreAway as error:
-                log.warning("recovery_store_away", error=str(error))
+                while await self.tell():
+                    pass
+            except (StoreFull, StoreAway) as error:
+                log.warning("recovery_not_told", why=str(error))
                 await anyio.sleep(_AWAY_S)
+                continue
+            with anyio.move_on_after(every_s):
+                await self._bell.heard()
 
-    async def go_on(self) -> None:
-        """Append to the log what was told, unless a block does so first, until cancelled."""
-        while True:
-            await self._bell.heard()
+    async def tell(self) -> bool:
+        """Append what is marked to the log, unless a block does so first, and take the marks away.
+
+        Return whether there was anything to tell.
+
+        Raises:
+            StoreAway, StoreFull: it has to be tried again.
+        """
+        rows = await self._storage.untold(_ROWS)
+        if self._first:
+            await self._told_before(rows)
+        new = [row for row in rows if row not in self._said]
+        self._changes.tell_later(TxStatusChanged(txid=txid, status=each, height=self._tip()) for txid, each in new)
+        self._said.update(new)
+        if new:
             await anyio.sleep(_WITHIN_S)
-            if not await self.finish():
-                await anyio.sleep(_AWAY_S)
-                self._bell.ring()
+        if self._changes.waiting:
+            await to_thread.run_sync(self._changes.write, lambda _: None, limiter=self._writer)
+        self._hall.audience.hear(())
+        await self._storage.told(rows)
+        self._said.difference_update(rows)
+        return bool(rows)
 
-    async def finish(self) -> bool:
-        """Append what waits to the log, and take the marks away; return False when that has to be tried again."""
-        rows = list(self._marked)
+    async def finish(self) -> None:
+        """Tell of what there is to tell before we leave, if that is possible now."""
         try:
-            if self._changes.waiting:
-                await to_thread.run_sync(self._changes.write, lambda _: None, limiter=self._writer)
-            self._hall.audience.hear(())
-            if rows:
-                await self._storage.told(rows)
-        except StoreFull as full:
-            log.warning("store_full", during="recovery", error=str(full))
-            return False
-        except StoreAway as error:
-            log.warning("recovery_store_away", error=str(error))
-            return False
-        del self._marked[: len(rows)]
-        return True
+            await self.tell()
+        except (StoreFull, StoreAway) as error:
+            log.warning("recovery_not_told", why=str(error))
+
+    async def _told_before(self, rows: list[tuple[bytes, Status]]) -> None:
+        """Find out which of the rows that an earlier life has marked it did tell of."""
+        if not rows:
+            self._first = False
+            return
+        said = await to_thread.run_sync(self._changes.last_said, dict(rows), limiter=self._writer)
+        self._said.update((txid, status) for txid, status in rows if said.get(txid) == status)
+        log.info("recovery_told_late", transactions=sum(said.get(txid) != status for txid, status in rows))

@@ -114,6 +114,12 @@ class ChangeLog:
         with self.store.disk.read() as txn:
             return self.store.ends(txn)[1]
 
+    def logged_at(self, sequence: int) -> int | None:
+        """Return when a fact was logged, in unix seconds; None when it is not kept."""
+        with self.store.disk.read() as txn:
+            row = next((read_row(*raw) for raw in self.store.rows(txn, sequence)), None)
+        return row.at if row is not None and row.first <= sequence <= row.last else None
+
     def last_said(self, txids: Collection[bytes]) -> dict[bytes, str]:
         """Return the latest status of transactions, as far as the newest facts tell of it."""
         with self.store.disk.read() as txn:

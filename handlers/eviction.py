@@ -81,7 +81,9 @@ async def room_for(event: TxSubmitted, evictor: Evictor, write: Write) -> int:
 class Evictor:
     """Evicts pending submissions, inside the write transaction of whoever calls. `tell` hears of each one."""
 
-    def __init__(self, removal: Removal, transactions: Transactions, tell: Callable[[bytes, AnyCause], None]) -> None:
+    def __init__(
+        self, removal: Removal, transactions: Transactions, tell: Callable[[bytes, str, AnyCause], None]
+    ) -> None:
         self._removal, self._transactions, self._tell = removal, transactions, tell
         self._store, self._rules = transactions.store, transactions.rules
         self.numbers = EvictionNumbers()
@@ -106,6 +108,20 @@ class Evictor:
                 log.warning("pending_evicted", reason=reason, count=gone.count, bytes=gone.size, oldest_age_s=age_s)
         self._wrote = False
         self.begin()
+
+    def withdraw(self, txn: Txn, txid: bytes, reason: str) -> bool:
+        """Take a transaction of the pool, and what builds on it, out of it, as far as one step goes.
+
+        Return whether that is all: nothing is left, or something of it has to stay.
+        """
+        others, self._path = self._path, {txid: _Visit()}
+        rows, passed = _ROWS, set[bytes]()
+        try:
+            while rows > 0 and self._path:
+                rows -= self._visit(txn, _Gone(), passed, Withdrawn(reason))
+            return not self._path
+        finally:
+            self._path = others
 
     # --- limits --------------------------------------------------------------------------------------------------
 
@@ -186,6 +202,7 @@ class Evictor:
     def _step(self, txn: Txn, reason: str, wanted: Callable[[], bool], spared: Collection[bytes]) -> None:
         """Evict whole packages while that is wanted, as far as one step goes."""
         rows, self._wrote, passed = _ROWS, True, set(spared)
+        cause: AnyCause = Expired() if reason == "age" else Withdrawn("evicted")
         if self._path and next(iter(self._path)) in passed:
             self._path.clear()
         while rows > 0 and (self._path or wanted()):
@@ -194,9 +211,9 @@ class Evictor:
                 if oldest is None:
                     return
                 self._path = {oldest: _Visit()}
-            rows -= self._visit(txn, self._gone[reason], passed)
+            rows -= self._visit(txn, self._gone[reason], passed, cause)
 
-    def _visit(self, txn: Txn, gone: _Gone, passed: set[bytes]) -> int:
+    def _visit(self, txn: Txn, gone: _Gone, passed: set[bytes], cause: AnyCause) -> int:
         """Go one transaction on, or remove one; return how many rows were looked at.
 
         When something on the way has to stay, the submission at its beginning is put back in line, and is `passed`.
@@ -221,7 +238,7 @@ class Evictor:
             at.page += 1
         else:
             self._remove(txn, txid, record, gone)
-            self._tell(txid, Expired() if gone is self._gone["age"] else Withdrawn("evicted"))
+            self._tell(txid, "withdrawn" if cause == Withdrawn("operator") else "pruned", cause)
             del self._path[txid]
         return rows
 

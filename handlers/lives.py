@@ -67,7 +67,7 @@ class Lives:
         self.reconciler = Reconciler(transactions)
         self.changes = changes or ChangeLog(self.store.disk)
         self.removal = Removal(transactions)
-        self.evictor = Evictor(self.removal, transactions, lambda txid, cause: self.tell(txid, "pruned", cause=cause))
+        self.evictor = Evictor(self.removal, transactions, self.tell)
         self.repairs: list[Repair] = []  # of the write that is being made
         self._repaired = 0  # records that commits have repaired since `take_repaired`
         self.bare = True  # no record, no claim

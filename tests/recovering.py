@@ -22,8 +22,9 @@ from handlers.recovery.manager import Manager
 from handlers.recovery.outcome import Handler, Outcome, Valid
 from handlers.recovery.settling import Change
 from storage.recovery.postgres import PostgresStorage
-from storage.recovery.rows import Row, Storage, StoreAway
+from storage.recovery.rows import Row, StoreAway
 from storage.recovery.sqlite import SqliteStorage
+from storage.recovery.tables import Storage
 
 Kind = Literal["sqlite", "postgresql"]
 _TIMES = ("next_attempt_at", "lease_until", "submitted_at", "not_found_since")
@@ -43,12 +44,14 @@ class Lab:
         self.table = f"recovery_{next(_numbers)}"
 
     @asynccontextmanager
-    async def storage(self, lease_s: float = 30.0, uri: str | None = None) -> AsyncIterator[Storage]:
+    async def storage(
+        self, lease_s: float = 30.0, uri: str | None = None, teller: str | None = None
+    ) -> AsyncIterator[Storage]:
         storage: Storage
         if self.kind == "sqlite":
-            storage = SqliteStorage(self.path)
+            storage = SqliteStorage(self.path, teller=teller)
         else:
-            storage = PostgresStorage(uri or self.uri, lease_s=lease_s, table=self.table)
+            storage = PostgresStorage(uri or self.uri, lease_s=lease_s, table=self.table, teller=teller)
         await storage.open()
         try:
             yield storage

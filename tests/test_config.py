@@ -98,6 +98,7 @@ DEFAULTS: dict[str, Any] = {
         "retention": 604800.0,
         "unresolved_retention": 2_592_000.0,
         "max_final_count": 1_000_000,
+        "handlers": (),
         "node_url": None,
         "node_cookie": None,
         "advisory_lock_id": 0x7574786F64726563,

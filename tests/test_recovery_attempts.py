@@ -20,8 +20,8 @@ import storage.recovery.postgres
 import storage.recovery.sqlite
 from config.load import ConfigError
 from handlers.recovery.outcome import Busy, Invalid, NotFound, Outcome, Permanent, Transient, Valid
-from storage.recovery.rows import Storage
 from storage.recovery.sqlite import SqliteStorage, machine_ms
+from storage.recovery.tables import Storage
 
 pytestmark = pytest.mark.anyio
 HOUR = 3600.0
@@ -512,7 +512,7 @@ async def test_no_row_stays_held_whatever_happens(lab: Lab, seed: int) -> None:
             event = random.choice([*events, "broken", "mute"])
             met[event] += 1
             if event in ("broken", "mute"):
-                verbs = set(random.sample(["claim", "settle", "renew", "release", "landed"], 2))
+                verbs = set(random.sample(["claim", "settle", "renew", "release"], 2))
                 getattr(shaky, event).update(verbs)
                 await asyncio.sleep(random.choice([0.05, 0.1, 0.4]))
                 getattr(shaky, event).clear()

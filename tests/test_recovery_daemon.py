@@ -198,12 +198,18 @@ def test_operators_replay_discard_and_reopen(folder: Path) -> None:
         assert txid in said(daemon, "discard", txid, "--reason", "nobody wants it")
         shown = json.loads(said(daemon, "show", txid, "--json"))
         assert (shown["status"], shown["message"], shown["history"]) == ("deleted", "nobody wants it", [])
+        until(lambda: "discarded_withdrawn" in daemon.events(), True)
+        with daemon.client() as client:
+            submit(client, pay("later", 1))
+        later = digest("tx", "later").hex()
+        until(lambda: rows(daemon), {txid: "deleted", later: "pending"})  # so that it was withdrawn was read
         assert txid in said(daemon, "reopen", txid)
         assert json.loads(said(daemon, "show", txid, "--json"))["reopened"] == 2
-        until(lambda: bool(json.loads(said(daemon, "show", txid, "--json"))["history"]), True)  # looked at, again
-        assert "Busy" not in said(daemon, "show", txid) and "waits to be mined" in said(daemon, "show", txid)
+        until(lambda: "nobody knows the transaction" in said(daemon, "show", txid), True)  # looked at, again
+        assert txid in said(daemon, "discard", txid) and later in said(daemon, "discard", later)
+        assert later in said(daemon, "reopen", later)
         counts = json.loads(said(daemon, "status", "--json"))
-        assert counts["by_status"]["pending"] == 1
+        assert counts["by_status"]["deleted"] == 1
         assert daemon.run("recovery", "show", "00" * 32).returncode == 1
         assert daemon.run("recovery", "show", "nonsense").returncode == 2
 
@@ -278,6 +284,77 @@ def test_a_node_is_asked_too_and_its_circuit_is_seen(folder: Path) -> None:
             assert "Loading block index" in row["last_error"] or "not asked for a while" in row["last_error"]
             there.says = None
             until(lambda: node_circuit(daemon), "closed")
+
+
+@pytest.mark.parametrize("store", ["sqlite", "postgresql"])
+def test_what_is_discarded_claims_nothing(folder: Path, store: str, request: pytest.FixtureRequest) -> None:
+    """Another transaction may spend its inputs; what builds on it goes too, and subscribers hear why."""
+    shared = {"ttl": "1h", "scan_interval": "200ms", "store": store}
+    if store == "postgresql":
+        shared["dsn"] = request.getfixturevalue("own_database")
+    with running(folder, recovery=shared) as daemon, daemon.client() as client:
+        listener = daemon.client()
+        client.feed([block(None, FUNDS)])
+        child = tx("child", output("child"), spends=[at("stuck")])
+        submit(client, pay("stuck", 0), child, pay("other", 1))
+        until(lambda: rows(daemon), named(stuck="pending", child="pending", other="pending"))
+        rival = {"type": "TxSubmitted", "tx": tx("rival", output("rival"), spends=[at("funds", 0)])}
+        assert client.ask(rival)["type"] == "Error"
+        listener.ask({"type": "Subscribe", "events": ["TxStatusChanged"]})
+        said(daemon, "discard", digest("tx", "stuck").hex())
+        heard = [listener.receive() for _ in range(2)]
+        listener.close()
+        told = [(fact["txid"], fact["cause"]) for fact in heard if fact is not None]
+        withdrawn = {"type": "withdrawn", "reason": "operator"}
+        assert told == [(digest("tx", name).hex(), withdrawn) for name in ("child", "stuck")]
+        until(lambda: rows(daemon), named(stuck="deleted", other="pending"))
+        assert client.ask(rival)["status"] == "accepted"
+        until(lambda: rows(daemon), named(stuck="deleted", other="pending", rival="pending"))
+        said(daemon, "discard", digest("tx", "rival").hex())
+        daemon.kill()  # whether it was withdrawn or not
+        daemon.start()
+        until(lambda: rows(daemon)[digest("tx", "rival").hex()], "deleted")
+    with running(folder, recovery=shared) as daemon, daemon.client() as client:
+        give_up = monotonic() + PATIENCE_S
+        while client.ask({"type": "TxSubmitted", "tx": pay("third", 0)}).get("status") != "accepted":
+            assert monotonic() < give_up
+            sleep(0.1)
+        assert daemon.term() == 0
+        daemon.assert_sound()
+
+
+@pytest.mark.parametrize("asked", ["chain", "node"])
+def test_what_nobody_else_knows_ends_as_an_orphan_though_we_hold_it(folder: Path, asked: str) -> None:
+    """Until a block has it after all. What the node's pool has is no orphan."""
+    there = Explorer()
+    there.mempool.add(digest("tx", "known").hex())
+    with serving(cast("FakeNode", there)) as server:
+        wish: dict[str, Any] = SOON | {"not_found_grace_period": "2s"}
+        if asked == "node":
+            wish["node_url"] = f"http://{quote(LOGIN, safe=':')}@127.0.0.1:{server.port}"
+        with running(folder, recovery=wish) as daemon, daemon.client() as client:
+            listener = daemon.client()
+            listener.ask({"type": "Subscribe", "events": ["TxStatusChanged"]})
+            client.hello(network_tip={"height": 1})
+            first = block(None, FUNDS)
+            client.feed([first])
+            submit(client, pay("unknown", 0), *([pay("known", 1)] if asked == "node" else []))
+            others = {"known": "pending"} if asked == "node" else {}
+            until(lambda: rows(daemon), named(unknown="orphan", **others))
+            shown = json.loads(said(daemon, "show", digest("tx", "unknown").hex(), "--json"))
+            assert shown["message"] == "it never reached the chain" and shown["not_found"] >= 3
+            second = block(first, pay("unknown", 0))
+            client.feed([second])
+            until(lambda: rows(daemon)[digest("tx", "unknown").hex()], "pending")
+            client.feed(chain(2, second))
+            until(lambda: rows(daemon)[digest("tx", "unknown").hex()], "confirmed")
+            heard = list[str]()
+            while heard[-1:] != ["confirmed"]:
+                fact = listener.receive()
+                assert fact is not None
+                heard += [fact["status"]] if fact["txid"] == digest("tx", "unknown").hex() else []
+            listener.close()
+            assert heard == ["pending", "orphan", "mined", "confirmed"]
 
 
 def node_circuit(daemon: Daemon) -> str:

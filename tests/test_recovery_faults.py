@@ -20,7 +20,8 @@ from proxy import Proxy
 from recovering import Lab, read, until
 from recovery_story import Story, Teller, teller
 
-from storage.recovery.rows import Row, Storage
+from storage.recovery.rows import Row
+from storage.recovery.tables import Storage
 
 pytestmark = pytest.mark.anyio
 T = TypeVar("T")

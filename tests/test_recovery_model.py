@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import asyncpg  # type: ignore[import-untyped]
 import pytest
-from anyio import CapacityLimiter, to_thread
+from anyio import CancelScope, CapacityLimiter, to_thread
 from daemons import Message, as_hex
 from houses import ALL_TABLES
 from hypothesis import HealthCheck, Phase, example, given, settings
@@ -27,7 +27,7 @@ from messages import Listener as Sender
 from messages import json_line, take
 from stories import at, back_to, block, digest, output, tx
 
-import handlers.recovery.listener
+import handlers.recovery.following
 from config.kinds import Secret
 from config.settings import Config, Recovery, Storage, Transactions, Utxo
 from daemon.bus import Bus
@@ -40,7 +40,7 @@ from handlers.recovery.records import Records
 from handlers.utxo import Turns
 from storage.disk import Disk
 from storage.recovery.rows import Row, StoreAway
-from storage.recovery.rows import Storage as Tables
+from storage.recovery.tables import Storage as Tables
 
 CONFIRMATIONS, COINS, SETTLED_S = 3, 4, 30.0
 TO_MEET = {
@@ -169,16 +169,18 @@ class Node:
     def up(self) -> None:
         if self.service is None:
             self.hall = self._hall()
-            self.service = asyncio.ensure_future(recover_along(self.config, self.turns, self.hall, self.writer))
+            self.service, self.living = asyncio.ensure_future(self._live()), CancelScope()
+
+    async def _live(self) -> None:
+        with self.living:
+            await recover_along(self.config, self.turns, self.hall, self.writer)
 
     async def down(self) -> None:
         """End the service, whatever it has heard and not written yet."""
         service, self.service = self.service, None
         if service is not None:
-            service.cancel()
-            await asyncio.wait({service})
-            if not service.cancelled():
-                service.result()
+            self.living.cancel()
+            await service
 
     async def agrees(self) -> None:
         """Wait until each row has its right status."""
@@ -263,7 +265,8 @@ async def node(dsn: str | None, met: set[str]) -> AsyncIterator[Node]:
 async def forget(dsn: str) -> None:
     """Remove the tables of the story before."""
     beside = await asyncpg.connect(dsn)
-    await beside.execute("DROP TABLE IF EXISTS recovery_tx, recovery_tx_schema")
+    tables = ["recovery_tx", *(f"recovery_tx_{each}" for each in ("schema", "cursor", "mined", "withdrawn"))]
+    await beside.execute(f"DROP TABLE IF EXISTS {', '.join(tables)}")
     await beside.execute("DROP FUNCTION IF EXISTS recovery_tx_final")
     await beside.close()
 
@@ -303,7 +306,7 @@ DIRECTED: list[list[Any]] = [
 def test_rows_agree_with_the_chain_after_any_story(
     kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handlers.recovery.listener, "_GATHER_S", 0.005)
+    monkeypatch.setattr(handlers.recovery.following, "_GATHER_S", 0.005)
     dsn = request.getfixturevalue("own_database") if kind == "postgresql" else None
     met = set[str]()
 

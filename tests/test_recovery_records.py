@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import test_creation
@@ -13,18 +12,14 @@ from conformance.transactions_subject import Subject
 from test_creation import LARGE, STEPS, WHOLE_AFTER, Rows, check_honest, dying, rows
 
 import handlers.creation
+import handlers.recovery.healing
 import handlers.recovery.records
-import handlers.recovery.survey
-from config.settings import Recovery
+from handlers.causes import Submitted
 from handlers.creation import acquire
 from handlers.events import TxStatusChanged
-from handlers.recovery.listener import Listener
-from handlers.recovery.numbers import Numbers
+from handlers.recovery.healing import Healing
 from handlers.recovery.records import Records
-from handlers.recovery.survey import Survey
 from handlers.spending import TxFault
-from storage.recovery.rows import Settlement
-from storage.recovery.sqlite import SqliteStorage
 
 subject, before, after = test_creation.subject, test_creation.before, test_creation.after
 
@@ -103,76 +98,33 @@ def test_whatever_waits_is_found_in_steps(subject: Subject, monkeypatch: pytest.
 
 
 @pytest.mark.anyio
-async def test_a_survey_ends_what_is_half_made_at_once_and_on_schedule(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+async def test_what_is_half_made_is_ended_at_once_and_at_intervals(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What becomes whole is told of, and what waits has a row; a lock that stands alone goes too."""
+    """What becomes whole is told of; a lock that stands alone goes too."""
     dying(subject, STEPS[5], "after")
     assert await asyncio.to_thread(subject.run, LARGE) == {"result": "error", "code": "CRASH"}
     subject.write(lambda txn: acquire(subject.transactions, txn, subject.txid("L"), b"owner", 2, 1000.0))
     monkeypatch.setattr(handlers.creation, "time", lambda: 1e12)  # every lock has ended
-    told = list[TxStatusChanged]()
-    listener, storage = Listener(30.0, 3, lambda _: None, Numbers()), SqliteStorage(tmp_path / "recovery.db")
+    records, logged, told = Records(subject.transactions), list[TxStatusChanged](), list[int]()
 
     async def turn(work: Callable[[], Any]) -> Any:
         return work()
 
-    survey = Survey(
-        *(storage, Records(subject.transactions), listener, turn, subject.write, lambda: 7, told.append, Recovery()),
-        decides=lambda: True,
-    )
-    await storage.open()
-    try:
-        await survey()
-        assert told == [TxStatusChanged(txid=subject.txid("A"), status="pending", height=7)]
-        assert not listener.lost
-        assert Records(subject.transactions).locked(b"") == ([], None)
-        assert [row.txid for row in await storage.rows("pending", 9)] == [subject.txid("P")]
-        await asyncio.to_thread(subject.run, {"op": "create", "tx": "N", "outs": 1, "height": 1})
-        await survey()  # not due again
-        assert len(await storage.rows("pending", 9)) == 1
-        monkeypatch.setattr(handlers.recovery.survey, "_EVERY_S", 0.0)
-        await survey()
-        waiting = {subject.txid(name) for name in ("P", "N", "A")}
-        assert {row.txid for row in await storage.rows("pending", 9)} == waiting
-        assert len(told) == 1
-    finally:
-        await storage.close()
+    def tell() -> None:
+        told.append(len(logged))
 
+    async def write(step: Callable[[Any], Any]) -> Any:
+        return subject.write(step)
 
-@pytest.mark.anyio
-@pytest.mark.parametrize(("grace_s", "again"), [(0.0, False), (3600.0, False), (0.003, True)])
-async def test_a_survey_vouches_for_what_waits_here(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, grace_s: float, again: bool
-) -> None:
-    """Another instance leads and has not found it: that is no evidence, however short the grace is."""
-    monkeypatch.setattr(handlers.recovery.survey, "_OFTEN_S", 0.0)
-    await asyncio.to_thread(subject.run, {"op": "create", "tx": "W", "outs": 1, "height": 1})
-    ours, other = subject.txid("W"), bytes(32)
-    storage = SqliteStorage(tmp_path / "recovery.db")
-
-    async def turn(work: Callable[[], Any]) -> Any:
-        return work()
-
-    async def look() -> tuple[int, int]:
-        await storage.wake([ours, other])
-        for claim in await storage.claim("another", 30.0, 9):
-            await storage.settle([Settlement(claim, "pending", "notfound", not_found=True)])
-        await survey()
-        not_found = {row.txid: row.not_found for row in await storage.rows("pending", 9)}
-        return not_found[ours], not_found[other]
-
-    listener = Listener(30.0, 3, lambda _: None, Numbers())
-    survey = Survey(
-        *(storage, Records(subject.transactions), listener, turn, subject.write, lambda: 7, lambda _: None),
-        Recovery(not_found_grace_period=grace_s),
-        decides=lambda: False,
-    )
-    await storage.open()
-    try:
-        await storage.add([ours, other], 0.0, 60.0)
-        assert await look() == (0, 1)
-        await asyncio.sleep(0.002)
-        assert await look() == (0 if again else 1, 2)
-    finally:
-        await storage.close()
+    healing = Healing(records, cast("Any", turn), write, logged.append, tell, lambda: 7)
+    await healing()
+    assert logged == [TxStatusChanged(txid=subject.txid("A"), status="pending", height=7, cause=Submitted())]
+    assert told == [1, 1] and records.locked(b"") == ([], None)
+    subject.write(lambda txn: acquire(subject.transactions, txn, subject.txid("M"), b"owner", 2, 1000.0))
+    await healing()  # not due again
+    assert records.locked(b"")[0] == [subject.txid("M")]
+    monkeypatch.setattr(handlers.recovery.healing, "_EVERY_S", 0.0)
+    monkeypatch.setattr(handlers.recovery.healing, "_LOCKS_EVERY_S", 0.0)
+    await healing()
+    assert records.locked(b"")[0] == [] and len(logged) == 1

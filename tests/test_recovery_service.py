@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sqlite3
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import anyio
 import pytest
 from bitcoin_rpc_chain import FakeNode, Fault
 from bitcoin_rpc_server import LOGIN, serving
@@ -49,10 +50,11 @@ from handlers.recovery.finality import (
     State,
     Unknown,
 )
-from handlers.recovery.outbox import reconcile
 from handlers.recovery.outcome import Busy, Invalid, NotFound, Outcome, Permanent, Transient, Valid
 from handlers.recovery.rules import pause, settle
-from storage.recovery.rows import Claim, Storage
+from storage.errors import StoreError
+from storage.recovery.rows import Claim
+from storage.recovery.tables import Storage
 
 pytestmark = pytest.mark.anyio
 HOUR = 3600.0
@@ -296,46 +298,42 @@ def test_patience_comes_before_the_pause(attempts: int, cap_s: float) -> None:
         assert (settled.delay_s, settled.status, settled.failed) == (25.0 + pause_s, "pending", False)
 
 
-async def test_what_landed_is_told_though_the_answer_was_lost(lab: Lab) -> None:
-    """Once, and not before the database can be asked; what did not land is looked into again."""
-    async with lab.storage() as storage:
+async def test_a_result_whose_answer_was_lost_is_marked_as_untold(lab: Lab) -> None:
+    """Whoever tells of final rows finds it; what did not land is attempted again."""
+    async with lab.storage(teller="me") as storage:
         await old(storage, 1, 2)
         shaky, told = Shaky(storage), list[Change]()
         shaky.mute.add("settle")
-        shaky.broken.add("landed")
         async with managing(shaky, Says(), changed=told.extend) as manager:
             await until(becomes(storage, tx(1), "confirmed"))
             await until(becomes(storage, tx(2), "confirmed"))
-            await until(lambda: "landed" in shaky.calls)
             assert told == []
+            assert await storage.untold(9) == [(tx(1), "confirmed"), (tx(2), "confirmed")]
             shaky.mute.clear()
-            shaky.broken.clear()
-            await until(lambda: len(told) == 2)
             await old(storage, 3)
             shaky.broken.add("settle")
             await until(lambda: shaky.calls.count("settle") >= 3)
             shaky.broken.clear()
-            await until(lambda: len(told) == 3)
-            calls = len(shaky.calls)
-            await until(lambda: shaky.calls[calls:].count("claim") >= 3)
-        assert sorted(told, key=lambda change: change.txid) == [Change(tx(n), "confirmed", "") for n in (1, 2, 3)]
-        assert (manager.numbers.settled["confirmed"], manager.numbers.conflicts) == (3, 0)
+            await until(lambda: told)
+        assert told == [Change(tx(3), "confirmed", "")]
+        assert (manager.numbers.settled["confirmed"], manager.numbers.conflicts) == (1, 0)
 
 
 async def test_a_connection_that_breaks_after_a_result_landed(pg_lab: Lab) -> None:
-    """The database has it, nobody said so: its fact is told when there is a connection again."""
-    async with Proxy(pg_lab.uri) as way, pg_lab.storage() as beside, pg_lab.storage(uri=way.uri) as storage:
-        told = list[Change]()
-        async with managing(storage, Says(lambda _: Invalid("cut here")), changed=told.extend) as manager:
+    """The database has it, nobody said so: it is marked as untold."""
+    async with Proxy(pg_lab.uri) as way, pg_lab.storage(teller="me") as beside:
+        handler, stack = Says(lambda _: Invalid("cut here")), AsyncExitStack()
+        async with stack:
+            storage = await stack.enter_async_context(pg_lab.storage(uri=way.uri, teller="me"))
+            manager = await stack.enter_async_context(managing(storage, handler))
             await until(lambda: manager.numbers.leader)
             way.cut_after(b"cut here")
             await old(beside, 1)
             await until(lambda: way.is_cut)
             await until(becomes(beside, tx(1), "deleted"))
-            assert told == []
             way.mend()
-            await until(lambda: told, 30.0)
-        assert told == [Change(tx(1), "deleted", "cut here")]
+            await until(lambda: manager.numbers.errors, 30.0)
+        assert await beside.untold(9) == [(tx(1), "deleted")]
 
 
 async def test_chores_are_done_first_and_then_with_every_scan(lab: Lab) -> None:
@@ -407,49 +405,6 @@ async def test_run_ends_in_order_when_cancelled(lab: Lab) -> None:
         assert len(handler.asked) == 1
 
 
-# --- the transaction store is first ------------------------------------------------------------------------------
-
-
-class Ledger:
-    """A transaction store of its own file, as far as recovery knows one."""
-
-    def __init__(self, path: Path) -> None:
-        self._db = sqlite3.connect(path)
-        self._db.execute("CREATE TABLE IF NOT EXISTS tx (txid BLOB PRIMARY KEY)")
-
-    def submit(self, txid: bytes) -> None:
-        with self._db:
-            self._db.execute("INSERT INTO tx VALUES (?)", (txid,))
-
-    async def unsettled(self, after: bytes, limit: int) -> list[bytes]:
-        found = self._db.execute("SELECT txid FROM tx WHERE txid > ? ORDER BY txid LIMIT ?", (after, limit))
-        return [txid for (txid,) in found.fetchall()]
-
-    def close(self) -> None:
-        self._db.close()
-
-
-@pytest.mark.parametrize("crash_after", range(4))
-async def test_a_crash_between_the_two_stores_loses_nothing(lab: Lab, tmp_path: Path, crash_after: int) -> None:
-    """Three submissions, each two commits; after a crash at any commit everything that was submitted gets a row."""
-    ledger = Ledger(tmp_path / "ledger.db")
-    async with lab.storage() as storage:
-        for n in range(3):
-            ledger.submit(tx(n))
-            if n == crash_after:
-                break
-            await storage.add([tx(n)], 0.0, 1.0)
-    ledger.close()
-    ledger = Ledger(tmp_path / "ledger.db")
-    async with lab.storage() as storage:
-        known = len(await ledger.unsettled(b"", 100))
-        before = (await storage.counts()).by_status["pending"]
-        async with managing(storage, Says(), chores=[lambda: reconcile(storage, ledger, 0.0, page=2)]) as manager:
-            await until(lambda: manager.numbers.settled["confirmed"] == known)
-        assert known - before == (1 if crash_after < 3 else 0)
-    ledger.close()
-
-
 # --- sources of finality -----------------------------------------------------------------------------------------
 
 
@@ -478,27 +433,54 @@ async def test_what_sources_say_together(states: list[State | None], outcome: Ou
     assert await handler.recover(tx(1)) == outcome
 
 
-async def test_the_listener_gets_only_what_is_not_deep_enough_yet() -> None:
-    """What the scan can end itself nobody else is asked to end: they would race for the row, and one works in vain."""
-    found, heard = {tx(1): Mined(7, 3), tx(2): Mined(8, 2)}, dict[bytes, int]()
-    records = SimpleNamespace(states=lambda txids: [found[txid] for txid in txids])
-    listener = SimpleNamespace(track=heard.__setitem__, moves=0)
+async def test_what_the_chain_is_asked_while_the_writer_is_busy_shares_a_turn() -> None:
+    """That we hold a transaction says nothing: only a block shows that the network has it."""
+    found: dict[bytes, State] = {tx(1): Mined(7, 3), tx(2): Pending(), tx(3): Unknown(), tx(4): Conflicting("lost")}
+    turns, broken = list[int](), list[StoreError]()
+
+    def states(txids: list[bytes]) -> list[State]:
+        turns.append(len(txids))
+        if broken:
+            raise broken[0]
+        return [found[txid] for txid in txids]
 
     async def turn(work: Any) -> Any:
+        await asyncio.sleep(0.01)
         return work()
 
-    chain = ChainFinality(cast("Any", records), cast("Any", turn), cast("Any", listener), lambda: True, 3)
-    assert await asyncio.gather(*map(chain.state_of, found)) == list(found.values())
-    assert heard == {tx(2): 8}
+    chain = ChainFinality(cast("Any", SimpleNamespace(states=states)), cast("Any", turn), lambda: True)
+    async with anyio.create_task_group() as group:
+        group.start_soon(chain.answer)
+        expected = [Mined(7, 3), Unknown(held=True), Unknown(), Conflicting("lost")]
+        assert await asyncio.gather(*map(chain.state_of, found)) == expected
+        assert turns == [4]
+        broken.append(StoreError("the disk is away"))
+        with pytest.raises(SourceAway, match="the disk is away"):
+            await chain.state_of(tx(1))
+        broken.clear()
+        group.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):  # attempts that are under way are answered
+            assert await chain.state_of(tx(1)) == Mined(7, 3)
+            chain.leave()
 
-    async def rolled_back_meanwhile(work: Any) -> Any:
-        listener.moves += 1
-        return work()
 
-    heard.clear()
-    chain = ChainFinality(cast("Any", records), cast("Any", rolled_back_meanwhile), cast("Any", listener), bool, 3)
-    assert await chain.state_of(tx(2)) == found[tx(2)]
-    assert heard == {}
+async def test_what_we_hold_is_an_orphan_when_nobody_else_knows_it(lab: Lab) -> None:
+    """Once who is asked has caught up with the chain, and not before."""
+    ours, node = Source(Unknown(held=True), "chain"), Source(Unknown(), "node")
+    ours.ready = False
+    handler = FinalityHandler([Breaker(ours), Breaker(node)], 6)
+    assert await handler.recover(tx(1)) == Busy("waits to be mined")
+    ours.ready = True
+    assert await handler.recover(tx(1)) == NotFound()
+    node.state = Pending()
+    assert await handler.recover(tx(1)) == Busy("waits to be mined")
+    node.state = None
+    assert await handler.recover(tx(1)) == Transient("node is down", counts=False)
+    node.state = Unknown()
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        async with managing(storage, handler, not_found_grace_period=0.01):
+            await until(becomes(storage, tx(1), "orphan"))
 
 
 async def test_unknown_counts_only_where_the_chain_has_caught_up(lab: Lab) -> None:

@@ -18,8 +18,9 @@ from recovering import Lab, becomes, read, status, tx, until
 from storage.errors import Damaged, WrongFormat
 from storage.recovery import postgres_sql, sqlite_sql
 from storage.recovery.postgres import PostgresStorage
-from storage.recovery.rows import HISTORY, STATUSES, Claim, Place, Settlement, Status, Storage, StoreAway
+from storage.recovery.rows import HISTORY, STATUSES, Claim, Place, Settlement, Status, StoreAway
 from storage.recovery.sqlite import SqliteStorage
+from storage.recovery.tables import Storage
 
 pytestmark = pytest.mark.anyio
 FINAL: tuple[Status, ...] = ("confirmed", "deleted", "orphan", "dead")
@@ -279,23 +280,6 @@ async def test_only_rows_of_the_named_statuses_are_reopened(lab: Lab, wanted: tu
         assert await storage.reopen([tx(n) for n in range(7)], "again", wanted) == set()
 
 
-async def test_who_has_a_transaction_vouches_for_it(lab: Lab) -> None:
-    """Then it counts for nothing that others did not find it; the claim of who looks at it goes on."""
-    async with lab.storage() as storage:
-        await due(storage, 0, 1, 2, 3)
-        claims = {claim.txid: claim for claim in await storage.claim("A", 30.0, 10)}
-        for n in range(3):
-            await storage.settle([Settlement(claims[tx(n)], "pending", "notfound", not_found=True)])
-        await storage.conclude([tx(2)], "orphan", "")
-        assert await storage.vouch([]) == set()
-        assert await storage.vouch([tx(n) for n in (0, 2, 3, 9)]) == {tx(0)}
-        for n, counted in enumerate((0, 1, 1, 0)):
-            row = await read(storage, tx(n))
-            assert (row.not_found, row.not_found_since is not None, row.reopened) == (counted, bool(counted), 0)
-        assert await storage.renew([claims[tx(3)]], 30.0) == {tx(3)}
-        assert (await read(storage, tx(2))).status == "orphan"
-
-
 async def test_what_waits_is_listed_by_id_in_pages(lab: Lab) -> None:
     """Held or not, due or not; what is final is left out, wherever a page ends."""
     async with lab.storage() as storage:
@@ -446,27 +430,6 @@ async def test_who_is_cut_off_inside_a_transaction_keeps_no_row_for_longer_than_
             way.mend()
             with pytest.raises(StoreAway):
                 await waking
-
-
-@pytest.mark.parametrize("end", FINAL)
-async def test_who_lost_an_answer_learns_what_landed(lab: Lab, end: Status) -> None:
-    """Only what this very claim has written: not what a listener, another claim or an operator did to the row."""
-    async with lab.storage() as storage:
-        await due(storage, *range(7))
-        claims = {claim.txid: claim for claim in await storage.claim("A", 30.0, 7)}
-        ours = {n: final(claims[tx(n)], end) for n in range(7)}
-        assert await storage.landed(list(ours.values())) == set()
-        assert await storage.settle([ours[0], *(ours[n] for n in (4, 5, 6))]) == {tx(0), tx(4), tx(5), tx(6)}
-        await storage.conclude([tx(1)], end, "the listener")
-        await storage.release([ours[2].claim, ours[3].claim])
-        (taken,) = [claim for claim in await storage.claim("B", 30.0, 1) if claim.txid in (tx(2), tx(3))]
-        await storage.settle([final(taken, end)])
-        await storage.reopen([tx(4), tx(6)], "it was not so")
-        await storage.conclude([tx(6)], end, "but it was")
-        other: Status = "deleted" if end != "deleted" else "confirmed"
-        assert await storage.landed([ours[n] for n in (0, 1, 2, 3, 4, 6)]) == {tx(0)}
-        assert await storage.landed([Settlement(ours[5].claim, other, "valid")]) == set()
-        assert await storage.landed([]) == set()
 
 
 async def test_a_caller_that_goes_away_does_not_tear_a_transaction(lab: Lab) -> None:

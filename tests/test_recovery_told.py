@@ -19,16 +19,17 @@ from recovering import Lab, Shaky, tx
 from stories import at, block, digest, output
 from stories import tx as made
 
-from daemon.bus import Bus
 from daemon.telling import Teller
 from handlers.change_log import ChangeLog, read
 from handlers.events import TxStatusChanged
 from storage.change_log import TABLES
 from storage.disk import Disk
+from storage.errors import StoreFull
 from storage.recovery import sqlite_sql as sql
 from storage.recovery.postgres import PostgresStorage
-from storage.recovery.rows import FINAL, Settlement, Storage
+from storage.recovery.rows import FINAL, Settlement, StoreAway
 from storage.recovery.sqlite import SqliteStorage
+from storage.recovery.tables import Storage
 
 ME = "me"
 EVENTS = ["BlockCommitted", "RolledBack", "Pruned", "TxStatusChanged"]
@@ -41,14 +42,18 @@ class Life:
         self.storage, self.changes = storage, ChangeLog(disk)
         self.heard = list[TxStatusChanged]()
         self.teller = Teller(storage, self.changes, cast("Any", self), CapacityLimiter(1), lambda: 7)
-        self.audience, self.bus = self, Bus()
-        self.bus.listen("TxStatusChanged", lambda fact: self.heard.append(cast("TxStatusChanged", fact)))
+        self.audience = self
 
     def hear(self, _: Any) -> None:
         """Stand for the subscribers of the log."""
+        self.heard += cast("list[TxStatusChanged]", self.changes.take())
 
     async def conclude(self, status: Any, *numbers: int) -> None:
-        self.teller.tell((txid, status) for txid in sorted(await self.storage.conclude(map(tx, numbers), status, "")))
+        await self.storage.conclude(map(tx, numbers), status, "")
+
+    async def tell_all(self) -> None:
+        while await self.teller.tell():
+            pass
 
     def logged(self) -> list[tuple[bytes, str]]:
         facts = read(self.changes.fetch(1, 1000), 1) if self.changes.newest() else []
@@ -107,29 +112,32 @@ async def test_a_kill_between_the_tables_and_the_log_loses_no_fact(lab: Lab, dis
         await storage.add(map(tx, range(6)), 30.0)
         first = Life(storage, disk)
         await first.conclude("confirmed", 1)
-        assert await first.teller.finish()
+        await first.tell_all()
         await first.conclude("deleted", 2, 3)  # and here it dies
         assert first.logged() == [(tx(1), "confirmed")]
         second = Life(storage, disk)
-        await second.teller.tell_what_was_left()
+        await second.tell_all()
         assert second.logged() == [(tx(1), "confirmed"), (tx(2), "deleted"), (tx(3), "deleted")]
         assert [fact.height for fact in second.heard] == [7, 7]
         third = Life(storage, disk)
-        await third.teller.tell_what_was_left()
+        await third.tell_all()
         assert third.logged() == second.logged() and third.heard == []
 
 
 async def test_a_kill_between_the_log_and_the_mark_tells_nothing_twice(lab: Lab, disk: Disk) -> None:
     async with tables(lab) as storage:
         await storage.add(map(tx, range(6)), 30.0)
-        first = Life(storage, disk)
+        shaky = Shaky(storage)
+        first = Life(cast("Any", shaky), disk)
         await first.conclude("deleted", 1, 2)
-        first.changes.write(lambda _: None)  # a block's commit takes it along; and here it dies
+        shaky.broken.add("told")  # and here it dies
+        with pytest.raises(StoreAway):
+            await first.tell_all()
         assert len(await storage.untold(10)) == 2
         await storage.reopen([tx(2)], "", FINAL)
         await storage.conclude([tx(2)], "confirmed", "")  # of which the log does not tell
         second = Life(storage, disk)
-        await second.teller.tell_what_was_left()
+        await second.tell_all()
         assert second.logged() == [(tx(1), "deleted"), (tx(2), "deleted"), (tx(2), "confirmed")]
         assert await storage.untold(10) == []
 
@@ -141,13 +149,15 @@ async def test_marks_wait_for_a_database_and_facts_for_room(lab: Lab, disk: Disk
         life = Life(cast("Any", shaky), disk)
         with failing(disk, Fault(1)):
             await life.conclude("deleted", 1)
-            assert not await life.teller.finish()
+            with pytest.raises(StoreFull):
+                await life.tell_all()
         assert life.logged() == [] and len(await storage.untold(10)) == 1
         shaky.broken.add("told")
-        assert not await life.teller.finish()
+        with pytest.raises(StoreAway):
+            await life.tell_all()
         assert life.logged() == [(tx(1), "deleted")] and len(await storage.untold(10)) == 1
         shaky.broken.clear()
-        assert await life.teller.finish()
+        await life.tell_all()
         assert life.logged() == [(tx(1), "deleted")] and await storage.untold(10) == []
 
 

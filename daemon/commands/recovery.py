@@ -13,7 +13,7 @@ from daemon.commands.common import FAILED, Exit, config_option, json_option, rea
 
 if TYPE_CHECKING:
     from config.settings import Config
-    from storage.recovery.rows import Storage
+    from storage.recovery.tables import Storage
 
 T = TypeVar("T")
 _STATUSES = click.Choice(["pending", "confirmed", "deleted", "orphan", "dead"])
@@ -142,7 +142,10 @@ def replay(context: click.Context, txids: list[bytes]) -> None:
 @click.option("--reason", default="discarded by an operator", show_default=True, help="What the row says then.")
 @click.pass_context
 def discard(context: click.Context, txids: list[bytes], reason: str) -> None:
-    """Give up pending, dead or orphan transactions: deleted. The transaction store keeps what it has."""
+    """Give up pending, dead or orphan transactions: deleted.
+
+    The daemon takes them, and what builds on them, out of its pool: what they claimed is free again.
+    """
     changed = _with(context.obj.config, lambda storage: storage.discard(txids, reason), readonly=False)
     _tell(txids, changed, "deleted", "is final already, or not known")
 

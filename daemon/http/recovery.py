@@ -18,7 +18,8 @@ from daemon.http.reply import Few, Problem, answer, hex_of, paging
 from handlers.events import Point
 from handlers.query import Order, Query
 from handlers.recovery.report import told, told_whole
-from storage.recovery.rows import STATUSES, Place, Status, Storage, StoreAway
+from storage.recovery.rows import STATUSES, Place, Status, StoreAway
+from storage.recovery.tables import Storage
 
 _REFUSED = frozenset({"asset"})
 _encode = msgspec.json.Encoder().encode

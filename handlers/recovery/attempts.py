@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import structlog
+from anyio import CancelScope
 
 from config.settings import Recovery
 from handlers.recovery.holding import Held
@@ -47,7 +48,8 @@ class Attempts:
                 self._timeouts.pop(held.claim.txid, None)
             await self._end(held, task, late)
         except asyncio.CancelledError:
-            await self._end(held, task, late)
+            with CancelScope(shield=True):
+                await self._end(held, task, late)
             raise
         if not task.done():
             return None

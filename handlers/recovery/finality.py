@@ -21,7 +21,9 @@ _NO_SUCH_TRANSACTION = -5  # of Bitcoin's RPC
 
 
 class Unknown(Struct, frozen=True):
-    """This source has never heard of it."""
+    """This source has not heard of it from the network; `held` if it has been given the transaction itself."""
+
+    held: bool = False
 
 
 class Pending(Struct, frozen=True):
@@ -152,7 +154,7 @@ class FinalityHandler:
         """See `Handler`."""
         away: list[str] = []
         nearest: Busy | None = None
-        caught_up = True
+        caught_up, held = True, False
         for source in self.sources:
             try:
                 state = await source.state_of(txid)
@@ -172,12 +174,14 @@ class FinalityHandler:
                 case Pending():
                     nearest = nearest or Busy("waits to be mined", self._patience())
                 case Unknown():
-                    pass
+                    held = held or state.held
         if nearest is not None:
             return nearest
         if away:
             return Transient("; ".join(away), counts=False)
-        return NotFound(caught_up)
+        if held and not caught_up:
+            return Busy("waits to be mined", self._patience())
+        return NotFound(caught_up, patience_s=self._patience())
 
 
 class Rpc(Protocol):

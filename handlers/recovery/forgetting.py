@@ -5,7 +5,8 @@ from __future__ import annotations
 from time import monotonic
 
 from config.settings import Recovery
-from storage.recovery.rows import FINAL, Counts, Status, Storage
+from storage.recovery.rows import FINAL, Counts, Status
+from storage.recovery.tables import Storage
 
 _ROWS = 1000  # that one statement deletes
 _FORGETTING_S = 2.0  # before the scan goes on

@@ -14,7 +14,9 @@ from random import uniform
 from time import monotonic
 from uuid import uuid4
 
+import anyio
 import structlog
+from anyio import CancelScope
 
 from config.load import check_recovery
 from config.settings import Recovery
@@ -25,9 +27,10 @@ from handlers.recovery.holding import Held, Holding
 from handlers.recovery.numbers import Numbers
 from handlers.recovery.outcome import Handler, Outcome
 from handlers.recovery.settling import Change, Settler
-from handlers.recovery.tasks import Patience, end, say_failure, store_failed, wait
+from handlers.recovery.tasks import Job, Patience, store_failed, wait
 from storage.errors import StoreError
-from storage.recovery.rows import Claim, Session, Storage
+from storage.recovery.rows import Claim
+from storage.recovery.tables import Session, Storage
 
 log = structlog.get_logger("recovery")
 
@@ -59,7 +62,8 @@ class Manager:
         """Take the open tables and the handler.
 
         Nothing is claimed while `available` returns False. `changed` is called with final statuses once they are
-        written. `chores` are run first, and then in every scan interval. Attempts have `leave_s` to end when we stop.
+        written; where the answer of the database was lost, only `storage.untold` has them. `chores` are run first, and
+        then in every scan interval. Attempts have `leave_s` to end when we stop.
         `numbers` are counted on, if somebody else counts too.
         An exception of any of these callbacks is logged and counted, and the service goes on.
 
@@ -74,93 +78,119 @@ class Manager:
         self._holding = Holding(self.numbers)
         self._settler = Settler(storage, self._holding, knobs, self.numbers, changed, dice)
         self._session: Session | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._claiming: asyncio.Task[list[Claim]] | None = None
-        self._giving: set[asyncio.Task[None]] = set()
-        self._stopping = False
+        self._started = self._stopping = False
+        self._serving: asyncio.Task[None] | None = None  # of a program without a task group
+        self._workers: list[Job] = []
         self._again = False  # a claim's answer was lost: what we may hold is claimed again
         self._counted = self._swept = float("-inf")
         self._told = (0, 0)
 
     # --- life ----------------------------------------------------------------------------------------------------
 
+    async def run(self) -> None:
+        """Look after transactions until cancelled, or until `stop`.
+
+        Raises:
+            RuntimeError: already started.
+            Exception: something failed that should not.
+        """
+        self._begin()
+        await self._serve()
+
     async def start(self) -> None:
-        """Begin.
+        """Begin, for a program that has no task group to `run` it in.
 
         Raises:
             RuntimeError: already started.
         """
-        if self._tasks:
-            raise RuntimeError("the recovery service is already started")
-        if not (knobs := self._knobs).enabled:
-            return
-        self.owner = f"{knobs.instance_id or socket.gethostname()}/{os.getpid()}/{uuid4().hex[:12]}"
-        self._stopping, self._again = False, False
-        self._rung, self._work, self._settler.wake, self._room = (asyncio.Event() for _ in range(4))
-        jobs = [self._sweep_on(), self._settle_on(), self._beat_on()]
-        jobs += [self._look_on() for _ in range(knobs.worker_count)]
-        self._tasks = [asyncio.ensure_future(job) for job in jobs]
-        for task in self._tasks:
-            task.add_done_callback(self._ended)
-        log.info("recovery_started", owner=self.owner, store=knobs.store)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """End all tasks when one fails: leases must not be renewed where nobody settles any more."""
-        if say_failure(task):
-            for other in self._tasks:
-                other.cancel()
-
-    async def run(self) -> None:
-        """Start, and stay until cancelled; ends with the error if something fails that should not."""
-        await self.start()
-        try:
-            if self._tasks:
-                await asyncio.gather(*self._tasks)
-            else:
-                await asyncio.Event().wait()
-        finally:
-            await asyncio.shield(asyncio.ensure_future(self.stop()))
+        self._begin()
+        self._serving = asyncio.ensure_future(self._serve())
 
     async def stop(self) -> None:
         """End: attempts under way get a moment, what was not started is free at once, the leader's lock too.
 
         A database that does not answer gets a moment as well: what can't be given back is free when its lease ends.
         """
-        if not self._tasks:
+        if not self._started:
             return
+        self._stop.set()
+        await self._stopped.wait()
+        if self._serving is not None:
+            await asyncio.wait({self._serving})
+            if not self._serving.cancelled():
+                self._serving.exception()  # it was logged
+            self._serving = None
+        self._started = False
+
+    def _begin(self) -> None:
+        if self._started:
+            raise RuntimeError("the recovery service is already started")
+        self._started, self._stop, self._stopped = True, anyio.Event(), anyio.Event()
+        self._stopping, self._again = False, False
+        self._rung, self._work, self._settler.wake, self._room = (asyncio.Event() for _ in range(4))
+        if self._knobs.enabled:
+            name = self._knobs.instance_id or socket.gethostname()
+            self.owner = f"{name}/{os.getpid()}/{uuid4().hex[:12]}"
+            log.info("recovery_started", owner=self.owner, store=self._knobs.store)
+
+    async def _serve(self) -> None:
+        try:
+            if not self._knobs.enabled:
+                await self._stop.wait()
+                return
+            async with anyio.create_task_group() as group:
+                sweeper, settler, beater = (
+                    Job(group, work) for work in (self._sweep_on, self._settle_on, self._beat_on)
+                )
+                self._workers = [Job(group, self._look_on) for _ in range(self._knobs.worker_count)]
+                try:
+                    await self._stop.wait()  # leases must not be renewed where nobody settles: a failure ends this too
+                finally:
+                    with CancelScope(shield=True):
+                        await self._leave(sweeper, settler, beater)
+        except BaseExceptionGroup as failures:
+            if len(failures.exceptions) > 1:
+                raise
+            raise failures.exceptions[0] from None
+        finally:
+            self._stopped.set()
+            if self._serving is None:
+                self._started = False
+
+    async def _leave(self, sweeper: Job, settler: Job, beater: Job) -> None:
         self._stopping, patience = True, Patience(_LEAVE_S)
-        sweeper, settler, beater, *workers = self._tasks
-        await end(sweeper)
-        if self._claiming is not None:
-            await patience.wait(self._claiming)
-        await patience.wait(*self._giving_back(self._holding.unstarted()))
+        self._rung.set()
+        self._room.set()
+        await patience.wait(sweeper.ended)  # what it claims now is given back
+        await sweeper.end()
+        unstarted = self._dropped(self._holding.unstarted())
+        await patience.wait(lambda: self._give_back(unstarted))
         self._work.set()
-        await asyncio.wait(workers, timeout=self._leave_s)
-        for worker in workers:
-            await end(worker)
+        with anyio.move_on_after(self._leave_s):
+            for worker in self._workers:
+                await worker.ended()
+        for worker in self._workers:
+            await worker.end()
         self._settler.wake.set()
-        await patience.wait(settler)
-        await end(settler)
+        await patience.wait(settler.ended)
+        await settler.end()
         interrupted = [held for held in self._holding.renewable() if held not in self._attempts.abandoned]
         self.numbers.interrupted += len(interrupted)
         for held in interrupted:
             log.info("recovery_interrupted", txid=held.claim.txid.hex())
-        self._giving_back(interrupted)
-        await end(beater)
-        await patience.wait(*self._giving)
-        for late in (*self._giving, *filter(None, [self._claiming])):
-            late.cancel()
+        await beater.end()
+        claims = self._dropped(interrupted)
+        await patience.wait(lambda: self._give_back(claims))
         self._holding.leave()
         await self._end_session()
-        self._tasks = []
         log.info("recovery_stopped", owner=self.owner)
 
     # --- claiming ------------------------------------------------------------------------------------------------
 
     async def _sweep_on(self) -> None:
         scan_s = self._knobs.scan_interval
-        await asyncio.sleep(self._dice(0.0, min(_FIRST_DELAY_S, scan_s)))
-        while True:
+        await wait(self._rung, self._dice(0.0, min(_FIRST_DELAY_S, scan_s)))
+        while not self._stopping:
             self._rung.clear()
             try:
                 await self._do_chores()
@@ -176,7 +206,6 @@ class Manager:
         if monotonic() - self._swept < self._knobs.scan_interval:
             return
         self._swept = monotonic()
-        await self._settler.clear_up_doubts()
         for chore in self._chores:
             with contained("chore", self.numbers, StoreError):
                 await chore()
@@ -191,7 +220,7 @@ class Manager:
         """Claim until nothing more is due, never more than there is room for."""
         self.numbers.sweeps += 1
         most = self._knobs.batch_size
-        while await self._leads():
+        while not self._stopping and await self._leads():
             if not self._may_ask():
                 return
             if len(self._attempts.abandoned) >= most:
@@ -204,8 +233,7 @@ class Manager:
                 self._room.clear()
                 await wait(self._room, self._knobs.lease_duration / _BEATS)
                 continue
-            self._claiming = asyncio.ensure_future(self._claim(room))
-            if len(await asyncio.shield(self._claiming)) < room:  # `stop` waits for it too: nothing is forgotten
+            if len(await self._claim(room)) < room:
                 return
             if monotonic() - self._swept >= self._knobs.scan_interval:
                 self._rung.set()  # the chores, then on
@@ -292,7 +320,7 @@ class Manager:
     async def _settle_on(self) -> None:
         while True:
             while self._settler.idle:
-                if self._stopping and all(worker.done() for worker in self._tasks[3:]):
+                if self._stopping and all(worker.done for worker in self._workers):
                     return
                 self._settler.wake.clear()
                 await self._settler.wake.wait()
@@ -302,22 +330,17 @@ class Manager:
 
     async def _release(self, helds: list[Held]) -> None:
         """Give claims back; where that fails they are free when their lease ends."""
-        for giving in self._giving_back(helds):
-            await asyncio.shield(giving)  # `stop` waits for it, whoever of us is cancelled
+        await self._give_back(self._dropped(helds))
 
-    def _giving_back(self, helds: list[Held]) -> list[asyncio.Task[None]]:
-        if not helds:
-            return []
+    def _dropped(self, helds: list[Held]) -> list[Claim]:
+        """Free places; return their claims."""
         for held in helds:
             self._holding.drop(held)
-        giving = asyncio.ensure_future(self._give_back([held.claim for held in helds]))
-        self._giving.add(giving)
-        giving.add_done_callback(self._giving.discard)
-        return [giving]
+        return [held.claim for held in helds]
 
     async def _give_back(self, claims: list[Claim]) -> None:
         try:
-            self.numbers.released += len(await self._storage.release(claims))
+            self.numbers.released += len(await self._storage.release(claims)) if claims else 0
         except StoreError as error:
             store_failed(self.numbers, "release", error)
 
@@ -327,7 +350,7 @@ class Manager:
         """Prolong the leases of all that we hold, and the session that makes us the leader."""
         lease_s = self._knobs.lease_duration
         while True:
-            await asyncio.sleep(lease_s / _BEATS)
+            await anyio.sleep(lease_s / _BEATS)
             asked, helds = monotonic(), [(held, held.claim) for held in self._holding.renewable()]
             try:
                 kept = await self._storage.renew([claim for _, claim in helds], lease_s) if helds else set()

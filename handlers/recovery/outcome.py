@@ -28,10 +28,14 @@ class Busy(Struct, frozen=True):
 
 
 class NotFound(Struct, frozen=True):
-    """Nobody knows it. Evidence only if who was asked is healthy and has caught up with the chain."""
+    """Nobody knows it. Evidence only if who was asked is healthy and has caught up with the chain.
+
+    It is looked for again, not before `patience_s`, but some times in the grace period.
+    """
 
     caught_up: bool = True
     reason: str = "nobody knows the transaction"
+    patience_s: float = 0.0
 
 
 class Transient(Struct, frozen=True):
@@ -64,7 +68,7 @@ def checked(outcome: object) -> Outcome:
         msgspec.convert(structs.asdict(outcome), type(outcome))
     except msgspec.ValidationError as error:
         raise TypeError(f"the handler returned {outcome!r:.100}: {error}") from None
-    if isinstance(outcome, Busy) and not 0 <= outcome.patience_s <= _LONGEST_PATIENCE_S:
+    if isinstance(outcome, Busy | NotFound) and not 0 <= outcome.patience_s <= _LONGEST_PATIENCE_S:
         raise ValueError(f"the handler returned a patience of {outcome.patience_s} s, expected 0 to a year")
     return outcome
 

@@ -44,14 +44,15 @@ def settle(claim: Claim, outcome: Outcome, knobs: Recovery, dice: Dice, *, timed
         case Busy(reason, patience_s):
             cap_s = min(knobs.retry_cap, max(_BUSY_CAP_S, knobs.scan_interval))
             return again(patience_s + pause(claim.attempts, knobs.scan_interval, cap_s, dice), reason)
-        case NotFound(caught_up, reason):
+        case NotFound(caught_up, reason, patience_s):
             if not caught_up:
                 error = f"{reason}, but who was asked has not caught up with the chain"
                 return again(pause(0, knobs.retry_base, knobs.retry_cap, dice), error, attempt=False)
             if given_up(claim, knobs):
                 return final("orphan", NEVER_ARRIVED, reason)
             cap_s = min(knobs.retry_cap, knobs.not_found_grace_period / _LOOKS_IN_GRACE or knobs.retry_cap)
-            return again(pause(claim.not_found, knobs.scan_interval, cap_s, dice), reason, not_found=True)
+            delay_s = max(min(patience_s, cap_s), pause(claim.not_found, knobs.scan_interval, cap_s, dice))
+            return again(delay_s, reason, not_found=True)
         case Transient(error, counts):
             if not counts:
                 return again(pause(0, knobs.retry_base, knobs.retry_cap, dice), error, attempt=False)

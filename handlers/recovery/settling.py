@@ -1,4 +1,4 @@
-"""The results of attempts: written in batches, and each final status told once."""
+"""The results of attempts, written in batches."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from msgspec import Struct, structs
 
 from config.settings import Recovery
 from handlers.recovery.callbacks import contained
-from handlers.recovery.doubts import Doubts
 from handlers.recovery.holding import Held, Holding
 from handlers.recovery.numbers import Numbers
 from handlers.recovery.outcome import Outcome
 from handlers.recovery.rules import Dice, postponed, settle
 from handlers.recovery.tasks import store_failed
 from storage.errors import StoreError
-from storage.recovery.rows import Claim, Settlement, Status, Storage
+from storage.recovery.rows import Claim, Settlement, Status
+from storage.recovery.tables import Storage
 
 log = structlog.get_logger("recovery")
 
@@ -56,7 +56,6 @@ class Settler:
         """Take the tables, the places that results free, and who hears of final statuses."""
         self._storage, self._holding, self._knobs, self._numbers = storage, holding, knobs, numbers
         self._changed, self._dice = changed, dice
-        self._doubts = Doubts(storage)
         self._results: deque[Result] = deque()
         self.wake = asyncio.Event()
 
@@ -90,7 +89,6 @@ class Settler:
             landed = await self._storage.settle([settlement for _, settlement in batch])
         except StoreError as error:
             store_failed(self._numbers, "settle", error)
-            self._doubts.add(settlement for _, settlement in batch)
             return [held for held, _ in batch if held is not None]
         for held, settlement in batch:
             self._written(held, settlement, settlement.claim.txid in landed)
@@ -118,15 +116,6 @@ class Settler:
         if not landed:
             self._numbers.conflicts += 1
             log.warning("result_too_late", txid=claim.txid.hex(), outcome=settlement.outcome)
-
-    async def clear_up_doubts(self) -> None:
-        """Find out what became of results whose answer was lost, and tell of those that were written.
-
-        Raises:
-            StoreAway: the database cannot say it yet.
-        """
-        while known := await self._doubts.clear_up():
-            self._publish(known)
 
     def _publish(self, landed: list[Settlement]) -> None:
         changes: list[Change] = []

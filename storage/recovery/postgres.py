@@ -6,32 +6,20 @@ out connections by transaction breaks it.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from hashlib import sha256
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import asyncpg  # type: ignore[import-untyped]
+from anyio import Lock, fail_after, get_cancelled_exc_class
 
 from storage.errors import WrongFormat
 from storage.recovery import postgres_sql as sql
 from storage.recovery.postgres_session import ANSWER_S, AWAY, LEAVE_S, PostgresSession, silence_ms, told
-from storage.recovery.rows import (
-    FINAL,
-    STATUSES,
-    VERSION,
-    Claim,
-    Counts,
-    Place,
-    Row,
-    Settlement,
-    Status,
-    StoreAway,
-    decode_history,
-    shortened,
-)
+from storage.recovery.rows import VERSION, Claim, Row, Settlement, StoreAway, decode_history, shortened
+from storage.recovery.tables import Batch, Mode, Storage, Verbs, Work
 
 T = TypeVar("T")
 _CONNECTIONS = 4
@@ -48,7 +36,7 @@ def lock_id(*names: str | int) -> int:
     return int.from_bytes(sha256("\0".join(map(str, names)).encode()).digest()[:8], signed=True)
 
 
-class PostgresStorage:
+class PostgresStorage(Storage):
     """The tables in one database, by default in the first schema of the search path; see `Storage`."""
 
     def __init__(
@@ -69,10 +57,11 @@ class PostgresStorage:
         """
         if not table.isidentifier() or table != table.lower():
             raise ValueError(f"{table!r} is no name of a table")
+        super().__init__(sql, teller)
         self._dsn, self._lease_s, self._lock, self._table = dsn, lease_s, lock, table
-        self._readonly, self._teller = readonly, teller
+        self._readonly = readonly
         self._pool: asyncpg.Pool | None = None
-        self._turn = asyncio.Lock()  # what one owner writes to several rows at once never waits for itself in a circle
+        self._turn = Lock()  # what one owner writes to several rows at once never waits for itself in a circle
         self._schema = ""
 
     async def open(self) -> None:
@@ -109,7 +98,7 @@ class PostgresStorage:
             if version > VERSION:
                 raise WrongFormat(f"the database has the recovery schema {version}, this version knows {VERSION}")
             for script in sql.MIGRATIONS[version:]:
-                await connection.execute(self._sql(script))
+                await connection.execute(self._named(script))
             if version < VERSION:
                 await connection.execute(f"INSERT INTO {versions} VALUES ({VERSION})")
 
@@ -118,7 +107,8 @@ class PostgresStorage:
         pool, self._pool = self._pool, None
         if pool is not None:
             try:
-                await asyncio.wait_for(pool.close(), LEAVE_S)
+                with fail_after(LEAVE_S):
+                    await pool.close()
             except AWAY:  # nobody answers: hang up
                 pool.terminate()
 
@@ -126,154 +116,8 @@ class PostgresStorage:
         """Return the lock for a purpose, of these tables only."""
         return lock_id(self._lock, self._schema, self._table, purpose)
 
-    # --- verbs ---------------------------------------------------------------------------------------------------
-
-    async def add(self, txids: Iterable[bytes], ttl_s: float, age_s: float = 0.0) -> int:
-        """See `Storage`."""
-        # In order, so that two instances that add the same never wait for each other in a circle.
-        ordered = sorted(set(txids))
-        return len(await self._change(sql.ADD, ordered, _span(age_s), _span(ttl_s), ring=ttl_s <= age_s))
-
-    async def claim(self, owner: str, lease_s: float, limit: int, again: bool = False) -> list[Claim]:
-        """See `Storage`."""
-
-        async def work(connection: asyncpg.Connection) -> list[Claim]:
-            rows: list[asyncpg.Record] = []
-            for statement in sql.CLAIMS if again else sql.CLAIMS[1:]:
-                if limit > len(rows):
-                    rows += await connection.fetch(self._sql(statement), owner, _span(lease_s), limit - len(rows))
-            return [Claim(*row) for row in rows]
-
-        return await self._run(work)
-
-    async def renew(self, claims: Sequence[Claim], lease_s: float) -> set[bytes]:
-        """See `Storage`."""
-        return await self._change(sql.RENEW, *_keys(claims), _span(lease_s))
-
-    async def settle(self, settlements: Sequence[Settlement]) -> set[bytes]:
-        """See `Storage`."""
-        return await self._change(
-            sql.SETTLE,
-            *_keys([each.claim for each in settlements]),
-            [each.status for each in settlements],
-            [each.outcome for each in settlements],
-            [_span(each.delay_s) for each in settlements],
-            [shortened(each.message) for each in settlements],
-            [shortened(each.error) for each in settlements],
-            [each.attempt for each in settlements],
-            [each.failed for each in settlements],
-            [each.not_found for each in settlements],
-            self._teller,
-        )
-
-    async def landed(self, settlements: Sequence[Settlement]) -> set[bytes]:
-        """See `Storage`."""
-        keys, query = _keys([each.claim for each in settlements]), self._sql(sql.LANDED)
-        statuses = [each.status for each in settlements]
-        return {row[0] for row in await self._run(lambda connection: connection.fetch(query, *keys, statuses))}
-
-    async def release(self, claims: Sequence[Claim]) -> set[bytes]:
-        """See `Storage`."""
-        return await self._change(sql.RELEASE, *_keys(claims), ring=True)
-
-    async def conclude(self, txids: Iterable[bytes], status: Status, message: str) -> set[bytes]:
-        """See `Storage`."""
-        return await self._change(sql.CONCLUDE, sorted(set(txids)), status, shortened(message), self._teller)
-
-    async def wake(self, txids: Iterable[bytes]) -> set[bytes]:
-        """See `Storage`."""
-        return await self._change(sql.WAKE, sorted(set(txids)), ring=True)
-
-    async def replay(self, txids: Iterable[bytes]) -> set[bytes]:
-        """See `Storage`."""
-        return await self._change(sql.REPLAY, sorted(set(txids)), None, ring=True)
-
-    async def reopen(self, txids: Iterable[bytes], message: str, statuses: Sequence[Status] = FINAL) -> set[bytes]:
-        """See `Storage`."""
-        wanted = [status for status in statuses if status != "pending"]
-        return await self._change(sql.REOPEN, sorted(set(txids)), shortened(message), wanted, ring=True)
-
-    async def discard(self, txids: Iterable[bytes], message: str) -> set[bytes]:
-        """See `Storage`."""
-        return await self._change(sql.DISCARD, sorted(set(txids)), shortened(message))
-
-    async def revoke(self, txids: Iterable[bytes]) -> set[bytes]:
-        """See `Storage`."""
-        return await self._change(sql.REVOKE, sorted(set(txids)), ring=True)
-
-    async def vouch(self, txids: Iterable[bytes]) -> set[bytes]:
-        """See `Storage`."""
-        return await self._change(sql.VOUCH, sorted(set(txids)))
-
-    async def expire(self) -> int:
-        """See `Storage`."""
-        return len(await self._run(lambda connection: connection.fetch(self._sql(sql.EXPIRE))))
-
-    async def drop(self, txids: Iterable[bytes]) -> set[bytes]:
-        """See `Storage`."""
-        return await self._change(sql.DROP, sorted(set(txids)))
-
-    async def forget(self, statuses: Sequence[Status], age_s: float, limit: int) -> int:
-        """See `Storage`."""
-        query = self._sql(sql.forget(statuses))
-        return len(await self._run(lambda connection: connection.fetch(query, _span(age_s), limit)))
-
-    async def untold(self, limit: int) -> list[tuple[bytes, Status]]:
-        """See `Storage`."""
-        query = self._sql(sql.UNTOLD)
-        return [(*row,) for row in await self._run(lambda connection: connection.fetch(query, self._teller, limit))]
-
-    async def told(self, rows: Sequence[tuple[bytes, Status]]) -> set[bytes]:
-        """See `Storage`."""
-        ordered = sorted(rows)
-        txids, statuses = [txid for txid, _ in ordered], [status for _, status in ordered]
-        return await self._change(sql.TOLD, txids, statuses, self._teller)
-
-    async def row(self, txid: bytes) -> Row | None:
-        """See `Storage`."""
-        query = self._sql(f"SELECT {sql.COLUMNS} FROM {{table}} WHERE txid = $1")
-        found = await self._run(lambda connection: connection.fetchrow(query, txid))
-        return None if found is None else _row(found)
-
-    async def rows(
-        self,
-        status: Status | None,
-        limit: int,
-        *,
-        after: Place | None = None,
-        offset: int = 0,
-        newest_first: bool = False,
-    ) -> list[Row]:
-        """See `Storage`."""
-        order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
-        where = "" if after is None else f" AND (submitted_at, txid) {beyond} ($4, $5)"
-        part = (
-            f"(SELECT {sql.COLUMNS} FROM {{table}} WHERE status = '%s'{where}"
-            f" ORDER BY submitted_at {order}, txid {order} LIMIT $1)"
-        )
-        parts = " UNION ALL ".join(part % each for each in ((status,) if status else STATUSES))
-        query = self._sql(
-            f"SELECT * FROM ({parts}) AS p ORDER BY submitted_at {order}, txid {order} LIMIT $2 OFFSET $3"
-        )
-        values: list[object] = [limit + offset, limit, offset]
-        if after is not None:
-            values += [after.submitted_at, after.txid]
-        return [_row(row) for row in await self._run(lambda connection: connection.fetch(query, *values))]
-
-    async def waiting(self, after: bytes, limit: int) -> list[bytes]:
-        """See `Storage`."""
-        query = self._sql(sql.WAITING)
-        return [row[0] for row in await self._run(lambda connection: connection.fetch(query, after, limit))]
-
-    async def counts(self) -> Counts:
-        """See `Storage`."""
-        query = self._sql(
-            "SELECT status, count(*), extract(epoch FROM now() - min(submitted_at))::float8"
-            " FROM {table} GROUP BY status"
-        )
-        found = await self._run(lambda connection: connection.fetch(query))
-        by_status = dict.fromkeys(STATUSES, 0) | {status: count for status, count, _ in found}
-        return Counts(by_status, max([age for status, _, age in found if status == "pending"], default=0.0))
+    def _row(self, found: Any) -> Row:
+        return Row(**dict(found) | {"history": decode_history(found["history"])})
 
     async def session(self, wake: Callable[[], None]) -> PostgresSession:
         """See `Storage`."""
@@ -294,23 +138,24 @@ class PostgresStorage:
     def _bell(self) -> str:
         return f"{self._table}_{self.lock_id('bell') & 0xFFFFFFFF:08x}"
 
-    def _sql(self, statement: str) -> str:
+    def _named(self, statement: str) -> str:
         return statement.replace("{table}", self._table)
 
-    async def _change(self, statement: str, keys: list[bytes], *values: object, ring: bool = False) -> set[bytes]:
-        """Run one statement for the rows of `keys`; return the transactions that it changed."""
-        if not keys:
-            return set()
-
-        async def work(connection: asyncpg.Connection) -> set[bytes]:
-            async with connection.transaction() if ring else nullcontext():  # one statement is one by itself
-                changed = {row[0] for row in await connection.fetch(self._sql(statement), keys, *values)}
-                if changed and ring:
-                    await connection.execute("SELECT pg_notify($1, '')", self._bell)
-            return changed
-
+    async def transact(self, steps: Callable[[Verbs], Awaitable[T]]) -> T:
+        """See `Storage`."""
         async with self._turn:
-            return await self._run(work)
+            return await super().transact(steps)
+
+    async def _each(self, statement: str, batch: Batch, *, ring: bool = False, **values: object) -> set[bytes]:
+        async with self._turn:
+            return await super()._each(statement, batch, ring=ring, **values)
+
+    async def _work(self, work: Work[T], mode: Mode) -> T:
+        async def on(connection: asyncpg.Connection) -> T:
+            async with connection.transaction() if mode == "whole" else nullcontext():  # one statement is one by itself
+                return await work(_On(connection, self._named, self._bell))
+
+        return await self._run(on)
 
     async def _run(self, work: Callable[[asyncpg.Connection], Coroutine[Any, Any, T]]) -> T:
         """Run something on a connection. One that broke is not given to the next caller."""
@@ -321,7 +166,7 @@ class PostgresStorage:
                 async with self._pool.acquire(timeout=ANSWER_S) as connection:
                     try:
                         return await work(connection)
-                    except asyncio.CancelledError:  # we leave: nobody waits for what the server may still say
+                    except get_cancelled_exc_class():  # we leave: nobody waits for what the server may still say
                         connection.terminate()
                         raise
             except AWAY as error:  # a deadlock with another instance took everything back: once more
@@ -330,21 +175,54 @@ class PostgresStorage:
         raise AssertionError
 
 
+class _On:
+    """Runs statements on one connection; see `Run`."""
+
+    def __init__(self, connection: asyncpg.Connection, named: Callable[[str], str], bell: str) -> None:
+        self._connection, self._named, self._bell = connection, named, bell
+
+    async def __call__(self, statement: str, batch: Batch | None = None, /, **values: object) -> list[Any]:
+        columns = [] if batch is None else _columns(batch)
+        return list(await self._connection.fetch(self._named(statement), *columns, *values.values()))
+
+    async def ring(self) -> None:
+        await self._connection.execute("SELECT pg_notify($1, '')", self._bell)
+
+
 async def _as_it_is(_: object) -> None:
     """Leave a connection as it is: none of our statements changes its settings, locks or channels."""
 
 
-def _span(seconds: float) -> timedelta:
-    return timedelta(seconds=seconds)
+def _columns(batch: Batch) -> list[list[Any]]:
+    """Return a batch as arrays, in order: so two instances never wait for each other's rows in a circle."""
+    match batch[0]:
+        case bytes():
+            return [sorted(set(batch))]
+        case Claim():
+            return _keys(batch)  # type: ignore[arg-type]
+        case Settlement():
+            return _results(batch)  # type: ignore[arg-type]
+        case _:
+            return [list(column) for column in zip(*sorted(cast("Any", batch)), strict=True)]
 
 
-def _keys(claims: Sequence[Claim]) -> tuple[list[bytes], list[str], list[int]]:
-    return (
+def _keys(claims: Sequence[Claim]) -> list[list[Any]]:
+    return [
         [claim.txid for claim in claims],
         [claim.owner for claim in claims],
         [claim.generation for claim in claims],
-    )
+    ]
 
 
-def _row(found: asyncpg.Record) -> Row:
-    return Row(**dict(found) | {"history": decode_history(found["history"])})
+def _results(settlements: Sequence[Settlement]) -> list[list[Any]]:
+    return [
+        *_keys([each.claim for each in settlements]),
+        [each.status for each in settlements],
+        [each.outcome for each in settlements],
+        [timedelta(seconds=each.delay_s) for each in settlements],
+        [shortened(each.message) for each in settlements],
+        [shortened(each.error) for each in settlements],
+        [each.attempt for each in settlements],
+        [each.failed for each in settlements],
+        [each.not_found for each in settlements],
+    ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import asyncpg  # type: ignore[import-untyped]
+from anyio import Lock
 
 from storage.recovery.rows import StoreAway
 
@@ -27,7 +27,7 @@ class PostgresSession:
         self._dsn, self._lock, self._lease_s = dsn, lock, lease_s
         self._connection: asyncpg.Connection | None = None
         self._leads = False
-        self._turn = asyncio.Lock()
+        self._turn = Lock()
         self._wake: Callable[[], None] = lambda: None
 
     async def open(self, bell: str, wake: Callable[[], None]) -> None:

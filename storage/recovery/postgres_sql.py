@@ -47,6 +47,27 @@ MIGRATIONS = [
     ALTER TABLE {table} ADD COLUMN untold text;
     CREATE INDEX {table}_untold ON {table} (untold, txid) WHERE untold IS NOT NULL;
     """,
+    """
+    CREATE TABLE {table}_cursor (
+        store    text PRIMARY KEY,
+        next     bigint NOT NULL,
+        at       bigint NOT NULL,
+        tip      bigint NOT NULL,
+        compared integer NOT NULL
+    );
+    CREATE TABLE {table}_mined (
+        store  text NOT NULL,
+        txid   bytea NOT NULL,
+        height bigint NOT NULL,
+        PRIMARY KEY (store, txid)
+    );
+    CREATE TABLE {table}_withdrawn (
+        store text NOT NULL,
+        txid  bytea NOT NULL,
+        PRIMARY KEY (store, txid)
+    );
+    CREATE INDEX {table}_mined_height ON {table}_mined (store, height);
+    """,
 ]
 
 # The status is a literal everywhere: with a parameter a generic plan could not use the partial indexes.
@@ -73,13 +94,13 @@ CLAIM_AGAIN = f"""
 CLAIMS = (CLAIM_AGAIN, CLAIM, CLAIM_SET_BACK)  # in this order, as long as there is room
 KEYS = "unnest($1::bytea[], $2::text[], $3::bigint[])"
 # Owner and status are compared in a way that no index serves: only the key may lead to the rows of a batch.
-MINE = "t.txid = b.txid AND t.owner || '' = b.owner AND t.generation = b.generation AND t.status || '' = 'pending'"
+OURS = "t.txid = b.txid AND t.owner || '' = b.owner AND t.generation = b.generation AND t.status || '' = 'pending'"
 RENEW = f"""
     UPDATE {{table}} AS t SET lease_until = now() + $4, next_attempt_at = now() + $4
-    FROM {KEYS} AS b (txid, owner, generation) WHERE {MINE} RETURNING t.txid"""
+    FROM {KEYS} AS b (txid, owner, generation) WHERE {OURS} RETURNING t.txid"""
 RELEASE = f"""
     UPDATE {{table}} AS t SET owner = NULL, lease_until = NULL, next_attempt_at = now() - interval '1 ms'
-    FROM {KEYS} AS b (txid, owner, generation) WHERE {MINE} RETURNING t.txid"""
+    FROM {KEYS} AS b (txid, owner, generation) WHERE {OURS} RETURNING t.txid"""
 SETTLE = f"""
     UPDATE {{table}} AS t SET status = b.status, owner = NULL, lease_until = NULL, updated_at = now(),
         untold = CASE WHEN b.status <> 'pending' THEN $12::text END,
@@ -96,12 +117,7 @@ SETTLE = f"""
     FROM unnest($1::bytea[], $2::text[], $3::bigint[], $4::text[], $5::text[], $6::interval[], $7::text[], $8::text[],
                 $9::bool[], $10::bool[], $11::bool[])
         AS b (txid, owner, generation, status, outcome, delay, message, error, attempt, failed, not_found)
-    WHERE {MINE} RETURNING t.txid"""
-LANDED = """
-    SELECT t.txid FROM {table} AS t, unnest($1::bytea[], $2::text[], $3::bigint[], $4::text[])
-        AS b (txid, owner, generation, status)
-    WHERE t.txid = b.txid AND t.generation = b.generation AND t.status || '' = b.status AND t.status || '' <> 'pending'
-        AND t.history -> -1 ->> 'owner' = b.owner AND (t.history -> -1 ->> 'generation')::bigint = b.generation"""
+    WHERE {OURS} RETURNING t.txid"""
 END = "owner = NULL, lease_until = NULL, generation = generation + 1, updated_at = now(), next_attempt_at = NULL"
 CONCLUDE = f"""
     UPDATE {{table}} SET status = $2, message = $3, untold = $4, {END}
@@ -124,9 +140,6 @@ REVOKE = """
     UPDATE {table} SET owner = NULL, lease_until = NULL, generation = generation + 1,
         next_attempt_at = now() - interval '1 ms', updated_at = now()
     WHERE txid = ANY ($1::bytea[]) AND status || '' = 'pending' AND owner IS NOT NULL RETURNING txid"""
-VOUCH = """
-    UPDATE {table} SET not_found = 0, not_found_since = NULL
-    WHERE txid = ANY ($1::bytea[]) AND status || '' = 'pending' AND not_found > 0 RETURNING txid"""
 UNTOLD = "SELECT txid, status FROM {table} WHERE untold = $1 ORDER BY txid LIMIT $2"
 TOLD = """
     UPDATE {table} AS t SET untold = NULL FROM unnest($1::bytea[], $2::text[]) AS b (txid, status)
@@ -141,6 +154,28 @@ ADD = """
     SELECT txid, 'pending', now() - $2::interval, now() - $2::interval + $3::interval
     FROM unnest($1::bytea[]) AS b (txid)
     ON CONFLICT (txid) DO NOTHING RETURNING txid"""
+CURSOR = "SELECT next, at, tip, compared FROM {table}_cursor WHERE store = $1"
+BEGIN_CURSOR = """
+    INSERT INTO {table}_cursor (store, next, at, tip, compared) VALUES ($1, $2, $3, $4, $5)
+    ON CONFLICT (store) DO UPDATE SET next = $2, at = $3, tip = $4, compared = $5 RETURNING store"""
+MOVE_CURSOR = """
+    UPDATE {table}_cursor SET next = $2, at = $3, tip = $4, compared = $5 WHERE store = $1 AND next = $6
+    RETURNING store"""
+MINE = """
+    INSERT INTO {table}_mined (store, txid, height)
+    SELECT $3, txid, height FROM unnest($1::bytea[], $2::bigint[]) AS b (txid, height)
+    ON CONFLICT (store, txid) DO UPDATE SET height = excluded.height RETURNING txid"""
+UNMINE = "DELETE FROM {table}_mined WHERE store = $2 AND txid = ANY ($1::bytea[]) RETURNING txid"
+MINED = "SELECT txid, height FROM {table}_mined WHERE store = $1 AND height <= $2 ORDER BY height LIMIT $3"
+WITHDRAW = """
+    INSERT INTO {table}_withdrawn (store, txid)
+    SELECT c.store, b.txid FROM {table}_cursor AS c CROSS JOIN unnest($1::bytea[]) AS b (txid)
+    ON CONFLICT (store, txid) DO NOTHING RETURNING txid"""
+WITHDRAWALS = "SELECT txid FROM {table}_withdrawn WHERE store = $1 LIMIT $2"
+WITHDRAWN = "DELETE FROM {table}_withdrawn WHERE store = $2 AND txid = ANY ($1::bytea[]) RETURNING txid"
+ROW = f"SELECT {COLUMNS} FROM {{table}} WHERE txid = $1"
+COUNTS = """
+    SELECT status, count(*), extract(epoch FROM now() - min(submitted_at))::float8 FROM {table} GROUP BY status"""
 OLDEST = """
     (SELECT txid, submitted_at FROM {{table}} WHERE status = '{}' AND submitted_at < now() - $1::interval
      ORDER BY submitted_at LIMIT $2)"""
@@ -151,3 +186,15 @@ def forget(statuses: Sequence[Status]) -> str:
     oldest = " UNION ALL ".join(OLDEST.format(status) for status in statuses)
     return f"""DELETE FROM {{table}} WHERE txid IN
         (SELECT txid FROM ({oldest}) AS o ORDER BY submitted_at LIMIT $2) RETURNING txid"""
+
+
+def page(statuses: Sequence[Status], after: bool, newest_first: bool) -> str:
+    """Return how a page of rows is read in the order of submission: each status in the order of its index."""
+    order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
+    where = f" AND (submitted_at, txid) {beyond} ($4, $5)" if after else ""
+    part = (
+        f"(SELECT {COLUMNS} FROM {{table}} WHERE status = '%s'{where}"
+        f" ORDER BY submitted_at {order}, txid {order} LIMIT $1)"
+    )
+    parts = " UNION ALL ".join(part % status for status in statuses)
+    return f"SELECT * FROM ({parts}) AS p ORDER BY submitted_at {order}, txid {order} LIMIT $2 OFFSET $3"

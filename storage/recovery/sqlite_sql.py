@@ -45,10 +45,31 @@ MIGRATIONS = [
     ALTER TABLE recovery_tx ADD COLUMN untold TEXT;
     CREATE INDEX recovery_tx_untold ON recovery_tx (untold, txid) WHERE untold IS NOT NULL;
     """,
+    """
+    CREATE TABLE recovery_tx_cursor (
+        store    TEXT PRIMARY KEY,
+        next     INTEGER NOT NULL,
+        at       INTEGER NOT NULL,
+        tip      INTEGER NOT NULL,
+        compared INTEGER NOT NULL
+    ) WITHOUT ROWID;
+    CREATE TABLE recovery_tx_mined (
+        store  TEXT NOT NULL,
+        txid   BLOB NOT NULL,
+        height INTEGER NOT NULL,
+        PRIMARY KEY (store, txid)
+    ) WITHOUT ROWID;
+    CREATE TABLE recovery_tx_withdrawn (
+        store TEXT NOT NULL,
+        txid  BLOB NOT NULL,
+        PRIMARY KEY (store, txid)
+    ) WITHOUT ROWID;
+    CREATE INDEX recovery_tx_mined_height ON recovery_tx_mined (store, height);
+    """,
 ]
 
-CLAIMED = """RETURNING txid, owner, generation, attempts, failures, not_found, :now - submitted_at,
-    :now - coalesce(not_found_since, :now)"""
+CLAIMED = """RETURNING txid, owner, generation, attempts, failures, not_found, (:now - submitted_at) / 1000.0,
+    (:now - coalesce(not_found_since, :now)) / 1000.0"""
 CLAIM = f"""
     UPDATE recovery_tx SET owner = :owner, generation = generation + 1, lease_until = :until, next_attempt_at = :until
     WHERE txid IN (SELECT txid FROM recovery_tx INDEXED BY recovery_tx_due
@@ -68,9 +89,9 @@ CLAIMS = (CLAIM_AGAIN, CLAIM, CLAIM_SET_BACK)  # in this order, as long as there
 # One statement for a batch: JSON objects, whose txid is hex. `of_hex` is ours, older SQLite has none. A plus keeps the
 # planner from an index that has too much in it; only the key may lead to the rows.
 BATCH = "FROM (SELECT of_hex(value ->> 'txid') AS txid, value AS v FROM json_each(:batch)) AS b WHERE t.txid = b.txid"
-MINE = "+t.owner = v ->> 'owner' AND t.generation = v ->> 'generation' AND +t.status = 'pending' RETURNING txid"
-RENEW = f"UPDATE recovery_tx AS t SET lease_until = :until, next_attempt_at = :until {BATCH} AND {MINE}"
-RELEASE = f"UPDATE recovery_tx AS t SET owner = NULL, lease_until = NULL, next_attempt_at = :now - 1 {BATCH} AND {MINE}"
+OURS = "+t.owner = v ->> 'owner' AND t.generation = v ->> 'generation' AND +t.status = 'pending' RETURNING txid"
+RENEW = f"UPDATE recovery_tx AS t SET lease_until = :until, next_attempt_at = :until {BATCH} AND {OURS}"
+RELEASE = f"UPDATE recovery_tx AS t SET owner = NULL, lease_until = NULL, next_attempt_at = :now - 1 {BATCH} AND {OURS}"
 SETTLE = f"""
     UPDATE recovery_tx AS t SET status = v ->> 'status', owner = NULL, lease_until = NULL, updated_at = :now,
         untold = CASE WHEN v ->> 'status' <> 'pending' THEN :teller END,
@@ -84,13 +105,7 @@ SETTLE = f"""
                        WHEN json_array_length(history) >= {HISTORY}
                        THEN json_insert(json_remove(history, '$[0]'), '$[#]', json(v -> 'entry'))
                        ELSE json_insert(history, '$[#]', json(v -> 'entry')) END
-    {BATCH} AND {MINE}"""
-LANDED = """
-    SELECT t.txid FROM json_each(:batch) AS b CROSS JOIN recovery_tx AS t
-    WHERE t.txid = of_hex(b.value ->> 'txid') AND t.generation = b.value ->> 'generation'
-        AND +t.status = b.value ->> 'status' AND +t.status <> 'pending'
-        AND t.history ->> '$[#-1].owner' = b.value ->> 'owner'
-        AND t.history ->> '$[#-1].generation' = b.value ->> 'generation'"""
+    {BATCH} AND {OURS}"""
 END = "owner = NULL, lease_until = NULL, generation = generation + 1, updated_at = :now, next_attempt_at = NULL"
 CONCLUDE = f"""
     UPDATE recovery_tx AS t SET status = :status, message = :message, untold = :teller, {END}
@@ -104,7 +119,7 @@ AFRESH = f"""
     {BATCH} AND """
 REPLAY = AFRESH + "+t.status IN ('dead', 'orphan') RETURNING txid"
 REOPEN = AFRESH + "+t.status IN (SELECT value FROM json_each(:statuses)) RETURNING txid"
-WAITING = "SELECT txid FROM recovery_tx WHERE txid > ? AND +status = 'pending' ORDER BY txid LIMIT ?"
+WAITING = "SELECT txid FROM recovery_tx WHERE txid > :after AND +status = 'pending' ORDER BY txid LIMIT :limit"
 DISCARD = f"""
     UPDATE recovery_tx AS t SET status = 'deleted', message = :message, reopened = reopened + 1, {END}
     {BATCH} AND +t.status IN ('pending', 'dead', 'orphan') RETURNING txid"""
@@ -112,23 +127,67 @@ REVOKE = f"""
     UPDATE recovery_tx AS t SET owner = NULL, lease_until = NULL, generation = generation + 1,
         next_attempt_at = :now - 1, updated_at = :now
     {BATCH} AND +t.status = 'pending' AND +t.owner IS NOT NULL RETURNING txid"""
-VOUCH = f"""
-    UPDATE recovery_tx AS t SET not_found = 0, not_found_since = NULL
-    {BATCH} AND +t.status = 'pending' AND +t.not_found > 0 RETURNING txid"""
-UNTOLD = "SELECT txid, status FROM recovery_tx WHERE untold = ? ORDER BY txid LIMIT ?"
+UNTOLD = "SELECT txid, status FROM recovery_tx WHERE untold = :teller ORDER BY txid LIMIT :limit"
 TOLD = f"""
     UPDATE recovery_tx AS t SET untold = NULL
-    {BATCH} AND t.status = v ->> 'status' AND +t.untold = :teller RETURNING txid"""
-EXPIRE = "UPDATE recovery_tx SET owner = NULL, lease_until = NULL WHERE owner IS NOT NULL AND lease_until < ?"
+    {BATCH} AND t.status = v ->> 'value' AND +t.untold = :teller RETURNING txid"""
+EXPIRE = """
+    UPDATE recovery_tx SET owner = NULL, lease_until = NULL
+    WHERE owner IS NOT NULL AND lease_until < :now RETURNING txid"""
 DROP = """
     DELETE FROM recovery_tx AS t
     WHERE t.txid IN (SELECT of_hex(value ->> 'txid') FROM json_each(:batch))
         AND +t.status IN ('pending', 'orphan') RETURNING txid"""
-OLDEST = """SELECT * FROM (SELECT txid, submitted_at FROM recovery_tx WHERE status = '{}' AND submitted_at < :before
+ADD = """
+    INSERT INTO recovery_tx (txid, status, submitted_at, next_attempt_at, created_at, updated_at)
+    SELECT of_hex(value ->> 'txid'), 'pending', :now - :age, :now - :age + :ttl, :now, :now FROM json_each(:batch)
+    WHERE true ON CONFLICT (txid) DO NOTHING RETURNING txid"""
+CURSOR = "SELECT next, at, tip, compared FROM recovery_tx_cursor WHERE store = :store"
+BEGIN_CURSOR = """
+    INSERT INTO recovery_tx_cursor (store, next, at, tip, compared) VALUES (:store, :next, :at, :tip, :compared)
+    ON CONFLICT (store) DO UPDATE SET next = :next, at = :at, tip = :tip, compared = :compared RETURNING store"""
+MOVE_CURSOR = """
+    UPDATE recovery_tx_cursor SET next = :next, at = :at, tip = :tip, compared = :compared
+    WHERE store = :store AND next = :before RETURNING store"""
+MINE = """
+    INSERT INTO recovery_tx_mined (store, txid, height)
+    SELECT :store, of_hex(value ->> 'txid'), value ->> 'value' FROM json_each(:batch)
+    WHERE true ON CONFLICT (store, txid) DO UPDATE SET height = excluded.height RETURNING txid"""
+UNMINE = """
+    DELETE FROM recovery_tx_mined
+    WHERE store = :store AND txid IN (SELECT of_hex(value ->> 'txid') FROM json_each(:batch)) RETURNING txid"""
+MINED = """
+    SELECT txid, height FROM recovery_tx_mined INDEXED BY recovery_tx_mined_height
+    WHERE store = :store AND height <= :height ORDER BY height LIMIT :limit"""
+WITHDRAW = """
+    INSERT INTO recovery_tx_withdrawn (store, txid)
+    SELECT c.store, of_hex(value ->> 'txid') FROM recovery_tx_cursor AS c, json_each(:batch)
+    WHERE true ON CONFLICT (store, txid) DO NOTHING RETURNING txid"""
+WITHDRAWALS = "SELECT txid FROM recovery_tx_withdrawn WHERE store = :store LIMIT :limit"
+WITHDRAWN = """
+    DELETE FROM recovery_tx_withdrawn
+    WHERE store = :store AND txid IN (SELECT of_hex(value ->> 'txid') FROM json_each(:batch)) RETURNING txid"""
+ROW = f"SELECT {COLUMNS} FROM recovery_tx WHERE txid = :txid"
+COUNTS = """
+    SELECT status, count(*), max((:now - min(submitted_at)) / 1000.0, 0.0) FROM recovery_tx GROUP BY status"""
+OLDEST = """SELECT * FROM (SELECT txid, submitted_at FROM recovery_tx WHERE status = '{}' AND submitted_at < :now - :age
                            ORDER BY submitted_at LIMIT :limit)"""
 
 
 def forget(statuses: Sequence[Status]) -> str:
     """Return how the oldest rows of some statuses are deleted: each status is read in the order of its index."""
     oldest = " UNION ALL ".join(OLDEST.format(status) for status in statuses)
-    return f"DELETE FROM recovery_tx WHERE txid IN (SELECT txid FROM ({oldest}) ORDER BY submitted_at LIMIT :limit)"
+    return f"""DELETE FROM recovery_tx WHERE txid IN
+        (SELECT txid FROM ({oldest}) ORDER BY submitted_at LIMIT :limit) RETURNING txid"""
+
+
+def page(statuses: Sequence[Status], after: bool, newest_first: bool) -> str:
+    """Return how a page of rows is read in the order of submission: each status in the order of its index."""
+    order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
+    where = f" AND (submitted_at, txid) {beyond} (:at, :txid)" if after else ""
+    part = (
+        f"SELECT * FROM (SELECT {COLUMNS} FROM recovery_tx WHERE status = '{{}}'{where}"
+        f" ORDER BY submitted_at {order}, txid {order} LIMIT :most)"
+    )
+    parts = " UNION ALL ".join(part.format(status) for status in statuses)
+    return f"{parts} ORDER BY submitted_at {order}, txid {order} LIMIT :limit OFFSET :offset"

@@ -3,42 +3,60 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
+
+import msgspec
 
 from storage.recovery import sqlite_sql as sql
 from storage.recovery.rows import Attempt, Claim, Row, Settlement, decode_history, shortened
+from storage.recovery.tables import Batch
+
+_MS = timedelta(milliseconds=1)
 
 
-def ms(seconds: float) -> int:
-    """Return milliseconds."""
-    return round(seconds * 1000)
+def bound(values: Mapping[str, object], now: int) -> dict[str, Any]:
+    """Return values as statements take them: times in milliseconds, lists as JSON."""
+    given: dict[str, Any] = {"now": now}
+    for name, value in values.items():
+        match value:
+            case timedelta():
+                given[name] = round(value / _MS)
+            case datetime():
+                given[name] = round(value.timestamp() * 1000)
+            case list():
+                given[name] = msgspec.json.encode(value).decode()
+            case _:
+                given[name] = value
+    if "lease" in given:
+        given |= {"until": now + given["lease"], "longest": now + 2 * given["lease"]}
+    return given
 
 
-def claim_of(
-    txid: bytes, owner: str, generation: int, attempts: int, failures: int, not_found: int, age: int, since: int
-) -> Claim:
-    """Return the claim that a statement answered."""
-    return Claim(txid, owner, generation, attempts, failures, not_found, age / 1000, since / 1000)
+def encoded(batch: Batch, now: int) -> str:
+    """Return a batch as a JSON array of objects."""
+    at = datetime.fromtimestamp(now / 1000, UTC)
+    return msgspec.json.encode([_object(each, at) for each in batch]).decode()
 
 
-def named(txids: Iterable[bytes]) -> list[dict[str, object]]:
-    """Return a batch of transactions."""
-    return [{"txid": txid.hex()} for txid in txids]
+def _object(each: bytes | Claim | Settlement | tuple[bytes, str | int], at: datetime) -> dict[str, object]:
+    match each:
+        case bytes():
+            return {"txid": each.hex()}
+        case Claim():
+            return {"txid": each.txid.hex(), "owner": each.owner, "generation": each.generation}
+        case Settlement():
+            return _settlement(each, at)
+        case txid, value:
+            return {"txid": txid.hex(), "value": value}
 
 
-def key(claim: Claim) -> dict[str, object]:
-    """Return what a claim is recognised by."""
-    return {"txid": claim.txid.hex(), "owner": claim.owner, "generation": claim.generation}
-
-
-def settlement_values(settled: Settlement, at: datetime) -> dict[str, object]:
-    """Return one result of a batch."""
+def _settlement(settled: Settlement, at: datetime) -> dict[str, object]:
     claim, error = settled.claim, shortened(settled.error)
-    return key(claim) | {
+    return _object(claim, at) | {
         "status": settled.status,
-        "delay": ms(settled.delay_s),
+        "delay": round(settled.delay_s * 1000),
         "message": shortened(settled.message),
         "error": error,
         "attempt": int(settled.attempt),

@@ -45,7 +45,8 @@ from handlers.recovery.numbers import Numbers
 from handlers.recovery.outcome import Busy, Invalid, NotFound, Outcome, Permanent, Transient, Valid
 from handlers.recovery.rules import NEVER_ARRIVED, settle
 from storage.recovery.postgres import PostgresStorage, lock_id
-from storage.recovery.rows import Claim, Settlement, Storage
+from storage.recovery.rows import Claim, Settlement
+from storage.recovery.tables import Storage
 
 pytestmark = pytest.mark.anyio
 HERE = Path(__file__).parent

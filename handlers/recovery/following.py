@@ -1,0 +1,229 @@
+"""The change log, written into the recovery tables: the short way to finality.
+
+Each fact has its effect once: the cursor moves in the transaction that writes the rows. After a crash, an outage or a
+lost answer the log is read on from the cursor. Where that is not possible, a survey begins anew.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Literal
+
+import anyio
+import structlog
+from msgspec import Struct, field, structs
+
+from config.settings import Recovery
+from handlers.causes import BlockRolledBack, Expired, Withdrawn
+from handlers.change_log import ChangeLog, Gone, NotYet, read
+from handlers.events import BlockCommitted, Fact, RolledBack, TxStatusChanged
+from handlers.recovery.survey import CONFLICTING, GIVEN_UP, HAS_IT, WAITS, Survey, Turn, parts
+from storage.change_log import read_row
+from storage.recovery.rows import FINAL, Cursor, Status, StoreAway
+from storage.recovery.tables import Storage, Verbs
+
+log = structlog.get_logger("recovery")
+
+_GATHER_S = 0.05  # submissions that come close together share a commit
+_AGAIN_S = 1.0
+_ROWS = 64  # of the log, that are read at a time: some thousand facts
+_DEEP = 5_000  # transactions that are confirmed at a time
+_HIGHEST = (1 << 63) - 1  # that a database can keep
+BACK = "its block was rolled back"
+
+Said = int | Literal["waits", "lost", "gone"]  # a number is the height at which it is mined
+
+
+class News(Struct):
+    """What some facts say: the last word about each transaction, and which of them a rollback has released."""
+
+    tip: int
+    last: dict[bytes, Said] = field(default_factory=dict)
+    back: set[bytes] = field(default_factory=set)
+
+
+def news(facts: Iterable[Fact], tip: int) -> News:
+    """Return what facts say that follow a tip at this height."""
+    told = News(tip)
+    for fact in facts:
+        match fact:
+            case TxStatusChanged(status="pending"):
+                told.last[fact.txid] = "waits"
+                if isinstance(fact.cause, BlockRolledBack):
+                    told.back.add(fact.txid)
+            case TxStatusChanged(status="mined"):
+                told.last[fact.txid] = fact.height or 0
+            case TxStatusChanged(status="conflicting"):
+                told.last[fact.txid] = "lost"
+            case TxStatusChanged(cause=Withdrawn() | Expired()):
+                told.last[fact.txid] = "gone"
+            case BlockCommitted(height=height):
+                told.tip = min(height, _HIGHEST)
+            case RolledBack(to=to):
+                told.tip = 0 if to == "origin" else min(to.height, _HIGHEST)
+    return told
+
+
+class Follower:
+    """Reads the change log of one store."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        changes: ChangeLog,
+        store: str,
+        turn: Turn,
+        survey: Survey,
+        knobs: Recovery,
+        *,
+        heard: Callable[[], Awaitable[None]],
+        decides: Callable[[], bool],
+        tip: Callable[[], int],
+        wrote: Callable[[], None],
+    ) -> None:
+        """Take both sides, and how to get at the log: in turns on the writer's thread.
+
+        `heard` returns when there may be more facts, `wrote` hears that rows may be final now. What is final is
+        compared with the chain here, whose tip is at the height `tip`, once that `decides`: it does not while it is
+        behind another one that may have confirmed rows.
+        """
+        self._storage, self._changes, self._store, self._turn, self._survey = storage, changes, store, turn, survey
+        self._heard, self._decides, self._tip, self._wrote = heard, decides, tip, wrote
+        self._ttl_s, self._scan_s, self._confirmations = knobs.ttl, knobs.scan_interval, knobs.confirmations
+        self._cursor: Cursor | None = None
+        self._since: Cursor | None = None  # from where on the log is read after a first survey
+
+    async def begin(self) -> None:
+        """Remember where the log ends: what is told while the database is away is read even if a survey is needed."""
+        self._since = await self._end()
+
+    async def follow(self) -> None:
+        """Write what the log says, until cancelled."""
+        while True:
+            try:
+                cursor = self._cursor = await self._catch_up()
+            except StoreAway as error:
+                log.warning("recovery_facts_wait", why=str(error))
+                self._cursor = None  # it may have moved all the same
+                await anyio.sleep(_AGAIN_S)
+                continue
+            with anyio.move_on_after(None if cursor.compared else self._scan_s):
+                await self._heard()
+            await anyio.sleep(_GATHER_S)
+
+    async def _catch_up(self) -> Cursor:
+        """Read the log to its end; return the cursor."""
+        cursor = self._cursor or await self._find()
+        await self._confirm(cursor)  # a crash may have come between the facts and this
+        while True:
+            try:
+                rows = await self._turn(partial(self._changes.fetch, cursor.next, _ROWS))
+            except (Gone, NotYet) as error:
+                cursor = await self._begin(str(error))
+                continue
+            if facts := read(rows, cursor.next):
+                moved = Cursor(facts[-1].sequence + 1, read_row(*rows[-1]).at, 0, cursor.compared)
+                cursor = await self._write(cursor, moved, facts)
+            elif not cursor.compared and self._decides():
+                await self._survey(decides=True)
+                cursor = await self._move(cursor, structs.replace(cursor, compared=True))
+            else:
+                return cursor
+
+    async def _find(self) -> Cursor:
+        cursor = await self._storage.cursor(self._store)
+        if cursor is None:
+            return await self._begin("these tables have not read the log of this store yet")
+        at = await self._logged_at(cursor.next - 1)
+        if at not in (None, cursor.at):
+            return await self._begin("the log is another one than the one that was read")
+        self._since = None
+        return cursor
+
+    async def _begin(self, why: str) -> Cursor:
+        """Compare everything, and go on with the facts that come after the beginning of that."""
+        log.info("recovery_survey_started", reason=why)
+        since, decides = self._since or await self._end(), self._decides()
+        await self._survey(decides=decides)
+        cursor = structs.replace(since, tip=min(since.tip, self._tip()), compared=decides)
+        await self._storage.move(self._store, None, cursor)
+        self._since = None
+        self._wrote()
+        log.info("recovery_survey_done", next=cursor.next)
+        return cursor
+
+    async def _end(self) -> Cursor:
+        tip, newest = min(self._tip(), _HIGHEST), await self._turn(self._changes.newest)
+        return Cursor(newest + 1, await self._logged_at(newest) or 0, tip, False)
+
+    async def _logged_at(self, sequence: int) -> int | None:
+        return await self._turn(lambda: self._changes.logged_at(sequence))
+
+    # --- writing -------------------------------------------------------------------------------------------------
+
+    async def _write(self, cursor: Cursor, moved: Cursor, facts: Sequence[Fact]) -> Cursor:
+        """Write facts, and move the cursor with them."""
+        told = news(facts, cursor.tip)
+        moved = structs.replace(moved, tip=told.tip)
+
+        async def steps(verbs: Verbs) -> bool:
+            if not await verbs.move(self._store, cursor, moved):
+                return False
+            await self._rows(verbs, told)
+            return True
+
+        if not await self._storage.transact(steps):
+            return await self._find()
+        await self._confirm(moved)
+        self._wrote()
+        return moved
+
+    async def _move(self, cursor: Cursor, moved: Cursor) -> Cursor:
+        return moved if await self._storage.move(self._store, cursor, moved) else await self._find()
+
+    async def _rows(self, verbs: Verbs, told: News) -> None:
+        """Write what is said of transactions. Each gets a row, if its submission could not make one."""
+        said = defaultdict[str, list[bytes]](list)
+        for txid, last in sorted(told.last.items()):
+            said["mined" if isinstance(last, int) else last].append(txid)
+        await self._pending(verbs, sorted(told.back.difference(said["gone"])), BACK, FINAL)
+        # A confirmation stays: we may be behind the instance that wrote it.
+        await self._pending(verbs, [txid for txid in said["waits"] if txid not in told.back], WAITS, GIVEN_UP)
+        for some in parts(said["mined"]):
+            if await verbs.add(some, self._ttl_s) < len(some):
+                await verbs.reopen(some, HAS_IT, GIVEN_UP)
+            await verbs.mine(self._store, {txid: int(told.last[txid]) for txid in some})
+        for some in parts(said["waits"] + said["lost"] + said["gone"]):
+            await verbs.unmine(self._store, some)
+        for some in parts(said["lost"]):
+            await verbs.add(some, self._ttl_s)
+            await verbs.conclude(some, "deleted", CONFLICTING)
+        for some in parts(said["gone"]):
+            await verbs.drop(some)
+
+    async def _pending(self, verbs: Verbs, txids: list[bytes], why: str, statuses: Sequence[Status]) -> None:
+        """Make rows, or make those pending again that have one of some statuses, and void what was found out before."""
+        for some in parts(txids):
+            if await verbs.add(some, self._ttl_s) < len(some):
+                await verbs.revoke(some)
+                await verbs.reopen(some, why, statuses)
+
+    async def _confirm(self, cursor: Cursor) -> None:
+        """Confirm what is deep enough at the cursor, so many at a time."""
+        while deep := await self._storage.mined(self._store, cursor.tip + 1 - self._confirmations, _DEEP):
+            await self._storage.transact(partial(self._conclude, deep))
+
+    async def _conclude(self, deep: Sequence[tuple[bytes, int]], verbs: Verbs) -> None:
+        for height, txids in _by_height(deep):
+            await verbs.reopen(txids, HAS_IT, GIVEN_UP)  # another instance may have seen another branch
+            await verbs.conclude(txids, "confirmed", f"mined at height {height}")
+            await verbs.unmine(self._store, txids)
+
+
+def _by_height(deep: Sequence[tuple[bytes, int]]) -> Iterator[tuple[int, list[bytes]]]:
+    found = defaultdict[int, list[bytes]](list)
+    for txid, height in deep:
+        found[height].append(txid)
+    yield from found.items()

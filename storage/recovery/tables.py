@@ -1,0 +1,298 @@
+"""The verbs of the recovery tables: written once, for every database."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from types import ModuleType
+from typing import Any, Literal, Protocol, TypeVar
+
+from storage.recovery.rows import (
+    FINAL,
+    STATUSES,
+    Claim,
+    Counts,
+    Cursor,
+    Place,
+    Row,
+    Settlement,
+    Status,
+    shortened,
+)
+
+T = TypeVar("T")
+
+
+class Session(Protocol):
+    """One instance's standing with the database: the leader's lock, and the bell that others ring."""
+
+    async def lead(self) -> bool:
+        """Try to become the leader, without waiting; True when we are it, already or now.
+
+        Raises:
+            StoreAway: it can't be said.
+        """
+
+    async def alive(self) -> bool:
+        """Return whether the session still stands, and with it the lock; asks the database."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether the session is known to have ended; asks nobody."""
+
+    async def close(self) -> None:
+        """Give up the lock, if it is held. May be called twice."""
+
+
+Batch = Sequence[bytes] | Sequence[Claim] | Sequence[Settlement] | Sequence[tuple[bytes, Status | int]]
+
+
+class Run(Protocol):
+    """Runs statements on a connection."""
+
+    async def __call__(self, statement: str, batch: Batch | None = None, /, **values: object) -> list[Any]:
+        """Run a statement for a batch, or for its values alone; return its rows. The order of values counts."""
+
+    async def ring(self) -> None:
+        """Ring everybody's bell once what was done is committed."""
+
+
+Work = Callable[[Run], Awaitable[T]]
+Mode = Literal["read", "each", "whole"]
+
+
+class Verbs(ABC):
+    """What is done to rows. All clocks are the database's.
+
+    A `teller` is whoever tells others of final statuses, under a name that is the same after a restart. Without one
+    there is nobody to be told. What databases differ in is the text of `sql`'s statements.
+    """
+
+    def __init__(self, sql: ModuleType, teller: str | None) -> None:
+        self._sql, self._teller = sql, teller
+
+    @abstractmethod
+    async def _work(self, work: Work[T], mode: Mode) -> T:
+        """Run statements that read, that are each a transaction of their own, or that are one transaction."""
+
+    async def _each(self, statement: str, batch: Batch, *, ring: bool = False, **values: object) -> set[bytes]:
+        """Run a statement for a batch; return the transactions that it changed."""
+        if not batch:
+            return set()
+
+        async def work(run: Run) -> set[bytes]:
+            changed = {row[0] for row in await run(statement, batch, **values)}
+            if changed and ring:
+                await run.ring()
+            return changed
+
+        return await self._work(work, "whole" if ring else "each")
+
+    async def _read(self, statement: str, **values: object) -> list[Any]:
+        return await self._work(lambda run: run(statement, **values), "read")
+
+    # --- rows ----------------------------------------------------------------------------------------------------
+
+    async def add(self, txids: Iterable[bytes], ttl_s: float, age_s: float = 0.0) -> int:
+        """Make transactions pending that are not known yet, to be looked into at the age `ttl_s`; return how many."""
+        age, ttl = timedelta(seconds=age_s), timedelta(seconds=ttl_s)
+        return len(await self._each(self._sql.ADD, list(txids), ring=ttl_s <= age_s, age=age, ttl=ttl))
+
+    async def conclude(self, txids: Iterable[bytes], status: Status, message: str) -> set[bytes]:
+        """Write a final status for pending rows without a claim; whoever holds one finds it void. Returns which."""
+        why = shortened(message)
+        return await self._each(self._sql.CONCLUDE, list(txids), status=status, message=why, teller=self._teller)
+
+    async def reopen(self, txids: Iterable[bytes], message: str, statuses: Sequence[Status] = FINAL) -> set[bytes]:
+        """Make rows of final statuses pending again, with fresh counters: only for an operator, or the chain."""
+        wanted = [status for status in statuses if status != "pending"]
+        why = shortened(message)
+        return await self._each(self._sql.REOPEN, list(txids), ring=True, message=why, statuses=wanted)
+
+    async def revoke(self, txids: Iterable[bytes]) -> set[bytes]:
+        """End the claims on pending rows, so results under them are void and the rows due at once. Returns which."""
+        return await self._each(self._sql.REVOKE, list(txids), ring=True)
+
+    async def drop(self, txids: Iterable[bytes]) -> set[bytes]:
+        """Delete pending rows, held ones too, and orphans: nobody waits for these transactions. Returns which."""
+        return await self._each(self._sql.DROP, list(txids))
+
+    # --- what a store's change log has said ----------------------------------------------------------------------
+
+    async def cursor(self, store: str) -> Cursor | None:
+        """Return how far the change log of a store was read; None if never."""
+        found = await self._read(self._sql.CURSOR, store=store)
+        return Cursor(found[0][0], found[0][1], found[0][2], bool(found[0][3])) if found else None
+
+    async def move(self, store: str, before: Cursor | None, to: Cursor) -> bool:
+        """Move a store's cursor, if it is still where it was `before`; None begins anew wherever it was."""
+        values = {"store": store, "next": to.next, "at": to.at, "tip": to.tip, "compared": int(to.compared)}
+        if before is not None:
+            values["before"] = before.next
+
+        async def work(run: Run) -> bool:
+            return bool(await run(self._sql.BEGIN_CURSOR if before is None else self._sql.MOVE_CURSOR, **values))
+
+        return await self._work(work, "each")
+
+    async def mine(self, store: str, heights: Mapping[bytes, int]) -> None:
+        """Remember at which heights transactions are mined in the chain of a store."""
+        await self._each(self._sql.MINE, list(heights.items()), store=store)
+
+    async def unmine(self, store: str, txids: Iterable[bytes]) -> None:
+        """Forget that transactions are mined."""
+        await self._each(self._sql.UNMINE, list(txids), store=store)
+
+    async def mined(self, store: str, height: int, limit: int) -> list[tuple[bytes, int]]:
+        """Return the lowest of a store's mined transactions, at a height or below it, with their heights."""
+        return [(*row,) for row in await self._read(self._sql.MINED, store=store, height=height, limit=limit)]
+
+
+class _Inside(Verbs):
+    """The verbs as steps of one transaction."""
+
+    def __init__(self, sql: ModuleType, teller: str | None, run: Run) -> None:
+        super().__init__(sql, teller)
+        self._run_here = run
+
+    async def _work(self, work: Work[T], mode: Mode) -> T:  # noqa: ARG002 -- it is one transaction already
+        return await work(self._run_here)
+
+
+class Storage(Verbs):
+    """The recovery tables. Every verb is one transaction."""
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Connect, and make or migrate the schema.
+
+        Raises:
+            StoreAway: there is no database.
+            WrongFormat: a later version made the schema.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Disconnect."""
+
+    @abstractmethod
+    async def session(self, wake: Callable[[], None]) -> Session:
+        """Take part: `wake` is called when rows may have become due at once."""
+
+    @abstractmethod
+    def _row(self, found: Any) -> Row:
+        """Return a row as it was read."""
+
+    async def transact(self, steps: Callable[[Verbs], Awaitable[T]]) -> T:
+        """Do several steps in one transaction: all of them, or nothing."""
+        return await self._work(lambda run: steps(_Inside(self._sql, self._teller, run)), "whole")
+
+    # --- claims --------------------------------------------------------------------------------------------------
+
+    async def claim(self, owner: str, lease_s: float, limit: int, again: bool = False) -> list[Claim]:
+        """Lease the rows that have been due longest; nobody else gets them before the lease ends.
+
+        A lease that ends later than twice `lease_s` from now was given before the clock was set back, and counts as
+        ended. With `again` what the owner holds already comes first, in its old generation with a new lease: for one
+        whose earlier answer was lost.
+        """
+
+        async def work(run: Run) -> list[Claim]:
+            rows, lease = list[Any](), timedelta(seconds=lease_s)
+            for statement in self._sql.CLAIMS if again else self._sql.CLAIMS[1:]:
+                if limit > len(rows):
+                    rows += await run(statement, owner=owner, lease=lease, limit=limit - len(rows))
+            return [Claim(*row) for row in rows]
+
+        return await self._work(work, "each")
+
+    async def renew(self, claims: Sequence[Claim], lease_s: float) -> set[bytes]:
+        """Prolong leases; return the transactions that are still held."""
+        return await self._each(self._sql.RENEW, claims, lease=timedelta(seconds=lease_s))
+
+    async def settle(self, settlements: Sequence[Settlement]) -> set[bytes]:
+        """Write what came of claims; return the transactions whose claim was still the current one."""
+        return await self._each(self._sql.SETTLE, settlements, teller=self._teller)
+
+    async def release(self, claims: Sequence[Claim]) -> set[bytes]:
+        """Give back claims that nothing came of: the rows are due at once, as if never claimed."""
+        return await self._each(self._sql.RELEASE, claims, ring=True)
+
+    async def expire(self) -> int:
+        """Take the owner off rows whose lease has ended; return how many. They can be claimed either way."""
+        return len(await self._work(lambda run: run(self._sql.EXPIRE), "each"))
+
+    # --- operators -----------------------------------------------------------------------------------------------
+
+    async def wake(self, txids: Iterable[bytes]) -> set[bytes]:
+        """Make pending rows that nobody holds due at once; return which."""
+        return await self._each(self._sql.WAKE, list(txids), ring=True)
+
+    async def replay(self, txids: Iterable[bytes]) -> set[bytes]:
+        """Make dead and orphan rows pending again, with fresh counters; return which."""
+        return await self._each(self._sql.REPLAY, list(txids), ring=True, message=None)
+
+    async def discard(self, txids: Iterable[bytes], message: str) -> set[bytes]:
+        """Give up pending, dead and orphan rows: deleted, and to be withdrawn from every store. Returns which."""
+
+        async def steps(verbs: Verbs) -> set[bytes]:
+            done = await verbs._each(self._sql.DISCARD, list(txids), message=shortened(message))
+            await verbs._each(self._sql.WITHDRAW, sorted(done))
+            return done
+
+        return await self.transact(steps)
+
+    async def withdrawals(self, store: str, limit: int) -> list[bytes]:
+        """Return transactions that a store has to withdraw."""
+        return [row[0] for row in await self._read(self._sql.WITHDRAWALS, store=store, limit=limit)]
+
+    async def withdrawn(self, store: str, txids: Iterable[bytes]) -> None:
+        """Remember that a store has withdrawn transactions."""
+        await self._each(self._sql.WITHDRAWN, list(txids), store=store)
+
+    # --- lists ---------------------------------------------------------------------------------------------------
+
+    async def forget(self, statuses: Sequence[Status], age_s: float, limit: int) -> int:
+        """Delete rows of some final statuses that were submitted so long ago, the oldest first; return how many."""
+        statement, age = self._sql.forget(statuses), timedelta(seconds=age_s)
+        return len(await self._work(lambda run: run(statement, age=age, limit=limit), "each"))
+
+    async def untold(self, limit: int) -> list[tuple[bytes, Status]]:
+        """Return rows that became final here, by `settle` or `conclude`, and of which nobody was told."""
+        return [(*row,) for row in await self._read(self._sql.UNTOLD, teller=self._teller, limit=limit)]
+
+    async def told(self, rows: Sequence[tuple[bytes, Status]]) -> set[bytes]:
+        """Remember that somebody was told of these rows, unless their status is another by now; return which."""
+        return await self._each(self._sql.TOLD, rows, teller=self._teller)
+
+    async def row(self, txid: bytes) -> Row | None:
+        """Return everything about one transaction."""
+        found = await self._read(self._sql.ROW, txid=txid)
+        return self._row(found[0]) if found else None
+
+    async def rows(
+        self,
+        status: Status | None,
+        limit: int,
+        *,
+        after: Place | None = None,
+        offset: int = 0,
+        newest_first: bool = False,
+    ) -> list[Row]:
+        """Return a page of rows in the order of submission, of one status or of all."""
+        statement = self._sql.page([status] if status else STATUSES, after is not None, newest_first)
+        values: dict[str, object] = {"most": limit + offset, "limit": limit, "offset": offset}
+        if after is not None:
+            values |= {"at": after.submitted_at, "txid": after.txid}
+        return [self._row(row) for row in await self._read(statement, **values)]
+
+    async def waiting(self, after: bytes, limit: int) -> list[bytes]:
+        """Return the next pending transactions in ascending order, greater than `after`; none at the end."""
+        return [row[0] for row in await self._read(self._sql.WAITING, after=after, limit=limit)]
+
+    async def counts(self) -> Counts:
+        """Count the rows. Reads an index, not the rows, but all of it: not for every scan."""
+        found = await self._read(self._sql.COUNTS)
+        by_status = dict.fromkeys(STATUSES, 0) | {status: count for status, count, _ in found}
+        return Counts(by_status, max([age for status, _, age in found if status == "pending"], default=0.0))
