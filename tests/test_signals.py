@@ -66,15 +66,15 @@ import os, signal, sys
 for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
     os.kill(os.getpid(), number)
 sys.path.remove(os.path.dirname(__file__))
-del sys.modules["uvloop"]
-import uvloop
+del sys.modules["aiosqlite"]
+import aiosqlite
 """
 
 
 def test_signals_while_the_daemon_is_being_loaded(tmp_path: Path) -> None:
     early = tmp_path / "early"
     early.mkdir()
-    (early / "uvloop.py").write_text(_SENT_WHILE_IMPORTING)
+    (early / "aiosqlite.py").write_text(_SENT_WHILE_IMPORTING)
     with running(tmp_path, {"PYTHONPATH": f"{early}{os.pathsep}{ROOT}"}) as daemon, daemon.client() as client:
         assert client.hello()
 
