@@ -78,11 +78,17 @@ async def room_for(event: TxSubmitted, evictor: Evictor, write: Write) -> int:
     raise await write(lambda txn: evictor.refusal(txn, evicted))
 
 
+Tell = Callable[[bytes, str, int | None, AnyCause], None]  # transaction, status, height (that of the tip), cause
+
+
 class Evictor:
     """Evicts pending submissions, inside the write transaction of whoever calls. `tell` hears of each one."""
 
     def __init__(
-        self, removal: Removal, transactions: Transactions, tell: Callable[[bytes, str, AnyCause], None]
+        self,
+        removal: Removal,
+        transactions: Transactions,
+        tell: Tell,
     ) -> None:
         self._removal, self._transactions, self._tell = removal, transactions, tell
         self._store, self._rules = transactions.store, transactions.rules
@@ -238,7 +244,7 @@ class Evictor:
             at.page += 1
         else:
             self._remove(txn, txid, record, gone)
-            self._tell(txid, "withdrawn" if cause == Withdrawn("operator") else "pruned", cause)
+            self._tell(txid, "withdrawn" if cause == Withdrawn("operator") else "pruned", None, cause)
             del self._path[txid]
         return rows
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import threading
 import time
-from collections.abc import Callable, Coroutine
-from functools import partial
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from anyio import CapacityLimiter, to_thread
+import aiosqlite
+from anyio import CancelScope, Lock, to_thread
 
 from storage.errors import RecoveryDamaged, StoreError, WrongFormat
 from storage.files import make_file, restrict
@@ -45,23 +45,23 @@ def _mode(path: Path) -> str:
     return "mode=ro&immutable=1" if unchanging else "mode=ro"
 
 
-class _Here:
-    """Runs statements on the thread that has the connection; see `Run`. Nothing in it ever waits for the loop."""
+class _Run:
+    """Runs statements on a connection; see `Run`."""
 
-    def __init__(self, connection: sqlite3.Connection, now: int) -> None:
+    def __init__(self, connection: aiosqlite.Connection, now: int) -> None:
         self._connection, self._now = connection, now
         self.rung = False
 
     async def __call__(self, statement: str, batch: Batch | None = None, /, **values: object) -> list[Any]:
         given = bound(values, self._now) | ({} if batch is None else {"batch": encoded(batch, self._now)})
-        return self._connection.execute(statement, given).fetchall()
+        return list(await self._connection.execute_fetchall(statement, given))
 
     async def ring(self) -> None:
         self.rung = True
 
 
 class SqliteStorage(Storage):
-    """The tables in one file; see `Storage`. Each transaction is one call on a worker's thread, which nothing tears."""
+    """The tables in one file; see `Storage`. Who is cancelled does not tear a transaction."""
 
     def __init__(
         self,
@@ -76,44 +76,46 @@ class SqliteStorage(Storage):
         self._path, self._readonly, self._clock_ms = path, readonly, clock_ms
         self._uri = f"{path.absolute().as_uri()}?{_mode(path) if readonly else 'mode=rwc'}"
         self._claimed_ms: int | None = None  # when we claimed last
-        self._connection: sqlite3.Connection | None = None
-        self._one = CapacityLimiter(1)
-        self._lock = threading.Lock()  # a call goes on when whoever waits for it is cancelled
+        self._connection: aiosqlite.Connection | None = None
+        self._turn = Lock()
         self._bells: list[Callable[[], None]] = []
 
     async def open(self) -> None:
         """See `Storage`."""
         try:
-            await self._on_thread(self._connect)
+            # NOTE: aiosqlite leaves a thread behind where there is nothing to open, so that is found out before.
+            await to_thread.run_sync(self._try_to_open)
+            with CancelScope(shield=True):
+                self._connection = db = await aiosqlite.connect(
+                    self._uri, timeout=_BUSY_S, isolation_level=None, uri=True
+                )
+            if self._readonly:
+                await self._check(db)
+                return
+            await db.create_function("of_hex", 1, bytes.fromhex, deterministic=True)
+            for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
+                await db.execute(f"PRAGMA {pragma}")
+            await self._whole(db, lambda: self._migrate(db))
         except sqlite3.Error as error:
             await self.close()
             raise _told(error, self._path) from error
         except OSError as error:
             raise StoreAway(f"{self._path}: unable to open database file: {error.strerror}") from error
-        except StoreError:
+        except BaseException:
             await self.close()
             raise
 
-    def _connect(self) -> None:
-        """Open the file, made with the right mode; what else SQLite makes beside it gets the mode of the file."""
+    def _try_to_open(self) -> None:
+        """Open the file once, made with the right mode; what else SQLite makes beside it gets the mode of the file."""
         if not self._readonly:
             make_file(self._path)
             for suffix in ("-wal", "-shm"):
                 restrict(self._path.with_name(self._path.name + suffix))
-        self._connection = db = sqlite3.connect(
-            self._uri, timeout=_BUSY_S, isolation_level=None, uri=True, check_same_thread=False
-        )
-        if self._readonly:
-            self._check()
-            return
-        db.create_function("of_hex", 1, bytes.fromhex, deterministic=True)
-        for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
-            db.execute(f"PRAGMA {pragma}")
-        self._whole(self._migrate)
+        sqlite3.connect(self._uri, timeout=_BUSY_S, uri=True).close()
 
-    def _check(self) -> int:
+    async def _check(self, db: aiosqlite.Connection) -> int:
         """Return the version of the schema, which must not be above ours; who only looks needs one."""
-        ((version,),) = self._open().execute("PRAGMA user_version").fetchall()
+        ((version,),) = await db.execute_fetchall("PRAGMA user_version")
         if version > VERSION:
             raise WrongFormat(f"{self._path} has the recovery schema {version}, this version knows {VERSION}")
         if version < VERSION and self._readonly:
@@ -121,20 +123,19 @@ class SqliteStorage(Storage):
             raise StoreAway(f"{self._path} has {found}: a daemon of this version makes schema {VERSION}")
         return int(version)
 
-    def _migrate(self) -> None:
-        for script in sql.MIGRATIONS[self._check() :]:
+    async def _migrate(self, db: aiosqlite.Connection) -> None:
+        for script in sql.MIGRATIONS[await self._check(db) :]:
             for statement in statements(script):
-                self._open().execute(statement)
-        self._open().execute(f"PRAGMA user_version = {VERSION}")
+                await db.execute(statement)
+        await db.execute(f"PRAGMA user_version = {VERSION}")
 
     async def close(self) -> None:
         """See `Storage`."""
-        await self._on_thread(self._disconnect)
-
-    def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        with CancelScope(shield=True):
+            async with self._turn:
+                connection, self._connection = self._connection, None
+                if connection is not None:
+                    await connection.close()
 
     async def session(self, wake: Callable[[], None]) -> SqliteSession:
         """See `Storage`."""
@@ -155,58 +156,35 @@ class SqliteStorage(Storage):
     # --- turns ---------------------------------------------------------------------------------------------------
 
     async def _work(self, work: Work[T], mode: Mode) -> T:
-        done, rung = await self._on_thread(partial(self._carry_out, work, mode))
-        if rung:
+        async with self._turn:
+            db = self._open()
+            run = _Run(db, self._clock_ms())
+            try:
+                with CancelScope(shield=True):
+                    done = await (work(run) if mode == "read" else self._whole(db, lambda: work(run)))
+            except sqlite3.Error as error:
+                raise _told(error, self._path) from error
+        if run.rung:
             for bell in self._bells:
                 bell()
         return done
 
-    def _carry_out(self, work: Work[T], mode: Mode) -> tuple[T, bool]:
-        """Do some work as one transaction, and say whether the bell has to ring."""
-        here = _Here(self._open(), self._clock_ms())
-
-        def steps() -> T:
-            return _complete(work(here))  # type: ignore[arg-type]  # every `Work` is a coroutine
-
+    async def _whole(self, db: aiosqlite.Connection, steps: Callable[[], Awaitable[T]]) -> T:
+        """Take some steps as one transaction."""
         try:
-            return steps() if mode == "read" else self._whole(steps), here.rung
-        except sqlite3.Error as error:
-            raise _told(error, self._path) from error
-
-    def _whole(self, steps: Callable[[], T]) -> T:
-        db = self._open()
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            done = steps()
-            db.execute("COMMIT")
+            await db.execute("BEGIN IMMEDIATE")
+            done = await steps()
+            await db.execute("COMMIT")
         except BaseException:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
+            with suppress(sqlite3.OperationalError):  # it has ended by itself; a BEGIN under way comes before this
+                await db.execute("ROLLBACK")
             raise
         return done
 
-    async def _on_thread(self, work: Callable[[], T]) -> T:
-        def alone() -> T:
-            with self._lock:
-                return work()
-
-        return await to_thread.run_sync(alone, limiter=self._one)
-
-    def _open(self) -> sqlite3.Connection:
+    def _open(self) -> aiosqlite.Connection:
         if self._connection is None:
             raise StoreAway(f"{self._path} is not open")
         return self._connection
-
-
-def _complete(steps: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that waits for nothing to its end."""
-    try:
-        steps.send(None)
-    except StopIteration as end:
-        done: T = end.value
-        return done
-    steps.close()
-    raise RuntimeError("a step of a transaction waits for something else than the transaction")
 
 
 def _told(error: sqlite3.Error, path: Path) -> StoreError:
