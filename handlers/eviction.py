@@ -8,7 +8,7 @@ neither. Only submissions count: what was in a block and waits again after a rol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from time import time
 from typing import Any
 
@@ -106,6 +106,14 @@ class Evictor:
                 log.warning("pending_evicted", reason=reason, count=gone.count, bytes=gone.size, oldest_age_s=age_s)
         self._wrote = False
         self.begin()
+
+    def look_again(self, txids: Iterable[bytes] | None) -> None:
+        """Hear that something may build on transactions now, or that they are marked; None are any.
+
+        If a step has stopped at one of them, its pages may not be what they were when they were passed.
+        """
+        if txids is None or not self._path.keys().isdisjoint(txids):
+            self._path.clear()
 
     # --- limits --------------------------------------------------------------------------------------------------
 
