@@ -8,7 +8,7 @@ neither. Only submissions count: what was in a block and waits again after a rol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from time import time
 from typing import Any
 
@@ -128,6 +128,14 @@ class Evictor:
             return not self._path
         finally:
             self._path = others
+
+    def look_again(self, txids: Iterable[bytes] | None) -> None:
+        """Hear that something may build on transactions now, or that they are marked; None are any.
+
+        If a step has stopped at one of them, its pages may not be what they were when they were passed.
+        """
+        if txids is None or not self._path.keys().isdisjoint(txids):
+            self._path.clear()
 
     # --- limits --------------------------------------------------------------------------------------------------
 

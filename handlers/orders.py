@@ -9,6 +9,7 @@ from handlers.causes import Decided, InBlock, Withdrawn
 from handlers.desk import Mined
 from handlers.events import (
     AckStatus,
+    OperatorMessage,
     OutputReassigned,
     OutputsFrozen,
     OutputsUnfrozen,
@@ -68,6 +69,7 @@ class Order:
                 _all_or_nothing(txn, lives, self.event)
         except TxFault as fault:
             self.refused = refusal(fault)
+        lives.evictor.look_again(None if isinstance(self.event, OperatorMessage) else self.touched())
 
     def _make_room(self, txn: Txn, evictor: Evictor, event: TxSubmitted) -> None:
         self.evicted, fits = evictor.make_room(txn, event)

@@ -78,8 +78,13 @@ def begin(lives: Lives, event: TxSubmitted, height: int) -> Creation:
         lives.transactions.draft(event.tx, height, locked=event.locked),
         wanted=event.wanted,
         keeps_loser=event.on_spent == "record",
-        created=partial(_tell, lives, event.tx.txid),
+        created=partial(_created, lives, event),
     )
+
+
+def _created(lives: Lives, event: TxSubmitted, rival: bytes | None) -> None:
+    lives.evictor.look_again(txid for txid, _ in event.tx.inputs)
+    _tell(lives, event.tx.txid, rival)
 
 
 async def create(

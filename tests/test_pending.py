@@ -32,13 +32,14 @@ from handlers.events import (
     TxMined,
     TxStatusChanged,
     TxSubmitted,
+    TxWithdrawn,
 )
 from handlers.evicting import Evictions
 from handlers.lives import Lives
 from handlers.transactions import Transactions
 from handlers.utxo import Turns
 from storage.blobs import Files
-from storage.disk import GIB, Disk
+from storage.disk import GIB, Disk, Txn
 from storage.pending import Totals
 from storage.windows import Windows
 
@@ -324,6 +325,32 @@ def test_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert turns >= 3
         assert pool.pending() == ids("young")
         assert pool.lives.evictor.numbers.evicted == {"limit": 0, "age": 32}
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["a child", "the same again"])
+def test_what_comes_between_two_steps_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
+    """A page that was passed may be spent before the next step: by a new child, or after the transaction came again."""
+    monkeypatch.setattr(eviction, "_ROWS", 5)
+    with open_pool(tmp_path, max_pending_age_s=100.0, batch_size=10) as pool:
+        old, real = pay("old", outs=30), pool.lives.transactions
+
+        def make(txn: Txn) -> None:
+            record = real.draft(old, 0)
+            for number in range(record.pages + 1):
+                real.put_drafted(txn, old, record, number, creating=True)
+            real.finish(txn, old.txid, spends=True)
+
+        monkeypatch.setattr("handlers.births.now", lambda: int((time() - 200) * 1000))
+        pool.chain.write_alone(make)
+        evictions = Evictions(pool.chain, pool.lives)
+        assert evictions.evict_aged() is not None and pool.known(old.txid)
+        if again:
+            accepted(pool.tell(TxWithdrawn(txids=[old.txid], reason="evicted")), 0)
+            pool.chain.write_alone(make)
+        accepted(pool.submit(pay("child", at("old"))), 0)
+        while evictions.evict_aged() is not None:
+            assert pool.known(old.txid) or not pool.known(txid("child"))
+        assert not pool.known(old.txid) and not pool.known(txid("child"))
 
 
 # --- any story -------------------------------------------------------------------------------------------------------
