@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from config.settings import Config, Recovery, unmined_retention
+from config.settings import Config, Recovery
 from config.units import format_size, parse_endpoint
 
 _UNIX_PATH_BYTES = 107  # sun_path of Linux, without the closing zero
@@ -20,6 +20,12 @@ class Problem(NamedTuple):
 
     names: tuple[str, ...]
     what: str
+
+
+def unmined_retention(config: Config) -> int:
+    """Return after how many blocks the parents of an unmined transaction are preserved."""
+    chosen = config.pruner.unmined_retention
+    return config.transactions.block_height_retention // 2 if chosen is None else chosen
 
 
 def problems(config: Config) -> list[Problem]:

@@ -394,12 +394,6 @@ def socket_path(config: Config, environ: Mapping[str, str]) -> Path:
     return config.socket.path or (runtime or config.data_dir) / "utxod.sock"
 
 
-def unmined_retention(config: Config) -> int:
-    """Return after how many blocks the parents of an unmined transaction are preserved."""
-    chosen = config.pruner.unmined_retention
-    return config.transactions.block_height_retention // 2 if chosen is None else chosen
-
-
 def first_directory(environ: Mapping[str, str], name: str) -> Path | None:
     """Return the first of the colon-separated directories that systemd passes in `name`, None without any."""
     first = environ.get(name, "").split(":")[0]

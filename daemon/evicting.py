@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from anyio import CapacityLimiter, create_task_group
 
-from config.settings import Config, unmined_retention
+from config.checks import unmined_retention
+from config.settings import Config
 from daemon.connection import Hall
 from handlers.events import TxStatusChanged
 from handlers.evicting import Evictions, delete_blobs_along, keep_within_age

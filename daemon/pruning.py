@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from anyio import CapacityLimiter
 
-from config.settings import Config, unmined_retention
+from config.checks import unmined_retention
+from config.settings import Config
 from daemon.connection import Hall
 from handlers.burial import Burial
 from handlers.change_log import ChangeLog

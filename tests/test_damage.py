@@ -191,7 +191,7 @@ def test_both_ends_of_every_table_are_read(store: Daemon) -> None:
         file(store).write_bytes(raw)
         met.add(table)
     precheck(folder(store), TABLES)
-    wanted = {META, *HISTORY_TABLES, "change_log", "pruner_job", "tx", "tx_unmined", "tx_pending"}
+    wanted = {META, *HISTORY_TABLES, "change_log", "tx", "tx_unmined", "tx_pending"}
     assert met >= wanted | ({*MMR_TABLES} if NODE in tables else set()), met
 
 

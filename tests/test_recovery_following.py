@@ -97,7 +97,7 @@ class Scribe:
         """Wait until the log was read to its end."""
 
         async def so() -> bool:
-            cursor = await storage.cursor(store)
+            cursor = await storage.reached(store)
             return cursor is not None and cursor.next == self.changes.newest() + 1
 
         await until(so)

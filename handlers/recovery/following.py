@@ -133,7 +133,7 @@ class Follower:
                 return cursor
 
     async def _find(self) -> Cursor:
-        cursor = await self._storage.cursor(self._store)
+        cursor = await self._storage.reached(self._store)
         if cursor is None:
             return await self._begin("these tables have not read the log of this store yet")
         at = await self._logged_at(cursor.next - 1)

@@ -120,7 +120,7 @@ class Verbs(ABC):
 
     # --- what a store's change log has said ----------------------------------------------------------------------
 
-    async def cursor(self, store: str) -> Cursor | None:
+    async def reached(self, store: str) -> Cursor | None:
         """Return how far the change log of a store was read; None if never."""
         found = await self._read(self._sql.CURSOR, store=store)
         return Cursor(found[0][0], found[0][1], found[0][2], bool(found[0][3])) if found else None
