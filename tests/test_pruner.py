@@ -20,8 +20,8 @@ from daemons import Message, home
 from pruning import PRESERVATION, RETENTION, UNMINED, Daemon, House, live, open_house, pay, run_through
 from structlog.testing import capture_logs
 
-from config.checks import problems
-from config.settings import Config, Transactions, unmined_retention
+from config.checks import problems, unmined_retention
+from config.settings import Config, Transactions
 from config.settings import Pruner as Wish
 from daemon.pruning import terms
 from handlers.burial import Deleted
