@@ -614,7 +614,7 @@ def test_completion_in_bash(bin_folder: Path) -> None:
     first, *said = done.stdout.splitlines()
     assert first.endswith("-F _utxod_completion utxod") and done.stderr == ""
     assert said == [
-        "address balance block by datum delta policy transactions tx utxo",
+        "address balance block by datum delta policy transactions tx txs utxo",
         "status",
         "RolledBack",
         "bash zsh fish",

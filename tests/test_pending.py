@@ -509,7 +509,8 @@ class Story:
         assert self.pool.pending() == ids(*self.pending)
         unmined = {txid(name) for name in self.unmined()}
         with self.pool.utxo.disk.read() as txn:
-            waiting = {name for name, _ in self.pool.lives.transactions.unmined(txn)}
+            store = self.pool.lives.store
+            waiting = {name for _, name in store.due(txn, store.unmined, 2**32 - 1)}
         assert waiting == unmined
 
 

@@ -122,7 +122,7 @@ def test_what_is_said_of_each(asking: Asked) -> None:
     asking.feed({**submit("b", at("a"), fee=None), "locked": True}, block(FUND))
     a, b = asking.get(TXS)
     assert a.pop("created_at") > 1_700_000_000_000 and b.pop("created_at") >= 1_700_000_000_000
-    inputs = [{"tx_hash": txid("p"), "output_index": n} for n in range(2)]
+    inputs = [{"tx_hash": txid("p"), "output_index": n, "value": None, "script": None} for n in range(2)]
     assert a == {
         "txid": txid("a"),
         "status": "unmined",
@@ -137,7 +137,7 @@ def test_what_is_said_of_each(asking: Asked) -> None:
         txid("b"),
         True,
         None,
-        [{"tx_hash": txid("a"), "output_index": 0}],
+        [{"tx_hash": txid("a"), "output_index": 0, "value": None, "script": None}],
     )
 
 

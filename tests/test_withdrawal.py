@@ -107,10 +107,10 @@ def test_what_a_block_has_stays(daemon: Daemon) -> None:
     made, beside = spending("a", at("p")), spending("b", at("q"))
     two = block(one, made["tx"])
     with daemon.client() as client:
-        done(client, one, made, beside, two, mined("b", height=2))
+        done(client, one, made, beside, two, mined("b", height=2, block_id=9))
         refused(client.ask(withdrawn("a")), "IN_CHAIN")
         refused(client.ask(withdrawn("b")), "IN_CHAIN")
-        done(client, mined("b", height=2, unset=True), withdrawn("b"))
+        done(client, mined("b", height=2, block_id=9, unset=True), withdrawn("b"))
         done(client, back_to(one), spending("c", at("a")), withdrawn("a"))
         assert state(client, at("p"), at("q"), at("c")) == ["free", "free", "TX_NOT_FOUND"]
 

@@ -175,8 +175,20 @@ def delta(context: click.Context, block: str, as_json: bool) -> None:
 
 @query.command()
 @config_option
-@click.option("--status", type=click.Choice(["unmined", "conflicting"]), default="unmined", show_default=True)
-@click.option("--order", type=click.Choice(["parents_first", "age"]), default="parents_first", show_default=True)
+@click.option(
+    "--status",
+    type=click.Choice(["unmined", "conflicting"]),
+    default="unmined",
+    show_default=True,
+    help="Those that wait, or those that have lost a conflict.",
+)
+@click.option(
+    "--order",
+    type=click.Choice(["parents_first", "age"]),
+    default="parents_first",
+    show_default=True,
+    help="By age, or none before what it spends.",
+)
 @click.option("--count", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many.")
 @click.option("--cursor", help="Where the answer before ended.")
 @json_option("An object: `transactions` as HTTP has them, `tip`, and `next_cursor`.")
