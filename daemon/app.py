@@ -89,8 +89,7 @@ async def serve(config: Config, config_file: Path | None, own: Sequence[Handler]
         kinds = _consumed(turns)
         inbox = bus.inbox(*kinds, capacity=config.batch.max_bytes)
         hall = open_hall(config, bus, inbox)
-        if turns:
-            _quieten_collector()
+        _keep_collector_off(whole=turns is not None)
         async with anyio.create_task_group() as house:
             writer = CapacityLimiter(1)
             limits = Limits(config.batch.max_bytes, config.batch.max_delay_ms / 1000)
@@ -199,11 +198,13 @@ def _place(hall: Hall) -> dict[str, object]:
     return {"height": tip and tip.height, "slot": tip and tip.slot, "unspent": hall.view.unspent}
 
 
-def _quieten_collector() -> None:
-    """Keep the garbage collector off the hot path: what lives now lives on, and turns collect now and then."""
-    gc.collect()
+def _keep_collector_off(*, whole: bool) -> None:
+    """Keep the garbage collector off what lives now, and with `whole` off the hot path: turns collect now and then."""
     gc.freeze()
-    gc.disable()
+    if whole:
+        gc.disable()
+    else:
+        gc.enable()
 
 
 async def _reload(notifier: Notifier, reloader: Reloader) -> None:

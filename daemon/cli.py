@@ -6,6 +6,7 @@ sound and transaction records contradict the chain.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from contextlib import suppress
@@ -56,6 +57,7 @@ def main(context: click.Context, path: Path | None) -> None:
 def run(context: click.Context) -> None:
     """Run the daemon until it is asked to leave."""
     with service(lambda: context.obj.config) as config, stores_speak():
+        gc.disable()  # what is imported now stays: the daemon enables the collector again where it needs it
         from daemon.app import run as run_daemon  # this takes a while: signals and the log are looked after by now
 
         _refuse_a_surprise(config, context.obj.path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import cast
 
 from config.load import ConfigError
@@ -39,6 +38,8 @@ class _Wrong(Exception):
 def _found(name: str) -> object:
     module, colon, attribute = name.partition(":")
     if not colon:
+        from importlib.metadata import entry_points  # it takes a tenth of the daemon's start
+
         found = entry_points(group=GROUP, name=name)
         if not found:
             known = ", ".join(sorted(entry_points(group=GROUP).names)) or "none"
