@@ -65,6 +65,20 @@ class GhostIndex:
         at = int(np.searchsorted(known, np.uint64(prefix)))
         return at < len(known) and int(known[at]) == prefix
 
+    def numbers(self, txn: Txn, part: Part, prefix: int, index: int | None) -> list[int]:
+        """Return the numbers under one prefix, or under that and an index."""
+        cursor, front, found = txn.cursor(self._table), _front(part), list[int]()
+        there = _seek(cursor, front, prefix)
+        while there and cursor.key().startswith(front):
+            entries = _entries_in(cursor.key(), cursor.value())
+            low = np.searchsorted(entries["prefix"], np.uint64(prefix), "left")
+            high = np.searchsorted(entries["prefix"], np.uint64(prefix), "right")
+            found += [number for _, at, number in entries[low:high].tolist() if index in (None, at)]
+            if int(entries["prefix"][-1]) > prefix:
+                break
+            there = cursor.next()
+        return found
+
     def size(self, txn: Txn, part: Part) -> tuple[int, bool]:
         """Return how many entries there are, and whether they are in order."""
         count, last, ordered = 0, -1, True

@@ -81,8 +81,10 @@ class GhostTxStore(TxStore):
 
     def _name(self, txn: Txn, outpoint: OutPoint) -> bytes | None:
         """Return the hash of an output of a ghost, or of one that the chain has."""
+        return self._name_of(txn, self.ghosts.find(txn, outpoint[0]), outpoint)
+
+    def _name_of(self, txn: Txn, ghost: Ghost | None, outpoint: OutPoint) -> bytes | None:
         txid, index = outpoint
-        ghost = self.ghosts.find(txn, txid)
         if ghost is None:
             told = self.told(txn, outpoint)
             return None if told is None else told[:HASH]
@@ -91,11 +93,11 @@ class GhostTxStore(TxStore):
 
     def _slots(self, txn: Txn, txid: bytes) -> dict[int, bytes]:
         """Return the slots of a ghost, or the claims of ghosts beside the chain."""
-        if super().has(txn, txid):
+        if super().has(txn, txid):  # then all of its slots are rows
             return {}
         ghost, claims, found = self.ghosts.find(txn, txid), self.ghosts.claims(txn, txid), dict[int, bytes]()
         for index in sorted({*claims, *(self.ghosts.indexes(txn, ghost) if ghost else ())}):
-            name = self._name(txn, (txid, index)) or _NO_NAME
+            name = self._name_of(txn, ghost, (txid, index)) or _NO_NAME
             found[index] = name + (claim(*claims[index]) if index in claims else b"")
         return found
 
@@ -128,6 +130,10 @@ class GhostTxStore(TxStore):
             for ghost in self._ghosts_of(txn, wanted.difference(found)):
                 found[ghost.txid] = self._record(txn, ghost)
         return found
+
+    def written(self, txn: Txn, txids: Iterable[bytes]) -> dict[bytes, Record]:
+        """Return those masters that have a row: an unmined transaction without one is a ghost."""
+        return super().records(txn, txids)
 
     def slot(self, txn: Txn, txid: bytes, page: int, slot: int) -> bytes | None:
         """Return a slot's row."""

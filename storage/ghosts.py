@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -51,6 +52,19 @@ from storage.rows import unpack
 OutPoint = tuple[bytes, int]
 
 
+_MANY = 8  # claims of one transaction's outputs, from which on arrays are faster
+
+
+class _Look(NamedTuple):
+    """What was read in one transaction; who changes something drops it."""
+
+    txn: Txn
+    txs: StoredValues
+    outputs: StoredValues
+    spends: StoredValues
+    bits: StoredBits
+
+
 class Ghosts:
     """The ghosts on one disk. What is read is what the transaction has.
 
@@ -60,6 +74,7 @@ class Ghosts:
     def __init__(self, disk: Disk) -> None:
         tables = disk.tables
         self._read: tuple[bytes, list[Generation]] = b"", []
+        self._look: _Look | None = None
         self._meta, self._live, self._index = tables[META], tables[LIVE], GhostIndex(tables[INDEX])
         self._tables = [tables[name] for name in TABLES]
         self._tx, self._output, self._spend = tables[TX], tables[OUTPUT], tables[SPEND]
@@ -85,10 +100,23 @@ class Ghosts:
         """Return how many ghosts there are."""
         return sum(each.left for each in self.generations(txn))
 
+    def _at(self, txn: Txn) -> _Look:
+        look = self._look
+        if look is None or look.txn is not txn:
+            look = self._look = _Look(
+                txn,
+                StoredValues(txn, self._tx, GHOST_TX),
+                StoredValues(txn, self._output, OUTPUT_RECORD),
+                StoredValues(txn, self._spend, GHOST_SPEND),
+                StoredBits(txn, self._live),
+            )
+        return look
+
     # --- made and ended ------------------------------------------------------------------------------------------
 
     def make(self, txn: Txn, gone: Gone, made_at: int) -> None:
         """Keep what a rollback takes back."""
+        self._look = None
         if not gone.ghosts.any():
             return
         before = self.generations(txn)
@@ -137,6 +165,7 @@ class Ghosts:
 
     def end(self, txn: Txn, numbers: Numbers) -> None:
         """Let transactions be ghosts no longer; each of these is one."""
+        self._look = None
         set_stored(txn, self._live, numbers, to=False)
         kept = list[Generation]()
         for each in self.generations(txn):
@@ -160,6 +189,7 @@ class Ghosts:
 
     def clear(self, txn: Txn) -> None:
         """Forget all ghosts."""
+        self._look = None
         for table in self._tables:
             txn.drop(table, delete=False)
 
@@ -190,24 +220,24 @@ class Ghosts:
             at, spends = order[some], self._spends(txn, entries["number"])
             same = (spends["parent"] == parents[at]).all(axis=1)
             at, spends = at[same], spends[same]
-            lives = StoredBits(txn, self._live).has(spends["spender"])
+            lives = self._at(txn).bits.has(spends["spender"])
             places.append(at[lives])
             found.append(spends[lives])
         return np.concatenate(places), np.concatenate(found)
 
     def _living(self, txn: Txn, places: Numbers, numbers: Numbers) -> tuple[Numbers, Numbers]:
-        lives = StoredBits(txn, self._live).has(numbers)
+        lives = self._at(txn).bits.has(numbers)
         return places[lives], numbers[lives]
 
     def records(self, txn: Txn, numbers: Numbers) -> Records:
         """Return the records of ascending numbers."""
-        parts = [records for _, records, _ in StoredValues(txn, self._tx, GHOST_TX).many(numbers)]
+        parts = [records for _, records, _ in self._at(txn).txs.many(numbers)]
         return np.concatenate([np.empty(0, GHOST_TX), *parts])
 
     def _spends(self, txn: Txn, numbers: Numbers) -> Records:
         """Return spends, in the order of their numbers given."""
         wanted, back = np.unique(numbers, return_inverse=True)
-        parts = [records for _, records, _ in StoredValues(txn, self._spend, GHOST_SPEND).many(wanted)]
+        parts = [records for _, records, _ in self._at(txn).spends.many(wanted)]
         found = np.concatenate([np.empty(0, GHOST_SPEND), *parts])
         if len(found) != len(wanted):
             raise Damaged("what a ghost spends is not there")
@@ -223,27 +253,34 @@ class Ghosts:
     def values_of(self, txn: Txn, numbers: Numbers) -> tuple[Flags, Words]:
         """Return which outputs of ascending numbers can be spent, and their amounts."""
         there, values = np.zeros(len(numbers), np.bool_), np.zeros(len(numbers), np.uint64)
-        for which, records, _ in StoredValues(txn, self._output, OUTPUT_RECORD).many(numbers):
+        for which, records, _ in self._at(txn).outputs.many(numbers):
             there[which], values[which] = True, records["value"]
         return there, values
-
-    def _may_be(self, txn: Txn, kind: int, txid: bytes) -> bool:
-        """Return whether an index may have a transaction: nearly always it has then."""
-        prefix = int.from_bytes(txid[:8], "little")
-        for generation in self.generations(txn):
-            size = generation.end - generation.first + generation.end_spend - generation.first_spend
-            if self._index.may_have(txn, generation.part(kind), size, prefix):
-                return True
-        return False
 
     # --- one by one ----------------------------------------------------------------------------------------------
 
     def find(self, txn: Txn, txid: bytes) -> Ghost | None:
         """Return a ghost."""
-        if not self._may_be(txn, BY_ID, txid):
-            return None
-        number = int(self.find_many(txn, words(txid))[0])
-        return None if number < 0 else self.get(txn, number)
+        for generation, number in self._numbers(txn, BY_ID, txid):
+            if self._at(txn).bits.is_set(number) and (found := self._record(txn, number))["id"].tobytes() == txid:
+                return Ghost(number, txid, found, generation)
+        return None
+
+    def _numbers(self, txn: Txn, kind: int, txid: bytes, index: int | None = None) -> list[tuple[Generation, int]]:
+        """Return what an index has under a transaction's prefix, or under that and the index of an output."""
+        prefix, found = int.from_bytes(txid[:8], "little"), list[tuple[Generation, int]]()
+        for generation in self.generations(txn):
+            size = generation.end - generation.first + generation.end_spend - generation.first_spend
+            if self._index.may_have(txn, generation.part(kind), size, prefix):
+                numbers = self._index.numbers(txn, generation.part(kind), prefix, index)
+                found += [(generation, number) for number in numbers]
+        return found
+
+    def _record(self, txn: Txn, number: int) -> Records:
+        found = self._at(txn).txs.get(number)
+        if found is None:
+            raise Damaged(f"ghost {number} is not there")
+        return found[0]
 
     def get(self, txn: Txn, number: int) -> Ghost:
         """Return a ghost by its number."""
@@ -271,12 +308,12 @@ class Ghosts:
 
     def indexes(self, txn: Txn, ghost: Ghost) -> list[int]:
         """Return which outputs of a ghost can be spent."""
-        numbers = StoredValues(txn, self._output, OUTPUT_RECORD).within(ghost.number, ghost.number + _outputs(ghost))
+        numbers = self._at(txn).outputs.within(ghost.number, ghost.number + _outputs(ghost))
         return [number - ghost.number for number in numbers.tolist()]
 
     def output(self, txn: Txn, ghost: Ghost, index: int) -> Found | None:
         """Return an output of a ghost that can be spent."""
-        found = StoredValues(txn, self._output, OUTPUT_RECORD).get(ghost.number + index)
+        found = self._at(txn).outputs.get(ghost.number + index)
         if found is None or index >= _outputs(ghost):
             return None
         record, raw = found
@@ -285,22 +322,26 @@ class Ghosts:
 
     def claims(self, txn: Txn, txid: bytes, index: int | None = None) -> dict[int, tuple[bytes, int]]:
         """Return who of the ghosts claims outputs of a transaction, with which input: of all, or of one."""
-        if not self._may_be(txn, BY_PARENT, txid):
-            return {}
-        parent, found = words(txid), dict[int, tuple[bytes, int]]()
-        for generation in self.generations(txn):
-            indexes = None if index is None else np.array([index], np.int64)
-            _, entries = self._index.find(txn, generation.part(BY_PARENT), parent[:, 0], indexes)
-            spends = self._spends(txn, entries["number"])
-            spends = spends[(spends["parent"] == parent[0]).all(axis=1)]
-            spends = spends[StoredBits(txn, self._live).has(spends["spender"])]
-            wanted, back = np.unique(spends["spender"], return_inverse=True)
-            ids = self.records(txn, wanted)["id"]
-            for at, input_index, who in zip(
-                spends["index"].tolist(), spends["input"].tolist(), back.tolist(), strict=True
-            ):
-                found[at] = (ids[who].tobytes(), input_index)
+        numbers, look = self._numbers(txn, BY_PARENT, txid, index), self._at(txn)
+        if len(numbers) > _MANY:
+            return self._many_claims(txn, txid, np.array([number for _, number in numbers], np.int64))
+        found = dict[int, tuple[bytes, int]]()
+        for _, number in numbers:
+            if (spend := look.spends.get(number)) is None:
+                raise Damaged(f"spend {number} of the ghosts is not there")
+            record, spender = spend[0], int(spend[0]["spender"])
+            if look.bits.is_set(spender) and record["parent"].tobytes() == txid:
+                found[int(record["index"])] = self._record(txn, spender)["id"].tobytes(), int(record["input"])
         return found
+
+    def _many_claims(self, txn: Txn, txid: bytes, numbers: Numbers) -> dict[int, tuple[bytes, int]]:
+        spends = self._spends(txn, numbers)
+        spends = spends[(spends["parent"] == words(txid)[0]).all(axis=1)]
+        spends = spends[self._at(txn).bits.has(spends["spender"])]
+        wanted, back = np.unique(spends["spender"], return_inverse=True)
+        ids = self.records(txn, wanted)["id"]
+        fields = zip(spends["index"].tolist(), spends["input"].tolist(), back.tolist(), strict=True)
+        return {index: (ids[who].tobytes(), at) for index, at, who in fields}
 
     # --- walks ---------------------------------------------------------------------------------------------------
 
@@ -330,7 +371,7 @@ class Ghosts:
 
     def live(self, txn: Txn, numbers: Numbers) -> Flags:
         """Return which numbers are marked as ghosts."""
-        return StoredBits(txn, self._live).has(numbers)
+        return self._at(txn).bits.has(numbers)
 
     def bits(self, txn: Txn) -> int:
         """Return how many numbers are marked as ghosts."""

@@ -19,6 +19,7 @@ from msgspec import structs
 from pruning import House, open_house
 
 import storage.ghost_index
+import storage.ghosts
 import storage.history.values
 from handlers.audit import Audited, audit
 from handlers.causes import BlockRolledBack, InBlock
@@ -39,6 +40,7 @@ MET = Branches()
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let values be small, so that a few transactions fill several."""
     monkeypatch.setattr(storage.ghost_index, "_ENTRIES", 3)
+    monkeypatch.setattr(storage.ghosts, "_MANY", 1)
     monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 300)
 
 

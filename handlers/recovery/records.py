@@ -63,15 +63,15 @@ class Records:
         store, found = self._store, Waiting([], [], [], None)
         with store.disk.read() as txn:
             seen = list(islice(store.due(txn, store.unmined, keys.LAST_U32, after=after), _SEEKS))
-            records = store.records(txn, [txid for _, txid in seen])
-        for place in seen:
-            record = records.get(place[1])
-            if record is None:
-                continue
-            if record.conflicting:
-                found.conflicting.append(place[1])
+            records = store.written(txn, [txid for _, txid in seen])
+        for _, txid in seen:
+            record = records.get(txid)
+            if record is None:  # a ghost only waits
+                found.txids.append(txid)
+            elif record.conflicting:
+                found.conflicting.append(txid)
             elif not record.is_coinbase:
-                (found.half_made if record.creating else found.txids).append(place[1])
+                (found.half_made if record.creating else found.txids).append(txid)
         return found._replace(after=seen[-1] if len(seen) == _SEEKS else None)
 
     def shallow(self, confirmations: int, below: int | None) -> tuple[list[bytes], int | None]:
