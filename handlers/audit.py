@@ -78,6 +78,10 @@ class _Seen:
         """Return whether the chain has it as one that failed: it created no output but the collateral's return."""
         return self.chain is not None and self.chain.failed
 
+    def swept(self, number: int) -> bool:
+        """Return whether the pruner is about to remove a page: an earlier record of the id had it."""
+        return 0 < number <= self.left and (self.record is None or number > self.record.pages)
+
     def turn(self, number: int, page: Page) -> None:
         """Begin a page."""
         self.page, self.number, self.slots, self.spent = page, number, 0, 0
@@ -162,11 +166,12 @@ class _Audit:
             seen.turn(0, seen.record)
         else:
             yield from self._close(seen)
+            if seen.swept(number):
+                return
             seen.turn(number, unpack(Page, row, f"page {number} of {name}"))
             seen.pages += 1
             if seen.record is None:
-                if number > seen.left:  # else the pruner is about to remove it
-                    yield f"page {number} of transaction {name} has no record"
+                yield f"page {number} of transaction {name} has no record"
             elif number != seen.pages:
                 yield f"transaction {name} has a page {number}, but none {seen.pages}"
 
@@ -190,10 +195,12 @@ class _Audit:
     def _slot(self, txn: Txn, seen: _Seen, number: int, slot: int, row: bytes) -> Iterator[str]:
         if len(row) not in {HASH, HASH + CLAIM}:
             yield f"slot {slot} of page {number} of transaction {seen.txid.hex()} has {len(row)} bytes"
+        elif seen.swept(number):
+            return
         elif seen.record is None:
             if number == 0:
                 yield from self._beside(txn, seen, slot, row)
-            elif number > seen.left:
+            else:
                 yield f"slot {slot} of page {number} of transaction {seen.txid.hex()} has no record"
         elif seen.page is None or seen.number != number:
             yield f"slot {slot} of page {number} of transaction {seen.txid.hex()} has no page"

@@ -96,8 +96,8 @@ class Burial:
     def preserve_step(self, txn: Txn, height: int, limit: int | None, after: Place | None) -> Preserved:
         """Keep the parents of some old unmined transactions, never for shorter than they are kept already.
 
-        A parent without a record is in the UTXO store, which keeps what is unspent by itself. A transaction whose
-        inputs nobody knows has no parents.
+        A parent without a row of its own is in the UTXO store, which keeps what is unspent by itself, or is a ghost,
+        which nothing deletes. A transaction whose inputs nobody knows has no parents.
 
         Raises:
             Damaged: something can't be read; nothing may be deleted before it can.
@@ -110,9 +110,8 @@ class Burial:
         for _, txid in places:
             inputs = self.store.body(txn, txid).inputs
             step.processed += bool(inputs)
-            for parent in dict.fromkeys(parent for parent, _ in inputs):
-                record = self.store.record(txn, parent)
-                if record is not None and (record.preserve_until is None or record.preserve_until < until):
+            for parent, record in self.store.written(txn, dict.fromkeys(parent for parent, _ in inputs)).items():
+                if record.preserve_until is None or record.preserve_until < until:
                     step.parents += self.transactions.preserve(txn, parent, until)
         step.next = places[-1] if limit is not None and len(places) == limit else None
         return step
@@ -328,8 +327,9 @@ class Burial:
         return not self.store.not_indexed(txn, txid, record)
 
     def sweep_page(self, txn: Txn, txid: bytes, number: int) -> None:
-        """Remove a page that a deleted large transaction has left; one that has come again keeps its own."""
-        if self.store.record(txn, txid) is None:
+        """Remove a page that a deleted large transaction has left; one that has come again keeps those that it has."""
+        record = self.store.record(txn, txid)
+        if record is None or number > record.pages:
             self.store.remove_page(txn, txid, number)
 
     def past_due(self, txn: Txn, height: int) -> int:

@@ -186,6 +186,19 @@ def test_a_large_package(tmp_path: Path) -> None:
         daemon.assert_sound()
 
 
+def test_pages_that_were_left_are_no_part_of_a_later_record(daemon: Daemon) -> None:
+    """A block has a large transaction that was withdrawn, and a record of one page is made of it."""
+    one = block(None, *coins("p"))
+    made = spending("a", at("p"), outputs=7)
+    with daemon.client() as client:
+        done(client, one, made)
+        done(client, withdrawn("a"), block(one, made["tx"]), said("TxLocked", "a"))
+        daemon.assert_sound()
+        kept = record(daemon, "a")
+        assert kept is not None
+        assert (kept.total, kept.pages) == (7, 0)
+
+
 def test_what_is_being_created_stays(daemon: Daemon) -> None:
     with daemon.client() as client, daemon.client("frames") as other:
         done(client, block(None, *coins("p")))
