@@ -57,11 +57,11 @@ def main(context: click.Context, path: Path | None) -> None:
 def run(context: click.Context) -> None:
     """Run the daemon until it is asked to leave."""
     with service(lambda: context.obj.config) as config, stores_speak():
-        gc.disable()  # what is imported now stays: the daemon enables the collector again where it needs it
-        from daemon.app import run as run_daemon  # this takes a while: signals and the log are looked after by now
-
-        _refuse_a_surprise(config, context.obj.path)
+        gc.disable()  # what is imported now stays
         try:
+            from daemon.app import run as run_daemon  # it takes a while: signals and the log are looked after by now
+
+            _refuse_a_surprise(config, context.obj.path)
             with one_failure():
                 drained = run_daemon(config, context.obj.path)
         except ConfigError as error:
@@ -69,6 +69,8 @@ def run(context: click.Context) -> None:
         except OSError as error:
             place = error.filename or socket_path(config, os.environ)
             raise Exit(f"{place}: {error.strerror or error}", FAILED) from error
+        finally:
+            gc.enable()
     if not drained:
         sys.exit(FAILED)
 
