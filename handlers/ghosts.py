@@ -16,6 +16,9 @@ from storage.history.layout import Flags, Numbers, Records, outputs_in, words
 from storage.history.mined import RolledBack
 from storage.rows import TxFlag
 
+LEAST = 500  # transactions of a rollback
+GENERATIONS = 8
+
 
 class Met(NamedTuple):
     """What a block did to ghosts: `mined` are those that it has again, `woken` those that have rows now.
@@ -63,7 +66,7 @@ def becoming(txn: Txn, store: GhostTxStore, back: RolledBack) -> Flags:
     """Return which transactions of blocks that go back become ghosts: nothing is to be said of them but that.
 
     One that has rows, failed, or is a coinbase does not, nor one of several with one id, nor who spends from these or
-    spends what was reassigned.
+    spends what was reassigned. Few are not worth a generation of their own: each one is looked at by every look-up.
     """
     ids = back.txs["id"]
     plain: Flags = back.txs["counts"] & (TxFlag.INVALID | TxFlag.COINBASE) == 0
@@ -75,6 +78,8 @@ def becoming(txn: Txn, store: GhostTxStore, back: RolledBack) -> Flags:
     if parents:
         of_these = np.isin(back.parents[:, 0], words(b"".join(parents))[:, 0])
         plain &= ~np.isin(back.txs["number"], back.spends["spender"][of_these])
+    if plain.sum() < LEAST:
+        plain[:] = False
     return plain
 
 

@@ -19,7 +19,7 @@ from handlers.change_log import ChangeLog
 from handlers.desk import Held, now, show
 from handlers.events import BlockApplied, OutPoint, Tx, TxStatusChanged
 from handlers.eviction import Evictor
-from handlers.ghosts import becoming, meet
+from handlers.ghosts import GENERATIONS, becoming, meet
 from handlers.reconcile import Reconciler, Repair
 from handlers.removal import Removal
 from handlers.transactions import Transactions
@@ -363,6 +363,7 @@ class Lives:
         """Make unmined what is in the blocks above `target`, before the UTXO store takes them back."""
         height = min(self.chain.blocks.block_at(txn, target).height, HIGHEST) if target else 0
         self.transactions.height = height
+        self.store.make_room(txn, GENERATIONS)
         back = self.chain.rolled_back(txn, tip, target)
         ghosts = becoming(txn, self.store, back)
         undone = Undone(reused=back.reused, unmined=back.unmined())

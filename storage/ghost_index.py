@@ -22,7 +22,7 @@ BY_ID, BY_PARENT = 0, 1  # kinds
 _FRONT = Packed(">IB")
 _ENTRIES = 800  # of a value
 _REMEMBERED = 1_000_000  # entries of a generation and kind whose prefixes are kept in memory
-_REMEMBERED_PARTS = 20  # generations and kinds of which they are
+_REMEMBERED_PARTS = 40  # generations and kinds of which they are
 _NONE = np.empty(0, np.int64)
 
 Part = tuple[int, int, int]  # a generation, when it was made, and a kind

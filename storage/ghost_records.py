@@ -254,6 +254,15 @@ class GhostTxStore(TxStore):
                 super().put_slot(txn, parent, 0, index, name + claim(txid, at))
         return True
 
+    def make_room(self, txn: Txn, most: int) -> None:
+        """Write the rows of the ghosts of the smallest generations, so that there is room for one of so many."""
+        while len(generations := self.ghosts.generations(txn)) >= most:
+            smallest, left = min(generations, key=lambda each: each.left), list[bytes]()
+            for records in self.ghosts.parts(txn, smallest):
+                left += [each.tobytes() for each in records["id"][self.ghosts.live(txn, records["number"])]]
+            for txid in left:
+                self.wake(txn, txid)
+
     def wake_all(self, txn: Txn, txids: Collection[bytes], outpoints: Iterable[OutPoint] = ()) -> None:
         """Write the rows of all ghosts among transactions, and of those that claim one of these outputs."""
         if not self.ghosts.any(txn):

@@ -18,6 +18,8 @@ from messages import Line, Listener, follow, message
 from msgspec import structs
 from pruning import House, open_house
 
+import handlers.ghosts
+import handlers.lives
 import storage.ghost_index
 import storage.ghosts
 import storage.history.values
@@ -34,6 +36,13 @@ from storage.history.layout import words
 from storage.windows import Windows
 
 MET = Branches()
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a single transaction become a ghost, and few generations be enough."""
+    monkeypatch.setattr(handlers.ghosts, "LEAST", 1)
+    monkeypatch.setattr(handlers.lives, "GENERATIONS", 3)
 
 
 @pytest.fixture
