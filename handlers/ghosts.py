@@ -78,9 +78,21 @@ def becoming(txn: Txn, store: GhostTxStore, back: RolledBack) -> Flags:
     if parents:
         of_these = np.isin(back.parents[:, 0], words(b"".join(parents))[:, 0])
         plain &= ~np.isin(back.txs["number"], back.spends["spender"][of_these])
+    plain &= ~np.isin(back.txs["number"], _losing(back))
     if plain.sum() < LEAST:
         plain[:] = False
     return plain
+
+
+def _losing(back: RolledBack) -> list[int]:
+    """Return the coinbases and failed transactions that go back, and what builds on them: all of it loses."""
+    losing = set(back.txs["number"][back.txs["counts"] & (TxFlag.INVALID | TxFlag.COINBASE) != 0].tolist())
+    homes = back.spends["number"] - back.indexes
+    if np.isin(homes, list(losing)).any():
+        for home, by in zip(homes.tolist(), back.spends["spender"].tolist(), strict=True):  # in the chain's order
+            if home in losing:
+                losing.add(by)
+    return sorted(losing)
 
 
 def _ids(txn: Txn, store: GhostTxStore, numbers: Numbers) -> Numbers:
