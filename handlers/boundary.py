@@ -24,10 +24,6 @@ class Torn(Exception):
     """The map of the store grew in this process while a question gave others a turn: ask again."""
 
 
-class BadCursor(ValueError):
-    """A cursor that we did not cut, or for another question."""
-
-
 class Cut(Struct, array_like=True, frozen=True):
     """Where a page ended: after this output, in this order, of this key, seen at this block."""
 

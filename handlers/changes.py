@@ -6,17 +6,17 @@ the last block that it has in common with our chain.
 
 from __future__ import annotations
 
-from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Iterator
 from typing import Literal, NoReturn
 
 import msgspec
 from msgspec import Struct
 
+from handlers import cursors
 from handlers.answers import Utxo
 from handlers.effects import Effects
 from handlers.events import Point
-from handlers.query import BadCursor, Snapshot
+from handlers.query import Snapshot
 from handlers.records import Entry
 from storage import keys
 from storage.change_log import BlockFact, LogStore, Place, RollbackFact
@@ -119,11 +119,7 @@ class Changes:
             BadCursor: it is none of ours.
             UnknownPoint, PointGone, PointRemoved: it can't be gone on from.
         """
-        try:
-            raw = b64decode(cursor + "=" * (-len(cursor) % 4), altchars="-_", validate=True)
-            cut = msgspec.msgpack.decode(raw, type=_Cut)
-        except (ValueError, msgspec.DecodeError) as error:
-            raise BadCursor("not a cursor from X-Next-Cursor") from error
+        cut = cursors.read(cursor, _Cut)
         if self._shot.ordinal_of(cut.hash) != cut.ordinal:
             self._refuse(f"block {cut.hash.hex()}, at which this cursor was cut,", cut.hash)
         if cut.ordinal <= self._shot.state.floor:
@@ -174,7 +170,7 @@ class Changes:
         found = list[Change]()
         for change in self._changes():
             if len(found) == count:
-                return found, urlsafe_b64encode(msgspec.msgpack.encode(self._at)).rstrip(b"=").decode()
+                return found, cursors.write(self._at)
             found.append(change)
             self._at = self._next
         return found, None

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import lmdb
 
-from handlers.boundary import BadCursor, Boundary, CursorGone, NoIndex, Page, Sum, Torn
+from handlers.boundary import Boundary, CursorGone, NoIndex, Page, Sum, Torn
 from handlers.passed import Passed
 from handlers.points import to_point
 from handlers.records import RecordWriter
@@ -23,7 +23,6 @@ from storage.disk import Txn
 from storage.history.store import HistoryStore
 
 __all__ = [
-    "BadCursor",
     "Boundary",
     "CursorGone",
     "Listed",

@@ -6,7 +6,6 @@ full key is read before it counts.
 
 from __future__ import annotations
 
-from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
@@ -15,8 +14,10 @@ import msgspec
 import numpy as np
 
 from formats.canonical import ARRAY, head
+from handlers import cursors
 from handlers.answers import Utxo
-from handlers.boundary import BadCursor, Boundary, CursorGone, Cut, NoIndex, Page, Sum
+from handlers.boundary import Boundary, CursorGone, Cut, NoIndex, Page, Sum
+from handlers.cursors import BadCursor
 from handlers.effects import Effects
 from handlers.events import Point
 from handlers.owners import Owners, owned, spliced
@@ -203,8 +204,7 @@ class Snapshot:
     def cut(self, place: bytes, key: bytes, order: Order) -> str:
         """Return the cursor that goes on after a place."""
         tip = self.boundary.tip
-        cut = Cut(self.state.tip, tip.hash if tip else b"", place, order, key)
-        return urlsafe_b64encode(msgspec.msgpack.encode(cut)).rstrip(b"=").decode()
+        return cursors.write(Cut(self.state.tip, tip.hash if tip else b"", place, order, key))
 
     def read_cut(self, cursor: str, key: bytes, order: Order) -> bytes:
         """Return the place after which a cursor goes on.
@@ -213,11 +213,7 @@ class Snapshot:
             CursorGone: the cursor's block was rolled back.
             BadCursor: it is none of ours, or of another question.
         """
-        try:
-            raw = b64decode(cursor + "=" * (-len(cursor) % 4), altchars="-_", validate=True)
-            cut = msgspec.msgpack.decode(raw, type=Cut)
-        except (ValueError, msgspec.DecodeError) as error:
-            raise BadCursor("not a cursor from X-Next-Cursor") from error
+        cut = cursors.read(cursor, Cut)
         if cut.key != key or cut.order != order or len(cut.place) != PLACE.size:
             raise BadCursor("a cursor of another list")
         there = 0 <= cut.ordinal <= self.state.tip

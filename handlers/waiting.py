@@ -8,16 +8,14 @@ descendants. So a page needs no other transactions than those on it, what they b
 
 from __future__ import annotations
 
-from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Iterator
 from typing import Annotated, Literal, NamedTuple, get_args
 
-import msgspec
 from msgspec import Meta, Struct
 
-from handlers import spending
+from handlers import cursors, spending
 from handlers.answers import Hash
-from handlers.boundary import BadCursor
+from handlers.cursors import BadCursor
 from handlers.transactions import Transactions
 from handlers.tx_query import Inpoint, inpoints
 from storage import keys
@@ -81,7 +79,7 @@ class _Seen(Struct, frozen=True):
 
 def cut(status: Status, order: Order, place: Place) -> str:
     """Return the cursor that goes on from a place."""
-    return urlsafe_b64encode(msgspec.msgpack.encode(_Cut(status, order, place))).rstrip(b"=").decode()
+    return cursors.write(_Cut(status, order, place))
 
 
 def resumed(cursor: str, status: Status, order: Order) -> Place:
@@ -90,11 +88,7 @@ def resumed(cursor: str, status: Status, order: Order) -> Place:
     Raises:
         BadCursor: it is none of ours, or of another list.
     """
-    try:
-        raw = b64decode(cursor + "=" * (-len(cursor) % 4), altchars="-_", validate=True)
-        found = msgspec.msgpack.decode(raw, type=_Cut)
-    except (ValueError, msgspec.DecodeError) as error:
-        raise BadCursor("not a cursor from X-Next-Cursor") from error
+    found = cursors.read(cursor, _Cut)
     if (found.status, found.order) != (status, order):
         raise BadCursor("a cursor of another list")
     return found.place

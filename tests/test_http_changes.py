@@ -24,8 +24,9 @@ from stories import tx as message_tx
 from handlers.addresses import codec
 from handlers.chain import Chain
 from handlers.changes import Change, Changes, PointGone, PointRemoved, UnknownPoint
+from handlers.cursors import BadCursor
 from handlers.events import BlockApplied
-from handlers.query import BadCursor, Query
+from handlers.query import Query
 from storage.change_log import Retention
 
 CHANGES = "/api/v1/changes"

@@ -35,8 +35,9 @@ from mountains import leaf
 
 import storage.history.store
 from handlers.chain import Chain
+from handlers.cursors import BadCursor
 from handlers.events import OutPoint
-from handlers.query import BadCursor, CursorGone, NoIndex, Order, Query, Snapshot
+from handlers.query import CursorGone, NoIndex, Order, Query, Snapshot
 from handlers.walk import HIGHEST, PLACE
 from storage.history.layout import State
 from storage.history.stored_index import StoredIndex

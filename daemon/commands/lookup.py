@@ -18,8 +18,9 @@ from daemon.commands.common import FAILED, WRONG_USE, Exit, readers_may_leave, s
 from daemon.store import limited, open_query, reading
 from handlers.addresses import AddressError, codec
 from handlers.answers import Amount, Balance, Failure, TipAnswer, Utxo, to_tip
+from handlers.cursors import BadCursor
 from handlers.datums import Datum, find_datum
-from handlers.query import BadCursor, CursorGone, Listed, NoIndex, Order, Page, Snapshot, Sum, amounts
+from handlers.query import CursorGone, Listed, NoIndex, Order, Page, Snapshot, Sum, amounts
 from handlers.touched import touching
 from handlers.tx_query import Inpoint, Slot, Transaction, TxQuery
 

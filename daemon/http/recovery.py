@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC
@@ -14,7 +13,9 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from daemon.http.reply import Few, Problem, answer, hex_of, paging
+from daemon.http.reply import Few, Problem, answer, good_cursor, hex_of, paging
+from handlers import cursors
+from handlers.cursors import BadCursor
 from handlers.events import Point
 from handlers.query import Order, Query
 from handlers.recovery.report import told, told_whole
@@ -64,8 +65,7 @@ class RecoveryRoutes:
         headers = {}
         if len(rows) > asked.count:
             rows.pop()
-            cut = msgspec.msgpack.encode(_Cut(status, asked.order, rows[-1].place))
-            headers["X-Next-Cursor"] = urlsafe_b64encode(cut).rstrip(b"=").decode()
+            headers["X-Next-Cursor"] = cursors.write(_Cut(status, asked.order, rows[-1].place))
         return answer(request, self._tip(), _encode([told(row) for row in rows]), more=headers)
 
     async def transaction(self, request: Request) -> Response:
@@ -114,14 +114,14 @@ def _status(query_string: bytes) -> Status | None:
 
 def _read(cursor: str, status: Status | None, order: Order) -> Place:
     """Return the place where a page ended. It stays good: rows keep their place, and those that go are not missed."""
-    try:
-        raw = b64decode(cursor + "=" * (-len(cursor) % 4), altchars="-_", validate=True)
-        cut = msgspec.msgpack.decode(raw, type=_Cut)
-        if cut.place.submitted_at.tzinfo is None:
-            raise ValueError("a time without a time zone")
-        cut.place.submitted_at.astimezone(UTC)
-    except (ValueError, OverflowError, msgspec.DecodeError) as error:
-        raise Problem(400, "bad_parameter", "cursor: not a cursor from X-Next-Cursor") from error
-    if (cut.status, cut.order) != (status, order):
-        raise Problem(400, "bad_parameter", "cursor: a cursor of another list")
-    return cut.place
+    with good_cursor():
+        cut = cursors.read(cursor, _Cut)
+        try:
+            if cut.place.submitted_at.tzinfo is None:
+                raise ValueError("a time without a time zone")
+            cut.place.submitted_at.astimezone(UTC)
+        except (ValueError, OverflowError) as error:
+            raise BadCursor("not a cursor from X-Next-Cursor") from error
+        if (cut.status, cut.order) != (status, order):
+            raise BadCursor("a cursor of another list")
+        return cut.place

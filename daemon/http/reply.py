@@ -18,8 +18,9 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from handlers.answers import Failure
+from handlers.cursors import BadCursor
 from handlers.events import Point
-from handlers.query import BadCursor, CursorGone, NoIndex, Order, Snapshot, Torn
+from handlers.query import CursorGone, NoIndex, Order, Snapshot, Torn
 from storage.damage import damage
 from storage.errors import SnapshotExpired
 

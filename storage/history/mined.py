@@ -263,11 +263,11 @@ class MinedStore:
         bodies = look.bodies(np.unique(back.spends["number"][beside]))
         for n in range(len(back.blocks) - 1, -1, -1):
             block, ordinal = back.blocks[n], back.target + 1 + n
-            mine = txs[txs["block"] == ordinal]
+            mine = txs[slice(*np.searchsorted(txs["block"], [ordinal, ordinal + 1]))]
             if len(mine) == 0:
                 continue
-            at = np.flatnonzero(own & (back.spends["spender"] >= block.first))
-            at = at[back.spends["spender"][at] < block.first + block.numbers]
+            low, high = np.searchsorted(back.spends["spender"], [block.first, block.first + block.numbers])
+            at = low + np.flatnonzero(own[low:high])
             ids, spends = back.parents[at].tobytes(), back.spends[at]
             fields = zip(spends.tolist(), back.indexes[at].tolist(), beside[at].tolist(), strict=True)
             yield GoingBack(
