@@ -20,6 +20,7 @@ from storage.blobs import Blobs
 from storage.chain_txs import ChainTx
 from storage.disk import Txn
 from storage.history.mined import MinedStore
+from storage.reassigned_spent import mark_spent
 from storage.transactions import (
     HASH,
     Body,
@@ -346,6 +347,8 @@ class Desk:
         self.store.put_slot(txn, held.txid, number, slot, row[:HASH] + to)
         if not to:
             self._count(txn, held, page, number, -1)
+            # A block may count as spending it that the chain had no such output for: then there was nothing to undo.
+            mark_spent(self.store, txn, held.txid, held.record, index, spent=False)
 
     @contextmanager
     def all_or_nothing(self, txn: Txn) -> Iterator[Txn]:

@@ -289,6 +289,22 @@ def test_a_block_that_spends_it_ends_it(asking: Asked, client: Client, size: int
     assert held(asking, of("bob")) == [row(at("p", size - 1), 1)]
 
 
+@pytest.mark.parametrize("size", [2, PAGE + 2])
+def test_a_block_that_spends_it_though_no_block_of_ours_made_it(asking: Asked, client: Client, size: int) -> None:
+    """The transaction was only said to be mined. The rollback, which has no such spend to undo, frees the output."""
+    one = block(None)
+    two = block(one, tx("p", *(output("ann", n + 1) for n in range(size))))
+    coinbase = tx("cb", output("x"), coinbase=True)
+    thief = tx("t", output("x"), spends=[at("cb"), at("p", size - 1)])
+    done(client, one, two, block(two, coinbase, thief), back_to(one))  # the thief loses with its coinbase
+    done(client, *give(at("p", size - 1), address("bob")))
+    done(client, {"type": "TxMined", "txids": [digest("tx", "p")], "block_id": 99, "height": 2})
+    done(client, block(one, coinbase, thief), back_to(one))
+    kept = record(asking, "p")
+    assert kept is not None and kept.delete_at is None
+    asking.daemon.assert_sound()
+
+
 def test_a_block_that_comes_before_the_new_owner(asking: Asked, client: Client) -> None:
     """Nobody else can spend the output then; the chain can, and the old owner did."""
     one = block(None, tx("p", output("ann", 1)), tx("q", output("ann", 2)))
