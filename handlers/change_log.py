@@ -164,6 +164,8 @@ def check(store: LogStore, txn: Txn, sequence: int) -> None:
 
 def _to_row(fact: Fact) -> stored.Fact:
     match fact:
+        case TxStatusChanged():  # first: a rollback tells of thousands
+            return stored.TxFact(fact.txid, fact.status, fact.height, *_cause(fact.cause))
         case BlockCommitted():
             counts = fact.txs, fact.created, fact.spent, fact.missing_inputs
             return stored.BlockFact(fact.height, fact.slot, fact.hash, *counts)
@@ -172,8 +174,6 @@ def _to_row(fact: Fact) -> stored.Fact:
         case Pruned():
             gone = fact.spent_outputs, fact.transactions, fact.undo_records, fact.mmr_nodes
             return stored.PrunedFact(*gone, None if fact.floor is None else _place(fact.floor))
-        case TxStatusChanged():
-            return stored.TxFact(fact.txid, fact.status, fact.height, *_cause(fact.cause))
 
 
 def from_row(row: stored.Fact, sequence: int) -> Fact:
@@ -219,19 +219,21 @@ _PLAIN = {
     str(cause.__struct_config__.tag): cause
     for cause in (Submitted(), InBlock(), BlockRolledBack(), Decided(), Expired())
 }
+_NAMES: dict[type, CauseName] = {type(cause): cast("CauseName", name) for name, cause in _PLAIN.items()}
 
 
 def _cause(cause: AnyCause | None) -> tuple[CauseName | None, bytes | None]:
-    if cause is None:
-        return None, None
-    name = cast("CauseName", cause.__struct_config__.tag)
+    if (name := _NAMES.get(type(cause))) is not None:
+        return name, None
     match cause:
-        case DoubleSpend(by=txid) | ParentLost(txid=txid):
-            return name, txid
+        case DoubleSpend(by=txid):
+            return "double_spend", txid
+        case ParentLost(txid=txid):
+            return "parent", txid
         case Withdrawn(reason=reason):
-            return name, reason.encode()
+            return "withdrawn", reason.encode()
         case _:
-            return name, None
+            return None, None
 
 
 def _to_cause(name: str, refers_to: bytes | None, sequence: int) -> AnyCause:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +25,10 @@ import storage.history.values
 import storage.history.view
 from handlers.chain import Chain
 from handlers.events import BlockApplied, OutPoint
-from storage.history.layout import State
+from storage.disk import META, Disk, Txn
+from storage.history.layout import TABLES, TXID_ENTRY, Numbers, Records, State
 from storage.history.merging import count_runs
-from storage.history.runs import Manifest, Run
+from storage.history.runs import Index, Manifest, Run
 from storage.history.stored import Stored
 from storage.history.verify import verify
 
@@ -260,3 +262,55 @@ def test_runs_take_turns_in_being_counted(monkeypatch: pytest.MonkeyPatch, tmp_p
                 assert read == sum(sizes.values()) > 3 * len(sizes)
                 assert [run for run in dict.fromkeys(turns) if run] == [run.id for run in free if run.id in turns]
                 assert {run.id: run.lived for run in free} == expected
+
+
+# --- what is looked for ----------------------------------------------------------------------------------------------
+
+
+def even(random: Random, count: int) -> list[int]:
+    return [random.getrandbits(64) for _ in range(count)]
+
+
+def uneven(random: Random, count: int) -> list[int]:
+    """Return prefixes that stand close together, with wide gaps between them, and many of them twice."""
+    near = [random.choice((0, 1 << 40, 1 << 63)) + int(random.expovariate(1e-4)) for _ in range(count)]
+    return near + random.choices(near, k=count // 2) + [(1 << 64) - 1]
+
+
+@pytest.mark.parametrize("margin", [0, 64])
+@pytest.mark.parametrize("prefixes", [even, uneven])
+def test_a_search_reads_only_what_is_near(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prefixes: Callable[[Random, int], list[int]], margin: int
+) -> None:
+    """What it finds is what is there, however the prefixes are distributed, and how far off their place was guessed."""
+    monkeypatch.setattr(storage.history.runs, "_MARGIN", margin)
+    read, near, random = Counter[str](), Index._near, Random(margin)
+
+    def counted(index: Index, txn: Txn, run: int, which: Numbers, *others: Any) -> Records:
+        found = near(index, txn, run, which, *others)
+        read.update(read=len(found), there=len(index.values(txn, run, which)))
+        return found
+
+    monkeypatch.setattr(Index, "_near", counted)
+    with Disk(tmp_path, (META, *TABLES), map_size=1 << 24) as disk:
+        index, number, there = Index(disk.tables, "txid", iter(range(1, 9)).__next__), 0, dict[int, list[int]]()
+        with disk.env.begin(write=True) as txn:
+            for size in (1, 700, 5_000, 12_000):
+                entries = np.zeros(size, TXID_ENTRY)
+                entries["prefix"] = np.array(random.sample(prefixes(random, size), size), np.uint64)
+                entries["number"] = np.arange(number, number + size)
+                index.add(txn, entries, number, number + size)
+                for prefix, each in zip(entries["prefix"].tolist(), entries["number"].tolist(), strict=True):
+                    there.setdefault(prefix, []).append(each)
+                number += size
+        with disk.read() as txn:
+            for wish in (3, 0, 1, 40, 2_000):
+                wanted = sorted(
+                    [*random.sample(sorted(there), wish), *random.sample(even(random, 9), 9), 0, (1 << 64) - 1]
+                )
+                places, found = index.find(txn, np.array(wanted, np.uint64))
+                got = sorted(
+                    (wanted[place], each) for place, each in zip(places.tolist(), found["number"].tolist(), strict=True)
+                )
+                assert got == sorted((prefix, each) for prefix in wanted for each in there.get(prefix, ()))
+                assert wish != 3 or prefixes is uneven or not margin or read["read"] < read["there"] / 2, read

@@ -37,6 +37,7 @@ from storage.rows import unpack
 
 KEY = Packed(">IQQ")
 _SLICE = 1024  # values that are looked through at a time
+_MARGIN = 64  # entries around the place where one is expected: five times the standard deviation
 
 Keep = Callable[[Records], Flags]
 
@@ -263,7 +264,7 @@ class Index:
             spans = [np.arange(low, high + 1) for low, high in zip(first, last, strict=True) if high - low > 1]
             touched = np.unique(np.concatenate((touched, *spans)))
         for at in range(0, len(touched), _SLICE):
-            entries = self.values(txn, run.id, touched[at : at + _SLICE])
+            entries = self._near(txn, run.id, touched[at : at + _SLICE], wanted, first, last)
             prefixes = np.ascontiguousarray(entries["prefix"])
             from_, to = np.searchsorted(wanted, prefixes[0], "left"), np.searchsorted(wanted, prefixes[-1], "right")
             low = np.searchsorted(prefixes, wanted[from_:to], "left")
@@ -277,22 +278,61 @@ class Index:
             kept = hits["number"] < run.high
             yield (from_ + places)[kept], hits[kept]
 
+    def _near(self, txn: Txn, run: int, which: Numbers, wanted: Words, first: Numbers, last: Numbers) -> Records:
+        """Return the entries of some values that are near the wanted prefixes, each in its values `first` to `last`.
+
+        Prefixes are evenly distributed, so where an entry stands in a value is known within a few dozen places.
+        Copying whole values would take most of the time of a search for few prefixes.
+
+        Raises:
+            Damaged: as `values`.
+        """
+        fences, found, size = self.fences[run].prefixes, self._raw(txn, run, which), self.dtype.itemsize
+        low, high = wanted[np.searchsorted(last, which)], wanted[np.searchsorted(first, which, "right") - 1]
+        counts = np.fromiter(map(len, found), np.int64, len(found)) // size
+        begins, ends = fences[which], fences[np.minimum(which + 1, len(fences) - 1)]
+        density = counts / np.maximum(
+            (ends - begins).astype(np.float64), 1.0
+        )  # of the last value, which has no end: all
+        start = (np.maximum(low, begins) - begins) * density - _MARGIN
+        stop = (np.maximum(high, begins) - begins) * density + _MARGIN
+        from_, to = np.clip(start, 0, counts - 1).astype(np.int64), np.clip(stop, 1, counts).astype(np.int64)
+        from_[ends == begins] = 0
+        to = np.maximum(to, from_ + 1)
+        while True:
+            pieces = zip(found, (from_ * size).tolist(), (to * size).tolist(), strict=True)
+            entries = np.frombuffer(b"".join([value[a:b] for value, a, b in pieces]), self.dtype)
+            prefixes, behind = entries["prefix"], np.cumsum(to - from_)
+            short = (from_ > 0) & (prefixes[behind - (to - from_)] >= low)
+            short |= (to < counts) & (prefixes[behind - 1] <= high)
+            if not short.any():
+                break
+            from_[short], to[short] = 0, counts[short]
+        self._check_order(run, prefixes)
+        return entries
+
     def values(self, txn: Txn, run: int, which: Numbers) -> Records:
         """Return the entries of some values of a run, by their places among its values.
 
         Raises:
             Damaged: they are not there, or not in order; checksums are left to `verify`, which knows all entries.
         """
+        entries = np.frombuffer(b"".join(self._raw(txn, run, which)), self.dtype)
+        self._check_order(run, entries["prefix"])
+        return entries
+
+    def _raw(self, txn: Txn, run: int, which: Numbers) -> list[memoryview]:
+        """Return the bytes of the entries of some values."""
         fences = self.fences[run]
         keys = map(KEY.pack, [run] * len(which), fences.prefixes[which].tolist(), fences.numbers[which].tolist())
         found = txn.cursor(self._table).getmulti(keys)
-        if len(found) != len(which):
+        if len(found) != len(which) or min(len(value) for _, value in found) <= HEAD_BYTES:
             raise Damaged(f"values of run {run} ({self.kind}) are not there")
-        entries = np.frombuffer(b"".join([memoryview(value)[HEAD_BYTES:] for _, value in found]), self.dtype)
-        prefixes = entries["prefix"]
-        if prefixes[0] != fences.prefixes[which[0]] or np.any(prefixes[1:] < prefixes[:-1]):
+        return [memoryview(value)[HEAD_BYTES:] for _, value in found]
+
+    def _check_order(self, run: int, prefixes: Words) -> None:
+        if np.any(prefixes[1:] < prefixes[:-1]):
             raise Damaged(f"the entries of run {run} ({self.kind}) are not in order")
-        return entries
 
 
 def record_of(kind: str) -> np.dtype[np.void]:
