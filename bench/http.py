@@ -27,6 +27,7 @@ from bench import giant, load
 from bench.daemon import Client, running
 from bench.load import Load, Task
 from bench.made import Feeder, Made
+from bench.old import FAR, OldSet
 from config.settings import Http
 from daemon.http.worker import serve_on
 from daemon.metrics import Served
@@ -172,24 +173,36 @@ class Bench:
 @click.option(
     "--outputs", default=1_000_000, show_default=True, type=click.IntRange(min=0), help="Of the large address; 0: none."
 )
+@click.option("--old", default=0, show_default=True, type=click.IntRange(min=0), help="Outputs that stand already.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-def http(seconds: float, rounds: int, txs: int, outputs: int, as_json: bool) -> None:
+def http(seconds: float, rounds: int, txs: int, outputs: int, old: int, as_json: bool) -> None:
     """Measure pages of 25 outputs beside a constant answer of the same server, alone and beside a busy writer.
 
     Then, in a store of its own, pages and balances of an address with very many outputs.
     """
     load_before = os.getloadavg()[0]
     _tell("machine", {"cores": os.cpu_count() or 0, "load_average_before": round(load_before, 2)}, as_json)
-    _beside_the_constant(seconds, rounds, txs, as_json)
+    _beside_the_constant(seconds, rounds, txs, OldSet(old), as_json)
     if outputs:
-        _large_address(outputs, as_json)
+        _large_address(outputs, OldSet(old), as_json)
 
 
-def _large_address(outputs: int, as_json: bool) -> None:
+def _fed(socket: Path, old: OldSet) -> Made:
+    """Feed an old set, and return the chain that goes on after it."""
+    if old.outputs == 0:
+        return Made(_WALLETS)
+    with closing(Client(socket)) as client:
+        client.greet(FAR)
+        client.stream(wire.encode(block, "frames") for block in old.blocks())
+    return Made(_WALLETS, old.height, old.tip)
+
+
+def _large_address(outputs: int, old: OldSet, as_json: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="utxod-bench-") as temporary:
-        folder, made = Path(temporary) / "store", Made(_WALLETS)
-        large, write = made.wallets.pop(), codec("cardano", "mainnet").write
+        folder, write = Path(temporary) / "store", codec("cardano", "mainnet").write
         with running(folder, family="cardano", network="mainnet"), closing(Client(folder / "utxod.sock")) as client:
+            made = _fed(folder / "utxod.sock", old)
+            large = made.wallets.pop()
             for block in (*made.fill(_OUTPUTS), *made.enrich(large, outputs)):
                 client.feed([wire.encode(block, "frames")])
             with _workers(folder, 1) as (port, keeper):
@@ -199,10 +212,11 @@ def _large_address(outputs: int, as_json: bool) -> None:
     _tell("an address with many outputs", msgspec.structs.asdict(found), as_json)
 
 
-def _beside_the_constant(seconds: float, rounds: int, txs: int, as_json: bool) -> None:
+def _beside_the_constant(seconds: float, rounds: int, txs: int, old: OldSet, as_json: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="utxod-bench-") as temporary, ExitStack() as house:
-        folder, made = Path(temporary) / "store", Made(_WALLETS)
+        folder = Path(temporary) / "store"
         house.enter_context(running(folder, family="cardano", network="mainnet"))
+        made = _fed(folder / "utxod.sock", old)
         client = Client(folder / "utxod.sock")
         client.feed([wire.encode(block, "frames") for block in made.fill(_OUTPUTS)])
         client.close()

@@ -26,12 +26,12 @@ _EPOCH = 432_000
 
 
 class Made:
-    """A made-up chain: first blocks that fill wallets, then blocks that leave them alone."""
+    """A made-up chain, alone or above another: first blocks that fill wallets, then blocks that leave them alone."""
 
-    def __init__(self, wallets: int) -> None:
+    def __init__(self, wallets: int, height: int = 0, tip: bytes = bytes(32)) -> None:
         self._random = Random(1)
         self.wallets = [self._address() for _ in range(wallets)]
-        self._height, self._tip = 0, bytes(32)
+        self._height, self._tip = height, tip
         self._spendable: list[OutPoint] = []
 
     def _address(self) -> bytes:
