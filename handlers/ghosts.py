@@ -11,6 +11,7 @@ import numpy as np
 
 from storage.disk import Txn
 from storage.ghost_records import GhostTxStore
+from storage.history.arrays import first_places, places_among_distinct, same_rows
 from storage.history.batch import Columns
 from storage.history.layout import Flags, Numbers, Records, outputs_in, words
 from storage.history.mined import RolledBack
@@ -48,8 +49,8 @@ def meet(txn: Txn, store: GhostTxStore, block: Columns) -> Met:
     by = [block.txids[at].tobytes() for at in spender[places].tolist()]
     claims = zip(who, by, places.tolist(), strict=True)
     rivals = {loser: (winner, at) for loser, winner, at in claims if loser != winner}
-    parents = np.unique(block.previous, axis=0)
-    woken += [parents[at].tobytes() for at in np.flatnonzero(ghosts.find_many(txn, parents) >= 0).tolist()]
+    left = np.flatnonzero(ghosts.find_many(txn, block.previous) >= 0)
+    woken += [block.previous[at].tobytes() for at in left.tolist()]
     woken += rivals
     woken = [txid for txid in dict.fromkeys(woken) if store.wake(txn, txid)]
     lost = {loser: winner for loser, (winner, at) in rivals.items() if not _stands(txn, store, block, at)}
@@ -96,22 +97,22 @@ def _losing(back: RolledBack) -> list[int]:
 
 
 def _ids(txn: Txn, store: GhostTxStore, numbers: Numbers) -> Numbers:
-    wanted, back = np.unique(numbers, return_inverse=True)
-    ids: Numbers = store.ghosts.records(txn, wanted)["id"][back]
+    wanted, back = places_among_distinct(numbers)
+    ids: Numbers = store.ghosts.records(txn, wanted)["id"].take(back, axis=0)
     return ids
 
 
 def _same(txn: Txn, store: GhostTxStore, block: Columns, numbers: Numbers) -> Flags:
     """Return which transactions of a block are ghosts, spend and pay the same, and have no rows beside."""
     same: Flags = (numbers >= 0) & (block.flags & (TxFlag.INVALID | TxFlag.COINBASE) == 0)
-    wanted, first = np.unique(numbers[same], return_index=True)
+    wanted, first = first_places(numbers[same])
     at = np.flatnonzero(same)[first]  # of several with one id the others are none
     same[:] = False
     if len(at) == 0:
         return same
     records = store.ghosts.records(txn, wanted)
     good = (records["spent"] == block.inputs_of[at]) & (outputs_in(records["counts"]) == block.outputs_of[at])
-    at, records = at[good], records[good]
+    at, records = at[good], records.compress(good)
     good = _spend_alike(txn, store, block, at, records) & _pay_alike(txn, store, block, at, wanted[good])
     if not store.bare(txn):
         beside = store.with_rows(txn, [block.txids[n].tobytes() for n in at.tolist()])
@@ -138,7 +139,7 @@ def _spend_alike(txn: Txn, store: GhostTxStore, block: Columns, at: Numbers, rec
     counts = block.inputs_of[at]
     own = _ranges((np.cumsum(block.inputs_of) - block.inputs_of)[at], counts)
     spends = store.ghosts.spends_of(txn, records)
-    good = (spends["parent"] == block.previous[own]).all(axis=1) & (spends["index"] == block.index[own])
+    good = same_rows(spends["parent"], block.previous.take(own, axis=0)) & (spends["index"] == block.index[own])
     good &= spends["input"] == _ranges(np.zeros(len(counts), np.int64), counts)
     return _all_of(good, counts)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from storage import keys
 from storage.disk import Db, Txn
+from storage.history.arrays import joined
 from storage.history.layout import HEAD_BYTES, Numbers, Records, Words, check, count_of, delete_from, seal
 from storage.history.values import KEY
 
@@ -115,14 +116,14 @@ class GhostIndex:
                 counts = high - low
                 places.append(at + np.repeat(np.arange(len(some)), counts))
                 starts = np.cumsum(counts) - counts
-                found.append(entries[np.arange(int(counts.sum())) + np.repeat(low - starts, counts)])
+                found.append(entries.take(np.arange(int(counts.sum())) + np.repeat(low - starts, counts)))
                 at += int(np.searchsorted(some, last, "left"))
                 if len(some) and (at == len(wanted) or wanted[at] != last):
                     break
                 there = cursor.next()  # which may have the last prefix too
             else:
                 break  # nothing follows
-        return np.concatenate(places), np.concatenate(found)
+        return np.concatenate(places), joined(found, ENTRY)
 
 
 def _seek(cursor: lmdb.Cursor[bytes], front: bytes, prefix: int) -> bool:

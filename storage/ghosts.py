@@ -32,6 +32,7 @@ from storage.ghost_layout import (
     Ghost,
     Gone,
 )
+from storage.history.arrays import distinct, joined, places_among_distinct, same_rows, stable_order
 from storage.history.bits import StoredBits, open_chunk, set_stored
 from storage.history.layout import (
     OUTPUT_RECORD,
@@ -142,7 +143,7 @@ class Ghosts:
     @staticmethod
     def _columns(gone: Gone, shift: int, first_spend: int) -> tuple[Records, Records]:
         """Return the ghosts, and what they spend in their order."""
-        some = gone.txs[gone.ghosts]
+        some = gone.txs.compress(gone.ghosts)
         txs = np.zeros(len(some), GHOST_TX)
         for name in ("id", "fee", "counts", "block", "size", "subtree"):
             txs[name] = some[name]
@@ -200,30 +201,31 @@ class Ghosts:
         found = np.full(len(ids), -1, np.int64)
         if not self.any(txn):
             return found
-        order = np.argsort(ids[:, 0], kind="stable")
+        order = stable_order(ids[:, 0])
         for generation in self.generations(txn):
             places, entries = self._index.find(txn, generation.part(BY_ID), ids[order, 0])
             places, numbers = self._living(txn, order[places], entries["number"])
-            by_number = np.argsort(numbers, kind="stable")
+            by_number = stable_order(numbers)
             places, numbers = places[by_number], numbers[by_number]
-            records = self.records(txn, np.unique(numbers))
-            same = (records["id"][np.searchsorted(records["number"], numbers)] == ids[places]).all(axis=1)
+            records = self.records(txn, distinct(numbers))
+            theirs = records["id"].take(np.searchsorted(records["number"], numbers), axis=0)
+            same = same_rows(theirs, ids.take(places, axis=0))
             found[places[same]] = numbers[same]
         return found
 
     def claims_on(self, txn: Txn, parents: Words, indexes: Numbers) -> tuple[Numbers, Records]:
         """Return the claims of ghosts on outpoints: the places of these among them, and the spends."""
-        order = np.argsort(parents[:, 0], kind="stable")
+        order = stable_order(parents[:, 0])
         places, found = [np.empty(0, np.int64)], [np.empty(0, GHOST_SPEND)]
         for generation in self.generations(txn):
             some, entries = self._index.find(txn, generation.part(BY_PARENT), parents[order, 0], indexes[order])
             at, spends = order[some], self._spends(txn, entries["number"])
-            same = (spends["parent"] == parents[at]).all(axis=1)
-            at, spends = at[same], spends[same]
+            same = same_rows(spends["parent"], parents.take(at, axis=0))
+            at, spends = at[same], spends.compress(same)
             lives = self._at(txn).bits.has(spends["spender"])
             places.append(at[lives])
-            found.append(spends[lives])
-        return np.concatenate(places), np.concatenate(found)
+            found.append(spends.compress(lives))
+        return np.concatenate(places), joined(found, GHOST_SPEND)
 
     def _living(self, txn: Txn, places: Numbers, numbers: Numbers) -> tuple[Numbers, Numbers]:
         lives = self._at(txn).bits.has(numbers)
@@ -232,16 +234,16 @@ class Ghosts:
     def records(self, txn: Txn, numbers: Numbers) -> Records:
         """Return the records of ascending numbers."""
         parts = [records for _, records, _ in self._at(txn).txs.many(numbers)]
-        return np.concatenate([np.empty(0, GHOST_TX), *parts])
+        return joined(parts, GHOST_TX)
 
     def _spends(self, txn: Txn, numbers: Numbers) -> Records:
         """Return spends, in the order of their numbers given."""
-        wanted, back = np.unique(numbers, return_inverse=True)
+        wanted, back = places_among_distinct(numbers)
         parts = [records for _, records, _ in self._at(txn).spends.many(wanted)]
-        found = np.concatenate([np.empty(0, GHOST_SPEND), *parts])
+        found = joined(parts, GHOST_SPEND)
         if len(found) != len(wanted):
             raise Damaged("what a ghost spends is not there")
-        return found[back]
+        return found.take(back)
 
     def spends_of(self, txn: Txn, records: Records) -> Records:
         """Return what ghosts spend, by their records, one after the other."""
@@ -336,9 +338,9 @@ class Ghosts:
 
     def _many_claims(self, txn: Txn, txid: bytes, numbers: Numbers) -> dict[int, tuple[bytes, int]]:
         spends = self._spends(txn, numbers)
-        spends = spends[(spends["parent"] == words(txid)[0]).all(axis=1)]
-        spends = spends[self._at(txn).bits.has(spends["spender"])]
-        wanted, back = np.unique(spends["spender"], return_inverse=True)
+        spends = spends.compress(same_rows(spends["parent"], words(txid)))
+        spends = spends.compress(self._at(txn).bits.has(spends["spender"]))
+        wanted, back = places_among_distinct(spends["spender"])
         ids = self.records(txn, wanted)["id"]
         fields = zip(spends["index"].tolist(), spends["input"].tolist(), back.tolist(), strict=True)
         return {index: (ids[who].tobytes(), at) for index, at, who in fields}

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from storage.history.arrays import first_places, same_rows, stable_order
 from storage.history.layout import REPLACED, Block, Bytes, Flags, Numbers, Words
 
 OutPoint = tuple[bytes, int]
@@ -146,7 +147,7 @@ class Batch:
 
     def local(self, own: Words, wanted: Words) -> Numbers:
         """Return which earlier transaction of the batch each input spends from, -1 for none."""
-        order = np.argsort(own, kind="stable")
+        order = stable_order(own)
         own = own[order]
         at = np.searchsorted(own, wanted, "right") - 1  # the latest of several
         if len(own) == 0:
@@ -157,13 +158,13 @@ class Batch:
             low, high = np.searchsorted(own, wanted[n], "left"), np.searchsorted(own, wanted[n], "right")
             same = [tx for tx in order[low:high].tolist() if (self.txids[tx] == self.previous[n]).all()]
             found[n] = max((tx for tx in same if tx < self.spender[n]), default=-1)
-        found[(self.txids[found] != self.previous).any(axis=1)] = -1
+        found[~same_rows(self.txids.take(found, axis=0, mode="wrap"), self.previous)] = -1
         found[found >= self.spender] = -1
         return found
 
     def repeats(self, own: Words) -> list[tuple[int, int]]:
         """Return pairs of transactions of the batch with one id: each with the next one."""
-        order = np.argsort(own, kind="stable")
+        order = stable_order(own)
         if not np.any(own[order[1:]] == own[order[:-1]]):
             return []
         last, pairs = dict[bytes, int](), list[tuple[int, int]]()
@@ -205,12 +206,12 @@ class Batch:
         if len(gone):
             spender = np.concatenate((spender, by))
             behind = np.concatenate((np.zeros(len(numbers), np.int64), np.ones(len(by), np.int64)))
-            order = np.argsort(spender * 2 + behind, kind="stable")
+            order = stable_order(spender * 2 + behind)
             spender, real = spender[order], (behind == 0)[order]
             inputs = np.concatenate((inputs, np.full(len(by), REPLACED)))[order]
             numbers = np.concatenate((numbers, gone))[order]
         valid = np.flatnonzero(numbers >= 0)
-        chosen, at = np.unique(numbers[valid], return_index=True)
+        chosen, at = first_places(numbers[valid])
         first = valid[at]
         missing = real.copy()
         missing[first] = False

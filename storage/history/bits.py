@@ -9,6 +9,7 @@ import numpy as np
 
 from storage.disk import Db, Txn
 from storage.errors import Damaged
+from storage.history.arrays import distinct, places_among_distinct
 from storage.history.layout import Bytes, Flags, Numbers
 
 CHUNK = 128  # bytes of a chunk; a checksum follows them on disk
@@ -95,18 +96,18 @@ class TableBits(Bits):
     def set(self, numbers: Numbers) -> None:
         """Set these numbers."""
         super().set(numbers)
-        self._touched.append(np.unique(numbers >> 10))
+        self._touched.append(distinct(numbers >> 10))
 
     def clear(self, numbers: Numbers) -> None:
         """Clear these numbers."""
         super().clear(numbers)
-        self._touched.append(np.unique(numbers >> 10))
+        self._touched.append(distinct(numbers >> 10))
 
     def flush(self, txn: Txn) -> Numbers:
         """Write the chunks that have changed, and return which."""
         if not self._touched:
             return np.empty(0, np.int64)
-        touched = np.unique(np.concatenate(self._touched))
+        touched = distinct(np.concatenate(self._touched))
         chunks = touched.tolist()
         raw, pack = self._bytes.tobytes() if len(chunks) > 4096 else self._bytes, _KEY.pack
         rows = ((chunk, bytes(raw[chunk * CHUNK : chunk * CHUNK + CHUNK])) for chunk in chunks)
@@ -159,7 +160,7 @@ class StoredBits:
         """Return which of these numbers are set."""
         if len(numbers) == 0:
             return np.zeros(0, np.bool_)
-        chunks, which = np.unique(numbers >> 10, return_inverse=True)
+        chunks, which = places_among_distinct(numbers >> 10)
         raw = np.frombuffer(b"".join(self._read(chunks.tolist())), np.uint8)
         flags: Flags = raw[which * CHUNK + ((numbers & (BITS - 1)) >> 3)] & _MASKS[numbers & 7] != 0
         return flags
@@ -167,7 +168,7 @@ class StoredBits:
 
 def set_stored(txn: Txn, table: Db, numbers: Numbers, *, to: bool) -> None:
     """Set numbers, or clear them, in a table that nobody has in memory; a chunk without any is removed."""
-    chunks, which = np.unique(numbers >> 10, return_inverse=True)
+    chunks, which = places_among_distinct(numbers >> 10)
     names = [_KEY.pack(chunk) for chunk in chunks.tolist()]
     there = {key: open_chunk(key, value) for key, value in txn.cursor(table).getmulti(names)}
     joined = b"".join([there.get(name, bytes(CHUNK)) for name in names])

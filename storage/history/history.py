@@ -172,7 +172,7 @@ class History:
         local = made.local(own, wanted)
         numbers = made.inside(local)
         outside = np.flatnonzero(local < 0)
-        first, count = self.find_txs(txn, made.previous[outside], wanted[outside])
+        first, count = self.find_txs(txn, made.previous.take(outside, axis=0), wanted[outside])
         good = (first >= 0) & (made.index[outside] < count)
         found = (first + made.index[outside])[good]
         numbers[outside[good]] = np.where(self.live.has(found), found, -1)
@@ -196,8 +196,9 @@ class History:
             places, entries = self.index["txid"].find(txn, wanted[order], enough=enough)
             places = order[places]
             same = entries["check"] == txids[places, 3].astype(np.uint32)
-            by_number = np.argsort(entries["number"][same], kind="stable")  # the latest is written last
-            there, found = places[same][by_number], entries[same][by_number]
+            places_of, found = places[same], entries.compress(same)
+            by_number = np.argsort(found["number"])  # the latest is written last
+            there, found = places_of[by_number], found.take(by_number)
             first[there], count[there] = found["number"], found["outputs"]
             order = order[np.isin(order, places[~same]) & (first[order] < 0)]
             if len(order) == 0:
@@ -213,7 +214,7 @@ class History:
         if live is not None:
             sums = np.concatenate(([0], np.cumsum(live)))
             some = sums[made.starts + made.outputs_of] > sums[made.starts]
-            records, own = records[some], own[some]
+            records, own = records.compress(some), own[some]
         self.tx.append(txn, records)
         entries = np.zeros(len(records), TXID_ENTRY)
         entries["prefix"], entries["number"] = own, records["number"]

@@ -9,12 +9,11 @@ What is done is on disk with the manifest, so the next turn goes on where the la
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 
 from storage.disk import Txn
-from storage.history.layout import Numbers, Records, Words
+from storage.history.arrays import joined
+from storage.history.layout import Flags, Records
 from storage.history.runs import Count, Fences, Index, Keep, Manifest, Merge, Run
 
 FANOUT = 8
@@ -88,8 +87,9 @@ def _is_dying(run: Run) -> bool:
 
 
 def _turn(index: Index, txn: Txn, merge: Merge, budget: int, keep: Keep) -> int:
+    """Merge what the next values of all runs have in common; return how many entries that was."""
     runs = [run for run in index.manifest.runs if run.id in merge.inputs]
-    each = max(budget // index.per_value // len(runs), 1)
+    each = budget // index.per_value // len(runs) + 1
     parts, until = [], (_BEYOND, 0)
     for run in runs:
         fences = index.fences[run.id]
@@ -97,18 +97,20 @@ def _turn(index: Index, txn: Txn, merge: Merge, budget: int, keep: Keep) -> int:
         if at + each < len(fences.prefixes):
             until = min(until, (int(fences.prefixes[at + each]), int(fences.numbers[at + each])))
         parts.append(index.values(txn, run.id, np.arange(at, min(at + each, len(fences.prefixes)))))
-    chosen = [_between(part, merge.prefix, merge.number, until) for part in parts]
-    alive = [part[part["number"] < run.high] for run, part in zip(runs, chosen, strict=True)]
-    entries = np.frombuffer(b"".join([part.tobytes() for part in alive]), index.dtype)
-    entries = entries[keep(entries)]
-    entries = entries[np.argsort(entries["prefix"], kind="stable")]  # numbers ascend from run to run
+    entries = joined(parts, index.dtype)
+    chosen = ~_before(entries, merge.prefix, merge.number) & _before(entries, *until)
+    chosen_count = int(chosen.sum())
+    chosen &= entries["number"] < np.repeat([run.high for run in runs], list(map(len, parts)))
+    entries = entries.compress(chosen)
+    entries = entries.compress(keep(entries))
+    entries = entries.take(np.argsort(entries["prefix"], kind="stable"))  # numbers ascend from run to run
     if len(entries):
         index.append(txn, merge.id, entries)
     merge.entries += len(entries)
     merge.prefix, merge.number = until
     if until[0] == _BEYOND:
         _finish(index, txn, runs, merge)
-    return max(sum(map(len, chosen)), 1)
+    return max(chosen_count, 1)
 
 
 def _finish(index: Index, txn: Txn, runs: list[Run], merge: Merge) -> None:
@@ -126,20 +128,15 @@ def _finish(index: Index, txn: Txn, runs: list[Run], merge: Merge) -> None:
 
 def _after(fences: Fences, prefix: int, number: int) -> int:
     """Return how many values begin at or before an entry."""
-    return _place(fences.prefixes, fences.numbers, prefix, number, "right")
+    prefixes, wanted = fences.prefixes, np.uint64(prefix)
+    low, high = np.searchsorted(prefixes, wanted, "left"), np.searchsorted(prefixes, wanted, "right")
+    return int(low + np.searchsorted(fences.numbers[low:high], number, "right"))
 
 
-def _between(entries: Records, prefix: int, number: int, until: tuple[int, int]) -> Records:
-    """Return the entries at or after one, and before another."""
-    prefixes, numbers = entries["prefix"], entries["number"]
-    start, end = _place(prefixes, numbers, prefix, number, "left"), len(entries)
-    if until[0] < _BEYOND:
-        end = _place(prefixes, numbers, *until, "left")
-    return entries[start:end]
-
-
-def _place(prefixes: Words, numbers: Numbers, prefix: int, number: int, side: Literal["left", "right"]) -> int:
-    """Return where an entry stands among entries in order."""
-    low = int(np.searchsorted(prefixes, np.uint64(prefix), "left"))
-    high = int(np.searchsorted(prefixes, np.uint64(prefix), "right"))
-    return low + int(np.searchsorted(numbers[low:high], number, side))
+def _before(entries: Records, prefix: int, number: int) -> Flags:
+    """Return which entries stand before an entry, in the order of runs."""
+    if prefix == _BEYOND:
+        return np.ones(len(entries), np.bool_)
+    there, wanted = entries["prefix"], np.uint64(prefix)
+    flags: Flags = (there < wanted) | ((there == wanted) & (entries["number"] < number))
+    return flags

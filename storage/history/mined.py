@@ -16,10 +16,12 @@ from storage.disk import Txn
 from storage.errors import Damaged
 from storage.ghost_layout import Gone
 from storage.ghost_records import GhostTxStore
+from storage.history.arrays import distinct, joined
 from storage.history.layout import (
     NO_FEE,
     OUTPUT_RECORD,
     REPLACED,
+    SPEND,
     TX_RECORD,
     UNDO,
     Block,
@@ -117,11 +119,11 @@ class MinedStore:
         history, ids, look = self.blocks.history, words(b"".join(names)), self._at(txn)
         first, _ = history.find_txs(txn, ids, history.prefixes(ids))
         self._resolved.update((names[at], None) for at in np.flatnonzero(first < 0).tolist())
-        numbers = np.unique(first[first >= 0])
+        numbers = distinct(first[first >= 0])
         for records in look.transactions(numbers):
             kept = records["number"] >= look.stored.reachable
             kept |= _any(history.live.has, records["number"], outputs_in(records["counts"]))
-            self._resolved.update((found.txid, found) for found, _ in _listed(records[kept]))
+            self._resolved.update((found.txid, found) for found, _ in _listed(records.compress(kept)))
         # What has no output that lives is left to `find`, which looks whether one may live again.
 
     # --- looking -------------------------------------------------------------------------------------------------
@@ -212,7 +214,7 @@ class MinedStore:
         own = tx.number - look.block(tx.ordinal).first
         undo = look.undo(tx.ordinal)
         spent = undo[(undo["spender"] == own) & (undo["input"] != REPLACED)]
-        homes = look.stored.homes(np.unique(spent["number"]))
+        homes = look.stored.homes(distinct(spent["number"]))
         fields = zip(spent["input"].tolist(), [homes[number] for number in spent["number"].tolist()], strict=True)
         return in_order([(at, (home.txid, home.output)) for at, home in fields])
 
@@ -228,14 +230,13 @@ class MinedStore:
         look = self._at(txn)
         blocks = [look.block(ordinal) for ordinal in range(target + 1, tip + 1)]
         first, end = blocks[0].first, look.stored.state.next_number
-        txs = np.concatenate([np.empty(0, TX_RECORD), *(part for part, _ in look.stored.txs.span(first, end))])
+        txs = joined((part for part, _ in look.stored.txs.span(first, end)), TX_RECORD)
         logs = [look.undo(ordinal) for ordinal in range(target + 1, tip + 1)]
         spends = np.zeros(sum(map(len, logs)), _SPENT)
         starts = np.repeat([block.first for block in blocks], list(map(len, logs)))
-        joined = np.concatenate(logs)
-        spends["number"], spends["input"] = joined["number"], joined["input"]
-        spends["spender"] = starts + joined["spender"]
-        spends = spends[spends["input"] != REPLACED]
+        log = joined(logs, SPEND)
+        spends["number"], spends["input"], spends["spender"] = log["number"], log["input"], starts + log["spender"]
+        spends = spends.compress(spends["input"] != REPLACED)
         homes = look.stored.home_columns(spends["number"])
         return RolledBack(target, blocks, txs, spends, *homes, self._reused(txn, txs))
 
@@ -244,7 +245,7 @@ class MinedStore:
         stored, blocks, first = self._at(txn).stored, back.blocks, back.first
         end = blocks[-1].first + blocks[-1].numbers
         parts = list(stored.outputs.span(first, end))
-        outputs = np.concatenate([np.empty(0, OUTPUT_RECORD), *(records for records, _ in parts)])
+        outputs = joined((records for records, _ in parts), OUTPUT_RECORD)
         txs = back.txs.copy()
         txs["block"] -= np.uint32(back.target + 1)
         places = [(min(block.height, HIGHEST), block.first) for block in blocks]
@@ -253,14 +254,14 @@ class MinedStore:
 
     def going_back(self, txn: Txn, back: RolledBack, some: Flags) -> Iterator[GoingBack]:
         """Yield the blocks above `target` from the tip down, each with some of the transactions."""
-        look, txs = self._at(txn), back.txs[some]
+        look, txs = self._at(txn), back.txs.compress(some)
         own = np.isin(back.spends["spender"], txs["number"])
         homes = back.spends["number"] - back.indexes
         spent_by = dict[int, tuple[int, int]]()
         for spend in back.spends[np.isin(homes, txs["number"])].tolist():
             spent_by[spend[0]] = spend[1], spend[2]
         beside = own & ~np.isin(homes, txs["number"])  # the output's transaction stays, or becomes a ghost
-        bodies = look.bodies(np.unique(back.spends["number"][beside]))
+        bodies = look.bodies(distinct(back.spends["number"][beside]))
         for n in range(len(back.blocks) - 1, -1, -1):
             block, ordinal = back.blocks[n], back.target + 1 + n
             mine = txs[slice(*np.searchsorted(txs["block"], [ordinal, ordinal + 1]))]
@@ -268,7 +269,7 @@ class MinedStore:
                 continue
             low, high = np.searchsorted(back.spends["spender"], [block.first, block.first + block.numbers])
             at = low + np.flatnonzero(own[low:high])
-            ids, spends = back.parents[at].tobytes(), back.spends[at]
+            ids, spends = back.parents.take(at, axis=0).tobytes(), back.spends.take(at)
             fields = zip(spends.tolist(), back.indexes[at].tolist(), beside[at].tolist(), strict=True)
             yield GoingBack(
                 min(block.height, HIGHEST),

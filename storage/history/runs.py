@@ -16,6 +16,7 @@ from msgspec import Struct, field
 from storage.disk import META, Db, Txn
 from storage.errors import Damaged
 from storage.history import filters
+from storage.history.arrays import distinct, joined, stable_order
 from storage.history.filters import Filter
 from storage.history.layout import (
     ENTRY,
@@ -167,7 +168,7 @@ class Index:
         """Write a run for the numbers from `low` to below `high`; the numbers of its entries ascend."""
         if len(entries) == 0:
             return
-        entries = entries[np.argsort(entries["prefix"], kind="stable")]
+        entries = entries.take(stable_order(entries["prefix"]))
         self.added += len(entries)
         run = Run(self.next_id(), low, high, 0, len(entries), len(entries))
         self.begin_run(run.id, len(entries))
@@ -253,16 +254,16 @@ class Index:
                 left = np.setdiff1d(left, some[np.concatenate([place for place, _ in found])], assume_unique=False)
             if len(left) == 0:
                 break
-        return np.concatenate(places), np.frombuffer(b"".join([each.tobytes() for each in entries]), self.dtype)
+        return np.concatenate(places), joined(entries, self.dtype)
 
     def _find_in(self, txn: Txn, run: Run, wanted: Words) -> Iterator[tuple[Numbers, Records]]:
         fences = self.fences[run.id]
         first = np.maximum(np.searchsorted(fences.prefixes, wanted, "left") - 1, 0)
         last = np.maximum(np.searchsorted(fences.prefixes, wanted, "right") - 1, 0)
-        touched = np.unique(np.concatenate((first, last)))
+        touched = distinct(np.concatenate((first, last)))
         if np.any(last - first > 1):  # a prefix with more than a value of entries
             spans = [np.arange(low, high + 1) for low, high in zip(first, last, strict=True) if high - low > 1]
-            touched = np.unique(np.concatenate((touched, *spans)))
+            touched = distinct(np.concatenate((touched, *spans)))
         for at in range(0, len(touched), _SLICE):
             entries = self._near(txn, run.id, touched[at : at + _SLICE], wanted, first, last)
             prefixes = np.ascontiguousarray(entries["prefix"])
@@ -274,9 +275,9 @@ class Index:
                 continue
             places = np.repeat(hit, counts[hit])
             starts = np.repeat(low[hit] - np.concatenate(([0], np.cumsum(counts[hit])[:-1])), counts[hit])
-            hits = entries[starts + np.arange(len(places))]
+            hits = entries.take(starts + np.arange(len(places)))
             kept = hits["number"] < run.high
-            yield (from_ + places)[kept], hits[kept]
+            yield (from_ + places)[kept], hits.compress(kept)
 
     def _near(self, txn: Txn, run: int, which: Numbers, wanted: Words, first: Numbers, last: Numbers) -> Records:
         """Return the entries of some values that are near the wanted prefixes, each in its values `first` to `last`.

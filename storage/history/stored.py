@@ -10,6 +10,7 @@ import numpy as np
 from storage.disk import META, Db, Txn
 from storage.errors import Damaged
 from storage.history import datums
+from storage.history.arrays import joined, places_among_distinct
 from storage.history.bits import StoredBits
 from storage.history.layout import (
     BLOCK,
@@ -217,7 +218,7 @@ class Stored:
         Raises:
             Damaged: the transaction of one is not there.
         """
-        wanted, back = np.unique(numbers, return_inverse=True)
+        wanted, back = places_among_distinct(numbers)
         ids, indexes = np.zeros((len(wanted), 4), np.uint64), np.full(len(wanted), -1, np.int64)
         for which, records, _ in self.txs.many(wanted, before=True):
             at = wanted[which] - records["number"]
@@ -225,7 +226,7 @@ class Stored:
             ids[which[inside]], indexes[which[inside]] = records["id"][inside], at[inside]
         if len(lost := wanted[indexes < 0]):
             raise Damaged(f"the transaction of output {int(lost[0])} is not there")
-        return ids[back], indexes[back]
+        return ids.take(back, axis=0), indexes[back]
 
     def spender(self, number: int) -> TxFound | None:
         """Return who spent an output, in a block that may be rolled back."""
@@ -278,7 +279,7 @@ def read_undo(txn: Txn, table: Db, ordinal: int) -> Records:
             parts.append(np.frombuffer(value, SPEND, count_of(value), HEAD_BYTES))
     if not parts:
         raise Damaged(f"block {ordinal} has no undo log")
-    return np.concatenate(parts)
+    return joined(parts, SPEND)
 
 
 def read_spent(txn: Txn, table: Db, blocks: Db, ordinal: int) -> Numbers:

@@ -12,6 +12,7 @@ import numpy as np
 
 from storage.disk import Db, Txn
 from storage.errors import Damaged
+from storage.history.arrays import first_places, joined
 from storage.history.bits import Bits
 from storage.history.layout import HEAD_BYTES, VALUE_BYTES, Flags, Numbers, Records, check, count_of, seal
 
@@ -96,7 +97,7 @@ class Values:
 
     def _by_value(self, numbers: Numbers) -> Iterator[tuple[int, Numbers]]:
         """Yield the place of each value that ascending numbers belong to, -1 for none, and which of them do."""
-        values, starts = np.unique(np.searchsorted(self.firsts, numbers, "right") - 1, return_index=True)
+        values, starts = first_places(np.searchsorted(self.firsts, numbers, "right") - 1)
         return zip(values.tolist(), np.split(np.arange(len(numbers)), starts)[1:], strict=True)
 
     def cut(self, txn: Txn, number: int) -> None:
@@ -117,7 +118,7 @@ class Values:
             ends = np.cumsum(records["length"], dtype=np.int64)
             starts = ends - records["length"]
             heap = b"".join([heap[a:b] for a, b in zip(starts[kept].tolist(), ends[kept].tolist(), strict=True)])
-        values = self._packed(records[kept], heap)
+        values = self._packed(records.compress(kept), heap)
         for first in self.firsts[at : at + count].tolist():
             txn.delete(KEY.pack(first), db=self._table)
         for first, value in values:
@@ -144,7 +145,7 @@ class Values:
         read = {n: self._get(txn, n) for n in doubtful.tolist()}
         if not read:
             return 0
-        kept = keep(np.concatenate([records for records, _ in read.values()]))
+        kept = keep(joined((records for records, _ in read.values()), self._record))
         ends = np.cumsum([len(records) for records, _ in read.values()])[:-1]
         return self._drop(txn, read, dict(zip(read, np.split(kept, ends), strict=True)))
 
@@ -158,7 +159,7 @@ class Values:
             small = int(keeps.sum()) * size < VALUE_BYTES // 3
             if small and (before := read.get(n - 1)) and len(before[0]) * size + len(before[1]) < VALUE_BYTES // 2:
                 del read[n - 1]
-                records, heap = np.concatenate((before[0], records)), before[1] + heap
+                records, heap = joined((before[0], records), self._record), before[1] + heap
                 keeps, n, count = np.concatenate((kept[n - 1], keeps)), n - 1, 2
             if count == 2 or 2 * int(keeps.sum()) < len(keeps):
                 dropped += len(keeps) - int(keeps.sum())
@@ -228,7 +229,7 @@ class StoredValues:
             good = np.flatnonzero((places >= 0) & (before | (there[places] == numbers[at:end])))
             places = places[good]
             bounds = zip(starts[places].tolist(), starts[places + 1].tolist(), strict=True)
-            yield at + good, records[places], [heap[a:b] for a, b in bounds]
+            yield at + good, records.take(places), [heap[a:b] for a, b in bounds]
             at = end
 
     def within(self, low: int, high: int) -> Numbers:
