@@ -108,7 +108,7 @@ class Burial:
         until = height + self.preservation
         places = self._places(txn, self.store.unmined, height - self.unmined_retention, after, limit, lowest=0)
         for _, txid in places:
-            inputs = self.store.body(txn, txid).inputs
+            inputs = self.store.inputs(txn, txid)
             step.processed += bool(inputs)
             for parent, record in self.store.written(txn, dict.fromkeys(parent for parent, _ in inputs)).items():
                 if record.preserve_until is None or record.preserve_until < until:

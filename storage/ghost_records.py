@@ -10,6 +10,7 @@ from heapq import merge
 from itertools import groupby
 
 import numpy as np
+from msgspec import Struct
 
 from storage import heights, keys
 from storage.chain_txs import in_order
@@ -17,7 +18,7 @@ from storage.disk import Db, Disk, Txn
 from storage.ghost_layout import Ghost
 from storage.ghosts import Ghosts
 from storage.history.layout import NO_FEE, outputs_in, to_body
-from storage.rows import pack
+from storage.rows import pack, unpack
 from storage.transactions import (
     BODY_PAGE,
     FROZEN,
@@ -35,6 +36,12 @@ from storage.transactions import (
 
 _BODY = keys.u32(BODY_PAGE)
 _NO_NAME = bytes(HASH)  # of an output that is claimed and nowhere any more
+
+
+class Inputs(Struct, array_like=True, frozen=True):
+    """The beginning of a body: what comes behind it is not read."""
+
+    inputs: list[OutPoint]
 
 
 class GhostTxStore(TxStore):
@@ -158,9 +165,19 @@ class GhostTxStore(TxStore):
 
     def body(self, txn: Txn, txid: bytes) -> Body:
         """Return inputs and raw bytes; a transaction without such a row has neither."""
-        if txn.get(txid + _BODY, db=self.tx) is None and (ghost := self.ghosts.find(txn, txid)):
-            return Body(in_order(self.ghosts.inputs(txn, ghost)))
-        return super().body(txn, txid)
+        return super().body(txn, txid) if self._has_body(txn, txid) else Body(self._inputs(txn, txid))
+
+    def inputs(self, txn: Txn, txid: bytes) -> list[OutPoint]:
+        """Return what a transaction spends, without a copy of its bytes."""
+        raw = txn.get(txid + _BODY, db=self.tx)
+        return self._inputs(txn, txid) if raw is None else unpack(Inputs, raw, f"the body of {txid.hex()}").inputs
+
+    def _has_body(self, txn: Txn, txid: bytes) -> bool:
+        return txn.cursor(self.tx).set_key(txid + _BODY)  # which copies nothing
+
+    def _inputs(self, txn: Txn, txid: bytes) -> list[OutPoint]:
+        ghost = self.ghosts.find(txn, txid)
+        return [] if ghost is None else in_order(self.ghosts.inputs(txn, ghost))
 
     def _ghosts_of(self, txn: Txn, txids: Collection[bytes]) -> Iterator[Ghost]:
         if not txids:
