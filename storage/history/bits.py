@@ -89,9 +89,10 @@ class TableBits(Bits):
             self._reach((_KEY.unpack(cursor.key())[0] + 1) * BITS)
         self.reset()
         self._touched = []
-        for key, value in txn.cursor(self._table):
-            at = _KEY.unpack(key)[0] * CHUNK
-            self._bytes[at : at + CHUNK] = np.frombuffer(open_chunk(key, value), np.uint8)
+        found = [(key, open_chunk(key, value)) for key, value in txn.cursor(self._table)]
+        chunks = np.frombuffer(b"".join([key for key, _ in found]), ">u4")
+        bits = np.frombuffer(b"".join([raw for _, raw in found]), np.uint8)
+        self._bytes.reshape(-1, CHUNK)[chunks] = bits.reshape(-1, CHUNK)
 
     def set(self, numbers: Numbers) -> None:
         """Set these numbers."""

@@ -8,6 +8,7 @@ entry, and the writer keeps the keys in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from struct import Struct as Packed
 
 import numpy as np
@@ -37,6 +38,7 @@ from storage.history.layout import (
 from storage.rows import unpack
 
 KEY = Packed(">IQQ")
+_FENCE = np.dtype([("run", ">u4"), ("prefix", ">u8"), ("number", ">u8")])  # the same, of many
 _SLICE = 1024  # values that are looked through at a time
 _MARGIN = 64  # entries around the place where one is expected: five times the standard deviation
 
@@ -159,8 +161,8 @@ class Index:
         return sum(len(self.fences[run.id].prefixes) for run in self.manifest.runs)
 
     def _read_fences(self, txn: Txn, run: int) -> Fences:
-        found = [key[1:] for key in _keys(txn, self._table, run)]
-        return Fences(np.array([p for p, _ in found], np.uint64), np.array([n for _, n in found], np.int64))
+        keys = np.frombuffer(b"".join(_keys(txn, self._table, run)), _FENCE)
+        return Fences(keys["prefix"].astype(np.uint64), keys["number"].astype(np.int64))
 
     # --- writing -------------------------------------------------------------------------------------------------
 
@@ -362,11 +364,8 @@ def _name(kind: str) -> bytes:
     return f"runs:{kind}".encode()
 
 
-def _keys(txn: Txn, table: Db, run: int) -> Iterator[tuple[int, int, int]]:
-    cursor = txn.cursor(table)
-    if cursor.set_range(KEY.pack(run, 0, 0)):
-        for raw in cursor.iternext(values=False):
-            key = KEY.unpack(raw)
-            if key[0] != run:
-                return
-            yield key
+def _keys(txn: Txn, table: Db, run: int) -> Iterator[bytes]:
+    cursor, front = txn.cursor(table), run.to_bytes(4, "big")
+    if not cursor.set_range(front):
+        return iter(())
+    return takewhile(lambda key: key.startswith(front), cursor.iternext(values=False))

@@ -30,8 +30,8 @@ class Values:
 
     def load(self, txn: Txn) -> None:
         """Read the keys; thinning begins anew."""
-        keys = txn.cursor(self._table).iternext(values=False)
-        self.firsts, self._swept = np.array([KEY.unpack(key)[0] for key in keys], np.int64), 0
+        keys = b"".join(txn.cursor(self._table).iternext(values=False))
+        self.firsts, self._swept = np.frombuffer(keys, ">u8").astype(np.int64), 0
 
     # --- writing -------------------------------------------------------------------------------------------------
 
