@@ -277,13 +277,21 @@ def uneven(random: Random, count: int) -> list[int]:
     return near + random.choices(near, k=count // 2) + [(1 << 64) - 1]
 
 
-@pytest.mark.parametrize("margin", [0, 64])
+@pytest.mark.parametrize(("margin", "held"), [(0, 0), (64, 0), (64, 1_000), (64, 50_000)])
 @pytest.mark.parametrize("prefixes", [even, uneven])
 def test_a_search_reads_only_what_is_near(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prefixes: Callable[[Random, int], list[int]], margin: int
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    prefixes: Callable[[Random, int], list[int]],
+    margin: int,
+    held: int,
 ) -> None:
-    """What it finds is what is there, however the prefixes are distributed, and how far off their place was guessed."""
+    """What it finds is what is there, however the prefixes are distributed, and how far off their place was guessed.
+
+    Of runs that are held nothing is read.
+    """
     monkeypatch.setattr(storage.history.runs, "_MARGIN", margin)
+    monkeypatch.setattr(storage.history.runs, "_MOST_HELD", held)
     read, near, random = Counter[str](), Index._near, Random(margin)
 
     def counted(index: Index, txn: Txn, run: int, which: Numbers, *others: Any) -> Records:
@@ -313,4 +321,6 @@ def test_a_search_reads_only_what_is_near(
                     (wanted[place], each) for place, each in zip(places.tolist(), found["number"].tolist(), strict=True)
                 )
                 assert got == sorted((prefix, each) for prefix in wanted for each in there.get(prefix, ()))
-                assert wish != 3 or prefixes is uneven or not margin or read["read"] < read["there"] / 2, read
+                if wish == 3 and prefixes is even and margin and not held:
+                    assert 0 < read["read"] < read["there"] / 2
+    assert (read["read"] == 0) is (held == 50_000)

@@ -109,10 +109,11 @@ class TableBits(Bits):
         if not self._touched:
             return np.empty(0, np.int64)
         touched = distinct(np.concatenate(self._touched))
-        chunks = touched.tolist()
-        raw, pack = self._bytes.tobytes() if len(chunks) > 4096 else self._bytes, _KEY.pack
-        rows = ((chunk, bytes(raw[chunk * CHUNK : chunk * CHUNK + CHUNK])) for chunk in chunks)
-        txn.cursor(self._table).putmulti([(pack(chunk), _seal(bits)) for chunk, bits in rows])
+        bits = self.chunks(touched)
+        sums = np.fromiter(map(zlib.crc32, bits), "<u4", len(bits))
+        rows = np.concatenate((bits, sums.view(np.uint8).reshape(-1, 4)), axis=1).view(f"V{CHUNK + 4}").ravel()
+        keys = touched.astype(">u4").view("V4")
+        txn.cursor(self._table).putmulti(zip(keys.tolist(), rows.tolist(), strict=True))
         self._touched = []
         return touched
 

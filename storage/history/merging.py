@@ -129,7 +129,7 @@ def _finish(index: Index, txn: Txn, runs: list[Run], merge: Merge) -> None:
 def _after(fences: Fences, prefix: int, number: int) -> int:
     """Return how many values begin at or before an entry."""
     prefixes, wanted = fences.prefixes, np.uint64(prefix)
-    low, high = np.searchsorted(prefixes, wanted, "left"), np.searchsorted(prefixes, wanted, "right")
+    low, high = prefixes.searchsorted(wanted, "left"), prefixes.searchsorted(wanted, "right")
     return int(low + np.searchsorted(fences.numbers[low:high], number, "right"))
 
 

@@ -39,6 +39,7 @@ from storage.rows import unpack
 
 KEY = Packed(">IQQ")
 _FENCE = np.dtype([("run", ">u4"), ("prefix", ">u8"), ("number", ">u8")])  # the same, of many
+_MOST_HELD = 50_000  # entries of a run that are held: a block that is looked up soon
 _SLICE = 1024  # values that are looked through at a time
 _MARGIN = 64  # entries around the place where one is expected: five times the standard deviation
 
@@ -132,12 +133,13 @@ class Index:
         self.added = 0  # entries, since somebody set it to 0
         self._saved = b""
         self.fences: dict[int, Fences] = {}
+        self._held: dict[int, tuple[Words, Records]] = {}  # the entries of small runs that were just written
         self._filters: dict[int, Filter] = {}
 
     def load(self, txn: Txn) -> None:
         """Read the manifest, the keys of all runs in force, and their filters."""
         self.manifest = manifest(txn, self._meta, self.kind)
-        self._saved, self.fences, self._filters = seal_row(self.manifest), {}, {}
+        self._saved, self.fences, self._filters, self._held = seal_row(self.manifest), {}, {}, {}
         for run, room in self.manifest.rooms().items():
             self.fences[run] = self._read_fences(txn, run)
             if self._filtered:
@@ -177,6 +179,8 @@ class Index:
         self.append(txn, run.id, entries)
         self.finish_run(txn, run.id)
         self.manifest.runs.append(run)
+        if self._filtered and len(entries) <= _MOST_HELD:
+            self._held[run.id] = np.ascontiguousarray(entries["prefix"]), entries
 
     def begin_run(self, run: int, room: int) -> None:
         """Begin to write a run, with a filter for so many entries."""
@@ -234,6 +238,7 @@ class Index:
             if done < values or not next(_keys(txn, self._table, run), None):
                 garbage.pop(0)
                 self.fences.pop(run, None)
+                self._held.pop(run, None)
                 if self._filters.pop(run, None) or self._filtered:
                     filters.drop(txn, self._filter_table, run)
         return done
@@ -249,39 +254,39 @@ class Index:
         left = np.arange(len(wanted))
         for run in reversed(self.manifest.runs):
             some = left[self._filters[run.id].may_have(wanted[left])] if self._filtered else left
-            found = list(self._find_in(txn, run, wanted[some])) if len(some) else []
+            held, names = self._held.get(run.id), wanted[some]
+            if held is not None:
+                found = [_matches(*held, names, run.high)]
+            else:
+                found = list(self._find_in(txn, run, names)) if len(some) else []
             places += [some[place] for place, _ in found]
             entries += [entry for _, entry in found]
             if enough and found:
-                left = np.setdiff1d(left, some[np.concatenate([place for place, _ in found])], assume_unique=False)
+                missing = np.ones(len(wanted), np.bool_)
+                missing[some[np.concatenate([place for place, _ in found])]] = False
+                left = left.compress(missing.take(left))
             if len(left) == 0:
                 break
         return np.concatenate(places), joined(entries, self.dtype)
 
     def _find_in(self, txn: Txn, run: Run, wanted: Words) -> Iterator[tuple[Numbers, Records]]:
         fences = self.fences[run.id]
-        first = np.maximum(np.searchsorted(fences.prefixes, wanted, "left") - 1, 0)
-        last = np.maximum(np.searchsorted(fences.prefixes, wanted, "right") - 1, 0)
+        first = np.maximum(fences.prefixes.searchsorted(wanted, "left") - 1, 0)
+        last = np.maximum(fences.prefixes.searchsorted(wanted, "right") - 1, 0)
         touched = distinct(np.concatenate((first, last)))
         if np.any(last - first > 1):  # a prefix with more than a value of entries
             spans = [np.arange(low, high + 1) for low, high in zip(first, last, strict=True) if high - low > 1]
             touched = distinct(np.concatenate((touched, *spans)))
         for at in range(0, len(touched), _SLICE):
-            entries = self._near(txn, run.id, touched[at : at + _SLICE], wanted, first, last)
-            prefixes = np.ascontiguousarray(entries["prefix"])
-            from_, to = np.searchsorted(wanted, prefixes[0], "left"), np.searchsorted(wanted, prefixes[-1], "right")
-            low = np.searchsorted(prefixes, wanted[from_:to], "left")
-            counts = np.searchsorted(prefixes, wanted[from_:to], "right") - low
-            hit = np.flatnonzero(counts)
-            if len(hit) == 0:
-                continue
-            places = np.repeat(hit, counts[hit])
-            starts = np.repeat(low[hit] - np.concatenate(([0], np.cumsum(counts[hit])[:-1])), counts[hit])
-            hits = entries.take(starts + np.arange(len(places)))
-            kept = hits["number"] < run.high
-            yield (from_ + places)[kept], hits.compress(kept)
+            entries, prefixes = self._near(txn, run.id, touched[at : at + _SLICE], wanted, first, last)
+            from_, to = wanted.searchsorted(prefixes[0], "left"), wanted.searchsorted(prefixes[-1], "right")
+            places, hits = _matches(prefixes, entries, wanted[from_:to], run.high)
+            if len(places):
+                yield from_ + places, hits
 
-    def _near(self, txn: Txn, run: int, which: Numbers, wanted: Words, first: Numbers, last: Numbers) -> Records:
+    def _near(
+        self, txn: Txn, run: int, which: Numbers, wanted: Words, first: Numbers, last: Numbers
+    ) -> tuple[Records, Words]:
         """Return the entries of some values that are near the wanted prefixes, each in its values `first` to `last`.
 
         Prefixes are evenly distributed, so where an entry stands in a value is known within a few dozen places.
@@ -291,7 +296,7 @@ class Index:
             Damaged: as `values`.
         """
         fences, found, size = self.fences[run].prefixes, self._raw(txn, run, which), self.dtype.itemsize
-        low, high = wanted[np.searchsorted(last, which)], wanted[np.searchsorted(first, which, "right") - 1]
+        low, high = wanted[last.searchsorted(which)], wanted[first.searchsorted(which, "right") - 1]
         counts = np.fromiter(map(len, found), np.int64, len(found)) // size
         begins, ends = fences[which], fences[np.minimum(which + 1, len(fences) - 1)]
         density = counts / np.maximum(
@@ -305,14 +310,14 @@ class Index:
         while True:
             pieces = zip(found, (from_ * size).tolist(), (to * size).tolist(), strict=True)
             entries = np.frombuffer(b"".join([value[a:b] for value, a, b in pieces]), self.dtype)
-            prefixes, behind = entries["prefix"], np.cumsum(to - from_)
+            prefixes, behind = np.ascontiguousarray(entries["prefix"]), np.cumsum(to - from_)
             short = (from_ > 0) & (prefixes[behind - (to - from_)] >= low)
             short |= (to < counts) & (prefixes[behind - 1] <= high)
             if not short.any():
                 break
             from_[short], to[short] = 0, counts[short]
         self._check_order(run, prefixes)
-        return entries
+        return entries, prefixes
 
     def values(self, txn: Txn, run: int, which: Numbers) -> Records:
         """Return the entries of some values of a run, by their places among its values.
@@ -321,21 +326,34 @@ class Index:
             Damaged: they are not there, or not in order; checksums are left to `verify`, which knows all entries.
         """
         entries = np.frombuffer(b"".join(self._raw(txn, run, which)), self.dtype)
-        self._check_order(run, entries["prefix"])
+        self._check_order(run, np.ascontiguousarray(entries["prefix"]))
         return entries
 
     def _raw(self, txn: Txn, run: int, which: Numbers) -> list[memoryview]:
         """Return the bytes of the entries of some values."""
-        fences = self.fences[run]
-        keys = map(KEY.pack, [run] * len(which), fences.prefixes[which].tolist(), fences.numbers[which].tolist())
-        found = txn.cursor(self._table).getmulti(keys)
-        if len(found) != len(which) or min(len(value) for _, value in found) <= HEAD_BYTES:
+        fences, keys = self.fences[run], np.empty(len(which), _FENCE)
+        keys["run"], keys["prefix"], keys["number"] = run, fences.prefixes[which], fences.numbers[which]
+        values = txn.cursor(self._table).getmulti(keys.view(f"V{KEY.size}").tolist())
+        found = [memoryview(value)[HEAD_BYTES:] for _, value in values]
+        if len(found) != len(which) or not all(found):
             raise Damaged(f"values of run {run} ({self.kind}) are not there")
-        return [memoryview(value)[HEAD_BYTES:] for _, value in found]
+        return found
 
     def _check_order(self, run: int, prefixes: Words) -> None:
         if np.any(prefixes[1:] < prefixes[:-1]):
             raise Damaged(f"the entries of run {run} ({self.kind}) are not in order")
+
+
+def _matches(prefixes: Words, entries: Records, wanted: Words, high: int) -> tuple[Numbers, Records]:
+    """Return which of the wanted prefixes, in order, entries have, as their places, and these entries."""
+    low = prefixes.searchsorted(wanted, "left")
+    counts = prefixes.searchsorted(wanted, "right") - low
+    hit = np.flatnonzero(counts)
+    counts, low = counts[hit], low[hit]
+    places = np.repeat(hit, counts)
+    hits = entries.take(np.repeat(low - (np.cumsum(counts) - counts), counts) + np.arange(len(places)))
+    kept = hits["number"] < high
+    return places[kept], hits.compress(kept)
 
 
 def record_of(kind: str) -> np.dtype[np.void]:
