@@ -15,7 +15,7 @@ from storage.history.mmr import Born
 from storage.rows import BlockRow
 
 _read_extra = msgspec.msgpack.Decoder(Extra).decode
-_UINT32, _UINT64 = Packed(">BI").pack, Packed(">BQ").pack
+_UINT16, _UINT32, _UINT64 = Packed(">BH").pack, Packed(">BI").pack, Packed(">BQ").pack
 _ADDRESS, _VALUE = bytes((ADDRESS,)), bytes((VALUE,))
 
 
@@ -72,6 +72,8 @@ def _unsigned(values: list[int]) -> list[bytes]:
         if 0xFFFF < value <= 0xFFFF_FFFF
         else _UINT64(27, value)
         if value > 0xFFFF
+        else _UINT16(25, value)
+        if value > 0xFF
         else head(UINT, value)
         for value in values
     ]

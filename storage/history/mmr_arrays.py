@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from hashlib import blake2b
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from storage.history.layout import Bytes, Numbers
 from storage.mmr import HASH_BYTES, peak_map
 
+_hash = partial(blake2b, digest_size=HASH_BYTES)
 Tops = dict[int, bytes]  # the hashes of the peaks, by height
 
 
@@ -55,10 +57,7 @@ def hashes(said: Iterable[bytes]) -> Bytes:
 
     NOTE: the hot path of a store with an MMR: two calls an output.
     """
-    size = HASH_BYTES
-    return np.frombuffer(b"".join([blake2b(each, digest_size=size).digest() for each in said]), np.uint8).reshape(
-        -1, size
-    )
+    return np.frombuffer(b"".join(map(blake2b.digest, map(_hash, said))), np.uint8).reshape(-1, HASH_BYTES)
 
 
 def grow(count: int, tops: Tops, leaves: Bytes) -> tuple[Bytes, Tops]:
