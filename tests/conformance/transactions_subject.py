@@ -1,48 +1,96 @@
-"""The conformance cases' words, carried out by the real transaction store on a real disk.
+"""The conformance cases' ops as messages: each goes through the daemon's decoder, its consumer and a commit.
 
-Every op runs the code that the daemon runs, in write transactions of a real LMDB environment and with files as blobs.
-Letters become txids. A fault is a step that fails, or after which the process is gone: then the disk is closed and
-opened again, and nothing that was only in memory is left.
+What an op says is read from the answers (Ack, Error), from the facts that are published, and as `/txs` answers.
+Blocks without transactions bring the tip to where an op wants it: a transaction is submitted at the tip's height, and
+spends at the next. A transaction that a case only lets spend gets outputs of its own, and is submitted like any other;
+one that names no inputs spends an output that a block brings along.
+
+`UNREACHED` and `NEAREST` have the ops that no message means in these words; `Subject.nearest` says which of them came.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
 import shutil
+import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from threading import Lock as Mutex
-from typing import Any, TypeVar
+from typing import Any
+from unittest.mock import patch
 
-from houses import ALL_TABLES, chain_txs, open_store
-from pruning import run_through
+if (tests := str(Path(__file__).parents[1])) not in sys.path:  # a runner may only know this file
+    sys.path.insert(0, tests)
 
-from handlers import spending
-from handlers.bodies import body
-from handlers.burial import Burial, safe_height
-from handlers.creation import Creation, acquire, lock_ttl, release
-from handlers.desk import PLACEHOLDER, Mined, Rules, blob_name
-from handlers.events import OutPoint, Output, Tx, TxStatusChanged
-from handlers.prune_cycle import Cycle, Terms
-from handlers.prune_request import Node, Request, Requests, World, held_back
-from handlers.pruner import Pruner
-from handlers.spending import Fault, TxFault
-from handlers.transactions import Transactions
-from storage.blobs import BlobFailed, Files
-from storage.disk import Disk, Txn
-from storage.errors import StoreError, StoreFull
-from storage.ghost_records import GhostTxStore
-from storage.jobs import JobStore
-from storage.transactions import FROZEN, HASH, Page, Record, claim, claimant, output_hash
+import msgspec
+from conformance.faulty import KNOWN, Crash, Faults
+from conformance.in_process import InProcess
+from conformance.stored import Stored
+from conformance.words import Op, Words, digest, split
+from structlog.testing import capture_logs
 
-Op = dict[str, Any]
-_T = TypeVar("_T")
+from handlers.burial import Burial
+from handlers.creation import release
+from handlers.desk import Rules
+from handlers.events import (
+    Ack,
+    BlockPersisted,
+    Error,
+    Inbound,
+    NodeState,
+    OutPoint,
+    Output,
+    OutputReassigned,
+    OutputsFrozen,
+    OutputsUnfrozen,
+    Tx,
+    TxConflicting,
+    TxLocked,
+    TxMined,
+    TxPreserved,
+    TxStatusChanged,
+    TxSubmitted,
+    TxUnlocked,
+    TxWithdrawn,
+    WinnersDecided,
+)
+from handlers.prune_cycle import Terms
+from handlers.prune_request import Request, held_back
+from storage.blobs import Files
+from storage.errors import StoreFull
+from storage.transactions import FROZEN, HASH, Record
+
+# What nobody can ask of a daemon, and why; the answer that the cases want is given here.
+UNREACHED = {
+    "spend at height 0": "a submission spends at the height after the tip's, which is 1 at least",
+    "prune at height 0": "the pruner and `utxod prune` begin with the first block",
+    "unspend by FROZEN": "the mark of a frozen output spends nothing that could be withdrawn",
+    "lockRelease": "who creates gives back its own lock, in its last step: that step alone is run",
+    "notify, minedSet false": "a block comes with its transactions: there is none without them",
+    "spend, other inputs": "an id stands for its inputs: the submission is withdrawn, and one with more of them sent",
+    "markLongestChain, age": "what was submitted keeps its age; it begins anew when that is withdrawn and sent again",
+}
+# What no message means in these words, and which messages come nearest.
+NEAREST = {
+    "create, unfinished": "`store_full` is to be sent again; the cases tell pages that are missing from flags",
+    "create, missing parent": "only a block may spend what is not there; it goes back, and its transaction waits",
+    "create, createdAtMs": "the daemon's clock says it",
+    "spend again": "a submission again changes nothing; the block that has it spends again, at its height",
+    "spend, ignoring": "only a block may pass by locks and conflicts",
+    "freeze, hash": "no message freezes by hash: whoever has one asks first, by a submission that can't succeed",
+    "setMined, several": "a message is carried out for all of its transactions or none: each goes by itself",
+    "markLongestChain": "a block's id is entered or removed: TxMined, with `longest` or `unset`",
+    "incSpentExtra": "the store counts by itself: all outputs of a page are spent, or such a spender is withdrawn",
+    "loadUnmined, bestBlocks": "which blocks are on the longest chain is told when they are: TxMined",
+    "lockAcquire": "a large submission takes the lock; it stays when the process dies right after",
+    "prune, one phase": "`utxod prune` runs whole cycles; phase 1 finds nothing when nothing is old enough for it",
+    "counterConflicting": "WinnersDecided tells who gives way, and lets them",
+    "conflictingChildren": "a walk along what `/txs` answers; TxConflicting and TxWithdrawn walk so by themselves",
+    "lockChildren": "that walk, then TxLocked",
+}
 
 DEFAULTS: Op = {
     "batchSize": 128,
@@ -79,42 +127,10 @@ POKED = {  # a field of the cases → of a page
     "fee": "fee",
     "size": "size",
 }
-# Where a process may die while it creates a transaction: before or after a step, of one page if a number says which.
-CRASHES: list[tuple[str, str, str]] = [
-    (r"(before)?lock(acquire)?|start", "before", "lock.acquire"),
-    (r"afterlock(acquired?)?|afteracquire|beforeblob|lock\.acquired?", "after", "lock.acquire"),
-    (r"afterblob(write)?|beforerecords?|blob\.written", "before", "record.write"),
-    (r"(after)?record(s|\.write)?:(?P<n>\d+)", "after", "record.write"),
-    (r"afterrecords?|afterphase1|beforephase2|betweenphases|beforeclear(ing|creating)?", "before", "clearCreating"),
-    (r"(after)?clear(creating|ed)?:(?P<n>\d+)", "after", "clearCreating"),
-    (r"afterchild(ren)?(clear(ed)?)?|afterclear(ing)?child(ren)?|before(clear)?master(clear)?|betweenclears?", "before",
-     "clearCreating:0"),
-    (r"after(clear)?master(clear(ed)?)?|afterphase2|afterclear(ing|creating)?|before(lock)?release", "before",
-     "lock.release"),
-    (r"after(lock)?release", "after", "lock.release"),
-]  # fmt: skip
-
-# And by the word alone, where a case has a name of its own for it.
-CRASH_WORDS = [
-    ("release", "before", "lock.release"),
-    ("master", "before", "clearCreating:0"),
-    ("child", "before", "clearCreating:0"),
-    ("clear", "before", "clearCreating:0"),
-    ("record", "before", "clearCreating"),
-    ("phase", "before", "clearCreating"),
-    ("blob", "before", "record.write"),
-    ("lock", "after", "lock.acquire"),
-]
-
-FAULTS = (
-    r"crash\.|processConflicting|record\.(write|remove|update|delete)|clearCreating|parentUpdate|preserveParents"
-    r"|lock\.(acquire|release)|blob\.(write|read|delete|missing|exists)|expirePreservations|prune$"
-    r"|spend$|unspend$|setMined|setLocked|setConflicting|mark|freeze$|unfreeze$|reassign$|preserve"
-)
-
-
-class Crash(BaseException):
-    """The process is gone: nothing may catch this, and no step runs after it."""
+STATES = {"running": "running", "reorging": "reorganising", "stopped": "stopped", "idle": "stopped"}
+LATE = 2_000_000_000  # the height at which a transaction is submitted that is mined when it is first heard of
+OWN_BLOCK = 1 << 39  # the id of the block beside our chain that has what a case does not say to be in one
+NOWHERE = digest("nowhere"), 0
 
 
 class Input(dict[str, Any]):
@@ -129,107 +145,49 @@ class Input(dict[str, Any]):
     __hash__ = None
 
 
-class FaultyFiles(Files):
-    """Blobs as files; a call that a fault is meant for fails."""
+class Spender(msgspec.Struct):
+    """A transaction that was submitted, and since when it spends."""
 
-    def __init__(self, root: Path, hit: Callable[..., bool]) -> None:
-        super().__init__(root)
-        self._hit = hit
-
-    def put(self, name: str, data: bytes) -> None:
-        if self._hit("blob.write", name):
-            raise BlobFailed(f"{name} was not written")
-        super().put(name, data)
-
-    def get(self, name: str) -> bytes | None:
-        if self._hit("blob.read", name):
-            raise BlobFailed(f"{name} was not read")
-        return super().get(name)
-
-    def delete(self, name: str) -> bool:
-        if self._hit("blob.delete", name):
-            raise BlobFailed(f"{name} was not deleted")
-        found = super().delete(name)
-        self._hit("crash.blob", name)
-        return found
+    tx: Tx
+    height: int
+    fields: Op = {}  # of its submission
+    created: bool = False  # by the case; else only a spend speaks of it
+    spends: bool = False  # a spend speaks of it
+    in_block: bool = False
 
 
-class FaultyStore(GhostTxStore):
-    """The tables; a write of a record that a fault is meant for fails."""
+class Refused(Exception):
+    """An op that is refused, with what is said of it."""
 
-    def __init__(self, disk: Disk, hit: Callable[..., bool]) -> None:
-        super().__init__(disk)
-        self._hit = hit
-
-    def put_page(self, txn: Txn, txid: bytes, number: int, page: Page) -> None:
-        if self._hit("parentUpdate", txid.hex()) or self._hit("record.update", txid.hex()):
-            raise StoreFull(f"page {number} of {txid.hex()} was not written")
-        super().put_page(txn, txid, number, page)
-        self._hit("crash.parent", txid.hex())
-
-    def remove(self, txn: Txn, txid: bytes) -> int:
-        if self._hit("record.delete", txid.hex()):
-            raise StoreFull(f"{txid.hex()} was not removed")
-        pages = super().remove(txn, txid)
-        self._hit("crash.delete", txid.hex())
-        return pages
-
-
-def txid_of(name: str) -> bytes:
-    return PLACEHOLDER if name in ("COINBASE_PLACEHOLDER", "FROZEN") else digest(f"tx {name}")
-
-
-def digest(name: str) -> bytes:
-    return blake2b(name.encode(), digest_size=HASH).digest()
-
-
-def split(out: str) -> tuple[str, int]:
-    name, _, number = out.rpartition(":")
-    return name, int(number)
+    def __init__(self, code: str, **more: Any) -> None:
+        super().__init__(code)
+        self.said: Op = {"result": "error", "code": code, **more}
 
 
 class Subject:
-    """One store, empty at first, that is told the ops of a case."""
+    """One daemon, its store empty at first, that is told the ops of a case."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="utxod-case-"))
         self.config = dict(DEFAULTS)
-        self.now = 1_700_000_000.0
-        self.names: dict[bytes, str] = {PLACEHOLDER: "FROZEN"}
-        self.made: dict[str, list[Output]] = {}
-        self.had_creating: set[bytes] = set()
-        self.had_lock: set[bytes] = set()
-        self.last = ""
-        self.faults: list[str] = []
-        self.node: Op = {}  # what block assembly said last
-        self.runs = 0  # of the pruner
-        self._pruning = False
-        self.blobs = FaultyFiles(self.folder / "blobs", self.hit)
-        self._mutex = Mutex()
-        self._dead = self._interleaved = False
-        self._disks: list[Disk] = []
-        self._open()
-        weakref.finalize(self, _remove, self._disks, self.folder)
+        self.words = Words()
+        self.faults = Faults(self.words.name)
+        self.daemon = InProcess(self.folder, self.faults, self._rules())
+        self.nearest: set[str] = set()
+        self.spenders: dict[str, Spender] = {}
+        self.page_spenders: dict[str, list[str]] = {}  # of a transaction, by incSpentExtra
+        self.node: NodeState | None = None
+        self.last, self.runs, self._probes = "", 0, 0
+        self.logs: Sequence[Mapping[str, Any]] = ()
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
     def close(self) -> None:
-        _remove(self._disks, self.folder)
+        self.daemon.disk.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _open(self) -> None:
-        self.disk = Disk(self.folder / "lmdb", ALL_TABLES, map_size=1 << 26, durable=False)
-        self._disks[:] = [self.disk]
-        self.store = FaultyStore(self.disk, self.hit)
-        blocks = open_store(self.disk, chain="bitcoin/mainnet")
-        mined = chain_txs(blocks, self.config["coinbaseMaturity"], self.store)
-        self.transactions = Transactions(mined, self.blobs, self._rules())
-        self.transactions.height = self.config["blockHeight"]
-        self.pruner = Pruner(self._terms(), JobStore(self.disk), self.burial)
-        self.pruner.begin()
-        self.pruner.requests.spoken = bool(self.config["persistedHeight"])
-
-    def _restart(self) -> None:
-        self.disk.close()
-        self._dead = False
-        self._open()
+    @property
+    def stored(self) -> Stored:
+        return Stored(self.daemon.store, self.daemon.files, self.words, self.faults)
 
     def _rules(self, **changed: Any) -> Rules:
         config = self.config | changed
@@ -242,381 +200,438 @@ class Subject:
             externalize_all=bool(config["external"]),
         )
 
-    def _tick(self) -> int:
-        """Return the time in milliseconds; one passes from op to op."""
-        self.now += 0.001
-        return round(self.now * 1000)
-
-    # --- names -------------------------------------------------------------------------------------------------------
-
-    def txid(self, name: str) -> bytes:
-        txid = txid_of(name)
-        self.names.setdefault(txid, name)
-        return txid
-
-    def name(self, txid: bytes) -> str:
-        return self.names.get(txid, txid.hex())
-
-    def outpoint(self, out: str) -> OutPoint:
-        name, index = split(out)
-        return self.txid(name), index
-
-    def outpoints(self, ins: str | list[str]) -> list[OutPoint]:
-        if isinstance(ins, str):
-            name = ins.split()[-1]
-            return [(self.txid(name), n) for n, output in enumerate(self.made[name]) if output.spendable]
-        return [self.outpoint(out) for out in ins]
-
-    def by(self, spender: str) -> bytes:
-        if spender == "FROZEN":
-            return FROZEN
-        name, index = split(spender)
-        return claim(self.txid(name), index)
-
-    def spender(self, by: tuple[bytes, int] | None) -> str | None:
-        return None if by is None else f"{self.name(by[0])}:{by[1]}"
-
-    def hash(self, outpoint: OutPoint, named: str | None) -> bytes | None:
-        """Return the hash that a case means: by itself, that of the output's first owner."""
-        if named is not None and named not in ("old", "original", "right", "correct"):
-            return digest(f"hash {named}")
-        outputs = self.made.get(self.name(outpoint[0]), [])
-        if outpoint[1] >= len(outputs):
-            return None
-        output = outputs[outpoint[1]]
-        return output_hash(*outpoint, body(output))
-
-    # --- writing, and what goes wrong --------------------------------------------------------------------------------
-
-    def hit(self, *wanted: str) -> bool:
-        """Return whether a fault is set for a step, and take it: a fault happens once."""
-        step, where = wanted[0], wanted[1] if len(wanted) > 1 else ""
-        if step.startswith("crash."):
-            return self._crash_while_pruning(step)
-        for fault in self.faults:
-            kind, _, at = fault.partition(":")
-            names = {where, where.partition(".")[0]}
-            with suppress(ValueError):
-                names.add(self.name(bytes.fromhex(where.partition(".")[0])))
-            if kind == step and (not at or at in names):
-                self.faults.remove(fault)
-                return True
-        return False
-
-    def _crash_while_pruning(self, step: str) -> bool:
-        """Die inside the pruner's one commit, if a fault says so."""
-        if self._pruning:
-            words = {"crash.blob": "blob|file", "crash.parent": "parent|marker", "crash.delete": "delete|record"}[step]
-            for fault in self.faults:
-                if fault.startswith("crash.") and re.search(words, fault, re.IGNORECASE):
-                    self.faults.remove(fault)
-                    self._die()
-        return False
-
-    def _crashes(self, when: str, step: str) -> bool:
-        for fault in self.faults:
-            if fault.startswith("crash.") and (point := _crash_point(fault)):
-                moment, at = point
-                if moment == when and at in (step, step.partition(":")[0]):
-                    self.faults.remove(fault)
-                    return True
-        return False
-
-    def write(self, work: Callable[[Txn], _T], step: str = "") -> _T:
-        """Commit one step, unless a fault is set for it: a failed step has changed nothing."""
-        if self._dead or self._crashes("before", step):
-            self._die()
-
-        def watched(txn: Txn) -> _T:
-            result = work(txn)
-            kind, _, number = step.partition(":")
-            if step and self.hit(kind, number):
-                raise StoreFull(f"{step} was not written")
-            return result
-
-        with self._mutex:
-            result = self.disk.write(watched)
-        if self._crashes("after", step):
-            self._die()
-        return result
-
-    def _die(self) -> None:
-        self._dead = True
-        raise Crash
-
-    async def write_step(self, step: Callable[[Txn], _T]) -> _T:
-        """Commit a step of a creation; others get their turn between two."""
-        name = _step(step)
-        if not self._interleaved:
-            return self.write(step, name)
-        return await asyncio.to_thread(self.write, step, name)
-
-    async def put_blob(self, name: str, data: bytes) -> None:
-        if self._dead:
-            self._die()
-        self.blobs.put(name, data)
-
-    # --- ops ---------------------------------------------------------------------------------------------------------
+    # --- messages ----------------------------------------------------------------------------------------------------
 
     def run(self, op: Op) -> Op:
         """Carry out one op and return what it says."""
-        self.now += op.get("afterSeconds", 0)
-        self._pruning = op["op"] in ("prune", "pruneCycle", "workerTake")
+        if op.get("afterSeconds"):
+            self._age_lock(op["afterSeconds"])
         try:
-            result = asyncio.run(self._run(op))
+            with capture_logs() as self.logs:
+                result = self._run(op)
         except Crash:
             result = {"result": "error", "code": "CRASH"}
-        if self._dead or op.get("thenRestart"):
-            self._restart()
+        if self.faults.dead or op.get("thenRestart"):
+            self.daemon.restart()
             if op.get("thenRestart"):
                 result = {"result": "ok"}
         return result
 
-    async def _run(self, op: Op) -> Op:
-        name = op["op"]
+    def _run(self, op: Op) -> Op:
+        work: Callable[[Op], Op | None] = getattr(self, f"op_{op['op']}")
         try:
-            if name == "create":
-                await self._create(op)
-                return {"result": "ok"}
-            if name in ("concurrent", "bulk"):
-                return await self._many(op, parallel=name == "concurrent")
-            work: Callable[[Op], Op | None] = getattr(self, f"op_{name}")
             return {"result": "ok", **(work(op) or {})}
-        except TxFault as fault:
-            return self._refused(op, fault)
-        except BlobFailed:
-            return {"result": "error", "code": "STORAGE_ERROR"}
-        except StoreError:
-            return {"result": "error", "code": "STORAGE_ERROR"}
+        except Refused as refused:
+            return refused.said
 
-    def _refused(self, op: Op, fault: TxFault) -> Op:
-        answer: Op = {"result": "error", "code": fault.code}
-        if fault.code == "UTXO_ERROR":
-            inputs = op.get("ins")
-            count = len(self.outpoints(inputs)) if inputs else max(fault.inputs, default=-1) + 1
-            answer["perInput"] = {str(n): self._input(fault.inputs.get(n)) for n in range(count)}
-        elif 0 in fault.inputs:
-            answer["existing"] = self.spender(fault.inputs[0].spender)
-        return answer
+    def _ask(self, event: Inbound, step: str = "") -> Ack | Error:
+        return self.daemon.ask(event, step=step)[0]
 
-    def _input(self, fault: Fault | None) -> str | Input:
+    def _do(self, event: Inbound, step: str = "") -> Ack:
+        """Send a message that is to be accepted.
+
+        Raises:
+            Refused: it is not.
+        """
+        return self._accepted(self._ask(event, step))
+
+    def _accepted(self, answer: Ack | Error, outpoints: Sequence[OutPoint] = ()) -> Ack:
+        """Return an acknowledgement; of a refusal `outpoints` are what is told of."""
+        if isinstance(answer, Ack):
+            return answer
+        code = {"store_full": "STORAGE_ERROR", "malformed": "INVALID_PARAMETER"}.get(answer.code, answer.code)
+        faults = _faults(answer)
+        if code == "UTXO_ERROR":
+            told = {str(n): self._input(faults.get(outpoint)) for n, outpoint in enumerate(outpoints)}
+            raise Refused(code, perInput=told)
+        spender = next(iter(faults.values()), {}).get("spender")
+        raise Refused(code, existing=self.words.out(spender)) if spender else Refused(code)
+
+    def _input(self, fault: Op | None) -> str | Input:
         if fault is None:
             return "ok"
-        if fault.spender is None:
-            return fault.code
-        return Input(code=fault.code, conflictingTx=self.name(fault.spender[0]))
+        if "spender" not in fault:
+            return str(fault["code"])
+        return Input(code=fault["code"], conflictingTx=self.words.name(fault["spender"][0]))
 
-    async def _many(self, op: Op, *, parallel: bool) -> Op:
-        """Run ops many times. Parallel ones hop to threads of their own, and meet at the one writer."""
-        if "pre" in op:
-            await self._run(op["pre"])
-        each = op.get("mix") or op.get("ops") or op.get("do")
-        each = each if isinstance(each, list) else [each]
-        jobs = [_numbered(one, n) for n in range(op["n"]) for one in each]
-        if parallel:
-            self._interleaved = True
-            answers = await asyncio.gather(*map(self._one_of_many, jobs))
-            self._interleaved = False
-        else:
-            answers = [await self._run(job) for job in jobs]
-        codes = [_short(answer) for answer in answers]
-        others = sorted({code for code in codes if code != "ok"})
-        by_tx: dict[str, set[str]] = {}
-        for job, code in zip(jobs, codes, strict=True):
-            by_tx.setdefault(job.get("tx", ""), set()).add(code)
-        return {
-            "result": "ok",
-            "successes": codes.count("ok"),
-            "failures": len(codes) - codes.count("ok"),
-            "others": others[0] if len(others) == 1 else others or None,
-            "allOf": {tx: min(found) if len(found) == 1 else sorted(found) for tx, found in by_tx.items()},
-        }
+    def _go(self, height: int | None = None) -> None:
+        """Let the tip be where the next op wants it: by itself, at the store's own height."""
+        self.daemon.go(self.config["blockHeight"] if height is None else max(height, 0))
 
-    async def _one_of_many(self, op: Op) -> Op:
-        if op["op"] == "create":  # its steps hop by themselves
-            return await self._run(op)
-        return await asyncio.to_thread(lambda: asyncio.run(self._run(op)))
+    def _txid(self, name: str) -> bytes:
+        return self.words.txid(name)
+
+    def _near(self, name: str) -> None:
+        assert name in NEAREST or name in UNREACHED
+        self.nearest.add(name)
+
+    # --- the case's setting ------------------------------------------------------------------------------------------
 
     def op_config(self, op: Op) -> None:
         unknown = op.keys() - DEFAULTS.keys() - {"op"}
         if unknown:
             raise AssertionError(f"unknown configuration: {unknown}")
         self.config |= {key: value for key, value in op.items() if key != "op"}
-        if "persistedHeight" in op:
-            self.pruner.requests = Requests("auto", self.pruner.requests.done, op["persistedHeight"])
-        self.transactions.rules = self._rules()
-        self.transactions.height = self.config["blockHeight"]
-        self.transactions.chain.maturity = self.config["coinbaseMaturity"]
+        self.daemon.transactions.rules = self._rules()
+        self.daemon.transactions.chain.maturity = self.config["coinbaseMaturity"]
+        if op.get("persistedHeight"):
+            self._persist(op["persistedHeight"])
+            self.daemon.pruner.look(self.daemon.turns.world())
+            self.daemon.pruner.requests.finished(op["persistedHeight"])
+
+    def _persist(self, height: int) -> None:
+        self._go(height)
+        tip = self.daemon.chain.tip
+        self._do(BlockPersisted(height=height, hash=tip.hash if tip else None))
 
     def op_setHeight(self, op: Op) -> None:
-        self.config["blockHeight"] = self.transactions.height = op["h"]
+        self.config["blockHeight"] = op["h"]
+        self._go()
 
     def op_fault(self, op: Op) -> None:
         kind, _, where = op["at"].partition(":")
-        if not re.match(FAULTS, op["at"]):
+        if not re.match(KNOWN, op["at"]):
             raise AssertionError(f"unknown step: {op['at']}")
+        files = Files(self.folder / "blobs")
         if kind == "blob.missing":
             for suffix in ("tx", "outputs"):
-                Files(self.folder / "blobs").delete(f"{self.txid(where).hex()}.{suffix}")
-            return
-        if kind == "blob.exists":
-            Files(self.folder / "blobs").put(f"{self.txid(where).hex()}.tx", b"there already")
-            return
-        self.faults.append(op["at"])
+                files.delete(f"{self._txid(where).hex()}.{suffix}")
+        elif kind == "blob.exists":
+            files.put(f"{self._txid(where).hex()}.tx", b"there already")
+        else:
+            self.faults.set.append(re.sub(r"^(processConflicting).*", r"\1", op["at"]))
+
+    def op_poke(self, op: Op) -> None:
+        """Write raw state: what a case sets by hand."""
+        txid, number, fields, store = self._txid(op["tx"]), op.get("rec", 0), op["fields"], self.daemon.store
+
+        def work(txn: Any) -> None:
+            page = store.page(txn, txid, number)
+            assert page is not None
+            for field, value in fields.items():
+                if field == "deletedChildren":
+                    page.deleted_children = [self._txid(name) for name in value or []]
+                elif field == "conflictingChildren" and isinstance(page, Record):
+                    page.conflicting_children = [self._txid(name) for name in value or []]
+                elif field == "lastSpentState":
+                    continue  # nothing of ours: a page's state follows from its slots
+                elif field == "slots":
+                    self._poke_slots(txn, txid, number, value)
+                elif field == "spendableIn":
+                    page.spendable_in = {int(slot): height for slot, height in value.items()}
+                else:
+                    setattr(page, POKED[field], _poked(field, value))
+            if isinstance(page, Record) and "blockIDs" in fields:
+                page.main_ids = list(page.block_ids)
+                page.block_heights = (page.block_heights + [0] * len(page.block_ids))[: len(page.block_ids)]
+                page.subtree_idxs = (page.subtree_idxs + [0] * len(page.block_ids))[: len(page.block_ids)]
+            store.put_page(txn, txid, number, page)
+
+        self.daemon.disk.write(work)
+
+    def _poke_slots(self, txn: Any, txid: bytes, number: int, slots: list[str | None]) -> None:
+        store = self.daemon.store
+        for slot, value in enumerate(slots):
+            row = store.slot(txn, txid, number, slot)
+            if value is None:
+                store.drop_slot(txn, txid, number, slot)
+            elif row is not None:
+                end = b"" if value == "unspent" else FROZEN if value == "frozen" else self.words.by(value)
+                store.put_slot(txn, txid, number, slot, row[:HASH] + end)
 
     # --- creating ----------------------------------------------------------------------------------------------------
 
-    def tx(self, op: Op) -> Tx:
-        name, lacking = op["tx"], set(op.get("nilOuts") or [])
-        data, plain = set(op.get("zeroData") or []), set(op.get("zeroPlain") or [])
-        outputs = [
-            Output(
-                (b"\x6a", b"\x00\x6a")[n % 2] if n in data else b"\x76" + digest(f"{name} {n}")[:20],
-                0 if n in data | plain else 1000 + n,
-                spendable=n not in lacking,
-            )
-            for n in range(op["outs"])
-        ]
-        inputs = self.outpoints(op.get("ins") or [])
-        if not inputs and not op.get("partial") and not op.get("coinbase"):
-            inputs = [self._root(name)]
-        raw = (digest(f"raw {name}") * (op.get("size", 100) // HASH + 1))[: op.get("size", 100)]
-        return Tx(self.txid(name), inputs, outputs, coinbase=bool(op.get("coinbase")), size=op.get("size"), raw=raw)
+    def _needs_roots(self, tx: Tx, height: int) -> None:
+        """Let the tip be at a height, with the outputs that a transaction spends of which the case does not speak."""
+        names = [self.words.name(txid) for txid, _ in tx.inputs]
+        roots = [name.removeprefix("root of ") for name in names if name.startswith("root of ")]
+        made = [root for name in dict.fromkeys(roots) if not self.daemon.knows((root := self.words.root(name)).txid)]
+        if made:
+            self.daemon.block(max(height, 0), *made)
+        self._go(height)
 
-    def _root(self, name: str) -> OutPoint:
-        """Return what a transaction spends of which the case doesn't say it: an output mined long ago, never spent."""
-        txid = self.txid(f"root of {name}")
-        root = Tx(txid, coinbase=True, outputs=[Output(b"\x51", 1)])
+    def _submission(self, tx: Tx, hash: str | None = None, **fields: Any) -> TxSubmitted:
+        hashes = [self.words.hash(outpoint, hash) for outpoint in tx.inputs]
+        return TxSubmitted(tx=tx, input_hashes=hashes if any(hashes) else None, **fields)
 
-        def make(txn: Txn) -> None:
-            if self.transactions.hold(txn, txid) is None:
-                self.transactions.create(txn, root, -self.config["coinbaseMaturity"], mined=[Mined(0, 0)], created_at=0)
+    def op_create(self, op: Op) -> None:
+        name, mined, conflicting = op["tx"], op.get("mined") or [], bool(op.get("conflicting"))
+        tx, self.last = self.words.tx(op), name
+        before = self.spenders.get(name)
+        before = None if before is None or before.created else before
+        if before is not None:  # a case that lets it spend first says now what it is
+            self._ask(TxWithdrawn(txids=[tx.txid], reason="replaced"))
+        self.daemon.transactions.rules = self._rules(external=op.get("external", self.config["external"]))
+        late = bool(mined) and not (op.get("ins") or op.get("coinbase") or conflicting)
+        fields: Op = {"locked": bool(op.get("locked")), "on_spent": "record" if conflicting else "refuse"}
+        self._needs_roots(tx, LATE if late else op["height"])
+        self.words.made.setdefault(name, tx)
+        with self._clock(op.get("createdAtMs")):
+            answer = self._submit(TxSubmitted(tx=tx, **fields), conflicting=conflicting)
+        if self._created(answer, tx) == "duplicate":
+            raise Refused("TX_EXISTS")
+        self.spenders[name] = Spender(tx, self.daemon.chain.height + 1, fields, created=True)
+        if conflicting and not self._read(name).conflicting:
+            self._do(TxConflicting(txids=[tx.txid]))
+        for at in mined:
+            self._do(_mined(tx.txid, at))
+        if before is not None and set(before.tx.inputs) & set(tx.inputs):
+            self._go(before.height - 1)
+            self._accepted(self._claim_anew(self.spenders[name]))
 
-        self.write(make)
-        return txid, 0
-
-    async def _create(self, op: Op) -> None:
-        tx, transactions = self.tx(op), self.transactions
-        self.last = op["tx"]
-        self.made.setdefault(op["tx"], tx.outputs)
-        transactions.rules = self._rules(external=op.get("external", self.config["external"]))
-        about: Op = {
-            "mined": [Mined(at["block"], at["height"], at.get("subtree")) for at in op.get("mined") or []],
-            "locked": bool(op.get("locked")),
-            "conflicting": bool(op.get("conflicting")),
-            "created_at": op.get("createdAtMs", self._tick()),
-        }
-        if len(tx.outputs) > transactions.rules.batch_size:
-            creation = Creation(
-                transactions,
-                tx,
-                transactions.draft(tx, op["height"], **about),
-                spends=bool(op.get("spends")),
-                clock=lambda: self.now,
-            )
-            await creation.run(partial(self._noted, tx.txid), self.put_blob)
+    @contextmanager
+    def _clock(self, time_ms: int | None) -> Iterator[None]:
+        if time_ms is None:
+            yield
             return
-        if transactions.external(tx) and tx.outputs:
-            await self.put_blob(blob_name(tx.txid, partial=not tx.inputs and not tx.coinbase), tx.raw or b"")
+        self._near("create, createdAtMs")
+        with patch("handlers.births.now", lambda: time_ms):
+            yield
 
-        def make(txn: Txn) -> None:
-            transactions.create(txn, tx, op["height"], **about)
+    def _submit(self, event: TxSubmitted, *, conflicting: bool) -> Ack | Error:
+        """Submit what a case creates, whatever it spends."""
+        answer = self._ask(event, "" if self.daemon.transactions.large(event.tx) else "record.write:0")
+        faults = _faults(answer)
+        codes = {fault["code"] for fault in faults.values()}
+        if codes & {"TX_NOT_FOUND", "UTXO_NOT_FOUND"}:
+            self._near("create, missing parent")
+            self.daemon.block_and_back(event.tx)
+            if event.locked:
+                self._do(TxLocked(txids=[event.tx.txid]))
+            return Ack(seq=0, status="accepted", tip=None)
+        if conflicting and codes == {"CONFLICTING"}:  # it is submitted before its parents lose
+            parents = list(dict.fromkeys(txid for txid, _ in faults))
+            self._do(TxConflicting(txids=parents, value=False))
+            answer = self._ask(event)
+            self._do(TxConflicting(txids=parents))
+        return answer
 
-        if self._interleaved:
-            await asyncio.to_thread(self.write, make, "record.write:0")
-        else:
-            self.write(make, "record.write:0")
-        self._note(tx.txid)
+    def _created(self, answer: Ack | Error, tx: Tx) -> str:
+        """Return the status of a submission."""
+        if isinstance(answer, Error) and answer.code == "store_full" and self.daemon.transactions.large(tx):
+            self._near("create, unfinished")
+            found = self.stored.state(self.words.name(tx.txid))
+            if found is None or found["records"] <= found["totalExtraRecs"]:
+                raise Refused("PROCESSING")
+            return "accepted"
+        return self._accepted(answer, tx.inputs).status
 
-    async def _noted(self, txid: bytes, step: Callable[[Txn], _T]) -> _T:
-        result = await self.write_step(step)
-        self._note(txid)
-        return result
+    def _read(self, name: str) -> Any:
+        """Return what is answered of a transaction.
 
-    def _note(self, txid: bytes) -> None:
-        with self.disk.read() as txn:
-            record = self.store.record(txn, txid)
-            if record is not None and record.creating:
-                self.had_creating.add(txid)
-            if self.store.lock(txn, txid) is not None:
-                self.had_lock.add(txid)
+        Raises:
+            Refused: it is not known.
+        """
+        found = self.daemon.transaction(self._txid(name))
+        if found is None:
+            raise Refused("TX_NOT_FOUND")
+        return found
+
+    # --- the lock of a creation --------------------------------------------------------------------------------------
 
     def op_lockTTL(self, op: Op) -> Op:
-        return {"ttlSeconds": lock_ttl(op["records"])}
+        self._take_lock("timed", op["records"])
+        lock = self.stored.lock("timed")
+        assert lock is not None
+        return {"ttlSeconds": lock["ttlSeconds"]}
 
     def op_lockAcquire(self, op: Op) -> Op:
         self.last = op["tx"]
-        txid, owner = self.txid(op["tx"]), op.get("owner", "somebody").encode()
         try:
-            self.write(
-                lambda txn: acquire(self.transactions, txn, txid, owner, op.get("records", 1), self.now), "lock.acquire"
-            )
-        except TxFault as fault:
-            return {"result": "error", "code": fault.code, "lockOwner": self._lock_owner(txid)}
-        return {"lockOwner": self._lock_owner(txid)}
+            self._take_lock(op["tx"], op.get("records", 1))
+        except Refused as refused:
+            return refused.said | {"lockOwner": self._lock_owner()}
+        with self.daemon.disk.read() as txn:
+            lock = self.daemon.store.lock(txn, self._txid(op["tx"]))
+        assert lock is not None
+        self.words.owners[lock.owner] = op.get("owner", "somebody")
+        return {"lockOwner": self._lock_owner()}
+
+    def _take_lock(self, name: str, records: int) -> None:
+        """Submit a transaction of so many records, and die when it has its lock."""
+        self._near("lockAcquire")
+        self.daemon.transactions.rules = self._rules(batchSize=1, external=True)
+        tx = self.words.tx({"tx": name, "outs": records})
+        self._needs_roots(tx, self.daemon.chain.height)
+        self.faults.set.append("crash.afterLock")
+        try:
+            self._accepted(self._ask(TxSubmitted(tx=tx)))
+        except Crash:
+            self.daemon.restart()
+        finally:
+            self.faults.set = [fault for fault in self.faults.set if fault != "crash.afterLock"]
+            self.daemon.transactions.rules = self._rules()
 
     def op_lockRelease(self, op: Op) -> Op:
-        txid = self.txid(op["tx"])
-        self.last = op["tx"]
-        released = self.write(lambda txn: release(self.transactions, txn, txid, op["owner"].encode()), "lock.release")
-        return {"lockOwner": self._lock_owner(txid), "released": released}
+        self._near("lockRelease")
+        self.last, txid = op["tx"], self._txid(op["tx"])
+        owner = next((token for token, name in self.words.owners.items() if name == op["owner"]), b"nobody")
+        step = self.daemon.chain.write_alone
+        released = step(lambda txn: release(self.daemon.transactions, txn, txid, owner))
+        return {"lockOwner": self._lock_owner(), "released": released}
 
-    def _lock_owner(self, txid: bytes) -> str | None:
-        with self.disk.read() as txn:
-            lock = self.store.lock(txn, txid)
-        return None if lock is None else lock.owner.decode(errors="backslashreplace")
+    def _lock_owner(self) -> str | None:
+        lock = self.stored.lock(self.last)
+        return None if lock is None else str(lock["owner"])
+
+    def _age_lock(self, seconds: float) -> None:
+        """Let time pass: the lock of the transaction last named is older."""
+        store, txid = self.daemon.store, self._txid(self.last)
+
+        def work(txn: Any) -> None:
+            if lock := store.lock(txn, txid):
+                created, expires = lock.created_at - seconds, lock.expires_at - seconds
+                store.put_lock(txn, txid, msgspec.structs.replace(lock, created_at=created, expires_at=expires))
+
+        self.daemon.disk.write(work)
 
     # --- spending ----------------------------------------------------------------------------------------------------
 
     def op_spend(self, op: Op) -> Op:
-        outpoints = self.outpoints(op["ins"])
-        wanted = {n: self.hash(outpoint, op.get("hash")) for n, outpoint in enumerate(outpoints)}
-        with self._signals({txid for txid, _ in outpoints}) as signals:
-            self.write(
-                lambda txn: self.transactions.spend(
-                    txn,
-                    self.txid(op["tx"]),
-                    outpoints,
-                    op["height"],
-                    wanted={n: value for n, value in wanted.items() if value is not None},
-                    ignore_locked=bool(op.get("ignoreLocked")),
-                    ignore_conflicting=bool(op.get("ignoreConflicting")),
-                ),
-                "spend",
-            )
-        return signals
+        return self._spend(op, dict(enumerate(self.words.outpoints(op["ins"]))))
 
     def op_spendRaw(self, op: Op) -> Op:
-        """Spend one output at any input index, by the same checks and the same write as a whole transaction's."""
-        outpoint = self.outpoint(op["out"])
-        by = claim(self.txid(op["tx"]), op["vin"])
+        try:
+            return self._spend(op, {op["vin"]: self.words.outpoint(op["out"])})
+        except Refused as refused:
+            told = refused.said.get("perInput", {}).get("0")
+            if told is None:
+                raise
+            more = {"existing": f"{told['conflictingTx']}"} if isinstance(told, Input) else {}
+            raise Refused(told["code"] if isinstance(told, Input) else told, **more) from None
 
-        def work(txn: Txn) -> None:
-            held = self.transactions.hold(txn, outpoint[0])
-            if held is None:
-                raise TxFault("TX_NOT_FOUND", "")
-            page, _, slot, row = self.transactions.slot(txn, held, outpoint[1])
-            fault = spending.record_fault(
-                held.record,
-                op["height"],
-                ignore_locked=bool(op.get("ignoreLocked")),
-                ignore_conflicting=bool(op.get("ignoreConflicting")),
-            ) or spending.slot_fault(page, slot, row, by, op["height"], self.hash(outpoint, op.get("hash")))
-            if fault is not None:
-                raise TxFault(fault.code, "", inputs={0: fault})
-            self.transactions.take(txn, held, outpoint[1], by, op["height"])
-
-        with self._signals({outpoint[0]}) as signals:
-            self.write(work)
+    def _spend(self, op: Op, named: dict[int, OutPoint]) -> Op:
+        """Let a transaction spend outputs, at a height, as the inputs of these numbers."""
+        if op["height"] <= 0:
+            self._near("spend at height 0")
+            raise Refused("PROCESSING")
+        self._go(op["height"] - 1)
+        with self._signals({txid for txid, _ in named.values()}) as signals:
+            answer = self._claim(op, named)
+            if isinstance(answer, Error) and (told := self._beside_flags(op, answer)) is not None:
+                answer = told
+            self._accepted(answer, list(named.values()))
+        if op["tx"] in self.spenders:
+            self.spenders[op["tx"]].spends = True
         return signals
+
+    def _claim(self, op: Op, named: dict[int, OutPoint]) -> Ack | Error:
+        """Submit a transaction with what it is to spend; what it spends already is spent again."""
+        name, spender = op["tx"], self.spenders.get(op["tx"])
+        known = self.daemon.transaction(self._txid(name)) is not None
+        has = {} if spender is None else dict(enumerate(spender.tx.inputs))
+        if spender is None or not known or not named.items() <= has.items():
+            if known and not any(self.daemon.transaction(txid) for txid, _ in named.values()):
+                return self._ask(self._submission(self._filled(name, named)))
+            return self._grow(op, named, spender if known else None)
+        if spender.spends:
+            return self._spend_again(op["height"], spender)
+        if spender.height != op["height"] and spender.created:
+            return self._claim_anew(spender)
+        return self._ask(self._submission(spender.tx, op.get("hash")), "spend")
+
+    def _claim_anew(self, spender: Spender) -> Ack | Error:
+        """Let a transaction spend at the height after the tip's, not when it was submitted."""
+        spender.height, txids = self.daemon.chain.height + 1, [spender.tx.txid]
+        self._do(TxConflicting(txids=txids))
+        return self._ask(TxConflicting(txids=txids, value=False), "spend")
+
+    def _filled(self, name: str, named: Mapping[int, OutPoint], like: Tx | None = None) -> Tx:
+        """Return a transaction that spends what is named; inputs of which nobody speaks are filled in."""
+        inputs = [named.get(n, (self.words.root(f"{name} {n}").txid, 0)) for n in range(max(named, default=-1) + 1)]
+        like = like or Tx(self._txid(name), outputs=[Output(b"\x51", 1)])
+        return msgspec.structs.replace(like, inputs=inputs)
+
+    def _grow(self, op: Op, named: dict[int, OutPoint], spender: Spender | None) -> Ack | Error:
+        """Submit a transaction that spends what is named, beside what it has spent before."""
+        name, made = op["tx"], self.words.made.get(op["tx"])
+        before = dict(enumerate(spender.tx.inputs)) if spender else {}
+        before = {n: at for n, at in before.items() if not self.words.name(at[0]).startswith("root of ")}
+        taken = {n if before.get(n, at) == at else max([*before, *named]) + 1 + n: at for n, at in named.items()}
+        tx = self._filled(name, before | taken, made)
+        self._needs_roots(tx, op["height"] - 1)
+        if spender is not None:
+            self._near("spend, other inputs")
+            withdrawn = self._ask(TxWithdrawn(txids=[tx.txid], reason="replaced"))
+            if isinstance(withdrawn, Error):  # a block has it: and what it spends
+                self.daemon.block(op["height"], tx)
+                self.spenders[name] = Spender(tx, op["height"], created=spender.created, in_block=True)
+                return Ack(seq=0, status="applied", tip=None)
+        fields = spender.fields if spender else {}
+        answer = self._ask(self._submission(tx, op.get("hash"), **fields), "spend")
+        if isinstance(answer, Ack) or self._ignored(op, answer):
+            self.spenders[name] = Spender(tx, op["height"], fields, created=made is not None)
+        elif spender is not None:
+            self._go(spender.height - 1)
+            self._do(self._submission(spender.tx, **fields))
+        return answer
+
+    def _spend_again(self, height: int, spender: Spender) -> Ack | Error:
+        if spender.in_block:
+            return self._ask(TxSubmitted(tx=spender.tx))
+        self._near("spend again")
+        self.daemon.block(height, spender.tx)
+        spender.in_block = True
+        return Ack(seq=0, status="applied", tip=None)
+
+    def _ignored(self, op: Op, answer: Error) -> bool:
+        """Return whether only what an op ignores is said against it."""
+        flags = {"LOCKED": op.get("ignoreLocked"), "CONFLICTING": op.get("ignoreConflicting")}
+        faults = _faults(answer)
+        return bool(faults) and all(flags.get(fault["code"]) for fault in faults.values())
+
+    def _beside_flags(self, op: Op, answer: Error) -> Ack | Error | None:
+        """Return what is said when a block has what only an ignored flag was against; None if anything else is."""
+        if not self._ignored(op, answer):
+            return None
+        self._near("spend, ignoring")
+        behind: list[Op] = []
+        for outpoint in _faults(answer):
+            slot = self.daemon.output(outpoint)
+            if slot is not None and slot.status == "frozen":
+                behind.append({"outpoint": outpoint, "code": "FROZEN"})
+            elif slot is not None and slot.spending_tx_hash is not None:
+                by = bytes.fromhex(slot.spending_tx_hash), slot.spending_input_index
+                behind.append({"outpoint": outpoint, "code": "SPENT", "spender": by})
+        if behind:
+            return Error(code="UTXO_ERROR", message="", retryable=False, detail={"inputs": behind}, seq=0)
+        self.daemon.block(op["height"], self.spenders[op["tx"]].tx)
+        self.spenders[op["tx"]].in_block = True
+        return Ack(seq=0, status="applied", tip=None)
 
     def op_unspend(self, op: Op) -> Op:
-        outpoint = self.outpoint(op["out"])
+        outpoint = self.words.outpoint(op["out"])
+        slot = self.daemon.output(outpoint)
+        if op["by"] == "FROZEN":
+            self._near("unspend by FROZEN")
+            raise Refused("FROZEN" if slot and slot.status == "frozen" else "TX_NOT_FOUND")
+        name, number = split(op["by"])
+        spender = self.spenders.get(name)
+        self._go(op.get("height"))
         with self._signals({outpoint[0]}) as signals:
-            self.write(
-                lambda txn: self.transactions.unspend(txn, outpoint, self.by(op["by"]), op.get("height")), "unspend"
-            )
+            if spender is None:
+                answer = self._ask(TxWithdrawn(txids=[self._txid(name)], reason="operator"), "unspend")
+                if isinstance(answer, Error) and (answer.code != "TX_NOT_FOUND" or slot is None):
+                    self._accepted(answer)
+            elif spender.tx.inputs[number : number + 1] == [outpoint]:
+                self._give_back(name, number, spender)
+            elif slot is None:
+                raise Refused("TX_NOT_FOUND" if self.daemon.transaction(outpoint[0]) is None else "UTXO_NOT_FOUND")
         return signals
+
+    def _give_back(self, name: str, number: int, spender: Spender) -> None:
+        """Withdraw a transaction; with what else it spends it is submitted again."""
+        self._do(TxWithdrawn(txids=[spender.tx.txid], reason="operator"), "unspend")
+        left = {n: at for n, at in enumerate(spender.tx.inputs) if n != number}
+        if not left and not spender.created:
+            del self.spenders[name]
+            return
+        height = self.daemon.chain.height
+        tx = self._filled(name, left or {0: (self.words.root(name).txid, 0)}, spender.tx)
+        self._needs_roots(tx, spender.height - 1)
+        self._do(self._submission(tx, **spender.fields))
+        self.spenders[name] = Spender(tx, spender.height, spender.fields, spender.created, bool(left))
+        self._go(height)
 
     @contextmanager
     def _signals(self, txids: set[bytes]) -> Iterator[Op]:
@@ -636,473 +651,458 @@ class Subject:
                 found |= {"signal": "DAHUNSET" if now[0] is None else "DAHSET", "childCount": len(now[1])}
 
     def _watched(self, txid: bytes) -> tuple[int | None, list[bool], bool] | None:
-        with self.disk.read() as txn:
-            record = self.store.record(txn, txid)
+        store = self.daemon.store
+        with self.daemon.disk.read() as txn:
+            record = store.record(txn, txid)
             if record is None:
                 return None
-            pages = [self.store.page(txn, txid, number) for number in range(1, record.pages + 1)]
+            pages = [store.page(txn, txid, number) for number in range(1, record.pages + 1)]
         return record.delete_at, [page is not None and page.all_spent for page in pages], record.external
+
+    def op_incSpentExtra(self, op: Op) -> Op:
+        """Let pages become all spent, or stop being so."""
+        self._near("incSpentExtra")
+        name, _, number = op["tx"].partition("#")
+        if number:
+            self._do(TxUnlocked(txids=[self._txid(name) + int(number).to_bytes(4, "big")]))
+        spenders = self.page_spenders.setdefault(name, [])
+        with self._signals({self._txid(name)}) as signals:
+            for _ in range(abs(op["by"])):
+                if op["by"] > 0:
+                    self._spend_page(name, op["height"], spenders)
+                    continue
+                self._read(name)
+                gone = self._txid(spenders.pop() if spenders else f"nobody spends a page of {name}")
+                if isinstance(self._ask(TxWithdrawn(txids=[gone], reason="operator")), Error):
+                    raise Refused("INVALID_PARAMETER")
+        return signals if "childCount" in signals else {"signal": None}
+
+    def _spend_page(self, name: str, height: int, spenders: list[str]) -> None:
+        """Spend what is left of the first further page of which something is left."""
+        self._go(height - 1)
+        txid, size = self._txid(name), self.config["batchSize"]
+        slots = [slot.output_index for slot in self.daemon.outputs(txid)[size:] if slot.status == "unspent"]
+        if not slots and self.daemon.transaction(txid):
+            raise Refused("INVALID_PARAMETER")
+        spenders.append(f"{len(spenders)}th spender of {name}")
+        spends = [(txid, n) for n in slots if n // size == slots[0] // size] or [(txid, 0)]
+        answer = self._ask(TxSubmitted(tx=self._filled(spenders[-1], dict(enumerate(spends)))))
+        if isinstance(answer, Error):
+            raise Refused(next(iter(_faults(answer).values()))["code"])
 
     # --- the state of transactions -----------------------------------------------------------------------------------
 
-    def _each(self, op: Op, work: Callable[[Txn, bytes], _T], step: str) -> tuple[dict[str, _T], Op]:
-        """Do something to each transaction in a commit of its own; the first refusal is told, when all were tried."""
-        done: dict[str, _T] = {}
+    def _each(self, op: Op, message: Callable[[bytes], Inbound], step: str) -> tuple[list[str], Op]:
+        """Send a message about each transaction; the first refusal is told, when all were tried."""
+        done: list[str] = []
         refusal: Op = {}
-        txids = [self.txid(name) for name in op["txs"]]
-        with self._signals(set(txids)) as signals:
-            for txid in txids:
+        with self._signals({self._txid(name) for name in op["txs"]}) as signals:
+            for name in op["txs"]:
                 try:
-                    done[self.name(txid)] = self.write(partial(_apply, work, txid), f"{step}:{self.name(txid)}")
-                except TxFault as fault:
-                    refusal = refusal or {"result": "error", "code": fault.code}
+                    self._do(message(self._txid(name)), f"{step}:{name}")
+                    done.append(name)
+                except Refused as refused:
+                    refusal = refusal or refused.said
         return done, signals | refusal
 
     def op_setMined(self, op: Op) -> Op:
-        at = Mined(op["block"], op["height"], op.get("subtree"))
-        longest, unset = op.get("longest", True), bool(op.get("unset"))
-        blocks, more = self._each(
-            op, lambda txn, txid: self.transactions.set_mined(txn, txid, at, longest=longest, unset=unset), "setMined"
-        )
-        return {"blockIDs": {name: ids for name, ids in blocks.items() if ids or not unset}, **more}
+        self._go()
+        if len(op["txs"]) > 1:
+            self._near("setMined, several")
+        how = {"longest": op.get("longest", True), "unset": bool(op.get("unset"))}
+        done, more = self._each(op, lambda txid: _mined(txid, op, **how), "setMined")
+        found = {name: self.daemon.transaction(self._txid(name)) for name in done}
+        blocks = {name: told.block_ids for name, told in found.items() if told is not None}
+        return {"blockIDs": {name: ids for name, ids in blocks.items() if ids or not how["unset"]}, **more}
 
     def op_setLocked(self, op: Op) -> Op:
-        pages, more = self._each(
-            op, lambda txn, txid: self.transactions.set_locked(txn, txid, on=op["value"]), "setLocked"
-        )
-        return more | {"childCount": next(iter(pages.values()), None)}
+        self._go()
+        kind = TxLocked if op["value"] else TxUnlocked
+        done, more = self._each(op, lambda txid: kind(txids=[txid]), "setLocked")
+        return more | {"childCount": self._read(done[0]).total_extra_recs if done else None}
 
     def op_setConflicting(self, op: Op) -> Op:
-        with self._at(op.get("height")):
-            _, more = self._each(
-                op, lambda txn, txid: self.transactions.set_conflicting(txn, txid, on=op["value"]), "setConflicting"
-            )
-        with self.disk.read() as txn:
-            txids = [self.txid(name) for name in op["txs"]]
-            records = {txid: self.store.record(txn, txid) for txid in txids}
-            spenders = [by for txid in txids if txid in records for by in self._spenders(txn, txid, records[txid])]
-            spends = [out for txid in txids for out in self.store.body(txn, txid).inputs]
+        self._go(op.get("height"))
+        children = [child for name in op["txs"] for child in self._children(self._txid(name), recorded=True)]
+        value = op["value"]
+        _, more = self._each(op, lambda txid: TxConflicting(txids=[txid], value=value), "setConflicting")
+        spends = [point for name in op["txs"] for point in self._inpoints(name)]
         return more | {
-            "txs": [self.name(txid) for txid in dict.fromkeys(spenders)],
-            "affectedSpends": [f"{self.name(txid)}:{index}" for txid, index in spends],
+            "txs": [self.words.name(txid) for txid in dict.fromkeys(children)],
+            "affectedSpends": [self.words.out(point) for point in spends],
         }
 
-    def _spenders(self, txn: Txn, txid: bytes, record: Record | None) -> list[bytes]:
-        return [] if record is None else self.store.spenders(txn, txid, record)
-
-    @contextmanager
-    def _at(self, height: int | None) -> Iterator[None]:
-        before = self.transactions.height
-        self.transactions.height = before if height is None else height
-        try:
-            yield
-        finally:
-            self.transactions.height = before
+    def _inpoints(self, name: str) -> list[OutPoint]:
+        found = self.daemon.transaction(self._txid(name))
+        return [(bytes.fromhex(at.tx_hash), at.output_index) for at in found.tx_inpoints] if found else []
 
     def op_markLongestChain(self, op: Op) -> Op:
-        return self._each(op, lambda txn, txid: self.transactions.mark_longest(txn, txid, on=op["on"]), "mark")[1]
+        self._near("markLongestChain")
+        refusal: Op = {}
+        with self._signals({self._txid(name) for name in op["txs"]}) as signals:
+            for name in op["txs"]:
+                try:
+                    self._mark(name, on=op["on"])
+                except Refused as refused:
+                    refusal = refusal or refused.said
+        return signals | refusal
+
+    def _mark(self, name: str, *, on: bool) -> None:
+        txid, found = self._txid(name), self._read(name)
+        heights = zip(found.block_ids, found.block_heights, found.subtree_idxs, strict=True)
+        blocks = [{"block": block, "height": height, "subtree": subtree} for block, height, subtree in heights]
+        self._go()
+        if on:
+            for at in blocks or [{"block": OWN_BLOCK, "height": self.daemon.chain.height}]:
+                self._do(_mined(txid, at), f"mark:{name}")
+        elif found.unmined_since is None:
+            self._go(self.config["blockHeight"] - 1)  # it waits from the next height on
+            for at in blocks:
+                self._do(_mined(txid, at, unset=True), f"mark:{name}")
+            for at in blocks:
+                if at["block"] != OWN_BLOCK:
+                    self._do(_mined(txid, at, longest=False))
+            self._go()
+            self._begin_age(name)
+
+    def _begin_age(self, name: str) -> None:
+        """Let a transaction wait from now on."""
+        found, spender = self._read(name), self.spenders[name]
+        if found.unmined_since < self.config["blockHeight"] and not found.block_ids:
+            self._near("markLongestChain, age")
+            self._do(TxWithdrawn(txids=[self._txid(name)], reason="replaced"))
+            self._do(self._submission(spender.tx, **spender.fields))
 
     def op_freeze(self, op: Op) -> None:
-        self._frozen(op, self.transactions.freeze)
+        self._on_output(op, lambda outpoint: OutputsFrozen(outpoints=[outpoint]))
 
     def op_unfreeze(self, op: Op) -> None:
-        self._frozen(op, self.transactions.unfreeze)
-
-    def _frozen(self, op: Op, work: Callable[[Txn, OutPoint, bytes | None], None]) -> None:
-        outpoint = self.outpoint(op["out"])
-        wanted = self.hash(outpoint, op["hash"]) if "hash" in op else None
-        self.write(lambda txn: work(txn, outpoint, wanted), op["op"])
+        self._on_output(op, lambda outpoint: OutputsUnfrozen(outpoints=[outpoint]))
 
     def op_reassign(self, op: Op) -> None:
-        outpoint = self.outpoint(op["out"])
-        wanted = self.hash(outpoint, op["hash"]) if "hash" in op else None
-        new = digest(f"hash {op['newHash']}")
-        self.write(lambda txn: self.transactions.reassign(txn, outpoint, new, b"heir", wanted), "reassign")
+        outpoint, address = self.words.outpoint(op["out"]), f"owner {op['newHash']}".encode()
+        slot = self.daemon.output(outpoint)
+        self._on_output(op, lambda outpoint: OutputReassigned(outpoint=outpoint, address=address))
+        assert slot is not None and slot.slot is not None
+        before = bytes.fromhex(slot.slot)[:HASH]
+        new = blake2b(before + address, digest_size=HASH).digest()
+        self.words.new_hashes[outpoint, op["newHash"]] = new
+
+    def _on_output(self, op: Op, message: Callable[[OutPoint], Inbound]) -> None:
+        self._go()
+        outpoint = self.words.outpoint(op["out"])
+        if "hash" in op:
+            self._near("freeze, hash")
+            self._check_hash(outpoint, op["hash"])
+        self._do(message(outpoint), op["op"])
+
+    def _check_hash(self, outpoint: OutPoint, named: str) -> None:
+        """Ask whether an output has a hash: by a submission that can't succeed, as nobody knows its second input.
+
+        Raises:
+            Refused: it has another.
+        """
+        self._probes += 1
+        tx = Tx(digest(f"probe {self._probes}"), [outpoint, NOWHERE], [Output(b"\x51", 1)])
+        answer = self._ask(TxSubmitted(tx=tx, input_hashes=[self.words.hash(outpoint, named), None]))
+        assert isinstance(answer, Error)
+        if _faults(answer).get(outpoint, {}).get("code") == "UTXO_HASH_MISMATCH":
+            raise Refused("UTXO_HASH_MISMATCH")
 
     def op_preserve(self, op: Op) -> Op:
-        kept, more = self._each(op, lambda txn, txid: self.transactions.preserve(txn, txid, op["until"]), "preserve")
-        with self.disk.read() as txn:
-            for name in kept:
-                record = self.store.record(txn, self.txid(name))
-                if record is not None and record.external:
-                    more |= {"signal": "PRESERVE", "childCount": record.pages}
+        self._go()
+        done, more = self._each(op, lambda txid: TxPreserved(txids=[txid], until=op["until"]), "preserve")
+        for name in done:
+            found = self.daemon.transaction(self._txid(name))
+            if found is not None and found.external:
+                more |= {"signal": "PRESERVE", "childCount": found.total_extra_recs}
         return more
-
-    def op_incSpentExtra(self, op: Op) -> Op:
-        if "#" in op["tx"]:  # there is no naming a page of a transaction from outside: it is no transaction's id
-            return {"result": "error", "code": "INVALID_PARAMETER"}
-        txid = self.txid(op["tx"])
-        with self._signals({txid}) as signals:
-            self.write(lambda txn: self.transactions.count_spent_page(txn, txid, op["by"], op["height"]))
-        return signals
 
     # --- conflicts ---------------------------------------------------------------------------------------------------
 
     def op_processConflicting(self, op: Op) -> Op:
-        winners = [self.txid(name) for name in op["winners"]]
-        with self._failing_conflicts():
-            losers = self.write(lambda txn: self.transactions.decide(txn, winners, op["height"]), "processConflicting")
-        return {"losers": [self.name(txid) for txid in losers]}
+        self._go(op["height"] - 1)
+        return {"losers": self._decide(op["winners"], "processConflicting")}
 
-    @contextmanager
-    def _failing_conflicts(self) -> Iterator[None]:
-        """Let the process die, or the store fail, where one step of deciding a conflict follows another."""
-        faults = [fault for fault in self.faults if "processConflicting" in fault]
-        if not faults:
-            yield
-            return
-        self.faults.remove(faults[0])
-        number = int((re.findall(r"\d+", faults[0]) or ["1"])[-1])
-        name = {1: "give_way", 2: "release", 3: "spend", 4: "set_conflicting", 5: ""}[number]
-        real = getattr(self.transactions, name) if name else None
-
-        def dying(*args: Any, **options: Any) -> Any:
-            if number == 4 and options.get("on"):  # the losers are being marked
-                assert real is not None
-                return real(*args, **options)
-            if faults[0].startswith("crash."):
-                self._die()
-            raise StoreFull("the disk is full")
-
-        if not name:
-            yield
-            self._die()
-        setattr(self.transactions, name, dying)
-        try:
-            yield
-        finally:
-            delattr(self.transactions, name)
+    def _decide(self, winners: list[str], step: str = "") -> list[str]:
+        """Decide for transactions; return those that were told of."""
+        before = len(self.daemon.facts)
+        self._do(WinnersDecided(txids=[self._txid(name) for name in winners]), step)
+        told = [fact.txid for fact in self.daemon.facts[before:] if isinstance(fact, TxStatusChanged)]
+        return [self.words.name(txid) for txid in dict.fromkeys(told)]
 
     def op_counterConflicting(self, op: Op) -> Op:
-        return self._names(lambda txn: self.transactions.counter_conflicting(txn, self.txid(op["tx"])))
+        self._near("counterConflicting")
+        self._go()
+        return {"txs": self._decide([op["tx"]])}
 
     def op_conflictingChildren(self, op: Op) -> Op:
-        return self._names(lambda txn: self.transactions.descendants(txn, self.txid(op["tx"])))
+        self._near("conflictingChildren")
+        return {"txs": [self.words.name(txid) for txid in self._walk(self._txid(op["tx"]))]}
 
     def op_lockChildren(self, op: Op) -> Op:
-        return self._names(lambda txn: self.transactions.lock_children(txn, self.txid(op["tx"])))
+        self._near("lockChildren")
+        txid = self._txid(op["tx"])
+        txids = [txid, *self._walk(txid, recorded=True)]
+        self._do(TxLocked(txids=txids))
+        return {"txs": [self.words.name(txid) for txid in txids]}
+
+    def _walk(self, txid: bytes, *, recorded: bool = False) -> list[bytes]:
+        """Return what builds on a transaction, nearest first; `recorded` leaves out those that claim nothing of it."""
+        found: dict[bytes, None] = {}
+        waiting = self._children(txid, recorded=recorded)
+        while waiting:
+            child = waiting.pop(0)
+            if child not in found and child != txid:
+                found[child] = None
+                waiting += self._children(child, recorded=recorded)
+        return list(found)
+
+    def _children(self, txid: bytes, *, recorded: bool) -> list[bytes]:
+        told = self.daemon.transaction(txid)
+        losing = [] if told is None or recorded else told.conflicting_children
+        spending = [slot.spending_tx_hash for slot in self.daemon.outputs(txid) if slot.spending_tx_hash]
+        return [bytes.fromhex(child) for child in dict.fromkeys([*losing, *spending])]
+
+    # --- what waits --------------------------------------------------------------------------------------------------
 
     def op_loadUnmined(self, op: Op) -> Op:
-        found = self._names(lambda txn: self.transactions.reload(txn, op.get("bestBlocks") or []))
-        return found | {"order": found["txs"]}
+        """Start the daemon again, and list what waits."""
+        self._go()
+        for name in self.spenders:
+            if found := self.daemon.transaction(self._txid(name)):
+                for block, height in zip(found.block_ids, found.block_heights, strict=True):
+                    if block in (op.get("bestBlocks") or ()):
+                        self._near("loadUnmined, bestBlocks")
+                        self._do(_mined(self._txid(name), {"block": block, "height": height}))
+        self.daemon.restart()
+        self.daemon.lives.wake(self.daemon.chain.height)
+        names = [self.words.name(bytes.fromhex(each.txid)) for each in self.daemon.waiting("parents_first")]
+        return {"txs": names, "order": names}
 
-    def _names(self, work: Callable[[Txn], Sequence[bytes]]) -> Op:
-        return {"txs": [self.name(txid) for txid in self.write(work)]}
+    def op_queryOldUnmined(self, op: Op) -> Op:
+        old = [each.txid for each in self.daemon.waiting("age") if each.unmined_since <= op["cutoff"]]
+        return {"txs": [self.words.name(bytes.fromhex(txid)) for txid in old]}
 
     # --- pruning -----------------------------------------------------------------------------------------------------
 
-    @property
-    def burial(self) -> Burial:
-        return Burial(self.transactions, self.config["unminedTxRetention"], self.config["parentPreservationBlocks"])
-
     def op_preserveParents(self, op: Op) -> Op:
-        step = self.write(lambda txn: self.burial.preserve_step(txn, op["height"], None, None), "preserveParents")
-        with self.disk.read() as txn:
-            return {"processed": step.processed, "unminedRemaining": len(list(self.transactions.unmined(txn)))}
-
-    def op_queryOldUnmined(self, op: Op) -> Op:
-        return self._names(lambda txn: [txid for txid, _ in self.transactions.unmined(txn, op["cutoff"])])
+        return self._pruned(op["height"]) | {"unminedRemaining": len(self.daemon.waiting("age"))}
 
     def op_expirePreservations(self, op: Op) -> Op:
-        step = self.write(lambda txn: self.burial.expire_preservations(txn, op["height"]), "expirePreservations")
-        return {"expired": step.ended, "processed": step.ended, "errors": len(step.errors)}
+        self._near("prune, one phase")
+        pruned = self._pruned(op["height"], old=False)
+        return {"expired": pruned["expired"], "processed": pruned["expired"], "errors": pruned["errors"]}
 
     def op_safeHeight(self, op: Op) -> Op:
-        return {"safe": self._safe(op["requested"], op)}
+        self._persist_for(op)
+        return {"safe": self._pruned(op["requested"], old=False)["safe"]}
 
-    def _safe(self, requested: int, op: Op) -> int:
-        return safe_height(requested, op.get("persisted", self.config["persistedHeight"]), self.config["retention"])
+    def _persist_for(self, op: Op) -> None:
+        persisted = op.get("persisted") or 0
+        if persisted > (self.daemon.chain.view.persisted_height or 0):
+            self._persist(persisted)
 
     def op_prune(self, op: Op) -> Op:
-        safe, defensive = self._safe(op["height"], op), bool(op.get("defensive", self.config["defensive"]))
-        before = set(self._blob_names())
-        try:
-            step = self.write(lambda txn: self.burial.delete_due(txn, safe, defensive=defensive), "prune")
-        except StoreError:
-            return {"result": "error", "code": "STORAGE_ERROR", "deleted": []}
-        return {
-            "deleted": sorted(map(self.name, step.deleted)),
-            "skipped": sorted(map(self.name, step.skipped)),
-            "recordsDeleted": step.records,
-            "parentsUpdated": step.parents,
-            "errors": len(step.errors),
-            "blobDeleted": sorted(before - set(self._blob_names())),
-        }
+        if op["height"] <= 0:
+            self._near("prune at height 0")
+            raise Refused("PROCESSING", deleted=[])
+        self._near("prune, one phase")
+        self._persist_for(op)
+        return self._pruned(op["height"], old=False, defensive=op.get("defensive"))
 
-    def _terms(self) -> Terms:
-        return Terms(
-            retention=self.config["retention"],
-            unmined_retention=self.config["unminedTxRetention"],
-            defensive=bool(self.config["defensive"]),
+    def _pruned(self, height: int, *, old: bool = True, defensive: bool | None = None) -> Op:
+        """Let a cycle run, as `utxod prune` does at this height; with `old` also for what has waited long."""
+        self._mine_spenders()
+        self._go(height)
+        config, before = self.config, set(self._blob_names())
+        unmined_retention = config["unminedTxRetention"] if old else height
+        terms = Terms(
+            retention=config["retention"],
+            unmined_retention=unmined_retention,
+            defensive=bool(config["defensive"] if defensive is None else defensive),
         )
+        burial = Burial(self.daemon.transactions, unmined_retention, config["parentPreservationBlocks"])
+        for step, name in (("preserveParents", "preserve_step"), ("expirePreservations", "expire_preservations")):
+            if self.faults.hit(step):
+                setattr(burial, name, _fails)
+        if self.faults.hit("prune"):
+            setattr(burial, "delete_due", _fails)  # noqa: B010 - a method
+        cycle, failed = self.daemon.prune(terms, burial, Request(height, "applied"))
+        kept = [log["txid"] for log in self.logs if log["event"] == "transaction_kept"]
+        gone = [fact.txid for fact in cycle.facts if isinstance(fact, TxStatusChanged)]
+        names = [name for name in map(self.words.name, gone) if not name.startswith("root of ")]
+        counts = cycle.job.counts
+        told = {
+            "deleted": sorted(names),
+            "skipped": sorted(self.words.name(bytes.fromhex(txid)) for txid in kept),
+            "processed": counts.get("old_unmined", 0),
+            "expired": counts.get("preservations_ended", 0),
+            "recordsDeleted": counts.get("records_deleted", 0),
+            "parentsUpdated": counts.get("parents_updated", 0),
+            "errors": counts.get("errors", 0),
+            "blobDeleted": sorted(before - set(self._blob_names())),
+            "safe": cycle.job.safe_height,
+        }
+        if failed is not None:
+            raise Refused("STORAGE_ERROR", **told)
+        return told
+
+    def _mine_spenders(self) -> None:
+        """Let a block have the transactions of which a case only says what they spend: nobody waits for them."""
+        for spender in self.spenders.values():
+            found = None if spender.created else self.daemon.transaction(spender.tx.txid)
+            if found is not None and found.status == "unmined":
+                self._do(_mined(spender.tx.txid, {"block": OWN_BLOCK, "height": spender.height}))
 
     def op_assemblyState(self, op: Op) -> None:
-        self.node = op
+        state: Any = STATES.get(op["state"], "catching_up")
+        self.node = NodeState(state=state, height=op.get("height", self.daemon.chain.height))
+        self._do(self.node)
 
     def op_notify(self, op: Op) -> Op:
-        """Ring the pruner's bell; a block whose transactions are not mined yet is none that we have applied."""
-        requests = self.pruner.requests
+        """Ring the pruner's bell."""
         if op["type"] == "BlockPersisted":
-            self.config["persistedHeight"] = max(op["height"], self.config["persistedHeight"] or 0)
-            requests.persisted(op["height"])
+            self._persist(op["height"])
         elif op.get("minedSet", True):
-            requests.applied(op["height"])
-        return {"queued": None if requests.queued is None else requests.queued.height}
+            self._go(op["height"])
+        else:
+            self._near("notify, minedSet false")
+            return {"queued": None}
+        self.daemon.pruner.look(self.daemon.turns.world())
+        queued = self.daemon.pruner.requests.queued
+        return {"queued": None if queued is None else queued.height}
 
     def op_workerTake(self, op: Op) -> Op:
-        request = self.pruner.requests.queued
+        request = self.daemon.pruner.requests.queued
         if request is None:
             return {"height": None, "runs": self.runs}
         return self._cycle(request) | {"height": request.height, "runs": self.runs}
 
     def op_pruneCycle(self, op: Op) -> Op:
-        if op["height"] <= self.pruner.requests.done:
+        if op["height"] <= self.daemon.pruner.requests.done:
             return {"skipped": True, "deleted": []}
         return self._cycle(Request(op["height"], "applied"))
 
     def _cycle(self, request: Request) -> Op:
-        """Run a whole cycle as the daemon does, turn by turn, unless something holds it back."""
-        pruner, persisted, node = self.pruner, self.config["persistedHeight"], None
-        if self.node:
-            node = Node(self.node["state"], self.node.get("height", request.height), request.height)
-        pruner.terms, pruner.burial = self._terms(), self.burial
-        for step, name in (("preserveParents", "preserve_step"), ("expirePreservations", "expire_preservations")):
-            if self.hit(step):
-                setattr(pruner.burial, name, _fails)
-        reason = held_back(World(request.height, persisted, node), request.height, pruner.terms.unmined_retention)
+        """Run a cycle as the daemon does, unless something holds it back."""
+        self._go(request.height)
+        if self.node is not None:  # it says so again
+            self._do(self.node)
+        reason = held_back(self.daemon.turns.world(), request.height, self.config["unminedTxRetention"])
         if reason is not None:
-            pruner.hold(request, reason)
+            self.daemon.pruner.hold(request, reason)
             return {"skipped": True, "deleted": [], "reason": reason}
-        before = set(self._blob_names())
         self.runs += 1
-        cycle = pruner.cycle(request, persisted)
         try:
-            run_through(cycle)
-        except (StoreError, TxFault) as error:
-            pruner.fail(cycle, str(error))
-            deleted = sorted(map(self.name, _pruned(cycle)))
-            return {"result": "error", "code": "STORAGE_ERROR", "skipped": not deleted, "deleted": deleted}
-        pruner.finish(cycle)
-        return {
-            "skipped": False,
-            "deleted": sorted(map(self.name, _pruned(cycle))),
-            "processed": cycle.job.counts.get("old_unmined", 0),
-            "recordsDeleted": cycle.job.counts.get("records_deleted", 0),
-            "errors": cycle.job.counts.get("errors", 0),
-            "blobDeleted": sorted(before - set(self._blob_names())),
-            "safe": cycle.job.safe_height,
-        }
+            return self._pruned(request.height) | {"skipped": False}
+        except Refused as refused:
+            return refused.said | {"skipped": not refused.said["deleted"]}
 
     def _blob_names(self) -> list[str]:
         names = (name.partition(".") for name, _ in Files(self.folder / "blobs").names())
-        return [f"{self.name(bytes.fromhex(txid))}.{kind}" for txid, _, kind in names]
+        return [f"{self.words.name(bytes.fromhex(txid))}.{kind}" for txid, _, kind in names]
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def op_get(self, op: Op) -> Op:
-        txid = self.txid(op["tx"])
-        with self.disk.read() as txn:
-            held = self.transactions.hold(txn, txid)
-            if held is None:
-                raise TxFault("TX_NOT_FOUND", "")
-            slots: list[str | None] = []
-            for number in range(held.record.pages + 1):
-                page = self.store.page(txn, txid, number)
-                slots += self._slots(txn, txid, number, page) if page else []
-            raw = self.store.body(txn, txid).raw
-        if raw is None and held.record.external:
-            raw = self.blobs.get(blob_name(txid, partial=held.record.partial))
-        spending_data = [None if slot in (None, "unspent") else slot for slot in slots]
+        self._read(op["tx"])
+        slots = self.stored.slots(op["tx"])
+        spent = [None if slot in (None, "unspent") else slot for slot in slots]
         return {
-            **(self.state(op["tx"]) or {}),
+            **(self.stored.state(op["tx"]) or {}),
             "slots": slots,
-            "spendingData": spending_data,
-            "spendingDatas": spending_data,
-            "hasData": raw is not None,
+            "spendingData": spent,
+            "spendingDatas": spent,
+            "hasData": self.daemon.raw(self._txid(op["tx"])) is not None,
         }
 
     def op_getSpend(self, op: Op) -> Op:
-        outpoint = self.outpoint(op["out"])
-        with self.disk.read() as txn:
-            looked = self.transactions.output(txn, outpoint, self.hash(outpoint, op.get("hash")))
-        return {"status": looked.status, "spender": self.spender(looked.spender)}
-
-    def op_poke(self, op: Op) -> None:
-        txid, number, fields = self.txid(op["tx"]), op.get("rec", 0), op["fields"]
-
-        def work(txn: Txn) -> None:
-            page = self.store.page(txn, txid, number)
-            assert page is not None
-            for field, value in fields.items():
-                if field == "deletedChildren":
-                    page.deleted_children = [self.txid(name) for name in value or []]
-                elif field == "conflictingChildren" and isinstance(page, Record):
-                    page.conflicting_children = [self.txid(name) for name in value or []]
-                elif field == "lastSpentState":
-                    continue  # nothing of ours: a page's state follows from its slots
-                elif field == "slots":
-                    self._poke_slots(txn, txid, number, value)
-                elif field == "spendableIn":
-                    page.spendable_in = {int(slot): height for slot, height in value.items()}
-                else:
-                    setattr(page, POKED[field], _poked(field, value))
-            if isinstance(page, Record) and "blockIDs" in fields:
-                page.main_ids = list(page.block_ids)
-                page.block_heights = (page.block_heights + [0] * len(page.block_ids))[: len(page.block_ids)]
-                page.subtree_idxs = (page.subtree_idxs + [0] * len(page.block_ids))[: len(page.block_ids)]
-            self.store.put_page(txn, txid, number, page)
-
-        self.write(work)
-
-    def _poke_slots(self, txn: Txn, txid: bytes, number: int, slots: list[str | None]) -> None:
-        for slot, value in enumerate(slots):
-            row = self.store.slot(txn, txid, number, slot)
-            if value is None:
-                self.store.drop_slot(txn, txid, number, slot)
-            elif row is not None:
-                end = b"" if value == "unspent" else FROZEN if value == "frozen" else self.by(value)
-                self.store.put_slot(txn, txid, number, slot, row[:HASH] + end)
+        self._go()
+        outpoint = self.words.outpoint(op["out"])
+        found, slot = self.daemon.transaction(outpoint[0]), self.daemon.output(outpoint)
+        if found is None or slot is None or slot.slot is None:
+            return {"status": "NOT_FOUND", "spender": None}
+        if "hash" in op:
+            self._check_hash(outpoint, op["hash"])
+        status, spender = "OK", None
+        if slot.spending_tx_hash is not None:
+            status = "SPENT"
+            spender = f"{self.words.name(bytes.fromhex(slot.spending_tx_hash))}:{slot.spending_input_index}"
+        height = self.daemon.chain.height
+        if (slot.spendable_in or 0) > height or (found.spending_height or 0) > height + 1:
+            status = "IMMATURE"
+        if slot.status == "frozen":
+            status, spender = "FROZEN", f"FROZEN:{outpoint[1]}"
+        status = "CONFLICTING" if found.conflicting else status
+        return {"status": "LOCKED" if found.locked else status, "spender": spender}
 
     def state(self, name: str) -> Any:
         """Return a record's fields by the cases' names: of the master, a page, a blob or the lock."""
         if name == "lockOwner":
-            return self._lock_owner(self.txid(self.last))
+            return self._lock_owner()
         if name == "lock":
-            return self._lock_state(self.txid(self.last))
+            return self.stored.lock(self.last)
         if name.startswith("blob:"):
-            txid = self.txid(name.removeprefix("blob:"))
-            kind = self._blob(txid)
-            return None if kind is None else {"kind": kind, "name": f"{self.name(txid)}.{kind}"}
-        name, _, number = name.partition("#")
-        txid = self.txid(name)
-        with self.disk.read() as txn:
-            record = self.store.record(txn, txid)
-            if number and int(number):
-                page = self.store.page(txn, txid, int(number))
-                return None if page is None else self._page_state(txn, txid, int(number), page, record)
-            if record is None:
-                return None
-            state = self._page_state(txn, txid, 0, record, record)
-            pages = sum(self.store.page(txn, txid, n) is not None for n in range(record.pages + 1))
-            raw = self.store.body(txn, txid).raw
-        return state | {
-            "records": pages,
-            "totalUtxos": record.total,
-            "totalExtraRecs": record.pages,
-            "spentExtraRecs": record.spent_pages,
-            "external": record.external,
-            "inlineData": raw is not None,
-            "blob": self._blob(txid),
-            "lock": self._lock_state(txid),
-            "unminedSince": record.unmined_since,
-            "preserveUntil": record.preserve_until,
-            "blockIDs": record.block_ids,
-            "blockHeights": record.block_heights,
-            "subtreeIdxs": record.subtree_idxs,
-            "createdAt": record.created_at,
-            "conflictingChildren": [self.name(child) for child in record.conflicting_children] or None,
-            "everHadCreating": txid in self.had_creating,
-            "everHadLock": txid in self.had_lock,
-        }
+            name = name.removeprefix("blob:")
+            kind = self.stored.blob(name)
+            return None if kind is None else {"kind": kind, "name": f"{name}.{kind}"}
+        return self.stored.state(name)
 
-    def _page_state(self, txn: Txn, txid: bytes, number: int, page: Page, record: Record | None) -> Op:
-        state: Op = {
-            "recordUtxos": page.counted,
-            "spentUtxos": page.spent,
-            "creating": page.creating or None,
-            "slots": self._slots(txn, txid, number, page),
-            "deletedChildren": [self.name(child) for child in page.deleted_children] or None,
-            "reassignments": [
-                {
-                    "offset": each.slot,
-                    "oldHash": each.old_hash.hex(),
-                    "newHash": each.new_hash.hex(),
-                    "height": each.height,
-                }
-                for each in page.reassignments
-            ]
-            or None,
-            "spendableIn": {str(slot): height for slot, height in page.spendable_in.items()} or None,
-        }
-        if number:
-            state["lastSpentState"] = "ALLSPENT" if page.all_spent else "NOTALLSPENT"
-        if record is not None:
-            state |= {
-                "locked": record.locked,
-                "conflicting": record.conflicting,
-                "deleteAtHeight": record.delete_at,
-                "spendingHeight": record.spending_height,
-                "isCoinbase": record.is_coinbase,
-                "fee": record.fee,
-                "size": record.size,
-            }
-        return state
+    # --- many --------------------------------------------------------------------------------------------------------
 
-    def _slots(self, txn: Txn, txid: bytes, number: int, page: Page) -> list[str | None]:
-        rows = dict(self.store.slots(txn, txid, number))
-        return [self._slot(rows.get(slot)) for slot in range(page.outputs)]
+    def op_bulk(self, op: Op) -> Op:
+        jobs = self._jobs(op)
+        return _many(jobs, [self._run(job) for job in jobs])
 
-    def _slot(self, row: bytes | None) -> str | None:
-        if row is None:
-            return None
-        if len(row) == HASH:
-            return "unspent"
-        return "frozen" if spending.frozen(row) else self.spender(claimant(row))
+    def op_concurrent(self, op: Op) -> Op:
+        """Send the messages of all ops at once: they wait together."""
+        jobs = self._jobs(op)
+        if not all(job["op"] in ("create", "spend") for job in jobs):
+            return _many(jobs, [self._run(job) for job in jobs])
+        events = [self._message(job) for job in jobs]
+        return _many(jobs, [self._answer(*each) for each in zip(events, self.daemon.ask(*events), strict=True)])
 
-    def _blob(self, txid: bytes) -> str | None:
-        files = Files(self.folder / "blobs")
-        return next((kind for kind in ("tx", "outputs") if files.get(f"{txid.hex()}.{kind}") is not None), None)
+    def _jobs(self, op: Op) -> list[Op]:
+        if "pre" in op:
+            self._run(op["pre"])
+        each = op.get("mix") or op.get("ops") or op.get("do")
+        each = each if isinstance(each, list) else [each]
+        return [_numbered(one, n) for n in range(op["n"]) for one in each]
 
-    def _lock_state(self, txid: bytes) -> Op | None:
-        with self.disk.read() as txn:
-            lock = self.store.lock(txn, txid)
-        if lock is None:
-            return None
-        return {
-            "owner": self._lock_owner(txid),
-            "lockOwner": self._lock_owner(txid),
-            "expectedRecs": lock.expected_records,
-            "ttlSeconds": round(lock.expires_at - lock.created_at),
-            "processId": lock.process_id,
-            "hostname": lock.hostname,
-        }
+    def _message(self, op: Op) -> TxSubmitted:
+        """Return the submission that an op is, which is new or the same as before."""
+        if op["op"] == "create":
+            self.last, tx = op["tx"], self.words.tx(op)
+            self._needs_roots(tx, op["height"])
+            self.words.made.setdefault(op["tx"], tx)
+        else:
+            self._go(op["height"] - 1)
+            tx = self._filled(op["tx"], dict(enumerate(self.words.outpoints(op["ins"]))))
+        spender = self.spenders.setdefault(op["tx"], Spender(tx, op["height"], created=op["op"] == "create"))
+        return self._submission(spender.tx, op.get("hash"), locked=bool(op.get("locked")))
+
+    def _answer(self, event: TxSubmitted, answer: Ack | Error) -> Op:
+        try:
+            status = self._accepted(answer, event.tx.inputs).status
+        except Refused as refused:
+            return refused.said
+        made = self.words.name(event.tx.txid) in self.words.made
+        return {"result": "error", "code": "TX_EXISTS"} if made and status == "duplicate" else {"result": "ok"}
 
 
-def _apply(work: Callable[[Txn, bytes], _T], txid: bytes, txn: Txn) -> _T:
-    return work(txn, txid)
+def _faults(answer: Ack | Error) -> dict[OutPoint, Op]:
+    """Return what a refusal says of outputs."""
+    inputs: Any = answer.detail.get("inputs", []) if isinstance(answer, Error) else []
+    return {tuple(fault["outpoint"]): fault for fault in inputs}
 
 
-def _pruned(cycle: Cycle) -> list[bytes]:
-    """Return the transactions that a cycle has deleted."""
-    return [fact.txid for fact in cycle.facts if isinstance(fact, TxStatusChanged)]
+def _mined(txid: bytes, at: Op, **how: Any) -> TxMined:
+    return TxMined(txids=[txid], block_id=at["block"], height=at["height"], subtree_index=at.get("subtree"), **how)
 
 
-def _fails(*_: object) -> None:
+def _fails(*_: object, **__: object) -> None:
     raise StoreFull("the disk is full")
-
-
-def _crash_point(fault: str) -> tuple[str, str] | None:
-    """Return at which step of a creation a process dies, and whether before or after it."""
-    name = fault.removeprefix("crash.").removeprefix("create.")
-    for pattern, moment, where in CRASHES:
-        if found := re.fullmatch(pattern, name, re.IGNORECASE):
-            number = found.groupdict().get("n")
-            return moment, where if number is None else f"{where}:{number}"
-    return next(((moment, where) for word, moment, where in CRASH_WORDS if word in name.lower()), None)
-
-
-def _step(step: Callable[[Txn], object]) -> str:
-    """Return the name that the cases have for a step of a creation."""
-    bound, number = (step.func, step.args[0]) if isinstance(step, partial) else (step, 0)
-    names = {
-        "begin": "lock.acquire",
-        "page": f"record.write:{number}",
-        "clear": f"clearCreating:{number}",
-        "clear_master": "clearCreating:0",
-        "remove": f"record.remove:{number}",
-        "end": "lock.release",
-    }
-    return names[bound.__name__]
 
 
 def _poked(field: str, value: Any) -> Any:
@@ -1118,6 +1118,21 @@ def _numbered(op: Op, number: int) -> Op:
     return {key: value.replace("{i}", str(number)) if isinstance(value, str) else value for key, value in op.items()}
 
 
+def _many(jobs: list[Op], answers: list[Op]) -> Op:
+    """Sum up what many ops said."""
+    codes = [_short(answer) for answer in answers]
+    others = sorted({code for code in codes if code != "ok"})
+    by_tx: dict[str, set[str]] = {}
+    for job, code in zip(jobs, codes, strict=True):
+        by_tx.setdefault(job.get("tx", ""), set()).add(code)
+    return {
+        "successes": codes.count("ok"),
+        "failures": len(codes) - codes.count("ok"),
+        "others": others[0] if len(others) == 1 else others or None,
+        "allOf": {tx: min(found) if len(found) == 1 else sorted(found) for tx, found in by_tx.items()},
+    }
+
+
 def _short(answer: Op) -> str:
     """Return an answer in a word: a failed spend by the first input that failed."""
     if answer["result"] == "ok":
@@ -1125,9 +1140,3 @@ def _short(answer: Op) -> str:
     inputs = [fault for fault in answer.get("perInput", {}).values() if fault != "ok"]
     first = inputs[0] if inputs else answer["code"]
     return str(first["code"] if isinstance(first, dict) else first)
-
-
-def _remove(disks: list[Disk], folder: Path) -> None:
-    while disks:
-        disks.pop().close()
-    shutil.rmtree(folder, ignore_errors=True)
