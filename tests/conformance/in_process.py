@@ -25,7 +25,7 @@ from handlers.spending import TxFault
 from handlers.transactions import Transactions
 from handlers.tx_query import Slot, Transaction, TxQuery
 from handlers.utxo import Committed, Limits, Turns, follow_chain
-from handlers.waiting import Order, Waiting, WaitingList
+from handlers.waiting import Status, Waiting, WaitingList
 from storage.change_log import Retention
 from storage.disk import Disk
 from storage.errors import StoreError
@@ -150,10 +150,10 @@ class InProcess:
             held = self.query.find(txn, txid, self.chain.height)
             return [] if held is None else self.query.slots(txn, held, range(held.record.total))
 
-    def waiting(self, order: Order) -> list[Waiting]:
-        """Return what `/txs?status=unmined` answers."""
+    def waiting(self, status: Status) -> list[Waiting]:
+        """Return what `/txs?status=…` answers."""
         with self.disk.read() as txn:
-            found = WaitingList(self.transactions, txn, "unmined", order)
+            found = WaitingList(self.transactions, txn, status, "age")
             for _ in found.look(None, 0, ALL):
                 pass
             return found.waiting()

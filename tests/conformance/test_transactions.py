@@ -16,7 +16,7 @@ from conformance.words import Op
 OUT_OF_REACH = {
     "spend-009": "spend at height 0",
     "prune-005": "prune at height 0",
-    "unspend-005": "unspend by FROZEN",
+    "unspend-005": "unspend, frozen",
     "lock-016": "lockRelease",
     "persist-006": "notify, minedSet false",
     "spend-022": "spend, other inputs",

@@ -67,7 +67,7 @@ from storage.transactions import FROZEN, HASH, Record
 UNREACHED = {
     "spend at height 0": "a submission spends at the height after the tip's, which is 1 at least",
     "prune at height 0": "the pruner and `utxod prune` begin with the first block",
-    "unspend by FROZEN": "the mark of a frozen output spends nothing that could be withdrawn",
+    "unspend, frozen": "nobody spends what is frozen: there is nothing that could be withdrawn",
     "lockRelease": "who creates gives back its own lock, in its last step: that step alone is run",
     "notify, minedSet false": "a block comes with its transactions: there is none without them",
     "spend, other inputs": "an id stands for its inputs: the submission is withdrawn, and one with more of them sent",
@@ -135,6 +135,8 @@ NOWHERE = digest("nowhere"), 0
 
 class Input(dict[str, Any]):
     """What is said of an input that can't be spent. The cases name some by the code alone, and so it equals that."""
+
+    spender = ""
 
     def __eq__(self, other: object) -> bool:
         return self["code"] == other if isinstance(other, str) else super().__eq__(other)
@@ -240,11 +242,14 @@ class Subject:
         if isinstance(answer, Ack):
             return answer
         code = {"store_full": "STORAGE_ERROR", "malformed": "INVALID_PARAMETER"}.get(answer.code, answer.code)
-        faults = _faults(answer)
         if code == "UTXO_ERROR":
-            told = {str(n): self._input(faults.get(outpoint)) for n, outpoint in enumerate(outpoints)}
-            raise Refused(code, perInput=told)
-        spender = next(iter(faults.values()), {}).get("spender")
+            left, told = _inputs(answer), dict[str, str | Input]()
+            for n, outpoint in reversed(list(enumerate(outpoints))):  # of one that is named twice, the first is spent
+                found = next((fault for fault in reversed(left) if tuple(fault["outpoint"]) == outpoint), None)
+                left = [fault for fault in left if fault is not found]
+                told[str(n)] = self._input(found)
+            raise Refused(code, perInput=dict(reversed(told.items())))
+        spender = next(iter(_faults(answer).values()), {}).get("spender")
         raise Refused(code, existing=self.words.out(spender)) if spender else Refused(code)
 
     def _input(self, fault: Op | None) -> str | Input:
@@ -252,7 +257,9 @@ class Subject:
             return "ok"
         if "spender" not in fault:
             return str(fault["code"])
-        return Input(code=fault["code"], conflictingTx=self.words.name(fault["spender"][0]))
+        told = Input(code=fault["code"], conflictingTx=self.words.name(fault["spender"][0]))
+        told.spender = self.words.out(fault["spender"])
+        return told
 
     def _go(self, height: int | None = None) -> None:
         """Let the tip be where the next op wants it: by itself, at the store's own height."""
@@ -375,6 +382,8 @@ class Subject:
             self._do(TxConflicting(txids=[tx.txid]))
         for at in mined:
             self._do(_mined(tx.txid, at))
+        if mined and fields["locked"]:
+            self._do(TxLocked(txids=[tx.txid]))
         if before is not None and set(before.tx.inputs) & set(tx.inputs):
             self._go(before.height - 1)
             self._accepted(self._claim_anew(self.spenders[name]))
@@ -391,7 +400,7 @@ class Subject:
     def _submit(self, event: TxSubmitted, *, conflicting: bool) -> Ack | Error:
         """Submit what a case creates, whatever it spends."""
         answer = self._ask(event, "" if self.daemon.transactions.large(event.tx) else "record.write:0")
-        faults = _faults(answer)
+        faults, name = _faults(answer), self.words.name(event.tx.txid)
         codes = {fault["code"] for fault in faults.values()}
         if codes & {"TX_NOT_FOUND", "UTXO_NOT_FOUND"}:
             self._near("create, missing parent")
@@ -404,6 +413,15 @@ class Subject:
             self._do(TxConflicting(txids=parents, value=False))
             answer = self._ask(event)
             self._do(TxConflicting(txids=parents))
+        if conflicting and codes == {"FROZEN"}:  # and before its inputs are frozen
+            self._do(OutputsUnfrozen(outpoints=list(faults)))
+            answer = self._ask(event)
+            self._do(TxConflicting(txids=[event.tx.txid]))
+            self._do(OutputsFrozen(outpoints=list(faults)))
+        if codes == {"INVALID_SPEND"} and event.tx.inputs == [(self.words.root(name).txid, 0)]:  # it was pruned
+            tx = self._filled(name, {0: (self.words.root(f"{name} anew").txid, 0)}, event.tx)
+            self._needs_roots(tx, self.daemon.chain.height)
+            answer = self._ask(msgspec.structs.replace(event, tx=tx))
         return answer
 
     def _created(self, answer: Ack | Error, tx: Tx) -> str:
@@ -497,7 +515,7 @@ class Subject:
             told = refused.said.get("perInput", {}).get("0")
             if told is None:
                 raise
-            more = {"existing": f"{told['conflictingTx']}"} if isinstance(told, Input) else {}
+            more = {"existing": told.spender} if isinstance(told, Input) else {}
             raise Refused(told["code"] if isinstance(told, Input) else told, **more) from None
 
     def _spend(self, op: Op, named: dict[int, OutPoint]) -> Op:
@@ -587,8 +605,12 @@ class Subject:
         self._near("spend, ignoring")
         behind: list[Op] = []
         for outpoint in _faults(answer):
-            slot = self.daemon.output(outpoint)
-            if slot is not None and slot.status == "frozen":
+            slot, found = self.daemon.output(outpoint), self.daemon.transaction(outpoint[0])
+            if found is not None and found.locked and not op.get("ignoreLocked"):
+                behind.append({"outpoint": outpoint, "code": "LOCKED"})
+            elif found is not None and (found.spending_height or 0) > op["height"]:
+                behind.append({"outpoint": outpoint, "code": "COINBASE_IMMATURE"})
+            elif slot is not None and slot.status == "frozen":
                 behind.append({"outpoint": outpoint, "code": "FROZEN"})
             elif slot is not None and slot.spending_tx_hash is not None:
                 by = bytes.fromhex(slot.spending_tx_hash), slot.spending_input_index
@@ -602,21 +624,21 @@ class Subject:
     def op_unspend(self, op: Op) -> Op:
         outpoint = self.words.outpoint(op["out"])
         slot = self.daemon.output(outpoint)
-        if op["by"] == "FROZEN":
-            self._near("unspend by FROZEN")
-            raise Refused("FROZEN" if slot and slot.status == "frozen" else "TX_NOT_FOUND")
+        if slot is not None and slot.status == "frozen":
+            self._near("unspend, frozen")
+            raise Refused("FROZEN")
         name, number = split(op["by"])
         spender = self.spenders.get(name)
         self._go(op.get("height"))
         with self._signals({outpoint[0]}) as signals:
             if spender is None:
                 answer = self._ask(TxWithdrawn(txids=[self._txid(name)], reason="operator"), "unspend")
-                if isinstance(answer, Error) and (answer.code != "TX_NOT_FOUND" or slot is None):
+                if isinstance(answer, Error) and answer.code != "TX_NOT_FOUND":
                     self._accepted(answer)
             elif spender.tx.inputs[number : number + 1] == [outpoint]:
                 self._give_back(name, number, spender)
-            elif slot is None:
-                raise Refused("TX_NOT_FOUND" if self.daemon.transaction(outpoint[0]) is None else "UTXO_NOT_FOUND")
+        if slot is None:
+            raise Refused("TX_NOT_FOUND" if self.daemon.transaction(outpoint[0]) is None else "UTXO_NOT_FOUND")
         return signals
 
     def _give_back(self, name: str, number: int, spender: Spender) -> None:
@@ -722,9 +744,13 @@ class Subject:
         return more | {"childCount": self._read(done[0]).total_extra_recs if done else None}
 
     def op_setConflicting(self, op: Op) -> Op:
-        self._go(op.get("height"))
+        op = op | {"txs": [name for name in op["txs"] if name != "COINBASE_PLACEHOLDER"]}
         children = [child for name in op["txs"] for child in self._children(self._txid(name), recorded=True)]
         value = op["value"]
+        for child in map(self.words.name, children if value else []):
+            if child in self.spenders and not self.spenders[child].created:  # it does not lose with its parent
+                self._spend_again(self.spenders[child].height, self.spenders[child])
+        self._go(op.get("height"))
         _, more = self._each(op, lambda txid: TxConflicting(txids=[txid], value=value), "setConflicting")
         spends = [point for name in op["txs"] for point in self._inpoints(name)]
         return more | {
@@ -876,18 +902,21 @@ class Subject:
                         self._near("loadUnmined, bestBlocks")
                         self._do(_mined(self._txid(name), {"block": block, "height": height}))
         self.daemon.restart()
-        self.daemon.lives.wake(self.daemon.chain.height)
-        names = [self.words.name(bytes.fromhex(each.txid)) for each in self.daemon.waiting("parents_first")]
+        names = [self.words.name(txid) for txid in self.daemon.lives.wake(self.daemon.chain.height)]
         return {"txs": names, "order": names}
 
     def op_queryOldUnmined(self, op: Op) -> Op:
-        old = [each.txid for each in self.daemon.waiting("age") if each.unmined_since <= op["cutoff"]]
-        return {"txs": [self.words.name(bytes.fromhex(txid)) for txid in old]}
+        return {"txs": [self.words.name(txid) for since, txid in self._unmined() if since <= op["cutoff"]]}
+
+    def _unmined(self) -> list[tuple[int, bytes]]:
+        """Return what waits for a block, or has lost a conflict, and since when."""
+        waiting = [*self.daemon.waiting("unmined"), *self.daemon.waiting("conflicting")]
+        return sorted((each.unmined_since, bytes.fromhex(each.txid)) for each in waiting)
 
     # --- pruning -----------------------------------------------------------------------------------------------------
 
     def op_preserveParents(self, op: Op) -> Op:
-        return self._pruned(op["height"]) | {"unminedRemaining": len(self.daemon.waiting("age"))}
+        return self._pruned(op["height"]) | {"unminedRemaining": len(self._unmined())}
 
     def op_expirePreservations(self, op: Op) -> Op:
         self._near("prune, one phase")
@@ -1047,7 +1076,14 @@ class Subject:
             name = name.removeprefix("blob:")
             kind = self.stored.blob(name)
             return None if kind is None else {"kind": kind, "name": f"{name}.{kind}"}
-        return self.stored.state(name)
+        spender, state = self.spenders.get(name), self.stored.state(name)
+        if spender is not None and not spender.created:  # the case has none of it
+            return None
+        if state is not None and OWN_BLOCK in state.get("blockIDs", ()):
+            at = state["blockIDs"].index(OWN_BLOCK)
+            for field in ("blockIDs", "blockHeights", "subtreeIdxs"):
+                state[field] = state[field][:at] + state[field][at + 1 :]
+        return state
 
     # --- many --------------------------------------------------------------------------------------------------------
 
@@ -1091,10 +1127,14 @@ class Subject:
         return {"result": "error", "code": "TX_EXISTS"} if made and status == "duplicate" else {"result": "ok"}
 
 
-def _faults(answer: Ack | Error) -> dict[OutPoint, Op]:
-    """Return what a refusal says of outputs."""
+def _inputs(answer: Ack | Error) -> list[Op]:
+    """Return what a refusal says of inputs, in their order."""
     inputs: Any = answer.detail.get("inputs", []) if isinstance(answer, Error) else []
-    return {tuple(fault["outpoint"]): fault for fault in inputs}
+    return list(inputs)
+
+
+def _faults(answer: Ack | Error) -> dict[OutPoint, Op]:
+    return {tuple(fault["outpoint"]): fault for fault in _inputs(answer)}
 
 
 def _mined(txid: bytes, at: Op, **how: Any) -> TxMined:

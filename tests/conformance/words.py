@@ -84,4 +84,4 @@ class Words:
         if not inputs and not op.get("partial") and not op.get("coinbase"):
             inputs = [(self.root(name).txid, 0)]
         raw = (digest(f"raw {name}") * (op.get("size", 100) // HASH + 1))[: op.get("size", 100)]
-        return Tx(self.txid(name), inputs, outputs, coinbase=bool(op.get("coinbase")), size=op.get("size"), raw=raw)
+        return Tx(self.txid(name), inputs, outputs, coinbase=bool(op.get("coinbase")), size=len(raw), raw=raw)
