@@ -1,6 +1,8 @@
-"""What a store has of a transaction, in the words of the conformance cases."""
+"""What a store has of a transaction, in the words of the conformance cases, and what these set there by hand."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from conformance.faulty import Faults
 from conformance.words import Op, Words
@@ -8,7 +10,30 @@ from conformance.words import Op, Words
 from handlers import spending
 from storage.blobs import Files
 from storage.disk import Txn
-from storage.transactions import HASH, Page, Record, TxStore, claimant
+from storage.transactions import FROZEN, HASH, Page, Record, TxStore, claimant
+
+POKED = {  # a field of the cases → of a page
+    "spentUtxos": "spent",
+    "recordUtxos": "recorded",
+    "totalUtxos": "total",
+    "totalExtraRecs": "pages",
+    "spentExtraRecs": "spent_pages",
+    "deleteAtHeight": "delete_at",
+    "preserveUntil": "preserve_until",
+    "unminedSince": "unmined_since",
+    "blockIDs": "block_ids",
+    "blockHeights": "block_heights",
+    "subtreeIdxs": "subtree_idxs",
+    "spendingHeight": "spending_height",
+    "isCoinbase": "is_coinbase",
+    "createdAt": "created_at",
+    "creating": "creating",
+    "locked": "locked",
+    "conflicting": "conflicting",
+    "external": "external",
+    "fee": "fee",
+    "size": "size",
+}
 
 
 class Stored:
@@ -124,3 +149,46 @@ class Stored:
             "processId": lock.process_id,
             "hostname": lock.hostname,
         }
+
+
+def poke(txn: Txn, store: TxStore, words: Words, op: Op) -> None:
+    """Write raw state of a record."""
+    txid, number, fields = words.txid(op["tx"]), op.get("rec", 0), op["fields"]
+    page = store.page(txn, txid, number)
+    assert page is not None
+    for field, value in fields.items():
+        if field == "deletedChildren":
+            page.deleted_children = [words.txid(name) for name in value or []]
+        elif field == "conflictingChildren" and isinstance(page, Record):
+            page.conflicting_children = [words.txid(name) for name in value or []]
+        elif field == "lastSpentState":
+            continue  # nothing of ours: a page's state follows from its slots
+        elif field == "slots":
+            _poke_slots(txn, store, words, txid, number, value)
+        elif field == "spendableIn":
+            page.spendable_in = {int(slot): height for slot, height in value.items()}
+        else:
+            setattr(page, POKED[field], _poked(field, value))
+    if isinstance(page, Record) and "blockIDs" in fields:
+        page.main_ids = list(page.block_ids)
+        page.block_heights = (page.block_heights + [0] * len(page.block_ids))[: len(page.block_ids)]
+        page.subtree_idxs = (page.subtree_idxs + [0] * len(page.block_ids))[: len(page.block_ids)]
+    store.put_page(txn, txid, number, page)
+
+
+def _poke_slots(txn: Txn, store: TxStore, words: Words, txid: bytes, number: int, slots: list[str | None]) -> None:
+    for slot, value in enumerate(slots):
+        row = store.slot(txn, txid, number, slot)
+        if value is None:
+            store.drop_slot(txn, txid, number, slot)
+        elif row is not None:
+            end = b"" if value == "unspent" else FROZEN if value == "frozen" else words.by(value)
+            store.put_slot(txn, txid, number, slot, row[:HASH] + end)
+
+
+def _poked(field: str, value: Any) -> Any:
+    if value is None and field in ("creating", "locked", "conflicting", "external", "isCoinbase"):
+        return False
+    if value is None and field in ("blockIDs", "blockHeights", "subtreeIdxs"):
+        return []
+    return value

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance.transactions_subject import NEAREST, UNREACHED, Subject
+from conformance.reach import NEAREST, UNREACHED
+from conformance.transactions_subject import Subject
 from conformance.words import Op
 
 # The cases of which nobody can ask a daemon, by what in them is out of reach.
@@ -40,7 +41,7 @@ def test_case(case: Op, subject: Subject) -> None:
     wants = case["then"].get("oneOf") or [case["then"]]
     differing = [list(differences(subject, want, got)) for want in wants]
     assert not all(differing), differing[0]
-    out_of_reach = [name for name in subject.nearest if name in UNREACHED]
+    out_of_reach = [name for name in subject.case.nearest if name in UNREACHED]
     assert out_of_reach == [name for each, name in OUT_OF_REACH.items() if each == case["id"]]
 
 
@@ -79,5 +80,6 @@ def test_a_wrong_answer_is_seen(want: Op, subject: Subject) -> None:
 
 
 def test_every_reason_is_given_somewhere() -> None:
-    source = (Path(__file__).parent / "transactions_subject.py").read_text()
-    assert set(re.findall(r'self\._near\("(.+?)"\)', source)) == NEAREST.keys() | UNREACHED.keys()
+    sources = [path.read_text() for path in Path(__file__).parent.glob("*.py")]
+    given = {name for source in sources for name in re.findall(r'self\.(?:case\.)?near\("(.+?)"\)', source)}
+    assert given == NEAREST.keys() | UNREACHED.keys()
