@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any
-from unittest.mock import patch
 
 import msgspec
 from conformance.case import Case, Refused, Spender, faults_of, mined_in
 from conformance.faulty import Crash
 from conformance.words import Op
 
-from handlers.creation import release
 from handlers.events import (
     Ack,
     Error,
@@ -41,12 +38,14 @@ class Creating:
         before = None if before is None or before.created else before
         if before is not None:  # a case that lets it spend first says now what it is
             self.case.ask(TxWithdrawn(txids=[tx.txid], reason="replaced"))
-        self.daemon.transactions.rules = self.case.rules(external=op.get("external", self.case.config["external"]))
+        self.daemon.configure(self.case.rules(external=op.get("external", self.case.config["external"])))
         late = bool(mined) and not (op.get("ins") or op.get("coinbase") or conflicting)
         fields: Op = {"locked": bool(op.get("locked")), "on_spent": "record" if conflicting else "refuse"}
         self.case.need_roots(tx, LATE if late else op["height"])
         self.words.made.setdefault(name, tx)
-        with self._clock(op.get("createdAtMs")):
+        if "createdAtMs" in op:
+            self.case.near("create, createdAtMs")
+        with self.daemon.clock(op["createdAtMs"]) if "createdAtMs" in op else nullcontext():
             answer = self._submit(TxSubmitted(tx=tx, **fields), conflicting=conflicting)
         if self._created(answer, tx) == "duplicate":
             raise Refused("TX_EXISTS")
@@ -61,18 +60,9 @@ class Creating:
             self.case.go(before.height - 1)
             self.case.accepted(self.case.claim_anew(self.case.spenders[name]))
 
-    @contextmanager
-    def _clock(self, time_ms: int | None) -> Iterator[None]:
-        if time_ms is None:
-            yield
-            return
-        self.case.near("create, createdAtMs")
-        with patch("handlers.births.now", lambda: time_ms):
-            yield
-
     def _submit(self, event: TxSubmitted, *, conflicting: bool) -> Ack | Error:
         """Submit what a case creates, whatever it spends."""
-        answer = self.case.ask(event, "" if self.daemon.transactions.large(event.tx) else "record.write:0")
+        answer = self.case.ask(event, "" if self.daemon.large(event.tx) else "record.write:0")
         faults, name = faults_of(answer), self.words.name(event.tx.txid)
         codes = {fault["code"] for fault in faults.values()}
         if codes & {"TX_NOT_FOUND", "UTXO_NOT_FOUND"}:
@@ -99,7 +89,7 @@ class Creating:
 
     def _created(self, answer: Ack | Error, tx: Tx) -> str:
         """Return the status of a submission."""
-        if isinstance(answer, Error) and answer.code == "store_full" and self.daemon.transactions.large(tx):
+        if isinstance(answer, Error) and answer.code == "store_full" and self.daemon.large(tx):
             self.case.near("create, unfinished")
             found = self.case.stored.state(self.words.name(tx.txid))
             if found is None or found["records"] <= found["totalExtraRecs"]:
@@ -128,7 +118,7 @@ class Creating:
     def _take_lock(self, name: str, records: int) -> None:
         """Submit a transaction of so many records, and die when it has its lock."""
         self.case.near("lockAcquire")
-        self.daemon.transactions.rules = self.case.rules(batchSize=1, external=True)
+        self.daemon.configure(self.case.rules(batchSize=1, external=True))
         tx = self.words.tx({"tx": name, "outs": records})
         self.case.need_roots(tx, self.daemon.chain.height)
         self.case.faults.set.append("crash.afterLock")
@@ -138,14 +128,13 @@ class Creating:
             self.daemon.restart()
         finally:
             self.case.faults.set = [fault for fault in self.case.faults.set if fault != "crash.afterLock"]
-            self.daemon.transactions.rules = self.case.rules()
+            self.daemon.configure(self.case.rules())
 
     def op_lockRelease(self, op: Op) -> Op:
         self.case.near("lockRelease")
         self.case.last, txid = op["tx"], self.words.txid(op["tx"])
         owner = next((token for token, name in self.words.owners.items() if name == op["owner"]), b"nobody")
-        step = self.daemon.chain.write_alone
-        released = step(lambda txn: release(self.daemon.transactions, txn, txid, owner))
+        released = self.daemon.end_creation(txid, owner)
         return {"lockOwner": self.lock_owner(), "released": released}
 
     def lock_owner(self) -> str | None:

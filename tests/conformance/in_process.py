@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import anyio
 import msgspec
@@ -15,6 +18,7 @@ from pruning import run_through
 
 from handlers.burial import Burial
 from handlers.change_log import ChangeLog
+from handlers.creation import release
 from handlers.desk import Rules
 from handlers.events import Ack, BlockApplied, Error, Fact, Inbound, OutPoint, Rollback, RollbackPoint, Tx
 from handlers.lives import Lives
@@ -28,12 +32,17 @@ from handlers.utxo import Committed, Limits, Turns, follow_chain
 from handlers.waiting import Status, Waiting, WaitingList
 from storage.change_log import Retention
 from storage.disk import Disk
-from storage.errors import StoreError
+from storage.errors import StoreError, StoreFull
 from storage.jobs import JobStore
 from storage.windows import Windows
 
 OUR_IDS = 1 << 40  # of blocks: no case has one so high
 ALL = 1 << 20
+PHASES = {
+    "preserveParents": "preserve_step",
+    "expirePreservations": "expire_preservations",
+    "prune": "delete_due",
+}
 
 
 class InProcess:
@@ -67,6 +76,21 @@ class InProcess:
         rules = self.transactions.rules
         self.disk.close()
         self.open(rules)
+
+    def start(self) -> list[bytes]:
+        """Start the daemon again; return what waits then, parents first."""
+        self.restart()
+        return self.lives.wake(self.chain.height)
+
+    def configure(self, rules: Rules) -> None:
+        """Let another configuration count from now on."""
+        self.transactions.rules, self.transactions.chain.maturity = rules, rules.maturity
+
+    @contextmanager
+    def clock(self, time_ms: int) -> Iterator[None]:
+        """Let it be a certain time."""
+        with patch("handlers.births.now", lambda: time_ms):
+            yield
 
     # --- messages ------------------------------------------------------------------------------------------------
 
@@ -118,6 +142,14 @@ class InProcess:
         (answer,) = self.ask(event)
         assert isinstance(answer, Ack), answer
 
+    def large(self, tx: Tx) -> bool:
+        """Return whether a submission takes several commits."""
+        return self.transactions.large(tx)
+
+    def end_creation(self, txid: bytes, owner: bytes) -> bool:
+        """Take the last step of a creation: its owner gives back the lock."""
+        return self.chain.write_alone(lambda txn: release(self.transactions, txn, txid, owner))
+
     # --- questions -----------------------------------------------------------------------------------------------
 
     def knows(self, txid: bytes) -> bool:
@@ -160,8 +192,14 @@ class InProcess:
 
     # --- the pruner ----------------------------------------------------------------------------------------------
 
-    def prune(self, terms: Terms, burial: Burial, request: Request) -> tuple[Cycle, str | None]:
-        """Run one cycle to its end, as the pruner and `utxod prune` do; return it, and what failed."""
+    def prune(self, terms: Terms, preservation: int, request: Request, failing: list[str]) -> tuple[Cycle, str | None]:
+        """Run one cycle to its end, as the pruner and `utxod prune` do; return it, and what failed.
+
+        `failing` are the phases in which the disk is full.
+        """
+        burial = Burial(self.transactions, terms.unmined_retention, preservation)
+        for phase in failing:
+            setattr(burial, PHASES[phase], _fails)
         self.pruner.terms, self.pruner.burial = terms, burial
         cycle, failed = self.pruner.cycle(request, self.chain.view.persisted_height), None
         self.faults.pruning = True
@@ -175,3 +213,7 @@ class InProcess:
         finally:
             self.faults.pruning = False
         return cycle, failed
+
+
+def _fails(*_: object, **__: object) -> None:
+    raise StoreFull("the disk is full")

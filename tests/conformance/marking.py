@@ -225,8 +225,7 @@ class Marking:
                     if block in (op.get("bestBlocks") or ()):
                         self.case.near("loadUnmined, bestBlocks")
                         self.case.do(mined_in(self.words.txid(name), {"block": block, "height": height}))
-        self.daemon.restart()
-        names = [self.words.name(txid) for txid in self.daemon.lives.wake(self.daemon.chain.height)]
+        names = [self.words.name(txid) for txid in self.daemon.start()]
         return {"txs": names, "order": names}
 
     def op_queryOldUnmined(self, op: Op) -> Op:

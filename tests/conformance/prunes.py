@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from conformance.case import OWN_BLOCK, Case, Refused, mined_in
+from conformance.in_process import PHASES
 from conformance.words import Op
 
-from handlers.burial import Burial
 from handlers.events import NodeState, TxStatusChanged
 from handlers.prune_cycle import Terms
 from handlers.prune_request import Request, held_back
 from storage.blobs import Files
-from storage.errors import StoreFull
 
 STATES = {"running": "running", "reorging": "reorganising", "stopped": "stopped", "idle": "stopped"}
 
@@ -61,13 +60,10 @@ class Pruning:
             unmined_retention=unmined_retention,
             defensive=bool(config["defensive"] if defensive is None else defensive),
         )
-        burial = Burial(self.daemon.transactions, unmined_retention, config["parentPreservationBlocks"])
-        for step, name in (("preserveParents", "preserve_step"), ("expirePreservations", "expire_preservations")):
-            if self.case.faults.hit(step):
-                setattr(burial, name, _fails)
-        if self.case.faults.hit("prune"):
-            setattr(burial, "delete_due", _fails)  # noqa: B010 - a method
-        cycle, failed = self.daemon.prune(terms, burial, Request(height, "applied"))
+        failing = [phase for phase in PHASES if self.case.faults.hit(phase)]
+        cycle, failed = self.daemon.prune(
+            terms, config["parentPreservationBlocks"], Request(height, "applied"), failing
+        )
         kept = [log["txid"] for log in self.case.logs if log["event"] == "transaction_kept"]
         gone = [fact.txid for fact in cycle.facts if isinstance(fact, TxStatusChanged)]
         names = [name for name in map(self.words.name, gone) if not name.startswith("root of ")]
@@ -141,7 +137,3 @@ class Pruning:
     def _blob_names(self) -> list[str]:
         names = (name.partition(".") for name, _ in Files(self.case.folder / "blobs").names())
         return [f"{self.words.name(bytes.fromhex(txid))}.{kind}" for txid, _, kind in names]
-
-
-def _fails(*_: object, **__: object) -> None:
-    raise StoreFull("the disk is full")

@@ -91,8 +91,7 @@ class Subject:
         if unknown:
             raise AssertionError(f"unknown configuration: {unknown}")
         self.case.config |= {key: value for key, value in op.items() if key != "op"}
-        self.daemon.transactions.rules = self.case.rules()
-        self.daemon.transactions.chain.maturity = self.case.config["coinbaseMaturity"]
+        self.daemon.configure(self.case.rules())
         if op.get("persistedHeight"):
             self.case.persist(op["persistedHeight"])
             self.daemon.pruner.look(self.daemon.turns.world())

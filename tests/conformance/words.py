@@ -6,11 +6,11 @@ from hashlib import blake2b
 from typing import Any
 
 from handlers.bodies import body
-from handlers.desk import PLACEHOLDER
 from handlers.events import OutPoint, Output, Tx
 from storage.transactions import FROZEN, HASH, claim, output_hash
 
 Op = dict[str, Any]
+PLACEHOLDER = b"\xff" * HASH  # of a coinbase, and the spender of what is frozen
 
 
 def digest(name: str) -> bytes:
