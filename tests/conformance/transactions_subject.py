@@ -31,7 +31,7 @@ from conformance.words import Op
 from structlog.testing import capture_logs
 
 from handlers.events import Ack, Error, TxSubmitted
-from storage.blobs import Files
+from storage.blobs import BlobFailed, Files
 
 
 class Subject:
@@ -66,6 +66,8 @@ class Subject:
             return {"result": "ok", **(self._ops[f"op_{op['op']}"](op) or {})}
         except Refused as refused:
             return refused.said
+        except BlobFailed:
+            return {"result": "error", "code": "STORAGE_ERROR"}
 
     def state(self, name: str) -> Any:
         """Return a record's fields by the cases' names: of the master, a page, a blob or the lock."""
