@@ -29,7 +29,7 @@ from handlers.spending import TxFault
 from handlers.transactions import Transactions
 from handlers.tx_query import Slot, Transaction, TxQuery
 from handlers.utxo import Committed, Limits, Turns, follow_chain
-from handlers.waiting import Status, Waiting, WaitingList
+from handlers.waiting import Order, Status, Waiting, WaitingList
 from storage.change_log import Retention
 from storage.disk import Disk
 from storage.errors import StoreError, StoreFull
@@ -77,10 +77,10 @@ class InProcess:
         self.disk.close()
         self.open(rules)
 
-    def start(self) -> list[bytes]:
-        """Start the daemon again; return what waits then, parents first."""
+    def start(self) -> None:
+        """Start the daemon again."""
         self.restart()
-        return self.lives.wake(self.chain.height)
+        self.lives.wake(self.chain.height)
 
     def configure(self, rules: Rules) -> None:
         """Let another configuration count from now on."""
@@ -182,10 +182,10 @@ class InProcess:
             held = self.query.find(txn, txid, self.chain.height)
             return [] if held is None else self.query.slots(txn, held, range(held.record.total))
 
-    def waiting(self, status: Status) -> list[Waiting]:
+    def waiting(self, status: Status, order: Order = "age") -> list[Waiting]:
         """Return what `/txs?status=…` answers."""
         with self.disk.read() as txn:
-            found = WaitingList(self.transactions, txn, status, "age")
+            found = WaitingList(self.transactions, txn, status, order)
             for _ in found.look(None, 0, ALL):
                 pass
             return found.waiting()

@@ -217,7 +217,7 @@ class Marking:
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def op_loadUnmined(self, op: Op) -> Op:
-        """Start the daemon again, and list what waits."""
+        """Start the daemon again, and list what waits: parents first, and the oldest first."""
         self.case.go()
         for name in self.case.spenders:
             if found := self.daemon.transaction(self.words.txid(name)):
@@ -225,7 +225,9 @@ class Marking:
                     if block in (op.get("bestBlocks") or ()):
                         self.case.near("loadUnmined, bestBlocks")
                         self.case.do(mined_in(self.words.txid(name), {"block": block, "height": height}))
-        names = [self.words.name(txid) for txid in self.daemon.start()]
+        self.daemon.start()
+        waiting = sorted(self.daemon.waiting("unmined", "parents_first"), key=lambda each: each.created_at)
+        names = [self.words.name(bytes.fromhex(each.txid)) for each in waiting]
         return {"txs": names, "order": names}
 
     def op_queryOldUnmined(self, op: Op) -> Op:
