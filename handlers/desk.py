@@ -296,28 +296,6 @@ class Desk:
             spending.count_page(held.record, 1 if page.all_spent else -1)
         self.store.put_page(txn, held.txid, number, page)
 
-    def unspend(self, txn: Txn, outpoint: OutPoint, by: bytes, height: int | None = None) -> str | None:
-        """Make an output unspent again if `by` spends it; another's spend stays. Returns the signal.
-
-        Raises:
-            TxFault: `TX_NOT_FOUND`, `UTXO_NOT_FOUND`, or `FROZEN`.
-        """
-        held = self.hold(txn, outpoint[0])
-        if held is None:
-            raise TxFault("TX_NOT_FOUND", f"transaction {outpoint[0].hex()} is not known")
-        row = self.slot(txn, held, outpoint[1])[3]
-        if row is None:
-            raise TxFault("UTXO_NOT_FOUND", f"{show(outpoint)} does not exist")
-        if spending.frozen(row):
-            raise TxFault("FROZEN", f"{show(outpoint)} is frozen")
-        if row[HASH:] == by:
-            self._give_back(txn, held, outpoint[1])
-        if held.chain_tx is not None:
-            return None
-        signal = spending.settle(held.record, self.height if height is None else height, self.rules.retention)
-        self.store.put_record(txn, held.txid, held.record)
-        return signal
-
     def release(self, txn: Txn, outpoint: OutPoint, by: bytes) -> None:
         """Give up the claim of `by` on an output, whatever state that is in.
 

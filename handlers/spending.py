@@ -204,15 +204,6 @@ def unmine(record: Record, block_id: int, now: int) -> None:
     record.locked = record.locked_by_operator = record.creating = False
 
 
-def mark_longest(record: Record, now: int, *, on: bool) -> None:
-    """Say that all of its blocks are on the longest chain, or none is; the age of what is unmined already stays."""
-    if on:
-        record.main_ids, record.unmined_since = list(record.block_ids), None
-    else:
-        record.main_ids = []
-        record.unmined_since = min(now, HIGHEST) if record.unmined_since is None else record.unmined_since
-
-
 def data_output(value: int, script: bytes) -> bool:
     """Return whether an output only carries data: it can't be spent, so no slot is kept of it."""
     return value == 0 and (script[:1] == b"\x6a" or script[:2] == b"\x00\x6a")

@@ -208,31 +208,6 @@ class States(Desk):
             spending.settle(record, height, self.rules.retention)
             self.store.put_record(txn, txid, record)
 
-    def mark_longest(self, txn: Txn, txid: bytes, *, on: bool) -> None:
-        """Say that a transaction's blocks are on the longest chain, or are not.
-
-        Raises:
-            TxFault: `TX_NOT_FOUND`.
-        """
-        record = self.need(txn, txid)
-        spending.mark_longest(record, self.height, on=on)
-        spending.settle(record, self.height, self.rules.retention)
-        self.store.put_record(txn, txid, record)
-
-    def count_spent_page(self, txn: Txn, txid: bytes, by: int, height: int) -> str | None:
-        """Correct the count of pages that are all spent; return the signal.
-
-        Raises:
-            TxFault: `TX_NOT_FOUND`, or `INVALID_PARAMETER`.
-        """
-        record = self.store.record(txn, txid)
-        if record is None:
-            raise TxFault("TX_NOT_FOUND", f"transaction {txid.hex()} is not known")
-        spending.count_page(record, by)
-        signal = spending.settle(record, height, self.rules.retention)
-        self.store.put_record(txn, txid, record)
-        return signal
-
     def set_conflicting(self, txn: Txn, txid: bytes, *, on: bool) -> None:
         """Say that a transaction conflicts with another, or does no longer; its parents remember it.
 

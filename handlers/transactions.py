@@ -152,23 +152,6 @@ class Transactions(Births):
             self.spend(txn, txid, self.store.body(txn, txid).inputs, self.height + 1, wanted=wanted, unborn=True)
             self.set_conflicting(txn, txid, on=False)
 
-    def lock_children(self, txn: Txn, txid: bytes) -> list[bytes]:
-        """Lock a transaction and all recorded spenders of its outputs, however far; return them.
-
-        Raises:
-            TxFault: `TX_NOT_FOUND`.
-        """
-        if txid == PLACEHOLDER:
-            raise TxFault("PROCESSING", "the coinbase placeholder can't be locked")
-        found, waiting = dict[bytes, None](), [txid]
-        while waiting:
-            if (at := waiting.pop()) not in found:
-                found[at] = None
-                waiting += self.spenders(txn, at, self.need(txn, at))
-        for at in found:
-            self.set_locked(txn, at, on=True)
-        return list(found)
-
     # --- unmined -------------------------------------------------------------------------------------------------
 
     def unmined(self, txn: Txn, until: int | None = None) -> Iterator[tuple[bytes, Record]]:

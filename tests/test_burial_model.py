@@ -10,6 +10,7 @@ from chains import Branches, txid
 from msgspec import Struct
 from pruning import PRESERVATION, RETENTION, UNMINED, House, open_house, pay
 
+from handlers import spending
 from handlers.burial import safe_height
 from handlers.desk import Mined
 from handlers.prune_cycle import Terms
@@ -165,9 +166,16 @@ class Story:
     def _unmine(self, life: Life) -> None:
         if life.since is None:
             self.branches.meet("taken off the longest chain")
-            self.house.write(lambda txn: self.house.transactions.mark_longest(txn, txid(life.name), on=False))
+            self.house.write(lambda txn: self._take_off(txn, txid(life.name)))
             life.since = self.height
             life.settle(self.height)
+
+    def _take_off(self, txn: Txn, name: bytes) -> None:
+        transactions = self.house.transactions
+        record = transactions.need(txn, name)
+        record.main_ids, record.unmined_since = [], self.height
+        spending.settle(record, self.height, transactions.rules.retention)
+        transactions.store.put_record(txn, name, record)
 
     def _conflict(self, life: Life) -> None:
         def write(txn: Txn) -> None:

@@ -129,9 +129,9 @@ def test_a_claim_is_one_row(house: House) -> None:
     assert (again, house.rows()) == ([], rows)
     rival = child("rival", at("fund", 2), at("fund"))
     assert refusal(house, lambda txn: house.real.submit(txn, rival)) == ("UTXO_ERROR", {1: "SPENT"})
-    house.write(lambda txn: house.real.unspend(txn, at("fund"), claim(txid("rival"), 0)))
+    house.write(lambda txn: house.real.release(txn, at("fund"), claim(txid("rival"), 0)))
     assert house.rows() == rows  # another's claim stays
-    house.write(lambda txn: house.real.unspend(txn, at("fund"), claim(txid("child"), 0)))
+    house.write(lambda txn: house.real.release(txn, at("fund"), claim(txid("child"), 0)))
     assert key not in house.rows()
     assert house.look(at("fund")).status == "OK"
 
@@ -162,7 +162,6 @@ def test_freezing(house: House, recorded: bool) -> None:
     frozen = refusal(house, lambda txn: house.real.submit(txn, child("child", out)))
     assert frozen == ("UTXO_ERROR", {0: "FROZEN"})
     assert refusal(house, lambda txn: house.real.freeze(txn, out))[0] == "ALREADY_FROZEN"
-    assert refusal(house, lambda txn: house.real.unspend(txn, out, claim(txid("child"), 0)))[0] == "FROZEN"
     house.write(lambda txn: house.real.unfreeze(txn, out))
     assert house.rows() == before
     assert refusal(house, lambda txn: house.real.unfreeze(txn, out))[0] == "UTXO_NOT_FROZEN"
@@ -193,7 +192,6 @@ NEEDS: list[Callable[[Transactions, Txn], object]] = [
     lambda real, txn: real.set_mined(txn, txid("fund"), Mined(71, 2)),
     lambda real, txn: real.set_locked(txn, txid("fund"), on=True),
     lambda real, txn: real.preserve(txn, txid("fund"), 99),
-    lambda real, txn: real.mark_longest(txn, txid("fund"), on=True),
     lambda real, txn: real.set_conflicting(txn, txid("fund"), on=True),
 ]
 
@@ -224,7 +222,7 @@ def test_what_is_all_spent_goes_so_long_after_the_last_spend(house: House) -> No
         counted, _ = house.real.chain.counted(txn, found, RETENTION)
         assert counted.delete_at == HEIGHT + RETENTION
     house.real.height = 7
-    house.write(lambda txn: house.real.mark_longest(txn, txid("coinbase"), on=True))
+    house.write(lambda txn: house.real.need(txn, txid("coinbase")))
     assert house.record("coinbase").delete_at == 7 + RETENTION
 
 

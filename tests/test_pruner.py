@@ -238,7 +238,7 @@ def test_nothing_goes_while_something_unmined_spends_it(tmp_path: Path, defensiv
     with open_house(tmp_path, page=1) as house:
         house.create(pay("parent", outs=1), 1, mined=1)
         house.create(pay("child", at("parent")), 108, mined=108)
-        house.write(lambda txn: house.transactions.mark_longest(txn, txid("child"), on=False))
+        house.write(lambda txn: house.transactions.set_mined(txn, txid("child"), Mined(108, 108), unset=True))
         assert delete().skipped == {txid("parent"): "unmined_child"}
         with house.disk.read() as txn:
             assert house.burial.past_due(txn, 118) == 1
@@ -279,7 +279,7 @@ def test_a_large_transaction_waits_for_its_unmined_child(tmp_path: Path, crowd: 
         large = house.record("large")
         assert large is not None
         assert large.delete_at == 108 + RETENTION
-        house.write(lambda txn: house.transactions.mark_longest(txn, txid("child"), on=False))
+        house.write(lambda txn: house.transactions.set_mined(txn, txid("child"), Mined(108, 108), unset=True))
         assert delete().skipped == {txid("large"): "unmined_child"}
         house.spoil(txid("child") + MASTER)
         assert delete().skipped == {txid("large"): "unreadable_child"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -31,16 +32,16 @@ def test_what_a_creator_leaves_is_ended_when_its_lock_has(
     """While the lock counts nobody touches it; then it is whole or gone, and a second look finds nothing."""
     dying(subject, step, "after")
     assert subject.run(LARGE) == {"result": "error", "code": "CRASH"}
-    records, txid = Records(subject.transactions), subject.txid("A")
+    records, txid = Records(subject.daemon.transactions), subject.words.txid("A")
     done, left = STEPS.index(step) + 1, rows(subject, locks=True)
     monkeypatch.setattr(handlers.creation, "time", lambda: 0.0)  # its lock counts
-    assert subject.write(lambda txn: records.heal(txn, txid)) is None
+    assert subject.daemon.disk.write(lambda txn: records.heal(txn, txid)) is None
     assert rows(subject, locks=True) == left
     monkeypatch.setattr(handlers.creation, "time", lambda: 1e12)  # every lock has ended
-    healed = subject.write(lambda txn: records.heal(txn, txid))
+    healed = subject.daemon.disk.write(lambda txn: records.heal(txn, txid))
     assert healed is (None if done > WHOLE_AFTER else done >= 5)
     assert rows(subject) == (after if done >= 5 else before)
-    assert subject.write(lambda txn: records.heal(txn, txid)) in (None, False)
+    assert subject.daemon.disk.write(lambda txn: records.heal(txn, txid)) in (None, False)
     check_honest(subject)
 
 
@@ -48,9 +49,9 @@ def test_what_is_on_its_way_is_left_alone(subject: Subject, monkeypatch: pytest.
     dying(subject, "record.write:1", "after")
     subject.run(LARGE)
     monkeypatch.setattr(handlers.creation, "time", lambda: 1e12)
-    records, txid, left = Records(subject.transactions), subject.txid("A"), rows(subject, locks=True)
-    subject.transactions.on_their_way.add(txid)
-    assert subject.write(lambda txn: records.heal(txn, txid)) is None
+    records, txid, left = Records(subject.daemon.transactions), subject.words.txid("A"), rows(subject, locks=True)
+    subject.daemon.transactions.on_their_way.add(txid)
+    assert subject.daemon.disk.write(lambda txn: records.heal(txn, txid)) is None
     assert rows(subject, locks=True) == left
 
 
@@ -59,10 +60,11 @@ def test_locks_that_stand_alone_are_found(subject: Subject, monkeypatch: pytest.
     monkeypatch.setattr(handlers.recovery.records, "_SEEKS", 2)
     for n in range(5):
         subject.run({"op": "create", "tx": f"T{n}", "outs": 1, "height": 1})
-    lone = sorted(subject.txid(f"L{n}") for n in range(3))
+    lone = sorted(subject.words.txid(f"L{n}") for n in range(3))
+    transactions = subject.daemon.transactions
     for txid in lone:
-        subject.write(lambda txn, txid=txid: acquire(subject.transactions, txn, txid, b"owner", 2, 1000.0))  # type: ignore[misc]
-    records, found, after, steps = Records(subject.transactions), list[bytes](), b"", 0
+        subject.daemon.disk.write(partial(acquire, transactions, txid=txid, owner=b"owner", records=2, now=1000.0))
+    records, found, after, steps = Records(subject.daemon.transactions), list[bytes](), b"", 0
     while True:
         some, further = records.locked(after)
         found, steps = found + some, steps + 1
@@ -71,7 +73,7 @@ def test_locks_that_stand_alone_are_found(subject: Subject, monkeypatch: pytest.
         after = further
     assert sorted(set(found)) == lone and steps > 3
     for txid in lone:  # they ended long ago
-        assert subject.write(lambda txn, txid=txid: records.heal(txn, txid)) is False  # type: ignore[misc]
+        assert subject.daemon.disk.write(lambda txn, txid=txid: records.heal(txn, txid)) is False  # type: ignore[misc]
     assert records.locked(b"")[0] == []
 
 
@@ -84,17 +86,23 @@ def test_whatever_waits_is_found_in_steps(subject: Subject, monkeypatch: pytest.
     subject.run({"op": "create", "tx": "B", "outs": 1, "height": 2, "coinbase": True})
     dying(subject, "record.write:0", "after")
     subject.run(LARGE)
-    records, txids, half_made, after, steps = Records(subject.transactions), list[bytes](), list[bytes](), None, 0
+    records, txids, half_made, after, steps = (
+        Records(subject.daemon.transactions),
+        list[bytes](),
+        list[bytes](),
+        None,
+        0,
+    )
     while True:
         some = records.waiting(after)
         txids, half_made, steps = txids + some.txids, half_made + some.half_made, steps + 1
         if some.after is None:
             break
         after = some.after
-    assert sorted(txids) == sorted(subject.txid(name) for name in ["P", *(f"W{n}" for n in range(11))])
-    assert half_made == [subject.txid("A")] and steps > 3
+    assert sorted(txids) == sorted(subject.words.txid(name) for name in ["P", *(f"W{n}" for n in range(11))])
+    assert half_made == [subject.words.txid("A")] and steps > 3
     with pytest.raises(TxFault):
-        subject.write(lambda txn: subject.transactions.need(txn, subject.txid("nobody")))
+        subject.daemon.disk.write(lambda txn: subject.daemon.transactions.need(txn, subject.words.txid("nobody")))
 
 
 @pytest.mark.anyio
@@ -104,9 +112,11 @@ async def test_what_is_half_made_is_ended_at_once_and_at_intervals(
     """What becomes whole is told of; a lock that stands alone goes too."""
     dying(subject, STEPS[5], "after")
     assert await asyncio.to_thread(subject.run, LARGE) == {"result": "error", "code": "CRASH"}
-    subject.write(lambda txn: acquire(subject.transactions, txn, subject.txid("L"), b"owner", 2, 1000.0))
+    subject.daemon.disk.write(
+        lambda txn: acquire(subject.daemon.transactions, txn, subject.words.txid("L"), b"owner", 2, 1000.0)
+    )
     monkeypatch.setattr(handlers.creation, "time", lambda: 1e12)  # every lock has ended
-    records, logged, told = Records(subject.transactions), list[TxStatusChanged](), list[int]()
+    records, logged, told = Records(subject.daemon.transactions), list[TxStatusChanged](), list[int]()
 
     async def turn(work: Callable[[], Any]) -> Any:
         return work()
@@ -115,15 +125,17 @@ async def test_what_is_half_made_is_ended_at_once_and_at_intervals(
         told.append(len(logged))
 
     async def write(step: Callable[[Any], Any]) -> Any:
-        return subject.write(step)
+        return subject.daemon.disk.write(step)
 
     healing = Healing(records, cast("Any", turn), write, logged.append, tell, lambda: 7)
     await healing()
-    assert logged == [TxStatusChanged(txid=subject.txid("A"), status="pending", height=7, cause=Submitted())]
+    assert logged == [TxStatusChanged(txid=subject.words.txid("A"), status="pending", height=7, cause=Submitted())]
     assert told == [1, 1] and records.locked(b"") == ([], None)
-    subject.write(lambda txn: acquire(subject.transactions, txn, subject.txid("M"), b"owner", 2, 1000.0))
+    subject.daemon.disk.write(
+        lambda txn: acquire(subject.daemon.transactions, txn, subject.words.txid("M"), b"owner", 2, 1000.0)
+    )
     await healing()  # not due again
-    assert records.locked(b"")[0] == [subject.txid("M")]
+    assert records.locked(b"")[0] == [subject.words.txid("M")]
     monkeypatch.setattr(handlers.recovery.healing, "_EVERY_S", 0.0)
     monkeypatch.setattr(handlers.recovery.healing, "_LOCKS_EVERY_S", 0.0)
     await healing()

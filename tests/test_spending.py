@@ -17,7 +17,6 @@ from handlers.spending import (
     data_output,
     freeze_fault,
     frozen,
-    mark_longest,
     mine,
     parents_first,
     record_fault,
@@ -259,23 +258,12 @@ def test_with_a_forks_block_alone_it_is_unmined() -> None:
     assert (mined.block_ids, mined.unmined_since, mined.mined) == ([8], 101, False)
 
 
-def test_the_longest_chain_moves() -> None:
-    mined = record(block_ids=[7, 8], block_heights=[100, 100], subtree_idxs=[1, 1], main_ids=[7])
-    mark_longest(mined, 110, on=False)
-    assert (mined.main_ids, mined.unmined_since) == ([], 110)
-    mark_longest(mined, 120, on=False)
-    assert mined.unmined_since == 110  # the age of what is unmined already stays
-    mark_longest(mined, 130, on=True)
-    assert mined.main_ids == [7, 8]
-    assert mined.unmined_since is None
-
-
 Step = tuple[str, int, int, bool]
 
 
 @given(
     born=st.none() | HEIGHTS,
-    steps=st.lists(st.tuples(st.sampled_from(["mine", "unmine", "mark"]), st.integers(1, 3), HEIGHTS, st.booleans())),
+    steps=st.lists(st.tuples(st.sampled_from(["mine", "unmine"]), st.integers(1, 3), HEIGHTS, st.booleans())),
 )
 def test_any_story_of_blocks(born: int | None, steps: list[Step]) -> None:
     """Its lists stay in step; it is unmined, with an age, whenever no block of the longest chain is left."""
@@ -283,7 +271,6 @@ def test_any_story_of_blocks(born: int | None, steps: list[Step]) -> None:
     moves: dict[str, Callable[[int, int, bool], None]] = {
         "mine": lambda block, height, on: mine(told, block, height, None, longest=on),
         "unmine": lambda block, height, _: unmine(told, block, height),
-        "mark": lambda _, height, on: mark_longest(told, height, on=on),
     }
     for move, block, height, on in steps:
         before = told.unmined_since

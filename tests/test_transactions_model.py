@@ -41,20 +41,11 @@ SEEDS = st.integers(0, 2**32 - 1)
 RULES = Rules(batch_size=3, retention=4, maturity=3, reassign_delay=3)
 MET: set[str] = set()
 TO_MEET = {
-    *("created", "created large", "created again", "refused", "spent again", "unspent", "another's spend stays"),
+    *("created", "created large", "created again", "refused", "spent again", "released", "another's spend stays"),
     *("SPENT", "FROZEN", "FROZEN_UNTIL", "CONFLICTING", "LOCKED", "CREATING", "COINBASE_IMMATURE", "INVALID_SPEND"),
     *("UTXO_NOT_FOUND", "TX_NOT_FOUND", "parent pruned", "frozen", "ALREADY_FROZEN", "UTXO_NOT_FROZEN", "unfrozen"),
     *("reassigned", "reassigned and spent", "conflict decided", "conflict not decided", "loser's child lost too"),
-    *(
-        "mined",
-        "mined in a fork",
-        "mined twice",
-        "unmined",
-        "moved off the chain",
-        "moved back",
-        "preserved",
-        "expired",
-    ),
+    *("mined", "mined in a fork", "mined twice", "unmined", "preserved", "expired"),
     *("expired and due", "pruned", "pruned large", "held back", "page all spent", "page spendable again"),
     *("interrupted", "finished by a retry", "begun anew", "finished by recovery", "removed by recovery", "reloaded"),
     "kept its lock",
@@ -452,7 +443,7 @@ class Story(RuleBasedStateMachine):
         self.same(lambda txn: self.real.spend(txn, tx.txid, tx.inputs, self.height, unborn=True), model)
 
     @rule(seed=SEEDS)
-    def unspend(self, seed: int) -> None:
+    def release(self, seed: int) -> None:
         """Only who spends an output can give it back."""
         random = Random(seed)
         txid, index = self.outpoint(random)
@@ -472,20 +463,13 @@ class Story(RuleBasedStateMachine):
         by = slot if owner and isinstance(slot, tuple) else (random.randbytes(32), 0)
 
         def model() -> str | None:
-            if told is None:
-                return "TX_NOT_FOUND"
-            if slot is None:
-                return "UTXO_NOT_FOUND"
-            if slot == "frozen":
-                return "FROZEN"
-            mine = self.told[txid]
+            MET.update({"released"} if owner else {"another's spend stays"} if isinstance(slot, tuple) else ())
             if owner:
-                mine.slots[index] = "unspent"
-            MET.update({"unspent"} if owner else {"another's spend stays"} if isinstance(slot, tuple) else ())
-            mine.settle(self.height)
+                self.told[txid].slots[index] = "unspent"
+                self.told[txid].settle(self.height)
             return None
 
-        self.same(lambda txn: self.real.unspend(txn, (txid, index), claim(*by)), model)
+        self.same(lambda txn: self.real.release(txn, (txid, index), claim(*by)), model)
 
     # --- freezing ------------------------------------------------------------------------------------------------
 
@@ -578,22 +562,6 @@ class Story(RuleBasedStateMachine):
             return None
 
         self.same(lambda txn: self.real.set_mined(txn, txid, at, unset=True), model)
-
-    @rule(seed=SEEDS, on=st.booleans())
-    def longest(self, seed: int, on: bool) -> None:
-        txid = self.pick(Random(seed))
-        if txid is None:
-            return
-
-        def model() -> str | None:
-            mine = self.told[txid]
-            MET.update({"moved back" if on else "moved off the chain"} if mine.blocks else ())
-            mine.main = set(mine.blocks) if on else set()
-            mine.unmined = None if on else self.height if mine.unmined is None else mine.unmined
-            mine.settle(self.height)
-            return None
-
-        self.same(lambda txn: self.real.mark_longest(txn, txid, on=on), model)
 
     @rule(seed=SEEDS, on=st.booleans())
     def lock(self, seed: int, on: bool) -> None:
@@ -855,10 +823,10 @@ def shown(row: bytes | None) -> Any:
 
 
 OFTEN = {"submit": 9, "mine": 8, "decide": 4, "freeze": 4, "create_conflicting": 3, "create_large_again": 3}
-OFTEN |= dict.fromkeys(("prune", "time_passes", "unspend", "spend_as_a_pruned_one", "spend_again", "lock"), 3)
+OFTEN |= dict.fromkeys(("prune", "time_passes", "release", "spend_as_a_pruned_one", "spend_again", "lock"), 3)
 RULES_BY_NAME = (
     *("submit", "mined_at_once", "create_again", "create_conflicting", "create_large_again", "recover", "spend_again"),
-    *("spend_as_a_pruned_one", "unspend", "freeze", "time_passes", "mine", "unmine", "longest", "lock", "preserve"),
+    *("spend_as_a_pruned_one", "release", "freeze", "time_passes", "mine", "unmine", "lock", "preserve"),
     *("conflicting", "decide", "expire", "prune", "reload"),
 )
 

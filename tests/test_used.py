@@ -16,17 +16,13 @@ from test_tidy import MODULES, tree
 
 COMMAND = re.compile(r"\.(command|group)\(")
 DEFINITION = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-# Called by what is no file of the program, or driven by the conformance cases (tests/conformance) alone.
+# Called by what is no file of the program.
 NAMED_ELSEWHERE = {
     "config.show:template": "writes systemd/utxod.toml, which has to be in step with it (test_config)",
     "daemon.http.head:HeadReader.on_header": "httptools calls it",
     "daemon.http.head:HeadReader.on_headers_complete": "httptools calls it",
     "daemon.http.head:HeadReader.on_url": "httptools calls it",
     "daemon.http.protocol:HttpConnection.shutdown": "uvicorn calls it",
-    "handlers.desk:Desk.unspend": "the op `unspend` of the cases; no message means it yet",
-    "handlers.states:States.count_spent_page": "the op `incSpentExtra` of the cases; no message means it yet",
-    "handlers.states:States.mark_longest": "the op `markLongestChain` of the cases; no message means it yet",
-    "handlers.transactions:Transactions.lock_children": "the op `lockChildren` of the cases; no message means it yet",
     **{
         f"storage.recovery.{module}:{name}": "`Verbs` calls it on the module of its database"
         for module in ("postgres_sql", "sqlite_sql")

@@ -1,0 +1,219 @@
+"""A daemon's consumer of messages and its pruner, without a socket: bytes go in, answers and facts come out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import anyio
+import msgspec
+from anyio import CapacityLimiter
+from conformance.faulty import Crash, Faults, FaultyChain, FaultyFiles, FaultyStore
+from conformance.words import digest
+from houses import ALL_TABLES, chain_txs, open_store
+from messages import Line, Listener, message
+from pruning import run_through
+
+from handlers.burial import Burial
+from handlers.change_log import ChangeLog
+from handlers.creation import release
+from handlers.desk import Rules
+from handlers.events import Ack, BlockApplied, Error, Fact, Inbound, OutPoint, Rollback, RollbackPoint, Tx
+from handlers.lives import Lives
+from handlers.prune_cycle import Cycle, Terms
+from handlers.prune_request import Request
+from handlers.pruner import Pruner
+from handlers.spending import TxFault
+from handlers.transactions import Transactions
+from handlers.tx_query import Slot, Transaction, TxQuery
+from handlers.utxo import Committed, Limits, Turns, follow_chain
+from handlers.waiting import Order, Status, Waiting, WaitingList
+from storage.change_log import Retention
+from storage.disk import Disk
+from storage.errors import StoreError, StoreFull
+from storage.jobs import JobStore
+from storage.windows import Windows
+
+OUR_IDS = 1 << 40  # of blocks: no case has one so high
+ALL = 1 << 20
+PHASES = {
+    "preserveParents": "preserve_step",
+    "expirePreservations": "expire_preservations",
+    "prune": "delete_due",
+}
+
+
+class InProcess:
+    """The store in a folder, with what a daemon lets messages do to it and what it answers to questions."""
+
+    def __init__(self, folder: Path, faults: Faults, rules: Rules) -> None:
+        self.folder, self.faults = folder, faults
+        self.files = FaultyFiles(folder / "blobs", faults)
+        self.facts: list[Fact] = []
+        self._blocks = 0
+        self.open(rules)
+
+    def open(self, rules: Rules) -> None:
+        """Open the store as a starting daemon does, but for what it does to transactions that wait (`wake`)."""
+        self.faults.dead = False
+        self.disk = Disk(self.folder / "lmdb", ALL_TABLES, map_size=1 << 26, durable=False)
+        self.store = FaultyStore(self.disk, self.faults)
+        history = open_store(self.disk, chain="bitcoin/mainnet")
+        mined = chain_txs(history, rules.maturity, self.store)
+        self.transactions = Transactions(mined, self.files, rules)
+        self.lives = Lives(self.transactions, ChangeLog(self.disk, Retention(count=1000)))
+        self.chain = FaultyChain(history, Windows(10_000, 10_000), 500, self.lives)
+        self.chain.faults = self.faults
+        self.turns = Turns(self.chain, pruning=False)
+        self.query = TxQuery(self.transactions)
+        self.pruner = Pruner(Terms(), JobStore(self.disk), None, self.lives.changes)
+        self.pruner.begin()
+
+    def restart(self) -> None:
+        """Open the store again: nothing that was only in memory is left."""
+        rules = self.transactions.rules
+        self.disk.close()
+        self.open(rules)
+
+    def start(self) -> None:
+        """Start the daemon again."""
+        self.restart()
+        self.lives.wake(self.chain.height)
+
+    def configure(self, rules: Rules) -> None:
+        """Let another configuration count from now on."""
+        self.transactions.rules, self.transactions.chain.maturity = rules, rules.maturity
+
+    @contextmanager
+    def clock(self, time_ms: int) -> Iterator[None]:
+        """Let it be a certain time."""
+        with patch("handlers.births.now", lambda: time_ms):
+            yield
+
+    # --- messages ------------------------------------------------------------------------------------------------
+
+    def ask(self, *events: Inbound, step: str = "") -> list[Ack | Error]:
+        """Send messages that wait at the same time; return their answers. `step` is what cases call their commit."""
+        sender = Listener()
+        numbered = [msgspec.structs.replace(event, seq=n) for n, event in enumerate(events)]
+        line = Line([message(event, sender) for event in numbered])
+
+        async def main() -> None:
+            await follow_chain(line, self.turns, Limits(ALL, 60.0), self._publish, CapacityLimiter(1))
+
+        self.chain.named = step
+        try:
+            anyio.run(main)
+        except BaseExceptionGroup as group:
+            if group.subgroup(Crash):
+                raise Crash from None
+            raise
+        finally:
+            self.chain.named = ""
+        answers = {answer.seq: answer for answer in sender.heard}
+        return [answers[n] for n in range(len(events))]
+
+    def _publish(self, committed: Committed) -> None:
+        self.facts += committed.facts
+
+    def block(self, height: int, *txs: Tx) -> None:
+        """Let a block come that follows the tip; its height may be any."""
+        self._blocks += 1
+        tip, name = self.chain.tip, digest(f"block {self._blocks}")
+        before = tip.hash if tip else None
+        self._done(
+            BlockApplied(height=height, hash=name, prev_hash=before, block_id=OUR_IDS + self._blocks, txs=list(txs))
+        )
+
+    def go(self, height: int) -> None:
+        """Let the tip be at a height."""
+        if height != self.chain.height:
+            self.block(height)
+
+    def block_and_back(self, *txs: Tx) -> None:
+        """Let a block come at the tip's height, and go back."""
+        before = self.chain.tip
+        self.block(self.chain.height, *txs)
+        self._done(Rollback(to=RollbackPoint(hash=before.hash) if before else "origin"))
+
+    def _done(self, event: Inbound) -> None:
+        (answer,) = self.ask(event)
+        assert isinstance(answer, Ack), answer
+
+    def large(self, tx: Tx) -> bool:
+        """Return whether a submission takes several commits."""
+        return self.transactions.large(tx)
+
+    def end_creation(self, txid: bytes, owner: bytes) -> bool:
+        """Take the last step of a creation: its owner gives back the lock."""
+        return self.chain.write_alone(lambda txn: release(self.transactions, txn, txid, owner))
+
+    # --- questions -----------------------------------------------------------------------------------------------
+
+    def knows(self, txid: bytes) -> bool:
+        with self.disk.read() as txn:
+            return self.transactions.hold(txn, txid) is not None
+
+    def transaction(self, txid: bytes) -> Transaction | None:
+        """Return what `/txs/{txid}` answers."""
+        with self.disk.read() as txn:
+            held = self.query.find(txn, txid, self.chain.height)
+            return None if held is None else self.query.transaction(txn, held)
+
+    def raw(self, txid: bytes) -> bytes | None:
+        """Return what `/txs/{txid}/raw` answers."""
+        with self.disk.read() as txn:
+            held = self.query.find(txn, txid, self.chain.height)
+            return None if held is None else self.query.raw(txn, held) or self.query.blob(held)
+
+    def output(self, outpoint: OutPoint) -> Slot | None:
+        """Return what `/txs/{txid}/utxos` answers of one output."""
+        with self.disk.read() as txn:
+            held = self.query.find(txn, outpoint[0], self.chain.height)
+            if held is None or outpoint[1] >= held.record.total:
+                return None
+            return self.query.slots(txn, held, [outpoint[1]])[0]
+
+    def outputs(self, txid: bytes) -> list[Slot]:
+        """Return what `/txs/{txid}/utxos` answers."""
+        with self.disk.read() as txn:
+            held = self.query.find(txn, txid, self.chain.height)
+            return [] if held is None else self.query.slots(txn, held, range(held.record.total))
+
+    def waiting(self, status: Status, order: Order = "age") -> list[Waiting]:
+        """Return what `/txs?status=…` answers."""
+        with self.disk.read() as txn:
+            found = WaitingList(self.transactions, txn, status, order)
+            for _ in found.look(None, 0, ALL):
+                pass
+            return found.waiting()
+
+    # --- the pruner ----------------------------------------------------------------------------------------------
+
+    def prune(self, terms: Terms, preservation: int, request: Request, failing: list[str]) -> tuple[Cycle, str | None]:
+        """Run one cycle to its end, as the pruner and `utxod prune` do; return it, and what failed.
+
+        `failing` are the phases in which the disk is full.
+        """
+        burial = Burial(self.transactions, terms.unmined_retention, preservation)
+        for phase in failing:
+            setattr(burial, PHASES[phase], _fails)
+        self.pruner.terms, self.pruner.burial = terms, burial
+        cycle, failed = self.pruner.cycle(request, self.chain.view.persisted_height), None
+        self.faults.pruning = True
+        try:
+            run_through(cycle)
+        except (StoreError, TxFault) as error:
+            failed = str(error)
+            self.pruner.fail(cycle, failed)
+        else:
+            self.pruner.finish(cycle)
+        finally:
+            self.faults.pruning = False
+        return cycle, failed
+
+
+def _fails(*_: object, **__: object) -> None:
+    raise StoreFull("the disk is full")
