@@ -26,7 +26,7 @@ import storage.history.view
 from handlers.chain import Chain
 from handlers.events import BlockApplied, OutPoint
 from storage.disk import META, Disk, Txn
-from storage.history.layout import TABLES, TXID_ENTRY, Numbers, Records, State
+from storage.history.layout import TABLES, TXID_ENTRY, Numbers, Records, State, Words
 from storage.history.merging import count_runs
 from storage.history.runs import Index, Manifest, Run
 from storage.history.stored import Stored
@@ -294,9 +294,9 @@ def test_a_search_reads_only_what_is_near(
     monkeypatch.setattr(storage.history.runs, "_MOST_HELD", held)
     read, near, random = Counter[str](), Index._near, Random(margin)
 
-    def counted(index: Index, txn: Txn, run: int, which: Numbers, *others: Any) -> Records:
+    def counted(index: Index, txn: Txn, run: int, which: Numbers, *others: Any) -> tuple[Records, Words]:
         found = near(index, txn, run, which, *others)
-        read.update(read=len(found), there=len(index.values(txn, run, which)))
+        read.update(read=len(found[0]), there=len(index.values(txn, run, which)))
         return found
 
     monkeypatch.setattr(Index, "_near", counted)
