@@ -53,19 +53,11 @@ class Survey:
         for part in parts(found.txids):
             await self._storage.add(part, self._ttl_s)
         if decides:
-            for part in parts([*found.txids, *found.conflicting, *await self._shallow()]):
+            shallow = await all_of(self._turn, partial(self._records.shallow, self._confirmations))
+            for part in parts([*found.txids, *found.conflicting, *shallow]):
                 await self._storage.reopen(part, NOT_DEEP, ("confirmed",))
             await self._correct()
         await self._catch_up()
-
-    async def _shallow(self) -> list[bytes]:
-        """Return what was mined so recently that it cannot be confirmed."""
-        found, ordinal = list[bytes](), None
-        while True:
-            some, ordinal = await self._turn(partial(self._records.shallow, self._confirmations, ordinal))
-            found += some
-            if ordinal is None:
-                return found
 
     async def _correct(self) -> None:
         """Reopen the rows that were given up, and are mined or wait again because the conflict is gone."""
@@ -108,6 +100,15 @@ async def waiting(records: Records, turn: Turn) -> Waiting:
         found = Waiting(txids, conflicting, found.half_made + some.half_made, some.after)
         if found.after is None:
             return found
+
+
+async def all_of(turn: Turn, step: Callable[[T | None], tuple[list[bytes], T | None]]) -> list[bytes]:
+    """Return what all steps of a walk find together. Each returns where the next one goes on, the last one None."""
+    found, place = await turn(partial(step, None))
+    while place is not None:
+        some, place = await turn(partial(step, place))
+        found += some
+    return found
 
 
 def parts(txids: list[bytes]) -> Iterator[list[bytes]]:

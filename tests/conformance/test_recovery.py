@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import asyncpg  # type: ignore[import-untyped]
 import pytest
 from recovering import (
@@ -719,10 +720,19 @@ async def test_rec_070_result_at_the_deadline_is_kept() -> None:
     handler = Says()
     handler.recover = slow  # type: ignore[method-assign,assignment]
     numbers = Numbers()
-    attempts = Attempts(handler, knobs(attempt_timeout=0.05), numbers)
-    held = Held(Claim(tx(1), "A", 1, 0, 0, 0, 0.0, 0.0), until=1e12)
-    assert await attempts.make(held, lambda *_: None) == (Invalid("just in time"), False)
+    assert await attempt(Attempts(handler, knobs(attempt_timeout=0.05), numbers)) == (Invalid("just in time"), False)
     assert numbers.timeouts == 0
+
+
+async def attempt(attempts: Attempts) -> tuple[Outcome, bool] | None:
+    """Make one attempt, and watch it."""
+    held = Held(Claim(tx(1), "A", 1, 0, 0, 0, 0.0, 0.0), until=1e12)
+    async with anyio.create_task_group() as group:
+        group.start_soon(attempts.watch, lambda: None)
+        with anyio.CancelScope(shield=True) as cancelled, anyio.CancelScope() as left_alone:
+            made = await attempts.make(held, cancelled, left_alone)
+        group.cancel_scope.cancel()
+    return made
 
 
 async def alerts(threshold: int, times: int) -> list[str]:
@@ -733,9 +743,8 @@ async def alerts(threshold: int, times: int) -> list[str]:
         Numbers(),
     )
     with capture_logs() as logs:
-        for n in range(times):
-            held = Held(Claim(tx(1), "A", n, 0, 0, 0, 0.0, 0.0), until=1e12)
-            assert await attempts.make(held, lambda *_: None) is not None
+        for _ in range(times):
+            assert await attempt(attempts) is not None
     return [line["log_level"] for line in logs if line["event"] == "recovery_timeout"]
 
 
