@@ -27,11 +27,6 @@ NAMED_ELSEWHERE = {
     "handlers.states:States.count_spent_page": "the op `incSpentExtra` of the cases; no message means it yet",
     "handlers.states:States.mark_longest": "the op `markLongestChain` of the cases; no message means it yet",
     "handlers.transactions:Transactions.lock_children": "the op `lockChildren` of the cases; no message means it yet",
-    **{
-        f"storage.recovery.{module}:{name}": "`Verbs` calls it on the module of its database"
-        for module in ("postgres_sql", "sqlite_sql")
-        for name in ("forget", "page")
-    },
 }
 
 

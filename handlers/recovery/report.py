@@ -9,17 +9,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
 from handlers.answers import Hash
-from storage.recovery.rows import Row, Status
-
-
-class Look(Struct, frozen=True):
-    """One attempt to find out what became of a transaction."""
-
-    at: datetime
-    owner: str
-    generation: int
-    outcome: str
-    error: str | None
+from storage.recovery.rows import Look, Row, Status
 
 
 class Recovering(Struct, frozen=True, kw_only=True):
@@ -58,5 +48,4 @@ def told(row: Row) -> Recovering:
 
 def told_whole(row: Row) -> RecoveringWhole:
     """Return a row with its history."""
-    looks = [Look(each.at, each.owner, each.generation, each.outcome, each.error) for each in row.history]
-    return RecoveringWhole(**asdict(row) | {"txid": row.txid.hex(), "history": looks})
+    return RecoveringWhole(**asdict(row) | {"txid": row.txid.hex()})

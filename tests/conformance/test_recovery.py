@@ -264,17 +264,16 @@ async def test_rec_029_age_boundary_is_strict(lab: Lab) -> None:
     async with lab.storage() as storage:
         await old(storage, 1)
         if isinstance(storage, PostgresStorage):
-            from storage.recovery.postgres_sql import CLAIM
+            from storage.recovery.postgres import worded
+            from storage.recovery.sql import CLAIM
 
             connection = await asyncpg.connect(lab.uri)
-            claim = CLAIM.replace("{table}", lab.table)
+            (claim, names), values = worded(CLAIM, lab.table), {"owner": "A", "lease": 1000, "limit": 10}
             try:
                 for moved, found in (("now()", 0), ("now() - interval '1 us'", 1)):
                     async with connection.transaction():
                         await connection.execute(f"UPDATE {lab.table} SET next_attempt_at = {moved}")
-                        rows = await connection.fetch(
-                            claim.replace("$2", "interval '1 s'").replace("$3", "$2"), "A", 10
-                        )
+                        rows = await connection.fetch(claim, *(values[name] for name in names))
                         assert len(rows) == found
             finally:
                 await connection.close()
