@@ -1,4 +1,4 @@
-"""A bell: it wakes whoever waits for something to happen, who then looks for itself what that was."""
+"""A bell: it wakes a task that then reads in the store what has happened."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import anyio
 
 
 class Bell:
-    """Says that something moved; however often it was rung, it is heard once."""
+    """Says that something has changed; however often it was rung, it is heard once."""
 
     def __init__(self) -> None:
         self._rung = anyio.Event()
 
     def ring(self) -> None:
-        """Wake whoever waits, or the next one who does."""
+        """Wake all that wait, or else the next one."""
         self._rung.set()
 
     async def heard(self) -> None:
         """Wait until it rings."""
         await self._rung.wait()
-        if self._rung.is_set():  # else somebody who waited too was faster
+        if self._rung.is_set():  # otherwise another waiter has replaced it already
             self._rung = anyio.Event()

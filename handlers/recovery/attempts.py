@@ -1,4 +1,4 @@
-"""Attempts: one that takes too long is cancelled, and one that goes on regardless delays nobody else."""
+"""Calls of the handler: one that takes too long is cancelled, and abandoned if it does not end then."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CANCELS = 2  # the first may come when the handler is not waiting
 
 
 class Attempts:
-    """Makes attempts, ends those that take too long, and reports when that happens too often."""
+    """Makes attempts, cancels those that take too long, and reports when that happens too often."""
 
     def __init__(self, handler: Handler, knobs: Recovery, numbers: Numbers) -> None:
         """Take the handler, and how long it may take."""

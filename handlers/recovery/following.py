@@ -1,7 +1,7 @@
-"""The change log, written into the recovery tables: the short way to finality.
+"""Applies the change log to the recovery tables: most transactions become final this way.
 
-Each fact has its effect once: the cursor moves in the transaction that writes the rows. After a crash, an outage or a
-lost answer the log is read on from the cursor. Where that is not possible, a survey begins anew.
+Each fact is applied once: the cursor moves in the transaction that writes the rows. After a crash, an outage or a lost
+answer the log is read on from the cursor. Where that is not possible, a survey compares everything.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Said = int | Literal["waits", "lost", "gone"]  # a number is the height at which
 
 
 class News(Struct):
-    """What some facts say: the last word about each transaction, and which of them a rollback has released."""
+    """What some facts say: the latest state of each transaction, and which of them a rollback has released."""
 
     tip: int
     last: dict[bytes, Said] = field(default_factory=dict)
@@ -83,11 +83,11 @@ class Follower:
         tip: Callable[[], int],
         wrote: Callable[[], None],
     ) -> None:
-        """Take both sides, and how to get at the log: in turns on the writer's thread.
+        """Take both sides; the log is read in turns on the writer's thread.
 
-        `heard` returns when there may be more facts, `wrote` hears that rows may be final now. What is final is
+        `heard` returns when there may be more facts, `wrote` is called when rows may be final now. Final rows are
         compared with the chain here, whose tip is at the height `tip`, once that `decides`: it does not while it is
-        behind another one that may have confirmed rows.
+        behind another chain that may have confirmed rows.
         """
         self._storage, self._changes, self._store, self._turn, self._survey = storage, changes, store, turn, survey
         self._heard, self._decides, self._tip, self._wrote = heard, decides, tip, wrote
@@ -96,11 +96,11 @@ class Follower:
         self._since: Cursor | None = None  # from where on the log is read after a first survey
 
     async def begin(self) -> None:
-        """Remember where the log ends: what is told while the database is away is read even if a survey is needed."""
+        """Remember where the log ends now: a survey that is made later begins with the facts after that."""
         self._since = await self._end()
 
     async def follow(self) -> None:
-        """Write what the log says, until cancelled."""
+        """Apply the log, until cancelled."""
         while True:
             try:
                 cursor = self._cursor = await self._catch_up()
@@ -189,7 +189,7 @@ class Follower:
         for txid, last in sorted(told.last.items()):
             said["mined" if isinstance(last, int) else last].append(txid)
         await self._pending(verbs, sorted(told.back.difference(said["gone"])), BACK, FINAL)
-        # A confirmation stays: we may be behind the instance that wrote it.
+        # A confirmed row stays: another instance, which is further ahead, may have confirmed it.
         await self._pending(verbs, [txid for txid in said["waits"] if txid not in told.back], WAITS, GIVEN_UP)
         for some in parts(said["mined"]):
             if await verbs.add(some, self._ttl_s) < len(some):

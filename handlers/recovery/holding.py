@@ -1,7 +1,6 @@
 """The rows that this instance holds: one place for each, from its claim until its result is written.
 
-A place outlives its lease while an attempt is still running, so a second attempt of the same row can never begin beside
-the first.
+A place outlives its lease while an attempt is running, so there are never two attempts of a row at once.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ log = structlog.get_logger("recovery")
 class Held:
     """The place of one row, and the one attempt that is made for it.
 
-    `until` is when, by our own monotonic clock, its lease may have ended.
+    `until` is when its lease may have ended, by the monotonic clock of this process.
     """
 
     def __init__(self, claim: Claim, until: float) -> None:
-        """Take a claim that no attempt was made for yet."""
+        """Take a claim for which no attempt was made yet."""
         self.claim, self.until = claim, until
         self.lost = False  # the lease: it is not renewed, and what the attempt comes to is not written
         self.settling = False  # the result is being written
@@ -64,8 +63,8 @@ class Held:
     def cancel(self, comes_to: Outcome | None = None) -> None:
         """Cancel the attempt, which then comes to that, unless the handler still returns something.
 
-        It is cancelled where it waits now, and then left alone until the next call: it may have to wait once more, to
-        end in order.
+        It is cancelled where it waits now, and then shielded until the next call: it may have to wait again in order to
+        end.
         """
         self.cancels += 1
         self.outcome = comes_to or self.outcome
@@ -74,10 +73,11 @@ class Held:
         self._left_alone.shield = True
 
     def continued_by(self, claim: Claim) -> bool:
-        """Whether nobody has touched the row between our claim and this later one of ours.
+        """Whether nobody else has changed the row between this claim and a later one of the same instance.
 
-        Each claim, and each final status that is written without one, begins a generation. If ours are neighbours, the
-        row was pending all the time, and an attempt that began under the older claim may speak for the newer one.
+        Each claim, and each final status that is written without one, begins a generation. If the two generations are
+        neighbours, the row was pending all the time: the result of an attempt that began under the older claim is as
+        good under the newer one.
         """
         return claim.generation - self.claim.generation <= 1
 
@@ -86,7 +86,7 @@ class Holding:
     """All places, and the queue of the rows that wait for a worker."""
 
     def __init__(self, numbers: Numbers, cancel: Callable[[Held, Outcome], None]) -> None:
-        """Take what counts the losses, and what cancels an attempt and says what that comes to."""
+        """Take what counts lost leases, and what cancels an attempt with the outcome that it then has."""
         self.queue: deque[Held] = deque()
         self._places: dict[bytes, Held] = {}
         self._numbers, self._cancel = numbers, cancel
@@ -97,7 +97,7 @@ class Holding:
     def take(self, claim: Claim, until: float) -> bool:
         """Queue a claimed row, or give the new claim to the place that the row has.
 
-        Return False, and take nothing, while an attempt is running that must not speak for this claim.
+        Return False, and take nothing, while an attempt is running whose result is not good under this claim.
         """
         held = self._places.get(claim.txid)
         if held is not None and (not held.begun or held.continued_by(claim)):
@@ -117,7 +117,7 @@ class Holding:
         return [held for held in self._places.values() if not held.lost]
 
     async def renew(self, storage: Storage, lease_s: float) -> None:
-        """Prolong the leases; what is no longer ours is lost, and where nobody answers, what may be no longer."""
+        """Prolong the leases. Those that others have are lost; if the database fails, those that may have ended."""
         asked, helds = monotonic(), [(held, held.claim) for held in self.renewable()]
         try:
             kept = await storage.renew([claim for _, claim in helds], lease_s) if helds else set()

@@ -35,11 +35,11 @@ from storage.recovery.tables import Session, Storage
 
 log = structlog.get_logger("recovery")
 
-_FIRST_DELAY_S = 1.0  # at most: instances that start together do not ask together
+_FIRST_DELAY_S = 1.0  # at most: instances that start together do not claim together
 _BEATS = 3  # heartbeats in a lease
-_BATCHES = 4  # that are in our hands at most, from the claim until the result is written
+_BATCHES = 4  # that are held at most, from the claim until the result is written
 _COUNT_S = 15.0  # between two counts of the tables, which read an index whole
-_LEAVE_S = 5.0  # when we are asked to stop: for attempts to end, and for the database to hear what came of them
+_LEAVE_S = 5.0  # when the service is stopped: for attempts to end, and for the database to write their results
 
 Chore = Callable[[], Awaitable[object]]
 
@@ -104,7 +104,7 @@ class Manager:
             raise self._failure
 
     async def start(self) -> None:
-        """Begin; something that fails is logged, and ends the service.
+        """Begin, and go on in the background until `stop`. A failure of the service itself is logged, and ends it.
 
         Raises:
             RuntimeError: already started.
@@ -114,17 +114,17 @@ class Manager:
         self._started, self._stop, self._stopped = True, anyio.Event(), anyio.Event()
         self._stopping = self._interrupting = self._again = False
         self._failure: Exception | None = None
-        self._looking = 0  # workers, but for those whose attempts were abandoned
+        self._workers = 0  # workers, but for those whose attempts were abandoned
         # Rung when rows may be due, when a row is queued, when there is room for more, and when a worker has ended.
-        self._rung, self._work, self._room, self._left = (Bell() for _ in range(4))
+        self._wake, self._queued, self._freed, self._worker_ended = (Bell() for _ in range(4))
         if not self._knobs.enabled:
             self._stopped.set()
             return
         name = self._knobs.instance_id or socket.gethostname()
         self.owner = f"{name}/{os.getpid()}/{uuid4().hex[:12]}"
         log.info("recovery_started", owner=self.owner, store=self._knobs.store)
-        # NOTE: the only task outside of a group. Whoever stops the service does not wait for a handler that goes on
-        # although it was cancelled; this task does, because a group is not left before all of its tasks have ended.
+        # NOTE: the only task outside of a task group. A group is not left before all of its tasks have ended, and
+        # `stop` must not wait for a handler that ignores its cancellation: so the group has a host of its own.
         self._host = asyncio.create_task(self._serve())
 
     async def stop(self) -> None:
@@ -139,20 +139,20 @@ class Manager:
 
     async def _serve(self) -> None:
         async with anyio.create_task_group() as self._group:
-            sweeper, settler = self._do(self._sweep_on()), self._do(self._settle_on())
-            others = self._do(self._beat_on()), self._do(self._attempts.watch(self._abandoned))
+            sweeper, settler = self._spawn(self._sweep_loop()), self._spawn(self._settle_loop())
+            others = self._spawn(self._heartbeat()), self._spawn(self._attempts.watch(self._abandoned))
             for _ in range(self._knobs.worker_count):
                 self._add_worker()
             try:
-                await self._stop.wait()  # leases must not be renewed where nobody settles: a failure ends all of it
+                await self._stop.wait()  # any failure sets it: no lease is renewed for rows that nobody settles
             finally:
-                await self._do(self._leave(sweeper, settler)).wait()
+                await self._spawn(self._leave(sweeper, settler)).wait()
                 for task in (sweeper, settler, *others):
                     await _end(task)
                 self._holding.leave()
                 self._stopped.set()
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> TaskHandle[None]:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> TaskHandle[None]:
         return self._group.create_task(self._guard(work))
 
     async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
@@ -164,22 +164,23 @@ class Manager:
             self._stop.set()
 
     async def _leave(self, sweeper: TaskHandle[None], settler: TaskHandle[None]) -> None:
+        """End what is under way in order. The waits for the database share one deadline, `until`."""
         self._stopping, until = True, current_time() + _LEAVE_S
-        self._rung.ring()
-        self._room.ring()
+        self._wake.ring()
+        self._freed.ring()
         with CancelScope(deadline=until):
             await sweeper.wait()  # what it claims now is given back
         await _end(sweeper)
         with CancelScope(deadline=until):
             await self._release(self._holding.unstarted())
         began = current_time()
-        self._work.ring()
+        self._queued.ring()
         with anyio.move_on_after(self._leave_s):
-            await self._workers_ended()
+            await self._all_ended()
         self._interrupting = True
         self._attempts.interrupt()
         with anyio.move_on_after(_LEAVE_S):  # each ends soon, or is abandoned
-            await self._workers_ended()
+            await self._all_ended()
         until += current_time() - began
         self._settler.bell.ring()
         with CancelScope(deadline=until):
@@ -196,9 +197,9 @@ class Manager:
 
     # --- claiming ------------------------------------------------------------------------------------------------
 
-    async def _sweep_on(self) -> None:
+    async def _sweep_loop(self) -> None:
         scan_s = self._knobs.scan_interval
-        await _heard(self._rung, self._dice(0.0, min(_FIRST_DELAY_S, scan_s)))
+        await _heard(self._wake, self._dice(0.0, min(_FIRST_DELAY_S, scan_s)))
         while not self._stopping:
             try:
                 await self._do_chores()
@@ -207,7 +208,7 @@ class Manager:
                 self.numbers.store_failed("sweep", error)
                 await self._end_session()
             self._report()
-            await _heard(self._rung, scan_s)
+            await _heard(self._wake, scan_s)
 
     async def _do_chores(self) -> None:
         """Do what is done once in a scan interval, however often the bell rings."""
@@ -228,8 +229,8 @@ class Manager:
         """Claim until nothing more is due, never more than there is room for."""
         self.numbers.sweeps += 1
         most = self._knobs.batch_size
-        while not self._stopping and await self._leads():
-            if not self._may_ask():
+        while not self._stopping and await self._is_leader():
+            if not self._can_ask():
                 return
             if len(self._attempts.abandoned) >= most:
                 log.error("recovery_wedged", stuck=len(self._attempts.abandoned))
@@ -238,12 +239,12 @@ class Manager:
             stuck, held = len(self._attempts.abandoned), len(self._holding)
             room = min(most - len(self._holding.queue) - stuck, _BATCHES * most - held)
             if 2 * room < most and held > stuck:
-                await _heard(self._room, self._knobs.lease_duration / _BEATS)
+                await _heard(self._freed, self._knobs.lease_duration / _BEATS)
                 continue
             if len(await self._claim(room)) < room:
                 return
             if monotonic() - self._swept >= self._knobs.scan_interval:
-                self._rung.ring()  # the chores, then on
+                self._wake.ring()  # the chores, then on
                 return
 
     async def _claim(self, limit: int) -> list[Claim]:
@@ -255,36 +256,36 @@ class Manager:
         for claim in claims:
             if not self._holding.take(claim, until):
                 self._settler.postpone(claim)
-        self._work.ring()
+        self._queued.ring()
         return claims
 
-    def _may_ask(self) -> bool:
-        """Return whether there is anybody to ask; not if that cannot be found out."""
+    def _can_ask(self) -> bool:
+        """Return whether a source can be asked; False if that cannot be found out."""
         with self.numbers.callback("available"):
             return self._available()
         return False
 
-    async def _leads(self) -> bool:
+    async def _is_leader(self) -> bool:
         """Return whether we are the leader, as the database sees it."""
         if self._session is not None and not await self._session.alive():
-            await self._lose_lead()
+            await self._lose_leadership()
         if self._session is None:
-            self._session = await self._storage.session(self._rung.ring)
+            self._session = await self._storage.session(self._wake.ring)
         leads = await self._session.lead()
         if leads and not self.numbers.leader:
             log.info("leadership_taken", owner=self.owner)
-            self._counted = float("-inf")  # and forget what is too much
+            self._counted = float("-inf")  # the leader also deletes rows that are too many
         self.numbers.leader = leads
         return leads
 
-    async def _lose_lead(self) -> None:
-        """Hear that the session ended: whoever leads now takes over what we have not begun."""
+    async def _lose_leadership(self) -> None:
+        """Give back what was not begun: the session has ended, and another instance may lead now."""
         if self.numbers.leader:
             self.numbers.leader = False
             self.numbers.leadership_losses += 1
             unstarted = self._holding.unstarted()
             log.warning("leadership_lost", owner=self.owner, unstarted=len(unstarted))
-            self._room.ring()
+            self._freed.ring()
             await self._release(unstarted)
         await self._end_session()
 
@@ -293,68 +294,68 @@ class Manager:
         if session is not None:
             await session.close()
 
-    # --- looking -------------------------------------------------------------------------------------------------
+    # --- attempts ------------------------------------------------------------------------------------------------
 
     def _add_worker(self) -> None:
-        self._looking += 1
-        self._do(self._look_on())
+        self._workers += 1
+        self._spawn(self._work())
 
-    async def _look_on(self) -> None:
+    async def _work(self) -> None:
         """Make attempts, one after the other."""
         held = await self._next()
         while held is not None:
             with CancelScope(shield=True) as cancelled, CancelScope() as left_alone:
                 while held is not None and not cancelled.cancel_called:
                     made = await self._attempts.make(held, cancelled, left_alone)
-                    if made is None:  # long ago another worker has begun to work instead
+                    if made is None:  # abandoned, and another worker was added since
                         self._settler.put(held, held.outcome)
                         return
                     if held.answered or not self._interrupting:
                         self._settler.put(held, *made)
                     held = await self._next()
-        self._looking -= 1
-        self._left.ring()
+        self._workers -= 1
+        self._worker_ended.ring()
 
     async def _next(self) -> Held | None:
-        """Return the next row to look into; None when there are no more and we leave."""
+        """Return the next row to attempt; None when the service stops and the queue is empty."""
         queue = self._holding.queue
-        await checkpoint()  # where handlers answer at once
+        await checkpoint()  # a handler that never waits must not keep other tasks from running
         while True:
             while not queue:
                 if self._stopping:
                     return None
-                await self._work.heard()
+                await self._queued.heard()
             if self.numbers.leader and self._session is not None and self._session.lost:
-                await self._lose_lead()
+                await self._lose_leadership()
                 continue
             held = queue.popleft()
-            self._room.ring()
+            self._freed.ring()
             if held.current:
                 return held
-            self._holding.lose(held)  # we were paused, or the heartbeat did not get through
+            self._holding.lose(held)  # the process was paused, or the heartbeat failed
 
     def _abandoned(self) -> None:
-        """Work on without a worker whose attempt does not end."""
-        self._looking -= 1
-        self._left.ring()
+        """Replace a worker whose attempt does not end."""
+        self._workers -= 1
+        self._worker_ended.ring()
         if not self._stopping:
             self._add_worker()
 
-    async def _workers_ended(self) -> None:
-        while self._looking:
-            await self._left.heard()
+    async def _all_ended(self) -> None:
+        while self._workers:
+            await self._worker_ended.heard()
 
     # --- settling ------------------------------------------------------------------------------------------------
 
-    async def _settle_on(self) -> None:
+    async def _settle_loop(self) -> None:
         while True:
             while self._settler.idle:
-                if self._stopping and not self._looking:
+                if self._stopping and not self._workers:
                     return
                 await self._settler.bell.heard()
             await self._release(await self._settler.write())
-            self._work.ring()
-            self._room.ring()
+            self._queued.ring()
+            self._freed.ring()
 
     async def _release(self, helds: list[Held]) -> None:
         """Free places, and give their claims back; where that fails they are free when their leases end."""
@@ -365,16 +366,16 @@ class Manager:
         except StoreError as error:
             self.numbers.store_failed("release", error)
 
-    # --- keeping -------------------------------------------------------------------------------------------------
+    # --- leases --------------------------------------------------------------------------------------------------
 
-    async def _beat_on(self) -> None:
+    async def _heartbeat(self) -> None:
         """Prolong the leases of all that we hold, and the session that makes us the leader."""
         lease_s = self._knobs.lease_duration
         while True:
             await anyio.sleep(lease_s / _BEATS)
             await self._holding.renew(self._storage, lease_s)
             if self._session is not None and not await self._session.alive():
-                self._rung.ring()
+                self._wake.ring()
 
     def _report(self) -> None:
         numbers = self.numbers

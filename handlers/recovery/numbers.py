@@ -1,4 +1,4 @@
-"""What the recovery service has done and has before it, as plain numbers for whoever shows them."""
+"""What the recovery service counts, and the failures that are logged as they are counted."""
 
 from __future__ import annotations
 

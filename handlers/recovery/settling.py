@@ -51,7 +51,7 @@ class Settler:
         changed: Callable[[list[Change]], None],
         dice: Dice,
     ) -> None:
-        """Take the tables, the places that results free, and who hears of final statuses."""
+        """Take the tables, the places that results free, and what is called with final statuses."""
         self._storage, self._holding, self._knobs, self._numbers = storage, holding, knobs, numbers
         self._changed, self._dice = changed, dice
         self._results: deque[Result] = deque()
@@ -63,7 +63,7 @@ class Settler:
         return not self._results
 
     def put(self, held: Held, outcome: Outcome, timed_out: bool = False) -> None:
-        """Have the result of an attempt written; one whose lease is lost only frees its place."""
+        """Queue the result of an attempt to be written; one whose lease is lost only frees its place."""
         settlement = settle(held.claim, outcome, self._knobs, self._dice, timed_out=timed_out)
         if held.lost:
             self._holding.drop(held)
@@ -75,7 +75,7 @@ class Settler:
         self._append(Result(held, settlement))
 
     def postpone(self, claim: Claim) -> None:
-        """Give back a claim that got no place, because an attempt under an earlier one is still running."""
+        """Give back a claim without a place: an attempt under an earlier one is still running."""
         self._append(Result(None, postponed(claim, self._knobs.scan_interval)))
 
     def _append(self, result: Result) -> None:
@@ -83,7 +83,7 @@ class Settler:
         self.bell.ring()
 
     async def write(self) -> list[Held]:
-        """Write a batch; return the places of which the database did not say whether their results are written."""
+        """Write a batch; return its places if the database failed, so that it is not known what was written."""
         batch = self._batch()
         try:
             landed = await self._storage.settle([settlement for _, settlement in batch])
@@ -105,7 +105,7 @@ class Settler:
 
     def _written(self, held: Held | None, settlement: Settlement, landed: bool) -> None:
         claim = settlement.claim
-        renewed = held is not None and held.claim is not claim  # we have claimed the row again meanwhile
+        renewed = held is not None and held.claim is not claim  # the row was claimed again meanwhile
         if held is not None and renewed and not landed:  # the result is as good under the newer claim
             self._append(Result(held, structs.replace(settlement, claim=held.claim)))
             return

@@ -1,7 +1,7 @@
-"""The daemon's stores compared with the recovery tables: where the change log cannot tell what happened.
+"""A comparison of the daemon's stores with the recovery tables, for when the change log cannot be read on.
 
-It reads the transaction store in short turns on the writer's thread. Facts that are logged meanwhile are written after
-it, so that it does not matter when exactly it has looked.
+It reads the transaction store in short turns on the writer's thread. Facts that are logged meanwhile are applied
+afterwards, so it does not matter when exactly each part was read.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ GIVEN_UP: tuple[Status, ...] = ("deleted", "orphan", "dead")
 
 
 class Turn(Protocol):
-    """How something gets onto the writer's thread."""
+    """Runs work on the writer's thread."""
 
     def __call__(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Do it there, in its turn."""
+        """Run it there, after what was asked for before."""
 
 
 class Survey:
-    """Looks at everything once."""
+    """Compares everything once."""
 
     def __init__(self, storage: Storage, records: Records, store: str, turn: Turn, knobs: Recovery) -> None:
-        """Take both sides; `store` is the name of ours in the tables."""
+        """Take both sides; `store` is the name of this daemon's store in the tables."""
         self._storage, self._records, self._store, self._turn = storage, records, store, turn
         self._most_unknown = knobs.max_final_count or sys.maxsize
         self._ttl_s, self._confirmations = knobs.ttl, knobs.confirmations

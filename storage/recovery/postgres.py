@@ -1,7 +1,6 @@
-"""The recovery tables in PostgreSQL, for several instances: clock, claims and the leader's lock are the server's.
+"""The recovery tables in PostgreSQL, for several instances. The clock and the leader's lock are the server's.
 
-The lock belongs to a session of its own, never to a pool, and needs a server that keeps sessions: a pooler that hands
-out connections by transaction breaks it.
+The lock belongs to a connection of its own, never to one of a pool. A connection pooler in transaction mode breaks it.
 """
 
 from __future__ import annotations
@@ -207,7 +206,7 @@ class PostgresStorage(Storage):
                 async with self._pool.acquire(timeout=ANSWER_S) as connection:
                     try:
                         return await work(connection)
-                    except get_cancelled_exc_class():  # we leave: nobody waits for what the server may still say
+                    except get_cancelled_exc_class():  # nobody waits for what the server may still answer
                         connection.terminate()
                         raise
             except _AWAY as error:  # a deadlock with another instance took everything back: once more
@@ -305,16 +304,16 @@ class PostgresSession:
             return
         connection.remove_termination_listener(self._ended)
         try:
-            with suppress(*_AWAY):  # before closing, so that the lock is free when we return
+            with suppress(*_AWAY):  # before closing, so that the lock is free when this returns
                 await connection.execute("SELECT pg_advisory_unlock_all()", timeout=_LEAVE_S)
                 await connection.close(timeout=_LEAVE_S)
-        finally:  # also if we are cancelled: the lock must not outlive us
+        finally:  # also when cancelled: the lock must not outlive the session
             if not connection.is_closed():
                 connection.terminate()
 
 
 def _silence_ms(lease_s: float) -> int:
-    """Return how long the server lets us be silent."""
+    """Return after how long a silence the server ends a connection."""
     return max(round(lease_s * 1000), 1000)
 
 

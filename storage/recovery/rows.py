@@ -66,8 +66,8 @@ class Look(Struct, frozen=True):
     error: str | None
 
 
-class Row(Struct, frozen=True, kw_only=True):
-    """Everything that is known about one transaction."""
+class Summary(Struct, frozen=True, kw_only=True):
+    """What is known about one transaction, without its attempts."""
 
     txid: bytes
     status: Status
@@ -85,6 +85,11 @@ class Row(Struct, frozen=True, kw_only=True):
     created_at: datetime
     updated_at: datetime
     reopened: int
+
+
+class Row(Summary, frozen=True, kw_only=True):
+    """Everything that is known about one transaction; the latest attempts are in `history`, the oldest first."""
+
     history: list[Look]
 
     @property

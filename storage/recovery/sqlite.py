@@ -1,7 +1,7 @@
-"""The recovery tables in SQLite: the default, for one instance. Claims are real: several processes may share the file.
+"""The recovery tables in SQLite: the default, for one instance. Claims hold for all processes that share the file.
 
-The clock is the machine's, in milliseconds since 1970: whoever can open the file shares it. Commits are not synced one
-by one: a power cut may take back the last ones, and what they said is found out again.
+The clock is the machine's, in milliseconds since 1970. Commits are not synced one by one: a power cut may take back the
+last ones, whose rows are then attempted again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from storage.recovery.tables import Batch, Mode, Storage, Work
 
 T = TypeVar("T")
 
-_BUSY_S = 10.0  # how long another process may keep us from writing
+_BUSY_S = 10.0  # how long to wait for another process that writes
 
 
 def machine_ms() -> int:
@@ -142,7 +142,7 @@ class SqliteStorage(Storage):
         super().__init__(teller)
         self._path, self._readonly, self._clock_ms = path, readonly, clock_ms
         self._uri = f"{path.absolute().as_uri()}?{_mode(path) if readonly else 'mode=rwc'}"
-        self._claimed_ms: int | None = None  # when we claimed last
+        self._claimed_ms: int | None = None  # when rows were claimed last
         self._connection: aiosqlite.Connection | None = None
         self._turn = Lock()
         self._bells: list[Callable[[], None]] = []
