@@ -248,6 +248,7 @@ class Manager:
                 return
 
     async def _claim(self, limit: int) -> list[Claim]:
+        """Claim rows; first those of a claim whose answer was lost: nobody attempts them before its leases end."""
         again, self._again = self._again, True
         until = monotonic() + self._knobs.lease_duration
         claims = await self._storage.claim(self.owner, self._knobs.lease_duration, limit, again)

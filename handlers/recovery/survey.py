@@ -93,12 +93,12 @@ class Survey:
 
 async def waiting(records: Records, turn: Turn) -> Waiting:
     """Return all transactions that are in no block."""
-    found = Waiting([], [], [], None)
+    found, after = Waiting([], [], [], None), None
     while True:
-        some = await turn(partial(records.waiting, found.after))
-        txids, conflicting = found.txids + some.txids, found.conflicting + some.conflicting
-        found = Waiting(txids, conflicting, found.half_made + some.half_made, some.after)
-        if found.after is None:
+        some = await turn(partial(records.waiting, after))
+        for kind, more in zip(found[:3], some[:3], strict=True):
+            kind += more
+        if (after := some.after) is None:
             return found
 
 

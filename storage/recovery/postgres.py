@@ -52,6 +52,7 @@ _WORDS = {
     "by_height": "",
     "bytes": "bytea",
     "time": "timestamptz",
+    "time_of_row": "timestamptz DEFAULT now()",  # earlier versions leave it to the database
     "json": "jsonb",
     "by_key": "",
     "remembered": f"""(CASE WHEN jsonb_array_length(t.history) >= {HISTORY} THEN t.history - 0 ELSE t.history END)

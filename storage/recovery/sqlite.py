@@ -65,6 +65,7 @@ _WORDS = {
     "by_height": "INDEXED BY recovery_tx_mined_height",
     "bytes": "BLOB",
     "time": "INTEGER",
+    "time_of_row": "INTEGER",
     "json": "TEXT",
     "by_key": "WITHOUT ROWID",
     "final_stays": """
