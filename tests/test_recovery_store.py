@@ -525,7 +525,8 @@ async def test_sqlite_reads_its_batch_and_not_the_table(sqlite_lab: Lab) -> None
         await storage.add([tx(n) for n in range(1000)], 0.0, 60.0)
     connection = sqlite3.connect(sqlite_lab.path)
     connection.create_function("of_base64", 1, a2b_base64, deterministic=True)
-    by_key = [sql.RENEW, sql.SETTLE, sql.RELEASE, sql.CONCLUDE, sql.WAKE, sql.REVOKE, sql.DISCARD, sql.reopen(FINAL)]
+    by_key = [sql.RENEW, sql.SETTLE, sql.RELEASE, sql.CONCLUDE, sql.WAKE, sql.REVOKE, sql.DISCARD, sql.DROP]
+    by_key += [sql.reopen(FINAL)]
     for template in (sql.CLAIM, *by_key):
         statement = sqlite.worded(template)
         values = dict.fromkeys(re.findall(r":(\w+)", statement), 0) | {"batch": "[]"}
@@ -595,10 +596,12 @@ async def test_postgres_reads_its_batch_and_not_the_table(pg_lab: Lab) -> None:
         renewal = await explain(pg_lab, storage, sql.RENEW, *keys, lease=30_000)
         ends = {"status": "confirmed", "message": "", "teller": None}
         conclusion = await explain(pg_lab, storage, sql.CONCLUDE, keys[0], **ends)
-        for each in (renewal, conclusion):
+        await storage.reopen(keys[0], "again")
+        deletion = await explain(pg_lab, storage, sql.DROP, keys[0])
+        for each in (renewal, conclusion, deletion):
             assert f"Index Scan using {pg_lab.table}_pkey" in each, each
             assert f"{pg_lab.table}_held" not in each, each
-        for each in (plan, renewal, conclusion):
+        for each in (plan, renewal, conclusion, deletion):
             assert "Seq Scan" not in each, each
             assert "Sort" not in each, each
 
