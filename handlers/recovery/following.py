@@ -7,8 +7,10 @@ answer the log is read on from the cursor. Where that is not possible, a survey 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Literal
 
 import anyio
@@ -128,7 +130,8 @@ class Follower:
                 cursor = await self._write(cursor, moved, facts)
             elif not cursor.compared and self._decides():
                 await self._survey(decides=True)
-                cursor = await self._move(cursor, structs.replace(cursor, compared=True))
+                compared = structs.replace(cursor, compared=True)
+                cursor = compared if await self._storage.move(self._store, cursor, compared) else await self._find()
             else:
                 return cursor
 
@@ -180,9 +183,6 @@ class Follower:
         self._wrote()
         return moved
 
-    async def _move(self, cursor: Cursor, moved: Cursor) -> Cursor:
-        return moved if await self._storage.move(self._store, cursor, moved) else await self._find()
-
     async def _rows(self, verbs: Verbs, told: News) -> None:
         """Write what is said of transactions. Each gets a row, if its submission could not make one."""
         said = defaultdict[str, list[bytes]](list)
@@ -216,14 +216,8 @@ class Follower:
             await self._storage.transact(partial(self._conclude, deep))
 
     async def _conclude(self, deep: Sequence[tuple[bytes, int]], verbs: Verbs) -> None:
-        for height, txids in _by_height(deep):
+        for height, some in groupby(deep, itemgetter(1)):
+            txids = [txid for txid, _ in some]
             await verbs.reopen(txids, HAS_IT, GIVEN_UP)  # another instance may have seen another branch
             await verbs.conclude(txids, "confirmed", f"mined at height {height}")
             await verbs.unmine(self._store, txids)
-
-
-def _by_height(deep: Sequence[tuple[bytes, int]]) -> Iterator[tuple[int, list[bytes]]]:
-    found = defaultdict[int, list[bytes]](list)
-    for txid, height in deep:
-        found[height].append(txid)
-    yield from found.items()
