@@ -382,9 +382,10 @@ async def test_a_bug_in_the_service_ends_all_of_it(lab: Lab) -> None:
             await asyncio.wait_for(manage(shaky, Says()).run(), 10)
         assert any(line["event"] == "recovery_failed" for line in logs)
         await old(storage, 2)
-        async with managing(shaky, Says(), lease_duration=1.0) as manager:
-            await until(lambda: manager.numbers.claims)
-            await until(lambda: storage.claim("another", 30.0, 1))
+        with pytest.raises(LookupError):
+            async with managing(shaky, Says(), lease_duration=1.0) as manager:
+                await until(lambda: manager.numbers.claims)
+                await until(lambda: storage.claim("another", 30.0, 1))
 
 
 async def test_run_ends_in_order_when_cancelled(lab: Lab) -> None:

@@ -85,11 +85,11 @@ class Held:
 class Holding:
     """All places, and the queue of the rows that wait for a worker."""
 
-    def __init__(self, numbers: Numbers, cancel: Callable[[Held, Outcome], None]) -> None:
-        """Take what counts lost leases, and what cancels an attempt with the outcome that it then has."""
+    def __init__(self, storage: Storage, numbers: Numbers, cancel: Callable[[Held, Outcome], None]) -> None:
+        """Take the tables, what counts lost leases, and what cancels an attempt with the outcome that it then has."""
         self.queue: deque[Held] = deque()
         self._places: dict[bytes, Held] = {}
-        self._numbers, self._cancel = numbers, cancel
+        self._storage, self._numbers, self._cancel = storage, numbers, cancel
 
     def __len__(self) -> int:
         return len(self._places)
@@ -116,11 +116,11 @@ class Holding:
         """Return the places whose leases are to be renewed: queued, with a running attempt, or being settled."""
         return [held for held in self._places.values() if not held.lost]
 
-    async def renew(self, storage: Storage, lease_s: float) -> None:
+    async def renew(self, lease_s: float) -> None:
         """Prolong the leases. Those that others have are lost; if the database fails, those that may have ended."""
         asked, helds = monotonic(), [(held, held.claim) for held in self.renewable()]
         try:
-            kept = await storage.renew([claim for _, claim in helds], lease_s) if helds else set()
+            kept = await self._storage.renew([claim for _, claim in helds], lease_s) if helds else set()
         except StoreError as error:
             self._numbers.store_failed("renew", error)
             for held, _ in helds:
@@ -132,6 +132,15 @@ class Holding:
                 held.until = max(held.until, asked + lease_s)
             elif held.claim is claim and self._has(held) and not held.settling:
                 self.lose(held)
+
+    async def release(self, helds: list[Held]) -> None:
+        """Free places, and give their claims back; where that fails they are free when their leases end."""
+        for held in helds:
+            self.drop(held)
+        try:
+            self._numbers.released += len(await self._storage.release([held.claim for held in helds])) if helds else 0
+        except StoreError as error:
+            self._numbers.store_failed("release", error)
 
     def unstarted(self) -> list[Held]:
         """Empty the queue; return what was in it."""

@@ -76,7 +76,7 @@ class Manager:
         self._storage, self._knobs = storage, (knobs := check_recovery(knobs))
         self._available, self._chores, self._dice, self._leave_s = available, chores, dice, leave_s
         self._attempts = Attempts(handler, knobs, self.numbers)
-        self._holding = Holding(self.numbers, self._attempts.cancel)
+        self._holding = Holding(storage, self.numbers, self._attempts.cancel)
         self._settler = Settler(storage, self._holding, knobs, self.numbers, changed, dice)
         self._session: Session | None = None
         self._started = self._stopping = self._interrupting = False
@@ -101,6 +101,15 @@ class Manager:
             with CancelScope(shield=True):
                 await self.stop()
         if self._failure is not None:
+            raise self._failure
+
+    async def __aenter__(self) -> Manager:
+        await self.start()
+        return self
+
+    async def __aexit__(self, _: object, raised: BaseException | None, __: object) -> None:
+        await self.stop()
+        if self._failure is not None and raised is None:
             raise self._failure
 
     async def start(self) -> None:
@@ -172,7 +181,7 @@ class Manager:
             await sweeper.wait()  # what it claims now is given back
         await _end(sweeper)
         with CancelScope(deadline=until):
-            await self._release(self._holding.unstarted())
+            await self._holding.release(self._holding.unstarted())
         began = current_time()
         self._queued.ring()
         with anyio.move_on_after(self._leave_s):
@@ -191,7 +200,7 @@ class Manager:
         for held in interrupted:
             log.info("recovery_interrupted", txid=held.claim.txid.hex())
         with CancelScope(deadline=until):
-            await self._release(interrupted)
+            await self._holding.release(interrupted)
         await self._end_session()
         log.info("recovery_stopped", owner=self.owner)
 
@@ -287,7 +296,7 @@ class Manager:
             unstarted = self._holding.unstarted()
             log.warning("leadership_lost", owner=self.owner, unstarted=len(unstarted))
             self._freed.ring()
-            await self._release(unstarted)
+            await self._holding.release(unstarted)
         await self._end_session()
 
     async def _end_session(self) -> None:
@@ -354,18 +363,9 @@ class Manager:
                 if self._stopping and not self._workers:
                     return
                 await self._settler.bell.heard()
-            await self._release(await self._settler.write())
+            await self._holding.release(await self._settler.write())
             self._queued.ring()
             self._freed.ring()
-
-    async def _release(self, helds: list[Held]) -> None:
-        """Free places, and give their claims back; where that fails they are free when their leases end."""
-        for held in helds:
-            self._holding.drop(held)
-        try:
-            self.numbers.released += len(await self._storage.release([held.claim for held in helds])) if helds else 0
-        except StoreError as error:
-            self.numbers.store_failed("release", error)
 
     # --- leases --------------------------------------------------------------------------------------------------
 
@@ -374,7 +374,7 @@ class Manager:
         lease_s = self._knobs.lease_duration
         while True:
             await anyio.sleep(lease_s / _BEATS)
-            await self._holding.renew(self._storage, lease_s)
+            await self._holding.renew(lease_s)
             if self._session is not None and not await self._session.alive():
                 self._wake.ring()
 
