@@ -20,7 +20,7 @@ from anyio.abc import TaskGroup
 
 from config.settings import Config, socket_path
 from daemon import PROTOCOL, VERSION
-from daemon.bus import Bell, Bus
+from daemon.bus import Bus
 from daemon.commands.common import FAILED
 from daemon.connection import Hall
 from daemon.crash import recorded
@@ -40,6 +40,7 @@ from daemon.signals import heed, receiver
 from daemon.sink import lines_dropped, write_out
 from daemon.start import announce, check_store
 from daemon.store import open_chain, open_disk, store_id
+from handlers.bell import Bell
 from handlers.delivery import refuse
 from handlers.events import (
     BlockCommitted,

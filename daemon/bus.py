@@ -8,29 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-import anyio
 import structlog
 
 from daemon.inbox import Inbox
+from handlers.bell import Bell
 from handlers.events import Event, Fact
 
 log = structlog.get_logger("bus")
-
-
-class Bell:
-    """Says that something moved; however often it was rung, it is heard once."""
-
-    def __init__(self) -> None:
-        self._rung = anyio.Event()
-
-    def ring(self) -> None:
-        """Wake the owner."""
-        self._rung.set()
-
-    async def heard(self) -> None:
-        """Wait until it rings."""
-        await self._rung.wait()
-        self._rung = anyio.Event()
 
 
 Listener = Callable[[Fact], None]

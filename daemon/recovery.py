@@ -13,26 +13,24 @@ from typing import TypeVar
 
 import anyio
 import structlog
-from anyio import CancelScope, CapacityLimiter, to_thread
+from anyio import CancelScope, CapacityLimiter, Lock, to_thread
 
 from config.settings import Config
-from daemon.bus import Bell
 from daemon.connection import Hall
 from daemon.store import store_id
 from daemon.telling import Teller
 from feeds.bitcoin.access import Login, NodeAway, NodeError, RpcError, read_url
 from feeds.bitcoin.jsonrpc import Node
 from handlers.events import BlockCommitted, RolledBack, TxStatusChanged
+from handlers.recovery.chores import Healing, withdraw_discarded
 from handlers.recovery.finality import Breaker, FinalityHandler, NodeFinality, Pending, SourceAway, State, Unknown
 from handlers.recovery.following import Follower
-from handlers.recovery.healing import Healing
 from handlers.recovery.manager import Manager
 from handlers.recovery.numbers import Numbers
 from handlers.recovery.outcome import Handler
 from handlers.recovery.own import InTurn
 from handlers.recovery.records import Records
 from handlers.recovery.survey import Survey, Turn
-from handlers.recovery.withdrawing import withdraw_discarded
 from handlers.utxo import Turns
 from storage.disk import Txn
 from storage.errors import StoreError
@@ -80,7 +78,7 @@ class _Question:
     """What one attempt wants to know."""
 
     def __init__(self, txid: bytes) -> None:
-        self.txid, self.answered = txid, anyio.Event()
+        self.txid = txid
         self.answer: State | StoreError | None = None
 
 
@@ -93,14 +91,15 @@ class ChainFinality:
         """Take the stores, the way to the writer's thread, and whether the chain is at the network's tip."""
         self._records, self._turn, self._caught_up = records, turn, caught_up
         self._asked: list[_Question] = []
-        self._bell, self._answering = Bell(), CancelScope(shield=True)
+        self._lock = Lock()
 
     async def state_of(self, txid: bytes) -> State:
         """See `Finality`. That we hold a transaction says nothing: only a block shows that the network has it."""
         question = _Question(txid)
         self._asked.append(question)
-        self._bell.ring()
-        await question.answered.wait()
+        async with self._lock:
+            if question.answer is None:
+                await self._answer()
         match question.answer:
             case StoreError():
                 raise SourceAway(str(question.answer))
@@ -110,24 +109,17 @@ class ChainFinality:
                 assert state is not None
                 return state
 
-    async def answer(self) -> None:
-        """Answer what is asked until `leave`: whoever asks may still do so while everybody else is cancelled."""
-        with self._answering:
-            while True:
-                await self._bell.heard()
-                asked, self._asked = self._asked, []
-                answers: Sequence[State | StoreError]
-                try:
-                    answers = await self._turn(partial(self._records.states, [question.txid for question in asked]))
-                except StoreError as error:
-                    answers = [error] * len(asked)
-                for question, answer in zip(asked, answers, strict=True):
-                    question.answer = answer
-                    question.answered.set()
-
-    def leave(self) -> None:
-        """Answer nothing more."""
-        self._answering.cancel()
+    async def _answer(self) -> None:
+        """Answer what has been asked until now; if this is cancelled, the next one does."""
+        asked = list(self._asked)
+        answers: Sequence[State | StoreError]
+        try:
+            answers = await self._turn(partial(self._records.states, [question.txid for question in asked]))
+        except StoreError as error:
+            answers = [error] * len(asked)
+        for question, answer in zip(asked, answers, strict=True):
+            question.answer = answer
+        del self._asked[: len(asked)]
 
     async def caught_up(self) -> bool:
         """See `Finality`."""
@@ -163,8 +155,7 @@ async def recover_along(
     moved = hall.bus.bell(TxStatusChanged, BlockCommitted, RolledBack)
     teller = Teller(storage, changes, hall, writer, tip)
     alone = wish.store == "sqlite" and wish.node_url is None  # nobody else can have confirmed a row
-    chain = ChainFinality(records, turn, caught_up)
-    sources = [Breaker(chain), *_node(config)]
+    sources = [Breaker(ChainFinality(records, turn, caught_up)), *_node(config)]
     handler = FinalityHandler(sources, wish.confirmations, patience=lambda: _patience(manager))
     follower = Follower(
         storage,
@@ -203,12 +194,8 @@ async def recover_along(
         await _opened(storage)
         async with anyio.create_task_group() as all_of_them:
             all_of_them.start_soon(follower.follow)
-            all_of_them.start_soon(chain.answer)
             all_of_them.start_soon(teller.go_on, wish.scan_interval)
-            try:
-                await manager.run()
-            finally:
-                chain.leave()
+            await manager.run()
     finally:
         with CancelScope(shield=True):
             try:

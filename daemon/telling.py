@@ -12,8 +12,8 @@ import anyio
 import structlog
 from anyio import CapacityLimiter, to_thread
 
-from daemon.bus import Bell
 from daemon.connection import Hall
+from handlers.bell import Bell
 from handlers.change_log import ChangeLog
 from handlers.events import TxStatusChanged
 from storage.errors import StoreFull

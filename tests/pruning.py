@@ -14,7 +14,7 @@ from chains import output, txid
 from houses import ALL_TABLES, chain_txs, open_store
 from messages import Listener, message
 
-from daemon.bus import Bell
+from handlers.bell import Bell
 from handlers.burial import Burial
 from handlers.chain import Chain
 from handlers.change_log import ChangeLog

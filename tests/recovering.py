@@ -188,12 +188,8 @@ def least(low: float, _: float) -> float:
 @asynccontextmanager
 async def managing(storage: Any, handler: Handler, **changes: Any) -> AsyncIterator[Manager]:
     """Run the service for as long as it is needed."""
-    manager = manage(storage, handler, **changes)
-    await manager.start()
-    try:
+    async with manage(storage, handler, **changes) as manager:
         yield manager
-    finally:
-        await manager.stop()
 
 
 def manage(storage: Any, handler: Handler, **changes: Any) -> Manager:

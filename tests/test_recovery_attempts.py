@@ -12,9 +12,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import anyio
 import asyncpg  # type: ignore[import-untyped]
 import pytest
-from recovering import Lab, Says, Shaky, becomes, capture_logs, manage, managing, read, tx, until
+from recovering import PATIENCE_S, Lab, Says, Shaky, becomes, capture_logs, manage, managing, read, tx, until
 
 import storage.recovery.postgres
 import storage.recovery.sqlite
@@ -249,6 +250,83 @@ async def test_an_attempt_that_outlives_the_service_keeps_its_row_when_that_star
             await manager.stop()
         assert (await read(storage, tx(1))).message == "of another life"
         assert handler.asked[tx(1)] == 1
+
+
+async def test_a_worker_is_replaced_while_its_attempt_does_not_end(sqlite_lab: Lab) -> None:
+    """By one worker at a time; when the attempt ends at last there are not two."""
+    running, most = Counter[bool](), 0
+
+    async def counted(txid: bytes) -> Outcome:
+        nonlocal most
+        running[True] += 1
+        most = max(most, running[True])
+        await asyncio.sleep(0.01)
+        running[True] -= 1
+        return Valid()
+
+    async with sqlite_lab.storage() as storage:
+        await old(storage, 1)
+        stubborn = Stubborn(Valid("at last"))
+        handler = Says(lambda txid: stubborn.recover(txid) if txid == tx(1) else counted(txid))
+        async with stubborn, managing(storage, handler, attempt_timeout=0.05, worker_count=1) as manager:
+            await until(lambda: manager.numbers.stuck)
+            await old(storage, *range(2, 6))
+            await until(lambda: manager.numbers.settled["confirmed"] == 4)
+            stubborn.go.set()
+            await until(becomes(storage, tx(1), "confirmed"))
+            await old(storage, *range(6, 12))
+            await until(lambda: manager.numbers.settled["confirmed"] == 11)
+        assert (most, manager.numbers.conflicts) == (1, 0)
+
+
+async def test_the_service_ends_without_a_handler_that_ignores_its_cancellation(sqlite_lab: Lab) -> None:
+    async with sqlite_lab.storage() as storage, Stubborn(Valid()) as handler:
+        await old(storage, 1)
+        manager = manage(storage, handler, attempt_timeout=0.05)
+        with anyio.fail_after(PATIENCE_S):
+            async with anyio.create_task_group() as group:
+                group.start_soon(manager.run)
+                await until(lambda: manager.numbers.stuck)
+                group.cancel_scope.cancel()
+        assert handler.running[tx(1)] == 1
+
+
+async def test_a_cancelled_handler_may_wait_in_order_to_end(sqlite_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not cancelled again at once, so what it awaits then is carried out."""
+    monkeypatch.setattr("handlers.recovery.attempts._SHUTTING_S", 10.0)
+    ended = list[str]()
+
+    async def slow() -> Outcome:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            for step in ("first", "second"):
+                await asyncio.sleep(0.005)
+                ended.append(step)
+        return Valid()
+
+    async with sqlite_lab.storage() as storage:
+        await old(storage, 1)
+        async with managing(storage, Says(lambda _: slow()), attempt_timeout=0.05) as manager:
+            await until(lambda: manager.numbers.outcomes["timeout"])
+            assert ended[:2] == ["first", "second"]
+        assert not manager._attempts.abandoned
+
+
+async def test_a_result_that_comes_after_its_lease_was_lost_is_logged(lab: Lab) -> None:
+    async with lab.storage() as storage:
+        await old(storage, 1)
+        handler = Stubborn(Valid("too late"))
+        with capture_logs() as logs:
+            async with handler, managing(storage, handler, attempt_timeout=0.05, lease_duration=1.0) as manager:
+                await until(lambda: manager.numbers.stuck)
+                await storage.conclude([tx(1)], "deleted", "an operator")
+                await until(lambda: manager.numbers.lease_losses)
+                handler.go.set()
+                await until(lambda: manager.numbers.held == 0)
+        (late,) = [line for line in logs if line["event"] == "result_too_late"]
+        assert (late["txid"], late["outcome"]) == (tx(1).hex(), "valid")
+        assert (await read(storage, tx(1))).message == "an operator"
 
 
 # --- clocks --------------------------------------------------------------------------------------------------------

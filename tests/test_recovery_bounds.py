@@ -18,9 +18,9 @@ from stories import at, block, output
 from stories import tx as made
 from test_recovery_daemon import said as told
 
-import handlers.recovery.forgetting
+import handlers.recovery.chores
+from handlers.recovery.chores import forget
 from handlers.recovery.finality import Pending, State, Unknown
-from handlers.recovery.forgetting import forget
 from handlers.recovery.records import Waiting
 from handlers.recovery.survey import Survey
 from storage.recovery.rows import FINAL
@@ -113,7 +113,7 @@ def test_a_flood_of_double_spends_leaves_as_many_final_rows_as_are_kept(folder: 
 
 @pytest.mark.anyio
 async def test_final_rows_leave_by_age_and_by_number(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handlers.recovery.forgetting, "_ROWS", 7)
+    monkeypatch.setattr(handlers.recovery.chores, "_FORGOTTEN", 7)
     wish = knobs(retention=3600.0, unresolved_retention=7200.0, max_final_count=20)
     async with lab.storage() as storage:
         for first, age_s in ((0, 0.0), (100, 5400.0), (200, 9000.0)):
@@ -132,8 +132,8 @@ async def test_final_rows_leave_by_age_and_by_number(lab: Lab, monkeypatch: pyte
 
 @pytest.mark.anyio
 async def test_forgetting_goes_on_with_the_next_scan(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handlers.recovery.forgetting, "_ROWS", 10)
-    monkeypatch.setattr(handlers.recovery.forgetting, "_FORGETTING_S", 0.0)
+    monkeypatch.setattr(handlers.recovery.chores, "_FORGOTTEN", 10)
+    monkeypatch.setattr(handlers.recovery.chores, "_FORGETTING_S", 0.0)
     async with lab.storage() as storage:
         txids = [tx(n) for n in range(100)]
         await storage.add(txids, 30.0, 60.0)

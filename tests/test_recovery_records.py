@@ -13,12 +13,12 @@ from conformance.transactions_subject import Subject
 from test_creation import LARGE, STEPS, WHOLE_AFTER, Rows, check_honest, dying, rows
 
 import handlers.creation
-import handlers.recovery.healing
+import handlers.recovery.chores
 import handlers.recovery.records
 from handlers.causes import Submitted
 from handlers.creation import acquire
 from handlers.events import TxStatusChanged
-from handlers.recovery.healing import Healing
+from handlers.recovery.chores import Healing
 from handlers.recovery.records import Records
 from handlers.spending import TxFault
 
@@ -136,7 +136,7 @@ async def test_what_is_half_made_is_ended_at_once_and_at_intervals(
     )
     await healing()  # not due again
     assert records.locked(b"")[0] == [subject.words.txid("M")]
-    monkeypatch.setattr(handlers.recovery.healing, "_EVERY_S", 0.0)
-    monkeypatch.setattr(handlers.recovery.healing, "_LOCKS_EVERY_S", 0.0)
+    monkeypatch.setattr(handlers.recovery.chores, "_HEAL_S", 0.0)
+    monkeypatch.setattr(handlers.recovery.chores, "_WALK_S", 0.0)
     await healing()
     assert records.locked(b"")[0] == [] and len(logged) == 1

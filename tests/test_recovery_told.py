@@ -25,10 +25,10 @@ from handlers.events import TxStatusChanged
 from storage.change_log import TABLES
 from storage.disk import Disk
 from storage.errors import StoreFull
-from storage.recovery import sqlite_sql as sql
+from storage.recovery import sql
 from storage.recovery.postgres import PostgresStorage
 from storage.recovery.rows import FINAL, Settlement, StoreAway
-from storage.recovery.sqlite import SqliteStorage
+from storage.recovery.sqlite import SqliteStorage, worded
 from storage.recovery.tables import Storage
 
 ME = "me"
@@ -163,7 +163,9 @@ async def test_marks_wait_for_a_database_and_facts_for_room(lab: Lab, disk: Disk
 
 async def test_tables_of_the_first_schema_are_taken_over(sqlite_lab: Lab) -> None:
     with closing(sqlite3.connect(sqlite_lab.path)) as beside:
-        beside.executescript(sql.MIGRATIONS[0] + "PRAGMA user_version = 1;")
+        for statement in map(worded, sql.MIGRATIONS[0]):
+            beside.execute(statement)
+        beside.execute("PRAGMA user_version = 1")
         beside.execute(
             "INSERT INTO recovery_tx (txid, status, submitted_at, created_at, updated_at) VALUES (?, 'dead', 0, 0, 0)",
             (tx(1),),

@@ -23,11 +23,6 @@ NAMED_ELSEWHERE = {
     "daemon.http.head:HeadReader.on_headers_complete": "httptools calls it",
     "daemon.http.head:HeadReader.on_url": "httptools calls it",
     "daemon.http.protocol:HttpConnection.shutdown": "uvicorn calls it",
-    **{
-        f"storage.recovery.{module}:{name}": "`Verbs` calls it on the module of its database"
-        for module in ("postgres_sql", "sqlite_sql")
-        for name in ("forget", "page")
-    },
 }
 
 

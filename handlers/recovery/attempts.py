@@ -1,96 +1,99 @@
-"""Attempts: each runs in a task of its own, so that one that does not end delays nobody else."""
+"""Calls of the handler: one that takes too long is cancelled, and abandoned if it does not end then."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from typing import Any
+from math import inf
+from time import monotonic
 
+import anyio
 import structlog
 from anyio import CancelScope
 
 from config.settings import Recovery
+from handlers.bell import Bell
 from handlers.recovery.holding import Held
 from handlers.recovery.numbers import Numbers
-from handlers.recovery.outcome import Handler, Outcome, Transient, checked
-from storage.recovery.rows import Claim
+from handlers.recovery.outcome import Handler, Outcome, Transient
 
 log = structlog.get_logger("recovery")
 
 _SHUTTING_S = 1.0  # for an attempt to end after it was cancelled
+_CANCELS = 2  # the first may come when the handler is not waiting
 
 
 class Attempts:
-    """Makes attempts, ends those that take too long, and reports when that happens too often."""
+    """Makes attempts, cancels those that take too long, and reports when that happens too often."""
 
     def __init__(self, handler: Handler, knobs: Recovery, numbers: Numbers) -> None:
         """Take the handler, and how long it may take."""
         self._handler, self._numbers = handler, numbers
-        self._timeout_s = knobs.attempt_timeout or None
+        self._timeout_s = knobs.attempt_timeout or inf
         self._alert = knobs.stuck_alert_threshold
         self._timeouts: dict[bytes, int] = {}  # in a row
+        self._due: dict[Held, float] = {}  # attempts that are running, and when they are to be cancelled (again)
+        self._bell = Bell()
         self.abandoned: set[Held] = set()  # their attempts did not end when they were cancelled
 
-    async def make(self, held: Held, late: Callable[[Held, Outcome], None]) -> tuple[Outcome, bool] | None:
-        """Return what an attempt came to, and whether it took too long.
+    async def make(self, held: Held, cancelled: CancelScope, left_alone: CancelScope) -> tuple[Outcome, bool] | None:
+        """Return what an attempt came to, and whether it took too long; None if it was abandoned meanwhile.
 
-        None when it goes on although it was cancelled: then `late` is told what it comes to, if it ever ends.
+        For the scopes see `Held.attempt`. They serve for many attempts, but for none after one that was cancelled.
         """
         self._numbers.attempts += 1
-        task, loss = held.begin(self._attempt(held.claim.txid))
-        either: set[asyncio.Future[Any]] = {task, loss}
-        try:
-            await asyncio.wait(either, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            timed_out = not task.done() and not loss.done()  # at the deadline too: a result that is there counts
-            if timed_out:
-                self._count(held.claim)
-            elif task.done():
-                self._timeouts.pop(held.claim.txid, None)
-            await self._end(held, task, late)
-        except asyncio.CancelledError:
-            with CancelScope(shield=True):
-                await self._end(held, task, late)
-            raise
-        if not task.done():
-            return None
-        if timed_out and (task.cancelled() or task.exception() is not None):
-            return Transient(f"no answer within {self._timeout_s:g} s, the deadline"), True
-        return _result(held, task, "the handler cancelled itself"), False
-
-    async def _attempt(self, txid: bytes) -> Outcome:
-        return checked(await self._handler.recover(txid))
-
-    async def _end(self, held: Held, task: asyncio.Task[Outcome], late: Callable[[Held, Outcome], None]) -> None:
-        """Cancel an attempt unless it has ended, and wait a moment for it; after that it goes on alone."""
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task}, timeout=_SHUTTING_S)
-        if task.done():
-            return
-
-        def ended(task: asyncio.Task[Outcome]) -> None:
+        self._due[held] = monotonic() + self._timeout_s
+        await held.attempt(self._handler, cancelled, left_alone)
+        if self._due.pop(held, None) is None:
             self.abandoned.discard(held)
-            late(held, _result(held, task, "ended long after the deadline"))
+            return None
+        if held.timed_out and not held.answered:
+            return Transient(f"no answer within {self._timeout_s:g} s, the deadline"), True
+        if not held.cancels:
+            self._timeouts.pop(held.claim.txid, None)
+        return held.outcome, False
 
+    def cancel(self, held: Held, comes_to: Outcome | None = None) -> None:
+        """Cancel an attempt that is running; see `Held.cancel`."""
+        held.cancel(comes_to)
+        if held not in self.abandoned:
+            self._due[held] = monotonic() + _SHUTTING_S / _CANCELS
+            self._bell.ring()
+
+    def interrupt(self) -> None:
+        """Cancel all attempts that are running."""
+        for held in list(self._due):
+            self.cancel(held)
+
+    async def watch(self, abandoned: Callable[[], None]) -> None:
+        """Cancel attempts that take too long, until cancelled; `abandoned` is called for each that goes on."""
+        while True:
+            now = monotonic()
+            for held in [held for held, due in self._due.items() if due <= now]:
+                self._end(held)
+                if held in self.abandoned:
+                    abandoned()
+            wait_s = min(self._due.values(), default=now + self._timeout_s) - now
+            with anyio.move_on_after(min(wait_s, self._timeout_s)):  # one that begins now is not due before
+                await self._bell.heard()
+
+    def _end(self, held: Held) -> None:
+        if not held.cancels:
+            held.timed_out = True
+            self._count(held.claim.txid)
+            self.cancel(held, Transient("ended long after the deadline"))
+            return
+        if held.cancels < _CANCELS:
+            self.cancel(held)
+            return
+        del self._due[held]
         self.abandoned.add(held)
         log.warning("recovery_stuck", txid=held.claim.txid.hex(), why="the handler goes on after it was cancelled")
-        task.add_done_callback(ended)
 
-    def _count(self, claim: Claim) -> None:
+    def _count(self, txid: bytes) -> None:
         """Log a timeout; loudly when one transaction takes too long again and again, and ever more seldom."""
         self._numbers.timeouts += 1
-        times = self._timeouts[claim.txid] = self._timeouts.get(claim.txid, 0) + 1
+        times = self._timeouts[txid] = self._timeouts.get(txid, 0) + 1
         multiple, rest = divmod(times, self._alert) if self._alert else (0, 1)
         loud = rest == 0 and multiple & (multiple - 1) == 0  # at the threshold, twice, four times, ...
         tell = log.error if loud else log.warning
-        tell("recovery_timeout", txid=claim.txid.hex(), in_a_row=times, timeout_s=self._timeout_s)
-
-
-def _result(held: Held, task: asyncio.Task[Outcome], cancelled: str) -> Outcome:
-    """Return what a task that has ended came to; `cancelled` says why it was cancelled while its lease held."""
-    if task.cancelled():
-        lost = held.loss is not None and held.loss.done()
-        return Transient("cancelled, because its lease was lost for a while", False) if lost else Transient(cancelled)
-    if (error := task.exception()) is not None:
-        return Transient(f"{type(error).__name__}: {error}")
-    return task.result()
+        tell("recovery_timeout", txid=txid.hex(), in_a_row=times, timeout_s=self._timeout_s)

@@ -1,14 +1,16 @@
-"""The change log, written into the recovery tables: the short way to finality.
+"""Applies the change log to the recovery tables: most transactions become final this way.
 
-Each fact has its effect once: the cursor moves in the transaction that writes the rows. After a crash, an outage or a
-lost answer the log is read on from the cursor. Where that is not possible, a survey begins anew.
+Each fact is applied once: the cursor moves in the transaction that writes the rows. After a crash, an outage or a lost
+answer the log is read on from the cursor. Where that is not possible, a survey compares everything.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Literal
 
 import anyio
@@ -37,7 +39,7 @@ Said = int | Literal["waits", "lost", "gone"]  # a number is the height at which
 
 
 class News(Struct):
-    """What some facts say: the last word about each transaction, and which of them a rollback has released."""
+    """What some facts say: the latest state of each transaction, and which of them a rollback has released."""
 
     tip: int
     last: dict[bytes, Said] = field(default_factory=dict)
@@ -83,11 +85,11 @@ class Follower:
         tip: Callable[[], int],
         wrote: Callable[[], None],
     ) -> None:
-        """Take both sides, and how to get at the log: in turns on the writer's thread.
+        """Take both sides; the log is read in turns on the writer's thread.
 
-        `heard` returns when there may be more facts, `wrote` hears that rows may be final now. What is final is
+        `heard` returns when there may be more facts, `wrote` is called when rows may be final now. Final rows are
         compared with the chain here, whose tip is at the height `tip`, once that `decides`: it does not while it is
-        behind another one that may have confirmed rows.
+        behind another chain that may have confirmed rows.
         """
         self._storage, self._changes, self._store, self._turn, self._survey = storage, changes, store, turn, survey
         self._heard, self._decides, self._tip, self._wrote = heard, decides, tip, wrote
@@ -96,11 +98,11 @@ class Follower:
         self._since: Cursor | None = None  # from where on the log is read after a first survey
 
     async def begin(self) -> None:
-        """Remember where the log ends: what is told while the database is away is read even if a survey is needed."""
+        """Remember where the log ends now: a survey that is made later begins with the facts after that."""
         self._since = await self._end()
 
     async def follow(self) -> None:
-        """Write what the log says, until cancelled."""
+        """Apply the log, until cancelled."""
         while True:
             try:
                 cursor = self._cursor = await self._catch_up()
@@ -128,7 +130,8 @@ class Follower:
                 cursor = await self._write(cursor, moved, facts)
             elif not cursor.compared and self._decides():
                 await self._survey(decides=True)
-                cursor = await self._move(cursor, structs.replace(cursor, compared=True))
+                compared = structs.replace(cursor, compared=True)
+                cursor = compared if await self._storage.move(self._store, cursor, compared) else await self._find()
             else:
                 return cursor
 
@@ -180,16 +183,13 @@ class Follower:
         self._wrote()
         return moved
 
-    async def _move(self, cursor: Cursor, moved: Cursor) -> Cursor:
-        return moved if await self._storage.move(self._store, cursor, moved) else await self._find()
-
     async def _rows(self, verbs: Verbs, told: News) -> None:
         """Write what is said of transactions. Each gets a row, if its submission could not make one."""
         said = defaultdict[str, list[bytes]](list)
         for txid, last in sorted(told.last.items()):
             said["mined" if isinstance(last, int) else last].append(txid)
         await self._pending(verbs, sorted(told.back.difference(said["gone"])), BACK, FINAL)
-        # A confirmation stays: we may be behind the instance that wrote it.
+        # A confirmed row stays: another instance, which is further ahead, may have confirmed it.
         await self._pending(verbs, [txid for txid in said["waits"] if txid not in told.back], WAITS, GIVEN_UP)
         for some in parts(said["mined"]):
             if await verbs.add(some, self._ttl_s) < len(some):
@@ -216,14 +216,8 @@ class Follower:
             await self._storage.transact(partial(self._conclude, deep))
 
     async def _conclude(self, deep: Sequence[tuple[bytes, int]], verbs: Verbs) -> None:
-        for height, txids in _by_height(deep):
+        for height, some in groupby(deep, itemgetter(1)):
+            txids = [txid for txid, _ in some]
             await verbs.reopen(txids, HAS_IT, GIVEN_UP)  # another instance may have seen another branch
             await verbs.conclude(txids, "confirmed", f"mined at height {height}")
             await verbs.unmine(self._store, txids)
-
-
-def _by_height(deep: Sequence[tuple[bytes, int]]) -> Iterator[tuple[int, list[bytes]]]:
-    found = defaultdict[int, list[bytes]](list)
-    for txid, height in deep:
-        found[height].append(txid)
-    yield from found.items()

@@ -1,66 +1,83 @@
 """The rows that this instance holds: one place for each, from its claim until its result is written.
 
-A place outlives its lease while an attempt is still running, so a second attempt of the same row can never begin beside
-the first.
+A place outlives its lease while an attempt is running, so there are never two attempts of a row at once.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable
 from time import monotonic
-from typing import Any
 
 import structlog
+from anyio import CancelScope, get_cancelled_exc_class
 
 from handlers.recovery.numbers import Numbers
-from handlers.recovery.outcome import Outcome
+from handlers.recovery.outcome import Handler, Outcome, Transient, checked
+from storage.errors import StoreError
 from storage.recovery.rows import Claim
+from storage.recovery.tables import Storage
 
 log = structlog.get_logger("recovery")
 
 
 class Held:
-    """The place of one row; `until` is when, by our own monotonic clock, its lease may have ended."""
+    """The place of one row, and the one attempt that is made for it.
 
-    __slots__ = ("claim", "loss", "lost", "settling", "task", "until")
+    `until` is when its lease may have ended, by the monotonic clock of this process.
+    """
 
     def __init__(self, claim: Claim, until: float) -> None:
-        """Take a claim that no attempt was made for yet."""
+        """Take a claim for which no attempt was made yet."""
         self.claim, self.until = claim, until
-        self.task: asyncio.Task[Outcome] | None = None
-        self.loss: asyncio.Future[None] | None = None  # done once the lease was lost while the attempt was running
         self.lost = False  # the lease: it is not renewed, and what the attempt comes to is not written
         self.settling = False  # the result is being written
+        self.begun = self.running = self.timed_out = False  # the attempt
+        self.cancels = 0  # how often it was cancelled
+        self.answered = False  # whether the handler has returned an outcome
+        self.outcome: Outcome = Transient("the handler cancelled itself")
 
     @property
     def current(self) -> bool:
         """Whether the lease cannot have ended yet."""
         return monotonic() < self.until
 
-    @property
-    def running(self) -> bool:
-        """Whether an attempt is running."""
-        return self.task is not None and not self.task.done()
+    async def attempt(self, handler: Handler, cancelled: CancelScope, left_alone: CancelScope) -> None:
+        """Make the attempt: `outcome` is what it comes to.
 
-    def begin(self, attempt: Coroutine[Any, Any, Outcome]) -> tuple[asyncio.Task[Outcome], asyncio.Future[None]]:
-        """Start the attempt; return its task, and what is done when the lease is lost before the task ends."""
-        self.task, self.loss = asyncio.ensure_future(attempt), asyncio.get_running_loop().create_future()
-        return self.task, self.loss
+        It is made inside of two scopes, the second inside of the first: `cancel` cancels the first, and has the second
+        shield what is in it.
+        """
+        self.begun = self.running = True
+        self._cancelled, self._left_alone = cancelled, left_alone
+        try:
+            self.outcome = checked(await handler.recover(self.claim.txid))
+            self.answered = True
+        except get_cancelled_exc_class():
+            pass  # `outcome` says why; a handler may also raise it by itself
+        except Exception as error:  # noqa: BLE001 -- it fails this attempt, and nothing else
+            self.outcome = Transient(f"{type(error).__name__}: {error}")
+        finally:
+            self.running = False
 
-    def cancel(self) -> None:
-        """Ask the attempt to end, and tell whoever waits for it that the lease is lost."""
-        assert self.task is not None and self.loss is not None
-        self.task.cancel()
-        if not self.loss.done():
-            self.loss.set_result(None)
+    def cancel(self, comes_to: Outcome | None = None) -> None:
+        """Cancel the attempt, which then comes to that, unless the handler still returns something.
+
+        It is cancelled where it waits now, and then shielded until the next call: it may have to wait again in order to
+        end.
+        """
+        self.cancels += 1
+        self.outcome = comes_to or self.outcome
+        self._left_alone.shield = False
+        self._cancelled.cancel()
+        self._left_alone.shield = True
 
     def continued_by(self, claim: Claim) -> bool:
-        """Whether nobody has touched the row between our claim and this later one of ours.
+        """Whether nobody else has changed the row between this claim and a later one of the same instance.
 
-        Each claim, and each final status that is written without one, begins a generation. If ours are neighbours, the
-        row was pending all the time, and an attempt that began under the older claim may speak for the newer one.
+        Each claim, and each final status that is written without one, begins a generation. If the two generations are
+        neighbours, the row was pending all the time: the result of an attempt that began under the older claim is as
+        good under the newer one.
         """
         return claim.generation - self.claim.generation <= 1
 
@@ -68,11 +85,11 @@ class Held:
 class Holding:
     """All places, and the queue of the rows that wait for a worker."""
 
-    def __init__(self, numbers: Numbers) -> None:
-        """Take what counts the losses."""
+    def __init__(self, storage: Storage, numbers: Numbers, cancel: Callable[[Held, Outcome], None]) -> None:
+        """Take the tables, what counts lost leases, and what cancels an attempt with the outcome that it then has."""
         self.queue: deque[Held] = deque()
         self._places: dict[bytes, Held] = {}
-        self._numbers = numbers
+        self._storage, self._numbers, self._cancel = storage, numbers, cancel
 
     def __len__(self) -> int:
         return len(self._places)
@@ -80,10 +97,10 @@ class Holding:
     def take(self, claim: Claim, until: float) -> bool:
         """Queue a claimed row, or give the new claim to the place that the row has.
 
-        Return False, and take nothing, while an attempt is running that must not speak for this claim.
+        Return False, and take nothing, while an attempt is running whose result is not good under this claim.
         """
         held = self._places.get(claim.txid)
-        if held is not None and (held.task is None or held.continued_by(claim)):
+        if held is not None and (not held.begun or held.continued_by(claim)):
             if claim.generation != held.claim.generation:
                 held.claim = claim
             held.until, held.lost = until, False
@@ -99,19 +116,45 @@ class Holding:
         """Return the places whose leases are to be renewed: queued, with a running attempt, or being settled."""
         return [held for held in self._places.values() if not held.lost]
 
+    async def renew(self, lease_s: float) -> None:
+        """Prolong the leases. Those that others have are lost; if the database fails, those that may have ended."""
+        asked, helds = monotonic(), [(held, held.claim) for held in self.renewable()]
+        try:
+            kept = await self._storage.renew([claim for _, claim in helds], lease_s) if helds else set()
+        except StoreError as error:
+            self._numbers.store_failed("renew", error)
+            for held, _ in helds:
+                if held.running and not held.current:
+                    self.lose(held)
+            return
+        for held, claim in helds:
+            if claim.txid in kept:
+                held.until = max(held.until, asked + lease_s)
+            elif held.claim is claim and self._has(held) and not held.settling:
+                self.lose(held)
+
+    async def release(self, helds: list[Held]) -> None:
+        """Free places, and give their claims back; where that fails they are free when their leases end."""
+        for held in helds:
+            self.drop(held)
+        try:
+            self._numbers.released += len(await self._storage.release([held.claim for held in helds])) if helds else 0
+        except StoreError as error:
+            self._numbers.store_failed("release", error)
+
     def unstarted(self) -> list[Held]:
         """Empty the queue; return what was in it."""
         unstarted = list(self.queue)
         self.queue.clear()
         return unstarted
 
-    def has(self, held: Held) -> bool:
+    def _has(self, held: Held) -> bool:
         """Return whether this is still the place of its row."""
         return self._places.get(held.claim.txid) is held
 
     def drop(self, held: Held) -> None:
         """Free a place."""
-        if self.has(held):
+        if self._has(held):
             del self._places[held.claim.txid]
 
     def lose(self, held: Held) -> None:
@@ -122,7 +165,7 @@ class Holding:
         self._numbers.lease_losses += 1
         log.warning("lease_lost", txid=held.claim.txid.hex(), generation=held.claim.generation)
         if held.running:
-            held.cancel()
+            self._cancel(held, Transient("cancelled, because its lease was lost for a while", False))
             return
         if held in self.queue:
             self.queue.remove(held)

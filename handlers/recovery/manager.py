@@ -9,36 +9,37 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from random import uniform
 from time import monotonic
+from typing import Any
 from uuid import uuid4
 
 import anyio
 import structlog
-from anyio import CancelScope
+from anyio import CancelScope, TaskHandle, current_time
+from anyio.lowlevel import checkpoint
 
 from config.load import check_recovery
 from config.settings import Recovery
+from handlers.bell import Bell
 from handlers.recovery.attempts import Attempts
-from handlers.recovery.callbacks import contained
-from handlers.recovery.forgetting import forget
+from handlers.recovery.chores import forget
 from handlers.recovery.holding import Held, Holding
 from handlers.recovery.numbers import Numbers
-from handlers.recovery.outcome import Handler, Outcome
+from handlers.recovery.outcome import Handler
 from handlers.recovery.settling import Change, Settler
-from handlers.recovery.tasks import Job, Patience, store_failed, wait
 from storage.errors import StoreError
 from storage.recovery.rows import Claim
 from storage.recovery.tables import Session, Storage
 
 log = structlog.get_logger("recovery")
 
-_FIRST_DELAY_S = 1.0  # at most: instances that start together do not ask together
+_FIRST_DELAY_S = 1.0  # at most: instances that start together do not claim together
 _BEATS = 3  # heartbeats in a lease
-_BATCHES = 4  # that are in our hands at most, from the claim until the result is written
+_BATCHES = 4  # that are held at most, from the claim until the result is written
 _COUNT_S = 15.0  # between two counts of the tables, which read an index whole
-_LEAVE_S = 5.0  # when we are asked to stop: for attempts to end, and for the database to hear what came of them
+_LEAVE_S = 5.0  # when the service is stopped: for attempts to end, and for the database to write their results
 
 Chore = Callable[[], Awaitable[object]]
 
@@ -72,15 +73,14 @@ class Manager:
         """
         self.numbers = Numbers() if numbers is None else numbers
         self.owner = ""
-        self._storage, self._handler, self._knobs = storage, handler, (knobs := check_recovery(knobs))
+        self._storage, self._knobs = storage, (knobs := check_recovery(knobs))
         self._available, self._chores, self._dice, self._leave_s = available, chores, dice, leave_s
         self._attempts = Attempts(handler, knobs, self.numbers)
-        self._holding = Holding(self.numbers)
+        self._holding = Holding(storage, self.numbers, self._attempts.cancel)
         self._settler = Settler(storage, self._holding, knobs, self.numbers, changed, dice)
         self._session: Session | None = None
-        self._started = self._stopping = False
-        self._serving: asyncio.Task[None] | None = None  # of a program without a task group
-        self._workers: list[Job] = []
+        self._started = self._stopping = self._interrupting = False
+        self._host: asyncio.Task[None] | None = None
         self._again = False  # a claim's answer was lost: what we may hold is claimed again
         self._counted = self._swept = float("-inf")
         self._told = (0, 0)
@@ -94,112 +94,130 @@ class Manager:
             RuntimeError: already started.
             Exception: something failed that should not.
         """
-        self._begin()
-        await self._serve()
+        await self.start()
+        try:
+            await self._stop.wait()
+        finally:
+            with CancelScope(shield=True):
+                await self.stop()
+        if self._failure is not None:
+            raise self._failure
+
+    async def __aenter__(self) -> Manager:
+        await self.start()
+        return self
+
+    async def __aexit__(self, _: object, raised: BaseException | None, __: object) -> None:
+        await self.stop()
+        if self._failure is not None and raised is None:
+            raise self._failure
 
     async def start(self) -> None:
-        """Begin, for a program that has no task group to `run` it in.
+        """Begin, and go on in the background until `stop`. A failure of the service itself is logged, and ends it.
 
         Raises:
             RuntimeError: already started.
         """
-        self._begin()
-        self._serving = asyncio.ensure_future(self._serve())
+        if self._started:
+            raise RuntimeError("the recovery service is already started")
+        self._started, self._stop, self._stopped = True, anyio.Event(), anyio.Event()
+        self._stopping = self._interrupting = self._again = False
+        self._failure: Exception | None = None
+        self._workers = 0  # workers, but for those whose attempts were abandoned
+        # Rung when rows may be due, when a row is queued, when there is room for more, and when a worker has ended.
+        self._wake, self._queued, self._freed, self._worker_ended = (Bell() for _ in range(4))
+        if not self._knobs.enabled:
+            self._stopped.set()
+            return
+        name = self._knobs.instance_id or socket.gethostname()
+        self.owner = f"{name}/{os.getpid()}/{uuid4().hex[:12]}"
+        log.info("recovery_started", owner=self.owner, store=self._knobs.store)
+        # NOTE: the only task outside of a task group. A group is not left before all of its tasks have ended, and
+        # `stop` must not wait for a handler that ignores its cancellation: so the group has a host of its own.
+        self._host = asyncio.create_task(self._serve())
 
     async def stop(self) -> None:
         """End: attempts under way get a moment, what was not started is free at once, the leader's lock too.
 
         A database that does not answer gets a moment as well: what can't be given back is free when its lease ends.
         """
-        if not self._started:
-            return
-        self._stop.set()
-        await self._stopped.wait()
-        if self._serving is not None:
-            await asyncio.wait({self._serving})
-            if not self._serving.cancelled():
-                self._serving.exception()  # it was logged
-            self._serving = None
-        self._started = False
-
-    def _begin(self) -> None:
         if self._started:
-            raise RuntimeError("the recovery service is already started")
-        self._started, self._stop, self._stopped = True, anyio.Event(), anyio.Event()
-        self._stopping, self._again = False, False
-        self._rung, self._work, self._settler.wake, self._room = (asyncio.Event() for _ in range(4))
-        if self._knobs.enabled:
-            name = self._knobs.instance_id or socket.gethostname()
-            self.owner = f"{name}/{os.getpid()}/{uuid4().hex[:12]}"
-            log.info("recovery_started", owner=self.owner, store=self._knobs.store)
+            self._stop.set()
+            await self._stopped.wait()
+            self._started = False
 
     async def _serve(self) -> None:
-        try:
-            if not self._knobs.enabled:
-                await self._stop.wait()
-                return
-            async with anyio.create_task_group() as group:
-                sweeper, settler, beater = (
-                    Job(group, work) for work in (self._sweep_on, self._settle_on, self._beat_on)
-                )
-                self._workers = [Job(group, self._look_on) for _ in range(self._knobs.worker_count)]
-                try:
-                    await self._stop.wait()  # leases must not be renewed where nobody settles: a failure ends this too
-                finally:
-                    with CancelScope(shield=True):
-                        await self._leave(sweeper, settler, beater)
-        except BaseExceptionGroup as failures:
-            if len(failures.exceptions) > 1:
-                raise
-            raise failures.exceptions[0] from None
-        finally:
-            self._stopped.set()
-            if self._serving is None:
-                self._started = False
+        async with anyio.create_task_group() as self._group:
+            sweeper, settler = self._spawn(self._sweep_loop()), self._spawn(self._settle_loop())
+            others = self._spawn(self._heartbeat()), self._spawn(self._attempts.watch(self._abandoned))
+            for _ in range(self._knobs.worker_count):
+                self._add_worker()
+            try:
+                await self._stop.wait()  # any failure sets it: no lease is renewed for rows that nobody settles
+            finally:
+                await self._spawn(self._leave(sweeper, settler)).wait()
+                for task in (sweeper, settler, *others):
+                    await _end(task)
+                self._holding.leave()
+                self._stopped.set()
 
-    async def _leave(self, sweeper: Job, settler: Job, beater: Job) -> None:
-        self._stopping, patience = True, Patience(_LEAVE_S)
-        self._rung.set()
-        self._room.set()
-        await patience.wait(sweeper.ended)  # what it claims now is given back
-        await sweeper.end()
-        unstarted = self._dropped(self._holding.unstarted())
-        await patience.wait(lambda: self._give_back(unstarted))
-        self._work.set()
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> TaskHandle[None]:
+        return self._group.create_task(self._guard(work))
+
+    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 -- `run` raises it once everything has ended
+            log.error("recovery_failed", error=repr(error))
+            self._failure = self._failure or error
+            self._stop.set()
+
+    async def _leave(self, sweeper: TaskHandle[None], settler: TaskHandle[None]) -> None:
+        """End what is under way in order. The waits for the database share one deadline, `until`."""
+        self._stopping, until = True, current_time() + _LEAVE_S
+        self._wake.ring()
+        self._freed.ring()
+        with CancelScope(deadline=until):
+            await sweeper.wait()  # what it claims now is given back
+        await _end(sweeper)
+        with CancelScope(deadline=until):
+            await self._holding.release(self._holding.unstarted())
+        began = current_time()
+        self._queued.ring()
         with anyio.move_on_after(self._leave_s):
-            for worker in self._workers:
-                await worker.ended()
-        for worker in self._workers:
-            await worker.end()
-        self._settler.wake.set()
-        await patience.wait(settler.ended)
-        await settler.end()
+            await self._all_ended()
+        self._interrupting = True
+        self._attempts.interrupt()
+        with anyio.move_on_after(_LEAVE_S):  # each ends soon, or is abandoned
+            await self._all_ended()
+        until += current_time() - began
+        self._settler.bell.ring()
+        with CancelScope(deadline=until):
+            await settler.wait()
+        await _end(settler)
         interrupted = [held for held in self._holding.renewable() if held not in self._attempts.abandoned]
         self.numbers.interrupted += len(interrupted)
         for held in interrupted:
             log.info("recovery_interrupted", txid=held.claim.txid.hex())
-        await beater.end()
-        claims = self._dropped(interrupted)
-        await patience.wait(lambda: self._give_back(claims))
-        self._holding.leave()
+        with CancelScope(deadline=until):
+            await self._holding.release(interrupted)
         await self._end_session()
         log.info("recovery_stopped", owner=self.owner)
 
     # --- claiming ------------------------------------------------------------------------------------------------
 
-    async def _sweep_on(self) -> None:
+    async def _sweep_loop(self) -> None:
         scan_s = self._knobs.scan_interval
-        await wait(self._rung, self._dice(0.0, min(_FIRST_DELAY_S, scan_s)))
+        await _heard(self._wake, self._dice(0.0, min(_FIRST_DELAY_S, scan_s)))
         while not self._stopping:
-            self._rung.clear()
             try:
                 await self._do_chores()
                 await self._sweep()
             except StoreError as error:
-                store_failed(self.numbers, "sweep", error)
+                self.numbers.store_failed("sweep", error)
                 await self._end_session()
             self._report()
-            await wait(self._rung, scan_s)
+            await _heard(self._wake, scan_s)
 
     async def _do_chores(self) -> None:
         """Do what is done once in a scan interval, however often the bell rings."""
@@ -207,7 +225,7 @@ class Manager:
             return
         self._swept = monotonic()
         for chore in self._chores:
-            with contained("chore", self.numbers, StoreError):
+            with self.numbers.callback("chore", StoreError):
                 await chore()
         if self._swept - self._counted >= _COUNT_S:
             counts = await self._storage.counts()
@@ -220,8 +238,8 @@ class Manager:
         """Claim until nothing more is due, never more than there is room for."""
         self.numbers.sweeps += 1
         most = self._knobs.batch_size
-        while not self._stopping and await self._leads():
-            if not self._may_ask():
+        while not self._stopping and await self._is_leader():
+            if not self._can_ask():
                 return
             if len(self._attempts.abandoned) >= most:
                 log.error("recovery_wedged", stuck=len(self._attempts.abandoned))
@@ -230,16 +248,16 @@ class Manager:
             stuck, held = len(self._attempts.abandoned), len(self._holding)
             room = min(most - len(self._holding.queue) - stuck, _BATCHES * most - held)
             if 2 * room < most and held > stuck:
-                self._room.clear()
-                await wait(self._room, self._knobs.lease_duration / _BEATS)
+                await _heard(self._freed, self._knobs.lease_duration / _BEATS)
                 continue
             if len(await self._claim(room)) < room:
                 return
             if monotonic() - self._swept >= self._knobs.scan_interval:
-                self._rung.set()  # the chores, then on
+                self._wake.ring()  # the chores, then on
                 return
 
     async def _claim(self, limit: int) -> list[Claim]:
+        """Claim rows; first those of a claim whose answer was lost: nobody attempts them before its leases end."""
         again, self._again = self._again, True
         until = monotonic() + self._knobs.lease_duration
         claims = await self._storage.claim(self.owner, self._knobs.lease_duration, limit, again)
@@ -248,37 +266,37 @@ class Manager:
         for claim in claims:
             if not self._holding.take(claim, until):
                 self._settler.postpone(claim)
-        self._work.set()
+        self._queued.ring()
         return claims
 
-    def _may_ask(self) -> bool:
-        """Return whether there is anybody to ask; not if that cannot be found out."""
-        with contained("available", self.numbers):
+    def _can_ask(self) -> bool:
+        """Return whether a source can be asked; False if that cannot be found out."""
+        with self.numbers.callback("available"):
             return self._available()
         return False
 
-    async def _leads(self) -> bool:
+    async def _is_leader(self) -> bool:
         """Return whether we are the leader, as the database sees it."""
         if self._session is not None and not await self._session.alive():
-            await self._lose_lead()
+            await self._lose_leadership()
         if self._session is None:
-            self._session = await self._storage.session(self._rung.set)
+            self._session = await self._storage.session(self._wake.ring)
         leads = await self._session.lead()
         if leads and not self.numbers.leader:
             log.info("leadership_taken", owner=self.owner)
-            self._counted = float("-inf")  # and forget what is too much
+            self._counted = float("-inf")  # the leader also deletes rows that are too many
         self.numbers.leader = leads
         return leads
 
-    async def _lose_lead(self) -> None:
-        """Hear that the session ended: whoever leads now takes over what we have not begun."""
+    async def _lose_leadership(self) -> None:
+        """Give back what was not begun: the session has ended, and another instance may lead now."""
         if self.numbers.leader:
             self.numbers.leader = False
             self.numbers.leadership_losses += 1
             unstarted = self._holding.unstarted()
             log.warning("leadership_lost", owner=self.owner, unstarted=len(unstarted))
-            self._room.set()
-            await self._release(unstarted)
+            self._freed.ring()
+            await self._holding.release(unstarted)
         await self._end_session()
 
     async def _end_session(self) -> None:
@@ -286,87 +304,79 @@ class Manager:
         if session is not None:
             await session.close()
 
-    # --- looking -------------------------------------------------------------------------------------------------
+    # --- attempts ------------------------------------------------------------------------------------------------
 
-    async def _look_on(self) -> None:
+    def _add_worker(self) -> None:
+        self._workers += 1
+        self._spawn(self._work())
+
+    async def _work(self) -> None:
+        """Make attempts, one after the other."""
+        held = await self._next()
+        while held is not None:
+            with CancelScope(shield=True) as cancelled, CancelScope() as left_alone:
+                while held is not None and not cancelled.cancel_called:
+                    made = await self._attempts.make(held, cancelled, left_alone)
+                    if made is None:  # abandoned, and another worker was added since
+                        self._settler.put(held, held.outcome)
+                        return
+                    if held.answered or not self._interrupting:
+                        self._settler.put(held, *made)
+                    held = await self._next()
+        self._workers -= 1
+        self._worker_ended.ring()
+
+    async def _next(self) -> Held | None:
+        """Return the next row to attempt; None when the service stops and the queue is empty."""
         queue = self._holding.queue
+        await checkpoint()  # a handler that never waits must not keep other tasks from running
         while True:
             while not queue:
                 if self._stopping:
-                    return
-                self._work.clear()
-                await self._work.wait()
+                    return None
+                await self._queued.heard()
             if self.numbers.leader and self._session is not None and self._session.lost:
-                await self._lose_lead()
+                await self._lose_leadership()
                 continue
             held = queue.popleft()
-            self._room.set()
-            if not held.current:  # we were paused, or the heartbeat did not get through
-                self._holding.lose(held)
-                continue
-            made = await self._attempts.make(held, self._late)
-            if made is not None:
-                self._settler.put(held, *made)
+            self._freed.ring()
+            if held.current:
+                return held
+            self._holding.lose(held)  # the process was paused, or the heartbeat failed
 
-    def _late(self, held: Held, outcome: Outcome) -> None:
-        """Take the result of an attempt that ended long after it was cancelled."""
-        if self._stopping:
-            self._holding.drop(held)
-        else:
-            self._settler.put(held, outcome)
+    def _abandoned(self) -> None:
+        """Replace a worker whose attempt does not end."""
+        self._workers -= 1
+        self._worker_ended.ring()
+        if not self._stopping:
+            self._add_worker()
+
+    async def _all_ended(self) -> None:
+        while self._workers:
+            await self._worker_ended.heard()
 
     # --- settling ------------------------------------------------------------------------------------------------
 
-    async def _settle_on(self) -> None:
+    async def _settle_loop(self) -> None:
         while True:
             while self._settler.idle:
-                if self._stopping and all(worker.done for worker in self._workers):
+                if self._stopping and not self._workers:
                     return
-                self._settler.wake.clear()
-                await self._settler.wake.wait()
-            await self._release(await self._settler.write())
-            self._work.set()
-            self._room.set()
+                await self._settler.bell.heard()
+            await self._holding.release(await self._settler.write())
+            self._queued.ring()
+            self._freed.ring()
 
-    async def _release(self, helds: list[Held]) -> None:
-        """Give claims back; where that fails they are free when their lease ends."""
-        await self._give_back(self._dropped(helds))
+    # --- leases --------------------------------------------------------------------------------------------------
 
-    def _dropped(self, helds: list[Held]) -> list[Claim]:
-        """Free places; return their claims."""
-        for held in helds:
-            self._holding.drop(held)
-        return [held.claim for held in helds]
-
-    async def _give_back(self, claims: list[Claim]) -> None:
-        try:
-            self.numbers.released += len(await self._storage.release(claims)) if claims else 0
-        except StoreError as error:
-            store_failed(self.numbers, "release", error)
-
-    # --- keeping -------------------------------------------------------------------------------------------------
-
-    async def _beat_on(self) -> None:
+    async def _heartbeat(self) -> None:
         """Prolong the leases of all that we hold, and the session that makes us the leader."""
         lease_s = self._knobs.lease_duration
         while True:
             await anyio.sleep(lease_s / _BEATS)
-            asked, helds = monotonic(), [(held, held.claim) for held in self._holding.renewable()]
-            try:
-                kept = await self._storage.renew([claim for _, claim in helds], lease_s) if helds else set()
-            except StoreError as error:
-                store_failed(self.numbers, "renew", error)
-                for held, _ in helds:
-                    if held.running and not held.current:
-                        self._holding.lose(held)
-                continue
-            for held, claim in helds:
-                if claim.txid in kept:
-                    held.until = max(held.until, asked + lease_s)
-                elif held.claim is claim and self._holding.has(held) and not held.settling:
-                    self._holding.lose(held)
+            await self._holding.renew(lease_s)
             if self._session is not None and not await self._session.alive():
-                self._rung.set()
+                self._wake.ring()
 
     def _report(self) -> None:
         numbers = self.numbers
@@ -376,3 +386,13 @@ class Manager:
             claimed, settled = (now - before for now, before in zip(done, self._told, strict=True))
             log.info("recovery_swept", claimed=claimed, settled=settled, skipped=numbers.stuck, held=numbers.held)
             self._told = done
+
+
+async def _heard(bell: Bell, within_s: float) -> None:
+    with anyio.move_on_after(within_s):
+        await bell.heard()
+
+
+async def _end(task: TaskHandle[None]) -> None:
+    task.cancel()
+    await task.wait()

@@ -1,12 +1,18 @@
-"""What the recovery service has done and has before it, as plain numbers for whoever shows them."""
+"""What the recovery service counts, and the failures that are logged as they are counted."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import structlog
 from msgspec import Struct, field
 
+from storage.errors import StoreError
 from storage.recovery.rows import STATUSES, Status
+
+log = structlog.get_logger("recovery")
 
 
 class Numbers(Struct):
@@ -31,3 +37,19 @@ class Numbers(Struct):
     conflicts: int = 0  # results that came too late: somebody else had settled or claimed the row
     errors: int = 0  # of the database
     callback_errors: int = 0  # exceptions of a callback: `changed`, `available`, a chore
+
+    @contextmanager
+    def callback(self, name: str, *passing: type[Exception]) -> Iterator[None]:
+        """Call code of a user of this package: log and count any exception but those in `passing`, and go on."""
+        try:
+            yield
+        except passing:
+            raise
+        except Exception:
+            self.callback_errors += 1
+            log.exception("callback_failed", callback=name)
+
+    def store_failed(self, during: str, error: StoreError) -> None:
+        """Count and log that the database failed."""
+        self.errors += 1
+        log.error("recovery_store_failed", during=during, error=str(error))

@@ -91,11 +91,11 @@ class Records:
                     return txids, ordinal
         return txids, None
 
-    def locked(self, after: bytes) -> tuple[list[bytes], bytes | None]:
+    def locked(self, after: bytes | None) -> tuple[list[bytes], bytes | None]:
         """Return transactions that have a lock and no record, by a walk over some more of all; None at the end."""
         found = list[bytes]()
         with self._store.disk.read() as txn:
-            for seeks, txid in enumerate(self._store.txids(txn, after)):
+            for seeks, txid in enumerate(self._store.txids(txn, after or b"")):
                 if seeks == _SEEKS:
                     return found, txid
                 if self._store.has(txn, txid, LOCK_PAGE) and self._store.record(txn, txid) is None:

@@ -1,46 +1,22 @@
-"""What the recovery tables say, for whoever asks."""
+"""Rows of the recovery tables as HTTP and the command line show them."""
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 from msgspec.structs import asdict
 
 from handlers.answers import Hash
-from storage.recovery.rows import Row, Status
+from storage.recovery.rows import Look, Row, Summary
 
 
-class Look(Struct, frozen=True):
-    """One attempt to find out what became of a transaction."""
-
-    at: datetime
-    owner: str
-    generation: int
-    outcome: str
-    error: str | None
-
-
-class Recovering(Struct, frozen=True, kw_only=True):
+class Recovering(Summary, frozen=True, kw_only=True):
     """A transaction that was submitted, and how far it is on its way to finality."""
 
-    txid: Hash
-    status: Status
+    txid: Hash  # type: ignore[assignment]  # as text
     message: Annotated[str, Meta(description="why it has a final status")]
     owner: Annotated[str | None, Meta(description="who looks into it now")]
-    generation: int
-    lease_until: datetime | None
-    attempts: int
-    failures: int
-    not_found: int
-    not_found_since: datetime | None
-    next_attempt_at: datetime | None
-    last_error: str
-    submitted_at: datetime
-    created_at: datetime
-    updated_at: datetime
-    reopened: int
 
 
 class RecoveringWhole(Recovering, frozen=True, kw_only=True):
@@ -58,5 +34,4 @@ def told(row: Row) -> Recovering:
 
 def told_whole(row: Row) -> RecoveringWhole:
     """Return a row with its history."""
-    looks = [Look(each.at, each.owner, each.generation, each.outcome, each.error) for each in row.history]
-    return RecoveringWhole(**asdict(row) | {"txid": row.txid.hex(), "history": looks})
+    return RecoveringWhole(**asdict(row) | {"txid": row.txid.hex()})

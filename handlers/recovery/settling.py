@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,12 +10,11 @@ import structlog
 from msgspec import Struct, structs
 
 from config.settings import Recovery
-from handlers.recovery.callbacks import contained
+from handlers.bell import Bell
 from handlers.recovery.holding import Held, Holding
 from handlers.recovery.numbers import Numbers
 from handlers.recovery.outcome import Outcome
 from handlers.recovery.rules import Dice, postponed, settle
-from handlers.recovery.tasks import store_failed
 from storage.errors import StoreError
 from storage.recovery.rows import Claim, Settlement, Status
 from storage.recovery.tables import Storage
@@ -53,11 +51,11 @@ class Settler:
         changed: Callable[[list[Change]], None],
         dice: Dice,
     ) -> None:
-        """Take the tables, the places that results free, and who hears of final statuses."""
+        """Take the tables, the places that results free, and what is called with final statuses."""
         self._storage, self._holding, self._knobs, self._numbers = storage, holding, knobs, numbers
         self._changed, self._dice = changed, dice
         self._results: deque[Result] = deque()
-        self.wake = asyncio.Event()
+        self.bell = Bell()  # rings when there is something to write
 
     @property
     def idle(self) -> bool:
@@ -65,30 +63,32 @@ class Settler:
         return not self._results
 
     def put(self, held: Held, outcome: Outcome, timed_out: bool = False) -> None:
-        """Have the result of an attempt written; one whose lease is lost only frees its place."""
+        """Queue the result of an attempt to be written; one whose lease is lost only frees its place."""
+        settlement = settle(held.claim, outcome, self._knobs, self._dice, timed_out=timed_out)
         if held.lost:
             self._holding.drop(held)
+            if held.answered:
+                _too_late(settlement)
             return
-        settlement = settle(held.claim, outcome, self._knobs, self._dice, timed_out=timed_out)
         self._numbers.outcomes[settlement.outcome] += 1
         held.settling = True
         self._append(Result(held, settlement))
 
     def postpone(self, claim: Claim) -> None:
-        """Give back a claim that got no place, because an attempt under an earlier one is still running."""
+        """Give back a claim without a place: an attempt under an earlier one is still running."""
         self._append(Result(None, postponed(claim, self._knobs.scan_interval)))
 
     def _append(self, result: Result) -> None:
         self._results.append(result)
-        self.wake.set()
+        self.bell.ring()
 
     async def write(self) -> list[Held]:
-        """Write a batch; return the places of which the database did not say whether their results are written."""
+        """Write a batch; return its places if the database failed, so that it is not known what was written."""
         batch = self._batch()
         try:
             landed = await self._storage.settle([settlement for _, settlement in batch])
         except StoreError as error:
-            store_failed(self._numbers, "settle", error)
+            self._numbers.store_failed("settle", error)
             return [held for held, _ in batch if held is not None]
         for held, settlement in batch:
             self._written(held, settlement, settlement.claim.txid in landed)
@@ -105,7 +105,7 @@ class Settler:
 
     def _written(self, held: Held | None, settlement: Settlement, landed: bool) -> None:
         claim = settlement.claim
-        renewed = held is not None and held.claim is not claim  # we have claimed the row again meanwhile
+        renewed = held is not None and held.claim is not claim  # the row was claimed again meanwhile
         if held is not None and renewed and not landed:  # the result is as good under the newer claim
             self._append(Result(held, structs.replace(settlement, claim=held.claim)))
             return
@@ -115,7 +115,7 @@ class Settler:
                 self._holding.take(held.claim, held.until)
         if not landed:
             self._numbers.conflicts += 1
-            log.warning("result_too_late", txid=claim.txid.hex(), outcome=settlement.outcome)
+            _too_late(settlement)
 
     def _publish(self, landed: list[Settlement]) -> None:
         changes: list[Change] = []
@@ -127,5 +127,9 @@ class Settler:
             if each.status in ("orphan", "dead"):
                 log.warning(f"transaction_{each.status}", txid=txid.hex(), error=each.error)
         if changes:
-            with contained("changed", self._numbers):
+            with self._numbers.callback("changed"):
                 self._changed(changes)
+
+
+def _too_late(settlement: Settlement) -> None:
+    log.warning("result_too_late", txid=settlement.claim.txid.hex(), outcome=settlement.outcome)

@@ -1,7 +1,7 @@
-"""The daemon's stores compared with the recovery tables: where the change log cannot tell what happened.
+"""A comparison of the daemon's stores with the recovery tables, for when the change log cannot be read on.
 
-It reads the transaction store in short turns on the writer's thread. Facts that are logged meanwhile are written after
-it, so that it does not matter when exactly it has looked.
+It reads the transaction store in short turns on the writer's thread. Facts that are logged meanwhile are applied
+afterwards, so it does not matter when exactly each part was read.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ GIVEN_UP: tuple[Status, ...] = ("deleted", "orphan", "dead")
 
 
 class Turn(Protocol):
-    """How something gets onto the writer's thread."""
+    """Runs work on the writer's thread."""
 
     def __call__(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Do it there, in its turn."""
+        """Run it there, after what was asked for before."""
 
 
 class Survey:
-    """Looks at everything once."""
+    """Compares everything once."""
 
     def __init__(self, storage: Storage, records: Records, store: str, turn: Turn, knobs: Recovery) -> None:
-        """Take both sides; `store` is the name of ours in the tables."""
+        """Take both sides; `store` is the name of this daemon's store in the tables."""
         self._storage, self._records, self._store, self._turn = storage, records, store, turn
         self._most_unknown = knobs.max_final_count or sys.maxsize
         self._ttl_s, self._confirmations = knobs.ttl, knobs.confirmations
@@ -53,19 +53,11 @@ class Survey:
         for part in parts(found.txids):
             await self._storage.add(part, self._ttl_s)
         if decides:
-            for part in parts([*found.txids, *found.conflicting, *await self._shallow()]):
+            shallow = await all_of(self._turn, partial(self._records.shallow, self._confirmations))
+            for part in parts([*found.txids, *found.conflicting, *shallow]):
                 await self._storage.reopen(part, NOT_DEEP, ("confirmed",))
             await self._correct()
         await self._catch_up()
-
-    async def _shallow(self) -> list[bytes]:
-        """Return what was mined so recently that it cannot be confirmed."""
-        found, ordinal = list[bytes](), None
-        while True:
-            some, ordinal = await self._turn(partial(self._records.shallow, self._confirmations, ordinal))
-            found += some
-            if ordinal is None:
-                return found
 
     async def _correct(self) -> None:
         """Reopen the rows that were given up, and are mined or wait again because the conflict is gone."""
@@ -101,13 +93,22 @@ class Survey:
 
 async def waiting(records: Records, turn: Turn) -> Waiting:
     """Return all transactions that are in no block."""
-    found = Waiting([], [], [], None)
+    found, after = Waiting([], [], [], None), None
     while True:
-        some = await turn(partial(records.waiting, found.after))
-        txids, conflicting = found.txids + some.txids, found.conflicting + some.conflicting
-        found = Waiting(txids, conflicting, found.half_made + some.half_made, some.after)
-        if found.after is None:
+        some = await turn(partial(records.waiting, after))
+        for kind, more in zip(found[:3], some[:3], strict=True):
+            kind += more
+        if (after := some.after) is None:
             return found
+
+
+async def all_of(turn: Turn, step: Callable[[T | None], tuple[list[bytes], T | None]]) -> list[bytes]:
+    """Return what all steps of a walk find together. Each returns where the next one goes on, the last one None."""
+    found, place = await turn(partial(step, None))
+    while place is not None:
+        some, place = await turn(partial(step, place))
+        found += some
+    return found
 
 
 def parts(txids: list[bytes]) -> Iterator[list[bytes]]:

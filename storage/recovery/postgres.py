@@ -1,27 +1,31 @@
-"""The recovery tables in PostgreSQL, for several instances: clock, claims and the leader's lock are the server's.
+"""The recovery tables in PostgreSQL, for several instances. The clock and the leader's lock are the server's.
 
-The lock belongs to a session of its own, never to a pool, and needs a server that keeps sessions: a pooler that hands
-out connections by transaction breaks it.
+The lock belongs to a connection of its own, never to one of a pool. A connection pooler in transaction mode breaks it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import nullcontext
-from datetime import timedelta
+import re
+from collections.abc import Callable, Coroutine
+from contextlib import nullcontext, suppress
+from datetime import datetime
+from functools import cache
 from hashlib import sha256
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import asyncpg  # type: ignore[import-untyped]
 from anyio import Lock, fail_after, get_cancelled_exc_class
 
 from storage.errors import WrongFormat
-from storage.recovery import postgres_sql as sql
-from storage.recovery.postgres_session import ANSWER_S, AWAY, LEAVE_S, PostgresSession, silence_ms, told
-from storage.recovery.rows import VERSION, Claim, Row, Settlement, StoreAway, decode_history, shortened
-from storage.recovery.tables import Batch, Mode, Storage, Verbs, Work
+from storage.recovery import sql
+from storage.recovery.rows import HISTORY, VERSION, StoreAway
+from storage.recovery.tables import Batch, Mode, Storage, Work
 
 T = TypeVar("T")
+ANSWER_S = 10.0  # how long a statement may take
+_CONNECT_S = 10.0  # how long it may take to connect, and the leader's lock
+_LEAVE_S = 1.0  # how long it may take to disconnect
+_AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 _CONNECTIONS = 4
 _DEADLOCKS = 3
 # Every statement is a few lookups, also where statistics are old: a plan for any limit, or a join that reads a whole
@@ -29,6 +33,52 @@ _DEADLOCKS = 3
 _PLANS = {"plan_cache_mode": "force_custom_plan"} | dict.fromkeys(
     ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "enable_material"), "off"
 )
+
+
+def _batch(columns: dict[str, str]) -> str:
+    """Return a batch as a table: it comes as an array for each column."""
+    arrays = ", ".join(f":batch{n}::{kind}[]" for n, kind in enumerate(columns.values()))
+    return f"unnest({arrays}) AS b ({', '.join(columns)})"
+
+
+# What the statements of `sql` leave to the database, but for the name of the table. The planner finds the indexes.
+_WORDS = {
+    "now": "now()",
+    "ms": " * interval '1 ms'",
+    "skip_locked": "FOR UPDATE SKIP LOCKED",
+    "locked": "FOR UPDATE",
+    "due": "",
+    "held": "",
+    "by_height": "",
+    "bytes": "bytea",
+    "time": "timestamptz",
+    "time_of_row": "timestamptz DEFAULT now()",  # earlier versions leave it to the database
+    "json": "jsonb",
+    "by_key": "",
+    "remembered": f"""(CASE WHEN jsonb_array_length(t.history) >= {HISTORY} THEN t.history - 0 ELSE t.history END)
+        || jsonb_build_object('at', to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+                              {sql.REMEMBERED})""",
+} | {kind: _batch(columns) for kind, columns in sql.BATCHES.items()}
+_FINAL_STAYS = """
+    CREATE FUNCTION {t}_final() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN RAISE EXCEPTION 'a final status stays'; END $$;
+    CREATE TRIGGER {t}_final BEFORE UPDATE OF status ON {t} FOR EACH ROW
+        WHEN (OLD.status <> 'pending' AND NEW.status <> OLD.status AND NEW.reopened = OLD.reopened)
+        EXECUTE FUNCTION {t}_final();"""
+
+
+@cache
+def worded(statement: str, table: str) -> tuple[str, list[str]]:
+    """Return a statement in the words of PostgreSQL, and the names of its values in the order of their numbers."""
+    names = list[str]()
+
+    def number(name: re.Match[str]) -> str:
+        if name[1] not in names:
+            names.append(name[1])
+        return f"${names.index(name[1]) + 1}"
+
+    words = {"t": table, "final_stays": _FINAL_STAYS.format(t=table)} | _WORDS
+    return re.sub(r"(?<!:):([a-z]\w*)", number, statement.format_map(words)), names
 
 
 def lock_id(*names: str | int) -> int:
@@ -57,7 +107,7 @@ class PostgresStorage(Storage):
         """
         if not table.isidentifier() or table != table.lower():
             raise ValueError(f"{table!r} is no name of a table")
-        super().__init__(sql, teller)
+        super().__init__(teller)
         self._dsn, self._lease_s, self._lock, self._table = dsn, lease_s, lock, table
         self._readonly = readonly
         self._pool: asyncpg.Pool | None = None
@@ -75,15 +125,15 @@ class PostgresStorage(Storage):
                 command_timeout=ANSWER_S,
                 reset=_as_it_is,
                 # Who falls silent inside a transaction keeps its rows from others for no longer than a lease.
-                server_settings=_PLANS | {"idle_in_transaction_session_timeout": str(silence_ms(self._lease_s))},
+                server_settings=_PLANS | {"idle_in_transaction_session_timeout": str(_silence_ms(self._lease_s))},
             )
             async with self._pool.acquire() as connection:
                 self._schema = await connection.fetchval("SELECT current_schema()")
                 if not self._readonly:
                     await self._migrate(connection)
-        except AWAY as error:
+        except _AWAY as error:
             await self.close()
-            raise told(error) from error
+            raise _told(error) from error
         except BaseException:
             await self.close()
             raise
@@ -97,8 +147,9 @@ class PostgresStorage(Storage):
             version = await connection.fetchval(f"SELECT coalesce(max(version), 0) FROM {versions}")
             if version > VERSION:
                 raise WrongFormat(f"the database has the recovery schema {version}, this version knows {VERSION}")
-            for script in sql.MIGRATIONS[version:]:
-                await connection.execute(self._named(script))
+            for statements in sql.MIGRATIONS[version:]:
+                for statement in statements:
+                    await connection.execute(worded(statement, self._table)[0])
             if version < VERSION:
                 await connection.execute(f"INSERT INTO {versions} VALUES ({VERSION})")
 
@@ -107,26 +158,27 @@ class PostgresStorage(Storage):
         pool, self._pool = self._pool, None
         if pool is not None:
             try:
-                with fail_after(LEAVE_S):
+                with fail_after(_LEAVE_S):
                     await pool.close()
-            except AWAY:  # nobody answers: hang up
+            except _AWAY:  # the server does not answer
                 pool.terminate()
 
     def lock_id(self, purpose: str) -> int:
         """Return the lock for a purpose, of these tables only."""
         return lock_id(self._lock, self._schema, self._table, purpose)
 
-    def _row(self, found: Any) -> Row:
-        return Row(**dict(found) | {"history": decode_history(found["history"])})
+    @staticmethod
+    def _moment(value: datetime) -> datetime:
+        return value
 
     async def session(self, wake: Callable[[], None]) -> PostgresSession:
         """See `Storage`."""
         session = PostgresSession(self._dsn, self.lock_id("leader"), self._lease_s)
         try:
             await session.open(self._bell, wake)
-        except AWAY as error:
+        except _AWAY as error:
             await session.close()
-            raise told(error) from error
+            raise _told(error) from error
         except BaseException:
             await session.close()
             raise
@@ -138,24 +190,13 @@ class PostgresStorage(Storage):
     def _bell(self) -> str:
         return f"{self._table}_{self.lock_id('bell') & 0xFFFFFFFF:08x}"
 
-    def _named(self, statement: str) -> str:
-        return statement.replace("{table}", self._table)
-
-    async def transact(self, steps: Callable[[Verbs], Awaitable[T]]) -> T:
-        """See `Storage`."""
-        async with self._turn:
-            return await super().transact(steps)
-
-    async def _each(self, statement: str, batch: Batch, *, ring: bool = False, **values: object) -> set[bytes]:
-        async with self._turn:
-            return await super()._each(statement, batch, ring=ring, **values)
-
     async def _work(self, work: Work[T], mode: Mode) -> T:
         async def on(connection: asyncpg.Connection) -> T:
             async with connection.transaction() if mode == "whole" else nullcontext():  # one statement is one by itself
-                return await work(_On(connection, self._named, self._bell))
+                return await work(_On(connection, self._table, self._bell))
 
-        return await self._run(on)
+        async with self._turn if mode in ("each", "whole") else nullcontext():
+            return await self._run(on)
 
     async def _run(self, work: Callable[[asyncpg.Connection], Coroutine[Any, Any, T]]) -> T:
         """Run something on a connection. One that broke is not given to the next caller."""
@@ -166,24 +207,26 @@ class PostgresStorage(Storage):
                 async with self._pool.acquire(timeout=ANSWER_S) as connection:
                     try:
                         return await work(connection)
-                    except get_cancelled_exc_class():  # we leave: nobody waits for what the server may still say
+                    except get_cancelled_exc_class():  # nobody waits for what the server may still answer
                         connection.terminate()
                         raise
-            except AWAY as error:  # a deadlock with another instance took everything back: once more
+            except _AWAY as error:  # a deadlock with another instance took everything back: once more
                 if not isinstance(error, asyncpg.DeadlockDetectedError) or attempt == _DEADLOCKS - 1:
-                    raise told(error) from error
+                    raise _told(error) from error
         raise AssertionError
 
 
 class _On:
     """Runs statements on one connection; see `Run`."""
 
-    def __init__(self, connection: asyncpg.Connection, named: Callable[[str], str], bell: str) -> None:
-        self._connection, self._named, self._bell = connection, named, bell
+    def __init__(self, connection: asyncpg.Connection, table: str, bell: str) -> None:
+        self._connection, self._table, self._bell = connection, table, bell
 
     async def __call__(self, statement: str, batch: Batch | None = None, /, **values: object) -> list[Any]:
-        columns = [] if batch is None else _columns(batch)
-        return list(await self._connection.fetch(self._named(statement), *columns, *values.values()))
+        text, names = worded(statement, self._table)
+        if batch is not None:
+            values |= {f"batch{n}": column for n, column in enumerate(zip(*batch, strict=True))}
+        return list(await self._connection.fetch(text, *(values[name] for name in names)))
 
     async def ring(self) -> None:
         await self._connection.execute("SELECT pg_notify($1, '')", self._bell)
@@ -193,36 +236,88 @@ async def _as_it_is(_: object) -> None:
     """Leave a connection as it is: none of our statements changes its settings, locks or channels."""
 
 
-def _columns(batch: Batch) -> list[list[Any]]:
-    """Return a batch as arrays, in order: so two instances never wait for each other's rows in a circle."""
-    match batch[0]:
-        case bytes():
-            return [sorted(set(batch))]
-        case Claim():
-            return _keys(batch)  # type: ignore[arg-type]
-        case Settlement():
-            return _results(batch)  # type: ignore[arg-type]
-        case _:
-            return [list(column) for column in zip(*sorted(cast("Any", batch)), strict=True)]
+class PostgresSession:
+    """A connection of its own. The server ends it when it is silent for a lease, and with it goes the lock.
+
+    See `Session`.
+    """
+
+    def __init__(self, dsn: str, lock: int, lease_s: float) -> None:
+        """Take what is needed to connect."""
+        self._dsn, self._lock, self._lease_s = dsn, lock, lease_s
+        self._connection: asyncpg.Connection | None = None
+        self._leads = False
+        self._turn = Lock()
+        self._wake: Callable[[], None] = lambda: None
+
+    async def open(self, bell: str, wake: Callable[[], None]) -> None:
+        """Connect, and listen for the bell."""
+        self._wake = wake
+        self._connection = await asyncpg.connect(
+            self._dsn,
+            timeout=_CONNECT_S,
+            command_timeout=min(_CONNECT_S, self._lease_s),
+            server_settings={"idle_session_timeout": str(_silence_ms(self._lease_s))},
+        )
+        self._connection.add_termination_listener(self._ended)
+        await self._connection.add_listener(bell, self._rung)
+
+    def _rung(self, *_: object) -> None:
+        self._wake()
+
+    def _ended(self, _: object) -> None:
+        self._leads = False
+        self._wake()
+
+    @property
+    def lost(self) -> bool:
+        """See `Session`."""
+        return self._connection is None or self._connection.is_closed()
+
+    async def lead(self) -> bool:
+        """See `Session`."""
+        if not self._leads:
+            self._leads = bool(await self._ask("SELECT pg_try_advisory_lock($1)", self._lock))
+        return self._leads
+
+    async def alive(self) -> bool:
+        """See `Session`."""
+        try:
+            await self._ask("SELECT 1")
+        except StoreAway:
+            await self.close()
+            return False
+        return True
+
+    async def _ask(self, query: str, *values: object) -> Any:
+        async with self._turn:
+            if self._connection is None:
+                raise StoreAway("the session is closed")
+            try:
+                return await self._connection.fetchval(query, *values)
+            except _AWAY as error:
+                raise _told(error) from error
+
+    async def close(self) -> None:
+        """See `Session`."""
+        connection, self._connection, self._leads = self._connection, None, False
+        if connection is None:
+            return
+        connection.remove_termination_listener(self._ended)
+        try:
+            with suppress(*_AWAY):  # before closing, so that the lock is free when this returns
+                await connection.execute("SELECT pg_advisory_unlock_all()", timeout=_LEAVE_S)
+                await connection.close(timeout=_LEAVE_S)
+        finally:  # also when cancelled: the lock must not outlive the session
+            if not connection.is_closed():
+                connection.terminate()
 
 
-def _keys(claims: Sequence[Claim]) -> list[list[Any]]:
-    return [
-        [claim.txid for claim in claims],
-        [claim.owner for claim in claims],
-        [claim.generation for claim in claims],
-    ]
+def _silence_ms(lease_s: float) -> int:
+    """Return after how long a silence the server ends a connection."""
+    return max(round(lease_s * 1000), 1000)
 
 
-def _results(settlements: Sequence[Settlement]) -> list[list[Any]]:
-    return [
-        *_keys([each.claim for each in settlements]),
-        [each.status for each in settlements],
-        [each.outcome for each in settlements],
-        [timedelta(seconds=each.delay_s) for each in settlements],
-        [shortened(each.message) for each in settlements],
-        [shortened(each.error) for each in settlements],
-        [each.attempt for each in settlements],
-        [each.failed for each in settlements],
-        [each.not_found for each in settlements],
-    ]
+def _told(error: BaseException) -> StoreAway:
+    """Return what an error means to us; its text may hold values, but never the way to the database."""
+    return StoreAway(f"the recovery database: {type(error).__name__}: {error}" if str(error) else type(error).__name__)

@@ -56,18 +56,18 @@ class Settlement(Struct, frozen=True, gc=False):
     not_found: bool = False
 
 
-class Attempt(Struct, frozen=True):
-    """One look at a transaction."""
+class Look(Struct, frozen=True):
+    """One attempt to find out what became of a transaction."""
 
     at: datetime
     owner: str
     generation: int
     outcome: str
-    error: str | None = None
+    error: str | None
 
 
-class Row(Struct, frozen=True, kw_only=True):
-    """Everything that is known about one transaction."""
+class Summary(Struct, frozen=True, kw_only=True):
+    """What is known about one transaction, without its attempts."""
 
     txid: bytes
     status: Status
@@ -85,7 +85,12 @@ class Row(Struct, frozen=True, kw_only=True):
     created_at: datetime
     updated_at: datetime
     reopened: int
-    history: list[Attempt]
+
+
+class Row(Summary, frozen=True, kw_only=True):
+    """Everything that is known about one transaction; the latest attempts are in `history`, the oldest first."""
+
+    history: list[Look]
 
     @property
     def place(self) -> Place:
@@ -125,6 +130,6 @@ def shortened(text: str | None) -> str | None:
     return text if text is None else text.replace("\0", "")[:LONGEST_TEXT].encode(errors="replace").decode()
 
 
-def decode_history(raw: str) -> list[Attempt]:
+def decode_history(raw: str) -> list[Look]:
     """Return the attempts that a row remembers, oldest first."""
-    return msgspec.json.decode(raw, type=list[Attempt])
+    return msgspec.json.decode(raw, type=list[Look])

@@ -1,7 +1,7 @@
-"""The recovery tables in SQLite: the default, for one instance. Claims are real: several processes may share the file.
+"""The recovery tables in SQLite: the default, for one instance. Claims hold for all processes that share the file.
 
-The clock is the machine's, in milliseconds since 1970: whoever can open the file shares it. Commits are not synced one
-by one: a power cut may take back the last ones, and what they said is found out again.
+The clock is the machine's, in milliseconds since 1970. Commits are not synced one by one: a power cut may take back the
+last ones, whose rows are then attempted again.
 """
 
 from __future__ import annotations
@@ -9,25 +9,26 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable
+from binascii import a2b_base64
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 import aiosqlite
+import msgspec
 from anyio import CancelScope, Lock, to_thread
 
 from storage.errors import RecoveryDamaged, StoreError, WrongFormat
 from storage.files import make_file, restrict
-from storage.recovery import sqlite_sql as sql
-from storage.recovery.rows import VERSION, Claim, Row, StoreAway
-from storage.recovery.sqlite_session import SqliteSession
-from storage.recovery.sqlite_values import bound, encoded, row_of, statements
+from storage.recovery import sql
+from storage.recovery.rows import HISTORY, VERSION, Claim, StoreAway
 from storage.recovery.tables import Batch, Mode, Storage, Work
 
 T = TypeVar("T")
 
-_BUSY_S = 10.0  # how long another process may keep us from writing
+_BUSY_S = 10.0  # how long to wait for another process that writes
 
 
 def machine_ms() -> int:
@@ -45,6 +46,43 @@ def _mode(path: Path) -> str:
     return "mode=ro&immutable=1" if unchanging else "mode=ro"
 
 
+def _batch(columns: Iterable[str]) -> str:
+    """Return a batch as a table: it comes as a JSON array of rows, with bytes as base64, which SQLite cannot read."""
+    first, *others = columns
+    values = "".join(f", value ->> {n} AS {name}" for n, name in enumerate(others, 1))
+    return f"(SELECT of_base64(value ->> 0) AS {first}{values} FROM json_each(:batch)) AS b"
+
+
+# What the statements of `sql` leave to the database. Rows are found by the index that is named, whatever is planned.
+_WORDS = {
+    "t": "recovery_tx",
+    "now": ":now",
+    "ms": "",
+    "skip_locked": "",
+    "locked": "",
+    "due": "INDEXED BY recovery_tx_due",
+    "held": "INDEXED BY recovery_tx_held",
+    "by_height": "INDEXED BY recovery_tx_mined_height",
+    "bytes": "BLOB",
+    "time": "INTEGER",
+    "time_of_row": "INTEGER",
+    "json": "TEXT",
+    "by_key": "WITHOUT ROWID",
+    "final_stays": """
+        CREATE TRIGGER recovery_tx_final BEFORE UPDATE OF status ON recovery_tx
+            WHEN OLD.status <> 'pending' AND NEW.status <> OLD.status AND NEW.reopened = OLD.reopened
+            BEGIN SELECT RAISE(ABORT, 'a final status stays'); END""",
+    "remembered": f"""json_insert(
+        CASE WHEN json_array_length(t.history) >= {HISTORY} THEN json_remove(t.history, '$[0]') ELSE t.history END,
+        '$[#]', json_object('at', strftime('%Y-%m-%dT%H:%M:%fZ', :now / 1000.0, 'unixepoch'), {sql.REMEMBERED}))""",
+} | {kind: _batch(columns) for kind, columns in sql.BATCHES.items()}
+
+
+def worded(statement: str) -> str:
+    """Return a statement in the words of SQLite."""
+    return statement.format_map(_WORDS)
+
+
 class _Run:
     """Runs statements on a connection; see `Run`."""
 
@@ -53,11 +91,41 @@ class _Run:
         self.rung = False
 
     async def __call__(self, statement: str, batch: Batch | None = None, /, **values: object) -> list[Any]:
-        given = bound(values, self._now) | ({} if batch is None else {"batch": encoded(batch, self._now)})
-        return list(await self._connection.execute_fetchall(statement, given))
+        given: dict[str, Any] = {"now": self._now} | values
+        if batch is not None:
+            given["batch"] = msgspec.json.encode(batch).decode()
+        if isinstance(at := values.get("at"), datetime):
+            given["at"] = round(at.timestamp() * 1000)
+        return list(await self._connection.execute_fetchall(worded(statement), given))
 
     async def ring(self) -> None:
         self.rung = True
+
+
+class SqliteSession:
+    """Always the leader: claims are what keeps two processes on one file apart. The bell rings in this process only.
+
+    See `Session`.
+    """
+
+    lost = False
+
+    def __init__(self, bells: list[Callable[[], None]], wake: Callable[[], None]) -> None:
+        self._bells, self._wake = bells, wake
+        bells.append(wake)
+
+    async def lead(self) -> bool:
+        """See `Session`."""
+        return self._wake in self._bells
+
+    async def alive(self) -> bool:
+        """See `Session`."""
+        return self._wake in self._bells
+
+    async def close(self) -> None:
+        """See `Session`."""
+        with suppress(ValueError):
+            self._bells.remove(self._wake)
 
 
 class SqliteStorage(Storage):
@@ -72,10 +140,10 @@ class SqliteStorage(Storage):
         teller: str | None = None,
     ) -> None:
         """Take the file; nothing is opened yet. `readonly` is for whoever only looks: it has to be there then."""
-        super().__init__(sql, teller)
+        super().__init__(teller)
         self._path, self._readonly, self._clock_ms = path, readonly, clock_ms
         self._uri = f"{path.absolute().as_uri()}?{_mode(path) if readonly else 'mode=rwc'}"
-        self._claimed_ms: int | None = None  # when we claimed last
+        self._claimed_ms: int | None = None  # when rows were claimed last
         self._connection: aiosqlite.Connection | None = None
         self._turn = Lock()
         self._bells: list[Callable[[], None]] = []
@@ -92,7 +160,7 @@ class SqliteStorage(Storage):
             if self._readonly:
                 await self._check(db)
                 return
-            await db.create_function("of_hex", 1, bytes.fromhex, deterministic=True)
+            await db.create_function("of_base64", 1, a2b_base64, deterministic=True)
             for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
                 await db.execute(f"PRAGMA {pragma}")
             await self._whole(db, lambda: self._migrate(db))
@@ -124,9 +192,9 @@ class SqliteStorage(Storage):
         return int(version)
 
     async def _migrate(self, db: aiosqlite.Connection) -> None:
-        for script in sql.MIGRATIONS[await self._check(db) :]:
-            for statement in statements(script):
-                await db.execute(statement)
+        for statements in sql.MIGRATIONS[await self._check(db) :]:
+            for statement in statements:
+                await db.execute(worded(statement))
         await db.execute(f"PRAGMA user_version = {VERSION}")
 
     async def close(self) -> None:
@@ -139,19 +207,19 @@ class SqliteStorage(Storage):
 
     async def session(self, wake: Callable[[], None]) -> SqliteSession:
         """See `Storage`."""
-        self._bells.append(wake)
-        return SqliteSession(lambda: self._bells.remove(wake))
+        return SqliteSession(self._bells, wake)
 
     async def claim(self, owner: str, lease_s: float, limit: int, again: bool = False) -> list[Claim]:
         """See `Storage`. Rows that wait for a moment of a clock that was set back are due."""
         now = self._clock_ms()
         if self._claimed_ms is None or now < self._claimed_ms:
-            await self._work(lambda run: run(sql.DUE_SET_BACK), "each")
+            await self._statement(sql.DUE_SET_BACK, "each")
         self._claimed_ms = now
         return await super().claim(owner, lease_s, limit, again)
 
-    def _row(self, found: Any) -> Row:
-        return row_of(found)
+    @staticmethod
+    def _moment(value: Any) -> datetime:
+        return datetime.fromtimestamp(value / 1000, UTC)
 
     # --- turns ---------------------------------------------------------------------------------------------------
 

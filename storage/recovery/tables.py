@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
-from types import ModuleType
+from datetime import datetime
 from typing import Any, Literal, Protocol, TypeVar
 
+from storage.recovery import sql
 from storage.recovery.rows import (
     FINAL,
     STATUSES,
@@ -18,6 +18,7 @@ from storage.recovery.rows import (
     Row,
     Settlement,
     Status,
+    decode_history,
     shortened,
 )
 
@@ -45,36 +46,38 @@ class Session(Protocol):
         """Give up the lock, if it is held. May be called twice."""
 
 
-Batch = Sequence[bytes] | Sequence[Claim] | Sequence[Settlement] | Sequence[tuple[bytes, Status | int]]
+Batch = Sequence[tuple[object, ...]]  # rows of one of the kinds in `sql.BATCHES`
+_TIMES = ("lease_until", "not_found_since", "next_attempt_at", "submitted_at", "created_at", "updated_at")
 
 
 class Run(Protocol):
     """Runs statements on a connection."""
 
     async def __call__(self, statement: str, batch: Batch | None = None, /, **values: object) -> list[Any]:
-        """Run a statement for a batch, or for its values alone; return its rows. The order of values counts."""
+        """Run a statement of `sql` for a batch, or for its values alone; return its rows."""
 
     async def ring(self) -> None:
         """Ring everybody's bell once what was done is committed."""
 
 
 Work = Callable[[Run], Awaitable[T]]
-Mode = Literal["read", "each", "whole"]
+# Statements that read, that pass by what others have locked, that are each a transaction of their own, or that are one.
+Mode = Literal["read", "pass", "each", "whole"]
 
 
 class Verbs(ABC):
     """What is done to rows. All clocks are the database's.
 
     A `teller` is whoever tells others of final statuses, under a name that is the same after a restart. Without one
-    there is nobody to be told. What databases differ in is the text of `sql`'s statements.
+    there is nobody to be told.
     """
 
-    def __init__(self, sql: ModuleType, teller: str | None) -> None:
-        self._sql, self._teller = sql, teller
+    def __init__(self, teller: str | None) -> None:
+        self._teller = teller
 
     @abstractmethod
     async def _work(self, work: Work[T], mode: Mode) -> T:
-        """Run statements that read, that are each a transaction of their own, or that are one transaction."""
+        """Run statements."""
 
     async def _each(self, statement: str, batch: Batch, *, ring: bool = False, **values: object) -> set[bytes]:
         """Run a statement for a batch; return the transactions that it changed."""
@@ -89,71 +92,69 @@ class Verbs(ABC):
 
         return await self._work(work, "whole" if ring else "each")
 
-    async def _read(self, statement: str, **values: object) -> list[Any]:
-        return await self._work(lambda run: run(statement, **values), "read")
+    async def _statement(self, statement: str, mode: Mode = "read", **values: object) -> list[Any]:
+        return await self._work(lambda run: run(statement, **values), mode)
 
     # --- rows ----------------------------------------------------------------------------------------------------
 
     async def add(self, txids: Iterable[bytes], ttl_s: float, age_s: float = 0.0) -> int:
         """Make transactions pending that are not known yet, to be looked into at the age `ttl_s`; return how many."""
-        age, ttl = timedelta(seconds=age_s), timedelta(seconds=ttl_s)
-        return len(await self._each(self._sql.ADD, list(txids), ring=ttl_s <= age_s, age=age, ttl=ttl))
+        return len(await self._each(sql.ADD, _keys(txids), ring=ttl_s <= age_s, age=_ms(age_s), ttl=_ms(ttl_s)))
 
     async def conclude(self, txids: Iterable[bytes], status: Status, message: str) -> set[bytes]:
         """Write a final status for pending rows without a claim; whoever holds one finds it void. Returns which."""
         why = shortened(message)
-        return await self._each(self._sql.CONCLUDE, list(txids), status=status, message=why, teller=self._teller)
+        return await self._each(sql.CONCLUDE, _keys(txids), status=status, message=why, teller=self._teller)
 
-    async def reopen(self, txids: Iterable[bytes], message: str, statuses: Sequence[Status] = FINAL) -> set[bytes]:
+    async def reopen(
+        self, txids: Iterable[bytes], message: str | None, statuses: Sequence[Status] = FINAL
+    ) -> set[bytes]:
         """Make rows of final statuses pending again, with fresh counters: only for an operator, or the chain."""
-        wanted = [status for status in statuses if status != "pending"]
-        why = shortened(message)
-        return await self._each(self._sql.REOPEN, list(txids), ring=True, message=why, statuses=wanted)
+        final = [status for status in statuses if status != "pending"]
+        if not final:
+            return set()
+        return await self._each(sql.reopen(final), _keys(txids), ring=True, message=shortened(message))
 
     async def revoke(self, txids: Iterable[bytes]) -> set[bytes]:
         """End the claims on pending rows, so results under them are void and the rows due at once. Returns which."""
-        return await self._each(self._sql.REVOKE, list(txids), ring=True)
+        return await self._each(sql.REVOKE, _keys(txids), ring=True)
 
     async def drop(self, txids: Iterable[bytes]) -> set[bytes]:
         """Delete pending rows, held ones too, and orphans: nobody waits for these transactions. Returns which."""
-        return await self._each(self._sql.DROP, list(txids))
+        return await self._each(sql.DROP, _keys(txids))
 
     # --- what a store's change log has said ----------------------------------------------------------------------
 
     async def reached(self, store: str) -> Cursor | None:
         """Return how far the change log of a store was read; None if never."""
-        found = await self._read(self._sql.CURSOR, store=store)
+        found = await self._statement(sql.CURSOR, store=store)
         return Cursor(found[0][0], found[0][1], found[0][2], bool(found[0][3])) if found else None
 
     async def move(self, store: str, before: Cursor | None, to: Cursor) -> bool:
         """Move a store's cursor, if it is still where it was `before`; None begins anew wherever it was."""
         values = {"store": store, "next": to.next, "at": to.at, "tip": to.tip, "compared": int(to.compared)}
-        if before is not None:
-            values["before"] = before.next
-
-        async def work(run: Run) -> bool:
-            return bool(await run(self._sql.BEGIN_CURSOR if before is None else self._sql.MOVE_CURSOR, **values))
-
-        return await self._work(work, "each")
+        if before is None:
+            return bool(await self._statement(sql.BEGIN_CURSOR, "each", **values))
+        return bool(await self._statement(sql.MOVE_CURSOR, "each", before=before.next, **values))
 
     async def mine(self, store: str, heights: Mapping[bytes, int]) -> None:
         """Remember at which heights transactions are mined in the chain of a store."""
-        await self._each(self._sql.MINE, list(heights.items()), store=store)
+        await self._each(sql.MINE, sorted(heights.items()), store=store)
 
     async def unmine(self, store: str, txids: Iterable[bytes]) -> None:
         """Forget that transactions are mined."""
-        await self._each(self._sql.UNMINE, list(txids), store=store)
+        await self._each(sql.UNMINE, _keys(txids), store=store)
 
     async def mined(self, store: str, height: int, limit: int) -> list[tuple[bytes, int]]:
         """Return the lowest of a store's mined transactions, at a height or below it, with their heights."""
-        return [(*row,) for row in await self._read(self._sql.MINED, store=store, height=height, limit=limit)]
+        return [(*row,) for row in await self._statement(sql.MINED, store=store, height=height, limit=limit)]
 
 
 class _Inside(Verbs):
     """The verbs as steps of one transaction."""
 
-    def __init__(self, sql: ModuleType, teller: str | None, run: Run) -> None:
-        super().__init__(sql, teller)
+    def __init__(self, teller: str | None, run: Run) -> None:
+        super().__init__(teller)
         self._run_here = run
 
     async def _work(self, work: Work[T], mode: Mode) -> T:  # noqa: ARG002 -- it is one transaction already
@@ -180,13 +181,14 @@ class Storage(Verbs):
     async def session(self, wake: Callable[[], None]) -> Session:
         """Take part: `wake` is called when rows may have become due at once."""
 
+    @staticmethod
     @abstractmethod
-    def _row(self, found: Any) -> Row:
-        """Return a row as it was read."""
+    def _moment(value: Any) -> datetime:
+        """Return a time as it was read."""
 
     async def transact(self, steps: Callable[[Verbs], Awaitable[T]]) -> T:
         """Do several steps in one transaction: all of them, or nothing."""
-        return await self._work(lambda run: steps(_Inside(self._sql, self._teller, run)), "whole")
+        return await self._work(lambda run: steps(_Inside(self._teller, run)), "whole")
 
     # --- claims --------------------------------------------------------------------------------------------------
 
@@ -198,77 +200,86 @@ class Storage(Verbs):
         whose earlier answer was lost.
         """
 
-        async def work(run: Run) -> list[Claim]:
-            rows, lease = list[Any](), timedelta(seconds=lease_s)
-            for statement in self._sql.CLAIMS if again else self._sql.CLAIMS[1:]:
+        async def work(run: Run) -> list[Any]:
+            rows = list[Any]()
+            for statement in (sql.CLAIM_AGAIN, sql.CLAIM, sql.CLAIM_SET_BACK)[0 if again else 1 :]:
                 if limit > len(rows):
-                    rows += await run(statement, owner=owner, lease=lease, limit=limit - len(rows))
-            return [Claim(*row) for row in rows]
+                    rows += await run(statement, owner=owner, lease=_ms(lease_s), limit=limit - len(rows))
+            return rows
 
-        return await self._work(work, "each")
+        return [self._claim(*row) for row in await self._work(work, "pass")]
+
+    def _claim(
+        self, txid: bytes, owner: str, generation: int, attempts: int, failures: int, not_found: int, *times: Any
+    ) -> Claim:
+        submitted_at, not_found_since, now = times
+        age_s, not_found_for_s = self._age_s(submitted_at, now), self._age_s(not_found_since, now)
+        return Claim(txid, owner, generation, attempts, failures, not_found, age_s, not_found_for_s)
+
+    def _age_s(self, since: Any, now: Any) -> float:
+        return 0.0 if since is None else (self._moment(now) - self._moment(since)).total_seconds()
 
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> set[bytes]:
         """Prolong leases; return the transactions that are still held."""
-        return await self._each(self._sql.RENEW, claims, lease=timedelta(seconds=lease_s))
+        return await self._each(sql.RENEW, [_held(claim) for claim in claims], lease=_ms(lease_s))
 
     async def settle(self, settlements: Sequence[Settlement]) -> set[bytes]:
         """Write what came of claims; return the transactions whose claim was still the current one."""
-        return await self._each(self._sql.SETTLE, settlements, teller=self._teller)
+        return await self._each(sql.SETTLE, [_result(each) for each in settlements], teller=self._teller)
 
     async def release(self, claims: Sequence[Claim]) -> set[bytes]:
         """Give back claims that nothing came of: the rows are due at once, as if never claimed."""
-        return await self._each(self._sql.RELEASE, claims, ring=True)
+        return await self._each(sql.RELEASE, [_held(claim) for claim in claims], ring=True)
 
     async def expire(self) -> int:
         """Take the owner off rows whose lease has ended; return how many. They can be claimed either way."""
-        return len(await self._work(lambda run: run(self._sql.EXPIRE), "each"))
+        return len(await self._statement(sql.EXPIRE, "each"))
 
     # --- operators -----------------------------------------------------------------------------------------------
 
     async def wake(self, txids: Iterable[bytes]) -> set[bytes]:
         """Make pending rows that nobody holds due at once; return which."""
-        return await self._each(self._sql.WAKE, list(txids), ring=True)
+        return await self._each(sql.WAKE, _keys(txids), ring=True)
 
     async def replay(self, txids: Iterable[bytes]) -> set[bytes]:
         """Make dead and orphan rows pending again, with fresh counters; return which."""
-        return await self._each(self._sql.REPLAY, list(txids), ring=True, message=None)
+        return await self.reopen(txids, None, ("dead", "orphan"))
 
     async def discard(self, txids: Iterable[bytes], message: str) -> set[bytes]:
         """Give up pending, dead and orphan rows: deleted, and to be withdrawn from every store. Returns which."""
 
         async def steps(verbs: Verbs) -> set[bytes]:
-            done = await verbs._each(self._sql.DISCARD, list(txids), message=shortened(message))
-            await verbs._each(self._sql.WITHDRAW, sorted(done))
+            done = await verbs._each(sql.DISCARD, _keys(txids), message=shortened(message))
+            await verbs._each(sql.WITHDRAW, _keys(done))
             return done
 
         return await self.transact(steps)
 
     async def withdrawals(self, store: str, limit: int) -> list[bytes]:
         """Return transactions that a store has to withdraw."""
-        return [row[0] for row in await self._read(self._sql.WITHDRAWALS, store=store, limit=limit)]
+        return [row[0] for row in await self._statement(sql.WITHDRAWALS, store=store, limit=limit)]
 
     async def withdrawn(self, store: str, txids: Iterable[bytes]) -> None:
         """Remember that a store has withdrawn transactions."""
-        await self._each(self._sql.WITHDRAWN, list(txids), store=store)
+        await self._each(sql.WITHDRAWN, _keys(txids), store=store)
 
     # --- lists ---------------------------------------------------------------------------------------------------
 
     async def forget(self, statuses: Sequence[Status], age_s: float, limit: int) -> int:
         """Delete rows of some final statuses that were submitted so long ago, the oldest first; return how many."""
-        statement, age = self._sql.forget(statuses), timedelta(seconds=age_s)
-        return len(await self._work(lambda run: run(statement, age=age, limit=limit), "each"))
+        return len(await self._statement(sql.forget(statuses), "each", age=_ms(age_s), limit=limit))
 
     async def untold(self, limit: int) -> list[tuple[bytes, Status]]:
         """Return rows that became final here, by `settle` or `conclude`, and of which nobody was told."""
-        return [(*row,) for row in await self._read(self._sql.UNTOLD, teller=self._teller, limit=limit)]
+        return [(*row,) for row in await self._statement(sql.UNTOLD, teller=self._teller, limit=limit)]
 
     async def told(self, rows: Sequence[tuple[bytes, Status]]) -> set[bytes]:
         """Remember that somebody was told of these rows, unless their status is another by now; return which."""
-        return await self._each(self._sql.TOLD, rows, teller=self._teller)
+        return await self._each(sql.TOLD, sorted(rows), teller=self._teller)
 
     async def row(self, txid: bytes) -> Row | None:
         """Return everything about one transaction."""
-        found = await self._read(self._sql.ROW, txid=txid)
+        found = await self._statement(sql.ROW, txid=txid)
         return self._row(found[0]) if found else None
 
     async def rows(
@@ -281,18 +292,45 @@ class Storage(Verbs):
         newest_first: bool = False,
     ) -> list[Row]:
         """Return a page of rows in the order of submission, of one status or of all."""
-        statement = self._sql.page([status] if status else STATUSES, after is not None, newest_first)
+        statement = sql.page([status] if status else STATUSES, after is not None, newest_first)
         values: dict[str, object] = {"most": limit + offset, "limit": limit, "offset": offset}
         if after is not None:
             values |= {"at": after.submitted_at, "txid": after.txid}
-        return [self._row(row) for row in await self._read(statement, **values)]
+        return [self._row(row) for row in await self._statement(statement, "read", **values)]
 
     async def waiting(self, after: bytes, limit: int) -> list[bytes]:
         """Return the next pending transactions in ascending order, greater than `after`; none at the end."""
-        return [row[0] for row in await self._read(self._sql.WAITING, after=after, limit=limit)]
+        return [row[0] for row in await self._statement(sql.WAITING, after=after, limit=limit)]
 
     async def counts(self) -> Counts:
         """Count the rows. Reads an index, not the rows, but all of it: not for every scan."""
-        found = await self._read(self._sql.COUNTS)
-        by_status = dict.fromkeys(STATUSES, 0) | {status: count for status, count, _ in found}
-        return Counts(by_status, max([age for status, _, age in found if status == "pending"], default=0.0))
+        found = await self._statement(sql.COUNTS)
+        by_status = dict.fromkeys(STATUSES, 0) | {status: count for status, count, _, _ in found}
+        ages_s = [self._age_s(oldest, now) for status, _, oldest, now in found if status == "pending"]
+        return Counts(by_status, max([0.0, *ages_s]))
+
+    def _row(self, found: Any) -> Row:
+        values = dict(zip(sql.COLUMNS.split(", "), found, strict=True))
+        times = {name: self._moment(values[name]) for name in _TIMES if values[name] is not None}
+        return Row(**values | times | {"history": decode_history(values["history"])})
+
+
+# --- what goes into the statements -----------------------------------------------------------------------------------
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _keys(txids: Iterable[bytes]) -> Batch:
+    """Return a batch of transactions, in order: so two instances never wait for each other's rows in a circle."""
+    return [(txid,) for txid in sorted(set(txids))]
+
+
+def _held(claim: Claim) -> tuple[bytes, str, int]:
+    return claim.txid, claim.owner, claim.generation
+
+
+def _result(settled: Settlement) -> tuple[object, ...]:
+    texts = settled.status, settled.outcome, shortened(settled.message), shortened(settled.error)
+    return *_held(settled.claim), *texts, _ms(settled.delay_s), settled.attempt, settled.failed, settled.not_found

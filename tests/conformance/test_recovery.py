@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import asyncpg  # type: ignore[import-untyped]
 import pytest
 from recovering import (
@@ -263,17 +264,16 @@ async def test_rec_029_age_boundary_is_strict(lab: Lab) -> None:
     async with lab.storage() as storage:
         await old(storage, 1)
         if isinstance(storage, PostgresStorage):
-            from storage.recovery.postgres_sql import CLAIM
+            from storage.recovery.postgres import worded
+            from storage.recovery.sql import CLAIM
 
             connection = await asyncpg.connect(lab.uri)
-            claim = CLAIM.replace("{table}", lab.table)
+            (claim, names), values = worded(CLAIM, lab.table), {"owner": "A", "lease": 1000, "limit": 10}
             try:
                 for moved, found in (("now()", 0), ("now() - interval '1 us'", 1)):
                     async with connection.transaction():
                         await connection.execute(f"UPDATE {lab.table} SET next_attempt_at = {moved}")
-                        rows = await connection.fetch(
-                            claim.replace("$2", "interval '1 s'").replace("$3", "$2"), "A", 10
-                        )
+                        rows = await connection.fetch(claim, *(values[name] for name in names))
                         assert len(rows) == found
             finally:
                 await connection.close()
@@ -719,10 +719,19 @@ async def test_rec_070_result_at_the_deadline_is_kept() -> None:
     handler = Says()
     handler.recover = slow  # type: ignore[method-assign,assignment]
     numbers = Numbers()
-    attempts = Attempts(handler, knobs(attempt_timeout=0.05), numbers)
-    held = Held(Claim(tx(1), "A", 1, 0, 0, 0, 0.0, 0.0), until=1e12)
-    assert await attempts.make(held, lambda *_: None) == (Invalid("just in time"), False)
+    assert await attempt(Attempts(handler, knobs(attempt_timeout=0.05), numbers)) == (Invalid("just in time"), False)
     assert numbers.timeouts == 0
+
+
+async def attempt(attempts: Attempts) -> tuple[Outcome, bool] | None:
+    """Make one attempt, and watch it."""
+    held = Held(Claim(tx(1), "A", 1, 0, 0, 0, 0.0, 0.0), until=1e12)
+    async with anyio.create_task_group() as group:
+        group.start_soon(attempts.watch, lambda: None)
+        with anyio.CancelScope(shield=True) as cancelled, anyio.CancelScope() as left_alone:
+            made = await attempts.make(held, cancelled, left_alone)
+        group.cancel_scope.cancel()
+    return made
 
 
 async def alerts(threshold: int, times: int) -> list[str]:
@@ -733,9 +742,8 @@ async def alerts(threshold: int, times: int) -> list[str]:
         Numbers(),
     )
     with capture_logs() as logs:
-        for n in range(times):
-            held = Held(Claim(tx(1), "A", n, 0, 0, 0, 0.0, 0.0), until=1e12)
-            assert await attempts.make(held, lambda *_: None) is not None
+        for _ in range(times):
+            assert await attempt(attempts) is not None
     return [line["log_level"] for line in logs if line["event"] == "recovery_timeout"]
 
 

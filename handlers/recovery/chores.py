@@ -1,0 +1,120 @@
+"""What is done once in a scan interval at most: half-made transactions, discarded ones, and rows that are too many."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from math import inf
+from time import monotonic
+
+import structlog
+
+from config.settings import Recovery
+from handlers.causes import Submitted
+from handlers.events import TxStatusChanged
+from handlers.recovery.records import Records
+from handlers.recovery.survey import Turn, all_of, waiting
+from storage.disk import Txn
+from storage.errors import StoreFull
+from storage.recovery.rows import FINAL, Counts, Status
+from storage.recovery.tables import Storage
+
+log = structlog.get_logger("recovery")
+
+_HEAL_S = 600.0
+_WALK_S = 3600.0
+_WITHDRAWN = 100  # that one look finds
+_FORGOTTEN = 1000  # that one statement deletes
+_FORGETTING_S = 2.0  # before the scan goes on
+
+_SETTLED: tuple[Status, ...] = ("confirmed", "deleted")
+_UNRESOLVED: tuple[Status, ...] = ("orphan", "dead")
+
+
+class Healing:
+    """Completes or removes half-made transactions that nobody works on, and locks without a transaction."""
+
+    def __init__(
+        self,
+        records: Records,
+        turn: Turn,
+        write: Callable[[Callable[[Txn], bool | None]], Awaitable[bool | None]],
+        tell: Callable[[TxStatusChanged], None],
+        told: Callable[[], None],
+        tip: Callable[[], int],
+    ) -> None:
+        """Take the records. `write` makes one step on them a commit of its own.
+
+        `tell` hears inside of it of what becomes whole, `told` is called after it.
+        """
+        self._records, self._turn, self._write = records, turn, write
+        self._tell, self._told, self._tip = tell, told, tip
+        self._done = self._walked = -inf
+
+    async def __call__(self) -> None:
+        """Look at everything, if that is due."""
+        now = monotonic()
+        if now - self._done < _HEAL_S:
+            return
+        half_made = (await waiting(self._records, self._turn)).half_made
+        if now - self._walked >= _WALK_S:
+            half_made += await all_of(self._turn, self._records.locked)
+            self._walked = now
+        for txid in half_made:
+            try:
+                whole = await self._write(partial(self._heal, txid))
+            except StoreFull as full:
+                log.warning("store_full", during="recovery", error=str(full))
+                continue
+            if whole is not None:
+                log.info("creation_healed", txid=txid.hex(), whole=whole)
+                self._told()
+        self._done = now
+
+    def _heal(self, txid: bytes, txn: Txn) -> bool | None:
+        whole = self._records.heal(txn, txid)
+        if whole:
+            self._tell(TxStatusChanged(txid=txid, status="pending", height=self._tip(), cause=Submitted()))
+        return whole
+
+
+async def withdraw_discarded(
+    storage: Storage,
+    store: str,
+    write: Callable[[Callable[[Txn], bool]], Awaitable[bool]],
+    withdraw: Callable[[Txn, bytes, str], bool],
+    told: Callable[[], None],
+) -> None:
+    """Take what an operator has discarded out of the pool of `store`, so that what it claimed is free again.
+
+    `write` makes one step a commit of its own; `withdraw` is such a step, and returns whether it was the last one.
+    `told` is called when the change log tells of it. Each is withdrawn before it is forgotten: a kill in between
+    repeats it.
+    """
+    while txids := await storage.withdrawals(store, _WITHDRAWN):
+        for txid in txids:
+            try:
+                while not await write(lambda txn, txid=txid: withdraw(txn, txid, "operator")):  # type: ignore[misc]
+                    pass
+            except StoreFull as full:
+                log.warning("store_full", during="recovery", error=str(full))
+                return
+        await storage.withdrawn(store, txids)
+        log.info("discarded_withdrawn", transactions=len(txids))
+        told()
+
+
+async def forget(storage: Storage, knobs: Recovery, counts: Counts) -> bool:
+    """Delete final rows that are too old, or of too many the oldest; return False if time did not suffice."""
+    until = monotonic() + _FORGETTING_S
+    surplus = sum(counts.by_status[status] for status in FINAL) - (knobs.max_final_count or inf)
+    for statuses, age_s in ((_SETTLED, knobs.retention), (_UNRESOLVED, knobs.unresolved_retention)):
+        while age_s and (gone := await storage.forget(statuses, age_s, _FORGOTTEN)):
+            surplus -= gone
+            if monotonic() >= until:
+                return False
+    while surplus > 0 and (gone := await storage.forget(FINAL, 0.0, int(min(_FORGOTTEN, surplus)))):
+        surplus -= gone
+        if monotonic() >= until:
+            return surplus <= 0
+    return True
