@@ -200,7 +200,9 @@ def becomes_final(daemon: Daemon, name: str) -> None:
     give_up = monotonic() + PATIENCE_S
     with closing(sqlite3.connect(daemon.folder / "data" / "recovery.db", timeout=10)) as beside:
         while True:
-            row = beside.execute("SELECT status FROM recovery_tx WHERE txid = ?", (digest("tx", name),)).fetchone()
+            there = beside.execute("SELECT 1 FROM sqlite_master WHERE name = 'recovery_tx'").fetchone()
+            sql = "SELECT status FROM recovery_tx WHERE txid = ?"
+            row = there and beside.execute(sql, (digest("tx", name),)).fetchone()
             if row and row[0] != "pending":
                 return
             assert monotonic() < give_up
