@@ -220,10 +220,12 @@ class Stored:
         """
         wanted, back = places_among_distinct(numbers)
         ids, indexes = np.zeros((len(wanted), 4), np.uint64), np.full(len(wanted), -1, np.int64)
-        for which, records, _ in self.txs.many(wanted, before=True):
-            at = wanted[which] - records["number"]
-            inside = at < np.maximum(outputs_in(records["counts"]), 1)
-            ids[which[inside]], indexes[which[inside]] = records["id"][inside], at[inside]
+        found = list(self.txs.many(wanted, before=True))
+        which = np.concatenate([np.empty(0, np.int64), *(each for each, _, _ in found)])
+        records = joined((each for _, each, _ in found), TX_RECORD)
+        at = wanted[which] - records["number"]
+        inside = at < np.maximum(outputs_in(records["counts"]), 1)
+        ids[which[inside]], indexes[which[inside]] = records["id"].compress(inside, axis=0), at[inside]
         if len(lost := wanted[indexes < 0]):
             raise Damaged(f"the transaction of output {int(lost[0])} is not there")
         return ids.take(back, axis=0), indexes[back]

@@ -72,10 +72,15 @@ class Values:
         """Return those of ascending numbers that have no record."""
         lost = [numbers[:0]]
         for at, some in self._by_value(numbers):
-            first = int(self.firsts[at]) if at >= 0 else -1
+            wanted, first = numbers[some], int(self.firsts[at]) if at >= 0 else -1
             value = txn.get(KEY.pack(first), db=self._table) if at >= 0 else None
-            there = numbers[:0] if value is None else unpacked(self._record, value, first)[0]["number"]
-            lost.append(numbers[some][~np.isin(numbers[some], there)])
+            if value is None:
+                lost.append(wanted)
+                continue
+            there = unpacked(self._record, value, first)[0]["number"]
+            found = there.take(there.searchsorted(wanted), mode="clip") == wanted
+            if not found.all():
+                lost.append(wanted[~found])
         return np.concatenate(lost)
 
     def addresses(self, txn: Txn, numbers: Numbers) -> list[bytes]:
@@ -95,10 +100,11 @@ class Values:
                 found[at] = address
         return found
 
-    def _by_value(self, numbers: Numbers) -> Iterator[tuple[int, Numbers]]:
+    def _by_value(self, numbers: Numbers) -> Iterator[tuple[int, slice]]:
         """Yield the place of each value that ascending numbers belong to, -1 for none, and which of them do."""
-        values, starts = first_places(np.searchsorted(self.firsts, numbers, "right") - 1)
-        return zip(values.tolist(), np.split(np.arange(len(numbers)), starts)[1:], strict=True)
+        values, starts = first_places(self.firsts.searchsorted(numbers, "right") - 1)
+        ends = [*starts.tolist(), len(numbers)]
+        return zip(values.tolist(), map(slice, ends, ends[1:]), strict=True)
 
     def cut(self, txn: Txn, number: int) -> None:
         """Remove every record from a number on."""
@@ -174,10 +180,11 @@ class StoredValues:
 
     def __init__(self, txn: Txn, table: Db, record: np.dtype[np.void]) -> None:
         self._cursor, self._record = txn.cursor(table), record
-        self._kept: dict[int, tuple[Records, bytes, Numbers]] = {}
+        self._heap = "length" in (record.names or ())
+        self._kept: dict[int, tuple[Records, bytes, Numbers | None]] = {}
 
-    def _holding(self, number: int) -> tuple[Records, bytes, Numbers] | None:
-        """Return the value that a number belongs to, with where each record's bytes begin in its heap."""
+    def _holding(self, number: int) -> tuple[Records, bytes, Numbers | None] | None:
+        """Return the value that a number belongs to, and where each record's bytes begin in its heap, if it has one."""
         cursor = self._cursor
         there = cursor.set_range(KEY.pack(number))
         if not there or KEY.unpack(cursor.key())[0] != number:
@@ -188,8 +195,9 @@ class StoredValues:
         found = self._kept.get(first)
         if found is None:
             records, heap = unpacked(self._record, cursor.value(), first)
-            lengths = records["length"] if "length" in (self._record.names or ()) else np.zeros(len(records), np.int64)
-            starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))
+            starts = None
+            if self._heap:
+                starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(records["length"], dtype=np.int64)))
             if len(self._kept) >= self._KEPT:
                 self._kept.clear()
             found = self._kept[first] = (records, heap, starts)
@@ -209,7 +217,7 @@ class StoredValues:
         place = int(np.searchsorted(records["number"], number, "right")) - 1
         if place < 0:
             return None
-        return records[place], heap[int(starts[place]) : int(starts[place + 1])]
+        return records[place], b"" if starts is None else heap[int(starts[place]) : int(starts[place + 1])]
 
     def many(self, numbers: Numbers, *, before: bool = False) -> Iterator[tuple[Numbers, Records, list[bytes]]]:
         """Yield, value by value, which of ascending numbers have a record there, the records, and their bytes.
@@ -224,12 +232,14 @@ class StoredValues:
                 continue
             records, heap, starts = value
             there = records["number"]
-            end = max(int(np.searchsorted(numbers, there[-1], "right")), at + 1)
-            places = np.searchsorted(there, numbers[at:end], "right") - 1
-            good = np.flatnonzero((places >= 0) & (before | (there[places] == numbers[at:end])))
-            places = places[good]
-            bounds = zip(starts[places].tolist(), starts[places + 1].tolist(), strict=True)
-            yield at + good, records.take(places), [heap[a:b] for a, b in bounds]
+            end = max(int(numbers.searchsorted(there[-1], "right")), at + 1)
+            places = there.searchsorted(numbers[at:end], "right") - 1
+            good = np.flatnonzero((places >= 0) if before else (places >= 0) & (there[places] == numbers[at:end]))
+            places, parts = places[good], []
+            if starts is not None:
+                bounds = zip(starts[places].tolist(), starts[places + 1].tolist(), strict=True)
+                parts = [heap[a:b] for a, b in bounds]
+            yield at + good, records.take(places), parts
             at = end
 
     def within(self, low: int, high: int) -> Numbers:
