@@ -10,8 +10,7 @@ from msgspec import Meta, Struct
 
 from handlers import spending
 from handlers.answers import Hash, Hex
-from handlers.desk import Held, blob_name
-from handlers.transactions import Transactions
+from handlers.transactions import Held, Transactions, blob_name
 from storage.disk import Txn
 from storage.transactions import HASH, Body, Page, claimant
 

@@ -23,10 +23,11 @@ NAMED_ELSEWHERE = {
     "daemon.http.head:HeadReader.on_headers_complete": "httptools calls it",
     "daemon.http.head:HeadReader.on_url": "httptools calls it",
     "daemon.http.protocol:HttpConnection.shutdown": "uvicorn calls it",
-    "handlers.desk:Desk.unspend": "the op `unspend` of the cases; no message means it yet",
-    "handlers.states:States.count_spent_page": "the op `incSpentExtra` of the cases; no message means it yet",
-    "handlers.states:States.mark_longest": "the op `markLongestChain` of the cases; no message means it yet",
-    "handlers.transactions:Transactions.lock_children": "the op `lockChildren` of the cases; no message means it yet",
+    "handlers.transactions:Transactions.unspend": "the op `unspend` of the cases; no message means it yet",
+    "handlers.states:count_spent_page": "the op `incSpentExtra` of the cases; no message means it yet",
+    "handlers.states:mark_longest": "the op `markLongestChain` of the cases; no message means it yet",
+    "handlers.conflicts:lock_children": "the op `lockChildren` of the cases; no message means it yet",
+    "storage.recovery.tables:Storage.expire": "the recovery cases call it; claiming takes expired leases by itself",
     **{
         f"storage.recovery.{module}:{name}": "`Verbs` calls it on the module of its database"
         for module in ("postgres_sql", "sqlite_sql")

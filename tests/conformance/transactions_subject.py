@@ -20,26 +20,26 @@ from pathlib import Path
 from threading import Lock as Mutex
 from typing import Any, TypeVar
 
-from houses import ALL_TABLES, chain_txs, open_store
+from houses import ALL_TABLES, chain_txs, create, look, open_store
 from pruning import run_through
 
-from handlers import spending
+from handlers import conflicts, new_records, spending, states, tx_startup
 from handlers.bodies import body
-from handlers.burial import Burial, safe_height
 from handlers.creation import Creation, acquire, lock_ttl, release
-from handlers.desk import PLACEHOLDER, Mined, Rules, blob_name
+from handlers.deletion import Deletion, safe_height
 from handlers.events import OutPoint, Output, Tx, TxStatusChanged
 from handlers.prune_cycle import Cycle, Terms
 from handlers.prune_request import Node, Request, Requests, World, held_back
 from handlers.pruner import Pruner
 from handlers.spending import Fault, TxFault
-from handlers.transactions import Transactions
+from handlers.transactions import PLACEHOLDER, Mined, Rules, Transactions, blob_name
+from handlers.waiting import WaitingList
 from storage.blobs import BlobFailed, Files
 from storage.disk import Disk, Txn
 from storage.errors import StoreError, StoreFull
 from storage.ghost_records import GhostTxStore
 from storage.jobs import JobStore
-from storage.transactions import FROZEN, HASH, Page, Record, claim, claimant, output_hash
+from storage.transactions import FROZEN, HASH, HIGHEST, Page, Record, claim, claimant, output_hash
 
 Op = dict[str, Any]
 _T = TypeVar("_T")
@@ -222,7 +222,7 @@ class Subject:
         mined = chain_txs(blocks, self.config["coinbaseMaturity"], self.store)
         self.transactions = Transactions(mined, self.blobs, self._rules())
         self.transactions.height = self.config["blockHeight"]
-        self.pruner = Pruner(self._terms(), JobStore(self.disk), self.burial)
+        self.pruner = Pruner(self._terms(), JobStore(self.disk), self.deletion)
         self.pruner.begin()
         self.pruner.requests.spoken = bool(self.config["persistedHeight"])
 
@@ -490,7 +490,9 @@ class Subject:
 
         def make(txn: Txn) -> None:
             if self.transactions.hold(txn, txid) is None:
-                self.transactions.create(txn, root, -self.config["coinbaseMaturity"], mined=[Mined(0, 0)], created_at=0)
+                create(
+                    self.transactions, txn, root, -self.config["coinbaseMaturity"], mined=[Mined(0, 0)], created_at=0
+                )
 
         self.write(make)
         return txid, 0
@@ -510,17 +512,17 @@ class Subject:
             creation = Creation(
                 transactions,
                 tx,
-                transactions.draft(tx, op["height"], **about),
+                new_records.draft(transactions.rules, tx, op["height"], **about),
                 spends=bool(op.get("spends")),
                 clock=lambda: self.now,
             )
             await creation.run(partial(self._noted, tx.txid), self.put_blob)
             return
-        if transactions.external(tx) and tx.outputs:
+        if new_records.external(transactions.rules, tx) and tx.outputs:
             await self.put_blob(blob_name(tx.txid, partial=not tx.inputs and not tx.coinbase), tx.raw or b"")
 
         def make(txn: Txn) -> None:
-            transactions.create(txn, tx, op["height"], **about)
+            create(transactions, txn, tx, op["height"], **about)
 
         if self._interleaved:
             await asyncio.to_thread(self.write, make, "record.write:0")
@@ -662,20 +664,24 @@ class Subject:
         at = Mined(op["block"], op["height"], op.get("subtree"))
         longest, unset = op.get("longest", True), bool(op.get("unset"))
         blocks, more = self._each(
-            op, lambda txn, txid: self.transactions.set_mined(txn, txid, at, longest=longest, unset=unset), "setMined"
+            op,
+            lambda txn, txid: states.set_mined(self.transactions, txn, txid, at, longest=longest, unset=unset),
+            "setMined",
         )
         return {"blockIDs": {name: ids for name, ids in blocks.items() if ids or not unset}, **more}
 
     def op_setLocked(self, op: Op) -> Op:
         pages, more = self._each(
-            op, lambda txn, txid: self.transactions.set_locked(txn, txid, on=op["value"]), "setLocked"
+            op, lambda txn, txid: states.set_locked(self.transactions, txn, txid, on=op["value"]), "setLocked"
         )
         return more | {"childCount": next(iter(pages.values()), None)}
 
     def op_setConflicting(self, op: Op) -> Op:
         with self._at(op.get("height")):
             _, more = self._each(
-                op, lambda txn, txid: self.transactions.set_conflicting(txn, txid, on=op["value"]), "setConflicting"
+                op,
+                lambda txn, txid: states.set_conflicting(self.transactions, txn, txid, on=op["value"]),
+                "setConflicting",
             )
         with self.disk.read() as txn:
             txids = [self.txid(name) for name in op["txs"]]
@@ -700,27 +706,31 @@ class Subject:
             self.transactions.height = before
 
     def op_markLongestChain(self, op: Op) -> Op:
-        return self._each(op, lambda txn, txid: self.transactions.mark_longest(txn, txid, on=op["on"]), "mark")[1]
+        return self._each(op, lambda txn, txid: states.mark_longest(self.transactions, txn, txid, on=op["on"]), "mark")[
+            1
+        ]
 
     def op_freeze(self, op: Op) -> None:
-        self._frozen(op, self.transactions.freeze)
+        self._frozen(op, states.freeze)
 
     def op_unfreeze(self, op: Op) -> None:
-        self._frozen(op, self.transactions.unfreeze)
+        self._frozen(op, states.unfreeze)
 
-    def _frozen(self, op: Op, work: Callable[[Txn, OutPoint, bytes | None], None]) -> None:
+    def _frozen(self, op: Op, work: Callable[[Transactions, Txn, OutPoint, bytes | None], None]) -> None:
         outpoint = self.outpoint(op["out"])
         wanted = self.hash(outpoint, op["hash"]) if "hash" in op else None
-        self.write(lambda txn: work(txn, outpoint, wanted), op["op"])
+        self.write(lambda txn: work(self.transactions, txn, outpoint, wanted), op["op"])
 
     def op_reassign(self, op: Op) -> None:
         outpoint = self.outpoint(op["out"])
         wanted = self.hash(outpoint, op["hash"]) if "hash" in op else None
         new = digest(f"hash {op['newHash']}")
-        self.write(lambda txn: self.transactions.reassign(txn, outpoint, new, b"heir", wanted), "reassign")
+        self.write(lambda txn: states.reassign(self.transactions, txn, outpoint, new, b"heir", wanted), "reassign")
 
     def op_preserve(self, op: Op) -> Op:
-        kept, more = self._each(op, lambda txn, txid: self.transactions.preserve(txn, txid, op["until"]), "preserve")
+        kept, more = self._each(
+            op, lambda txn, txid: states.preserve(self.transactions, txn, txid, op["until"]), "preserve"
+        )
         with self.disk.read() as txn:
             for name in kept:
                 record = self.store.record(txn, self.txid(name))
@@ -733,7 +743,7 @@ class Subject:
             return {"result": "error", "code": "INVALID_PARAMETER"}
         txid = self.txid(op["tx"])
         with self._signals({txid}) as signals:
-            self.write(lambda txn: self.transactions.count_spent_page(txn, txid, op["by"], op["height"]))
+            self.write(lambda txn: states.count_spent_page(self.transactions, txn, txid, op["by"], op["height"]))
         return signals
 
     # --- conflicts ---------------------------------------------------------------------------------------------------
@@ -741,7 +751,9 @@ class Subject:
     def op_processConflicting(self, op: Op) -> Op:
         winners = [self.txid(name) for name in op["winners"]]
         with self._failing_conflicts():
-            losers = self.write(lambda txn: self.transactions.decide(txn, winners, op["height"]), "processConflicting")
+            losers = self.write(
+                lambda txn: conflicts.decide(self.transactions, txn, winners, op["height"]), "processConflicting"
+            )
         return {"losers": [self.name(txid) for txid in losers]}
 
     @contextmanager
@@ -754,7 +766,8 @@ class Subject:
         self.faults.remove(faults[0])
         number = int((re.findall(r"\d+", faults[0]) or ["1"])[-1])
         name = {1: "give_way", 2: "release", 3: "spend", 4: "set_conflicting", 5: ""}[number]
-        real = getattr(self.transactions, name) if name else None
+        owner = conflicts if number in {1, 4} else self.transactions
+        real = getattr(owner, name) if name else None
 
         def dying(*args: Any, **options: Any) -> Any:
             if number == 4 and options.get("on"):  # the losers are being marked
@@ -767,23 +780,29 @@ class Subject:
         if not name:
             yield
             self._die()
-        setattr(self.transactions, name, dying)
+        setattr(owner, name, dying)
         try:
             yield
         finally:
-            delattr(self.transactions, name)
+            setattr(owner, name, real)
 
     def op_counterConflicting(self, op: Op) -> Op:
-        return self._names(lambda txn: self.transactions.counter_conflicting(txn, self.txid(op["tx"])))
+        return self._names(lambda txn: conflicts.counter_conflicting(self.transactions, txn, self.txid(op["tx"])))
 
     def op_conflictingChildren(self, op: Op) -> Op:
-        return self._names(lambda txn: self.transactions.descendants(txn, self.txid(op["tx"])))
+        return self._names(lambda txn: conflicts.descendants(self.transactions, txn, self.txid(op["tx"])))
 
     def op_lockChildren(self, op: Op) -> Op:
-        return self._names(lambda txn: self.transactions.lock_children(txn, self.txid(op["tx"])))
+        return self._names(lambda txn: conflicts.lock_children(self.transactions, txn, self.txid(op["tx"])))
 
     def op_loadUnmined(self, op: Op) -> Op:
-        found = self._names(lambda txn: self.transactions.reload(txn, op.get("bestBlocks") or []))
+        def work(txn: Txn) -> list[bytes]:
+            tx_startup.end_locks(self.transactions, txn)
+            waiting = WaitingList(self.transactions, txn, "unmined", "parents_first")
+            list(waiting.look(None, 0, 1000))
+            return waiting.found
+
+        found = self._names(work)
         return found | {"order": found["txs"]}
 
     def _names(self, work: Callable[[Txn], Sequence[bytes]]) -> Op:
@@ -792,19 +811,19 @@ class Subject:
     # --- pruning -----------------------------------------------------------------------------------------------------
 
     @property
-    def burial(self) -> Burial:
-        return Burial(self.transactions, self.config["unminedTxRetention"], self.config["parentPreservationBlocks"])
+    def deletion(self) -> Deletion:
+        return Deletion(self.transactions, self.config["unminedTxRetention"], self.config["parentPreservationBlocks"])
 
     def op_preserveParents(self, op: Op) -> Op:
-        step = self.write(lambda txn: self.burial.preserve_step(txn, op["height"], None, None), "preserveParents")
+        step = self.write(lambda txn: self.deletion.preserve_step(txn, op["height"], None, None), "preserveParents")
         with self.disk.read() as txn:
-            return {"processed": step.processed, "unminedRemaining": len(list(self.transactions.unmined(txn)))}
+            return {"processed": step.processed, "unminedRemaining": len(list(self.store.recorded(txn, HIGHEST)))}
 
     def op_queryOldUnmined(self, op: Op) -> Op:
-        return self._names(lambda txn: [txid for txid, _ in self.transactions.unmined(txn, op["cutoff"])])
+        return self._names(lambda txn: list(self.store.recorded(txn, op["cutoff"])))
 
     def op_expirePreservations(self, op: Op) -> Op:
-        step = self.write(lambda txn: self.burial.expire_preservations(txn, op["height"]), "expirePreservations")
+        step = self.write(lambda txn: self.deletion.expire_preservations(txn, op["height"]), "expirePreservations")
         return {"expired": step.ended, "processed": step.ended, "errors": len(step.errors)}
 
     def op_safeHeight(self, op: Op) -> Op:
@@ -817,7 +836,7 @@ class Subject:
         safe, defensive = self._safe(op["height"], op), bool(op.get("defensive", self.config["defensive"]))
         before = set(self._blob_names())
         try:
-            step = self.write(lambda txn: self.burial.delete_due(txn, safe, defensive=defensive), "prune")
+            step = self.write(lambda txn: self.deletion.delete_due(txn, safe, defensive=defensive), "prune")
         except StoreError:
             return {"result": "error", "code": "STORAGE_ERROR", "deleted": []}
         return {
@@ -865,10 +884,10 @@ class Subject:
         pruner, persisted, node = self.pruner, self.config["persistedHeight"], None
         if self.node:
             node = Node(self.node["state"], self.node.get("height", request.height), request.height)
-        pruner.terms, pruner.burial = self._terms(), self.burial
+        pruner.terms, pruner.deletion = self._terms(), self.deletion
         for step, name in (("preserveParents", "preserve_step"), ("expirePreservations", "expire_preservations")):
             if self.hit(step):
-                setattr(pruner.burial, name, _fails)
+                setattr(pruner.deletion, name, _fails)
         reason = held_back(World(request.height, persisted, node), request.height, pruner.terms.unmined_retention)
         if reason is not None:
             pruner.hold(request, reason)
@@ -924,7 +943,7 @@ class Subject:
     def op_getSpend(self, op: Op) -> Op:
         outpoint = self.outpoint(op["out"])
         with self.disk.read() as txn:
-            looked = self.transactions.output(txn, outpoint, self.hash(outpoint, op.get("hash")))
+            looked = look(self.transactions, txn, outpoint, self.hash(outpoint, op.get("hash")))
         return {"status": looked.status, "spender": self.spender(looked.spender)}
 
     def op_poke(self, op: Op) -> None:
