@@ -29,8 +29,8 @@ from handlers.events import BlockApplied, OutPoint, Output, Tx
 from handlers.new_records import draft, put_page
 from handlers.transactions import Mined, Transactions
 from storage.disk import Txn
+from storage.ghost_records import GhostTxStore
 from storage.history.store import HistoryStore
-from storage.transactions import TxStore
 
 _CONFIG = """data_dir = "{folder}"
 [chain]
@@ -201,7 +201,7 @@ def _frames(tip: BlockApplied, blocks: int, txs: int) -> Iterator[bytes]:
 def _left(config: Config) -> bool:
     """Return whether more is due than the last blocks leave behind."""
     with open_disk(config, readonly=True) as disk, disk.read() as txn:
-        utxo, records = HistoryStore(disk), TxStore(disk)
+        utxo, records = HistoryStore(disk), GhostTxStore(disk)
         state = utxo.state(txn)
         height = utxo.block_at(txn, state.tip).height
         due = next(records.due(txn, records.delete_at, height - 5, 1), None)

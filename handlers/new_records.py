@@ -146,7 +146,7 @@ def put_page(
         if record.unmined_since is not None:
             store.pending.add(txn, tx.txid, size_of(tx), record.created_at)
         if record.conflicting:
-            enter_child(transactions, txn, tx.txid, [txid for txid, _ in tx.inputs], on=True)
+            enter_child(transactions, txn, tx.txid, on=True)
 
 
 def finish(
@@ -174,5 +174,5 @@ def finish(
     record.creating, record.conflicting = False, record.conflicting or rival is not None
     transactions.settle(txn, txid, record, max(record.block_heights, default=transactions.height))
     if rival is not None:
-        enter_child(transactions, txn, txid, [parent for parent, _ in inputs], on=True)
+        enter_child(transactions, txn, txid, on=True)
     return rival

@@ -15,7 +15,7 @@ import structlog
 from msgspec import Struct
 
 from handlers.change_log import ChangeLog
-from handlers.deletion import Deleted, Deletion, Expired, Place, Preserved
+from handlers.deletion import Deleted, Deletion, Place
 from handlers.events import Fact, TxStatusChanged
 from handlers.prune_request import Trigger
 from storage.blobs import BlobFailed
@@ -136,19 +136,15 @@ class Cycle:
         return done
 
     def _preserve(self, deletion: Deletion, after: Place | None) -> Place | None:
-        def account(job: Job, step: Preserved) -> Job:
-            return counted(job, old_unmined=step.processed, parents_preserved=step.parents)
-
         return self._write(
-            lambda txn: deletion.preserve_step(txn, self.job.height, self.terms.batch_size, after), account
+            lambda txn: deletion.preserve_step(txn, self.job.height, self.terms.batch_size, after),
+            lambda job, step: counted(job, old_unmined=step.processed, parents_preserved=step.parents),
         ).next
 
     def _expire(self, deletion: Deletion, after: Place | None) -> Place | None:
-        def account(job: Job, step: Expired) -> Job:
-            return counted(job, preservations_ended=step.ended, errors=len(step.errors))
-
         step = self._write(
-            lambda txn: deletion.expire_preservations(txn, self.job.height, self.terms.batch_size, after), account
+            lambda txn: deletion.expire_preservations(txn, self.job.height, self.terms.batch_size, after),
+            lambda job, step: counted(job, preservations_ended=step.ended, errors=len(step.errors)),
         )
         self._complain("expire", step.errors)
         return step.next

@@ -72,7 +72,7 @@ class Reconciler:
         differs = record.total != len(tx.outputs) or said.rows.keys() != names.keys()
         differs = differs or any(row[:HASH] != names[index] for index, row in said.rows.items())
         if record.conflicting and not listed:
-            enter_child(self.transactions, txn, tx.txid, [parent for parent, _ in body.inputs], on=False)
+            enter_child(self.transactions, txn, tx.txid, on=False)
         self._release_unlisted(txn, tx.txid, body.inputs, tx.inputs)
         if listed and not differs:
             if body.inputs != tx.inputs or (body.previous is None and tx.previous is not None):
@@ -236,8 +236,7 @@ class Reconciler:
         if record is None or record.born is not None or record.block_ids:
             return
         if self.chain.find(txn, txid) is None:
-            parents = [parent for parent, _ in self.store.body(txn, txid).inputs]
-            enter_child(self.transactions, txn, txid, parents, on=False)
+            enter_child(self.transactions, txn, txid, on=False)
             self.store.remove(txn, txid)
 
     def let_go(self, txn: Txn, txid: bytes, spent: list[OutPoint]) -> None:

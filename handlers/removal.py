@@ -40,9 +40,7 @@ class Removal:
     def remove(self, txn: Txn, txid: bytes, record: Record) -> None:
         """Remove a transaction; whatever builds on it is gone already, or goes in the same write."""
         self._transactions.release_inputs(txn, txid)
-        parents = dict.fromkeys(parent for parent, _ in self._store.body(txn, txid).inputs)
-        with_records = [parent for parent in parents if self._store.record(txn, parent) is not None]
-        enter_child(self._transactions, txn, txid, with_records, on=False)
+        enter_child(self._transactions, txn, txid, on=False)
         if record.external:
             self._left.append(blob_name(txid, partial=record.partial))
         if record.pages:

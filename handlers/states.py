@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from handlers import spending
 from handlers.spending import Fault, TxFault
@@ -230,17 +230,18 @@ def set_conflicting(transactions: Transactions, txn: Txn, txid: bytes, *, on: bo
     record = transactions.need(txn, txid)
     record.conflicting = on
     transactions.settle(txn, txid, record)
-    enter_child(transactions, txn, txid, [parent for parent, _ in transactions.store.body(txn, txid).inputs], on=on)
+    enter_child(transactions, txn, txid, on=on)
 
 
-def enter_child(transactions: Transactions, txn: Txn, txid: bytes, parents: Iterable[bytes], *, on: bool) -> None:
+def enter_child(transactions: Transactions, txn: Txn, txid: bytes, *, on: bool) -> None:
     """Enter a transaction at its parents as a conflicting child, or remove it; who is gone is not made anew."""
-    for parent in dict.fromkeys(parents):
-        if parent == txid or transactions.hold(txn, parent) is None:
-            continue
-        record = transactions.need(txn, parent)
-        if (txid in record.conflicting_children) == on:
+    store = transactions.store
+    for parent in dict.fromkeys(parent for parent, _ in store.body(txn, txid).inputs):
+        record = store.record(txn, parent)
+        if record is None and on and transactions.hold(txn, parent) is not None:
+            record = transactions.need(txn, parent)
+        if parent == txid or record is None or (txid in record.conflicting_children) == on:
             continue
         others = [child for child in record.conflicting_children if child != txid]
         record.conflicting_children = [*others, txid] if on else others
-        transactions.store.put_record(txn, parent, record)
+        store.put_record(txn, parent, record)

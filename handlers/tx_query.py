@@ -171,10 +171,8 @@ class TxQuery:
 
     def _inpoints(self, txn: Txn, held: Held) -> list[Inpoint]:
         if held.chain_tx is None:
-            body = self._store.body(txn, held.txid)
-        else:
-            body = Body(list(self._transactions.inputs(txn, held)))
-        return inpoints(body)
+            return inpoints(self._store.body(txn, held.txid))
+        return inpoints(Body(list(self._transactions.inputs(txn, held))))
 
     def _frozen(self, txn: Txn, held: Held, *, counted: bool) -> bool | None:
         """Return whether all slots are frozen: it looks no further than to the first that is not."""

@@ -182,7 +182,7 @@ class GhostTxStore(TxStore):
         self, txn: Txn, db: Db, height: int, first: int = 0, after: tuple[int, bytes] | None = None
     ) -> Iterator[tuple[int, bytes]]:
         """Yield what an index has from `first`, or after an entry, up to `height`, lowest first."""
-        entries = super().due(txn, db, height, first, after)
+        entries = heights.entries(txn, db, height, first, after)
         if db is not self.unmined or not self.ghosts.any(txn):
             return entries
         ghosts = self.ghosts.by_height(txn, first if after is None else after[0], height)
@@ -190,7 +190,7 @@ class GhostTxStore(TxStore):
 
     def recorded(self, txn: Txn, height: int) -> Iterator[bytes]:
         """Yield the unmined transactions since heights up to this one that are no ghosts, the lowest first."""
-        return (txid for _, txid in super().due(txn, self.unmined, height))
+        return (txid for _, txid in heights.entries(txn, self.unmined, height, 0, None))
 
     def unmined_count(self, txn: Txn) -> int:
         """Return how many transactions are unmined."""
@@ -202,8 +202,11 @@ class GhostTxStore(TxStore):
 
         More than `most` of them are not read: None.
         """
-        counts, ghosts = super().unmined_counts(txn, most), self.ghosts.count(txn)
-        return None if counts is None else (counts[0] + ghosts, counts[1])
+        if txn.stat(self.unmined)["entries"] > most:
+            return None
+        records = self.written(txn, [txid for _, txid in txn.cursor(self.unmined)]).values()
+        lost = sum(record.conflicting for record in records)
+        return len(records) - lost + self.ghosts.count(txn), lost
 
     def not_indexed(self, txn: Txn, txid: bytes, record: Record) -> list[str]:
         """Return the fields of a record that the indexes do not have; those of a ghost are not written."""
@@ -221,7 +224,7 @@ class GhostTxStore(TxStore):
 
     def rows(self, txn: Txn, db: Db) -> Iterator[tuple[bytes, bytes]]:
         """Yield all rows of one of the tables, and those that ghosts would have, in order of their keys."""
-        rows = super().rows(txn, db)
+        rows = iter(txn.cursor(db))
         if db is not self.tx or not self.ghosts.any(txn):
             return rows
         found = merge(rows, self._rows_of_ghosts(txn), key=lambda row: row[0])
