@@ -311,16 +311,14 @@ class TxBlocks:
         self.reconciler.keep_bytes(txn, tx, record)
         self.store.put_record(txn, tx.txid, record)
 
-    def _may_lose(self, txn: Txn, txid: bytes) -> bool:
-        return self.store.record(txn, txid) is not None and not self.reconciler.in_chain(txn, txid)
-
     def _lose(self, txn: Txn, losers: Mapping[bytes, AnyCause | None], mined: Iterable[bytes]) -> None:
         """Make losers and all that builds on them conflicting; what they claimed beside is free again."""
         spared, all_of_them = set(mined), dict(losers)
         for txid in losers:
             children = conflicts.descendants(self.transactions, txn, txid, known=all_of_them)
             all_of_them |= dict.fromkeys(children, ParentLost(txid))
-        losing = [txid for txid in all_of_them if txid not in spared and self._may_lose(txn, txid)]
+        known = (txid for txid in all_of_them if txid not in spared and self.store.record(txn, txid) is not None)
+        losing = [txid for txid in known if not self.reconciler.in_chain(txn, txid)]
         conflicts.give_way(self.transactions, txn, losing)
         for txid in losing:
             log.warning("transaction_lost", txid=txid.hex(), height=self.transactions.height)

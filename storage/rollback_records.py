@@ -11,7 +11,7 @@ from time import time
 from msgspec import Struct
 
 from storage import keys
-from storage.chain_txs import NOTHING, ChainTx, Details, GoingBack, Paid, count, in_order, mined_record
+from storage.chain_txs import NOTHING, ChainTx, GoingBack, Paid, count, in_order, mined_record
 from storage.disk import Txn
 from storage.history.mined import MinedStore, RolledBack
 from storage.reassigned_spent import mark_spent
@@ -98,8 +98,12 @@ class RecordedBlock:
                 self._doubt(found, self._chain.store.body(self._txn, found.txid).inputs)
             elif not found.failed and self._latest[found.txid] is found:
                 quiet = idle and found.txid not in self._reused
-                slots = dict(self._slots(found.txid, paid, {} if quiet else self._beside(found.txid)))
-                record = self._record(found, details, slots, now)
+                beside = {} if quiet else dict(self._chain.store.slots(self._txn, found.txid))
+                slots = dict(self._slots(found.txid, paid, beside))
+                maturity = self._chain.maturity if found.flags & TxFlag.COINBASE else None
+                record = mined_record(self._block.height, self._block.block_id, details, maturity)
+                record.created_at = now
+                count(record, slots)
                 inputs, front = self._inputs.get(found.number, []), found.txid + MASTER
                 rows = [(front + keys.u32(index), row) for index, row in slots.items()]
                 self._touched.add(found.txid, record, [*rows, (found.txid + _BODY, pack(Body(inputs)))])
@@ -131,10 +135,6 @@ class RecordedBlock:
                 self._undone.doubtful.append(found.txid)
                 return
 
-    def _beside(self, txid: bytes) -> dict[int, bytes]:
-        """Return the claims and freezes that stand beside what the chain tells of a transaction."""
-        return dict(self._chain.store.slots(self._txn, txid))
-
     def _slots(self, txid: bytes, outputs: list[Paid], beside: dict[int, bytes]) -> Iterator[tuple[int, bytes]]:
         """Yield the slots of a new record; claims of outputs that are not there end."""
         for index, body, spender, at in outputs:
@@ -148,13 +148,6 @@ class RecordedBlock:
         for index, row in beside.items():
             self._touched.drop_slot(slot_key(txid, 0, index))
             self._undone.losers.append(claimant(row)[0])
-
-    def _record(self, found: ChainTx, details: Details, slots: dict[int, bytes], now: int) -> Record:
-        maturity = self._chain.maturity if found.flags & TxFlag.COINBASE else None
-        record = mined_record(self._block.height, self._block.block_id, details, maturity)
-        count(record, slots)
-        record.created_at = now
-        return record
 
     def _claims(self) -> None:
         """Let what is unmined now go on claiming what it spent of transactions without a record.
