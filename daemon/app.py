@@ -153,7 +153,7 @@ def _open_turns(config: Config, stores: ExitStack) -> Turns | None:
     stores.enter_context(recorded(disk.folder))
     chain = open_chain(disk, config)
     if chain.tx_blocks:
-        chain.tx_blocks.start(chain.height)
+        chain.tx_blocks.start()
     return Turns(chain, config.pruner.enabled)
 
 

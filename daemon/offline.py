@@ -30,7 +30,6 @@ from handlers.prune_request import Request
 from handlers.pruner import Pruner
 from handlers.spending import TxFault
 from handlers.tx_blocks import TxBlocks
-from storage import keys
 from storage.disk import Disk, Txn
 from storage.errors import StoreError
 from storage.history.reindex import reindex as reindex_store
@@ -72,7 +71,8 @@ def prune(config: Config) -> str:
         if chain.height:
             records = transactions(store, config) if config.transactions.enabled else None
             if records is not None:
-                records.height = chain.height
+                with disk.read() as txn:
+                    records.read_height(txn)
             pruner = open_pruner(config, disk, records, changes)
             counts = _cycle(pruner, Request(chain.height, "applied"), chain.state.persisted, changes)
             total = _prune_tables(chain)
@@ -149,13 +149,10 @@ def reindex_records(config: Config) -> str:
         tx_blocks = open_tx_blocks(store, config)
         if tx_blocks is None:
             raise StoreError("transactions.enabled is off: there are no records to rebuild")
-        with disk.read() as txn:
-            tip = store.state(txn).tip
-            height = store.block_at(txn, tip).height if tip != keys.GENESIS else 0
-        return f"rebuilt {agree_all(tx_blocks, height)} records of transactions: they agree with the chain"
+        return f"rebuilt {agree_all(tx_blocks)} records of transactions: they agree with the chain"
 
 
-def agree_all(tx_blocks: TxBlocks, height: int) -> int:
+def agree_all(tx_blocks: TxBlocks) -> int:
     """Make every record agree with the chain; return how many did not.
 
     Raises:
@@ -163,20 +160,20 @@ def agree_all(tx_blocks: TxBlocks, height: int) -> int:
     """
     total = 0
     for _ in range(_PASSES):  # what one record gives up, another may have passed by
-        repaired = _pass(tx_blocks, height)
+        repaired = _pass(tx_blocks)
         if not repaired:
             return total
         total += repaired
     raise StoreError(f"records still contradict the chain after {_PASSES} passes: report it")
 
 
-def _pass(tx_blocks: TxBlocks, height: int) -> int:
+def _pass(tx_blocks: TxBlocks) -> int:
     """Go through all records, so many in each commit; return how many did not agree with the chain."""
     seen, repaired, after = 0, 0, b""
 
     def step(txn: Txn) -> list[bytes]:
         txids = list(islice(tx_blocks.store.txids(txn, after), _RECORDS))
-        tx_blocks.begin(height)
+        tx_blocks.begin(txn)
         tx_blocks.agree(txn, txids)
         return txids
 

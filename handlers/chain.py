@@ -193,16 +193,11 @@ class Chain(Durable):
     def _take_steps(self, txn: Txn, batch: Batch) -> None:
         """Tell of blocks, and carry out what waits for records; it may be done again when the map was too small."""
         if self.tx_blocks:
-            self.tx_blocks.begin(self._height(txn))
+            self.tx_blocks.begin(txn)
         for step in batch.steps:
             step(txn)
         if self.tx_blocks:
             self.tx_blocks.agree(txn, batch.reused)
-
-    def _height(self, txn: Txn) -> int:
-        """Return the height of the last block that is written, though the state may not be yet."""
-        tip = self.history.state.tip
-        return self.store.block_at(txn, tip).height if tip else 0
 
     def prune(self) -> Gone:
         """Take one bounded step of pruning in a commit of its own; return what went."""
@@ -272,7 +267,7 @@ class Chain(Durable):
         tx_blocks = self.tx_blocks
 
         def work(txn: Txn) -> _T:
-            tx_blocks.begin(self._height(txn))
+            tx_blocks.begin(txn)
             return step(txn)
 
         done = self.changes.write(work)
@@ -319,7 +314,7 @@ class Chain(Durable):
     def _take_back(self, txn: Txn, target: int) -> State:
         left: Undone | None = None
         if self.tx_blocks:
-            self.tx_blocks.begin(self._height(txn))
+            self.tx_blocks.begin(txn)
             left = self.tx_blocks.disconnect(txn, self.state.tip, target)
         self.history.rollback(txn, target)
         tip = self._reach_of(self.history.state).point(txn, target)

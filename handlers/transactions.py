@@ -21,7 +21,7 @@ from storage.chain_txs import ChainTx
 from storage.disk import Txn
 from storage.history.mined import MinedStore
 from storage.reassigned_spent import mark_spent
-from storage.transactions import HASH, Body, OutPoint, Page, Record, claim
+from storage.transactions import HASH, HIGHEST, Body, OutPoint, Page, Record, claim
 
 PLACEHOLDER = b"\xff" * 32  # the coinbase placeholder, and the spender in a frozen slot
 UNKNOWN = Fault("TX_NOT_FOUND")
@@ -67,6 +67,12 @@ class Transactions:
         self.given_up: dict[bytes, float] = {}  # owners of locks that they could not give back, and when those end
         self._asked: tuple[Txn, int, int] | None = None  # the block of our chain that was looked for last, its ordinal
         self._answer: int | None = None
+
+    def read_height(self, txn: Txn, tip: int | None = None) -> int:
+        """Take over the height of the chain's tip, or of the block that will be it; return it."""
+        ordinal = self.chain.blocks.state(txn).tip if tip is None else tip
+        self.height = min(self.chain.blocks.block_at(txn, ordinal).height, HIGHEST) if ordinal else 0
+        return self.height
 
     # --- looking -------------------------------------------------------------------------------------------------
 

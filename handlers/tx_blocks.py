@@ -57,12 +57,12 @@ class TxBlocks:
         self.idle = True  # and no ghost: nothing that a block could touch
         self.settle()
 
-    def begin(self, height: int) -> None:
+    def begin(self, txn: Txn) -> None:
         """Forget what an attempt at this write has left."""
         self.repairs = []
         self.removal.begin()
         self.evictor.begin()
-        self.transactions.height = min(height, HIGHEST)
+        self.transactions.read_height(txn)
 
     def settle(self) -> None:
         """Take over what is on disk after a commit."""
@@ -80,11 +80,11 @@ class TxBlocks:
         repaired, self._repaired = self._repaired, 0
         return repaired
 
-    def start(self, height: int) -> None:
+    def start(self) -> None:
         """End what the last run left half-made, and the locks of submissions."""
 
         def work(txn: Txn) -> tuple[int, int, int]:
-            self.begin(height)
+            self.begin(txn)
             finished, removed = tx_startup.heal(self.transactions, txn)
             for txid in finished:
                 self.tell(txid, "pending", cause=Submitted())
@@ -328,8 +328,7 @@ class TxBlocks:
 
     def disconnect(self, txn: Txn, tip: int, target: int) -> Undone:
         """Make unmined what is in the blocks above `target`, before the UTXO store takes them back."""
-        height = min(self.chain.blocks.block_at(txn, target).height, HIGHEST) if target else 0
-        self.transactions.height = height
+        height = self.transactions.read_height(txn, target)
         self.store.make_room(txn, ghosts.GENERATIONS)
         back = self.chain.rolled_back(txn, tip, target)
         new_ghosts = ghosts.new_ghosts(txn, self.store, back)

@@ -107,7 +107,7 @@ class Story(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.house.chain = Chain(self.house.utxo, REACH, 1000, TxBlocks(self.house.transactions))
-        self.tx_blocks.start(self.house.chain.height)
+        self.tx_blocks.start()
 
     @rule()
     def prune(self) -> None:
@@ -148,11 +148,11 @@ class Story(RuleBasedStateMachine):
     def settle(self) -> None:
         """Let the records be rebuilt; then nothing contradicts the chain, and nothing is left to be done."""
         contradicted = audit(self.tx_blocks.chain, RETENTION).contradictions
-        rebuilt = agree_all(self.tx_blocks, self.house.chain.height)
+        rebuilt = agree_all(self.tx_blocks)
         assert rebuilt or not contradicted
         assert self.lies or not rebuilt
         assert audit(self.tx_blocks.chain, RETENTION) == Audited([], [])
-        assert agree_all(self.tx_blocks, self.house.chain.height) == 0
+        assert agree_all(self.tx_blocks) == 0
 
 
 class SoundStory(Story):

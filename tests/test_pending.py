@@ -59,7 +59,7 @@ class Pool:
         self.store = real.store
         self.tx_blocks = TxBlocks(real)
         self.chain = Chain(self.utxo, Windows(10, 10), 10, self.tx_blocks)
-        self.tx_blocks.start(self.chain.height)
+        self.tx_blocks.start()
         self.turns, self.sender = Turns(self.chain), Listener()
         self.evicted: list[bytes] = []  # since somebody looked
 
