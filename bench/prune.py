@@ -25,12 +25,12 @@ from daemon.metrics import SHOWN_EVERY_S, daemon_numbers
 from daemon.metrics import folder as sheets
 from daemon.store import open_chain, open_disk, windows
 from handlers import wire
-from handlers.desk import Mined
 from handlers.events import BlockApplied, OutPoint, Output, Tx
-from handlers.transactions import Transactions
+from handlers.new_records import draft, put_page
+from handlers.transactions import Mined, Transactions
 from storage.disk import Txn
+from storage.ghost_records import GhostTxStore
 from storage.history.store import HistoryStore
-from storage.transactions import TxStore
 
 _CONFIG = """data_dir = "{folder}"
 [chain]
@@ -117,9 +117,9 @@ def _fill(folder: Path, what: str, rows: int) -> BlockApplied:
         chain = open_chain(disk, config)
         chain.may_prune = False
         if what == "records":
-            assert chain.lives is not None
+            assert chain.tx_blocks is not None
             for first in range(0, rows // _ROWS_OF_RECORD, _CHUNK):
-                disk.write(partial(_records, transactions=chain.lives.transactions, first=first))
+                disk.write(partial(_records, transactions=chain.tx_blocks.transactions, first=first))
         tip: BlockApplied | None = None
         for number, block in enumerate(_chain(rows if what == "outputs" else 0)):
             chain.apply(block, None)
@@ -162,7 +162,7 @@ def _records(txn: Txn, transactions: Transactions, first: int) -> None:
     transactions.height = 1
     for number in range(first, first + _CHUNK):
         made = Tx(_id(f"record {number}"), [(_id(f"before {number}"), 0)], [Output(b"\x51", number)])
-        transactions.create(txn, made, 1, mined=[Mined(1, 1)])
+        put_page(transactions, txn, made, draft(transactions.rules, made, 1, mined=[Mined(1, 1)]), 0)
         transactions.spend(txn, _id(f"after {number}"), [(made.txid, 0)], 2)
 
 
@@ -201,7 +201,7 @@ def _frames(tip: BlockApplied, blocks: int, txs: int) -> Iterator[bytes]:
 def _left(config: Config) -> bool:
     """Return whether more is due than the last blocks leave behind."""
     with open_disk(config, readonly=True) as disk, disk.read() as txn:
-        utxo, records = HistoryStore(disk), TxStore(disk)
+        utxo, records = HistoryStore(disk), GhostTxStore(disk)
         state = utxo.state(txn)
         height = utxo.block_at(txn, state.tip).height
         due = next(records.due(txn, records.delete_at, height - 5, 1), None)

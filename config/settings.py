@@ -149,7 +149,7 @@ class Batch(Table, frozen=True, kw_only=True):
 
 
 class Transactions(Table, frozen=True, kw_only=True):
-    """The life of transactions, from submission until they are buried."""
+    """The life of transactions, from submission until no rollback can reach them."""
 
     enabled: Annotated[bool, Meta(description="Keep a record of every transaction.")] = True
     batch_size: Annotated[
@@ -216,7 +216,9 @@ class Pruner(Table, frozen=True, kw_only=True):
     parent_preservation_blocks: Annotated[
         Blocks, Meta(description="Blocks for which they are preserved; more than transactions.block_height_retention.")
     ] = 1440
-    defensive: Annotated[bool, Meta(description="Delete a transaction only when all that spend it are buried.")] = False
+    defensive: Annotated[
+        bool, Meta(description="Delete a transaction only when no rollback can reach any that spends it.")
+    ] = False
     progress_log_interval: Annotated[
         Seconds, Meta(ge=0, description="How often a long cycle logs how far it is; 0 is never.")
     ] = 30.0

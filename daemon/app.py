@@ -108,9 +108,9 @@ async def serve(config: Config, config_file: Path | None, own: Sequence[Handler]
                 doors.start_soon(_report, notifier, bus.bell(BlockCommitted, RolledBack), hall)
                 if notifier.watchdog_s:
                     doors.start_soon(_watch, notifier, notifier.watchdog_s / 2, turns, writer)
-                if turns and turns.chain.lives:
-                    doors.start_soon(_try_blobs, turns.chain.lives.transactions.blobs)
-                    doors.start_soon(evict_along, config, turns, turns.chain.lives, hall, writer)
+                if turns and turns.chain.tx_blocks:
+                    doors.start_soon(_try_blobs, turns.chain.tx_blocks.transactions.blobs)
+                    doors.start_soon(evict_along, config, turns, turns.chain.tx_blocks, hall, writer)
                 if turns:
                     doors.start_soon(_watch_readers, config, turns.chain.store.disk, hall, writer)
                 if turns and config.pruner.enabled:
@@ -153,8 +153,8 @@ def _open_turns(config: Config, stores: ExitStack) -> Turns | None:
     disk = stores.enter_context(open_disk(config))
     stores.enter_context(recorded(disk.folder))
     chain = open_chain(disk, config)
-    if chain.lives:
-        chain.lives.wake(chain.height)
+    if chain.tx_blocks:
+        chain.tx_blocks.start()
     return Turns(chain, config.pruner.enabled)
 
 
@@ -162,7 +162,7 @@ def _consumed(turns: Turns | None) -> tuple[type[Message], ...]:
     """Return what the UTXO handler takes: blocks, and the life of transactions if that is kept."""
     if turns is None:
         return ()
-    return (*ChainMessage.__args__, *(TxMessage.__args__ if turns.chain.lives else ()))
+    return (*ChainMessage.__args__, *(TxMessage.__args__ if turns.chain.tx_blocks else ()))
 
 
 async def decline(inbox: Inbox) -> None:

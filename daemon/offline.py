@@ -17,20 +17,19 @@ from daemon.store import (
     limited,
     open_changes,
     open_disk,
-    open_lives,
     open_store,
+    open_tx_blocks,
     transactions,
     wanted_indexes,
     windows,
 )
 from handlers.chain import Chain
 from handlers.change_log import ChangeLog
-from handlers.lives import Lives
 from handlers.prune_report import PrunerJob, pruner_jobs
 from handlers.prune_request import Request
 from handlers.pruner import Pruner
 from handlers.spending import TxFault
-from storage import keys
+from handlers.tx_blocks import TxBlocks
 from storage.disk import Disk, Txn
 from storage.errors import StoreError
 from storage.history.reindex import reindex as reindex_store
@@ -72,7 +71,8 @@ def prune(config: Config) -> str:
         if chain.height:
             records = transactions(store, config) if config.transactions.enabled else None
             if records is not None:
-                records.height = chain.height
+                with disk.read() as txn:
+                    records.read_height(txn)
             pruner = open_pruner(config, disk, records, changes)
             counts = _cycle(pruner, Request(chain.height, "applied"), chain.state.persisted, changes)
             total = _prune_tables(chain)
@@ -115,8 +115,8 @@ def _prune_tables(chain: Chain) -> Gone:
 
 def _pruned(total: Gone, counts: dict[str, int]) -> str:
     outputs, removed, records, nodes = total
-    buried = counts.get("transactions_deleted", 0)
-    also = f", {buried} records of transactions" if buried else ""
+    deleted = counts.get("transactions_deleted", 0)
+    also = f", {deleted} records of transactions" if deleted else ""
     also += f", {nodes} nodes of the mountain range" if nodes else ""
     return f"pruned {outputs} spent outputs, {removed} transactions, {records} undo logs{also}"
 
@@ -146,16 +146,13 @@ def reindex_records(config: Config) -> str:
     """
     with _open_disk(config) as disk:
         store = open_store(disk, config)
-        lives = open_lives(store, config)
-        if lives is None:
+        tx_blocks = open_tx_blocks(store, config)
+        if tx_blocks is None:
             raise StoreError("transactions.enabled is off: there are no records to rebuild")
-        with disk.read() as txn:
-            tip = store.state(txn).tip
-            height = store.block_at(txn, tip).height if tip != keys.GENESIS else 0
-        return f"rebuilt {agree_all(lives, height)} records of transactions: they agree with the chain"
+        return f"rebuilt {agree_all(tx_blocks)} records of transactions: they agree with the chain"
 
 
-def agree_all(lives: Lives, height: int) -> int:
+def agree_all(tx_blocks: TxBlocks) -> int:
     """Make every record agree with the chain; return how many did not.
 
     Raises:
@@ -163,27 +160,27 @@ def agree_all(lives: Lives, height: int) -> int:
     """
     total = 0
     for _ in range(_PASSES):  # what one record gives up, another may have passed by
-        repaired = _pass(lives, height)
+        repaired = _pass(tx_blocks)
         if not repaired:
             return total
         total += repaired
     raise StoreError(f"records still contradict the chain after {_PASSES} passes: report it")
 
 
-def _pass(lives: Lives, height: int) -> int:
+def _pass(tx_blocks: TxBlocks) -> int:
     """Go through all records, so many in each commit; return how many did not agree with the chain."""
     seen, repaired, after = 0, 0, b""
 
     def step(txn: Txn) -> list[bytes]:
-        txids = list(islice(lives.store.txids(txn, after), _RECORDS))
-        lives.begin(height)
-        lives.agree(txn, txids)
+        txids = list(islice(tx_blocks.store.txids(txn, after), _RECORDS))
+        tx_blocks.begin(txn)
+        tx_blocks.agree(txn, txids)
         return txids
 
-    while txids := lives.changes.write(step):
-        lives.settle()
-        lives.changes.take()  # nobody listens
+    while txids := tx_blocks.changes.write(step):
+        tx_blocks.settle()
+        tx_blocks.changes.take()  # nobody listens
         seen, after = seen + len(txids), txids[-1] + b"\xff" * 5
-        repaired += lives.take_repaired()
+        repaired += tx_blocks.take_repaired()
         log.info("records_checked", transactions=seen, repaired=repaired)
     return repaired

@@ -7,8 +7,8 @@ from anyio import CapacityLimiter
 from config.checks import unmined_retention
 from config.settings import Config
 from daemon.connection import Hall
-from handlers.burial import Burial
 from handlers.change_log import ChangeLog
+from handlers.deletion import Deletion
 from handlers.events import BlockCommitted, BlockPersisted, NodeState, RolledBack
 from handlers.prune_cycle import Terms
 from handlers.pruner import Pruner, Writer, keep_pruned
@@ -37,14 +37,14 @@ def terms(config: Config) -> Terms:
 def open_pruner(config: Config, disk: Disk, transactions: Transactions | None, changes: ChangeLog) -> Pruner:
     """Return the pruner of a store."""
     preservation = config.pruner.parent_preservation_blocks
-    burial = Burial(transactions, unmined_retention(config), preservation) if transactions else None
-    return Pruner(terms(config), JobStore(disk), burial, changes)
+    deletion = Deletion(transactions, unmined_retention(config), preservation) if transactions else None
+    return Pruner(terms(config), JobStore(disk), deletion, changes)
 
 
 async def prune_along(config: Config, turns: Turns, hall: Hall, limiter: CapacityLimiter) -> None:
     """Prune beside what follows the chain, until cancelled."""
     chain = turns.chain
-    kept = chain.lives.transactions if chain.lives else None
+    kept = chain.tx_blocks.transactions if chain.tx_blocks else None
     pruner = open_pruner(config, chain.store.disk, kept, chain.changes)
     hall.numbers.pruner = pruner.numbers
     bell = hall.bus.bell(BlockPersisted, BlockCommitted, RolledBack, NodeState)

@@ -130,9 +130,9 @@ async def recover_along(
     config: Config, turns: Turns, hall: Hall, writer: CapacityLimiter, own: Sequence[Handler] = ()
 ) -> None:
     """Look after pending transactions, until cancelled; `own` handlers are asked before the daemon's."""
-    lives = turns.chain.lives
-    assert lives is not None
-    wish, records, changes = config.recovery, Records(lives.transactions), turns.chain.changes
+    tx_blocks = turns.chain.tx_blocks
+    assert tx_blocks is not None
+    wish, records, changes = config.recovery, Records(tx_blocks.transactions), turns.chain.changes
     store = store_id(config)
 
     async def turn(work: Callable[[], T]) -> T:
@@ -174,7 +174,7 @@ async def recover_along(
         return turn(partial(turns.chain.write_alone, step, quietly=True))
 
     healing = Healing(records, turn, write, changes.tell, told, tip)
-    withdrawing = partial(withdraw_discarded, storage, store, write, lives.evictor.withdraw, told)
+    withdrawing = partial(withdraw_discarded, storage, store, write, tx_blocks.evictor.withdraw, told)
 
     async def circuits() -> None:
         numbers.circuits = {source.name: source.circuit for source in sources}

@@ -17,12 +17,11 @@ from config.settings import Config
 from handlers.addresses import codec
 from handlers.chain import Chain
 from handlers.change_log import ChangeLog
-from handlers.desk import Rules
 from handlers.leaves import LeafWriter
-from handlers.lives import Lives
 from handlers.query import Query
 from handlers.scribe import Scribe
-from handlers.transactions import Transactions
+from handlers.transactions import Rules, Transactions
+from handlers.tx_blocks import TxBlocks
 from storage.blobs import Blobs, Late, open_blobs
 from storage.change_log import TABLES as LOG_TABLES
 from storage.change_log import Retention
@@ -121,7 +120,7 @@ def open_chain(disk: Disk, config: Config) -> Chain:
     """Open the store for writing, made if it is not there, with the chain that it keeps."""
     store, changes = HistoryStore(disk, leaf_writer(config)), open_changes(disk, config)
     store.open(chain_name(config), wanted_indexes(config), config.utxo.store)
-    return Chain(store, windows(config), config.utxo.prune_batch_size, open_lives(store, config, changes), changes)
+    return Chain(store, windows(config), config.utxo.prune_batch_size, open_tx_blocks(store, config, changes), changes)
 
 
 def leaf_writer(config: Config) -> LeafWriter:
@@ -135,7 +134,7 @@ def open_changes(disk: Disk, config: Config) -> ChangeLog:
     return ChangeLog(disk, Retention(keep.count, keep.age))
 
 
-def open_lives(store: HistoryStore, config: Config, changes: ChangeLog | None = None) -> Lives | None:
+def open_tx_blocks(store: HistoryStore, config: Config, changes: ChangeLog | None = None) -> TxBlocks | None:
     """Open the transaction store beside the UTXO store, if the configuration wants it."""
     records = GhostTxStore(store.disk)
     if not config.transactions.enabled:
@@ -146,7 +145,7 @@ def open_lives(store: HistoryStore, config: Config, changes: ChangeLog | None = 
         return None
     if records.drop_stale():
         log.warning("stale_records_dropped", reason="blocks may have come while transactions.enabled was off")
-    return Lives(transactions(store, config), changes or open_changes(store.disk, config))
+    return TxBlocks(transactions(store, config), changes or open_changes(store.disk, config))
 
 
 def transactions(store: HistoryStore, config: Config) -> Transactions:

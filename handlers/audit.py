@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 
 from handlers import spending
 from handlers.audit_reassigned import ReassignedAudit
-from handlers.desk import show
+from handlers.transactions import show
 from storage import keys
 from storage.chain_txs import NOTHING, ChainTx
 from storage.damage import UNREADABLE

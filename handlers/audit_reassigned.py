@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from handlers import spending
-from handlers.desk import show
+from handlers.transactions import show
 from storage.chain_txs import ChainTx
 from storage.disk import Txn
 from storage.history.mined import MinedStore

@@ -24,21 +24,22 @@ from handlers.events import (
     Rollback,
     RolledBack,
 )
-from handlers.lives import Lives, Touching, Undone
 from handlers.points import Reach
 from handlers.refusal import Refused
+from handlers.tx_blocks import TxBlocks
 from storage import keys
 from storage.disk import Txn
 from storage.errors import StoreFull
 from storage.history.layout import State
 from storage.history.store import HistoryStore
+from storage.rollback_records import Undone
 from storage.windows import Gone, Windows
 
 _T = TypeVar("_T")
 
 
 class Chain(Durable):
-    """The history and the blocks that wait to be committed to it, with the records of transactions if `lives`."""
+    """The history and the blocks that wait to be committed to it, with the records of transactions if `tx_blocks`."""
 
     decode = staticmethod(columns.decode)
 
@@ -47,13 +48,13 @@ class Chain(Durable):
         store: HistoryStore,
         windows: Windows,
         prune_batch_size: int,
-        lives: Lives | None = None,
+        tx_blocks: TxBlocks | None = None,
         changes: ChangeLog | None = None,
     ) -> None:
         super().__init__()
         self.store, self.history = store, store.history
-        self.lives = lives
-        self.changes = lives.changes if lives else changes or ChangeLog(store.disk)
+        self.tx_blocks = tx_blocks
+        self.changes = tx_blocks.changes if tx_blocks else changes or ChangeLog(store.disk)
         self.windows = windows
         self.prune_batch_size = prune_batch_size
         self.may_prune = True
@@ -72,8 +73,8 @@ class Chain(Durable):
 
     def _read_anew(self) -> None:
         """Let the transaction store's view of the history read what is there now."""
-        if self.lives:
-            self.lives.chain.forget()
+        if self.tx_blocks:
+            self.tx_blocks.chain.forget()
 
     def _look(self, txn: Txn) -> None:
         """Take over what the store says beside its state."""
@@ -92,7 +93,7 @@ class Chain(Durable):
 
     def take_repaired(self) -> int:
         """Return how many records of transactions have been repaired since the last call."""
-        return self.lives.take_repaired() if self.lives else 0
+        return self.tx_blocks.take_repaired() if self.tx_blocks else 0
 
     # --- blocks --------------------------------------------------------------------------------------------------
 
@@ -109,7 +110,7 @@ class Chain(Durable):
         number = len(batch.blocks)
         batch.steps.append(partial(self._tell, number=number))
         batch.ordinary &= isinstance(block, columns.RawBlock)
-        if self.lives:
+        if self.tx_blocks:
             batch.steps.append(partial(self._connect, block=block, number=number))
         batch.blocks.append(waiting)
         self._see_depth(point.height, network_height)
@@ -138,28 +139,9 @@ class Chain(Durable):
             return self.store.ordinal_of(txn, block_hash)
 
     def _connect(self, txn: Txn, block: BlockApplied, number: int) -> None:
-        """Carry out on the records of transactions what a block did.
-
-        Which of them it touches is looked up now: others may have made records while the block waited.
-        """
-        assert self.lives is not None
-        self.lives.meet(txn, block.height, self.batch.blocks[number].columns, self.batch.touched)
-        if touching := self._touching(txn, block):
-            self.lives.chain.resolve(txn, [tx.txid for _, tx in touching.txs])
-            self.lives.connect(txn, touching)
-
-    def _touching(self, txn: Txn, block: BlockApplied) -> Touching | None:
-        """Return what of a block touches records; only then its transactions are made objects."""
-        assert self.lives is not None
-        if self.lives.bare and not self.batch.touched and isinstance(block, columns.RawBlock):
-            return None
-        known: set[bytes] | None = None
-        if isinstance(block, columns.RawBlock):
-            txids, spends = columns.named(columns.columns(block))
-            known = self.lives.store.known(txn, txids, spends)
-            if not known and self.batch.touched.isdisjoint(txids + [txid for txid, _ in spends]):
-                return None
-        return self.lives.touching(txn, columns.whole(block), self.batch.touched, known)
+        """Carry out on the records of transactions what a block did."""
+        assert self.tx_blocks is not None
+        self.tx_blocks.connect(txn, block, self.batch.blocks[number].columns, self.batch.touched)
 
     def _see_depth(self, height: int, network_height: int | None) -> None:
         """Note whether a block lies deeper below the network's tip than any window."""
@@ -193,9 +175,9 @@ class Chain(Durable):
             batch.done = self.history.apply(txn, batch.blocks, deep=batch.deep) if batch.blocks else []
             batch.reused.update(txid for done in batch.done for txid in done.reused)
             self.history.state.persisted = persisted_height
-            if self.lives and not (self.lives.idle and batch.ordinary and not batch.touched | batch.reused):
+            if self.tx_blocks and not (self.tx_blocks.idle and batch.ordinary and not batch.touched | batch.reused):
                 self.history.save(txn)  # steps on records look at what is written
-                self.lives.chain.resolve(txn, batch.touched)
+                self.tx_blocks.chain.resolve(txn, batch.touched)
             self._take_steps(txn, batch)
             return self._prune(txn, budget if self.may_prune else 0, blocks=len(batch.blocks))
 
@@ -210,17 +192,12 @@ class Chain(Durable):
 
     def _take_steps(self, txn: Txn, batch: Batch) -> None:
         """Tell of blocks, and carry out what waits for records; it may be done again when the map was too small."""
-        if self.lives:
-            self.lives.begin(self._height(txn))
+        if self.tx_blocks:
+            self.tx_blocks.begin(txn)
         for step in batch.steps:
             step(txn)
-        if self.lives:
-            self.lives.agree(txn, batch.reused)
-
-    def _height(self, txn: Txn) -> int:
-        """Return the height of the last block that is written, though the state may not be yet."""
-        tip = self.history.state.tip
-        return self.store.block_at(txn, tip).height if tip else 0
+        if self.tx_blocks:
+            self.tx_blocks.agree(txn, batch.reused)
 
     def prune(self) -> Gone:
         """Take one bounded step of pruning in a commit of its own; return what went."""
@@ -272,8 +249,8 @@ class Chain(Durable):
             self._reload()
             raise
         self.facts += self.changes.written
-        if self.lives:
-            self.lives.settle()
+        if self.tx_blocks:
+            self.tx_blocks.settle()
         return done
 
     def _settle(self, state: State) -> None:
@@ -286,16 +263,16 @@ class Chain(Durable):
 
     def write_alone(self, step: Callable[[Txn], _T], *, quietly: bool = False) -> _T:
         """Do one step on records in a commit of its own, whatever waits; `quietly` leaves its facts to the log."""
-        assert self.lives is not None
-        lives = self.lives
+        assert self.tx_blocks is not None
+        tx_blocks = self.tx_blocks
 
         def work(txn: Txn) -> _T:
-            lives.begin(self._height(txn))
+            tx_blocks.begin(txn)
             return step(txn)
 
         done = self.changes.write(work)
         self.facts_beside += [] if quietly else self.changes.written
-        lives.settle()
+        tx_blocks.settle()
         return done
 
     @property
@@ -336,16 +313,16 @@ class Chain(Durable):
 
     def _take_back(self, txn: Txn, target: int) -> State:
         left: Undone | None = None
-        if self.lives:
-            self.lives.begin(self._height(txn))
-            left = self.lives.disconnect(txn, self.state.tip, target)
+        if self.tx_blocks:
+            self.tx_blocks.begin(txn)
+            left = self.tx_blocks.disconnect(txn, self.state.tip, target)
         self.history.rollback(txn, target)
         tip = self._reach_of(self.history.state).point(txn, target)
         self.history.state.persisted = persisted.kept(self.state.persisted, tip)
         self.history.save(txn)
-        if self.lives and left:
+        if self.tx_blocks and left:
             self._read_anew()
-            self.lives.settle_undone(txn, left)
+            self.tx_blocks.settle_undone(txn, left)
         return msgspec.structs.replace(self.history.state)
 
     # --- other facts ---------------------------------------------------------------------------------------------

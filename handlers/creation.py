@@ -17,10 +17,10 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from handlers.desk import blob_name
+from handlers import new_records
 from handlers.events import Tx
 from handlers.spending import TxFault
-from handlers.transactions import Transactions
+from handlers.transactions import Transactions, blob_name
 from storage.blobs import BlobFailed
 from storage.disk import Txn
 from storage.errors import StoreFull
@@ -198,15 +198,16 @@ class Creation:
             raise TxFault("TX_EXISTS", f"transaction {tx.txid.hex()} exists")
         acquire(transactions, txn, tx.txid, self.owner, self.records, self._clock())
         if self.spends:
-            self._check_spends(txn)
-
-    def _check_spends(self, txn: Txn) -> None:
-        transactions, tx = self.transactions, self.tx
-        try:
-            transactions.check_spends(txn, tx.txid, tx.inputs, transactions.height + 1, wanted=self._wanted)
-        except TxFault as fault:
-            if not self.keeps_loser or fault.rival(tx.txid) is None:
-                raise
+            new_records.claim_inputs(
+                transactions,
+                txn,
+                tx.txid,
+                tx.inputs,
+                self._wanted,
+                keeps_loser=self.keeps_loser,
+                is_new=False,
+                only_check=True,
+            )
 
     def page(self, number: int, txn: Txn) -> None:
         """Store one page, if an earlier attempt has not."""
@@ -215,7 +216,7 @@ class Creation:
         if self.wrote_master and number:  # what is here belongs to a life that was pruned, and not to its end
             store.remove_page(txn, txid, number)
         if store.page(txn, txid, number) is None:
-            self.transactions.put_drafted(txn, self.tx, self.draft, number, creating=True)
+            new_records.put_page(self.transactions, txn, self.tx, self.draft, number, creating=True)
             self.wrote_master |= number == 0
 
     def clear(self, number: int, txn: Txn) -> None:
@@ -239,8 +240,10 @@ class Creation:
             TxFault: `UTXO_ERROR`: another has spent one meanwhile.
         """
         self._still_ours(txn)
-        finish = partial(self.transactions.finish, spends=self.spends, keeps_loser=self.keeps_loser)
-        self._created(finish(txn, self.tx.txid, wanted=self._wanted))
+        rival = new_records.finish(
+            self.transactions, txn, self.tx.txid, spends=self.spends, wanted=self._wanted, keeps_loser=self.keeps_loser
+        )
+        self._created(rival)
 
     def end(self, txn: Txn) -> None:
         """Give the lock back."""

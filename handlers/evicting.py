@@ -11,7 +11,7 @@ import structlog
 from anyio import CapacityLimiter, to_thread
 
 from handlers.chain import Chain
-from handlers.lives import Lives
+from handlers.tx_blocks import TxBlocks
 from handlers.utxo import Committed
 from storage.blobs import BlobFailed
 from storage.errors import StoreFull
@@ -27,9 +27,9 @@ _DELETING_S = 0.02  # how long a turn deletes blobs
 class Evictions:
     """Turns on the writer's thread: some of what is too old, and the blobs of what was removed."""
 
-    def __init__(self, chain: Chain, lives: Lives) -> None:
-        self._chain, self._evictor, self._transactions = chain, lives.evictor, lives.transactions
-        self._removal = lives.removal
+    def __init__(self, chain: Chain, tx_blocks: TxBlocks) -> None:
+        self._chain, self._evictor, self._transactions = chain, tx_blocks.evictor, tx_blocks.transactions
+        self._removal = tx_blocks.removal
         age_s = self._transactions.rules.max_pending_age_s
         self.pause_s = max(min(age_s / _LOOKS_IN_AGE or _LONGEST_PAUSE_S, _LONGEST_PAUSE_S), _SHORTEST_PAUSE_S)
 

@@ -16,10 +16,10 @@ import structlog
 from msgspec import Struct, field
 
 from handlers import spending
-from handlers.births import size_of
 from handlers.causes import AnyCause, Expired, Withdrawn
 from handlers.creation import Write
 from handlers.events import Tx, TxSubmitted
+from handlers.new_records import claim_inputs, known, large, size_of
 from handlers.removal import Removal
 from handlers.spending import TxFault
 from handlers.transactions import Transactions
@@ -150,12 +150,15 @@ class Evictor:
         """
         tx = event.tx
         size, most = size_of(tx), self._rules.max_pending_bytes
-        if not self._full(txn, size) or self._half_made(txn, tx) or self._transactions.known(txn, tx):
+        if not self._full(txn, size) or self._half_made(txn, tx) or known(self._transactions, txn, tx):
             return 0, True
         if most and size > most:
             what = f"transaction {tx.txid.hex()} would take {size} bytes, transactions.max_pending_bytes is {most}"
             raise PendingFull("too_large", what, bytes=size, max_pending_bytes=most)
-        self._transactions.check_submission(txn, event)
+        keeps_loser = event.on_spent == "record"
+        claim_inputs(
+            self._transactions, txn, tx.txid, tx.inputs, event.wanted, keeps_loser=keeps_loser, only_check=True
+        )
         before = self._gone["limit"].count
         if (spared := self._ancestors(txn, tx)) is not None:
             self._step(txn, "limit", lambda: self._full(txn, size), spared)
@@ -164,7 +167,7 @@ class Evictor:
     def _half_made(self, txn: Txn, tx: Tx) -> bool:
         """Return whether this is another attempt at a large transaction that was interrupted: it has its room."""
         record = self._store.record(txn, tx.txid)
-        return record is not None and record.creating and self._transactions.large(tx)
+        return record is not None and record.creating and large(self._rules, tx)
 
     def refusal(self, txn: Txn, evicted: int) -> PendingFull:
         """Return why a submission is refused for which so many evictions were not enough."""

@@ -21,28 +21,28 @@ LEAST = 500  # transactions of a rollback
 GENERATIONS = 8
 
 
-class Met(NamedTuple):
-    """What a block did to ghosts: `mined` are those that it has again, `woken` those that have rows now.
+class Connected(NamedTuple):
+    """What a block did to ghosts: `mined` are those that it has again, `given_rows` those that have rows now.
 
     `rivals` claimed what a transaction of the block spends, and no row says so: nobody has the output any more.
     """
 
     mined: list[bytes] = []
-    woken: list[bytes] = []
+    given_rows: list[bytes] = []
     rivals: dict[bytes, bytes] = {}
 
 
-def meet(txn: Txn, store: GhostTxStore, block: Columns) -> Met:
+def connect(txn: Txn, store: GhostTxStore, block: Columns) -> Connected:
     """Let a block that is in the chain end the ghosts that it has, or that it has anything else to do with."""
     ghosts = store.ghosts
     if not ghosts.any(txn):
-        return Met()
+        return Connected()
     numbers = ghosts.find_many(txn, block.txids)
     same = _same(txn, store, block, numbers)
     mined = [block.txids[at].tobytes() for at in np.flatnonzero(same).tolist()]
     if mined:
         ghosts.end(txn, numbers[same])
-    woken = [block.txids[at].tobytes() for at in np.flatnonzero((numbers >= 0) & ~same).tolist()]
+    given_rows = [block.txids[at].tobytes() for at in np.flatnonzero((numbers >= 0) & ~same).tolist()]
     spender = np.repeat(np.arange(len(block.txids)), block.inputs_of)
     places, spends = ghosts.claims_on(txn, block.previous, block.index)
     who = [record.tobytes() for record in _ids(txn, store, spends["spender"])]
@@ -50,11 +50,11 @@ def meet(txn: Txn, store: GhostTxStore, block: Columns) -> Met:
     claims = zip(who, by, places.tolist(), strict=True)
     rivals = {loser: (winner, at) for loser, winner, at in claims if loser != winner}
     left = np.flatnonzero(ghosts.find_many(txn, block.previous) >= 0)
-    woken += [block.previous[at].tobytes() for at in left.tolist()]
-    woken += rivals
-    woken = [txid for txid in dict.fromkeys(woken) if store.wake(txn, txid)]
+    given_rows += [block.previous[at].tobytes() for at in left.tolist()]
+    given_rows += rivals
+    given_rows = [txid for txid in dict.fromkeys(given_rows) if store.make_rows(txn, txid)]
     lost = {loser: winner for loser, (winner, at) in rivals.items() if not _stands(txn, store, block, at)}
-    return Met(mined, woken, lost)
+    return Connected(mined, given_rows, lost)
 
 
 def _stands(txn: Txn, store: GhostTxStore, block: Columns, at: int) -> bool:
@@ -63,7 +63,7 @@ def _stands(txn: Txn, store: GhostTxStore, block: Columns, at: int) -> bool:
     return store.has(txn, parent) or store.slot(txn, parent, 0, int(block.index[at])) is not None
 
 
-def becoming(txn: Txn, store: GhostTxStore, back: RolledBack) -> Flags:
+def new_ghosts(txn: Txn, store: GhostTxStore, back: RolledBack) -> Flags:
     """Return which transactions of blocks that go back become ghosts: nothing is to be said of them but that.
 
     One that has rows, failed, or is a coinbase does not, nor one of several with one id, nor who spends from these or

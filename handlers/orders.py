@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from hashlib import blake2b
 
+from handlers import conflicts, states
 from handlers.causes import Decided, InBlock, Withdrawn
-from handlers.desk import Mined
 from handlers.events import (
     AckStatus,
     OperatorMessage,
@@ -24,11 +24,11 @@ from handlers.events import (
     WinnersDecided,
 )
 from handlers.eviction import Evictor, PendingFull
-from handlers.lives import Lives
 from handlers.refusal import Refusal
 from handlers.spending import TxFault
 from handlers.submission import submit
-from handlers.withdrawal import withdraw
+from handlers.transactions import Mined
+from handlers.tx_blocks import TxBlocks
 from storage.disk import Txn
 from storage.errors import StoreFull
 from storage.transactions import HASH
@@ -58,18 +58,18 @@ class Order:
             case event:
                 return event.txids
 
-    def carry_out(self, txn: Txn, lives: Lives) -> None:
+    def carry_out(self, txn: Txn, tx_blocks: TxBlocks) -> None:
         """Do what the message says, or find why not."""
         self.refused = None
         try:
             if isinstance(self.event, TxSubmitted):  # checks before it writes, so it needs no transaction inside
-                self._make_room(txn, lives.evictor, self.event)
-                self.status = submit(txn, lives, self.event)
+                self._make_room(txn, tx_blocks.evictor, self.event)
+                self.status = submit(txn, tx_blocks, self.event)
             else:
-                _all_or_nothing(txn, lives, self.event)
+                _all_or_nothing(txn, tx_blocks, self.event)
         except TxFault as fault:
             self.refused = refusal(fault)
-        lives.evictor.look_again(None if isinstance(self.event, OperatorMessage) else self.touched())
+        tx_blocks.evictor.look_again(None if isinstance(self.event, OperatorMessage) else self.touched())
 
     def _make_room(self, txn: Txn, evictor: Evictor, event: TxSubmitted) -> None:
         self.evicted, fits = evictor.make_room(txn, event)
@@ -89,66 +89,67 @@ def refusal(fault: TxFault) -> Refusal:
     return Refusal(fault.code, fault.message, retryable=retryable, detail={"inputs": fault.told()})
 
 
-def _all_or_nothing(txn: Txn, lives: Lives, event: TxMessage) -> None:
-    facts = lives.changes.facts
+def _all_or_nothing(txn: Txn, tx_blocks: TxBlocks, event: TxMessage) -> None:
+    facts = tx_blocks.changes.facts
     before = len(facts)
     try:
-        with lives.transactions.all_or_nothing(txn) as child:
-            _do(child, lives, event)
+        with tx_blocks.transactions.all_or_nothing(txn) as child:
+            _do(child, tx_blocks, event)
     except TxFault:
         del facts[before:]
         raise
 
 
-def _do(txn: Txn, lives: Lives, event: TxMessage) -> None:
-    transactions = lives.transactions
+def _do(txn: Txn, tx_blocks: TxBlocks, event: TxMessage) -> None:
+    transactions = tx_blocks.transactions
     match event:
         case TxWithdrawn():
-            for txid in withdraw(transactions, lives.removal, txn, event.txids):
-                lives.tell(txid, "withdrawn", cause=Withdrawn(event.reason))
+            for txid in tx_blocks.removal.withdraw(txn, event.txids):
+                tx_blocks.tell(txid, "withdrawn", cause=Withdrawn(event.reason))
         case TxLocked() | TxUnlocked():
             for txid in event.txids:
-                transactions.set_locked(txn, txid, on=isinstance(event, TxLocked))
+                states.set_locked(transactions, txn, txid, on=isinstance(event, TxLocked))
         case TxMined():
             for txid in event.txids:
-                _set_mined(txn, lives, event, txid)
+                _set_mined(txn, tx_blocks, event, txid)
         case OutputsFrozen():
             for outpoint in event.outpoints:
-                transactions.freeze(txn, outpoint)
+                states.freeze(transactions, txn, outpoint)
         case OutputsUnfrozen():
             for outpoint in event.outpoints:
-                transactions.unfreeze(txn, outpoint)
+                states.unfreeze(transactions, txn, outpoint)
         case OutputReassigned():
-            looked = transactions.output(txn, event.outpoint)
-            name = blake2b((looked.hash or b"") + event.address, digest_size=HASH).digest()
-            transactions.reassign(txn, event.outpoint, name, event.address)
+            held = transactions.hold(txn, event.outpoint[0])
+            row = transactions.slot(txn, held, event.outpoint[1])[3] if held else None
+            name = blake2b((row or b"")[:HASH] + event.address, digest_size=HASH).digest()
+            states.reassign(transactions, txn, event.outpoint, name, event.address)
         case TxConflicting():
-            for txid in transactions.condemn(txn, event.txids) if event.value else event.txids:
+            for txid in conflicts.condemn(transactions, txn, event.txids) if event.value else event.txids:
                 if not event.value:
-                    transactions.readmit(txn, txid)
-                lives.tell(txid, "conflicting" if event.value else "pending", cause=Decided())
+                    conflicts.readmit(transactions, txn, txid)
+                tx_blocks.tell(txid, "conflicting" if event.value else "pending", cause=Decided())
         case WinnersDecided():
-            for txid in transactions.decide(txn, event.txids, transactions.height + 1):
-                lives.tell(txid, "pending" if txid in event.txids else "conflicting", cause=Decided())
+            for txid in conflicts.decide(transactions, txn, event.txids, transactions.height + 1):
+                tx_blocks.tell(txid, "pending" if txid in event.txids else "conflicting", cause=Decided())
         case TxPreserved():
             for txid in event.txids:
-                transactions.preserve(txn, txid, event.until)
+                states.preserve(transactions, txn, txid, event.until)
 
 
-def _set_mined(txn: Txn, lives: Lives, event: TxMined, txid: bytes) -> None:
+def _set_mined(txn: Txn, tx_blocks: TxBlocks, event: TxMined, txid: bytes) -> None:
     """Enter a block beside our chain, or remove it; tell what has become true by that.
 
     What waits for a block again claims its inputs as any other, or loses.
     """
-    transactions, at = lives.transactions, Mined(event.block_id, event.height, event.subtree_index)
+    transactions, at = tx_blocks.transactions, Mined(event.block_id, event.height, event.subtree_index)
     before = transactions.hold(txn, txid) if event.unset else None
-    transactions.set_mined(txn, txid, at, longest=event.longest, unset=event.unset)
+    states.set_mined(transactions, txn, txid, at, longest=event.longest, unset=event.unset)
     if not event.unset:
         if event.longest or transactions.need(txn, txid).mined:
-            lives.tell(txid, "mined", event.height, InBlock())
+            tx_blocks.tell(txid, "mined", event.height, InBlock())
         return
     if before is None or transactions.need(txn, txid).mined:
         return
-    lives.agree(txn, [txid])
+    tx_blocks.agree(txn, [txid])
     if before.record.mined and not transactions.need(txn, txid).conflicting:
-        lives.tell(txid, "pending", event.height)
+        tx_blocks.tell(txid, "pending", event.height)

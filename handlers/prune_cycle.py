@@ -14,8 +14,8 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from handlers.burial import Burial, Deleted, Expired, Place, Preserved
 from handlers.change_log import ChangeLog
+from handlers.deletion import Deleted, Deletion, Place
 from handlers.events import Fact, TxStatusChanged
 from handlers.prune_request import Trigger
 from storage.blobs import BlobFailed
@@ -63,7 +63,7 @@ class Cycle:
         terms: Terms,
         jobs: JobStore,
         changes: ChangeLog,
-        burial: Burial | None,
+        deletion: Deletion | None,
         job: Job,
         *,
         sweeps: bool = False,
@@ -74,7 +74,7 @@ class Cycle:
 
         `mends` comes after one that failed, so the journal will have it whatever there is to do.
         """
-        self.terms, self.jobs, self.changes, self.burial, self.job = terms, jobs, changes, burial, job
+        self.terms, self.jobs, self.changes, self.deletion, self.job = terms, jobs, changes, deletion, job
         self.facts: list[Fact] = []
         self.journaled = mends
         self._sweeps, self._waited = sweeps, waited
@@ -82,21 +82,21 @@ class Cycle:
 
     async def run(self, take: Take) -> None:
         """Go through the phases. What a step raises ends the cycle; the steps before it stay done."""
-        burial = self.burial
-        if burial is not None and await take(partial(self._anything, burial)):
+        deletion = self.deletion
+        if deletion is not None and await take(partial(self._anything, deletion)):
             with self._phase("preserve"):
-                await _along(take, partial(self._preserve, burial))
+                await _along(take, partial(self._preserve, deletion))
             with self._phase("expire"):
-                await _along(take, partial(self._expire, burial))
+                await _along(take, partial(self._expire, deletion))
             with self._phase("transactions"):
-                await self._delete_all(take, burial)
+                await self._delete_all(take, deletion)
             if await take(self._left):
                 with self._phase("pages"):
-                    while await take(partial(self._sweep_page, burial)):
+                    while await take(partial(self._sweep_page, deletion)):
                         pass
-        if burial is not None and self._sweeps:
+        if deletion is not None and self._sweeps:
             with self._phase("blobs"):
-                await self._sweep_blobs(take, burial)
+                await self._sweep_blobs(take, deletion)
         self.job = job = msgspec.structs.replace(self.job, state="done", phase=None, finished_at=time())
         if self.journaled or did_something(job):
             self.journaled = True
@@ -112,10 +112,10 @@ class Cycle:
         seconds = {**self.job.seconds, phase: round(monotonic() - began, 6)}
         self.job = msgspec.structs.replace(self.job, seconds=seconds)
 
-    def _anything(self, burial: Burial) -> bool:
+    def _anything(self, deletion: Deletion) -> bool:
         """Return whether transactions have to be looked at; most cycles at the tip find none and write nothing."""
         with self.jobs.disk.read() as txn:
-            return burial.busy(txn, self.job.height, self.job.safe_height or 0) or self.jobs.anything_left(txn)
+            return deletion.busy(txn, self.job.height, self.job.safe_height or 0) or self.jobs.anything_left(txn)
 
     def _left(self) -> bool:
         with self.jobs.disk.read() as txn:
@@ -135,40 +135,36 @@ class Cycle:
         self.facts += self.changes.written
         return done
 
-    def _preserve(self, burial: Burial, after: Place | None) -> Place | None:
-        def account(job: Job, step: Preserved) -> Job:
-            return counted(job, old_unmined=step.processed, parents_preserved=step.parents)
-
+    def _preserve(self, deletion: Deletion, after: Place | None) -> Place | None:
         return self._write(
-            lambda txn: burial.preserve_step(txn, self.job.height, self.terms.batch_size, after), account
+            lambda txn: deletion.preserve_step(txn, self.job.height, self.terms.batch_size, after),
+            lambda job, step: counted(job, old_unmined=step.processed, parents_preserved=step.parents),
         ).next
 
-    def _expire(self, burial: Burial, after: Place | None) -> Place | None:
-        def account(job: Job, step: Expired) -> Job:
-            return counted(job, preservations_ended=step.ended, errors=len(step.errors))
-
+    def _expire(self, deletion: Deletion, after: Place | None) -> Place | None:
         step = self._write(
-            lambda txn: burial.expire_preservations(txn, self.job.height, self.terms.batch_size, after), account
+            lambda txn: deletion.expire_preservations(txn, self.job.height, self.terms.batch_size, after),
+            lambda job, step: counted(job, preservations_ended=step.ended, errors=len(step.errors)),
         )
         self._complain("expire", step.errors)
         return step.next
 
-    async def _delete_all(self, take: Take, burial: Burial) -> None:
+    async def _delete_all(self, take: Take, deletion: Deletion) -> None:
         """Delete what is due; what has a blob in two turns, between which the blob is deleted."""
         after: Place | None = None
         while self.job.safe_height:
-            done = await take(partial(self._delete, burial, after))
-            if done.burdened:
-                free = await take(partial(self._delete_blobs, burial, done.burdened), beside=True)
-                await take(partial(self._delete_freed, burial, free))
+            done = await take(partial(self._delete, deletion, after))
+            if done.with_blobs:
+                free = await take(partial(self._delete_blobs, deletion, done.with_blobs), beside=True)
+                await take(partial(self._delete_freed, deletion, free))
             if (after := done.next) is None:
                 return
 
-    def _delete(self, burial: Burial, after: Place | None) -> Deleted:
+    def _delete(self, deletion: Deletion, after: Place | None) -> Deleted:
         terms, safe = self.terms, self.job.safe_height or 0
 
         def step(txn: Txn) -> Deleted:
-            done = burial.delete_due(
+            done = deletion.delete_due(
                 txn,
                 safe,
                 terms.chunk_size,
@@ -181,12 +177,12 @@ class Cycle:
 
         return self._said(self._write(step, _deleted))
 
-    def _delete_blobs(self, burial: Burial, burdened: list[tuple[Place, str]]) -> list[Place]:
+    def _delete_blobs(self, deletion: Deletion, with_blobs: list[tuple[Place, str]]) -> list[Place]:
         """Delete blobs; return whose. One that can't be keeps its record, for the next cycle."""
         free, errors = list[Place](), dict[bytes, str]()
-        for place, name in burdened:
+        for place, name in with_blobs:
             try:
-                burial.transactions.blobs.delete(name)
+                deletion.transactions.blobs.delete(name)
             except BlobFailed as error:
                 errors[place.txid] = str(error)
             else:
@@ -195,11 +191,11 @@ class Cycle:
         self._complain("blobs", errors)
         return free
 
-    def _delete_freed(self, burial: Burial, free: list[Place]) -> None:
+    def _delete_freed(self, deletion: Deletion, free: list[Place]) -> None:
         safe, defensive = self.job.safe_height or 0, self.terms.defensive
 
         def step(txn: Txn) -> Deleted:
-            return self._deleted(txn, burial.delete_these(txn, free, safe, defensive=defensive))
+            return self._deleted(txn, deletion.delete_these(txn, free, safe, defensive=defensive))
 
         self._said(self._write(step, _deleted))
 
@@ -217,23 +213,23 @@ class Cycle:
             log.debug("transaction_kept", txid=txid.hex(), reason=why)
         return done
 
-    def _sweep_page(self, burial: Burial) -> bool:
+    def _sweep_page(self, deletion: Deletion) -> bool:
         """Remove one page that a large transaction has left; return whether there was one."""
 
         def step(txn: Txn) -> int:
             if (page := self.jobs.next_left(txn)) is None:
                 return 0
-            burial.sweep_page(txn, *page)
+            deletion.sweep_page(txn, *page)
             return 1
 
         return self._write(step, lambda job, pages: counted(job, pages_removed=pages)) > 0
 
-    async def _sweep_blobs(self, take: Take, burial: Burial) -> None:
+    async def _sweep_blobs(self, take: Take, deletion: Deletion) -> None:
         """Delete blobs that an interruption has left without a record."""
-        names = await take(burial.transactions.blobs.names, beside=True)
+        names = await take(deletion.transactions.blobs.names, beside=True)
         while (old := await take(partial(self._list_old, names), beside=True)) is not None:
             while old:
-                old = await take(partial(self._delete_orphans, burial, old))
+                old = await take(partial(self._delete_orphans, deletion, old))
 
     def _list_old(self, names: Iterator[tuple[str, float]]) -> list[str] | None:
         """Return the old ones among the next names, None when there are no more names."""
@@ -244,14 +240,14 @@ class Cycle:
             log.warning("blobs_not_swept", error=str(error))
         return [name for name, age in found if age > _ORPHAN_S] if found else None
 
-    def _delete_orphans(self, burial: Burial, names: list[str]) -> list[str]:
+    def _delete_orphans(self, deletion: Deletion, names: list[str]) -> list[str]:
         """Delete some of those that no record speaks of, in the writer's turn: so none can come between."""
         until, deleted, failed = monotonic() + _DELETING_S, 0, 0
         with self.jobs.disk.read() as txn:
-            orphans = [name for name in names if not burial.transactions.speaks_of(txn, bytes.fromhex(name[:64]))]
+            orphans = [name for name in names if not deletion.transactions.speaks_of(txn, bytes.fromhex(name[:64]))]
         while orphans and (monotonic() < until or not deleted + failed):
             try:
-                deleted += burial.transactions.blobs.delete(orphans.pop())
+                deleted += deletion.transactions.blobs.delete(orphans.pop())
             except BlobFailed as error:
                 failed += 1
                 log.warning("blobs_not_swept", error=str(error))

@@ -18,8 +18,8 @@ import structlog
 from anyio import CancelScope, CapacityLimiter, get_cancelled_exc_class, to_thread
 from msgspec import Struct, field
 
-from handlers.burial import Burial, safe_height
 from handlers.change_log import ChangeLog
+from handlers.deletion import Deletion, safe_height
 from handlers.prune_cycle import PHASES, REASONS, Cycle, Terms, did_something
 from handlers.prune_request import Request, Requests, World, held_back
 from handlers.spending import TxFault
@@ -73,10 +73,10 @@ class Pruner:
         self,
         terms: Terms,
         jobs: JobStore,
-        burial: Burial | None,
+        deletion: Deletion | None,
         changes: ChangeLog | None = None,
     ) -> None:
-        self.terms, self.jobs, self.burial = terms, jobs, burial
+        self.terms, self.jobs, self.deletion = terms, jobs, deletion
         self.changes = changes or ChangeLog(jobs.disk)
         self.numbers = PrunerNumbers()
         self.requests = Requests(terms.trigger)
@@ -132,7 +132,7 @@ class Pruner:
             self.terms,
             self.jobs,
             self.changes,
-            self.burial,
+            self.deletion,
             job,
             sweeps=sweeps,
             waited=held is not None,
@@ -178,9 +178,9 @@ class Pruner:
 
     def count_past_due(self, height: int) -> None:
         """Measure what is left."""
-        if self.burial is not None:
+        if self.deletion is not None:
             with self.jobs.disk.read() as txn:
-                self.numbers.past_due = self.burial.past_due(txn, height)
+                self.numbers.past_due = self.deletion.past_due(txn, height)
 
     def _new(self, request: Request) -> Job:
         return Job(self._next, request.height, request.trigger, "queued", time())

@@ -12,10 +12,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from handlers import bodies, spending
-from handlers.desk import blob_name, kept
 from handlers.events import OutPoint, Tx
+from handlers.new_records import external
 from handlers.spending import TxFault
-from handlers.transactions import Transactions
+from handlers.states import enter_child, set_conflicting
+from handlers.transactions import Transactions, blob_name, kept
 from storage.blobs import BlobFailed
 from storage.chain_txs import NOTHING, ChainTx
 from storage.disk import Txn
@@ -71,7 +72,7 @@ class Reconciler:
         differs = record.total != len(tx.outputs) or said.rows.keys() != names.keys()
         differs = differs or any(row[:HASH] != names[index] for index, row in said.rows.items())
         if record.conflicting and not listed:
-            self.transactions.enter_child(txn, tx.txid, [parent for parent, _ in body.inputs], on=False)
+            enter_child(self.transactions, txn, tx.txid, on=False)
         self._release_unlisted(txn, tx.txid, body.inputs, tx.inputs)
         if listed and not differs:
             if body.inputs != tx.inputs or (body.previous is None and tx.previous is not None):
@@ -104,7 +105,7 @@ class Reconciler:
         try:
             if record.external:  # those of another content: a blob that is there is not written again
                 self.transactions.blobs.delete(blob_name(tx.txid, partial=record.partial))
-            record.external = tx.raw is not None and self.transactions.external(tx)
+            record.external = tx.raw is not None and external(self.transactions.rules, tx)
             record.partial = not tx.inputs and not tx.coinbase
             if record.external and tx.raw is not None:
                 self.transactions.blobs.put(blob_name(tx.txid, partial=record.partial), tx.raw)
@@ -156,7 +157,7 @@ class Reconciler:
             self.store.put_body(txn, found.txid, Body(spends))
             said = self._said(txn, found.txid, self.store.record(txn, found.txid) or record)
         if record.conflicting:
-            self.transactions.set_conflicting(txn, found.txid, on=False)
+            set_conflicting(self.transactions, txn, found.txid, on=False)
             record.conflicting = False
         locked = record.locked, record.locked_by_operator  # since it was mined
         at = there.main_ids[0], there.block_heights[0], there.subtree_idxs[0]
@@ -235,8 +236,7 @@ class Reconciler:
         if record is None or record.born is not None or record.block_ids:
             return
         if self.chain.find(txn, txid) is None:
-            parents = [parent for parent, _ in self.store.body(txn, txid).inputs]
-            self.transactions.enter_child(txn, txid, parents, on=False)
+            enter_child(self.transactions, txn, txid, on=False)
             self.store.remove(txn, txid)
 
     def let_go(self, txn: Txn, txid: bytes, spent: list[OutPoint]) -> None:

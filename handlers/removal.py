@@ -7,10 +7,14 @@ one only the first page goes with the master; the pruner removes the others. A b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable
 
-from handlers.desk import blob_name
-from handlers.transactions import Transactions
+from handlers import spending
+from handlers.conflicts import children
+from handlers.spending import TxFault
+from handlers.states import enter_child
+from handlers.transactions import Transactions, blob_name
 from storage.disk import Txn
 from storage.jobs import JobStore
 from storage.transactions import Record
@@ -36,8 +40,7 @@ class Removal:
     def remove(self, txn: Txn, txid: bytes, record: Record) -> None:
         """Remove a transaction; whatever builds on it is gone already, or goes in the same write."""
         self._transactions.release_inputs(txn, txid)
-        for parent in self._conflicting_with(txn, txid):
-            self._transactions.enter_child(txn, txid, [parent], on=False)
+        enter_child(self._transactions, txn, txid, on=False)
         if record.external:
             self._left.append(blob_name(txid, partial=record.partial))
         if record.pages:
@@ -46,9 +49,49 @@ class Removal:
         else:
             self._store.remove(txn, txid)
 
-    def _conflicting_with(self, txn: Txn, txid: bytes) -> Iterator[bytes]:
-        """Yield the parents that remember a transaction as a conflicting child."""
-        for parent in dict.fromkeys(parent for parent, _ in self._store.body(txn, txid).inputs):
-            record = self._store.record(txn, parent)
-            if record is not None and txid in record.conflicting_children:
-                yield parent
+    # --- withdrawing ---------------------------------------------------------------------------------------------
+
+    def withdraw(self, txn: Txn, txids: Iterable[bytes]) -> list[bytes]:
+        """Remove transactions and what builds on them; return all of them, nearest first.
+
+        Everything is checked before the first one is removed. A transaction with a frozen or reassigned output stays:
+        submitted again it would be neither. Locks and preservations do not protect.
+
+        Raises:
+            TxFault: `TX_NOT_FOUND`; `IN_CHAIN`, `CREATING` or `FROZEN`, also for one that builds on them.
+        """
+        found: dict[bytes, None] = {}
+        waiting: deque[tuple[bytes, str]] = deque((txid, "") for txid in dict.fromkeys(txids))
+        while waiting:
+            txid, why = waiting.popleft()
+            if txid in found:
+                continue
+            if self._check(txn, txid, why):
+                found[txid] = None
+                builds = why or f", which builds on {txid.hex()}"
+                waiting += ((child, builds) for child in children(self._transactions, txn, txid))
+            elif not why:
+                raise TxFault("TX_NOT_FOUND", f"transaction {txid.hex()} is not known")
+        for txid in found:
+            record = self._store.record(txn, txid)  # others have left it meanwhile
+            assert record is not None
+            self.remove(txn, txid, record)
+        return list(found)
+
+    def _check(self, txn: Txn, txid: bytes, why: str) -> bool:
+        """Return whether a transaction that may be withdrawn is known. `why` says what it builds on.
+
+        Raises:
+            TxFault: it may not: `CREATING`, `IN_CHAIN`, or `FROZEN`.
+        """
+        transactions, record = self._transactions, self._store.record(txn, txid)
+        if txid in transactions.on_their_way or (record is not None and record.creating):
+            raise TxFault("CREATING", f"transaction {txid.hex()}{why} is being created: send it again later")
+        if transactions.chain.find(txn, txid) is not None or (record is not None and record.unmined_since is None):
+            raise TxFault("IN_CHAIN", f"transaction {txid.hex()}{why} is in a block: only a rollback undoes that")
+        for number in range(record.pages + 1 if record else 0):
+            page = self._store.page(txn, txid, number)
+            reassigned = page is not None and page.reassignments
+            if reassigned or any(spending.frozen(row) for _, row in self._store.slots(txn, txid, number)):
+                raise TxFault("FROZEN", f"transaction {txid.hex()}{why} has a frozen or reassigned output")
+        return record is not None

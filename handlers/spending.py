@@ -15,6 +15,7 @@ from storage.transactions import FROZEN, HASH, HIGHEST, OutPoint, Page, Record, 
 Code = str  # a name of the protocol, section 1.2
 
 REASSIGN_DELAY = 1000  # blocks until a reassigned output may be spent
+_UNSPENT = (b"", FROZEN)  # in place of a spender
 
 
 class Fault(Struct, frozen=True):
@@ -97,7 +98,15 @@ def slot_fault(
 
 def spent(row: bytes | None) -> bool:
     """Return whether a slot is spent; a frozen one is not."""
-    return row is not None and len(row) > HASH and row[HASH:] != FROZEN
+    return row is not None and row[HASH:] not in _UNSPENT
+
+
+def assign(record: Record, page: Page, row: bytes, by: bytes) -> None:
+    """Count on its page, and the page on its master, that a slot is spent by `by`, frozen, or with nothing unspent."""
+    was = page is not record and page.all_spent
+    page.spent += (by not in _UNSPENT) - (row[HASH:] not in _UNSPENT)
+    if page is not record and page.all_spent != was:
+        count_page(record, 1 if page.all_spent else -1)
 
 
 def frozen(row: bytes) -> bool:
@@ -131,14 +140,14 @@ def thaw_fault(row: bytes | None, wanted: bytes | None) -> Fault | None:
 # --- being forgotten ---------------------------------------------------------------------------------------------
 
 
-def settle(record: Record, height: int, retention: int) -> str | None:
-    """Set or clear `delete_at` as the rule says; return `DAHSET` or `DAHUNSET` when a large transaction's moved.
+def settle(record: Record, height: int, retention: int) -> None:
+    """Set or clear `delete_at` as the rule says.
 
     It is set when everything is spent and the transaction is mined on the longest chain, and then only ever raised; a
     conflicting transaction's is set once.
     """
     if retention == 0 or record.preserve_until is not None:
-        return None
+        return
     before, due = record.delete_at, min(height + retention, HIGHEST)
     if record.conflicting:
         record.delete_at = due if before is None else before
@@ -146,9 +155,6 @@ def settle(record: Record, height: int, retention: int) -> str | None:
         record.delete_at = due if before is None else max(before, due)
     else:
         record.delete_at = None
-    if record.delete_at == before or not record.external:
-        return None
-    return "DAHUNSET" if record.delete_at is None else "DAHSET"
 
 
 def count_page(record: Record, by: int) -> None:

@@ -3,94 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 import structlog
 
+from handlers import new_records
 from handlers.causes import DoubleSpend, Submitted
+from handlers.conflicts import readmit
 from handlers.creation import Creation, Write
 from handlers.events import AckStatus, TxSubmitted
-from handlers.lives import Lives
+from handlers.new_records import draft
 from handlers.spending import TxFault
+from handlers.states import set_locked
+from handlers.tx_blocks import TxBlocks
 from storage.disk import Txn
 
 log = structlog.get_logger("transactions")
 
 
-def submit(txn: Txn, lives: Lives, event: TxSubmitted) -> AckStatus:
+def submit(txn: Txn, tx_blocks: TxBlocks, event: TxSubmitted) -> AckStatus:
     """Submit a transaction that needs one commit.
 
     Raises:
         TxFault: `UTXO_ERROR` with every input that can't be spent, `PROCESSING` or `TX_EXISTS`; nothing was written.
     """
-    transactions, tx, rival = lives.transactions, event.tx, None
-    if transactions.known(txn, tx):
-        return _submit_again(txn, lives, event)
-    try:
-        transactions.submit(txn, tx, locked=event.locked, wanted=event.wanted)
-    except TxFault as fault:
-        rival = fault.rival(tx.txid) if event.on_spent == "record" else None
-        if rival is None:
-            raise
-        transactions.create(txn, tx, transactions.height, locked=event.locked, conflicting=True)
-    _tell(lives, tx.txid, rival)
+    transactions, tx = tx_blocks.transactions, event.tx
+    if new_records.known(transactions, txn, tx):
+        return _submit_again(txn, tx_blocks, event)
+    keeps_loser = event.on_spent == "record"
+    rival = new_records.claim_inputs(transactions, txn, tx.txid, tx.inputs, event.wanted, keeps_loser=keeps_loser)
+    record = draft(transactions.rules, tx, transactions.height, locked=event.locked, conflicting=rival is not None)
+    new_records.put_page(transactions, txn, tx, record, 0)
+    _tell(tx_blocks, tx.txid, rival)
     return "accepted"
 
 
-def _tell(lives: Lives, txid: bytes, rival: bytes | None) -> None:
+def _tell(tx_blocks: TxBlocks, txid: bytes, rival: bytes | None) -> None:
     """Tell that a transaction waits, or is conflicting because `rival` has an input of it."""
     if rival is None:
-        lives.tell(txid, "pending", cause=Submitted())
+        tx_blocks.tell(txid, "pending", cause=Submitted())
     else:
-        lives.tell(txid, "conflicting", cause=DoubleSpend(by=rival))
+        tx_blocks.tell(txid, "conflicting", cause=DoubleSpend(by=rival))
 
 
-def _submit_again(txn: Txn, lives: Lives, event: TxSubmitted) -> AckStatus:
+def _submit_again(txn: Txn, tx_blocks: TxBlocks, event: TxSubmitted) -> AckStatus:
     """Submit a known transaction again: one that is conflicting claims its inputs, all or none.
 
     Raises:
         TxFault: `UTXO_ERROR` with every input that it can't claim, unless it is to be recorded as conflicting.
     """
-    transactions, txid = lives.transactions, event.tx.txid
+    transactions, txid = tx_blocks.transactions, event.tx.txid
     record = transactions.store.record(txn, txid)
     if record is None or not record.conflicting or transactions.chain.find(txn, txid) is not None:
         return "duplicate"
     try:
-        transactions.readmit(txn, txid, event.wanted)
+        readmit(transactions, txn, txid, event.wanted)
     except TxFault:
         if event.on_spent == "record":
             return "duplicate"
         raise
     if event.locked:
-        transactions.set_locked(txn, txid, on=True)
-    lives.tell(txid, "pending", cause=Submitted())
+        set_locked(transactions, txn, txid, on=True)
+    tx_blocks.tell(txid, "pending", cause=Submitted())
     return "accepted"
 
 
-# --- large ones --------------------------------------------------------------------------------------------------
-
-
-def begin(lives: Lives, event: TxSubmitted, height: int) -> Creation:
-    """Return the creation of a large transaction, of which nothing is stored yet."""
-    return Creation(
-        lives.transactions,
-        event.tx,
-        lives.transactions.draft(event.tx, height, locked=event.locked),
-        wanted=event.wanted,
-        keeps_loser=event.on_spent == "record",
-        created=partial(_created, lives, event),
-    )
-
-
-def _created(lives: Lives, event: TxSubmitted, rival: bytes | None) -> None:
-    lives.evictor.look_again(txid for txid, _ in event.tx.inputs)
-    _tell(lives, event.tx.txid, rival)
-
-
-async def create(
-    creation: Creation,
-    lives: Lives,
+async def create_large(
+    tx_blocks: TxBlocks,
     event: TxSubmitted,
+    height: int,
     write: Write,
     put_blob: Callable[[str, bytes], Awaitable[None]],
 ) -> AckStatus | None:
@@ -100,19 +80,26 @@ async def create(
         TxFault: as `Creation.run`; as `submit` if it is there.
         StoreFull: it is there, and could not be changed.
     """
+    transactions, tx = tx_blocks.transactions, event.tx
+
+    def created(rival: bytes | None) -> None:
+        tx_blocks.evictor.look_again(txid for txid, _ in tx.inputs)
+        _tell(tx_blocks, tx.txid, rival)
+
+    def submit_existing(txn: Txn) -> AckStatus | None:
+        held = transactions.hold(txn, tx.txid)
+        return None if held is None or held.record.creating else _submit_again(txn, tx_blocks, event)
+
+    record, keeps_loser = draft(transactions.rules, tx, height, locked=event.locked), event.on_spent == "record"
+    creation = Creation(transactions, tx, record, wanted=event.wanted, keeps_loser=keeps_loser, created=created)
     try:
         await creation.run(write, put_blob)
     except TxFault as fault:
-        status = await write(partial(_submit_existing, lives=lives, event=event)) if fault.code == "TX_EXISTS" else None
+        status = await write(submit_existing) if fault.code == "TX_EXISTS" else None
         if status is None:
             raise
         return status
     if not creation.finished:
         return None
-    log.info("large_transaction_created", txid=event.tx.txid.hex(), outputs=len(event.tx.outputs))
+    log.info("large_transaction_created", txid=tx.txid.hex(), outputs=len(tx.outputs))
     return "accepted"
-
-
-def _submit_existing(txn: Txn, lives: Lives, event: TxSubmitted) -> AckStatus | None:
-    held = lives.transactions.hold(txn, event.tx.txid)
-    return None if held is None or held.record.creating else _submit_again(txn, lives, event)

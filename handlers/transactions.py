@@ -1,214 +1,275 @@
-"""The life of transactions, whole: operations on their records, and here those on many at once: conflicts and reloads.
+"""Transactions in hand: looking at them and spending their outputs, inside the write transaction of whoever calls.
 
-`handlers.desk` looks and spends, `handlers.states` changes what is said of one, `handlers.births` makes records.
+An operation checks first and writes then: one that raises has written nothing. A transaction of the chain that nothing
+else happened to has no record (`storage.chain_txs`); its outputs can be claimed all the same, by a slot's row alone,
+and a record is made of it when an operation needs one.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import time
+
+from msgspec import Struct
 
 from handlers import spending
-from handlers.births import Births, size_on_disk
-from handlers.desk import PLACEHOLDER, show
-from handlers.spending import TxFault
+from handlers.events import Output
+from handlers.spending import Fault, TxFault
+from storage.blobs import Blobs
+from storage.chain_txs import ChainTx
 from storage.disk import Txn
-from storage.transactions import (
-    ALL_IN_ONE,
-    OutPoint,
-    Record,
-    claim,
-    claimant,
-)
+from storage.history.mined import MinedStore
+from storage.reassigned_spent import mark_spent
+from storage.transactions import HASH, HIGHEST, Body, OutPoint, Page, Record, claim
+
+PLACEHOLDER = b"\xff" * 32  # the coinbase placeholder, and the spender in a frozen slot
+UNKNOWN = Fault("TX_NOT_FOUND")
 
 
-class Transactions(Births):
-    """Operations on the transaction store."""
+class Rules(Struct, frozen=True):
+    """What the configuration says of transactions."""
 
-    def children(self, txn: Txn, txid: bytes) -> list[bytes]:
-        """Return who spends an output of a transaction, or would: conflicting children and recorded spenders."""
-        if txid == PLACEHOLDER:
-            return []
+    batch_size: int = 20_000
+    retention: int = 288
+    maturity: int = 100
+    reassign_delay: int = spending.REASSIGN_DELAY
+    max_inline_bytes: int = 1 << 20
+    externalize_all: bool = False
+    max_pending_bytes: int = 0  # of submissions; 0 is no limit
+    max_pending_count: int = 0
+    max_pending_age_s: float = 0.0
+
+
+class Mined(Struct, frozen=True):
+    """A block that a transaction is in."""
+
+    block_id: int
+    height: int
+    subtree: int | None = None
+
+
+class Held(Struct):
+    """A transaction in hand. `chain_tx` is set when it has no record of its own."""
+
+    txid: bytes
+    record: Record
+    chain_tx: ChainTx | None = None
+
+
+class Transactions:
+    """Transactions as their records and the chain describe them, and the claims on their outputs."""
+
+    def __init__(self, chain: MinedStore, blobs: Blobs, rules: Rules) -> None:
+        self.store, self.chain, self.blobs, self.rules = chain.store, chain, blobs, rules
+        self.height = 0  # of the chain's tip, or of the block that is being carried out
+        self.on_their_way: set[bytes] = set()  # large transactions that wait for their first page
+        self.given_up: dict[bytes, float] = {}  # owners of locks that they could not give back, and when those end
+        self._asked: tuple[Txn, int, int] | None = None  # the block of our chain that was looked for last, its ordinal
+        self._answer: int | None = None
+
+    def read_height(self, txn: Txn, tip: int | None = None) -> int:
+        """Take over the height of the chain's tip, or of the block that will be it; return it."""
+        ordinal = self.chain.blocks.state(txn).tip if tip is None else tip
+        self.height = min(self.chain.blocks.block_at(txn, ordinal).height, HIGHEST) if ordinal else 0
+        return self.height
+
+    # --- looking -------------------------------------------------------------------------------------------------
+
+    def hold(self, txn: Txn, txid: bytes) -> Held | None:
+        """Return a transaction that is known, by a record or by the chain."""
         record = self.store.record(txn, txid)
-        found = dict.fromkeys(record.conflicting_children if record else [])
-        found.update(dict.fromkeys(self.spenders(txn, txid, record)))
-        return list(found)
+        if record is not None:
+            return Held(txid, record)
+        found = self.chain.find(txn, txid)
+        return None if found is None else Held(txid, self.chain.record(txn, found), found)
 
-    def spenders(self, txn: Txn, txid: bytes, record: Record | None) -> list[bytes]:
-        """Return the recorded spenders of a transaction's outputs; of one without a record the claims alone."""
-        return self.store.spenders(txn, txid, record or Record(0, 0))
-
-    def descendants(self, txn: Txn, txid: bytes, known: Container[bytes] = ()) -> list[bytes]:
-        """Return who builds on a transaction, nearest first; whoever is `known` is passed by, and not asked."""
-        found: dict[bytes, None] = {}
-        waiting = deque(self.children(txn, txid))
-        while waiting:
-            child = waiting.popleft()
-            if child not in found and child != txid and child not in known:
-                found[child] = None
-                waiting += self.children(txn, child)
-        return list(found)
-
-    def counter_conflicting(self, txn: Txn, txid: bytes) -> list[bytes]:
-        """Return the transaction itself and all that can't be true beside it.
+    def need(self, txn: Txn, txid: bytes) -> Record:
+        """Return a transaction's own record, made now if only the chain tells of it.
 
         Raises:
-            TxFault: `PROCESSING`: it names an output that does not exist, or what it conflicts with can't give way.
+            TxFault: `TX_NOT_FOUND`.
         """
         held = self.hold(txn, txid)
         if held is None:
-            raise TxFault("PROCESSING", f"transaction {txid.hex()} is not known")
-        found = {txid: None}
-        for n, outpoint in enumerate(self.inputs(txn, held)):
-            parent = self.hold(txn, outpoint[0])
-            row = self.slot(txn, parent, outpoint[1])[3] if parent else None
-            if row is None:
-                raise TxFault("PROCESSING", f"input {n} of {txid.hex()} names {show(outpoint)}, which does not exist")
-            if spending.frozen(row):
-                raise TxFault("PROCESSING", f"input {n} of {txid.hex()} names {show(outpoint)}, which is frozen")
-            if spending.spent(row) and (loser := claimant(row)[0]) != txid:  # what builds on itself need not give way
-                builds_on = self.descendants(txn, loser)
-                if txid in builds_on:
-                    raise TxFault(
-                        "PROCESSING", f"transaction {txid.hex()} builds on {loser.hex()}, against which it stands"
-                    )
-                found.update(dict.fromkeys([loser, *builds_on]))
-        return list(found)
+            raise TxFault("TX_NOT_FOUND", f"transaction {txid.hex()} is not known")
+        return held.record if held.chain_tx is None else self.make_record(txn, held.chain_tx)
 
-    def decide(self, txn: Txn, winners: Sequence[bytes], height: int) -> list[bytes]:
-        """Let conflicting transactions win: what stood against them gives way, all in one. Returns the losers.
+    def make_record(self, txn: Txn, tx: ChainTx, *, spent: Sequence[OutPoint] | None = None) -> Record:
+        """Make a record of a transaction of the chain, with all that the chain still tells of it."""
+        record, slots = self.chain.counted(txn, tx, self.rules.retention)
+        record.created_at = now()
+        record.delete_at = None
+        spending.settle(record, max(self.height, 1), self.rules.retention)
+        inputs = self.chain.inputs(txn, tx) if spent is None else spent
+        for index, _ in list(self.store.slots(txn, tx.txid)):
+            if index not in slots:  # the chain does not have it
+                self.store.drop_slot(txn, tx.txid, 0, index)
+        self.store.put_record(txn, tx.txid, record)
+        self.store.put_body(txn, tx.txid, Body(list(inputs)))
+        self.store.put_slots(txn, tx.txid, 0, sorted(slots.items()))
+        return record
+
+    def slot(self, txn: Txn, held: Held, index: int) -> tuple[Page, int, int, bytes | None]:
+        """Return an output's page, that page's number, the slot's number and its row."""
+        if held.chain_tx is not None:
+            return held.record, 0, index, self.chain.slot(txn, held.chain_tx, index)
+        number, slot = held.record.place(index)
+        page = self.store.page(txn, held.txid, number) if number else held.record
+        if page is None:
+            return held.record, number, slot, None
+        return page, number, slot, self.store.slot(txn, held.txid, number, slot)
+
+    def inputs(self, txn: Txn, held: Held) -> Sequence[OutPoint]:
+        """Return what a transaction spends, as far as it is known."""
+        if held.chain_tx is not None:
+            return self.chain.inputs(txn, held.chain_tx)
+        return self.store.body(txn, held.txid).inputs
+
+    def own_block(self, txn: Txn, height: int, block_id: int) -> int | None:
+        """Return the ordinal of a block of our chain; a message asks for the same one again and again."""
+        asked = txn, height, block_id
+        if self._asked != asked:
+            self._asked, self._answer = asked, self.chain.blocks.ordinal_at(txn, height, block_id)
+        return self._answer
+
+    def speaks_of(self, txn: Txn, txid: bytes) -> bool:
+        """Return whether a transaction has a record, readable or not, or somebody is about to make one."""
+        known = self.store.has(txn, txid) or self.store.lock(txn, txid) is not None
+        return known or txid in self.on_their_way
+
+    # --- spending ------------------------------------------------------------------------------------------------
+
+    def spend(
+        self,
+        txn: Txn,
+        txid: bytes,
+        outpoints: Sequence[OutPoint],
+        height: int,
+        *,
+        wanted: Mapping[int, bytes] | None = None,
+        ignore_locked: bool = False,
+        ignore_conflicting: bool = False,
+        is_new: bool = False,
+        only_check: bool = False,
+    ) -> None:
+        """Spend outputs for `txid`, all or none; `wanted` are the hashes that the caller knows of them.
+
+        `is_new` says that the spender has no record yet: then a parent that is gone can't be excused. With `only_check`
+        nothing is written.
 
         Raises:
-            TxFault: `PROCESSING`: a winner is not conflicting, or what it conflicts with can't give way; `UTXO_ERROR`.
+            TxFault: `UTXO_ERROR` with every input that can't be spent, or `PROCESSING`.
         """
-        with self.all_or_nothing(txn) as child:
-            losers: dict[bytes, None] = {}
-            for winner in winners:
-                record = None if winner == PLACEHOLDER else self.store.record(child, winner)
-                if record is None or not record.conflicting:
-                    raise TxFault("PROCESSING", f"transaction {winner.hex()} is not conflicting: it can't win")
-                self.refuse_if_in_chain(child, winner, "PROCESSING")
-                losers.update(dict.fromkeys(self.counter_conflicting(child, winner)))
-            losing = [txid for txid in losers if txid not in winners]
-            for txid in losing:
-                self._check_can_lose(child, txid)
-            self.give_way(child, losing)
-            for winner in winners:
-                inputs = self.store.body(child, winner).inputs
-                self.spend(child, winner, inputs, height, ignore_locked=True, ignore_conflicting=True)
-                self.set_conflicting(child, winner, on=False)
-            return list(losers)
+        if height <= 0:
+            raise TxFault("PROCESSING", "nothing can be spent at height 0")
+        parents = {parent: self.hold(txn, parent) for parent in dict.fromkeys(parent for parent, _ in outpoints)}
+        faults, taken = dict[int, Fault](), dict[OutPoint, int]()
+        for n, outpoint in enumerate(outpoints):
+            parent, index = outpoint
+            if (held := parents[parent]) is None:
+                faults[n] = Fault("CREATING") if parent in self.on_their_way else UNKNOWN
+                continue
+            fault = spending.record_fault(
+                held.record, height, ignore_locked=ignore_locked, ignore_conflicting=ignore_conflicting
+            )
+            if fault is None:
+                page, _, slot, row = self.slot(txn, held, index)
+                fault = spending.slot_fault(page, slot, row, claim(txid, n), height, (wanted or {}).get(n))
+            if fault is None and (first := taken.setdefault(outpoint, n)) != n:
+                fault = Fault("SPENT", (txid, first))
+            if fault is not None:
+                faults[n] = fault
+        if UNKNOWN in faults.values() and not is_new and self.hold(txn, txid) is not None:
+            faults = {n: fault for n, fault in faults.items() if fault != UNKNOWN}  # pruned, and the spender accepted
+        if faults:
+            what = ", ".join(f"{show(outpoints[n])} {fault.code}" for n, fault in list(faults.items())[:10])
+            raise TxFault(
+                "UTXO_ERROR", f"transaction {txid.hex()} can't spend {what}", inputs=faults, outpoints=outpoints
+            )
+        if only_check:
+            return
+        for n, (parent, index) in enumerate(outpoints):
+            if (held := parents[parent]) is not None:
+                self.take(txn, held, index, claim(txid, n), height)
 
-    def _check_can_lose(self, txn: Txn, txid: bytes) -> None:
-        held = self.hold(txn, txid)
-        if held is None:
-            raise TxFault("PROCESSING", f"transaction {txid.hex()} spends here, but is not known")
-        if held.record.mined:
-            raise TxFault("PROCESSING", f"transaction {txid.hex()} is in block {held.record.block_heights[-1]}")
-        for number in range(held.record.pages + 1):
-            if any(spending.frozen(row) for _, row in self.store.slots(txn, txid, number)):
-                raise TxFault("PROCESSING", f"transaction {txid.hex()} has frozen outputs")
+    def take(self, txn: Txn, held: Held, index: int, by: bytes, height: int) -> None:
+        """Write a spend, whatever the slot said before."""
+        if self.assign(txn, held, index, by) and held.chain_tx is None:
+            self.settle(txn, held.txid, held.record, height)
 
-    def give_way(self, txn: Txn, losers: Sequence[bytes]) -> None:
-        """Make transactions conflicting, and what they spend unspent."""
-        for txid in losers:
-            if self.store.record(txn, txid) is not None:
-                self.set_conflicting(txn, txid, on=True)
-        for txid in losers:
-            self.release_inputs(txn, txid)
+    def assign(self, txn: Txn, held: Held, index: int, by: bytes) -> bool:
+        """Let an output be spent by `by`, frozen, or with nothing unspent; return whether the output exists.
+
+        It is counted on its page and its master; the master is the caller's to settle and store. Of a transaction
+        without a record only the claim or the freeze is stored: the chain tells of what is unspent.
+        """
+        page, number, slot, row = self.slot(txn, held, index)
+        if row is None:
+            return False
+        if held.chain_tx is not None and not by:
+            self.store.drop_slot(txn, held.txid, 0, slot)
+        elif row[HASH:] != by:
+            if held.chain_tx is None:
+                spending.assign(held.record, page, row, by)
+            self.store.put_slot(txn, held.txid, number, slot, row[:HASH] + by)
+            if number:
+                self.store.put_page(txn, held.txid, number, page)
+            if not by:
+                # A block may count as spending it for which the chain had no such output: then nothing was undone.
+                mark_spent(self.store, txn, held.txid, held.record, index, spent=False)
+        return True
+
+    def settle(self, txn: Txn, txid: bytes, record: Record, height: int | None = None) -> None:
+        """Store a master that has changed, with the height at which the transaction is to be deleted by that."""
+        spending.settle(record, self.height if height is None else height, self.rules.retention)
+        self.store.put_record(txn, txid, record)
+
+    def release(self, txn: Txn, outpoint: OutPoint, by: bytes) -> None:
+        """Give up the claim of `by` on an output, whatever state that is in.
+
+        Where the chain has the output spent, its spender takes the claim's place. An output that is unknown, frozen,
+        or claimed by another stays as it is, and so does one that the chain does not have any more.
+        """
+        held = self.hold(txn, outpoint[0])
+        row = self.slot(txn, held, outpoint[1])[3] if held else None
+        if held is None or row is None or row[HASH:] != by:
+            return
+        found = self.chain.find(txn, held.txid)
+        told = row[:HASH] if found is None else self.chain.told(txn, found, outpoint[1])
+        if told is None:
+            return
+        self.assign(txn, held, outpoint[1], told[HASH:] if held.chain_tx is None else b"")
+        if held.chain_tx is None:
+            self.settle(txn, held.txid, held.record)
 
     def release_inputs(self, txn: Txn, txid: bytes) -> None:
         """Give up what a transaction claims."""
         for n, outpoint in enumerate(self.store.body(txn, txid).inputs):
             self.release(txn, outpoint, claim(txid, n))
 
-    def condemn(self, txn: Txn, txids: Sequence[bytes]) -> list[bytes]:
-        """Make transactions conflicting, with all that builds on them, and release what they claim; return them all.
+    @contextmanager
+    def all_or_nothing(self, txn: Txn) -> Iterator[Txn]:
+        """Give a transaction inside the transaction: an error takes back what was written in it, and only that."""
+        with self.store.disk.env.begin(write=True, parent=txn) as child:
+            yield child
 
-        Raises:
-            TxFault: `TX_NOT_FOUND`; `CREATING`: it is not whole yet; `IN_CHAIN`: our chain has it.
-        """
-        losing: dict[bytes, None] = {}
-        for txid in txids:
-            if self.need(txn, txid).creating:
-                raise TxFault("CREATING", f"transaction {txid.hex()} is being created")
-            self.refuse_if_in_chain(txn, txid)
-            losing.update(dict.fromkeys([txid, *self.descendants(txn, txid)]))
-        condemned = [txid for txid in losing if self.chain.find(txn, txid) is None]
-        self.give_way(txn, condemned)
-        return condemned
 
-    def readmit(self, txn: Txn, txid: bytes, wanted: Mapping[int, bytes] | None = None) -> None:
-        """Let a conflicting transaction claim its inputs again, all or none, and wait for a block.
+def kept(output: Output) -> bool:
+    """Return whether an output gets a slot: what only carries data can never be spent."""
+    return output.spendable and not spending.data_output(output.value, output.address)
 
-        `wanted` are hashes of what it spends, by the numbers of the inputs.
 
-        Raises:
-            TxFault: `TX_NOT_FOUND`; `IN_CHAIN`: it failed in our chain; `UTXO_ERROR` with every input it can't claim.
-        """
-        if self.need(txn, txid).conflicting:
-            self.refuse_if_in_chain(txn, txid)
-            # A parent that is gone was spent by others: it is no excuse here.
-            self.spend(txn, txid, self.store.body(txn, txid).inputs, self.height + 1, wanted=wanted, unborn=True)
-            self.set_conflicting(txn, txid, on=False)
+def blob_name(txid: bytes, *, partial: bool) -> str:
+    """Return the name of a transaction's bytes; without inputs they are no whole transaction."""
+    return f"{txid.hex()}.{'outputs' if partial else 'tx'}"
 
-    # --- unmined -------------------------------------------------------------------------------------------------
 
-    def unmined(self, txn: Txn, until: int | None = None) -> Iterator[tuple[bytes, Record]]:
-        """Yield the transactions with a record that wait for a block, the oldest first, at most as young as `until`."""
-        for txid in list(self.store.recorded(txn, ALL_IN_ONE if until is None else until)):
-            record = self.store.record(txn, txid)
-            if record is not None:
-                yield txid, record
+def show(outpoint: OutPoint) -> str:
+    """Return an outpoint for a person."""
+    return f"{outpoint[0].hex()}#{outpoint[1]}"
 
-    def count_pending(self, txn: Txn) -> None:
-        """Count the submissions of a store that an earlier version has written, which has not."""
-        if self.store.pending.kept(txn):
-            return
-        self.store.pending.begin(txn)
-        for txid, record in self.unmined(txn):
-            if record.born is not None and not record.block_ids:
-                body = self.store.body(txn, txid)
-                raw = (record.size or 0) if body.raw is None else len(body.raw)
-                size = size_on_disk(raw, len(body.inputs), record.total, body.previous)
-                self.store.pending.add(txn, txid, size, record.created_at)
 
-    def reload(self, txn: Txn, best_blocks: Iterable[int] = ()) -> list[bytes]:
-        """Return the unmined transactions, parents first; those in a block of the best chain are mined.
-
-        What is conflicting, a coinbase, or half-made is none of them. Locks of submissions end, an operator's stays.
-        """
-        best, waiting = set(best_blocks), dict[bytes, tuple[Record, Sequence[OutPoint]]]()
-        for txid, record in self.unmined(txn):
-            if record.conflicting or record.creating:
-                continue
-            if best.intersection(record.block_ids):
-                record.main_ids, record.unmined_since = [at for at in record.block_ids if at in best], None
-                spending.settle(record, self.height, self.rules.retention)
-                self.store.put_record(txn, txid, record)
-                continue
-            if record.locked and not record.locked_by_operator:
-                self.set_locked(txn, txid, on=False)
-            if not record.is_coinbase:
-                waiting[txid] = record, self.store.body(txn, txid).inputs
-        return spending.parents_first(waiting)
-
-    def heal(self, txn: Txn) -> tuple[list[bytes], list[bytes]]:
-        """End what creations left half-made, when nobody creates: whole ones are finished, the others removed.
-
-        Returns the finished and the removed.
-        """
-        finished, removed = [], []
-        for txid, record in self.unmined(txn):
-            if not record.creating:
-                continue
-            try:
-                with self.all_or_nothing(txn) as child:
-                    self.finish(child, txid, spends=True)
-            except TxFault:
-                self.store.remove(txn, txid)
-                removed.append(txid)
-            else:
-                finished.append(txid)
-            self.store.put_lock(txn, txid, None)
-        return finished, removed
+def now() -> int:
+    """Return the time in milliseconds."""
+    return int(time() * 1000)

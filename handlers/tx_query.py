@@ -10,8 +10,7 @@ from msgspec import Meta, Struct
 
 from handlers import spending
 from handlers.answers import Hash, Hex
-from handlers.desk import Held, blob_name
-from handlers.transactions import Transactions
+from handlers.transactions import Held, Transactions, blob_name
 from storage.disk import Txn
 from storage.transactions import HASH, Body, Page, claimant
 
@@ -172,10 +171,8 @@ class TxQuery:
 
     def _inpoints(self, txn: Txn, held: Held) -> list[Inpoint]:
         if held.chain_tx is None:
-            body = self._store.body(txn, held.txid)
-        else:
-            body = Body(list(self._transactions.inputs(txn, held)))
-        return inpoints(body)
+            return inpoints(self._store.body(txn, held.txid))
+        return inpoints(Body(list(self._transactions.inputs(txn, held))))
 
     def _frozen(self, txn: Txn, held: Held, *, counted: bool) -> bool | None:
         """Return whether all slots are frozen: it looks no further than to the first that is not."""

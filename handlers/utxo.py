@@ -34,13 +34,14 @@ from handlers.events import (
     TxSubmitted,
 )
 from handlers.eviction import room_for
+from handlers.new_records import large
 from handlers.orders import Order
 from handlers.pace import Pace
 from handlers.points import View
 from handlers.prune_request import Node, World
 from handlers.refusal import Refusal, Refused
 from handlers.spending import TxFault
-from handlers.submission import begin, create
+from handlers.submission import create_large
 from handlers.thread import on_thread
 from storage.disk import Txn
 from storage.errors import StoreFull
@@ -167,17 +168,17 @@ class Turns:
 
     def _order(self, delivery: Delivery, event: TxMessage) -> list[Told] | Order:
         """Let a message about transactions wait for the commit; a large transaction takes commits of its own."""
-        lives = self.chain.lives
-        if lives is None:
+        tx_blocks = self.chain.tx_blocks
+        if tx_blocks is None:
             name = type(event).__name__
             raise Refused("unavailable", f"{name}: this daemon keeps no transaction store (transactions.enabled)")
-        if isinstance(event, TxSubmitted) and lives.transactions.large(event.tx):
+        if isinstance(event, TxSubmitted) and large(tx_blocks.transactions.rules, event.tx):
             self._admit_large(delivery)
-            lives.transactions.on_their_way.add(event.tx.txid)
+            tx_blocks.transactions.on_their_way.add(event.tx.txid)
             return [Large(delivery, event)]
         self.pace.add(event, len(delivery.raw))
         order = Order(event)
-        self.chain.step(lambda txn: order.carry_out(txn, lives), order.touched())
+        self.chain.step(lambda txn: order.carry_out(txn, tx_blocks), order.touched())
         return order
 
     def _admit_large(self, delivery: Delivery) -> None:
@@ -350,9 +351,8 @@ class _Teller:
     async def _created(self, large: Large) -> list[Answer]:
         """Create a large transaction, each step a turn of its own; return its answers."""
         chain, delivery, event = self._turns.chain, large.delivery, large.event
-        assert chain.lives is not None
-        lives, transactions = chain.lives, chain.lives.transactions
-        creation = begin(lives, event, chain.height)
+        assert chain.tx_blocks is not None
+        tx_blocks, transactions, height = chain.tx_blocks, chain.tx_blocks.transactions, chain.height
 
         async def write(step: Callable[[Txn], _T]) -> _T:
             return await on_thread(chain.write_alone, step, limiter=self._writer)
@@ -361,8 +361,8 @@ class _Teller:
             await on_thread(transactions.blobs.put, name, raw)
 
         try:
-            evicted = await room_for(event, lives.evictor, write)
-            status = await create(creation, lives, event, write, put_blob)
+            evicted = await room_for(event, tx_blocks.evictor, write)
+            status = await create_large(tx_blocks, event, height, write, put_blob)
         except TxFault as fault:
             answers = refuse(delivery, event.seq, orders.refusal(fault))
         except StoreFull as full:

@@ -199,7 +199,7 @@ class GhostTxStore(TxStore):
         self, txn: Txn, db: Db, height: int, first: int = 0, after: tuple[int, bytes] | None = None
     ) -> Iterator[tuple[int, bytes]]:
         """Yield what an index has from `first`, or after an entry, up to `height`, lowest first."""
-        entries = super().due(txn, db, height, first, after)
+        entries = heights.entries(txn, db, height, first, after)
         if db is not self.unmined or not self.ghosts.any(txn):
             return entries
         ghosts = self.ghosts.by_height(txn, first if after is None else after[0], height)
@@ -207,7 +207,7 @@ class GhostTxStore(TxStore):
 
     def recorded(self, txn: Txn, height: int) -> Iterator[bytes]:
         """Yield the unmined transactions since heights up to this one that are no ghosts, the lowest first."""
-        return (txid for _, txid in super().due(txn, self.unmined, height))
+        return (txid for _, txid in heights.entries(txn, self.unmined, height, 0, None))
 
     def unmined_count(self, txn: Txn) -> int:
         """Return how many transactions are unmined."""
@@ -219,8 +219,11 @@ class GhostTxStore(TxStore):
 
         More than `most` of them are not read: None.
         """
-        counts, ghosts = super().unmined_counts(txn, most), self.ghosts.count(txn)
-        return None if counts is None else (counts[0] + ghosts, counts[1])
+        if txn.stat(self.unmined)["entries"] > most:
+            return None
+        records = self.written(txn, [txid for _, txid in txn.cursor(self.unmined)]).values()
+        lost = sum(record.conflicting for record in records)
+        return len(records) - lost + self.ghosts.count(txn), lost
 
     def not_indexed(self, txn: Txn, txid: bytes, record: Record) -> list[str]:
         """Return the fields of a record that the indexes do not have; those of a ghost are not written."""
@@ -238,7 +241,7 @@ class GhostTxStore(TxStore):
 
     def rows(self, txn: Txn, db: Db) -> Iterator[tuple[bytes, bytes]]:
         """Yield all rows of one of the tables, and those that ghosts would have, in order of their keys."""
-        rows = super().rows(txn, db)
+        rows = iter(txn.cursor(db))
         if db is not self.tx or not self.ghosts.any(txn):
             return rows
         found = merge(rows, self._rows_of_ghosts(txn), key=lambda row: row[0])
@@ -255,7 +258,7 @@ class GhostTxStore(TxStore):
 
     # --- writing -------------------------------------------------------------------------------------------------
 
-    def wake(self, txn: Txn, txid: bytes) -> bool:
+    def make_rows(self, txn: Txn, txid: bytes) -> bool:
         """Write the rows of a ghost, which is none then; return False for one that is none."""
         ghost = self.ghosts.find(txn, txid)
         if ghost is None:
@@ -278,14 +281,14 @@ class GhostTxStore(TxStore):
             for records in self.ghosts.parts(txn, smallest):
                 left += [each.tobytes() for each in records["id"][self.ghosts.live(txn, records["number"])]]
             for txid in left:
-                self.wake(txn, txid)
+                self.make_rows(txn, txid)
 
-    def wake_all(self, txn: Txn, txids: Collection[bytes], outpoints: Iterable[OutPoint] = ()) -> None:
+    def make_rows_of(self, txn: Txn, txids: Collection[bytes], outpoints: Iterable[OutPoint] = ()) -> None:
         """Write the rows of all ghosts among transactions, and of those that claim one of these outputs."""
         if not self.ghosts.any(txn):
             return
         for txid in txids:
-            self.wake(txn, txid)
+            self.make_rows(txn, txid)
         by_parent = dict[bytes, set[int]]()
         for parent, index in outpoints:
             by_parent.setdefault(parent, set()).add(index)
@@ -293,44 +296,44 @@ class GhostTxStore(TxStore):
             only = next(iter(indexes)) if len(indexes) == 1 else None
             for index, (by, _) in self.ghosts.claims(txn, parent, only).items():
                 if index in indexes:
-                    self.wake(txn, by)
+                    self.make_rows(txn, by)
 
     def put_page(self, txn: Txn, txid: bytes, number: int, page: Page) -> None:
         """Store a page, and keep the indexes in step when it is the master."""
-        if self.ghosts.any(txn) and not self.wake(txn, txid) and number == 0 and not super().has(txn, txid):
+        if self.ghosts.any(txn) and not self.make_rows(txn, txid) and number == 0 and not super().has(txn, txid):
             for by, _ in self.ghosts.claims(txn, txid).values():  # from here on its slots say who claims them
-                self.wake(txn, by)
+                self.make_rows(txn, by)
         super().put_page(txn, txid, number, page)
 
     def remove(self, txn: Txn, txid: bytes) -> int:
         """Remove everything of a transaction; return how many pages that were."""
-        self.wake_all(txn, [txid])
+        self.make_rows_of(txn, [txid])
         return super().remove(txn, txid)
 
     def remove_page(self, txn: Txn, txid: bytes, number: int) -> None:
         """Remove one page and its slots; with the master goes the body."""
-        self.wake_all(txn, [txid])
+        self.make_rows_of(txn, [txid])
         super().remove_page(txn, txid, number)
 
     def put_slot(self, txn: Txn, txid: bytes, page: int, slot: int, row: bytes) -> None:
         """Store a slot's row."""
-        self.wake_all(txn, [txid], [(txid, slot)] if page == 0 else ())
+        self.make_rows_of(txn, [txid], [(txid, slot)] if page == 0 else ())
         super().put_slot(txn, txid, page, slot, row)
 
     def drop_slot(self, txn: Txn, txid: bytes, page: int, slot: int) -> None:
         """Remove a slot's row."""
-        self.wake_all(txn, [txid], [(txid, slot)] if page == 0 else ())
+        self.make_rows_of(txn, [txid], [(txid, slot)] if page == 0 else ())
         super().drop_slot(txn, txid, page, slot)
 
     def put_slots(self, txn: Txn, txid: bytes, page: int, rows: Iterable[tuple[int, bytes]]) -> None:
         """Store a page's slots, given in order."""
         rows = list(rows)
-        self.wake_all(txn, [txid], [(txid, slot) for slot, _ in rows] if page == 0 else ())
+        self.make_rows_of(txn, [txid], [(txid, slot) for slot, _ in rows] if page == 0 else ())
         super().put_slots(txn, txid, page, rows)
 
     def put_body(self, txn: Txn, txid: bytes, body: Body) -> None:
         """Store inputs and raw bytes."""
-        self.wake_all(txn, [txid])
+        self.make_rows_of(txn, [txid])
         super().put_body(txn, txid, body)
 
     def clear(self, txn: Txn) -> None:

@@ -44,10 +44,6 @@ class PendingStore:
     def __init__(self, disk: Disk) -> None:
         self.db = disk.tables[TABLE]
 
-    def kept(self, txn: Txn) -> bool:
-        """Return whether submissions are counted in this store: one of an earlier version has none here."""
-        return txn.get(_TOTALS, db=self.db) is not None
-
     def totals(self, txn: Txn) -> Totals:
         """Return how many there are, and their bytes."""
         raw = txn.get(_TOTALS, db=self.db)
@@ -66,10 +62,6 @@ class PendingStore:
                 if not key.startswith(_ORDER):
                     return
                 yield txid
-
-    def begin(self, txn: Txn) -> None:
-        """Count submissions from now on."""
-        txn.put(_TOTALS, pack(Totals(0, 0)), db=self.db)
 
     def add(self, txn: Txn, txid: bytes, size: int, at: int) -> None:
         """Append a submission.

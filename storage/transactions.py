@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from storage import heights, keys
+from storage import keys
 from storage.disk import Db, Disk, Txn
 from storage.errors import Damaged
 from storage.ghost_layout import TABLES as GHOST_TABLES
@@ -270,17 +270,6 @@ class TxStore:
         """Return each index and the field of the master that it follows."""
         return ((self.delete_at, "delete_at"), (self.unmined, "unmined_since"), (self.preserved, "preserve_until"))
 
-    def unmined_counts(self, txn: Txn, most: int) -> tuple[int, int] | None:
-        """Return how many unmined transactions wait for a block, and how many have lost a conflict.
-
-        More than `most` of them are not read: None.
-        """
-        if txn.stat(self.unmined)["entries"] > most:
-            return None
-        records = [self.record(txn, txid) for _, txid in txn.cursor(self.unmined)]
-        lost = sum(record is not None and record.conflicting for record in records)
-        return len(records) - lost, lost
-
     # --- slots ---------------------------------------------------------------------------------------------------
 
     def slot(self, txn: Txn, txid: bytes, page: int, slot: int) -> bytes | None:
@@ -352,12 +341,6 @@ class TxStore:
             yield txid
             at = txid + b"\xff" * 5  # above every key of this transaction: the lock is its last
 
-    def due(
-        self, txn: Txn, db: Db, height: int, first: int = 0, after: tuple[int, bytes] | None = None
-    ) -> Iterator[tuple[int, bytes]]:
-        """Yield what an index has from `first`, or after an entry, up to `height`, lowest first."""
-        return heights.entries(txn, db, height, first, after)
-
     def has(self, txn: Txn, txid: bytes, page: int = 0) -> bool:
         """Return whether a transaction has this page, body or lock, readable or not."""
         return txn.get(txid + keys.u32(page), db=self.tx) is not None
@@ -369,10 +352,6 @@ class TxStore:
             wanted.add(txid + MASTER)
             wanted.add(slot_key(txid, 0, index))
         return {key[:HASH] for key, _ in txn.cursor(self.tx).getmulti(sorted(wanted))}
-
-    def rows(self, txn: Txn, db: Db) -> Iterator[tuple[bytes, bytes]]:
-        """Yield all rows of one of the tables as they are stored."""
-        return iter(txn.cursor(db))
 
 
 def is_stale(txn: Txn, meta: Db) -> bool:

@@ -11,21 +11,20 @@ from typing import Any, TypeVar
 import anyio
 from anyio import CapacityLimiter, to_thread
 from chains import output, txid
-from houses import ALL_TABLES, chain_txs, open_store
+from houses import ALL_TABLES, chain_txs, create, open_store
 from messages import Listener, message
 
 from handlers.bell import Bell
-from handlers.burial import Burial
 from handlers.chain import Chain
 from handlers.change_log import ChangeLog
+from handlers.deletion import Deletion
 from handlers.delivery import Answer
-from handlers.desk import Mined, Rules
 from handlers.events import Inbound, OutPoint, Tx, TxStatusChanged
-from handlers.lives import Lives
 from handlers.prune_cycle import Cycle, Terms
 from handlers.prune_request import Request
 from handlers.pruner import Pruner, Writer, keep_pruned
-from handlers.transactions import Transactions
+from handlers.transactions import Mined, Rules, Transactions
+from handlers.tx_blocks import TxBlocks
 from handlers.utxo import Committed, Turns
 from storage.blobs import Blobs, Files
 from storage.change_log import Retention
@@ -50,11 +49,11 @@ class House:
         self.transactions = Transactions(chain_txs(self.utxo), blobs, rules)
         self.store = self.transactions.store
         self.changes = ChangeLog(disk, Retention(count=1000))
-        self.chain = Chain(self.utxo, windows, terms.batch_size, Lives(self.transactions, self.changes))
+        self.chain = Chain(self.utxo, windows, terms.batch_size, TxBlocks(self.transactions, self.changes))
         self.turns = Turns(self.chain)
         self.published: list[Committed] = []
-        self.burial = Burial(self.transactions, UNMINED, PRESERVATION)
-        self.pruner = Pruner(terms, self.jobs, self.burial, self.changes)
+        self.deletion = Deletion(self.transactions, UNMINED, PRESERVATION)
+        self.pruner = Pruner(terms, self.jobs, self.deletion, self.changes)
 
     # --- transactions without blocks -----------------------------------------------------------------------------
 
@@ -67,7 +66,7 @@ class House:
 
         def step(txn: Txn) -> None:
             self.transactions.height = height
-            self.transactions.create(txn, made, height, mined=at, **parts)
+            create(self.transactions, txn, made, height, mined=at, **parts)
             self.transactions.spend(txn, made.txid, made.inputs, height, ignore_locked=True)
 
         self.write(step)

@@ -14,20 +14,20 @@ from pathlib import Path
 
 import pytest
 from chains import at, back_to, block, dump, feed, output, rows, script, tx, txid
-from houses import ALL_TABLES, chain_txs, open_store
+from houses import ALL_TABLES, Looked, chain_txs, create, look, open_store, submit
 from messages import Listener, message, take
 from msgspec import structs
 
+from handlers import conflicts, new_records, states
 from handlers.audit import Audited, audit
 from handlers.bodies import body
 from handlers.chain import Chain
 from handlers.columns import RawBlock
 from handlers.creation import Creation, Overtaken
-from handlers.desk import Looked, Mined, Rules
 from handlers.events import OutPoint, Tx, TxSubmitted
-from handlers.lives import Lives
 from handlers.spending import TxFault
-from handlers.transactions import Transactions
+from handlers.transactions import Mined, Rules, Transactions
+from handlers.tx_blocks import TxBlocks
 from handlers.utxo import Turns
 from storage.blobs import Files
 from storage.disk import Disk, Txn
@@ -60,7 +60,7 @@ class House:
 
     def look(self, outpoint: OutPoint) -> Looked:
         with self.disk.read() as txn:
-            return self.real.output(txn, outpoint)
+            return look(self.real, txn, outpoint)
 
     def rows(self) -> dict[bytes, bytes]:
         with self.disk.read() as txn:
@@ -79,7 +79,7 @@ def house(tmp_path: Path) -> Iterator[House]:
         store = open_store(disk, chain="bitcoin/mainnet")
         rules = Rules(retention=RETENTION, maturity=MATURITY, reassign_delay=4)
         real = Transactions(chain_txs(store, MATURITY), Files(tmp_path / "blobs"), rules)
-        chain = Chain(store, Windows(10, 10), 10, Lives(real))
+        chain = Chain(store, Windows(10, 10), 10, TxBlocks(real))
         assert chain.apply(FIRST, None)
         assert chain.apply(SECOND, None)
         chain.commit()
@@ -114,21 +114,21 @@ def test_what_the_chain_tells(house: House) -> None:
     assert (record.total, record.fee, record.size, record.is_coinbase, record.mined) == (4, 3, 250, False, True)
     assert house.record("coinbase").spending_height == 1 + MATURITY
     with pytest.raises(TxFault, match="not"), house.disk.read() as txn:
-        house.real.output(txn, at("fund"), b"\xee" * 32)
+        look(house.real, txn, at("fund"), b"\xee" * 32)
 
 
 def test_a_claim_is_one_row(house: House) -> None:
     """An unmined transaction spends what a block created: no record is made of the parent."""
-    house.write(lambda txn: house.real.submit(txn, child("child", at("fund"))))
+    house.write(lambda txn: submit(house.real, txn, child("child", at("fund"))))
     rows = house.rows()
     key = slot_key(txid("fund"), 0, 0)
     assert [at for at in rows if at.startswith(txid("fund"))] == [key]
     assert rows[key] == output_hash(*at("fund"), body(PAY)) + claim(txid("child"), 0)
     assert house.look(at("fund")).spender == (txid("child"), 0)
-    again = house.write(lambda txn: house.real.spend(txn, txid("child"), [at("fund")], 3))
-    assert (again, house.rows()) == ([], rows)
+    house.write(lambda txn: house.real.spend(txn, txid("child"), [at("fund")], 3))
+    assert house.rows() == rows
     rival = child("rival", at("fund", 2), at("fund"))
-    assert refusal(house, lambda txn: house.real.submit(txn, rival)) == ("UTXO_ERROR", {1: "SPENT"})
+    assert refusal(house, lambda txn: submit(house.real, txn, rival)) == ("UTXO_ERROR", {1: "SPENT"})
     house.write(lambda txn: house.real.release(txn, at("fund"), claim(txid("rival"), 0)))
     assert house.rows() == rows  # another's claim stays
     house.write(lambda txn: house.real.release(txn, at("fund"), claim(txid("child"), 0)))
@@ -144,10 +144,10 @@ def test_what_cant_be_spent(house: House, recorded: bool) -> None:
     inputs = [at("fund", 3), at("fund", 1), at("fund", 9), at("nobody"), at("fund", 2), at("fund", 2), at("coinbase")]
     codes = ["SPENT", "UTXO_NOT_FOUND", "UTXO_NOT_FOUND", "TX_NOT_FOUND", "SPENT", "COINBASE_IMMATURE"]
     wanted = dict(zip([0, 1, 2, 3, 5, 6], codes, strict=True))
-    assert refusal(house, lambda txn: house.real.submit(txn, child("child", *inputs))) == ("UTXO_ERROR", wanted)
+    assert refusal(house, lambda txn: submit(house.real, txn, child("child", *inputs))) == ("UTXO_ERROR", wanted)
     house.real.height = MATURITY  # the next block is ripe for it; but the output is spent in the chain
     late = child("late", at("coinbase"))
-    assert refusal(house, lambda txn: house.real.submit(txn, late)) == ("UTXO_ERROR", {0: "SPENT"})
+    assert refusal(house, lambda txn: submit(house.real, txn, late)) == ("UTXO_ERROR", {0: "SPENT"})
 
 
 @pytest.mark.parametrize("recorded", [False, True])
@@ -155,44 +155,44 @@ def test_freezing(house: House, recorded: bool) -> None:
     if recorded:
         house.write(lambda txn: house.real.need(txn, txid("fund")))
     before, out = house.rows(), at("fund", 2)
-    house.write(lambda txn: house.real.freeze(txn, out))
+    house.write(lambda txn: states.freeze(house.real, txn, out))
     assert house.rows()[slot_key(txid("fund"), 0, 2)][32:] == FROZEN
     assert len(house.rows()) == max(len(before), 1)
     assert house.look(out).status == "FROZEN"
-    frozen = refusal(house, lambda txn: house.real.submit(txn, child("child", out)))
+    frozen = refusal(house, lambda txn: submit(house.real, txn, child("child", out)))
     assert frozen == ("UTXO_ERROR", {0: "FROZEN"})
-    assert refusal(house, lambda txn: house.real.freeze(txn, out))[0] == "ALREADY_FROZEN"
-    house.write(lambda txn: house.real.unfreeze(txn, out))
+    assert refusal(house, lambda txn: states.freeze(house.real, txn, out))[0] == "ALREADY_FROZEN"
+    house.write(lambda txn: states.unfreeze(house.real, txn, out))
     assert house.rows() == before
-    assert refusal(house, lambda txn: house.real.unfreeze(txn, out))[0] == "UTXO_NOT_FROZEN"
-    assert refusal(house, lambda txn: house.real.freeze(txn, at("fund", 3)))[0] == "SPENT"
-    assert refusal(house, lambda txn: house.real.freeze(txn, at("fund", 1)))[0] == "UTXO_NOT_FOUND"
-    assert refusal(house, lambda txn: house.real.freeze(txn, at("nobody")))[0] == "TX_NOT_FOUND"
+    assert refusal(house, lambda txn: states.unfreeze(house.real, txn, out))[0] == "UTXO_NOT_FROZEN"
+    assert refusal(house, lambda txn: states.freeze(house.real, txn, at("fund", 3)))[0] == "SPENT"
+    assert refusal(house, lambda txn: states.freeze(house.real, txn, at("fund", 1)))[0] == "UTXO_NOT_FOUND"
+    assert refusal(house, lambda txn: states.freeze(house.real, txn, at("nobody")))[0] == "TX_NOT_FOUND"
 
 
 def test_a_reassignment_needs_a_record(house: House) -> None:
     out, new = at("fund", 2), b"\xdd" * 32
-    assert refusal(house, lambda txn: house.real.reassign(txn, out, new, b"heir"))[0] == "UTXO_NOT_FROZEN"
-    house.write(lambda txn: house.real.freeze(txn, out))
-    house.write(lambda txn: house.real.submit(txn, child("child", at("fund"))))
-    house.write(lambda txn: house.real.reassign(txn, out, new, b"heir"))
+    assert refusal(house, lambda txn: states.reassign(house.real, txn, out, new, b"heir"))[0] == "UTXO_NOT_FROZEN"
+    house.write(lambda txn: states.freeze(house.real, txn, out))
+    house.write(lambda txn: submit(house.real, txn, child("child", at("fund"))))
+    house.write(lambda txn: states.reassign(house.real, txn, out, new, b"heir"))
     record = house.record("fund")
     assert (record.recorded, record.spent, record.counted) == (3, 2, 4)
     assert record.reassignments == [Reassignment(2, output_hash(*out, body(PAY)), new, HEIGHT, HEIGHT + 4)]
     assert house.look(out) == Looked("IMMATURE", new)
     assert house.look(at("fund")).spender == (txid("child"), 0), "the claim came along"
-    early = refusal(house, lambda txn: house.real.submit(txn, child("heir", out)))
+    early = refusal(house, lambda txn: submit(house.real, txn, child("heir", out)))
     assert early == ("UTXO_ERROR", {0: "FROZEN_UNTIL"})
     house.real.height = HEIGHT + 3
-    house.write(lambda txn: house.real.submit(txn, child("heir", out)))
+    house.write(lambda txn: submit(house.real, txn, child("heir", out)))
     assert house.record("fund").delete_at is None, "all of it is spent, but a reassigned output keeps it"
 
 
 NEEDS: list[Callable[[Transactions, Txn], object]] = [
-    lambda real, txn: real.set_mined(txn, txid("fund"), Mined(71, 2)),
-    lambda real, txn: real.set_locked(txn, txid("fund"), on=True),
-    lambda real, txn: real.preserve(txn, txid("fund"), 99),
-    lambda real, txn: real.set_conflicting(txn, txid("fund"), on=True),
+    lambda real, txn: states.set_mined(real, txn, txid("fund"), Mined(71, 2)),
+    lambda real, txn: states.set_locked(real, txn, txid("fund"), on=True),
+    lambda real, txn: states.preserve(real, txn, txid("fund"), 99),
+    lambda real, txn: states.set_conflicting(real, txn, txid("fund"), on=True),
 ]
 
 
@@ -227,15 +227,15 @@ def test_what_is_all_spent_goes_so_long_after_the_last_spend(house: House) -> No
 
 
 def test_a_transaction_of_the_chain_is_no_new_one(house: House) -> None:
-    assert house.write(lambda txn: house.real.submit(txn, FUND)) is False
-    assert refusal(house, lambda txn: house.real.create(txn, FUND, 2))[0] == "TX_EXISTS"
+    assert house.write(lambda txn: submit(house.real, txn, FUND)) is False
+    assert refusal(house, lambda txn: create(house.real, txn, FUND, 2))[0] == "TX_EXISTS"
     assert house.rows() == {}
 
 
 def test_a_conflict_with_the_chain_cant_be_won(house: House) -> None:
-    house.write(lambda txn: house.real.create(txn, child("wins", at("fund", 3)), 2, conflicting=True))
+    house.write(lambda txn: create(house.real, txn, child("wins", at("fund", 3)), 2, conflicting=True))
     assert house.record("fund").conflicting_children == [txid("wins")]
-    refused = refusal(house, lambda txn: house.real.decide(txn, [txid("wins")], 3))
+    refused = refusal(house, lambda txn: conflicts.decide(house.real, txn, [txid("wins")], 3))
     assert refused[0] == "PROCESSING"
     assert house.look(at("fund", 3)).spender == (txid("spender"), 0)
 
@@ -245,8 +245,8 @@ def test_who_takes_an_output_over_is_not_counted_twice(house: House, recorded: b
     """A block may spend what an unmined transaction has claimed, and what is frozen."""
     if recorded:
         house.write(lambda txn: house.real.need(txn, txid("fund")))
-    house.write(lambda txn: house.real.submit(txn, child("child", at("fund"))))
-    house.write(lambda txn: house.real.freeze(txn, at("fund", 2)))
+    house.write(lambda txn: submit(house.real, txn, child("child", at("fund"))))
+    house.write(lambda txn: states.freeze(house.real, txn, at("fund", 2)))
     for index, name in ((0, "block"), (2, "block"), (2, "other")):
 
         def take(txn: Txn, index: int = index, name: str = name) -> None:
@@ -276,9 +276,9 @@ def test_a_submission_and_its_block_in_one_commit(house: House, mined: bool) -> 
 
 def test_a_block_of_bytes_mines_what_waits(house: House) -> None:
     """A block is made of objects only where it touches a record: its transaction's, or a claim on what it spends."""
-    house.write(lambda txn: house.real.submit(txn, child("child", at("fund"))))
-    house.write(lambda txn: house.real.submit(txn, child("loser", at("fund", 2))))
-    house.chain.lives.settle() if house.chain.lives else None
+    house.write(lambda txn: submit(house.real, txn, child("child", at("fund"))))
+    house.write(lambda txn: submit(house.real, txn, child("loser", at("fund", 2))))
+    house.chain.tx_blocks.settle() if house.chain.tx_blocks else None
     third = block(SECOND, child("child", at("fund")), child("rival", at("fund", 2)))
     take(Turns(house.chain), message(third, Listener()))
     record, loser = house.record("child"), house.record("loser")
@@ -306,7 +306,7 @@ def test_a_rollback_does_not_make_up_what_is_not_there(house: House) -> None:
 
 def test_who_builds_on_several_losers_is_looked_for_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """Coinbases of a block that goes back lose, with a long chain that spends all of them."""
-    length, asked, children = 30, Counter[bytes](), Transactions.children
+    length, asked, children = 30, Counter[bytes](), conflicts.children
     coinbases = [tx(f"coinbase {n}", PAY, coinbase=True) for n in range(length)]
     links = [tx(f"link {n}", PAY, spends=[at(f"coinbase {n}"), at(f"link {n - 1}")][: n + 1]) for n in range(length)]
     third = block(SECOND, *coinbases, block_id=72)
@@ -316,7 +316,7 @@ def test_who_builds_on_several_losers_is_looked_for_once(house: House, monkeypat
         asked[name] += 1
         return children(real, txn, name)
 
-    monkeypatch.setattr(Transactions, "children", counted)
+    monkeypatch.setattr(conflicts, "children", counted)
     assert house.chain.rollback(back_to(SECOND))
     assert all(house.record(f"link {n}").conflicting for n in range(length))
     assert max(asked.values()) <= 2 and asked.total() <= 4 * length
@@ -327,7 +327,7 @@ def test_who_builds_on_several_losers_is_looked_for_once(house: House, monkeypat
 def test_a_record_that_is_made_while_its_block_waits(begun: int, waiting: int, house: House) -> None:
     """A large submission is stored in commits of its own, also between the arrival of blocks and their commit."""
     paid = tx("paid", PAY, PAY, spends=[at("fund")], raw=b"raw")
-    creation = Creation(house.real, paid, house.real.draft(paid, HEIGHT), created=lambda _: None)
+    creation = Creation(house.real, paid, new_records.draft(house.real.rules, paid, HEIGHT), created=lambda _: None)
     steps: list[Callable[[Txn], None]] = [
         creation.begin,
         partial(creation.page, 0),

@@ -19,16 +19,16 @@ from typing import Any, TypeVar
 import pytest
 from conformance.transactions_subject import Subject
 from conformance.words import Op
-from houses import ALL_TABLES, chain_txs, open_store
+from houses import ALL_TABLES, chain_txs, create, open_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from handlers import new_records, tx_startup
 from handlers.creation import Creation, acquire, lock_ttl, release
-from handlers.desk import Rules
 from handlers.events import Error, Output, Tx, TxSubmitted
 from handlers.recovery.records import Records
 from handlers.spending import TxFault
-from handlers.transactions import Transactions
+from handlers.transactions import Rules, Transactions
 from storage.blobs import Files
 from storage.disk import Disk, Txn
 from storage.transactions import TABLES, Lock, claim
@@ -162,10 +162,10 @@ def test_a_process_that_dies(step: str, when: str, cure: str, subject: Subject, 
         assert again == ({"result": "ok"} if done <= 1 else {"result": "error", "code": "TX_EXISTS"})
         assert rows(subject) == after
     else:
-        finished, removed = subject.daemon.disk.write(subject.daemon.transactions.heal)
+        finished, removed = subject.daemon.disk.write(lambda txn: tx_startup.heal(subject.daemon.transactions, txn))
         assert (len(finished), len(removed)) == (int(5 <= done <= WHOLE_AFTER), int(1 < done < 5))
         assert rows(subject) == (after if done >= 5 else before)
-        assert subject.daemon.disk.write(subject.daemon.transactions.heal) == ([], [])
+        assert subject.daemon.disk.write(lambda txn: tx_startup.heal(subject.daemon.transactions, txn)) == ([], [])
         if cure != "recovery":
             again = subject.run(LARGE | {"afterSeconds": LATER})
             assert again == ({"result": "ok"} if done < 5 else {"result": "error", "code": "TX_EXISTS"})
@@ -263,7 +263,7 @@ def test_any_series_of_misfortunes(faults: list[tuple[str, str]], before: Rows, 
             subject.run(LARGE | {"afterSeconds": LATER})
             subject.faults.set.clear()
             check_honest(subject)
-        finished, removed = subject.daemon.disk.write(subject.daemon.transactions.heal)
+        finished, removed = subject.daemon.disk.write(lambda txn: tx_startup.heal(subject.daemon.transactions, txn))
         assert len(finished) + len(removed) <= 1
         assert rows(subject) in (before, after)
         subject.daemon.restart()
@@ -379,7 +379,7 @@ def test_removing_it_is_interrupted(number: int, kind: str, subject: Subject, be
     assert (state is None) == ((number, kind) == (0, "after"))
     assert state is None or state["creating"]
     assert subject.run(LARGE | {"afterSeconds": LATER})["code"] == "UTXO_ERROR"
-    subject.daemon.disk.write(subject.daemon.transactions.heal)
+    subject.daemon.disk.write(lambda txn: tx_startup.heal(subject.daemon.transactions, txn))
     assert slots(subject, "P") == ["R:0"]
     left = rows(subject, without="R")
     assert left["tx"].keys() == before["tx"].keys()
@@ -388,7 +388,7 @@ def test_removing_it_is_interrupted(number: int, kind: str, subject: Subject, be
 
 def creation(subject: Subject, later_s: float = 0.0) -> Creation:
     tx, transactions = subject.words.tx(LARGE), subject.daemon.transactions
-    draft = transactions.draft(tx, 5, created_at=5)
+    draft = new_records.draft(transactions.rules, tx, 5, created_at=5)
     return Creation(transactions, tx, draft, clock=lambda: time() + later_s)
 
 
@@ -545,8 +545,8 @@ async def create_in(folder: Path) -> str:
     with closing(disk):
         transactions.height = 200
         if disk.write(lambda txn: transactions.hold(txn, ROOT)) is None:
-            disk.write(lambda txn: transactions.create(txn, root, 1))
-        creation = Creation(transactions, large, transactions.draft(large, 200), clock=lambda: 1e12)
+            disk.write(lambda txn: create(transactions, txn, root, 1))
+        creation = Creation(transactions, large, new_records.draft(transactions.rules, large, 200), clock=lambda: 1e12)
         try:
             await creation.run(write, put_blob)
         except TxFault as fault:
@@ -569,7 +569,7 @@ def test_kill(seed: int, tmp_path: Path) -> None:
             record = transactions.store.record(txn, TXID)
             claimed = transactions.store.slot(txn, ROOT, 0, 0) or b""
             assert (len(claimed) > 32) == (record is not None and not record.creating)
-        finished, removed = disk.write(transactions.heal)
+        finished, removed = disk.write(lambda txn: tx_startup.heal(transactions, txn))
         assert len(finished) + len(removed) == (record is not None and record.creating)
         with disk.read() as txn:
             transactions.store.lock(txn, TXID)

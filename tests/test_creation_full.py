@@ -68,8 +68,8 @@ def test_a_retry_goes_on_though_the_limit_of_what_may_wait_is_reached(tmp_path: 
     with open_house(tmp_path, page=PAGE) as house:
         wish = msgspec.structs.replace(house.transactions.rules, max_pending_count=1)
         house.transactions.rules = wish
-        assert house.chain.lives
-        house.chain.lives.evictor._rules = wish
+        assert house.chain.tx_blocks
+        house.chain.tx_blocks.evictor._rules = wish
         with failing(house.disk, Filled(16)):
             assert submit(house)[0] == "store_full"
         record = house.record("large")

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 from chains import TABLES
-from houses import chain_txs, open_store
+from houses import chain_txs, create, open_store
 from msgspec.structs import replace
 
+from handlers import new_records, states
 from handlers.bodies import body
 from handlers.chain import Chain
-from handlers.desk import Mined, Rules
 from handlers.events import BlockApplied, Output, Tx
-from handlers.lives import Lives
-from handlers.transactions import Transactions
+from handlers.transactions import Mined, Rules, Transactions
+from handlers.tx_blocks import TxBlocks
 from storage import ghost_layout, jobs, transactions
 from storage.blobs import Files
 from storage.disk import Disk, Txn
@@ -44,23 +44,23 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Tables:
         chain_store, store = open_store(disk, chain="bitcoin/mainnet"), GhostTxStore(disk)
         rules = Rules(batch_size=2, retention=10, reassign_delay=7)
         real = Transactions(chain_txs(chain_store, 100, store), Files(folder / "blobs"), rules)
-        chain = Chain(chain_store, Windows(10, 10), 10, Lives(real))
+        chain = Chain(chain_store, Windows(10, 10), 10, TxBlocks(real))
         chained = tx(CHAINED, [5, 6], fee=3, size=250, subtree_index=1)
         assert chain.apply(BlockApplied(height=300, hash=b"\xb1" * 32, block_id=900, txs=[chained]), None)
         chain.commit()
         real.height = 300
         small = tx(SMALL, [7, 8], (CHAINED, 0), fee=2, raw=b"\x01\x02", version=2, lock_time=500_000_000)
         small = replace(small, previous=[(5, b"\x51")])
-        disk.write(lambda txn: real.create(txn, small, 290, locked=True, created_at=1_757_500_000_123))
-        disk.write(lambda txn: real.freeze(txn, (small.txid, 0)))
-        disk.write(lambda txn: real.reassign(txn, (small.txid, 0), b"\xdd" * 32, b"\x52"))
-        disk.write(lambda txn: real.freeze(txn, (small.txid, 0)))
-        disk.write(lambda txn: real.preserve(txn, small.txid, 0x01020304))
+        disk.write(lambda txn: create(real, txn, small, 290, locked=True, created_at=1_757_500_000_123))
+        disk.write(lambda txn: states.freeze(real, txn, (small.txid, 0)))
+        disk.write(lambda txn: states.reassign(real, txn, (small.txid, 0), b"\xdd" * 32, b"\x52"))
+        disk.write(lambda txn: states.freeze(real, txn, (small.txid, 0)))
+        disk.write(lambda txn: states.preserve(real, txn, small.txid, 0x01020304))
         large = tx(LARGE, [1, 2, 3], (OTHER, 9))
         at = Mined(901, 299, 4)
-        draft = real.draft(large, 0, mined=[at], conflicting=True, created_at=1)
+        draft = new_records.draft(real.rules, large, 0, mined=[at], conflicting=True, created_at=1)
         for page in (0, 1):
-            disk.write(lambda txn, page=page: real.put_drafted(txn, large, draft, page, creating=page == 1))  # type: ignore[misc]
+            disk.write(lambda txn, page=page: new_records.put_page(real, txn, large, draft, page, creating=page == 1))  # type: ignore[misc]
         child = bytes.fromhex(CHILD)
         disk.write(lambda txn: real.spend(txn, child, [(large.txid, 0)], 305, ignore_conflicting=True))
         disk.write(lambda txn: store.put_slot(txn, chained.txid, 0, 1, _slot(CHAINED, 1, 6) + claim(child, 258)))

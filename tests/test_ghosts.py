@@ -11,6 +11,7 @@ from random import Random
 import numpy as np
 import pytest
 from chains import Branches, at, back_to, block, feed, output, tx, txid
+from houses import look
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lying import INLINE, LARGE, MATURITY, RETENTION, WINDOW, World
@@ -19,14 +20,14 @@ from msgspec import structs
 from pruning import House, open_house
 
 import handlers.ghosts
-import handlers.lives
 import storage.ghost_index
 import storage.ghosts
 import storage.history.values
+from handlers import conflicts
 from handlers.audit import Audited, audit
 from handlers.causes import BlockRolledBack, InBlock
-from handlers.desk import Rules
 from handlers.events import Fact, Inbound, TxStatusChanged
+from handlers.transactions import Rules
 from storage.disk import Disk, Txn
 from storage.ghost_index import BY_ID, BY_PARENT
 from storage.ghost_layout import INDEX, LIVE, META, SPEND, TABLES
@@ -42,7 +43,7 @@ MET = Branches()
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a single transaction become a ghost, and few generations be enough."""
     monkeypatch.setattr(handlers.ghosts, "LEAST", 1)
-    monkeypatch.setattr(handlers.lives, "GENERATIONS", 3)
+    monkeypatch.setattr(handlers.ghosts, "GENERATIONS", 3)
 
 
 @pytest.fixture
@@ -57,10 +58,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Twin:
-    """A store that is told a story; `wakes` lets every ghost have rows as soon as there is one."""
+    """A store that is told a story; `with_rows` lets every ghost have rows as soon as there is one."""
 
-    def __init__(self, house: House, *, wakes: bool) -> None:
-        self.house, self.wakes = house, wakes
+    def __init__(self, house: House, *, with_rows: bool) -> None:
+        self.house, self.with_rows = house, with_rows
         house.transactions.rules = Rules(
             batch_size=LARGE, retention=RETENTION, maturity=MATURITY, reassign_delay=3, max_inline_bytes=INLINE
         )
@@ -72,8 +73,8 @@ class Twin:
         for event in events:
             for committed in follow(self.house.chain, Line([message(event, sender)])):
                 facts += sorted((structs.replace(fact, sequence=None) for fact in committed.facts), key=repr)
-            if self.wakes:
-                self.house.disk.write(lambda txn: self.store.wake_all(txn, self.store.ghosts.txids(txn)))
+            if self.with_rows:
+                self.house.disk.write(lambda txn: self.store.make_rows_of(txn, self.store.ghosts.txids(txn)))
                 assert self.ghosts() == 0
         return sender.said(), facts
 
@@ -91,12 +92,12 @@ class Twin:
                     found[name.hex()] = None
                     continue
                 record = held.record
-                outputs = [real.output(txn, (name, index)) for index in range(LARGE + 2)]
+                outputs = [look(real, txn, (name, index)) for index in range(LARGE + 2)]
                 state = record.mined, record.conflicting, record.locked, record.unmined_since, record.block_ids
-                children = sorted(real.children(txn, name))
+                children = sorted(conflicts.children(real, txn, name))
                 found[name.hex()] = state, record.conflicting_children, outputs, real.inputs(txn, held), children
             found["waiting"] = list(self.store.due(txn, self.store.unmined, 2**32 - 1)), self.store.unmined_count(txn)
-        assert audit(self.house.chain.lives.chain, RETENTION).findings == []  # type: ignore[union-attr]
+        assert audit(self.house.chain.tx_blocks.chain, RETENTION).findings == []  # type: ignore[union-attr]
         return found
 
 
@@ -107,12 +108,12 @@ def test_rows_of_ghosts_change_no_answer(tmp_path: Path, lies: bool, seed: int) 
     world, reach = World(Random(seed), MET, lies=lies), Windows(WINDOW, WINDOW)
     with ExitStack() as stack:
         houses = [stack.enter_context(open_house(tmp_path / name, windows=reach, page=LARGE)) for name in ("a", "b")]
-        ghost, woken = Twin(houses[0], wakes=False), Twin(houses[1], wakes=True)
+        ghost, written = Twin(houses[0], with_rows=False), Twin(houses[1], with_rows=True)
         for turn in range(40):
             events, before = list(world.some()), ghost.ghosts()
-            assert ghost.tell(events) == woken.tell(events)
+            assert ghost.tell(events) == written.tell(events)
             if turn % 4 == 3:
-                assert ghost.answers(world) == woken.answers(world)
+                assert ghost.answers(world) == written.answers(world)
             MET.meet("ghosts made", ghost.ghosts() > before)
             MET.meet("ghosts ended", ghost.ghosts() < before)
             with ghost.house.disk.read() as txn:
@@ -163,7 +164,7 @@ def test_a_rollback_writes_no_records_and_the_same_blocks_leave_nothing(house: H
     feed(house.chain, TWO, THREE)
     assert rows(house) == {}
     assert told(house) == [(name, "mined", InBlock()) for name in ("a", "b", "c", "d")]
-    assert audit(house.chain.lives.chain, RETENTION) == Audited([], [])  # type: ignore[union-attr]
+    assert audit(house.chain.tx_blocks.chain, RETENTION) == Audited([], [])  # type: ignore[union-attr]
 
 
 def test_only_what_a_block_contradicts_gets_rows(house: House) -> None:
@@ -213,7 +214,7 @@ def test_a_generation_ends_with_its_last_ghost(house: House) -> None:
             (height, txid(name)) for height, name in ((2, "a"), (2, "b"), (3, "c"), (3, "d"))
         )
         assert [txid(name) in set(store.txids(txn)) for name in "abcd"] == [True] * 4
-    house.disk.write(lambda txn: store.wake_all(txn, [txid("c"), txid("d")]))
+    house.disk.write(lambda txn: store.make_rows_of(txn, [txid("c"), txid("d")]))
     with house.disk.read() as txn:
         assert [(each.number, each.left) for each in store.ghosts.generations(txn)] == [(1, 2)]
         assert [height for height, _ in store.ghosts.by_height(txn, 0, 10)] == [2, 2]
@@ -304,9 +305,9 @@ def _flip(table: str) -> Callable[[Txn, House], object]:
 )
 def test_damage_is_found(house: House, damage: Callable[[Txn, House], object], said: str) -> None:
     house.chain.rollback(back_to(ONE))
-    assert audit(house.chain.lives.chain, RETENTION) == Audited([], [])  # type: ignore[union-attr]
+    assert audit(house.chain.tx_blocks.chain, RETENTION) == Audited([], [])  # type: ignore[union-attr]
     house.disk.write(lambda txn: damage(txn, house))
-    found = audit(house.chain.lives.chain, RETENTION).findings  # type: ignore[union-attr]
+    found = audit(house.chain.tx_blocks.chain, RETENTION).findings  # type: ignore[union-attr]
     assert any(said in each for each in found), found
 
 
@@ -317,5 +318,5 @@ def test_a_wrong_count_is_found(house: House) -> None:
         number = int(ghosts.find_many(txn, words(txid("a")))[0])
         assert ghosts.index_size(txn, ghosts.generations(txn)[0], BY_ID) == (4, True)
     house.disk.write(lambda txn: set_stored(txn, house.disk.tables[LIVE], np.array([number]), to=False))
-    found = audit(house.chain.lives.chain, RETENTION).findings  # type: ignore[union-attr]
+    found = audit(house.chain.tx_blocks.chain, RETENTION).findings  # type: ignore[union-attr]
     assert "generation 0 of the ghosts has 3 ghosts, it says 4" in found

@@ -29,11 +29,11 @@ from daemon.inspect import copy_place, verify
 from daemon.offline import agree_all
 from handlers.audit import Audited, audit
 from handlers.chain import Chain
-from handlers.desk import Rules
 from handlers.events import Inbound
-from handlers.lives import Lives
 from handlers.prune_cycle import Terms
 from handlers.pruner import Pruner
+from handlers.transactions import Rules
+from handlers.tx_blocks import TxBlocks
 from handlers.utxo import Turns
 from storage.windows import Windows
 
@@ -106,15 +106,15 @@ class Story(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.house.chain = Chain(self.house.utxo, REACH, 1000, Lives(self.house.transactions))
-        self.lives.wake(self.house.chain.height)
+        self.house.chain = Chain(self.house.utxo, REACH, 1000, TxBlocks(self.house.transactions))
+        self.tx_blocks.start()
 
     @rule()
     def prune(self) -> None:
         house, height = self.house, self.house.chain.height
         if height:
             house.turns = Turns(house.chain)
-            house.pruner = Pruner(TERMS, house.jobs, house.burial)
+            house.pruner = Pruner(TERMS, house.jobs, house.deletion)
             house.published.clear()
             house.run_cycle(height)
             MET.meet("a record pruned", house.deleted)
@@ -128,10 +128,10 @@ class Story(RuleBasedStateMachine):
     # --- what always holds ---------------------------------------------------------------------------------------
 
     @property
-    def lives(self) -> Lives:
-        lives = self.house.chain.lives
-        assert lives is not None
-        return lives
+    def tx_blocks(self) -> TxBlocks:
+        tx_blocks = self.house.chain.tx_blocks
+        assert tx_blocks is not None
+        return tx_blocks
 
     @invariant()
     def holds(self) -> None:
@@ -140,19 +140,19 @@ class Story(RuleBasedStateMachine):
         assert live(self.house.utxo) == {
             point: (coin.output.address, coin.output.value) for point, coin in coins.items()
         }
-        audited = audit(self.lives.chain, RETENTION)
+        audited = audit(self.tx_blocks.chain, RETENTION)
         assert (audited.findings, audited.half_made) == ([], [])
         MET.meet("a contradiction", audited.contradictions)
         assert self.lies or audited.contradictions == []
 
     def settle(self) -> None:
         """Let the records be rebuilt; then nothing contradicts the chain, and nothing is left to be done."""
-        contradicted = audit(self.lives.chain, RETENTION).contradictions
-        rebuilt = agree_all(self.lives, self.house.chain.height)
+        contradicted = audit(self.tx_blocks.chain, RETENTION).contradictions
+        rebuilt = agree_all(self.tx_blocks)
         assert rebuilt or not contradicted
         assert self.lies or not rebuilt
-        assert audit(self.lives.chain, RETENTION) == Audited([], [])
-        assert agree_all(self.lives, self.house.chain.height) == 0
+        assert audit(self.tx_blocks.chain, RETENTION) == Audited([], [])
+        assert agree_all(self.tx_blocks) == 0
 
 
 class SoundStory(Story):

@@ -14,11 +14,9 @@ from chains import Branches, at, back_to, block, output, txid
 from houses import ALL_TABLES, chain_txs, open_store
 from messages import Listener, message, take
 
-from handlers import eviction
+from handlers import eviction, new_records
 from handlers.audit import audit
-from handlers.births import size_of
 from handlers.chain import Chain
-from handlers.desk import Rules
 from handlers.events import (
     Ack,
     BlockApplied,
@@ -35,8 +33,9 @@ from handlers.events import (
     TxWithdrawn,
 )
 from handlers.evicting import Evictions
-from handlers.lives import Lives
-from handlers.transactions import Transactions
+from handlers.new_records import size_of
+from handlers.transactions import Rules, Transactions
+from handlers.tx_blocks import TxBlocks
 from handlers.utxo import Turns
 from storage.blobs import Files
 from storage.disk import GIB, Disk, Txn
@@ -58,9 +57,9 @@ class Pool:
         self.utxo = open_store(disk, indexes=["address_hash"])
         real = Transactions(chain_txs(self.utxo), Files(folder / "blobs"), rules)
         self.store = real.store
-        self.lives = Lives(real)
-        self.chain = Chain(self.utxo, Windows(10, 10), 10, self.lives)
-        self.lives.wake(self.chain.height)
+        self.tx_blocks = TxBlocks(real)
+        self.chain = Chain(self.utxo, Windows(10, 10), 10, self.tx_blocks)
+        self.tx_blocks.start()
         self.turns, self.sender = Turns(self.chain), Listener()
         self.evicted: list[bytes] = []  # since somebody looked
 
@@ -90,7 +89,7 @@ class Pool:
             return self.store.record(txn, name) is not None
 
     def assert_sound(self) -> None:
-        assert audit(self.lives.chain, RETENTION).findings == []
+        assert audit(self.tx_blocks.chain, RETENTION).findings == []
 
 
 def _numbered(event: Any, seq: int) -> Any:
@@ -139,7 +138,7 @@ def test_the_oldest_make_room(tmp_path: Path) -> None:
         assert (pool.pending(), pool.evicted) == (ids(*"efg"), ids(*"abcd"))
         assert not pool.known(txid("a"))
         accepted(pool.submit(pay("a")), 1)  # it may come again
-        assert pool.lives.evictor.numbers.evicted == {"limit": 5, "age": 0}
+        assert pool.tx_blocks.evictor.numbers.evicted == {"limit": 5, "age": 0}
         pool.assert_sound()
 
 
@@ -256,22 +255,6 @@ def test_an_operators_mark_is_not_lost(tmp_path: Path, how: str) -> None:
         pool.assert_sound()
 
 
-def test_a_store_of_an_earlier_version_is_counted_at_the_start(tmp_path: Path) -> None:
-    one = block(None, pay("p"))
-    with open_pool(tmp_path) as pool:
-        pool.tell(one)
-        pool.submit(pay("a", at("p"), raw=bytes(77)), pay("b"))
-        pool.tell(block(one, pay("unheard")), back_to(one))
-        with pool.utxo.disk.read() as txn:
-            before = pool.store.pending.totals(txn)
-        pool.utxo.disk.write(pool.store.pending.clear)
-    with open_pool(tmp_path) as pool:
-        assert set(pool.pending()) == {*ids("a", "b")}
-        with pool.utxo.disk.read() as txn:
-            assert pool.store.pending.totals(txn) == before
-        pool.assert_sound()
-
-
 # --- bounded steps ---------------------------------------------------------------------------------------------------
 
 
@@ -311,20 +294,20 @@ def test_a_large_package_goes_step_by_step(tmp_path: Path, monkeypatch: pytest.M
 def test_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eviction, "_ROWS", 40)
     with open_pool(tmp_path, max_pending_age_s=100.0) as pool:
-        monkeypatch.setattr("handlers.births.now", lambda: int((time() - 200) * 1000))
+        monkeypatch.setattr("handlers.new_records.now", lambda: int((time() - 200) * 1000))
         accepted(pool.submit(*(pay(f"old {n}") for n in range(30))), *[0] * 30)
         accepted(pool.submit(pay("young child", at("old 7"))), 0)
         monkeypatch.undo()
         monkeypatch.setattr(eviction, "_ROWS", 40)
         accepted(pool.submit(pay("young"), pay("another child", at("old 9"))), 0, 0)
-        evictions, turns = Evictions(pool.chain, pool.lives), 0
+        evictions, turns = Evictions(pool.chain, pool.tx_blocks), 0
         while (committed := evictions.evict_aged()) is not None:
             turns += 1
             assert 0 < len(committed.facts) < 20
             pool.assert_sound()
         assert turns >= 3
         assert pool.pending() == ids("young")
-        assert pool.lives.evictor.numbers.evicted == {"limit": 0, "age": 32}
+        assert pool.tx_blocks.evictor.numbers.evicted == {"limit": 0, "age": 32}
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["a child", "the same again"])
@@ -332,17 +315,17 @@ def test_what_comes_between_two_steps_is_seen(tmp_path: Path, monkeypatch: pytes
     """A page that was passed may be spent before the next step: by a new child, or after the transaction came again."""
     monkeypatch.setattr(eviction, "_ROWS", 5)
     with open_pool(tmp_path, max_pending_age_s=100.0, batch_size=10) as pool:
-        old, real = pay("old", outs=30), pool.lives.transactions
+        old, real = pay("old", outs=30), pool.tx_blocks.transactions
 
         def make(txn: Txn) -> None:
-            record = real.draft(old, 0)
+            record = new_records.draft(real.rules, old, 0)
             for number in range(record.pages + 1):
-                real.put_drafted(txn, old, record, number, creating=True)
-            real.finish(txn, old.txid, spends=True)
+                new_records.put_page(real, txn, old, record, number, creating=True)
+            new_records.finish(real, txn, old.txid, spends=True)
 
-        monkeypatch.setattr("handlers.births.now", lambda: int((time() - 200) * 1000))
+        monkeypatch.setattr("handlers.new_records.now", lambda: int((time() - 200) * 1000))
         pool.chain.write_alone(make)
-        evictions = Evictions(pool.chain, pool.lives)
+        evictions = Evictions(pool.chain, pool.tx_blocks)
         assert evictions.evict_aged() is not None and pool.known(old.txid)
         if again:
             accepted(pool.tell(TxWithdrawn(txids=[old.txid], reason="evicted")), 0)
@@ -509,7 +492,7 @@ class Story:
         assert self.pool.pending() == ids(*self.pending)
         unmined = {txid(name) for name in self.unmined()}
         with self.pool.utxo.disk.read() as txn:
-            store = self.pool.lives.store
+            store = self.pool.tx_blocks.store
             waiting = {name for _, name in store.due(txn, store.unmined, 2**32 - 1)}
         assert waiting == unmined
 
@@ -524,7 +507,7 @@ def tell_a_story(folder: Path, seed: int) -> None:
         for _ in range(80):
             random.choice(rules)()
             story.check()
-            assert pool.lives.evictor.numbers.evicted == {"limit": len(pool.evicted), "age": 0}
+            assert pool.tx_blocks.evictor.numbers.evicted == {"limit": len(pool.evicted), "age": 0}
             if random.random() < 0.05:
                 pool.assert_sound()
                 stack.close()

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from chains import at, back_to, block, dump, output, random_chain, tx, txid
 from daemons import Message, home
+from houses import create
 from pruning import PRESERVATION, RETENTION, UNMINED, Daemon, House, live, open_house, pay, run_through
 from structlog.testing import capture_logs
 
@@ -24,14 +25,15 @@ from config.checks import problems, unmined_retention
 from config.settings import Config, Transactions
 from config.settings import Pruner as Wish
 from daemon.pruning import terms
-from handlers.burial import Deleted
-from handlers.desk import Mined
+from handlers import new_records, states
+from handlers.deletion import Deleted
 from handlers.events import BlockApplied, BlockPersisted, NodeState, Tx, TxSubmitted
 from handlers.prune_cycle import Terms
 from handlers.prune_report import PrunerJob
 from handlers.prune_request import Node, Request, Requests, World, held_back
 from handlers.pruner import Pruner
 from handlers.spending import TxFault
+from handlers.transactions import Mined
 from storage.blobs import BlobFailed, Files
 from storage.damage import damage
 from storage.disk import Txn
@@ -123,7 +125,7 @@ def test_a_cycle_goes_through_its_phases_in_order(tmp_path: Path) -> None:
         house.create(pay("spender", at("spent")), 3, mined=3)
         house.create(pay("kept"), 1, mined=1)
         house.create(pay("keeper", at("kept")), 3, mined=3)
-        house.write(lambda txn: house.transactions.preserve(txn, txid("kept"), 12))
+        house.write(lambda txn: states.preserve(house.transactions, txn, txid("kept"), 12))
         job = house.run_cycle(13)
         assert job.state == "done"
         assert list(job.seconds) == ["preserve", "expire", "transactions", "blobs"]
@@ -152,7 +154,7 @@ def test_a_child_marks_the_page_that_it_spent_from(tmp_path: Path) -> None:
         large = house.record("large")
         assert large and large.deleted_children == [txid("child")]
         with pytest.raises(TxFault) as fault:
-            house.write(lambda txn: house.transactions.spend(txn, txid("child"), [at("large", 1)], 20, unborn=True))
+            house.write(lambda txn: house.transactions.spend(txn, txid("child"), [at("large", 1)], 20, is_new=True))
         assert fault.value.inputs[0].code == "INVALID_SPEND", "who is gone can't come back"
 
 
@@ -161,12 +163,12 @@ def test_a_large_transaction_goes_page_by_page(tmp_path: Path) -> None:
 
         def make(txn: Txn) -> None:
             large = pay("large", outs=7)
-            record = house.transactions.draft(large, 1, mined=[])
+            record = new_records.draft(house.transactions.rules, large, 1, mined=[])
             for number in range(record.pages + 1):
-                house.transactions.put_drafted(txn, large, record, number)
+                new_records.put_page(house.transactions, txn, large, record, number)
 
         house.write(make)
-        house.write(lambda txn: house.transactions.set_conflicting(txn, txid("large"), on=True))
+        house.write(lambda txn: states.set_conflicting(house.transactions, txn, txid("large"), on=True))
         record = house.record("large")
         assert record is not None
         assert (record.pages, record.delete_at) == (3, RETENTION)
@@ -210,7 +212,7 @@ def test_the_journal_keeps_what_did_something_or_left_something(tmp_path: Path) 
 def test_after_a_failure_the_journal_says_that_all_is_well(tmp_path: Path) -> None:
     with open_house(tmp_path) as house:
         house.pruner.fail(house.pruner.cycle(Request(5, "applied"), None), "no room")
-        house.pruner = Pruner(TERMS, house.jobs, house.burial, house.changes)
+        house.pruner = Pruner(TERMS, house.jobs, house.deletion, house.changes)
         house.pruner.begin()
         for height in (6, 7):
             house.run_cycle(height)
@@ -221,7 +223,7 @@ def test_preserving_never_shortens(tmp_path: Path) -> None:
     with open_house(tmp_path) as house:
         house.create(pay("old"), 1, mined=1)
         house.create(pay("waits", at("old")), 2)
-        house.write(lambda txn: house.transactions.preserve(txn, txid("old"), 1_000_000))
+        house.write(lambda txn: states.preserve(house.transactions, txn, txid("old"), 1_000_000))
         house.run_cycle(20)
         assert (old := house.record("old")) and old.preserve_until == 1_000_000
 
@@ -232,22 +234,22 @@ def test_preserving_never_shortens(tmp_path: Path) -> None:
 @pytest.mark.parametrize("defensive", [False, True])
 def test_nothing_goes_while_something_unmined_spends_it(tmp_path: Path, defensive: bool) -> None:
     def delete() -> Deleted:
-        step: Deleted = house.write(lambda txn: house.burial.delete_due(txn, 118, defensive=defensive))
+        step: Deleted = house.write(lambda txn: house.deletion.delete_due(txn, 118, defensive=defensive))
         return step
 
     with open_house(tmp_path, page=1) as house:
         house.create(pay("parent", outs=1), 1, mined=1)
         house.create(pay("child", at("parent")), 108, mined=108)
-        house.write(lambda txn: house.transactions.set_mined(txn, txid("child"), Mined(108, 108), unset=True))
+        house.write(lambda txn: states.set_mined(house.transactions, txn, txid("child"), Mined(108, 108), unset=True))
         assert delete().skipped == {txid("parent"): "unmined_child"}
         with house.disk.read() as txn:
-            assert house.burial.past_due(txn, 118) == 1
+            assert house.deletion.past_due(txn, 118) == 1
         house.spoil(txid("child") + MASTER)
         assert delete().skipped == {txid("parent"): "unreadable_child"}
         house.write(lambda txn: txn.delete(txid("child") + MASTER, db=house.store.tx))
         assert delete().deleted == [txid("parent")]
         with pytest.raises(TxFault, match="height 0"):
-            house.write(lambda txn: house.burial.delete_due(txn, 0))
+            house.write(lambda txn: house.deletion.delete_due(txn, 0))
 
 
 @pytest.mark.parametrize("crowd", [0, 20])
@@ -256,12 +258,12 @@ def test_a_large_transaction_waits_for_its_unmined_child(tmp_path: Path, crowd: 
 
     def make(txn: Txn) -> None:
         large = pay("large", outs=7)
-        record = house.transactions.draft(large, 1, mined=[Mined(1, 1)])
+        record = new_records.draft(house.transactions.rules, large, 1, mined=[Mined(1, 1)])
         for number in range(record.pages + 1):
-            house.transactions.put_drafted(txn, large, record, number)
+            new_records.put_page(house.transactions, txn, large, record, number)
 
     def delete() -> Deleted:
-        step: Deleted = house.write(lambda txn: house.burial.delete_due(txn, 118))
+        step: Deleted = house.write(lambda txn: house.deletion.delete_due(txn, 118))
         return step
 
     def forgive(txn: Txn) -> None:
@@ -279,7 +281,7 @@ def test_a_large_transaction_waits_for_its_unmined_child(tmp_path: Path, crowd: 
         large = house.record("large")
         assert large is not None
         assert large.delete_at == 108 + RETENTION
-        house.write(lambda txn: house.transactions.set_mined(txn, txid("child"), Mined(108, 108), unset=True))
+        house.write(lambda txn: states.set_mined(house.transactions, txn, txid("child"), Mined(108, 108), unset=True))
         assert delete().skipped == {txid("large"): "unmined_child"}
         house.spoil(txid("child") + MASTER)
         assert delete().skipped == {txid("large"): "unreadable_child"}
@@ -335,8 +337,8 @@ def test_a_blob_that_cannot_be_deleted_keeps_its_record(tmp_path: Path) -> None:
     with open_house(tmp_path, blobs=blobs) as house:
 
         def conflict(txn: Txn, made: Tx) -> None:
-            house.transactions.create(txn, made, 1)
-            house.transactions.set_conflicting(txn, made.txid, on=True)
+            create(house.transactions, txn, made, 1)
+            states.set_conflicting(house.transactions, txn, made.txid, on=True)
 
         for name in ("large", "other", "lost"):
             made = pay(name, at(f"before {name}"), raw=bytes(2000))
@@ -593,7 +595,7 @@ def test_a_daemon_that_stops_says_so_in_the_journal(tmp_path: Path) -> None:
 def test_a_job_that_waits_goes_on_after_a_restart(tmp_path: Path) -> None:
     with open_house(tmp_path) as house:
         house.pruner.hold(Request(13, "applied"), "stopped")
-        house.pruner = Pruner(TERMS, house.jobs, house.burial, house.changes)
+        house.pruner = Pruner(TERMS, house.jobs, house.deletion, house.changes)
         house.pruner.begin()
         assert [(job.number, job.state, job.reason) for job in house.journal()] == [(1, "queued", "stopped")]
         house.create(pay("spent"), 1, mined=1)

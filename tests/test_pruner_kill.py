@@ -16,6 +16,7 @@ from chains import LEAVES, at, block, dump, output, tx, txid
 from daemons import environment
 from pruning import RETENTION, UNMINED, House, open_house, pay, run_through
 
+from handlers import new_records, states
 from handlers.events import Pruned
 from handlers.prune_cycle import PHASES, Terms
 from handlers.prune_request import Request
@@ -52,7 +53,9 @@ def prepare(folder: Path) -> None:
             house.create(pay(f"waits {n}", at(f"old {n}")), 2)
             house.create(pay(f"kept {n}"), 1, mined=1)
             house.create(pay(f"keeper {n}", at(f"kept {n}")), 2, mined=2)
-            house.write(partial(lambda txn, name: house.transactions.preserve(txn, name, 20), name=txid(f"kept {n}")))
+            house.write(
+                partial(lambda txn, name: states.preserve(house.transactions, txn, name, 20), name=txid(f"kept {n}"))
+            )
             house.create(pay(f"parent {n}", outs=2), 1, mined=1)
             house.create(pay(f"child {n}", at(f"parent {n}")), 2, mined=2)
             house.create(pay(f"grandchild {n}", at(f"child {n}")), 3, mined=3)
@@ -62,10 +65,10 @@ def prepare(folder: Path) -> None:
 
 def make_large(txn: Txn, house: House) -> None:
     large = pay("large", at("elsewhere"), outs=7)
-    record = house.transactions.draft(large, 1)
+    record = new_records.draft(house.transactions.rules, large, 1)
     for number in range(record.pages + 1):
-        house.transactions.put_drafted(txn, large, record, number)
-    house.transactions.set_conflicting(txn, large.txid, on=True)
+        new_records.put_page(house.transactions, txn, large, record, number)
+    states.set_conflicting(house.transactions, txn, large.txid, on=True)
 
 
 open_kill_house = partial(open_house, terms=TERMS, windows=Windows(5, 5), page=2, kind="mmr")

@@ -69,9 +69,9 @@ class Node:
 
     def __init__(self, disk: Disk, config: Config, met: set[str]) -> None:
         chain = open_chain(disk, config)
-        assert chain.lives is not None
+        assert chain.tx_blocks is not None
         self.config, self.met, self.turns, self.writer = config, met, Turns(chain, pruning=False), CapacityLimiter(1)
-        self.records = Records(chain.lives.transactions)
+        self.records = Records(chain.tx_blocks.transactions)
         self.funds = block(None, tx("coins", *[output("ann")] * COINS))
         self.blocks: list[Message] = []  # after that one
         self.undone: list[Message] = []  # that a rollback took, the lowest last

@@ -17,17 +17,17 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from houses import ALL_TABLES, chain_txs, open_store
+from houses import ALL_TABLES, chain_txs, create, open_store, submit
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from handlers.burial import Burial
+from handlers import conflicts, new_records, states, tx_startup
 from handlers.creation import Creation
-from handlers.desk import Mined, Rules
+from handlers.deletion import Deletion
 from handlers.events import OutPoint, Output, Tx
 from handlers.spending import TxFault
-from handlers.transactions import Transactions
+from handlers.transactions import Mined, Rules, Transactions
 from storage import transactions
 from storage.blobs import Files
 from storage.disk import Disk, Txn
@@ -47,9 +47,9 @@ TO_MEET = {
     *("reassigned", "reassigned and spent", "conflict decided", "conflict not decided", "loser's child lost too"),
     *("mined", "mined in a fork", "mined twice", "unmined", "preserved", "expired"),
     *("expired and due", "pruned", "pruned large", "held back", "page all spent", "page spendable again"),
-    *("interrupted", "finished by a retry", "begun anew", "finished by recovery", "removed by recovery", "reloaded"),
+    *("interrupted", "finished by a retry", "begun anew", "finished by recovery", "removed by recovery", "restarted"),
     "kept its lock",
-    *("due", "not due any more", "due later", "rival won", "parents first", "named twice"),
+    *("due", "not due any more", "due later", "rival won", "named twice"),
 }
 
 
@@ -114,7 +114,7 @@ class Story(RuleBasedStateMachine):
         self.store = GhostTxStore(self.disk)
         chain = chain_txs(open_store(self.disk, chain="bitcoin/mainnet"), RULES.maturity, self.store)
         self.real = Transactions(chain, Files(self.folder / "blobs"), RULES)
-        self.burial = Burial(self.real, 2, 10)
+        self.deletion = Deletion(self.real, 2, 10)
         self.told: dict[bytes, Told] = {}
         self.txs: dict[bytes, Tx] = {}
         self.height, self.now, self.block, self.made = 10, 0.0, 100, 0
@@ -263,8 +263,8 @@ class Story(RuleBasedStateMachine):
             MET.add("created")
             return None
 
-        if self.same(lambda txn: self.real.submit(txn, tx, locked=locked), model):
-            assert self.disk.write(lambda txn: self.real.submit(txn, tx)) is False
+        if self.same(lambda txn: submit(self.real, txn, tx, locked=locked), model):
+            assert self.disk.write(lambda txn: submit(self.real, txn, tx)) is False
 
     @rule(seed=SEEDS)
     def mined_at_once(self, seed: int) -> None:
@@ -279,7 +279,7 @@ class Story(RuleBasedStateMachine):
             self.told[tx.txid].settle(self.height)
             return None
 
-        self.same(lambda txn: self.real.create(txn, tx, self.height, mined=[at]), model)
+        self.same(lambda txn: create(self.real, txn, tx, self.height, mined=[at]), model)
 
     @rule(seed=SEEDS)
     def create_again(self, seed: int) -> None:
@@ -288,7 +288,7 @@ class Story(RuleBasedStateMachine):
         if txid is None or self.told[txid].creating:
             return
         MET.add("created again")
-        self.same(lambda txn: self.real.create(txn, self.txs[txid], 1), lambda: "TX_EXISTS")
+        self.same(lambda txn: create(self.real, txn, self.txs[txid], 1), lambda: "TX_EXISTS")
 
     @rule(seed=SEEDS)
     def create_conflicting(self, seed: int) -> None:
@@ -312,14 +312,14 @@ class Story(RuleBasedStateMachine):
             self.enter_child(tx.txid, on=True)
             return None
 
-        self.same(lambda txn: self.real.create(txn, tx, self.height, conflicting=True), model)
+        self.same(lambda txn: create(self.real, txn, tx, self.height, conflicting=True), model)
 
     def create_large(self, tx: Tx, stop: int, kind: str) -> None:
         """Create page by page, and stop somewhere: before or after a commit, or with a disk that is full."""
         before = self.told.get(tx.txid)
         self.now += 1000
         transactions = self.real
-        draft = transactions.draft(tx, self.height, created_at=self.made)
+        draft = new_records.draft(transactions.rules, tx, self.height, created_at=self.made)
         creation = Creation(transactions, tx, draft, clock=lambda: self.now)
         commits: list[str] = []
 
@@ -390,7 +390,7 @@ class Story(RuleBasedStateMachine):
     @rule()
     def recover(self) -> None:
         """As at the start, when nobody creates."""
-        finished, removed = self.disk.write(self.real.heal)
+        finished, removed = self.disk.write(lambda txn: tx_startup.heal(self.real, txn))
         waiting = [txid for txid, told in self.told.items() if told.creating]
         waiting.sort(key=lambda txid: (self.told[txid].unmined, txid))
         assert sorted(finished + removed) == sorted(waiting)
@@ -440,7 +440,7 @@ class Story(RuleBasedStateMachine):
                 self.take(tx.txid, tx.inputs, self.height)
             return refused
 
-        self.same(lambda txn: self.real.spend(txn, tx.txid, tx.inputs, self.height, unborn=True), model)
+        self.same(lambda txn: self.real.spend(txn, tx.txid, tx.inputs, self.height, is_new=True), model)
 
     @rule(seed=SEEDS)
     def release(self, seed: int) -> None:
@@ -505,9 +505,9 @@ class Story(RuleBasedStateMachine):
             return None
 
         real: dict[str, Callable[[Txn], None]] = {
-            "freeze": lambda txn: self.real.freeze(txn, outpoint),
-            "unfreeze": lambda txn: self.real.unfreeze(txn, outpoint),
-            "reassign": lambda txn: self.real.reassign(txn, outpoint, random.randbytes(32), b"heir"),
+            "freeze": lambda txn: states.freeze(self.real, txn, outpoint),
+            "unfreeze": lambda txn: states.unfreeze(self.real, txn, outpoint),
+            "reassign": lambda txn: states.reassign(self.real, txn, outpoint, random.randbytes(32), b"heir"),
         }
         self.same(real[what], model)
 
@@ -540,7 +540,7 @@ class Story(RuleBasedStateMachine):
             mine.settle(at.height)
             return None
 
-        self.same(lambda txn: self.real.set_mined(txn, txid, at, longest=longest), model)
+        self.same(lambda txn: states.set_mined(self.real, txn, txid, at, longest=longest), model)
 
     @rule(seed=SEEDS)
     def unmine(self, seed: int) -> None:
@@ -561,7 +561,7 @@ class Story(RuleBasedStateMachine):
             mine.settle(at.height)
             return None
 
-        self.same(lambda txn: self.real.set_mined(txn, txid, at, unset=True), model)
+        self.same(lambda txn: states.set_mined(self.real, txn, txid, at, unset=True), model)
 
     @rule(seed=SEEDS, on=st.booleans())
     def lock(self, seed: int, on: bool) -> None:
@@ -578,7 +578,7 @@ class Story(RuleBasedStateMachine):
                 mine.settle(self.height)
             return None
 
-        self.same(lambda txn: self.real.set_locked(txn, txid, on=on), model)
+        self.same(lambda txn: states.set_locked(self.real, txn, txid, on=on), model)
 
     @rule(seed=SEEDS)
     def preserve(self, seed: int) -> None:
@@ -594,7 +594,7 @@ class Story(RuleBasedStateMachine):
             MET.add("preserved")
             return None
 
-        self.same(lambda txn: self.real.preserve(txn, txid, until), model)
+        self.same(lambda txn: states.preserve(self.real, txn, txid, until), model)
 
     # --- conflicts -----------------------------------------------------------------------------------------------
 
@@ -609,7 +609,7 @@ class Story(RuleBasedStateMachine):
             self.set_conflicting(txid, on=on)
             return None
 
-        self.same(lambda txn: self.real.set_conflicting(txn, txid, on=on), model)
+        self.same(lambda txn: states.set_conflicting(self.real, txn, txid, on=on), model)
 
     def set_conflicting(self, txid: bytes, *, on: bool) -> None:
         self.told[txid].conflicting = on
@@ -669,7 +669,7 @@ class Story(RuleBasedStateMachine):
             return None
 
         order = [*self.told]
-        done = self.same(lambda txn: self.real.decide(txn, [txid], self.height + 1), model)
+        done = self.same(lambda txn: conflicts.decide(self.real, txn, [txid], self.height + 1), model)
         assert order == [*self.told]
         MET.update({"rival won"} if done else ())
 
@@ -677,7 +677,7 @@ class Story(RuleBasedStateMachine):
 
     @rule()
     def expire(self) -> None:
-        self.disk.write(lambda txn: self.burial.expire_preservations(txn, self.height))
+        self.disk.write(lambda txn: self.deletion.expire_preservations(txn, self.height))
         for told in self.told.values():
             if told.preserved is not None and told.preserved <= self.height:
                 told.preserved = told.delete_at = None
@@ -686,7 +686,7 @@ class Story(RuleBasedStateMachine):
 
     @rule()
     def prune(self) -> None:
-        step = self.disk.write(lambda txn: self.burial.delete_due(txn, self.height))
+        step = self.disk.write(lambda txn: self.deletion.delete_due(txn, self.height))
         due = [(told.delete_at, txid) for txid, told in self.told.items() if told.delete_at]
         deleted = []
         for at, txid in sorted(due):
@@ -721,8 +721,8 @@ class Story(RuleBasedStateMachine):
                 mine.gone.add((mine.page(index), txid))
 
     @rule()
-    def reload(self) -> None:
-        order = self.disk.write(self.real.reload)
+    def restart(self) -> None:
+        count = self.disk.write(lambda txn: tx_startup.end_locks(self.real, txn))
         waiting = {
             txid
             for txid, told in self.told.items()
@@ -733,13 +733,8 @@ class Story(RuleBasedStateMachine):
             if self.told[txid].locked and not self.told[txid].by_operator:
                 self.told[txid].locked = False
                 self.told[txid].settle(self.height)
-        assert sorted(order) == sorted(txid for txid in waiting if not self.txs[txid].coinbase)
-        place = {txid: n for n, txid in enumerate(order)}
-        for txid in order:
-            earlier = [parent for parent, _ in self.told[txid].inputs if parent in place]
-            assert all(place[parent] < place[txid] for parent in earlier)
-            MET.update({"parents first"} if earlier else ())
-        MET.update({"reloaded"} if order else ())
+        assert count == sum(not self.txs[txid].coinbase for txid in waiting)
+        MET.update({"restarted"} if count else ())
 
     # --- what always holds ---------------------------------------------------------------------------------------
 
@@ -827,7 +822,7 @@ OFTEN |= dict.fromkeys(("prune", "time_passes", "release", "spend_as_a_pruned_on
 RULES_BY_NAME = (
     *("submit", "mined_at_once", "create_again", "create_conflicting", "create_large_again", "recover", "spend_again"),
     *("spend_as_a_pruned_one", "release", "freeze", "time_passes", "mine", "unmine", "lock", "preserve"),
-    *("conflicting", "decide", "expire", "prune", "reload"),
+    *("conflicting", "decide", "expire", "prune", "restart"),
 )
 
 

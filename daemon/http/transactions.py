@@ -10,10 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from daemon.http.reply import JSON, OCTETS, Few, Problem, answer, hex_of, paging, resumed, wants_bytes
-from handlers.desk import Held
 from handlers.events import Point
 from handlers.query import Query, Snapshot
-from handlers.transactions import Transactions
+from handlers.transactions import Held, Transactions
 from handlers.tx_query import Raw, TxQuery
 from storage import keys
 from storage.errors import BlobFailed

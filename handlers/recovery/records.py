@@ -12,6 +12,7 @@ from typing import NamedTuple
 import structlog
 
 from handlers.creation import ended
+from handlers.new_records import finish
 from handlers.recovery.finality import Conflicting, Mined, Pending, State, Unknown
 from handlers.spending import TxFault
 from handlers.transactions import Transactions
@@ -118,7 +119,7 @@ class Records:
             return False
         try:
             with self._transactions.all_or_nothing(txn) as child:
-                self._transactions.finish(child, txid, spends=True)
+                finish(self._transactions, child, txid, spends=True)
         except TxFault as fault:
             log.warning("creation_removed", txid=txid.hex(), why=str(fault))
             store.remove(txn, txid)

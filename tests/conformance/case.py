@@ -17,7 +17,6 @@ from conformance.reach import NEAREST, UNREACHED
 from conformance.stored import Stored
 from conformance.words import Op, Words
 
-from handlers.desk import Rules
 from handlers.events import (
     Ack,
     BlockPersisted,
@@ -30,6 +29,7 @@ from handlers.events import (
     TxMined,
     TxSubmitted,
 )
+from handlers.transactions import Rules
 
 DEFAULTS: Op = {
     "batchSize": 128,

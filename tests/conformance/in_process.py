@@ -16,17 +16,17 @@ from houses import ALL_TABLES, chain_txs, open_store
 from messages import Line, Listener, message
 from pruning import run_through
 
-from handlers.burial import Burial
 from handlers.change_log import ChangeLog
 from handlers.creation import release
-from handlers.desk import Rules
+from handlers.deletion import Deletion
 from handlers.events import Ack, BlockApplied, Error, Fact, Inbound, OutPoint, Rollback, RollbackPoint, Tx
-from handlers.lives import Lives
+from handlers.new_records import large
 from handlers.prune_cycle import Cycle, Terms
 from handlers.prune_request import Request
 from handlers.pruner import Pruner
 from handlers.spending import TxFault
-from handlers.transactions import Transactions
+from handlers.transactions import Rules, Transactions
+from handlers.tx_blocks import TxBlocks
 from handlers.tx_query import Slot, Transaction, TxQuery
 from handlers.utxo import Committed, Limits, Turns, follow_chain
 from handlers.waiting import Order, Status, Waiting, WaitingList
@@ -56,19 +56,19 @@ class InProcess:
         self.open(rules)
 
     def open(self, rules: Rules) -> None:
-        """Open the store as a starting daemon does, but for what it does to transactions that wait (`wake`)."""
+        """Open the store as a starting daemon does, but for what it does to transactions that wait (`start`)."""
         self.faults.dead = False
         self.disk = Disk(self.folder / "lmdb", ALL_TABLES, map_size=1 << 26, durable=False)
         self.store = FaultyStore(self.disk, self.faults)
         history = open_store(self.disk, chain="bitcoin/mainnet")
         mined = chain_txs(history, rules.maturity, self.store)
         self.transactions = Transactions(mined, self.files, rules)
-        self.lives = Lives(self.transactions, ChangeLog(self.disk, Retention(count=1000)))
-        self.chain = FaultyChain(history, Windows(10_000, 10_000), 500, self.lives)
+        self.tx_blocks = TxBlocks(self.transactions, ChangeLog(self.disk, Retention(count=1000)))
+        self.chain = FaultyChain(history, Windows(10_000, 10_000), 500, self.tx_blocks)
         self.chain.faults = self.faults
         self.turns = Turns(self.chain, pruning=False)
         self.query = TxQuery(self.transactions)
-        self.pruner = Pruner(Terms(), JobStore(self.disk), None, self.lives.changes)
+        self.pruner = Pruner(Terms(), JobStore(self.disk), None, self.tx_blocks.changes)
         self.pruner.begin()
 
     def restart(self) -> None:
@@ -80,7 +80,7 @@ class InProcess:
     def start(self) -> None:
         """Start the daemon again."""
         self.restart()
-        self.lives.wake(self.chain.height)
+        self.tx_blocks.start()
 
     def configure(self, rules: Rules) -> None:
         """Let another configuration count from now on."""
@@ -89,7 +89,7 @@ class InProcess:
     @contextmanager
     def clock(self, time_ms: int) -> Iterator[None]:
         """Let it be a certain time."""
-        with patch("handlers.births.now", lambda: time_ms):
+        with patch("handlers.new_records.now", lambda: time_ms):
             yield
 
     # --- messages ------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class InProcess:
 
     def large(self, tx: Tx) -> bool:
         """Return whether a submission takes several commits."""
-        return self.transactions.large(tx)
+        return large(self.transactions.rules, tx)
 
     def end_creation(self, txid: bytes, owner: bytes) -> bool:
         """Take the last step of a creation: its owner gives back the lock."""
@@ -197,10 +197,10 @@ class InProcess:
 
         `failing` are the phases in which the disk is full.
         """
-        burial = Burial(self.transactions, terms.unmined_retention, preservation)
+        deletion = Deletion(self.transactions, terms.unmined_retention, preservation)
         for phase in failing:
-            setattr(burial, PHASES[phase], _fails)
-        self.pruner.terms, self.pruner.burial = terms, burial
+            setattr(deletion, PHASES[phase], _fails)
+        self.pruner.terms, self.pruner.deletion = terms, deletion
         cycle, failed = self.pruner.cycle(request, self.chain.view.persisted_height), None
         self.faults.pruning = True
         try:

@@ -8,57 +8,40 @@ as they ever were. It all happens in the commit that moves the UTXO set.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import chain
 
 import structlog
 from msgspec import Struct
 
-from handlers import spending
+from handlers import columns, conflicts, ghosts, new_records, spending, tx_startup
 from handlers.causes import AnyCause, BlockRolledBack, DoubleSpend, InBlock, ParentLost, Submitted
 from handlers.change_log import ChangeLog
-from handlers.desk import Held, now, show
 from handlers.events import BlockApplied, OutPoint, Tx, TxStatusChanged
 from handlers.eviction import Evictor
-from handlers.ghosts import GENERATIONS, becoming, meet
 from handlers.reconcile import Reconciler, Repair
 from handlers.removal import Removal
-from handlers.transactions import Transactions
+from handlers.states import set_conflicting
+from handlers.transactions import Held, Transactions, now, show
 from storage.disk import Txn
 from storage.history.batch import Columns
 from storage.reassigned_spent import mark_spent
-from storage.rollback_records import RecordedBlock
-from storage.sheaf import Sheaf
+from storage.rollback_records import RecordedBlock, Undone
+from storage.touched_records import TouchedRecords
 from storage.transactions import FROZEN, HASH, HIGHEST, Record, claim, claimant, slot_key
 
 log = structlog.get_logger("transactions")
 
 
-class Touching(Struct, frozen=True):
-    """The part of a block that has to do with records."""
+class BlockTxs(Struct, frozen=True):
+    """The transactions of a block that have to do with records."""
 
     height: int
     slot: int
     block_id: int
-    txs: list[tuple[int, Tx]]  # with their numbers in the block
+    txs: list[Tx]
 
 
-class Undone(Struct):
-    """What blocks leave to be settled once the UTXO store has taken them back.
-
-    `reused` are ids that several transactions have, `released` spends that end, `losers` transactions that wait for no
-    block or build on one that does not, `failed` those that failed, `doubtful` ones whose inputs may be another's.
-    """
-
-    reused: set[bytes] = set()
-    released: list[tuple[bytes, list[OutPoint]]] = []
-    losers: list[bytes] = []
-    failed: list[bytes] = []
-    doubtful: list[bytes] = []
-    unmined: list[bytes] = []
-
-
-class Lives:
-    """The records' side of blocks and rollbacks."""
+class TxBlocks:
+    """The transactions' side of blocks and rollbacks, and what is told of transactions."""
 
     def __init__(self, transactions: Transactions, changes: ChangeLog | None = None) -> None:
         self.transactions = transactions
@@ -74,12 +57,12 @@ class Lives:
         self.idle = True  # and no ghost: nothing that a block could touch
         self.settle()
 
-    def begin(self, height: int) -> None:
+    def begin(self, txn: Txn) -> None:
         """Forget what an attempt at this write has left."""
         self.repairs = []
         self.removal.begin()
         self.evictor.begin()
-        self.transactions.height = min(height, HIGHEST)
+        self.transactions.read_height(txn)
 
     def settle(self) -> None:
         """Take over what is on disk after a commit."""
@@ -97,22 +80,19 @@ class Lives:
         repaired, self._repaired = self._repaired, 0
         return repaired
 
-    def wake(self, height: int) -> list[bytes]:
-        """Heal what the last run left half-made, end the locks of submissions, and return what waits, parents first."""
+    def start(self) -> None:
+        """End what the last run left half-made, and the locks of submissions."""
 
-        def work(txn: Txn) -> tuple[tuple[list[bytes], list[bytes]], list[bytes]]:
-            self.begin(height)
-            self.transactions.count_pending(txn)
-            finished, removed = self.transactions.heal(txn)
+        def work(txn: Txn) -> tuple[int, int, int]:
+            self.begin(txn)
+            finished, removed = tx_startup.heal(self.transactions, txn)
             for txid in finished:
                 self.tell(txid, "pending", cause=Submitted())
-            return (finished, removed), self.transactions.reload(txn)
+            return len(finished), len(removed), tx_startup.end_locks(self.transactions, txn)
 
-        if self.idle:
-            return []
-        (finished, removed), waiting = self.changes.write(work)
-        log.info("unmined_reloaded", waiting=len(waiting), creations_finished=len(finished), removed=len(removed))
-        return waiting
+        if not self.idle:
+            finished, removed, waiting = self.changes.write(work)
+            log.info("unmined_reloaded", waiting=waiting, creations_finished=finished, removed=removed)
 
     def tell(self, txid: bytes, status: str, height: int | None = None, cause: AnyCause | None = None) -> None:
         """Say, once it is true, that a transaction's life took a turn."""
@@ -121,87 +101,89 @@ class Lives:
 
     # --- blocks --------------------------------------------------------------------------------------------------
 
-    def touching(
-        self, txn: Txn, block: BlockApplied, touched: set[bytes], known: set[bytes] | None = None
-    ) -> Touching | None:
-        """Return what of a block touches records; `touched` are transactions of the batch that may get one, and learn.
+    def connect(self, txn: Txn, block: BlockApplied, made: Columns, touched: set[bytes]) -> None:
+        """Carry out what a block did, which has these columns; its outputs and spends are in the UTXO store already.
 
-        A block touches a record with its transactions, and with what they spend. `known` is given by who has it.
+        `touched` are transactions that may have a record by what the batch has done, and by this.
         """
-        if self.bare and not touched:
-            found = [(n, tx) for n, tx in enumerate(block.txs) if tx.raw is not None]
-        else:
-            spends = (tx.inputs if tx.valid else tx.collateral for tx in block.txs)
-            if known is None:
-                known = self.store.known(txn, [tx.txid for tx in block.txs], chain.from_iterable(spends))
-            known = known | touched
-            found = [
-                (n, tx)
-                for n, tx in enumerate(block.txs)
-                if tx.raw is not None
-                or tx.txid in known
-                or any(txid in known for txid, _ in (tx.inputs if tx.valid else tx.collateral))
-            ]
-        if not found:
-            return None
-        touched.update(tx.txid for _, tx in found)
-        point = block.point
-        block_id = point.height if block.block_id is None else block.block_id
-        return Touching(min(point.height, HIGHEST), point.slot, block_id, found)
+        self.transactions.height = height = min(block.height, HIGHEST)
+        self._connect_ghosts(txn, made, touched)
+        if txs := self._touching(txn, block, made, touched):
+            touched.update(tx.txid for tx in txs)
+            self.chain.resolve(txn, [tx.txid for tx in txs])
+            block_id = block.height if block.block_id is None else block.block_id
+            self._connect(txn, BlockTxs(height, block.point.slot, block_id, txs))
 
-    def meet(self, txn: Txn, height: int, block: Columns, touched: set[bytes]) -> None:
-        """Let a block end the ghosts that it has again, and wake those that it has anything else to do with."""
-        met = meet(txn, self.store, block)
-        height = min(height, HIGHEST)
-        self.transactions.height = height
-        for txid in met.mined:
-            self.tell(txid, "mined", height, InBlock())
-        touched.update(met.woken)
-        self._lose(txn, {loser: DoubleSpend(by=by) for loser, by in met.rivals.items()}, met.mined)
+    def _connect_ghosts(self, txn: Txn, block: Columns, touched: set[bytes]) -> None:
+        """Let a block end the ghosts that it has again, and give rows to those that it has anything else to do with."""
+        done = ghosts.connect(txn, self.store, block)
+        for txid in done.mined:
+            self.tell(txid, "mined", cause=InBlock())
+        touched.update(done.given_rows)
+        self._lose(txn, {loser: DoubleSpend(by=by) for loser, by in done.rivals.items()}, done.mined)
 
-    def connect(self, txn: Txn, block: Touching) -> None:
-        """Carry a block out; its outputs and spends are in the UTXO store already."""
-        self.transactions.height = block.height
-        mined = {tx.txid for _, tx in block.txs if tx.valid}
+    def _touching(self, txn: Txn, block: BlockApplied, made: Columns, touched: set[bytes]) -> list[Tx]:
+        """Return the transactions of a block that have a record, or spend of one that has, or have bytes to be kept.
+
+        Only then they are made objects. Records are looked up now: others may have made some while the block waited.
+        """
+        known = set[bytes]()
+        if touched or not self.bare:
+            txids, spends = columns.named(made)
+            known = self.store.known(txn, txids, spends)
+            if known or not touched.isdisjoint(txids + [txid for txid, _ in spends]):
+                known |= touched
+        if not known and isinstance(block, columns.RawBlock):
+            return []
+        return [
+            tx
+            for tx in columns.whole(block).txs
+            if tx.raw is not None
+            or tx.txid in known
+            or (known and any(txid in known for txid, _ in (tx.inputs if tx.valid else tx.collateral)))
+        ]
+
+    def _connect(self, txn: Txn, block: BlockTxs) -> None:
+        mined = {tx.txid for tx in block.txs if tx.valid}
         self._fail(txn, block, mined)
         losers = dict[bytes, AnyCause | None].fromkeys(self._adopt(txn, block), DoubleSpend())
         spends = [
             (tx.txid, n, outpoint)
-            for _, tx in block.txs
+            for tx in block.txs
             for n, outpoint in enumerate(tx.inputs if tx.valid else tx.collateral)
             if tx.valid or self._may_have_got(txn, outpoint, claim(tx.txid, n))
         ]
-        sheaf = Sheaf(self.store, txn)
-        sheaf.read(
-            {txid for _, _, (txid, _) in spends}.union(tx.txid for _, tx in block.txs),
+        touched = TouchedRecords(self.store, txn)
+        touched.read(
+            {txid for _, _, (txid, _) in spends}.union(tx.txid for tx in block.txs),
             [outpoint for _, _, outpoint in spends],
         )
         for txid, n, outpoint in spends:
-            loser = self._spend(txn, sheaf, outpoint, claim(txid, n), block)
+            loser = self._spend(txn, touched, outpoint, claim(txid, n), block)
             if loser is not None:
                 losers[loser] = DoubleSpend(by=txid)
-        won = [txid for txid in mined if (held := sheaf.records.get(txid)) and held.conflicting]
+        won = [txid for txid in mined if (held := touched.records.get(txid)) and held.conflicting]
         given = self.store.reassigned.any(txn)
-        for _, tx in block.txs:
-            if tx.valid and tx.txid in sheaf.records:
-                self._mine(sheaf, tx, block)
+        for tx in block.txs:
+            if tx.valid and tx.txid in touched.records:
+                self._mine(touched, tx, block)
                 if given:
                     self.store.reassigned.place(txn, tx.txid, [output.address for output in tx.outputs])
-        for txid, record in sheaf.records.items():
+        for txid, record in touched.records.items():
             spending.settle(record, block.height, self.transactions.rules.retention)
-            sheaf.change(txid)
-        sheaf.flush()
-        for _, tx in block.txs:
-            if tx.raw is not None and tx.txid not in sheaf.records:
+            touched.change(txid)
+        touched.flush()
+        for tx in block.txs:
+            if tx.raw is not None and tx.txid not in touched.records:
                 self._keep(txn, tx)
         self._lose(txn, {txid: cause for txid, cause in losers.items() if txid not in mined}, mined)
         for txid in won:
-            self.transactions.set_conflicting(txn, txid, on=False)
+            set_conflicting(self.transactions, txn, txid, on=False)
 
-    def _fail(self, txn: Txn, block: Touching, mined: set[bytes]) -> None:
+    def _fail(self, txn: Txn, block: BlockTxs, mined: set[bytes]) -> None:
         """Free what transactions that failed phase 2 would have spent; one that is being created ends."""
         failed: list[bytes] = []
-        for _, tx in block.txs:
+        for tx in block.txs:
             record = None if tx.valid else self.store.record(txn, tx.txid)
             if record is not None and record.creating:
                 self.store.remove(txn, tx.txid)
@@ -210,13 +192,13 @@ class Lives:
                 failed.append(tx.txid)
         self._lose(txn, dict.fromkeys(failed), mined)
 
-    def _adopt(self, txn: Txn, block: Touching) -> list[bytes]:
+    def _adopt(self, txn: Txn, block: BlockTxs) -> list[bytes]:
         """Let the records of a block's transactions say what the block does, before another one here spends of them.
 
         Returns who claimed what the block does not leave them.
         """
         losers: list[bytes] = []
-        for _, tx in block.txs:
+        for tx in block.txs:
             record = self.store.record(txn, tx.txid) if tx.valid else None
             if record is not None:
                 if record.creating and record.total == len(tx.outputs):
@@ -236,43 +218,30 @@ class Lives:
         for txid in sorted(set(txids)):
             self._lose(txn, dict.fromkeys(self._losers_by(self.reconciler.agree(txn, txid)), DoubleSpend()), ())
 
-    def _spend(self, txn: Txn, sheaf: Sheaf, outpoint: OutPoint, by: bytes, block: Touching) -> bytes | None:
+    def _spend(self, txn: Txn, touched: TouchedRecords, outpoint: OutPoint, by: bytes, block: BlockTxs) -> bytes | None:
         """Let a block's transaction have an output; return who had claimed it."""
         txid, index = outpoint
-        record = sheaf.records.get(txid)
-        if record is not None and record.pages:
-            return self._spend_of_large(txn, record, outpoint, by, block)
-        key = slot_key(txid, 0, index)
-        row = sheaf.slots.get(key)
+        record, key = touched.records.get(txid), slot_key(txid, 0, index)
+        paged = record is not None and record.pages > 0
+        row = self.store.slot(txn, txid, *record.place(index)) if record and paged else touched.slots.get(key)
         if row is None:
             return None
         loser = self._claimed(row, by, outpoint, block)
         if record is None:
-            sheaf.put_slot(key, None)  # the UTXO store's row tells now
+            touched.put_slot(key, None)  # the UTXO store's row tells now
             return loser
         if loser is not None and not self._beats(txn, loser, by, outpoint):
             return None
         self._warn_of_lock(record, outpoint, block)
-        if record.reassignments and self._may_have_got(txn, outpoint, by):
-            mark_spent(self.store, txn, txid, record, index, spent=True)
         if row[HASH : HASH + 32] != by[:32]:  # what it lists twice it spends once, by the first
-            record.spent += not spending.spent(row)
-            sheaf.put_slot(key, row[:HASH] + by)
-        return loser
-
-    def _spend_of_large(self, txn: Txn, record: Record, outpoint: OutPoint, by: bytes, block: Touching) -> bytes | None:
-        held = Held(outpoint[0], record)
-        row = self.transactions.slot(txn, held, outpoint[1])[3]
-        if row is None:
-            return None
-        loser = self._claimed(row, by, outpoint, block)
-        if loser is not None and not self._beats(txn, loser, by, outpoint):
-            return None
-        self._warn_of_lock(record, outpoint, block)
-        if row[HASH : HASH + 32] != by[:32]:
-            self.transactions.mark_spent(txn, held, outpoint[1], by)
-        if self.store.reassigned.any(txn) and self._may_have_got(txn, outpoint, by):
-            mark_spent(self.store, txn, outpoint[0], record, outpoint[1], spent=True)
+            if paged:
+                self.transactions.assign(txn, Held(txid, record), index, by)
+            else:
+                spending.assign(record, record, row, by)
+                touched.put_slot(key, row[:HASH] + by)
+        given = self.store.reassigned.any(txn) if paged else record.reassignments
+        if given and self._may_have_got(txn, outpoint, by):
+            mark_spent(self.store, txn, txid, record, index, spent=True)
         return loser
 
     def _got(self, txn: Txn, outpoint: OutPoint, by: bytes) -> bool | None:
@@ -295,11 +264,11 @@ class Lives:
         held = self.transactions.hold(txn, loser)
         return held is None or not held.record.mined
 
-    def _warn_of_lock(self, record: Record, outpoint: OutPoint, block: Touching) -> None:
+    def _warn_of_lock(self, record: Record, outpoint: OutPoint, block: BlockTxs) -> None:
         if record.locked or record.creating:
             log.warning("locked_output_spent", output=show(outpoint), height=block.height, slot=block.slot)
 
-    def _claimed(self, row: bytes, by: bytes, outpoint: OutPoint, block: Touching) -> bytes | None:
+    def _claimed(self, row: bytes, by: bytes, outpoint: OutPoint, block: BlockTxs) -> bytes | None:
         if len(row) == HASH or row[HASH:] == by:
             return None
         if row[HASH:] == FROZEN:
@@ -308,8 +277,8 @@ class Lives:
         loser = claimant(row)[0]
         return None if loser == by[:HASH] else loser
 
-    def _mine(self, sheaf: Sheaf, tx: Tx, block: Touching) -> None:
-        record = sheaf.records[tx.txid]
+    def _mine(self, touched: TouchedRecords, tx: Tx, block: BlockTxs) -> None:
+        record = touched.records[tx.txid]
         spending.mine(record, block.block_id, block.height, tx.subtree_index, longest=True, certain=True)
         if tx.coinbase:
             record.spending_height = block.height + self.transactions.rules.maturity
@@ -325,7 +294,7 @@ class Lives:
         for number in range(1, record.pages + 1):
             page = self.store.page(txn, tx.txid, number)
             if page is None:
-                self.transactions.put_drafted(txn, tx, record, number)
+                new_records.put_page(self.transactions, txn, tx, record, number)
             elif page.creating:
                 page.creating = False
                 self.store.put_page(txn, tx.txid, number, page)
@@ -342,17 +311,15 @@ class Lives:
         self.reconciler.keep_bytes(txn, tx, record)
         self.store.put_record(txn, tx.txid, record)
 
-    def _may_lose(self, txn: Txn, txid: bytes) -> bool:
-        return self.store.record(txn, txid) is not None and not self.reconciler.in_chain(txn, txid)
-
     def _lose(self, txn: Txn, losers: Mapping[bytes, AnyCause | None], mined: Iterable[bytes]) -> None:
         """Make losers and all that builds on them conflicting; what they claimed beside is free again."""
         spared, all_of_them = set(mined), dict(losers)
         for txid in losers:
-            children = self.transactions.descendants(txn, txid, known=all_of_them)
+            children = conflicts.descendants(self.transactions, txn, txid, known=all_of_them)
             all_of_them |= dict.fromkeys(children, ParentLost(txid))
-        losing = [txid for txid in all_of_them if txid not in spared and self._may_lose(txn, txid)]
-        self.transactions.give_way(txn, losing)
+        known = (txid for txid in all_of_them if txid not in spared and self.store.record(txn, txid) is not None)
+        losing = [txid for txid in known if not self.reconciler.in_chain(txn, txid)]
+        conflicts.give_way(self.transactions, txn, losing)
         for txid in losing:
             log.warning("transaction_lost", txid=txid.hex(), height=self.transactions.height)
             self.tell(txid, "conflicting", cause=all_of_them[txid])
@@ -361,25 +328,20 @@ class Lives:
 
     def disconnect(self, txn: Txn, tip: int, target: int) -> Undone:
         """Make unmined what is in the blocks above `target`, before the UTXO store takes them back."""
-        height = min(self.chain.blocks.block_at(txn, target).height, HIGHEST) if target else 0
-        self.transactions.height = height
-        self.store.make_room(txn, GENERATIONS)
+        height = self.transactions.read_height(txn, target)
+        self.store.make_room(txn, ghosts.GENERATIONS)
         back = self.chain.rolled_back(txn, tip, target)
-        ghosts = becoming(txn, self.store, back)
+        new_ghosts = ghosts.new_ghosts(txn, self.store, back)
         undone = Undone(reused=back.reused, unmined=back.unmined())
-        for block in self.chain.going_back(txn, back, ~ghosts):
-            recorded = RecordedBlock(txn, self.chain, back, block, idle=self.idle)
+        for block in self.chain.going_back(txn, back, ~new_ghosts):
+            recorded = RecordedBlock(txn, self.chain, back, block, undone, idle=self.idle)
             for record in recorded.known.values():
                 spending.unmine(record, block.block_id, block.height)
                 spending.settle(record, height, self.transactions.rules.retention)
             for record in recorded.reopened:
                 spending.settle(record, height, self.transactions.rules.retention)
             recorded.flush()
-            undone.released += recorded.released
-            undone.losers += recorded.losers
-            undone.doubtful += recorded.doubtful
-            undone.failed += [found.txid for found in recorded.transactions if found.failed]
-        self.store.ghosts.make(txn, self.chain.gone(txn, back, ghosts), now())
+        self.store.ghosts.make(txn, self.chain.gone(txn, back, new_ghosts), now())
         return undone
 
     def settle_undone(self, txn: Txn, undone: Undone) -> None:

@@ -16,7 +16,7 @@ from storage.transactions import HASH, MASTER, OutPoint, Record
 _SLOT_KEY = HASH + 8
 
 
-class Sheaf:
+class TouchedRecords:
     """What was read, and what of it is to be written."""
 
     def __init__(self, store: GhostTxStore, txn: Txn) -> None:
@@ -60,7 +60,7 @@ class Sheaf:
     def flush(self) -> None:
         """Write back what was changed, in key order, the indexes with it."""
         slots = [(key[:HASH], keys.number(key[HASH + 4 :])) for key in self._dirty if len(key) == _SLOT_KEY]
-        self._store.wake_all(self._txn, {key[:HASH] for key in self._dirty} | self._changed, slots)
+        self._store.make_rows_of(self._txn, {key[:HASH] for key in self._dirty} | self._changed, slots)
         for txid in self._changed:
             self._dirty[txid + MASTER] = pack(self.records[txid])
         cursor = self._txn.cursor(self._store.tx)

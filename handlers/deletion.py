@@ -1,4 +1,4 @@
-"""Forgetting transactions: what is due, what still holds it back, and what its parents have to remember of it.
+"""Deleting transactions: what is due, what still holds it back, and what its parents have to remember of it.
 
 Everything happens inside the caller's write transaction and goes through an index from its lowest height, at most
 `limit` entries a step; a step says where the next one goes on. So a record that can't be read, or must stay, is passed
@@ -15,10 +15,10 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 
 from handlers import spending
-from handlers.desk import blob_name
-from handlers.markers import Pages
+from handlers.parent_pages import ParentPages
 from handlers.spending import TxFault
-from handlers.transactions import Transactions
+from handlers.states import preserve
+from handlers.transactions import Transactions, blob_name
 from storage import heights, keys
 from storage.blobs import BlobFailed
 from storage.disk import Db, Txn
@@ -56,7 +56,7 @@ class Deleted(Struct):
     """What a step of deleting did: by transaction, and why others stay.
 
     `records` counts pages, `parents` the pages of parents that got a marker. `left` are further pages of large
-    transactions whose master is gone: they are to be removed next. `burdened` wait for their blobs to be deleted.
+    transactions whose master is gone: they are to be removed next. `with_blobs` wait for their blobs to be deleted.
     """
 
     deleted: list[bytes] = []
@@ -66,7 +66,7 @@ class Deleted(Struct):
     parents: int = 0
     errors: dict[bytes, str] = {}
     blobs: list[str] = []
-    burdened: list[tuple[Place, str]] = []
+    with_blobs: list[tuple[Place, str]] = []
     left: list[tuple[bytes, int]] = []
     next: Place | None = None
 
@@ -80,11 +80,11 @@ class _Terms(NamedTuple):
     blobs: Literal["delete", "wait", "gone"]
 
 
-class Held(Exception):
+class HeldBack(Exception):
     """A transaction that is due has to stay for now."""
 
 
-class Burial:
+class Deletion:
     """The pruner's operations on the transaction store."""
 
     def __init__(self, transactions: Transactions, unmined_retention: int, parent_preservation_blocks: int) -> None:
@@ -112,7 +112,7 @@ class Burial:
             step.processed += bool(inputs)
             for parent, record in self.store.written(txn, dict.fromkeys(parent for parent, _ in inputs)).items():
                 if record.preserve_until is None or record.preserve_until < until:
-                    step.parents += self.transactions.preserve(txn, parent, until)
+                    step.parents += preserve(self.transactions, txn, parent, until)
         step.next = places[-1] if limit is not None and len(places) == limit else None
         return step
 
@@ -134,7 +134,8 @@ class Burial:
             except UNREADABLE as error:
                 step.errors[place.txid] = str(error)
                 continue
-            self.transactions.expire(txn, place.txid, height)
+            record.preserve_until = record.delete_at = None
+            self.transactions.settle(txn, place.txid, record, height)
             step.ended += 1
         step.next = places[-1] if limit is not None and len(places) == limit else None
         return step
@@ -155,7 +156,7 @@ class Burial:
         """Delete transactions whose height has come, and mark them on their parents, all in this one commit.
 
         A blob goes before its record. With `blobs` it is deleted here; without, its transaction is among the
-        `burdened`, for `delete_these` once the blob is gone. With `max_rows` a step ends as soon as it has removed so
+        `with_blobs`, for `delete_these` once the blob is gone. With `max_rows` a step ends as soon as it has removed so
         many rows, and of a large transaction only the first page goes with the master.
 
         Raises:
@@ -177,12 +178,12 @@ class Burial:
         self, txn: Txn, places: Sequence[Place], terms: _Terms, max_rows: int | None
     ) -> tuple[Deleted, int]:
         """Delete what may go; return how far it came."""
-        step, pages, done = Deleted(), Pages(self.store, txn), 0
+        step, pages, done = Deleted(), ParentPages(self.store, txn), 0
         for place in places:
             try:
                 self._delete(txn, place, terms, pages, step)
-            except Held as held:
-                step.skipped[place.txid] = str(held)
+            except HeldBack as reason:
+                step.skipped[place.txid] = str(reason)
             except (BlobFailed, *UNREADABLE) as error:
                 step.errors[place.txid] = str(error)
             done += 1
@@ -191,7 +192,7 @@ class Burial:
         step.parents = pages.write()
         return step, done
 
-    def _delete(self, txn: Txn, place: Place, terms: _Terms, pages: Pages, step: Deleted) -> None:
+    def _delete(self, txn: Txn, place: Place, terms: _Terms, pages: ParentPages, step: Deleted) -> None:
         txid = place.txid
         record = self._check(txn, place, terms, pages)
         self._settle_claims(txn, txid, record, pages)
@@ -199,7 +200,7 @@ class Burial:
         if record.external:
             name = blob_name(txid, partial=record.partial)
             if terms.blobs == "wait":
-                step.burdened.append((place, name))
+                step.with_blobs.append((place, name))
                 return
             if terms.blobs == "delete":
                 self.transactions.blobs.delete(name)
@@ -217,22 +218,22 @@ class Burial:
         step.records += 1 + record.pages
         step.rows += 2 + record.recorded
 
-    def _check(self, txn: Txn, place: Place, terms: _Terms, pages: Pages) -> Record:
+    def _check(self, txn: Txn, place: Place, terms: _Terms, pages: ParentPages) -> Record:
         """Return the record of what may be deleted.
 
         Raises:
-            Held: it may not, now.
+            HeldBack: it may not, now.
             Damaged: it can't be read.
         """
         txid, record = place.txid, pages.master(place.txid)
         if record is None or record.delete_at != place.height or not self._indexed(txn, txid, record):
             raise Damaged(f"the index of what is to be deleted has {txid.hex()} at {place.height}, not its record")
         if record.preserve_until is not None:
-            raise Held("preserved")
+            raise HeldBack("preserved")
         if record.creating:
-            raise Held("creating")
+            raise HeldBack("creating")
         if (record.reassignments or record.pages) and self._may_come_back(txn, txid):
-            raise Held("reassigned")
+            raise HeldBack("reassigned")
         if record.pages and not terms.defensive and self.store.unmined_count(txn) < record.total:
             self._check_unmined(txn, txid, record, pages)
             return record
@@ -248,7 +249,7 @@ class Burial:
         found = chain.find(txn, txid) if given else None
         return found is not None and any(chain.told(txn, found, index) is not None for index, _ in given)
 
-    def _check_unmined(self, txn: Txn, txid: bytes, record: Record, pages: Pages) -> None:
+    def _check_unmined(self, txn: Txn, txid: bytes, record: Record, pages: ParentPages) -> None:
         """Hold a large transaction back for a child that is unmined: looking through these is the shorter way."""
         try:
             for _, child in self.store.due(txn, self.store.unmined, keys.LAST_U32):
@@ -258,9 +259,9 @@ class Burial:
                 if any(child not in pages.children(txid, number) for number in spent):
                     waits = self.store.record(txn, child)
                     if waits is not None and not waits.conflicting:
-                        raise Held("unmined_child")
+                        raise HeldBack("unmined_child")
         except UNREADABLE as error:
-            raise Held("unreadable_child") from error
+            raise HeldBack("unreadable_child") from error
 
     def _check_spenders(self, txn: Txn, txid: bytes, number: int, gone: Collection[bytes], terms: _Terms) -> None:
         looked: set[bytes] = set()
@@ -280,18 +281,18 @@ class Burial:
                 held = self.transactions.hold(txn, child)
                 record = None if held is None else held.record
         except UNREADABLE as error:
-            raise Held("unreadable_child") from error
+            raise HeldBack("unreadable_child") from error
         if record is None:
             return
         if record.unmined_since is not None and not record.conflicting:
-            raise Held("unmined_child")
+            raise HeldBack("unmined_child")
         if terms.defensive and not self._deep(record, terms.safe):
-            raise Held("unstable_child")
+            raise HeldBack("unstable_child")
 
     def _deep(self, record: Record, height: int) -> bool:
         return record.mined and height >= max(record.block_heights) + self.transactions.rules.retention
 
-    def _settle_claims(self, txn: Txn, txid: bytes, record: Record, pages: Pages) -> None:
+    def _settle_claims(self, txn: Txn, txid: bytes, record: Record, pages: ParentPages) -> None:
         """End claims on parents without a record: a loser's is free again, for another the parent gets a record."""
         for parent, index in self.store.body(txn, txid).inputs:
             if pages.master(parent) is not None:
@@ -304,7 +305,7 @@ class Burial:
             elif self.transactions.hold(txn, parent) is not None:
                 pages.learn(parent, self.transactions.need(txn, parent))
 
-    def _marks(self, txn: Txn, txid: bytes, pages: Pages) -> Iterator[tuple[bytes, int, bool]]:
+    def _marks(self, txn: Txn, txid: bytes, pages: ParentPages) -> Iterator[tuple[bytes, int, bool]]:
         """Yield the pages of parents that have to hear of a deletion, and whether the child spends there.
 
         A parent that is gone is not made anew, and one without a record needs no marker: the chain tells.

@@ -6,7 +6,7 @@ from storage.disk import Txn
 from storage.transactions import Page, Record, TxStore
 
 
-class Pages:
+class ParentPages:
     """Pages that a step has in hand: a parent of many is read once, and written once at the end."""
 
     def __init__(self, store: TxStore, txn: Txn) -> None:

@@ -10,11 +10,11 @@ from chains import Branches, txid
 from msgspec import Struct
 from pruning import PRESERVATION, RETENTION, UNMINED, House, open_house, pay
 
-from handlers import spending
-from handlers.burial import safe_height
-from handlers.desk import Mined
+from handlers import conflicts, new_records, spending, states
+from handlers.deletion import safe_height
 from handlers.prune_cycle import Terms
 from handlers.spending import TxFault
+from handlers.transactions import Mined
 from storage.disk import Txn
 
 PAGE = 3
@@ -31,7 +31,7 @@ class Life(Struct):
     conflicting: bool = False
     preserve: int | None = None
     due: int | None = None
-    buried: dict[int, set[str]] = {}  # by page: children that are gone
+    deleted: dict[int, set[str]] = {}  # by page: children that are gone
 
     def settle(self, height: int) -> None:
         if self.preserve is not None:
@@ -84,7 +84,7 @@ class Model:
     def _held(self, life: Life, safe: int, defensive: bool) -> bool:
         for index, name in enumerate(life.spenders):
             child = self.lives.get(name or "")
-            if child is None or child.name in life.buried.get(index // PAGE, set()):
+            if child is None or child.name in life.deleted.get(index // PAGE, set()):
                 continue
             if child.since is not None and not child.conflicting:
                 self.branches.meet("an unmined child holds it")
@@ -101,7 +101,7 @@ class Model:
             if parent in self.lives and self.lives[parent].spenders[index] == life.name:
                 self.branches.meet("a marker")
                 self.branches.meet("a marker on a further page", index >= PAGE)
-                self.lives[parent].buried.setdefault(index // PAGE, set()).add(life.name)
+                self.lives[parent].deleted.setdefault(index // PAGE, set()).add(life.name)
 
 
 class Story:
@@ -149,9 +149,9 @@ class Story:
         )
 
         def write(txn: Txn) -> None:
-            record = transactions.draft(made, height, mined=[Mined(height, height)] if mined else [])
+            record = new_records.draft(transactions.rules, made, height, mined=[Mined(height, height)] if mined else [])
             for number in range(record.pages + 1):
-                transactions.put_drafted(txn, made, record, number)
+                new_records.put_page(transactions, txn, made, record, number)
             transactions.spend(txn, made.txid, made.inputs, height)
 
         self.house.write(write)
@@ -159,7 +159,7 @@ class Story:
 
     def _mine(self, life: Life) -> None:
         height, name = self.height, txid(life.name)
-        self.house.write(lambda txn: self.house.transactions.set_mined(txn, name, Mined(height, height)))
+        self.house.write(lambda txn: states.set_mined(self.house.transactions, txn, name, Mined(height, height)))
         life.mined, life.since = max(life.mined or 0, height), None
         life.settle(height)
 
@@ -179,7 +179,7 @@ class Story:
 
     def _conflict(self, life: Life) -> None:
         def write(txn: Txn) -> None:
-            self.house.transactions.give_way(txn, [txid(life.name)])
+            conflicts.give_way(self.house.transactions, txn, [txid(life.name)])
 
         self.house.write(write)
         life.conflicting = True
@@ -191,7 +191,7 @@ class Story:
 
     def _preserve(self, life: Life) -> None:
         until = self.height + self.random.randrange(1, 30)
-        self.house.write(lambda txn: self.house.transactions.preserve(txn, txid(life.name), until))
+        self.house.write(lambda txn: states.preserve(self.house.transactions, txn, txid(life.name), until))
         life.preserve, life.due = until, None
 
     def _cycle(self) -> None:
@@ -220,7 +220,7 @@ class Story:
                 for number in range(record.pages + 1):
                     page = self.house.store.page(txn, txid(name), number)
                     assert page is not None
-                    assert set(page.deleted_children) == {txid(child) for child in life.buried.get(number, set())}
+                    assert set(page.deleted_children) == {txid(child) for child in life.deleted.get(number, set())}
             indexed = {txid_ for db, _ in self.house.store.indexes() for _, txid_ in txn.cursor(db)}
             assert indexed <= {txid(name) for name in self.model.lives}, "no index speaks of what is gone"
 
@@ -230,10 +230,12 @@ class Story:
             inputs = [(txid(parent), index) for parent, index in life.inputs]
             for parent, index in life.inputs:
                 alive = self.model.lives.get(parent)
-                if alive is not None and life.name in alive.buried.get(index // PAGE, set()):
+                if alive is not None and life.name in alive.deleted.get(index // PAGE, set()):
                     self.branches.meet("a replay refused")
                     with self.house.disk.read() as txn, pytest.raises(TxFault):
-                        self.house.transactions.check_spends(txn, txid(life.name), inputs, self.height, unborn=True)
+                        self.house.transactions.spend(
+                            txn, txid(life.name), inputs, self.height, is_new=True, only_check=True
+                        )
 
 
 @pytest.mark.parametrize("defensive", [False, True])

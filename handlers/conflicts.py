@@ -1,0 +1,140 @@
+"""Conflicts between transactions: who builds on whom, what can't be true beside what, and who gives way."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Mapping, Sequence
+
+from handlers import spending
+from handlers.spending import TxFault
+from handlers.states import refuse_if_in_chain, set_conflicting
+from handlers.transactions import PLACEHOLDER, Transactions, show
+from storage.disk import Txn
+from storage.transactions import Record, claimant
+
+
+def children(transactions: Transactions, txn: Txn, txid: bytes) -> list[bytes]:
+    """Return who spends an output of a transaction, or would: conflicting children and recorded spenders."""
+    if txid == PLACEHOLDER:
+        return []
+    record = transactions.store.record(txn, txid)
+    found = dict.fromkeys(record.conflicting_children if record else [])
+    found.update(dict.fromkeys(transactions.store.spenders(txn, txid, record or Record(0, 0))))
+    return list(found)
+
+
+def descendants(transactions: Transactions, txn: Txn, txid: bytes, known: Container[bytes] = ()) -> list[bytes]:
+    """Return who builds on a transaction, nearest first; whoever is `known` is passed by, and not asked."""
+    found: dict[bytes, None] = {}
+    waiting = deque(children(transactions, txn, txid))
+    while waiting:
+        child = waiting.popleft()
+        if child not in found and child != txid and child not in known:
+            found[child] = None
+            waiting += children(transactions, txn, child)
+    return list(found)
+
+
+def counter_conflicting(transactions: Transactions, txn: Txn, txid: bytes) -> list[bytes]:
+    """Return the transaction itself and all that can't be true beside it.
+
+    Raises:
+        TxFault: `PROCESSING`: it names an output that does not exist, or what it conflicts with can't give way.
+    """
+    held = transactions.hold(txn, txid)
+    if held is None:
+        raise TxFault("PROCESSING", f"transaction {txid.hex()} is not known")
+    found = {txid: None}
+    for n, outpoint in enumerate(transactions.inputs(txn, held)):
+        parent = transactions.hold(txn, outpoint[0])
+        row = transactions.slot(txn, parent, outpoint[1])[3] if parent else None
+        if row is None:
+            raise TxFault("PROCESSING", f"input {n} of {txid.hex()} names {show(outpoint)}, which does not exist")
+        if spending.frozen(row):
+            raise TxFault("PROCESSING", f"input {n} of {txid.hex()} names {show(outpoint)}, which is frozen")
+        if spending.spent(row) and (loser := claimant(row)[0]) != txid:  # what builds on itself need not give way
+            builds_on = descendants(transactions, txn, loser)
+            if txid in builds_on:
+                raise TxFault(
+                    "PROCESSING", f"transaction {txid.hex()} builds on {loser.hex()}, against which it stands"
+                )
+            found.update(dict.fromkeys([loser, *builds_on]))
+    return list(found)
+
+
+def decide(transactions: Transactions, txn: Txn, winners: Sequence[bytes], height: int) -> list[bytes]:
+    """Let conflicting transactions win: what stood against them gives way, all in one. Returns the losers.
+
+    Raises:
+        TxFault: `PROCESSING`: a winner is not conflicting, or what it conflicts with can't give way; `UTXO_ERROR`.
+    """
+    with transactions.all_or_nothing(txn) as child:
+        losers: dict[bytes, None] = {}
+        for winner in winners:
+            record = None if winner == PLACEHOLDER else transactions.store.record(child, winner)
+            if record is None or not record.conflicting:
+                raise TxFault("PROCESSING", f"transaction {winner.hex()} is not conflicting: it can't win")
+            refuse_if_in_chain(transactions, child, winner, "PROCESSING")
+            losers.update(dict.fromkeys(counter_conflicting(transactions, child, winner)))
+        losing = [txid for txid in losers if txid not in winners]
+        for txid in losing:
+            _check_can_lose(transactions, child, txid)
+        give_way(transactions, child, losing)
+        for winner in winners:
+            inputs = transactions.store.body(child, winner).inputs
+            transactions.spend(child, winner, inputs, height, ignore_locked=True, ignore_conflicting=True)
+            set_conflicting(transactions, child, winner, on=False)
+        return list(losers)
+
+
+def _check_can_lose(transactions: Transactions, txn: Txn, txid: bytes) -> None:
+    held = transactions.hold(txn, txid)
+    if held is None:
+        raise TxFault("PROCESSING", f"transaction {txid.hex()} spends here, but is not known")
+    if held.record.mined:
+        raise TxFault("PROCESSING", f"transaction {txid.hex()} is in block {held.record.block_heights[-1]}")
+    for number in range(held.record.pages + 1):
+        if any(spending.frozen(row) for _, row in transactions.store.slots(txn, txid, number)):
+            raise TxFault("PROCESSING", f"transaction {txid.hex()} has frozen outputs")
+
+
+def give_way(transactions: Transactions, txn: Txn, losers: Sequence[bytes]) -> None:
+    """Make transactions conflicting, and what they spend unspent."""
+    for txid in losers:
+        if transactions.store.record(txn, txid) is not None:
+            set_conflicting(transactions, txn, txid, on=True)
+    for txid in losers:
+        transactions.release_inputs(txn, txid)
+
+
+def condemn(transactions: Transactions, txn: Txn, txids: Sequence[bytes]) -> list[bytes]:
+    """Make transactions conflicting, with all that builds on them, and release what they claim; return them all.
+
+    Raises:
+        TxFault: `TX_NOT_FOUND`; `CREATING`: it is not whole yet; `IN_CHAIN`: our chain has it.
+    """
+    losing: dict[bytes, None] = {}
+    for txid in txids:
+        if transactions.need(txn, txid).creating:
+            raise TxFault("CREATING", f"transaction {txid.hex()} is being created")
+        refuse_if_in_chain(transactions, txn, txid)
+        losing.update(dict.fromkeys([txid, *descendants(transactions, txn, txid)]))
+    condemned = [txid for txid in losing if transactions.chain.find(txn, txid) is None]
+    give_way(transactions, txn, condemned)
+    return condemned
+
+
+def readmit(transactions: Transactions, txn: Txn, txid: bytes, wanted: Mapping[int, bytes] | None = None) -> None:
+    """Let a conflicting transaction claim its inputs again, all or none, and wait for a block.
+
+    `wanted` are hashes of what it spends, by the numbers of the inputs.
+
+    Raises:
+        TxFault: `TX_NOT_FOUND`; `IN_CHAIN`: it failed in our chain; `UTXO_ERROR` with every input it can't claim.
+    """
+    if transactions.need(txn, txid).conflicting:
+        refuse_if_in_chain(transactions, txn, txid)
+        inputs = transactions.store.body(txn, txid).inputs
+        # A parent that is gone was spent by others: it is no excuse here.
+        transactions.spend(txn, txid, inputs, transactions.height + 1, wanted=wanted, is_new=True)
+        set_conflicting(transactions, txn, txid, on=False)
