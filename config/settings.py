@@ -216,9 +216,7 @@ class Pruner(Table, frozen=True, kw_only=True):
     parent_preservation_blocks: Annotated[
         Blocks, Meta(description="Blocks for which they are preserved; more than transactions.block_height_retention.")
     ] = 1440
-    defensive: Annotated[
-        bool, Meta(description="Delete a transaction only when no rollback can reach any that spends it.")
-    ] = False
+    defensive: Annotated[bool, Meta(description="Keep a transaction while a rollback can reach a spender.")] = False
     progress_log_interval: Annotated[
         Seconds, Meta(ge=0, description="How often a long cycle logs how far it is; 0 is never.")
     ] = 30.0

@@ -189,14 +189,13 @@ class Transactions:
             )
         if only_check:
             return
+        changed = dict[bytes, Held]()
         for n, (parent, index) in enumerate(outpoints):
-            if (held := parents[parent]) is not None:
-                self.take(txn, held, index, claim(txid, n), height)
-
-    def take(self, txn: Txn, held: Held, index: int, by: bytes, height: int) -> None:
-        """Write a spend, whatever the slot said before."""
-        if self.assign(txn, held, index, by) and held.chain_tx is None:
-            self.settle(txn, held.txid, held.record, height)
+            held = parents[parent]
+            if held is not None and self.assign(txn, held, index, claim(txid, n)) and held.chain_tx is None:
+                changed[parent] = held
+        for parent, held in changed.items():
+            self.settle(txn, parent, held.record, height)
 
     def assign(self, txn: Txn, held: Held, index: int, by: bytes) -> bool:
         """Let an output be spent by `by`, frozen, or with nothing unspent; return whether the output exists.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
+from struct import Struct as Packed
 from typing import ClassVar
 
 from msgspec import Struct
@@ -32,6 +33,7 @@ TABLES = ("tx", "tx_delete_at*", "tx_unmined*", "tx_preserved*", PENDING, REASSI
 
 BODY_PAGE, LOCK_PAGE = 0xFFFF_FFFE, 0xFFFF_FFFF
 MASTER = keys.u32(0)
+_SLOT_KEY = Packed(">32sII").pack
 _BODY, _LOCK = keys.u32(BODY_PAGE), keys.u32(LOCK_PAGE)
 _STALE = b"records_stale"  # in utxo_meta: blocks may have come while nobody kept the records
 HASH, CLAIM = 32, 36  # bytes
@@ -361,7 +363,7 @@ def is_stale(txn: Txn, meta: Db) -> bool:
 
 def slot_key(txid: bytes, page: int, slot: int) -> bytes:
     """Return the key of a slot."""
-    return txid + keys.u32(page) + keys.u32(slot)
+    return _SLOT_KEY(txid, page, slot)
 
 
 def claim(txid: bytes, input_index: int) -> bytes:

@@ -252,7 +252,9 @@ def test_who_takes_an_output_over_is_not_counted_twice(house: House, recorded: b
         def take(txn: Txn, index: int = index, name: str = name) -> None:
             held = house.real.hold(txn, txid("fund"))
             assert held is not None
-            house.real.take(txn, held, index, claim(txid(name), 1), 3)
+            house.real.assign(txn, held, index, claim(txid(name), 1))
+            if held.chain_tx is None:
+                house.real.settle(txn, held.txid, held.record, 3)
 
         house.write(take)
         assert house.look(at("fund", index)).spender == (txid(name), 1)

@@ -187,7 +187,17 @@ class Victim:
         """Nothing is on its way now: what the daemon still writes is pruning."""
         for _ in range(self.random.randint(2, 6)):
             self._one(client)
-        return self._kill(client, self.done, 0.005)
+        self._wait_for_a_write()
+        return self._kill(client, self.done, 0.001)
+
+    def _wait_for_a_write(self) -> None:
+        """Wait until the daemon has the lock of LMDB's writer, for a moment at most: it may have nothing to prune."""
+        give_up = monotonic() + 0.05
+        with (self.daemon.folder / "data" / "lmdb" / "lock.mdb").open("rb", buffering=0) as lock:
+            while monotonic() < give_up:
+                lock.seek(_WRITER_LOCK)
+                if any(lock.read(4)):
+                    return
 
     def _send(self, client: Client, upto: int) -> None:
         told = ({"seq": n} | self.story[n] for n in range(self.done, upto))
