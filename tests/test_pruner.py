@@ -38,6 +38,7 @@ from storage.blobs import BlobFailed, Files
 from storage.damage import damage
 from storage.disk import Txn
 from storage.errors import StoreFull
+from storage.ghost_records import GhostTxStore
 from storage.history.layout import OUTPUT, TX, UNDO
 from storage.jobs import Job
 from storage.transactions import MASTER, Body
@@ -143,6 +144,20 @@ def test_a_cycle_goes_through_its_phases_in_order(tmp_path: Path) -> None:
         assert house.run_cycle(13 + RETENTION).counts["transactions_deleted"] == 1
         assert house.record("kept") is None
         assert [job.height for job in house.journal()] == [23, 13], "the latest first"
+
+
+def test_parents_are_found_without_reading_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step looks at hundreds of pending transactions: were each of a mebibyte, blocks would wait for a second."""
+
+    def never(*_: object) -> Body:
+        raise AssertionError("a body was read whole")
+
+    with open_house(tmp_path) as house:
+        for n in range(3):
+            house.create(pay(f"old {n}"), 1, mined=1)
+            house.create(pay(f"waits {n}", at(f"old {n}"), raw=bytes(10_000)), 2)
+        monkeypatch.setattr(GhostTxStore, "body", never)
+        assert house.run_cycle(13).counts["parents_preserved"] == 3
 
 
 def test_a_child_marks_the_page_that_it_spent_from(tmp_path: Path) -> None:
