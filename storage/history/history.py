@@ -227,7 +227,8 @@ class History:
             some = np.flatnonzero(kept)
             addresses = [addresses[at] for at in some.tolist()]
             numbers, values = numbers[some], values[some]
-            extra = {int(np.searchsorted(some, at)): raw for at, raw in extra.items() if kept[at]}
+            places = (np.cumsum(kept) - 1).tolist()
+            extra = {places[at]: raw for at, raw in extra.items() if kept[at]}
         records = np.zeros(len(addresses), OUTPUT_RECORD)
         records["number"], records["value"] = numbers, values
         lengths = np.fromiter(map(len, addresses), np.uint32, len(addresses))
