@@ -48,11 +48,19 @@ def refuse_after_crash(folder: Path) -> None:
 
 
 def _in_store(frames: list[tuple[Path, int]]) -> str | None:
-    """Return where the store was used, if it was: the main thread does that while it opens it, other threads later."""
+    """Return where the store was used, if it was: the main thread does that while it opens it, other threads later.
+
+    The rows of recovery are in files of their own, which the main thread uses while the daemon runs.
+    """
     ours = [(path.relative_to(_ROOT), line) for path, line in frames if path.is_relative_to(_ROOT)]
     main_thread = any(path == Path("daemon/cli.py") for path, _ in ours)
-    rooms = {"storage"} if main_thread else {"storage", "handlers"}
-    return next((f"{path}:{line}" for path, line in ours if path.parts[0] in rooms), None)
+    packages = {"storage"} if main_thread else {"storage", "handlers"}
+    uses = (
+        f"{path}:{line}"
+        for path, line in ours
+        if path.parts[0] in packages and not path.is_relative_to("storage/recovery")
+    )
+    return next(uses, None)
 
 
 @contextmanager

@@ -422,6 +422,7 @@ def test_a_daemon_that_was_ended_by_its_store_is_not_started_again(store: Daemon
         (["handlers/deletion.py", "handlers/pruner.py", "/usr/lib/python3/threading.py"], True),
         (["/usr/lib/python3/contextlib.py", "storage/disk.py", "daemon/app.py", "daemon/cli.py"], True),
         (["handlers/utxo.py", "/usr/lib/python3/asyncio/runners.py", "daemon/app.py", "daemon/cli.py"], False),
+        (["storage/recovery/sqlite.py", "handlers/recovery/manager.py", "daemon/app.py", "daemon/cli.py"], False),
         (["/srv/storage/disk.py", "daemon/metrics.py", "daemon/cli.py"], False),
         ([], False),
     ],

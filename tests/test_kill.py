@@ -184,20 +184,22 @@ class Victim:
         return self._kill(client, self.done + 1, self.answer_s[self.story[self.done]["type"]])
 
     def _after_the_last_answer(self, client: Client) -> Death:
-        """Nothing is on its way now: what the daemon still writes is pruning."""
-        for _ in range(self.random.randint(2, 6)):
+        """Nothing is on its way when it is killed: what the daemon still writes is pruning."""
+        for _ in range(self.random.randint(2, 12)):
             self._one(client)
-        self._wait_for_a_write()
-        return self._kill(client, self.done, 0.001)
+            if self._writes_soon():
+                break
+        return self._kill(client, self.done, 0)
 
-    def _wait_for_a_write(self) -> None:
-        """Wait until the daemon has the lock of LMDB's writer, for a moment at most: it may have nothing to prune."""
-        give_up = monotonic() + 0.05
+    def _writes_soon(self) -> bool:
+        """Say whether the daemon takes the lock of LMDB's writer in the next moment: it may have nothing to prune."""
+        give_up = monotonic() + 0.02
         with (self.daemon.folder / "data" / "lmdb" / "lock.mdb").open("rb", buffering=0) as lock:
             while monotonic() < give_up:
                 lock.seek(_WRITER_LOCK)
                 if any(lock.read(4)):
-                    return
+                    return True
+        return False
 
     def _send(self, client: Client, upto: int) -> None:
         told = ({"seq": n} | self.story[n] for n in range(self.done, upto))
@@ -217,7 +219,8 @@ class Victim:
 
     def _kill(self, client: Client, sent: int, at_most_s: float) -> Death:
         """Wait for less than a moment, kill, and hear what was said before."""
-        sleep(self.random.uniform(0, at_most_s))
+        if at_most_s:
+            sleep(self.random.uniform(0, at_most_s))
         self.daemon.kill()
         lock = (self.daemon.folder / "data" / "lmdb" / "lock.mdb").read_bytes()
         (holder,) = struct.unpack_from("<I", lock, _WRITER_LOCK)
