@@ -40,7 +40,7 @@ class RawTx(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class RawBlock(BlockApplied, frozen=True, tag="BlockApplied", dict=True):
-    """A block whose transactions are `RawTx`; its columns stand beside."""
+    """A block whose columns stand beside, with its message; it has its transactions as `RawTx`, or not at all."""
 
     txs: list[RawTx] = []  # type: ignore[assignment]
 
@@ -49,14 +49,25 @@ _decode = msgspec.msgpack.Decoder(RawBlock).decode
 
 
 def decode(raw: bytes | bytearray, encoding: wire.Encoding) -> Inbound:
-    """Return a message; the transactions of an ordinary block in a frame are left as columns.
+    """Return a message; of a block only the columns are kept, unless bytes of its transactions came with it.
 
     Raises:
         Refused: it is none.
     """
     if encoding == "frames" and wire.peek(raw, encoding) == "BlockApplied" and (block := read(raw)) is not None:
         return block
-    return wire.decode(raw, encoding)
+    event = wire.decode(raw, encoding)
+    if isinstance(event, BlockApplied) and all(tx.raw is None for tx in event.txs):
+        return _raw(event, raw, encoding)
+    return event
+
+
+def _raw(block: BlockApplied, message: bytes | bytearray, encoding: wire.Encoding) -> RawBlock:
+    """Return a block without its transactions: thousands of objects would wait for the commit, and slow it down."""
+    fields = {name: getattr(block, name) for name in block.__struct_fields__ if name != "txs"}
+    raw = RawBlock(**fields)
+    raw.__dict__.update(columns=columns(block), message=message, encoding=encoding)
+    return raw
 
 
 def read(frame: bytes | bytearray) -> RawBlock | None:
@@ -79,7 +90,7 @@ def read(frame: bytes | bytearray) -> RawBlock | None:
     block.__dict__["columns"] = Columns(
         txids, flags, fees, sizes, subtrees, outputs[0], inputs[1], inputs[2], inputs[0], *outputs[1:], {}, datums
     )
-    block.__dict__["frame"] = frame
+    block.__dict__.update(message=frame, encoding="frames")
     return block
 
 
@@ -95,11 +106,11 @@ def whole(block: BlockApplied) -> BlockApplied:
     """Return a block with its transactions as objects.
 
     Raises:
-        Refused: its frame can't be read the general way.
+        Refused: its message can't be read the general way.
     """
     if not isinstance(block, RawBlock):
         return block
-    read = wire.decode(block.__dict__["frame"], "frames")
+    read = wire.decode(block.__dict__["message"], block.__dict__["encoding"])
     assert isinstance(read, BlockApplied)
     return read
 

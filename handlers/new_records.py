@@ -10,7 +10,7 @@ from handlers.spending import TxFault
 from handlers.states import clear_creating, enter_child
 from handlers.transactions import Mined, Rules, Transactions, kept, now
 from storage.disk import Txn
-from storage.transactions import ALL_IN_ONE, HIGHEST, Body, OutPoint, Page, Record, output_hash
+from storage.transactions import ALL_IN_ONE, HIGHEST, Body, Heights, OutPoint, Page, Record, output_hash
 
 _RECORD, _INPUT, _OUTPUT = 400, 80, 120  # bytes on disk, about: rows, their keys and their places in the indexes
 _VALUE = 12  # with the lengths beside it
@@ -18,8 +18,8 @@ _VALUE = 12  # with the lengths beside it
 
 def size_of(tx: Tx) -> int:
     """Return about how many bytes a pending transaction takes on disk, with its blob."""
-    previous = sum(_VALUE + len(each[1]) for each in tx.previous or () if each is not None)
-    return len(tx.raw or b"") + _RECORD + _INPUT * len(tx.inputs) + _OUTPUT * len(tx.outputs) + previous
+    size = len(tx.raw or b"") + _RECORD + _INPUT * len(tx.inputs) + _OUTPUT * len(tx.outputs)
+    return size + sum(_VALUE + len(each[1]) for each in tx.previous if each is not None) if tx.previous else size
 
 
 def known(transactions: Transactions, txn: Txn, tx: Tx) -> bool:
@@ -102,8 +102,9 @@ def draft(
         version=tx.version,
         lock_time=tx.lock_time,
     )
-    barren = sum(not any(map(kept, _part(tx, record, number))) for number in range(1, record.pages + 1))
-    record.spent_pages = barren or None  # nothing will ever spend what holds nothing
+    if is_paged:  # nothing will ever spend what holds nothing
+        barren = sum(not any(map(kept, _part(tx, record, number))) for number in range(1, record.pages + 1))
+        record.spent_pages = barren or None
     return record
 
 
@@ -125,9 +126,19 @@ def external(rules: Rules, tx: Tx) -> bool:
 
 
 def put_page(
-    transactions: Transactions, txn: Txn, tx: Tx, record: Record, number: int, *, creating: bool = False
+    transactions: Transactions,
+    txn: Txn,
+    tx: Tx,
+    record: Record,
+    number: int,
+    *,
+    creating: bool = False,
+    was: Heights | None = None,
 ) -> None:
-    """Store one page of a new transaction, with its slots; its bytes are a blob already, if they are to be one."""
+    """Store one page of a new transaction, with its slots; its bytes are a blob already, if they are to be one.
+
+    `was` is `NOWHERE` if it is known that there is no record yet.
+    """
     store, outputs = transactions.store, _part(tx, record, number)
     first = number * record.page_size
     rows = [
@@ -139,7 +150,7 @@ def put_page(
     page.outputs, page.recorded, page.creating = len(outputs), len(rows), creating
     if not creating:  # nothing may ever come that settles what has nothing to spend
         spending.settle(record, max(record.block_heights, default=transactions.height), transactions.rules.retention)
-    store.put_page(txn, tx.txid, number, page)
+    store.put_page(txn, tx.txid, number, page, was)
     store.put_slots(txn, tx.txid, number, rows)
     if number == 0:
         store.put_body(txn, tx.txid, Body(tx.inputs, None if record.external else tx.raw, tx.previous))

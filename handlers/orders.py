@@ -69,7 +69,8 @@ class Order:
                 _all_or_nothing(txn, tx_blocks, self.event)
         except TxFault as fault:
             self.refused = refusal(fault)
-        tx_blocks.evictor.look_again(None if isinstance(self.event, OperatorMessage) else self.touched())
+        if tx_blocks.evictor.under_way:
+            tx_blocks.evictor.look_again(None if isinstance(self.event, OperatorMessage) else self.touched())
 
     def _make_room(self, txn: Txn, evictor: Evictor, event: TxSubmitted) -> None:
         self.evicted, fits = evictor.make_room(txn, event)

@@ -16,6 +16,7 @@ from handlers.spending import TxFault
 from handlers.states import set_locked
 from handlers.tx_blocks import TxBlocks
 from storage.disk import Txn
+from storage.transactions import NOWHERE
 
 log = structlog.get_logger("transactions")
 
@@ -32,7 +33,7 @@ def submit(txn: Txn, tx_blocks: TxBlocks, event: TxSubmitted) -> AckStatus:
     keeps_loser = event.on_spent == "record"
     rival = new_records.claim_inputs(transactions, txn, tx.txid, tx.inputs, event.wanted, keeps_loser=keeps_loser)
     record = draft(transactions.rules, tx, transactions.height, locked=event.locked, conflicting=rival is not None)
-    new_records.put_page(transactions, txn, tx, record, 0)
+    new_records.put_page(transactions, txn, tx, record, 0, was=NOWHERE)
     _tell(tx_blocks, tx.txid, rival)
     return "accepted"
 

@@ -21,7 +21,7 @@ from storage.chain_txs import ChainTx
 from storage.disk import Txn
 from storage.history.mined import MinedStore
 from storage.reassigned_spent import mark_spent
-from storage.transactions import HASH, HIGHEST, Body, OutPoint, Page, Record, claim
+from storage.transactions import HASH, HIGHEST, Body, Heights, OutPoint, Page, Record, claim
 
 PLACEHOLDER = b"\xff" * 32  # the coinbase placeholder, and the spender in a frozen slot
 UNKNOWN = Fault("TX_NOT_FOUND")
@@ -50,11 +50,15 @@ class Mined(Struct, frozen=True):
 
 
 class Held(Struct):
-    """A transaction in hand. `chain_tx` is set when it has no record of its own."""
+    """A transaction in hand. `chain_tx` is set if it has no record of its own, `was` if its record was just read."""
 
     txid: bytes
     record: Record
     chain_tx: ChainTx | None = None
+    was: Heights | None = None
+
+
+Slot = tuple[Page, int, int, bytes | None]  # an output's page, that page's number, the slot's number and its row
 
 
 class Transactions:
@@ -80,7 +84,7 @@ class Transactions:
         """Return a transaction that is known, by a record or by the chain."""
         record = self.store.record(txn, txid)
         if record is not None:
-            return Held(txid, record)
+            return Held(txid, record, None, record.heights)
         found = self.chain.find(txn, txid)
         return None if found is None else Held(txid, self.chain.record(txn, found), found)
 
@@ -110,8 +114,8 @@ class Transactions:
         self.store.put_slots(txn, tx.txid, 0, sorted(slots.items()))
         return record
 
-    def slot(self, txn: Txn, held: Held, index: int) -> tuple[Page, int, int, bytes | None]:
-        """Return an output's page, that page's number, the slot's number and its row."""
+    def slot(self, txn: Txn, held: Held, index: int) -> Slot:
+        """Return the slot of an output."""
         if held.chain_tx is not None:
             return held.record, 0, index, self.chain.slot(txn, held.chain_tx, index)
         number, slot = held.record.place(index)
@@ -164,7 +168,7 @@ class Transactions:
         if height <= 0:
             raise TxFault("PROCESSING", "nothing can be spent at height 0")
         parents = {parent: self.hold(txn, parent) for parent in dict.fromkeys(parent for parent, _ in outpoints)}
-        faults, taken = dict[int, Fault](), dict[OutPoint, int]()
+        faults, taken, slots = dict[int, Fault](), dict[OutPoint, int](), dict[int, Slot]()
         for n, outpoint in enumerate(outpoints):
             parent, index = outpoint
             if (held := parents[parent]) is None:
@@ -174,7 +178,7 @@ class Transactions:
                 held.record, height, ignore_locked=ignore_locked, ignore_conflicting=ignore_conflicting
             )
             if fault is None:
-                page, _, slot, row = self.slot(txn, held, index)
+                slots[n] = page, _, slot, row = self.slot(txn, held, index)
                 fault = spending.slot_fault(page, slot, row, claim(txid, n), height, (wanted or {}).get(n))
             if fault is None and (first := taken.setdefault(outpoint, n)) != n:
                 fault = Fault("SPENT", (txid, first))
@@ -191,19 +195,22 @@ class Transactions:
             return
         changed = dict[bytes, Held]()
         for n, (parent, index) in enumerate(outpoints):
-            held = parents[parent]
-            if held is not None and self.assign(txn, held, index, claim(txid, n)) and held.chain_tx is None:
+            held, found = parents[parent], slots.get(n)
+            if found is not None and found[1]:
+                found = None  # several inputs may be on this page, and each has read it for itself
+            if held is not None and self.assign(txn, held, index, claim(txid, n), found) and held.chain_tx is None:
                 changed[parent] = held
         for parent, held in changed.items():
-            self.settle(txn, parent, held.record, height)
+            self.settle(txn, parent, held.record, height, held.was)
 
-    def assign(self, txn: Txn, held: Held, index: int, by: bytes) -> bool:
+    def assign(self, txn: Txn, held: Held, index: int, by: bytes, found: Slot | None = None) -> bool:
         """Let an output be spent by `by`, frozen, or with nothing unspent; return whether the output exists.
 
         It is counted on its page and its master; the master is the caller's to settle and store. Of a transaction
-        without a record only the claim or the freeze is stored: the chain tells of what is unspent.
+        without a record only the claim or the freeze is stored: the chain tells of what is unspent. `found` is its
+        slot if the caller has read it since it last changed.
         """
-        page, number, slot, row = self.slot(txn, held, index)
+        page, number, slot, row = self.slot(txn, held, index) if found is None else found
         if row is None:
             return False
         if held.chain_tx is not None and not by:
@@ -219,10 +226,12 @@ class Transactions:
                 mark_spent(self.store, txn, held.txid, held.record, index, spent=False)
         return True
 
-    def settle(self, txn: Txn, txid: bytes, record: Record, height: int | None = None) -> None:
+    def settle(
+        self, txn: Txn, txid: bytes, record: Record, height: int | None = None, was: Heights | None = None
+    ) -> None:
         """Store a master that has changed, with the height at which the transaction is to be deleted by that."""
         spending.settle(record, self.height if height is None else height, self.rules.retention)
-        self.store.put_record(txn, txid, record)
+        self.store.put_record(txn, txid, record, was)
 
     def release(self, txn: Txn, outpoint: OutPoint, by: bytes) -> None:
         """Give up the claim of `by` on an output, whatever state that is in.

@@ -24,7 +24,9 @@ from storage.transactions import (
     FROZEN,
     HASH,
     MASTER,
+    NOWHERE,
     Body,
+    Heights,
     OutPoint,
     Page,
     Record,
@@ -265,7 +267,7 @@ class GhostTxStore(TxStore):
             return False
         record, slots, inputs = self._record(txn, ghost), dict(self.slots(txn, txid)), self.ghosts.inputs(txn, ghost)
         self.ghosts.end(txn, np.array([ghost.number], np.int64))
-        self.index(txn, txid, None, record)
+        self.index(txn, txid, NOWHERE, record.heights)
         txn.put(txid + MASTER, pack(record), db=self.tx)
         super().put_slots(txn, txid, 0, sorted(slots.items()))
         super().put_body(txn, txid, Body(in_order(inputs)))
@@ -298,12 +300,12 @@ class GhostTxStore(TxStore):
                 if index in indexes:
                     self.make_rows(txn, by)
 
-    def put_page(self, txn: Txn, txid: bytes, number: int, page: Page) -> None:
-        """Store a page, and keep the indexes in step when it is the master."""
+    def put_page(self, txn: Txn, txid: bytes, number: int, page: Page, was: Heights | None = None) -> None:
+        """Store a page, and keep the indexes in step when it is the master; `was` is where they have it."""
         if self.ghosts.any(txn) and not self.make_rows(txn, txid) and number == 0 and not super().has(txn, txid):
             for by, _ in self.ghosts.claims(txn, txid).values():  # from here on its slots say who claims them
                 self.make_rows(txn, by)
-        super().put_page(txn, txid, number, page)
+        super().put_page(txn, txid, number, page, was)
 
     def remove(self, txn: Txn, txid: bytes) -> int:
         """Remove everything of a transaction; return how many pages that were."""
@@ -317,7 +319,8 @@ class GhostTxStore(TxStore):
 
     def put_slot(self, txn: Txn, txid: bytes, page: int, slot: int, row: bytes) -> None:
         """Store a slot's row."""
-        self.make_rows_of(txn, [txid], [(txid, slot)] if page == 0 else ())
+        if self.ghosts.any(txn):
+            self.make_rows_of(txn, [txid], [(txid, slot)] if page == 0 else ())
         super().put_slot(txn, txid, page, slot, row)
 
     def drop_slot(self, txn: Txn, txid: bytes, page: int, slot: int) -> None:
@@ -327,8 +330,9 @@ class GhostTxStore(TxStore):
 
     def put_slots(self, txn: Txn, txid: bytes, page: int, rows: Iterable[tuple[int, bytes]]) -> None:
         """Store a page's slots, given in order."""
-        rows = list(rows)
-        self.make_rows_of(txn, [txid], [(txid, slot) for slot, _ in rows] if page == 0 else ())
+        if self.ghosts.any(txn):
+            rows = list(rows)
+            self.make_rows_of(txn, [txid], [(txid, slot) for slot, _ in rows] if page == 0 else ())
         super().put_slots(txn, txid, page, rows)
 
     def put_body(self, txn: Txn, txid: bytes, body: Body) -> None:

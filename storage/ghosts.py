@@ -75,6 +75,7 @@ class Ghosts:
     def __init__(self, disk: Disk) -> None:
         tables = disk.tables
         self._read: tuple[bytes, list[Generation]] = b"", []
+        self._none_in: Txn | None = None  # the transaction that was last found to have no ghosts
         self._look: _Look | None = None
         self._meta, self._live, self._index = tables[META], tables[LIVE], GhostIndex(tables[INDEX])
         self._tables = [tables[name] for name in TABLES]
@@ -86,8 +87,11 @@ class Ghosts:
         Raises:
             Damaged: they can't be read.
         """
+        if txn is self._none_in:  # a submission asks many times
+            return []
         raw = txn.get(GENERATIONS, db=self._meta)
         if raw is None:
+            self._none_in = txn
             return []
         if raw != self._read[0]:
             self._read = raw, unpack(Generations, check_row(raw, "the ghosts"), "the ghosts").found
@@ -95,7 +99,7 @@ class Ghosts:
 
     def any(self, txn: Txn) -> bool:
         """Return whether there are ghosts."""
-        return txn.get(GENERATIONS, db=self._meta) is not None
+        return bool(self.generations(txn))
 
     def count(self, txn: Txn) -> int:
         """Return how many ghosts there are."""
@@ -159,6 +163,7 @@ class Ghosts:
         return txs, spends
 
     def _put_generations(self, txn: Txn, generations: list[Generation]) -> None:
+        self._none_in = None
         if generations:
             txn.put(GENERATIONS, seal_row(Generations(generations)), db=self._meta)
         else:

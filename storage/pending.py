@@ -43,9 +43,12 @@ class PendingStore:
 
     def __init__(self, disk: Disk) -> None:
         self.db = disk.tables[TABLE]
+        self._known: tuple[Txn, Totals, int] | None = None  # a transaction, what it has, the number that comes next
 
     def totals(self, txn: Txn) -> Totals:
         """Return how many there are, and their bytes."""
+        if self._known is not None and self._known[0] is txn:
+            return self._known[1]
         raw = txn.get(_TOTALS, db=self.db)
         return Totals(0, 0) if raw is None else unpack(Totals, raw, "the totals of pending submissions")
 
@@ -69,21 +72,24 @@ class PendingStore:
         Raises:
             Damaged: it is there already.
         """
-        if self.find(txn, txid) is not None:
+        totals, number = self.totals(txn), self._next_number(txn)
+        if not self._enter(txn, txid, Entry(number, size, at)):
             raise Damaged(f"the submission {txid.hex()} is counted already")
-        self._enter(txn, txid, size, at)
-        totals = self.totals(txn)
-        txn.put(_TOTALS, pack(Totals(totals.count + 1, totals.size + size)), db=self.db)
+        totals = Totals(totals.count + 1, totals.size + size)
+        txn.put(_TOTALS, pack(totals), db=self.db)
+        self._known = txn, totals, number + 1
 
     def put_back(self, txn: Txn, txid: bytes) -> None:
         """Let a submission be the last in the order, as old as it is."""
         if (entry := self.find(txn, txid)) is not None:
             txn.delete(_ORDER + _NUMBER.pack(entry.number), db=self.db)
-            self._enter(txn, txid, entry.size, entry.at)
+            txn.delete(_ENTRY + txid, db=self.db)
+            self._enter(txn, txid, Entry(self._next_number(txn), entry.size, entry.at))
+            self._known = None
 
     def drop(self, txn: Txn, txids: Iterable[bytes]) -> None:
         """Take out those of some transactions that are in here: they wait no more."""
-        before = self.totals(txn)
+        before, self._known = self.totals(txn), None
         if before.count == 0:
             return
         gone, size = 0, 0
@@ -98,15 +104,21 @@ class PendingStore:
 
     def clear(self, txn: Txn) -> None:
         """Remove all of them."""
+        self._known = None
         txn.drop(self.db, delete=False)
 
-    def _enter(self, txn: Txn, txid: bytes, size: int, at: int) -> None:
-        cursor, number = txn.cursor(self.db), 0
+    def _next_number(self, txn: Txn) -> int:
+        """Return the number of the next submission."""
+        if self._known is not None and self._known[0] is txn:
+            return self._known[2]
+        cursor = txn.cursor(self.db)
         there = cursor.prev() if cursor.set_range(_ENTRY) else cursor.last()
-        if there and cursor.key().startswith(_ORDER):
-            number = _NUMBER.unpack(cursor.key()[1:])[0] + 1
-        txn.put(_ORDER + _NUMBER.pack(number), txid, db=self.db)
-        txn.put(_ENTRY + txid, pack(Entry(number, size, at)), db=self.db)
+        return _NUMBER.unpack(cursor.key()[1:])[0] + 1 if there and cursor.key().startswith(_ORDER) else 0
+
+    def _enter(self, txn: Txn, txid: bytes, entry: Entry) -> bool:
+        """Write the rows of a submission; return False if there is one of this transaction already."""
+        new = txn.put(_ENTRY + txid, pack(entry), overwrite=False, db=self.db)
+        return new and txn.put(_ORDER + _NUMBER.pack(entry.number), txid, db=self.db)
 
     def findings(self, txn: Txn) -> Iterator[str]:
         """Yield how the rows contradict each other."""

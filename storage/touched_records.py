@@ -11,7 +11,7 @@ from storage import keys
 from storage.disk import Txn
 from storage.ghost_records import GhostTxStore
 from storage.rows import pack
-from storage.transactions import HASH, MASTER, OutPoint, Record
+from storage.transactions import HASH, MASTER, NOWHERE, Heights, OutPoint, Record
 
 _SLOT_KEY = HASH + 8
 
@@ -23,7 +23,7 @@ class TouchedRecords:
         self._store, self._txn = store, txn
         self.records: dict[bytes, Record] = {}
         self.slots: dict[bytes, bytes] = {}
-        self._indexed: dict[bytes, list[int | None]] = {}  # as it was read
+        self._indexed: dict[bytes, Heights] = {}  # as it was read
         self._dirty: dict[bytes, bytes | None] = {}  # key → row, or None to remove it
         self._changed: set[bytes] = set()
 
@@ -31,7 +31,7 @@ class TouchedRecords:
         """Take in the masters of transactions, and of outputs the slots on the first page or beside it."""
         self.records = self._store.records(self._txn, txids)
         for txid, record in self.records.items():
-            self._indexed[txid] = [getattr(record, name) for _, name in self._store.indexes()]
+            self._indexed[txid] = record.heights
         self.slots = self._store.slots_of(self._txn, outpoints)
 
     def put_slot(self, key: bytes, row: bytes | None) -> None:
@@ -53,7 +53,7 @@ class TouchedRecords:
     def add(self, txid: bytes, record: Record, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Add a transaction that had no record, and its other rows by their keys."""
         self.records[txid] = record
-        self._indexed[txid] = [None for _ in self._store.indexes()]
+        self._indexed[txid] = NOWHERE
         self._changed.add(txid)
         self._dirty.update(rows)
 

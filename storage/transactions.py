@@ -42,6 +42,8 @@ HIGHEST = keys.HIGHEST
 ALL_IN_ONE = keys.LAST_U32  # the page size of a record that is one page, however many outputs it has
 
 OutPoint = tuple[bytes, int]
+Heights = tuple[int | None, int | None, int | None]  # of a master in the three indexes
+NOWHERE: Heights = (None, None, None)
 
 
 class Page(Struct, array_like=True):
@@ -105,6 +107,11 @@ class Record(Page, array_like=True):
     locked_by_operator: bool = False
     version: int | None = None
     lock_time: int | None = None
+
+    @property
+    def heights(self) -> Heights:
+        """Return where it stands in the three indexes."""
+        return self.delete_at, self.unmined_since, self.preserve_until
 
     @property
     def mined(self) -> bool:
@@ -204,23 +211,27 @@ class TxStore:
         raw = txn.get(txid + keys.u32(number), db=self.tx)
         return None if raw is None else unpack(Page, raw, f"page {number} of {txid.hex()}")
 
-    def put_page(self, txn: Txn, txid: bytes, number: int, page: Page) -> None:
-        """Store a page, and keep the indexes in step when it is the master."""
-        key = txid + keys.u32(number)
-        if isinstance(page, Record):
-            before = self.record(txn, txid)
-            self.index(txn, txid, before, page)
-        txn.put(key, pack(page), db=self.tx)
+    def put_page(self, txn: Txn, txid: bytes, number: int, page: Page, was: Heights | None = None) -> None:
+        """Store a page, and keep the indexes in step when it is the master.
 
-    def put_record(self, txn: Txn, txid: bytes, record: Record) -> None:
-        """Store the master, and keep the indexes in step."""
-        self.put_page(txn, txid, 0, record)
+        `was` is where the indexes have it, if the caller has read it or knows that it is new.
+        """
+        if isinstance(page, Record):
+            if was is None:
+                before = self.record(txn, txid)
+                was = NOWHERE if before is None else before.heights
+            self.index(txn, txid, was, page.heights)
+        txn.put(txid + keys.u32(number), pack(page), db=self.tx)
+
+    def put_record(self, txn: Txn, txid: bytes, record: Record, was: Heights | None = None) -> None:
+        """Store the master, and keep the indexes in step; as `put_page`."""
+        self.put_page(txn, txid, 0, record, was)
 
     def remove(self, txn: Txn, txid: bytes) -> int:
         """Remove everything of a transaction; return how many pages that were."""
         record, pages = self.record(txn, txid), 0
         if record is not None:
-            self.index(txn, txid, record, None)
+            self.index(txn, txid, record.heights, NOWHERE)
             self._drop_reassigned(txn, txid, record)
         cursor = txn.cursor(self.tx)
         while cursor.set_range(txid) and cursor.key().startswith(txid):
@@ -232,9 +243,9 @@ class TxStore:
         """Remove one page and its slots; with the master goes the body, and what is said of reassigned outputs."""
         if number == 0:
             record = self.record(txn, txid)
-            self.index(txn, txid, record, None)
             txn.delete(txid + _BODY, db=self.tx)
             if record is not None:
+                self.index(txn, txid, record.heights, NOWHERE)
                 self._drop_reassigned(txn, txid, record)
         cursor, front = txn.cursor(self.tx), txid + keys.u32(number)
         while cursor.set_range(front) and cursor.key().startswith(front):
@@ -244,11 +255,11 @@ class TxStore:
         if record.reassignments or record.pages:
             self.reassigned.drop(txn, txid)
 
-    def index(self, txn: Txn, txid: bytes, before: Record | None, after: Record | None) -> None:
-        """Move a transaction in the indexes from what its master was to what it is."""
-        for db, name in self.indexes():
-            was: int | None = None if before is None else getattr(before, name)
-            now: int | None = None if after is None else getattr(after, name)
+    def index(self, txn: Txn, txid: bytes, before: Heights, after: Heights) -> None:
+        """Move a transaction in the indexes from where its master stood to where it stands."""
+        if before == after:
+            return
+        for (db, name), was, now in zip(self.indexes(), before, after, strict=True):
             if was == now:
                 continue
             if was is not None:

@@ -16,7 +16,7 @@ from storage.blobs import BlobFailed, Files
 from storage.disk import Disk, Txn
 from storage.errors import StoreFull
 from storage.ghost_records import GhostTxStore
-from storage.transactions import Lock, Page
+from storage.transactions import Heights, Lock, Page
 
 _T = TypeVar("_T")
 
@@ -182,13 +182,13 @@ class FaultyStore(GhostTxStore):
         super().__init__(disk)
         self._faults = faults
 
-    def put_page(self, txn: Txn, txid: bytes, number: int, page: Page) -> None:
+    def put_page(self, txn: Txn, txid: bytes, number: int, page: Page, was: Heights | None = None) -> None:
         faults = self._faults
         if page.creating:
             faults.seen_creating.add(txid)
         if (faults.pruning and faults.hit("parentUpdate", txid.hex())) or faults.hit("record.update", txid.hex()):
             raise StoreFull(f"page {number} of {txid.hex()} was not written")
-        super().put_page(txn, txid, number, page)
+        super().put_page(txn, txid, number, page, was)
         faults.dies_pruning("crash.parent")
 
     def put_lock(self, txn: Txn, txid: bytes, lock: Lock | None) -> None:
