@@ -203,13 +203,11 @@ class Ghosts:
 
     def find_many(self, txn: Txn, ids: Words) -> Numbers:
         """Return the numbers of the ghosts that have these ids, -1 where there is none."""
-        found = np.full(len(ids), -1, np.int64)
-        if not self.any(txn):
-            return found
-        order = stable_order(ids[:, 0])
+        found, order = np.full(len(ids), -1, np.int64), stable_order(ids[:, 0])
         for generation in self.generations(txn):
             places, entries = self._index.find(txn, generation.part(BY_ID), ids[order, 0])
-            places, numbers = self._living(txn, order[places], entries["number"])
+            lives = self._at(txn).bits.has(entries["number"])
+            places, numbers = order[places[lives]], entries["number"][lives]
             by_number = stable_order(numbers)
             places, numbers = places[by_number], numbers[by_number]
             records = self.records(txn, distinct(numbers))
@@ -231,10 +229,6 @@ class Ghosts:
             places.append(at[lives])
             found.append(spends.compress(lives))
         return np.concatenate(places), joined(found, GHOST_SPEND)
-
-    def _living(self, txn: Txn, places: Numbers, numbers: Numbers) -> tuple[Numbers, Numbers]:
-        lives = self._at(txn).bits.has(numbers)
-        return places[lives], numbers[lives]
 
     def records(self, txn: Txn, numbers: Numbers) -> Records:
         """Return the records of ascending numbers."""
