@@ -5,7 +5,7 @@ Here alone it is known which key a field has. Addresses are raw bytes, as the ch
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -134,7 +134,7 @@ def _assets(assets: list[tuple[bytes, bytes, int]]) -> bytes:
     parts = [_ASSETS, head(ARRAY, len(assets))]
     for policy, name, quantity in assets:
         amount = head(UINT, quantity) if quantity >= 0 else encode(quantity)
-        parts += (b"\x83", head(BYTES, len(policy)), policy, head(BYTES, len(name)), name, amount)
+        parts += (b"\x83", _start(len(policy)), policy, _start(len(name)), name, amount)
     return b"".join(parts)
 
 
@@ -146,6 +146,7 @@ def _entries(*entries: tuple[int, object]) -> _Part:
 PAIRS = b"\x82\x82" + head(BYTES, 32)  # a pair whose first is a pair whose first has 32 bytes
 SMALL = 24  # whole numbers below it are one byte
 MAPS = tuple(head(MAP, entries) for entries in range(18))  # how a map of so many entries begins
+_start = lru_cache(256)(partial(head, BYTES))  # of a byte string; policies and names of assets are short
 _ASSETS = bytes((ASSETS,))
 NOTHING_MORE = _entries((IS_RETURN, False))
 _NO_RETURN, _RETURN = NOTHING_MORE.raw, _entries((IS_RETURN, True)).raw

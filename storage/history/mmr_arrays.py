@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from hashlib import blake2b
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from storage.history.layout import Bytes, Numbers
 from storage.mmr import HASH_BYTES, peak_map
 
-_hash = partial(blake2b, digest_size=HASH_BYTES)
+_EMPTY = blake2b(digest_size=HASH_BYTES)
 Tops = dict[int, bytes]  # the hashes of the peaks, by height
 
 
@@ -55,9 +54,15 @@ def messages(positions: Numbers, data: Bytes) -> list[bytes]:
 def hashes(said: Iterable[bytes]) -> Bytes:
     """Return the hashes of messages, a row each.
 
-    NOTE: the hot path of a store with an MMR: two calls an output.
+    NOTE: the hot path of a store with an MMR, with two messages an output. A copy of an empty hash is made in half the
+    time of a new one with the same parameters.
     """
-    return np.frombuffer(b"".join(map(blake2b.digest, map(_hash, said))), np.uint8).reshape(-1, HASH_BYTES)
+    fresh, digests = _EMPTY.copy, list[bytes]()
+    for message in said:
+        node = fresh()
+        node.update(message)
+        digests.append(node.digest())
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, HASH_BYTES)
 
 
 def grow(count: int, tops: Tops, leaves: Bytes) -> tuple[Bytes, Tops]:
