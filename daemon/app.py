@@ -27,7 +27,7 @@ from daemon.crash import recorded
 from daemon.diagnostics import dump
 from daemon.door import Guests, admins, keep_open, most_clients, open_door
 from daemon.evicting import evict_along
-from daemon.heap import keep_heap_small
+from daemon.heap import give_back, keep_heap_ready
 from daemon.http.master import Keeper
 from daemon.inbox import Inbox
 from daemon.metrics import daemon_sheet, encode, folder, keep_shown
@@ -62,6 +62,7 @@ from storage.errors import StoreFull
 log = structlog.get_logger("daemon")
 
 _SHOWN_CLIENTS = 20
+_MEMORY_EVERY_S = 10.0
 _LAST_TURN_S = 5.0  # for the turn at the store that is going on when the time to leave is over
 
 
@@ -74,7 +75,7 @@ def run(config: Config, config_file: Path | None) -> bool:
         ConfigError: there is no such handler as the configuration names.
     """
     own = load(config.recovery.handlers) if enabled(config) else []
-    keep_heap_small()
+    keep_heap_ready()
     announce(config, config_file, config.http.workers)
     if config.utxo.enabled:
         check_store(config)
@@ -105,6 +106,7 @@ async def serve(config: Config, config_file: Path | None, own: Sequence[Handler]
             async with anyio.create_task_group() as doors:
                 path = socket_path(config, os.environ)
                 doors.start_soon(keep_open, await open_door(path, os.environ), path, os.environ, guests)
+                doors.start_soon(_give_memory_back)
                 doors.start_soon(_report, notifier, bus.bell(BlockCommitted, RolledBack), hall)
                 if notifier.watchdog_s:
                     doors.start_soon(_watch, notifier, notifier.watchdog_s / 2, turns, writer)
@@ -264,6 +266,13 @@ async def _watch_readers(config: Config, disk: Disk, hall: Hall, writer: Capacit
     while True:
         hall.numbers.readers = await to_thread.run_sync(watch.look, limiter=writer)
         await anyio.sleep(watch.every_s)
+
+
+async def _give_memory_back() -> None:
+    """Keep what a busy time took from staying with an idle daemon, and a steady one from growing."""
+    while True:
+        await anyio.sleep(_MEMORY_EVERY_S)
+        await to_thread.run_sync(give_back)
 
 
 async def _try_blobs(blobs: Blobs) -> None:

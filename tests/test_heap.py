@@ -1,4 +1,4 @@
-"""Large blocks go back to the system when they are freed, also after larger ones were."""
+"""Memory goes back to the system when it is freed, in a process whose blocks are mappings and in one with a heap."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import daemon.app
 from config.settings import Config
 
 MIB = 1 << 20
-MEASURE = """
+BEGIN = """
 import ctypes
-from daemon.heap import keep_heap_small
+from pathlib import Path
+from daemon.heap import give_back, keep_heap_ready, keep_heap_small
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
@@ -27,34 +28,63 @@ class Info(ctypes.Structure):
     ]
 
 libc.mallinfo2.restype = Info
-if {wanted}:
-    keep_heap_small()
+"""
+MAPPED = """
+{begin}
 libc.free(libc.malloc({largest}))
 before = libc.mallinfo2().hblkhd
 block = libc.malloc({size})
 print(libc.mallinfo2().hblkhd - before)
 """
+HELD = """
+def held():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+keep_heap_ready()
+before, pairs = held(), [(libc.malloc(1 << 20), libc.malloc(1000)) for _ in range(100)]
+for large, small in pairs:
+    ctypes.memset(large, 1, 1 << 20), ctypes.memset(small, 1, 1000)
+for large, _ in pairs:
+    libc.free(large)
+print(held() - before)
+give_back()
+print(held() - before)
+"""
 
 pytestmark = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="glibc 2.33 tells what is mapped")
 
 
-def mapped(wanted: bool, size: int) -> int:
-    """Return how much is mapped for a block, in a process in which a larger one was freed before."""
+def run(script: str) -> list[int]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_", "LD_"))}
-    script = MEASURE.format(wanted=wanted, largest=8 * MIB, size=size)
-    command = [sys.executable, "-c", script]
     root = Path(__file__).resolve().parent.parent
-    return int(subprocess.run(command, env=environ, cwd=root, check=True, capture_output=True).stdout)
+    done = subprocess.run([sys.executable, "-c", script], env=environ, cwd=root, check=True, capture_output=True)
+    return list(map(int, done.stdout.split()))
 
 
-def test_a_large_block_is_a_mapping_of_its_own() -> None:
-    assert mapped(True, 4 * MIB) >= 4 * MIB
-    assert mapped(True, MIB // 2) == 0
+def mapped(begin: str, size: int) -> int:
+    """Return how much is mapped for a block, in a process in which a larger one was freed before."""
+    return run(BEGIN + MAPPED.format(begin=begin, largest=8 * MIB, size=size))[0]
 
 
-def test_else_a_freed_block_raises_the_threshold() -> None:
+def test_a_large_block_of_a_small_heap_is_a_mapping_of_its_own() -> None:
+    assert mapped("keep_heap_small()", 4 * MIB) >= 4 * MIB
+    assert mapped("keep_heap_small()", MIB // 2) == 0
+
+
+def test_without_a_threshold_a_freed_block_raises_it() -> None:
     """If this fails, the C library has changed and `keep_heap_small` may be superfluous."""
-    assert mapped(False, 4 * MIB) == 0
+    assert mapped("pass", 4 * MIB) == 0
+
+
+def test_arrays_of_a_commit_are_not_mapped_in_the_daemon() -> None:
+    assert mapped("keep_heap_ready()", 16 * MIB) == 0
+    assert mapped("keep_heap_ready()", 40 * MIB) >= 40 * MIB
+
+
+def test_free_pages_between_small_blocks_go_back() -> None:
+    kept, left = run(BEGIN + HELD)
+    assert kept > 90 * MIB
+    assert left < 10 * MIB
 
 
 def test_the_daemon_begins_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +95,7 @@ def test_the_daemon_begins_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Announced
 
     called = list[bool]()
-    monkeypatch.setattr(daemon.app, "keep_heap_small", lambda: called.append(True))
+    monkeypatch.setattr(daemon.app, "keep_heap_ready", lambda: called.append(True))
     monkeypatch.setattr(daemon.app, "announce", announce)
     with pytest.raises(Announced):
         daemon.app.run(Config(), None)

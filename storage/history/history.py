@@ -172,17 +172,18 @@ class History:
         local = made.local(own, wanted)
         numbers = made.inside(local)
         outside = np.flatnonzero(local < 0)
-        first, count = self.find_txs(txn, made.previous.take(outside, axis=0), wanted[outside])
+        ids = np.concatenate((made.previous.take(outside, axis=0), made.txids))
+        first, count = self.find_txs(txn, ids, np.concatenate((wanted[outside], own)))
+        (first, earlier), (count, earlier_count) = np.split(first, [len(outside)]), np.split(count, [len(outside)])
         good = (first >= 0) & (made.index[outside] < count)
         found = (first + made.index[outside])[good]
         numbers[outside[good]] = np.where(self.live.has(found), found, -1)
         gone, by = made.replaced(own)
-        first, count = self.find_txs(txn, made.txids, own)
-        for tx in np.flatnonzero(first >= 0).tolist():
-            old = np.arange(first[tx], first[tx] + count[tx])
+        for tx in np.flatnonzero(earlier >= 0).tolist():
+            old = np.arange(earlier[tx], earlier[tx] + earlier_count[tx])
             old = old[self.live.has(old)]
             gone, by = np.concatenate((gone, old)), np.concatenate((by, np.full(len(old), tx)))
-        repeated = np.union1d(np.flatnonzero(first >= 0), [tx for _, tx in made.repeats(own)])
+        repeated = np.union1d(np.flatnonzero(earlier >= 0), [tx for _, tx in made.repeats(own)])
         return made.spends(numbers, (gone, by))._replace(repeated=repeated.astype(np.int64))
 
     def find_txs(self, txn: Txn, txids: Words, wanted: Words) -> tuple[Numbers, Numbers]:
