@@ -75,7 +75,7 @@ class Reader:
         self._max_bytes = max_bytes
         self._patience_s = patience_s
         self._buffer = bytearray()
-        self._began = 0.0  # when the message that is being read did
+        self._began: float | None = None  # when the message that is being read did; None: with the next read
         self._reading = anyio.CancelScope()
         self._given_up = False
         self.ended = False
@@ -99,11 +99,12 @@ class Reader:
 
     def late_s(self) -> float:
         """Return how much longer than it should the message takes to come."""
-        return anyio.current_time() - self._began - len(self._buffer) / _SLOWEST
+        began = self._began
+        return 0.0 if began is None else anyio.current_time() - began - len(self._buffer) / _SLOWEST
 
     def excuse(self) -> None:
         """Begin to count the time anew: to wait for room is not the client's fault."""
-        self._began = anyio.current_time()
+        self._began = None
 
     def give_up(self) -> None:
         """Drop the message that is being read: others need the room."""
@@ -161,6 +162,8 @@ class Reader:
 
         `size` is what the message has at least, `missing` what of it is known to come.
         """
+        if self._began is None:
+            self._began = anyio.current_time()
         hurry = self._began + self._patience_s + size / _SLOWEST if self._buffer else float("inf")
         with anyio.CancelScope(deadline=hurry) as self._reading:
             try:

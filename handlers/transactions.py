@@ -167,7 +167,7 @@ class Transactions:
         """
         if height <= 0:
             raise TxFault("PROCESSING", "nothing can be spent at height 0")
-        parents = {parent: self.hold(txn, parent) for parent in dict.fromkeys(parent for parent, _ in outpoints)}
+        parents = {parent: self.hold(txn, parent) for parent in {parent for parent, _ in outpoints}}
         faults, taken, slots = dict[int, Fault](), dict[OutPoint, int](), dict[int, Slot]()
         for n, outpoint in enumerate(outpoints):
             parent, index = outpoint

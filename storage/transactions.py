@@ -33,10 +33,11 @@ TABLES = ("tx", "tx_delete_at*", "tx_unmined*", "tx_preserved*", PENDING, REASSI
 
 BODY_PAGE, LOCK_PAGE = 0xFFFF_FFFE, 0xFFFF_FFFF
 MASTER = keys.u32(0)
-_SLOT_KEY = Packed(">32sII").pack
+_SLOT_KEY, _OUTPUT = Packed(">32sII").pack, Packed(">32sI").pack
 _BODY, _LOCK = keys.u32(BODY_PAGE), keys.u32(LOCK_PAGE)
 _STALE = b"records_stale"  # in utxo_meta: blocks may have come while nobody kept the records
 HASH, CLAIM = 32, 36  # bytes
+_NO_HASH = blake2b(digest_size=HASH)
 FROZEN = b"\xff" * CLAIM
 HIGHEST = keys.HIGHEST
 ALL_IN_ONE = keys.LAST_U32  # the page size of a record that is one page, however many outputs it has
@@ -221,7 +222,7 @@ class TxStore:
                 before = self.record(txn, txid)
                 was = NOWHERE if before is None else before.heights
             self.index(txn, txid, was, page.heights)
-        txn.put(txid + keys.u32(number), pack(page), db=self.tx)
+        txn.put(txid + (keys.u32(number) if number else MASTER), pack(page), db=self.tx)
 
     def put_record(self, txn: Txn, txid: bytes, record: Record, was: Heights | None = None) -> None:
         """Store the master, and keep the indexes in step; as `put_page`."""
@@ -299,8 +300,7 @@ class TxStore:
 
     def put_slots(self, txn: Txn, txid: bytes, page: int, rows: Iterable[tuple[int, bytes]]) -> None:
         """Store a page's slots, given in order."""
-        front = txid + keys.u32(page)
-        txn.cursor(self.tx).putmulti((front + keys.u32(slot), row) for slot, row in rows)
+        txn.cursor(self.tx).putmulti([(_SLOT_KEY(txid, page, slot), row) for slot, row in rows])
 
     def slots(self, txn: Txn, txid: bytes, page: int = 0) -> Iterator[tuple[int, bytes]]:
         """Yield the slots of a page that have a row, in order."""
@@ -389,4 +389,6 @@ def claimant(row: bytes) -> tuple[bytes, int]:
 
 def output_hash(txid: bytes, index: int, body: bytes) -> bytes:
     """Return what a slot says of its output: a commitment to where it is and what the UTXO store keeps of it."""
-    return blake2b(txid + keys.u32(index) + body, digest_size=HASH).digest()
+    made = _NO_HASH.copy()  # in half the time of a new one
+    made.update(_OUTPUT(txid, index) + body)
+    return made.digest()
