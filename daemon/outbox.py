@@ -114,6 +114,8 @@ class Outbox:
                 self._held.popleft()
                 for message in first.messages:
                     self.put(message)
+                if first.last:
+                    self.close()
             else:
                 message, last = first
                 self._held.popleft()
@@ -232,9 +234,11 @@ class Gap:
 
     def __init__(self, outbox: Outbox) -> None:
         self.messages: list[bytes] | None = None
+        self.last = False
         self._outbox = outbox
 
     def fill(self, answers: Sequence[Answer]) -> None:
         """Give the answers that belong here, and let out what waited for them."""
         self.messages = [self._outbox.encoded(answer.message) for answer in answers]
+        self.last = any(answer.last for answer in answers)
         self._outbox.release()

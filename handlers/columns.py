@@ -13,7 +13,7 @@ from operator import attrgetter
 import msgspec
 import numpy as np
 
-from handlers import wire
+from handlers import outline, wire
 from handlers.events import BlockApplied, Count, GenesisOutputs, Hash32, Inbound, OutPoint, Output, Tx
 from storage.history.batch import Columns, Waiting
 from storage.history.datums import datum_hash
@@ -51,11 +51,17 @@ _decode = msgspec.msgpack.Decoder(RawBlock).decode
 def decode(raw: bytes | bytearray, encoding: wire.Encoding) -> Inbound:
     """Return a message; of a block only the columns are kept, unless bytes of its transactions came with it.
 
+    A long submission is left as an outline.
+
     Raises:
         Refused: it is none.
     """
-    if encoding == "frames" and wire.peek(raw, encoding) == "BlockApplied" and (block := read(raw)) is not None:
-        return block
+    if encoding == "frames":
+        kind = wire.peek(raw, encoding)
+        if kind == "BlockApplied" and (block := read(raw)) is not None:
+            return block
+        if kind == "TxSubmitted" and (submission := outline.read(raw)) is not None:
+            return submission
     event = wire.decode(raw, encoding)
     if isinstance(event, BlockApplied) and all(tx.raw is None for tx in event.txs):
         return _raw(event, raw, encoding)

@@ -16,7 +16,7 @@ from anyio import CapacityLimiter, Lock, create_task_group, to_thread
 from anyio.abc import TaskGroup
 from msgspec import Struct
 
-from handlers import orders
+from handlers import orders, outline
 from handlers.chain import Chain
 from handlers.commit_log import log_commit, log_missing
 from handlers.delivery import Answer, Delivery, Gap, acknowledge, refuse
@@ -172,10 +172,12 @@ class Turns:
         if tx_blocks is None:
             name = type(event).__name__
             raise Refused("unavailable", f"{name}: this daemon keeps no transaction store (transactions.enabled)")
-        if isinstance(event, TxSubmitted) and large(tx_blocks.transactions.rules, event.tx):
-            self._admit_large(delivery)
-            tx_blocks.transactions.on_their_way.add(event.tx.txid)
-            return [Large(delivery, event)]
+        if isinstance(event, TxSubmitted):
+            if large(tx_blocks.transactions.rules, event.tx):
+                self._admit_large(delivery)
+                tx_blocks.transactions.on_their_way.add(event.tx.txid)
+                return [Large(delivery, event)]
+            event = outline.whole_at_once(event, delivery.raw)
         self.pace.add(event, len(delivery.raw))
         order = Order(event)
         self.chain.step(lambda txn: order.carry_out(txn, tx_blocks), order.touched())
@@ -350,31 +352,37 @@ class _Teller:
 
     async def _created(self, large: Large) -> list[Answer]:
         """Create a large transaction, each step a turn of its own; return its answers."""
-        chain, delivery, event = self._turns.chain, large.delivery, large.event
+        chain, delivery, seq, txid = self._turns.chain, large.delivery, large.event.seq, large.event.tx.txid
         assert chain.tx_blocks is not None
         tx_blocks, transactions, height = chain.tx_blocks, chain.tx_blocks.transactions, chain.height
 
         async def write(step: Callable[[Txn], _T]) -> _T:
             return await on_thread(chain.write_alone, step, limiter=self._writer)
 
+        async def turn(step: Callable[[], _T]) -> _T:
+            return await on_thread(step, limiter=self._writer)
+
         async def put_blob(name: str, raw: bytes) -> None:
             await on_thread(transactions.blobs.put, name, raw)
 
         try:
+            event = await outline.whole(large.event, delivery.raw, turn)
             evicted = await room_for(event, tx_blocks.evictor, write)
             status = await create_large(tx_blocks, event, height, write, put_blob)
+        except Refused as refused:
+            answers = refuse(delivery, seq, refused.refusal)
         except TxFault as fault:
-            answers = refuse(delivery, event.seq, orders.refusal(fault))
+            answers = refuse(delivery, seq, orders.refusal(fault))
         except StoreFull as full:
-            answers = refuse(delivery, event.seq, _no_room(full))
+            answers = refuse(delivery, seq, _no_room(full))
         else:
             if status is not None:
-                answers = acknowledge(delivery, event.seq, status, chain.tip, evicted=evicted)
+                answers = acknowledge(delivery, seq, status, chain.tip, evicted=evicted)
             else:
                 unfinished = "all of it is stored, but it can't be spent yet: send it again"
-                answers = refuse(delivery, event.seq, Refusal("store_full", unfinished, retryable=True))
+                answers = refuse(delivery, seq, Refusal("store_full", unfinished, retryable=True))
         finally:
-            transactions.on_their_way.discard(event.tx.txid)
+            transactions.on_their_way.discard(txid)
             del self._turns.creating[id(delivery)]
         # Also where it is refused: others were evicted for it; or it was half made, and is whole now.
         if facts := await to_thread.run_sync(chain.take_facts_beside, limiter=self._writer):

@@ -79,7 +79,7 @@ def decode(raw: bytes | bytearray, encoding: Encoding) -> Inbound:
         raise Refused("malformed", what, broken=_broken(error)) from error
     if type(message).__name__ != peek(raw, encoding):  # what was let in is what is carried out
         raise Refused("malformed", "a message has one `type` - at `$.type`")
-    _check_lengths(message)
+    check_lengths(message)
     return message
 
 
@@ -109,8 +109,12 @@ def _read_json(raw: bytes | bytearray) -> Inbound:
     return message
 
 
-def _check_lengths(message: Inbound) -> None:
-    """Check what the types can't say: `previous` and `input_hashes` have one entry for each input."""
+def check_lengths(message: Inbound) -> None:
+    """Check what the types can't say: `previous` and `input_hashes` have one entry for each input.
+
+    Raises:
+        Refused: they have not.
+    """
     match message:
         case BlockApplied(txs=txs):
             for n, tx in enumerate(txs):
