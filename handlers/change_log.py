@@ -30,7 +30,17 @@ from storage.change_log import CauseName, LogStore, Place, Retention, read_row
 from storage.disk import Disk, Txn
 from storage.errors import Damaged
 
+FactType = Literal["BlockCommitted", "RolledBack", "Pruned"]
+
 _T = TypeVar("_T")
+_KINDS: dict[FactType, type[stored.Fact]] = {
+    "BlockCommitted": stored.BlockFact,
+    "RolledBack": stored.RollbackFact,
+    "Pruned": stored.PrunedFact,
+}
+_LOOKED_AT = (
+    5_000  # rows that are searched for recent facts: what happens to transactions is thousands of facts a block
+)
 
 
 class Gone(Exception):
@@ -144,6 +154,18 @@ def read(rows: Iterable[tuple[bytes, bytes]], sequence: int) -> list[Fact]:
     """
     found = (read_row(*raw) for raw in rows)
     return [from_row(fact, n) for row in found for n, fact in enumerate(row.facts, row.first) if n >= sequence]
+
+
+def recent(store: LogStore, txn: Txn, types: Collection[FactType], most: int) -> list[tuple[int, Fact]]:
+    """Return the newest facts of some types, newest first, each with the unix second in which it was logged.
+
+    They are fewer than `most` where the newest rows of the log have fewer.
+
+    Raises:
+        Damaged: a row can't be read.
+    """
+    found = store.back(txn, [_KINDS[name] for name in types], most_rows=_LOOKED_AT)
+    return [(at, from_row(fact, n)) for n, at, fact in islice(found, most)]
 
 
 def check(store: LogStore, txn: Txn, sequence: int) -> None:

@@ -9,10 +9,11 @@ have no gap; rows leave only at the old end, and the last row stays, so a sequen
 from __future__ import annotations
 
 import struct
+import sys
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from time import time
-from typing import Literal
+from typing import Literal, cast
 
 import lmdb
 import msgspec
@@ -78,6 +79,8 @@ class TxFact(Struct, array_like=True, frozen=True, tag=4):
 
 
 Fact = BlockFact | RollbackFact | PrunedFact | TxFact
+
+_MARKS: dict[type, bytes] = {BlockFact: _BLOCK, RollbackFact: _ROLLBACK, PrunedFact: b"\x96\x03"}
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Fact]).decode
@@ -160,16 +163,29 @@ class LogStore:
         Raises:
             Damaged: a row can't be read.
         """
-        cursor = txn.cursor(self._db)
-        there = _at_or_before(cursor, sequence)
-        while there:
+        for n, _, fact in self.back(txn, (BlockFact, RollbackFact), sequence):
+            yield n, cast("BlockFact | RollbackFact", fact)
+
+    def back(
+        self, txn: Txn, kinds: Collection[type[Fact]], sequence: int | None = None, most_rows: int = sys.maxsize
+    ) -> Iterator[tuple[int, int, Fact]]:
+        """Yield facts of some kinds back to the oldest: the sequence of each, when it was logged, and the fact.
+
+        They begin at `sequence`, without it at the newest. Of more rows than `most_rows` none is read.
+
+        Raises:
+            Damaged: a row can't be read.
+        """
+        cursor, marks = txn.cursor(self._db), [_MARKS[kind] for kind in kinds]
+        there = cursor.last() if sequence is None else _at_or_before(cursor, sequence)
+        while there and most_rows:
             key, raw = cursor.item()
-            if _BLOCK in raw or _ROLLBACK in raw:
+            if any(mark in raw for mark in marks):
                 row = read_row(key, raw)
                 for n, fact in zip(range(row.last, row.first - 1, -1), reversed(row.facts), strict=True):
-                    if n <= sequence and isinstance(fact, BlockFact | RollbackFact):
-                        yield n, fact
-            there = cursor.prev()
+                    if (sequence is None or n <= sequence) and type(fact) in kinds:
+                        yield n, row.at, fact
+            there, most_rows = cursor.prev(), most_rows - 1
 
     def rollbacks(self, txn: Txn, sequence: int) -> Iterator[RollbackFact]:
         """Yield the rollbacks from a sequence on.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import lzma
 from hashlib import blake2b
 from typing import NamedTuple
 from zlib import crc32
@@ -12,7 +10,7 @@ import cbor2
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from real_data import need
+from real_data import document, every
 
 from formats import base58, bech32
 from handlers.addresses import AddressError, Credentials, Kind, Part, Reason, codec
@@ -347,8 +345,7 @@ def test_the_fixture_in_text() -> None:
 
 def test_addresses_of_real_blocks() -> None:
     """Another decoder wrote these down, from blocks of every era and of five networks."""
-    with lzma.open(need("expected/cardano-single-blocks.json.xz")) as file:
-        blocks = json.load(file)
+    blocks = [block for path in every("expected/cardano-single-blocks.json.xz") for block in document(path)]
     seen = set()
     for output in (output for block in blocks for tx in block["txs"] for output in tx["outputs"]):
         raw = bytes.fromhex(output["address"])

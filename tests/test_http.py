@@ -1132,15 +1132,25 @@ def test_text_answers(told: Asked) -> None:
         assert (answer.status_code, answer.headers["content-type"].split(";")[0]) == (200, kind)
 
 
-def test_events_are_recent_facts() -> None:
+def test_events_are_recent_facts_of_the_change_log() -> None:
+    """Also those from before the process that answers was started."""
     with short_folder() as folder, asked(folder) as asking:
-        asking.web.until("/health/ready", 503)  # empty: the worker listens
-        while asking.ask("/health/ready").json()["status"] != "empty":
-            pass
         asking.feed(FIRST, SECOND, back_to(FIRST))
-        while len(facts := asking.get("/api/v1/events")) < 3:
-            pass
+        facts = asking.get("/api/v1/events")
+        assert asking.daemon.term() == 0
+        asking.daemon.start()
+        asking.web.until("/health/live", 200)
+        assert asking.get("/api/v1/events") == facts
+        assert asking.get("/api/v1/events?type=RolledBack") == facts[:1]
+        assert asking.get("/api/v1/events?type=RolledBack&type=BlockCommitted&type=Pruned") == facts
+        refused = asking.ask("/api/v1/events?type=TxStatusChanged")
+        assert (refused.status_code, refused.json()["error"]) == (400, "bad_parameter")
     assert [fact["type"] for fact in facts] == ["RolledBack", "BlockCommitted", "BlockCommitted"]
+    assert [fact["sequence"] for fact in facts] == [
+        4,
+        2,
+        1,
+    ]  # after 2 the transactions of the block that was taken back are told of
     assert [fact.get("height") for fact in facts] == [None, 2, 1]
     assert {name: facts[1][name] for name in ("height", "slot", "hash")} == point(SECOND)
     assert facts[0]["heard_at"] >= facts[-1]["heard_at"] > 1_700_000_000

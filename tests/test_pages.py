@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from http.client import HTTPConnection
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -213,6 +214,71 @@ def test_it_shows_a_rollback(fed: Seen, width: int) -> None:
     until(lambda: window.texts("#block-rows .height")[:2] == [str(height)] * 2)
     assert "taken back" in window.text("#block-rows tr.undone")
     assert window.run("return document.querySelector('#block-rows').rows[0].className") == ""
+
+
+def newest(window: Browser) -> tuple[str, str]:
+    """Return the height of the tip and that of the newest block that is listed, both of one moment."""
+    script = """
+        const listed = document.querySelector("#block-rows tr:not(.undone) .height");
+        return [document.querySelector("#tip-height").textContent, listed?.textContent ?? ""];
+    """
+    tip, listed = window.run(script)
+    return tip, listed
+
+
+def test_a_chain_that_stands_still_shows_its_recent_blocks(tmp_path: Path, window: Browser) -> None:
+    """What was committed before the daemon was started again is in the change log."""
+    port, told = free_port(), chain(60)
+    with home(tmp_path, http=at(port), utxo={"prune_depth": 4, "rollback_window": 8}) as daemon:
+        daemon.start()
+        with daemon.client() as client:
+            client.feed(told)
+        assert daemon.term() == 0
+        daemon.start()
+        get(port, "/health/live")
+        window.shape(WIDTHS[-1])
+        window.go(f"http://127.0.0.1:{port}/")
+        until(lambda: window.texts("#block-rows .height"))
+        assert newest(window) == ("60", "60")
+        assert not window.shown("#no-blocks")
+        assert len(window.texts("#block-rows tr.undone")) == 3
+        assert any("Rolled back 3 blocks: 42 → 39" in text for text in window.texts("#other-rows li"))
+        assert window.text("#tip-hash") == told[-1]["hash"]
+        assert fits(window)
+
+
+def test_an_old_rollback_is_shown_beside_newer_blocks(tmp_path: Path, window: Browser) -> None:
+    """Also one that is further back than all the blocks that are listed."""
+    port = free_port()
+    with running(tmp_path, http=at(port)) as daemon, daemon.client() as client:
+        client.feed(chain(700))
+        get(port, "/health/live")
+        window.go(f"http://127.0.0.1:{port}/")
+        until(lambda: window.texts("#block-rows .height"))
+        assert newest(window) == ("700", "700")
+        assert window.texts("#block-rows .height")[-1] == "601"
+        facts = get(port, "/api/v1/events")[2]
+        assert len(facts) == 200 and {fact["type"] for fact in facts} == {"BlockCommitted"}
+        assert ["Rolled back 3 blocks: 468 → 465" in text for text in window.texts("#other-rows li")] == [True]
+
+
+def test_recent_blocks_keep_up_with_the_tip(tmp_path: Path, window: Browser) -> None:
+    port, told = free_port(), chain(1500)
+    with running(tmp_path, http=at(port)) as daemon, daemon.client() as client:
+        get(port, "/health/live")
+        client.feed(told[:10])
+        window.go(f"http://127.0.0.1:{port}/")
+        until(lambda: window.texts("#block-rows .height"))
+        seen = set()
+        for start in range(10, len(told), 150):
+            client.feed(told[start : start + 150])
+            for _ in range(20):
+                tip, listed = newest(window)
+                assert tip == listed
+                seen.add(tip)
+                sleep(0.02)
+        until(lambda: newest(window) == ("1,500", "1,500"))
+        assert len(seen) > 2
 
 
 @pytest.mark.parametrize("width", WIDTHS)

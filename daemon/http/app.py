@@ -21,6 +21,7 @@ from daemon.http.blocks import BlockRoutes
 from daemon.http.changes import ChangeRoutes
 from daemon.http.datums import DatumRoutes
 from daemon.http.ear import Ear
+from daemon.http.events import EventsRoute
 from daemon.http.guard import Guard
 from daemon.http.history import HistoryRoutes
 from daemon.http.jobs import JobRoutes
@@ -46,7 +47,6 @@ from daemon.http.status import StatusRoute
 from daemon.http.transactions import TxRoutes
 from daemon.http.waiting import WaitingRoute
 from daemon.turns import Turns
-from handlers import wire
 from handlers.addresses import AddressError, Codec
 from handlers.answers import Balance, Health, to_tip
 from handlers.events import Point
@@ -120,7 +120,7 @@ class Site:
             "/api/v1/blocks/{block}/delta": blocks.delta,
             "/api/v1/tip": self.tip,
             "/api/v1/status": StatusRoute(self.query, self.windows, self.ear, self._lag).status,
-            "/api/v1/events": self.events,
+            "/api/v1/events": EventsRoute(self.query).events,
             "/api/v1/changes": ChangeRoutes(self.query).changes,
             "/api/v1/pruner/jobs": self.jobs.jobs if self.jobs else self._absent("the pruner (pruner.enabled)"),
             "/health/live": self.live,
@@ -243,11 +243,6 @@ class Site:
     def _lag(self, shot: Snapshot) -> int | None:
         tip = shot.tip()
         return None if tip is None else blocks_behind(self.ear.network_height, tip.height)
-
-    async def events(self, request: Request) -> Response:
-        """Recent facts, newest first: what the operator's page shows."""
-        facts = [{"heard_at": at, **wire.plain(fact)} for at, fact in reversed(self.ear.recent)]
-        return answer(request, self._tip(), _encode(facts))
 
     # --- health --------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,8 @@
-"""What a worker hears from the daemon: facts as they become true, and how far the network is."""
+"""What a worker hears from the daemon: that blocks are committed, and how far the network is."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from pathlib import Path
 
 import anyio
@@ -17,19 +16,14 @@ from handlers.events import (
     BlockCommitted,
     Error,
     Hello,
-    Pruned,
-    RolledBack,
     Subscribe,
     Welcome,
 )
 
 log = structlog.get_logger("http")
 
-_Heard = BlockCommitted | RolledBack | Pruned  # what happens to transactions would be thousands a block
-_HEARD: msgspec.msgpack.Decoder[_Heard | Welcome | Ack | Error] = msgspec.msgpack.Decoder(
-    BlockCommitted | RolledBack | Pruned | Welcome | Ack | Error
-)
-_KEPT = 200
+_Heard = BlockCommitted | Welcome | Ack | Error
+_HEARD: msgspec.msgpack.Decoder[_Heard] = msgspec.msgpack.Decoder(BlockCommitted | Welcome | Ack | Error)
 _RETRY_S = 0.5
 _ASK_EVERY_S = 1.0
 
@@ -43,7 +37,6 @@ class Ear:
         self.network_height: int | None = None
         self.feeder_away_s: float | None = None
         self.last_block_at: float | None = None  # monotonic
-        self.recent: deque[tuple[float, _Heard]] = deque(maxlen=_KEPT)  # with the unix time at which it was heard
 
     def seconds_since_last_block(self) -> float | None:
         """Return how long ago a block was committed, as far as we heard."""
@@ -55,7 +48,7 @@ class Ear:
             try:
                 async with await anyio.connect_unix(self._path) as stream:
                     await stream.send(wire.encode(Hello(client="utxod-http/1"), "frames"))
-                    wish = Subscribe(events=["BlockCommitted", "RolledBack", "Pruned"])
+                    wish = Subscribe(events=["BlockCommitted"])
                     await stream.send(wire.encode(wish, "frames"))
                     async with anyio.create_task_group() as both:
                         both.start_soon(self._ask, stream)
@@ -76,7 +69,7 @@ class Ear:
             (length,) = wire.LENGTH.unpack(await stream.receive_exactly(wire.LENGTH.size))
             self.take(_HEARD.decode(await stream.receive_exactly(length)))
 
-    def take(self, heard: _Heard | Welcome | Ack | Error) -> None:
+    def take(self, heard: _Heard) -> None:
         """Remember what was said."""
         match heard:
             case Welcome():
@@ -87,6 +80,3 @@ class Ear:
                     self.last_block_at = time.monotonic() - heard.seconds_since_last_block
             case BlockCommitted():
                 self.last_block_at = time.monotonic()
-                self.recent.append((time.time(), heard))
-            case RolledBack() | Pruned():
-                self.recent.append((time.time(), heard))

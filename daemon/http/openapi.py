@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from daemon import VERSION
+from daemon.http.events import TYPES as EVENT_TYPES
 from handlers.answers import Balance, Failure, Health, MmrRoot, Status, TipAnswer, Utxo
 from handlers.blocks import BlockFacts
 from handlers.changes import Change
@@ -147,7 +148,7 @@ def document() -> Object:
         "/api/v1/tip": _get("The last block.", _ref("TipAnswer"), missing=True),
         "/api/v1/status": _get("Everything that an operator asks first.", _ref("Status")),
         "/api/v1/changes": _changes(),
-        "/api/v1/events": _get("Recent facts, newest first.", anything),
+        "/api/v1/events": _events(anything),
         "/api/v1/txs": _waiting(),
         "/api/v1/txs/{txid}": _get("A transaction's record.", _ref("Transaction"), "txid", missing=True),
         "/api/v1/txs/{txid}/raw": _bytes(),
@@ -277,6 +278,15 @@ def _changes() -> Object:
         "block that both chains have (null is the origin)."
     )
     listed["responses"]["200"]["headers"]["X-Next-From"] = _header(_NEXT_FROM, _POINT, required=False)
+    return route
+
+
+def _events(facts: Object) -> Object:
+    route = _get("Recent facts of the change log, newest first.", facts)
+    schema = {"type": "array", "items": {"type": "string", "enum": list(EVENT_TYPES)}}
+    text = "Only facts of this type; it may be given again."
+    route["get"]["parameters"].append({"name": "type", "in": "query", "schema": schema, "description": text})
+    route["get"]["responses"]["400"] = _failure("A parameter is malformed; it is named.")
     return route
 
 

@@ -37,7 +37,7 @@ def needed() -> Path:
     """Return where bcoin is installed, or end the test here."""
     missing = [name for name in ("node", "npm") if shutil.which(name) is None]
     if missing:
-        _miss(f"no {' and no '.join(missing)} here, bcoin needs them")
+        _miss(f"no {' and no '.join(missing)}: apt-get install nodejs npm")
     files = [_PACKAGE / "package.json", _PACKAGE / "package-lock.json"]
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
     place = _cache() / f"bcoin-{digest}"

@@ -240,6 +240,7 @@ class Troubles:
         self._odds = odds
         self._deepest = deepest
         self._more = list(more)
+        self._due: list[Trouble] = []
         server.on_answer = self.next
 
     def next(self, _: int) -> None:
@@ -247,10 +248,17 @@ class Troubles:
         if at is None:
             return
         forked = self.server.chain is not self.real
-        if self._random.random() < self._odds:
-            self._random.choice([self._fork, self._drop, self._fork, self._real, *self._more])(at)
-        elif forked and at is self.server.chain[-1]:
+        if forked and at is self.server.chain[-1]:  # nothing follows: whoever comes back here would wait for ever
             self._random.choice([self._fork, self._real])(at)
+        elif self._random.random() < self._odds:
+            self._trouble()(at)
+
+    def _trouble(self) -> Trouble:
+        """Return what happens next: each kind, in a random order, before any comes again."""
+        if not self._due:
+            self._due = [self._fork, self._drop, self._fork, self._real, *self._more]
+            self._random.shuffle(self._due)
+        return self._due.pop()
 
     def _fork(self, at: Entry) -> None:
         """Leave the chain some blocks back, for others that have fewer transactions."""

@@ -6,11 +6,9 @@ import asyncio
 import json
 import socket
 import ssl
-import subprocess
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from shutil import which
 from time import monotonic, sleep
 from typing import Any
 
@@ -18,6 +16,7 @@ import anyio
 import pytest
 from bitcoin_rpc_chain import REGTEST_GENESIS, FakeNode
 from bitcoin_rpc_server import LOGIN, Request, RpcServer, Trick, serving
+from certificates import self_signed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -496,12 +495,7 @@ def test_a_node_that_does_not_speak_tls(server: RpcServer) -> None:
 
 
 def test_over_tls(fake: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if which("openssl") is None:
-        pytest.skip("no openssl to make a certificate with")
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
-    files = ["-keyout", str(key), "-out", str(certificate), "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run([*command.split(), *files], check=True, capture_output=True)
+    certificate, key = self_signed(tmp_path)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate, key)
     with serving(fake, tls=tls) as server:

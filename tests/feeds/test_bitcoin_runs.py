@@ -1,7 +1,6 @@
 """Every run of real blocks, decoded and applied to a plain dict, is after each block what another decoder computed."""
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 from bitcoin_chains import read_chain
 from bitcoin_runs import RUNS, expected_runs, network_of, open_run
-from real_data import ROOT, lines, names, need, rows
+from real_data import document, find, lines, names, need, rows
 
 from feeds.bitcoin.networks import MAINNET
 from feeds.bitcoin.source import Chain, Options
@@ -118,8 +117,8 @@ def figures(row: dict[str, Any], script: str | None = None) -> Figures:
 
 
 def summary(name: str) -> dict[str, Any]:
-    path = ROOT / f"{name}.summary.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    path = find(f"{name}.summary.json")
+    found: dict[str, Any] = {} if path is None else document(path)
     return found
 
 
@@ -132,7 +131,7 @@ def check_end(name: str, everything: PlainSet, core: PlainSet) -> None:
     if final := summary(name).get("final_core_rules"):
         assert core.figures()[:2] == (final["utxo_count"], final["utxo_sum"])
         assert core.digests() == (final["digest"], final["digest_script"])
-    if (path := ROOT / f"{name}.utxo.csv.xz").exists():
+    if (path := find(f"{name}.utxo.csv.xz")) is not None:
         listed = (text.split(",") for text in lines(path))
         coins = {(bytes.fromhex(row[0]), int(row[1])): (int(row[2]), bytes.fromhex(row[3])) for row in listed}
         assert {point: (output.value, output.address) for point, output in everything.coins.items()} == coins

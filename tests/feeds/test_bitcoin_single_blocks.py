@@ -1,13 +1,12 @@
 """Single real blocks of several networks and years, field by field, with the outputs that they spend."""
 
 import hashlib
-import json
 import lzma
 from functools import cache
 from typing import Any
 
 import pytest
-from real_data import lines, names, need
+from real_data import document, every, lines, names, need
 from test_bitcoin_runs import PlainSet
 
 from feeds.bitcoin.block import decode_block
@@ -19,7 +18,7 @@ FILES = names("bitcoin/blocks/*.blk.xz")
 
 @cache
 def expected_blocks() -> dict[str, dict[str, Any]]:
-    return {row["name"]: row for row in json.loads(need("expected/bitcoin-single-blocks.json").read_text())}
+    return {row["name"]: row for path in every("expected/bitcoin-single-blocks.json") for row in document(path)}
 
 
 def block_of(file: str) -> tuple[BlockApplied, dict[str, Any], bytes]:

@@ -32,8 +32,8 @@ def write(folder: Path, document: Any, name: str = "genesis.json") -> Path:
 
 
 def test_preview_outputs_are_the_expected_ones() -> None:
-    genesis = read_genesis([need("cardano/preview-genesis-run/genesis.json")], "preview")
-    (first, *_) = rows(need("expected/cardano-preview-genesis-run.blocks.jsonl.xz"))
+    genesis = read_genesis([need("cardano/preview-genesis-100/genesis.json")], "preview")
+    (first, *_) = rows(need("expected/cardano-preview-genesis-100.blocks.jsonl.xz"))
     found = genesis.outputs.outputs
     assert (len(found), sum(each.output.value for each in found)) == (first["utxo_count"], first["utxo_sum"])
     assert not any(is_redeem(each.output.address) for each in found)

@@ -1,20 +1,16 @@
 """Every run of real blocks, read and applied to a plain dict, is after each block what another decoder computed."""
 
 import hashlib
-import json
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from real_data import lines, names, need, rows
+from cardano_runs import RUNS, checkpoints, expected_rows, genesis_of, network_of, whole_sets
+from real_data import lines, need
 
 from feeds.cardano.chunks import read_chain
-from feeds.cardano.eras import NAMES, NETWORKS
-from feeds.cardano.genesis import read_genesis
+from feeds.cardano.eras import NAMES, PREVIEW
 from handlers.events import BlockApplied, GenesisOutput, OutPoint, Output, Tx
-
-RUNS = names("cardano/*-*")
 
 
 class PlainSet:
@@ -110,22 +106,13 @@ def without(row: dict[str, Any], *keys: str) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key not in keys}
 
 
-def read(run: Path, genesis: list[GenesisOutput]) -> Iterator[BlockApplied]:
-    return read_chain(run, NETWORKS[run.name.partition("-")[0]], genesis=genesis)
-
-
-def genesis_of(run: Path) -> list[GenesisOutput]:
-    file = run / "genesis.json"
-    return read_genesis([file]).outputs.outputs if file.exists() else []
-
-
-@pytest.mark.parametrize("directory", RUNS)
-def test_run(directory: str) -> None:
-    run = need(directory)
-    genesis = genesis_of(run)
-    coins, blocks = PlainSet(genesis), 0
+@pytest.mark.parametrize("run", RUNS)
+def test_run(run: str) -> None:
+    born = genesis_of(run).outputs
+    coins, blocks = PlainSet(born), 0
     digests = checkpoints(run)
-    for block, row in zip(read(run, genesis), expected(run), strict=True):
+    network = network_of(run)
+    for block, row in zip(read_chain(need(run), network, genesis=born), expected_rows(run), strict=True):
         unknown = [name(point) for tx in block.txs for point in coins.apply(tx)]
         assert sorted(unknown) == sorted(row.get("unknown", []))
         figures = coins.figures()
@@ -134,6 +121,8 @@ def test_run(directory: str) -> None:
         seen = head(block)
         assert seen == {key: said[key] for key in seen}
         assert block.era == NAMES[row["era"]]
+        if network is PREVIEW:
+            assert block.time == 1_666_656_000 + (block.slot or 0)
         if row["hash"] in digests:
             seen = coins.digests()
             said = digests.pop(row["hash"])
@@ -143,45 +132,15 @@ def test_run(directory: str) -> None:
     assert blocks
 
 
-def checkpoints(run: Path) -> dict[str, dict[str, Any]]:
-    """Return the full digests that are known, by the hash of the block after which they hold."""
-    if run.name == "preview-genesis-run":
-        epochs = json.loads(need(f"expected/cardano-{run.name}.epochs.json").read_text())["epochs"]
-        return {each["last_hash"]: each for each in epochs}
-    summary = json.loads(need(f"expected/cardano-{run.name}.summary.json").read_text())
-    return {each["hash"]: each for each in summary["checkpoints"]} | {summary["last"]["hash"]: summary["final"]}
-
-
-def expected(run: Path) -> Iterator[dict[str, Any]]:
-    return rows(need(f"expected/cardano-{run.name}.blocks.jsonl.xz"))
-
-
-def test_preview_sets() -> None:
-    """The whole sets at the ends of some epochs, not their digests: what differs is what pytest shows."""
-    run = need("cardano/preview-genesis-run")
-    epochs = json.loads(need(f"expected/cardano-{run.name}.epochs.json").read_text())["epochs"]
-    files = {epochs[epoch]["last_height"]: csv_of(run, epoch) for epoch in (6, 8, 10, 12)}
-    genesis = genesis_of(run)
-    coins = PlainSet(genesis)
-    for block in read_chain(run, NETWORKS["preview"], genesis=genesis, to_height=max(files)):
+@pytest.mark.parametrize("run", [run for run in RUNS if whole_sets(run)])
+def test_whole_sets(run: str) -> None:
+    """After some blocks the sets themselves, not their digests: what differs is what pytest shows."""
+    born, files = genesis_of(run).outputs, whole_sets(run)
+    coins = PlainSet(born)
+    for block in read_chain(need(run), network_of(run), genesis=born):
         for tx in block.txs:
             coins.apply(tx)
-        assert block.time == 1_666_656_000 + (block.slot or 0)
-        if block.height in files:
-            said = {tuple(line.split(",")) for line in lines(files[block.height])}
+        if (file := files.pop(block.hash.hex(), None)) is not None:
+            said = {tuple(line.split(",")) for line in lines(file)}
             assert {(p[0].hex(), str(p[1]), str(o.value), o.address.hex()) for p, o in coins.coins.items()} == said
-
-
-def csv_of(run: Path, epoch: int) -> Path:
-    return need(f"expected/cardano-{run.name}.utxo-after-epoch{epoch:02}.csv.xz")
-
-
-@pytest.mark.parametrize("directory", [run for run in RUNS if "preview-genesis-run" not in run])
-def test_final_set(directory: str) -> None:
-    run = need(directory)
-    coins = PlainSet()
-    for block in read(run, []):
-        for tx in block.txs:
-            coins.apply(tx)
-    said = {tuple(line.split(",")) for line in lines(need(f"expected/cardano-{run.name}.utxo.csv.xz"))}
-    assert {(p[0].hex(), str(p[1]), str(o.value), o.address.hex()) for p, o in coins.coins.items()} == said
+    assert not files

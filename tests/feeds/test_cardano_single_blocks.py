@@ -1,12 +1,11 @@
 """Single real blocks of all eras: every transaction, field by field, is what another decoder read."""
 
-import json
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
 import pytest
-from real_data import ROOT, lines, need
+from real_data import document, every, names, need
 from test_cardano_runs import PlainSet, name
 
 from feeds.cardano.block import decode_block
@@ -14,18 +13,18 @@ from feeds.cardano.eras import MAINNET, NAMES
 from formats.scripts import script_hash
 from handlers.events import Asset, OutPoint, Output, Tx
 
-FILES = sorted(path.name for path in ROOT.glob("cardano/single/*.cbor")) or ["*.cbor"]
+FILES = names("cardano/single/*.cbor")
 
 
 @cache
 def expected() -> dict[str, dict[str, Any]]:
-    blocks = json.loads("".join(lines(need("expected/cardano-single-blocks.json.xz"))))
-    return {block["file"]: block for block in blocks}
+    blocks = (block for path in every("expected/cardano-single-blocks.json.xz") for block in document(path))
+    return {f"cardano/single/{block['file']}": block for block in blocks}
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_block(file: str) -> None:
-    raw = need(f"cardano/single/{file}").read_bytes()
+    raw = need(file).read_bytes()
     said = expected()[file]
     block, end = decode_block(raw, MAINNET)
     assert end == len(raw) == said["size"] == (block.size or 0) + 2  # the pair of era and block
@@ -49,12 +48,12 @@ def told(tx: Tx) -> dict[str, Any]:
     return {
         "txid": tx.txid.hex(),
         "valid": tx.valid,
-        "inputs": names(tx.inputs),
+        "inputs": named(tx.inputs),
         "outputs": [output(each) for each in tx.outputs],
         "fee": tx.fee,
-        "collateral": names(tx.collateral),
+        "collateral": named(tx.collateral),
         "collateral_return": tx.collateral_return and output(tx.collateral_return),
-        "reference_inputs": names(tx.references),
+        "reference_inputs": named(tx.references),
     }
 
 
@@ -66,7 +65,7 @@ def kept(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def names(points: list[OutPoint]) -> list[str]:
+def named(points: list[OutPoint]) -> list[str]:
     return [name(point) for point in points]
 
 

@@ -1,12 +1,11 @@
 """Blocks as an Ogmios server tells them become what the decoder of chunk files makes of the same blocks."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from ogmios_messages import V6, V7, Dialect, Json, address_text, block_json, carried, clause
-from real_data import need
+from real_data import found, names, need
 from test_cardano_avvm import BLOCKS as MADE_BLOCKS
 from test_cardano_avvm import CHAIN as MADE_CHAIN
 from test_cardano_single_blocks import FILES
@@ -21,6 +20,7 @@ from feeds.cardano.ogmios_json import NEXT, Forward, read
 from handlers.events import BlockApplied, Output, Tx
 
 WHOLE = Dialect(transaction_cbor=True)
+EPOCHS = [f"cardano/preview-genesis-run/epoch{epoch:02}.chunks.xz" for epoch in (0, 7, 9, 13)]
 KEY_ADDRESS = "addr1vx2fxv2umyhttkxyxp8x0dlpdt3k6cwng5pxj3jhsydzers66hrl8"
 SCRIPT_HASH = "7f287c9b596851bd9394fc84625c2876073de7b19512390e54d64b50"
 NATIVE = [1, [[0, bytes.fromhex("3c07030e36bfffe67e2e2ec09e5293d384637cd2f004356ef320f3fe")], [4, 100], [5, 150]]]
@@ -69,7 +69,7 @@ def only_output(output: Json) -> Output:
 @pytest.mark.parametrize("file", FILES)
 def test_block(file: str) -> None:
     """Field by field, in both versions, whatever the server includes; but for what a message does not carry."""
-    raw = need(f"cardano/single/{file}").read_bytes()
+    raw = need(file).read_bytes()
     truth, _ = decode_cbor(raw, MAINNET)
     for dialect in (V6, V7, WHOLE, Dialect(7, transaction_cbor=True)):
         assert decoded(block_json(truth, dialect, raw)) == carried(truth, dialect)
@@ -78,7 +78,7 @@ def test_block(file: str) -> None:
 def test_what_a_message_carries_is_nearly_all() -> None:
     """Only order is lost, and a size that nobody is told: the same outputs are spent and made."""
     for file in FILES:
-        raw = need(f"cardano/single/{file}").read_bytes()
+        raw = need(file).read_bytes()
         truth, _ = decode_cbor(raw, MAINNET)
         for tx, original in zip(carried(truth, WHOLE).txs, truth.txs, strict=True):
             assert {*tx.inputs} == {*original.inputs} and {*tx.collateral} == {*original.collateral}
@@ -88,16 +88,10 @@ def test_what_a_message_carries_is_nearly_all() -> None:
                 assert output.script_ref == other.script_ref and output.inline_datum == other.inline_datum
 
 
-def stretch(epoch: int) -> Iterator[BlockApplied]:
-    """Yield the blocks of an epoch of preview."""
-    for block, _ in blocks_in(need(f"cardano/preview-genesis-run/epoch{epoch:02}.chunks.xz"), PREVIEW):
-        yield block
-
-
-@pytest.mark.parametrize("epoch", [0, 7, 9, 13])
-def test_stretch_of_preview(epoch: int) -> None:
+@pytest.mark.parametrize("file", [*names("cardano/preview-*/run.chunk.xz"), *found(EPOCHS)])
+def test_stretch_of_preview(file: str) -> None:
     met = 0
-    for block in stretch(epoch):
+    for block, _ in blocks_in(need(file), PREVIEW):
         assert decoded(block_json(block), PREVIEW) == carried(block)
         met += len(block.txs)
     assert met
@@ -110,8 +104,8 @@ def test_made_blocks_of_old_eras(dialect: Dialect) -> None:
 
 
 def test_an_address_with_a_bad_pointer_stays_as_it_is() -> None:
-    raw = need("cardano/single/alonzo-3273458-2351623a.cbor").read_bytes()
-    addresses = {output.address for tx in decode_cbor(raw, MAINNET)[0].txs for output in tx.outputs}
+    blocks = (decode_cbor(need(file).read_bytes(), MAINNET)[0] for file in FILES)
+    addresses = {output.address for block in blocks for tx in block.txs for output in tx.outputs}
     for address in addresses | {bytes.fromhex("41" + "12" * 28 + "ff" * 30 + "7f"), bytes.fromhex("01" + "12" * 80)}:
         assert from_text(address_text(address)) == address
 
@@ -308,8 +302,8 @@ BESIDE_BLOCK = {
 def test_what_has_no_bearing_on_outputs_is_skipped(anything: object) -> None:
     plain = made_tx(made_output(), cbor=None, fee=None)
     full = plain | dict.fromkeys(BESIDE_TX, anything)
-    for kind, names in BESIDE_BLOCK.items():
+    for kind, fields in BESIDE_BLOCK.items():
         era = "byron" if kind == "bft" else "babbage"
-        assert decoded(made(full, type=kind, era=era, **dict.fromkeys(names, anything))) == decoded(
+        assert decoded(made(full, type=kind, era=era, **dict.fromkeys(fields, anything))) == decoded(
             made(plain, type=kind, era=era)
         )

@@ -9,13 +9,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from daemons import Daemon, environment, home, running
 from msgspec.structs import replace
 from ogmios_messages import Json
 from ogmios_server import Chain, OgmiosServer, Troubles, chain_of, serving, told
-from real_data import lines, need, rows
+from real_data import found, lines, need, rows
 from test_cardano_runs import PlainSet
 from test_ogmios_blocks import made_output, made_tx
 from test_ogmios_chain import blocks
@@ -23,10 +24,10 @@ from test_ogmios_chain import blocks
 from feeds.cardano.chunks import blocks_in, read_chain
 from feeds.cardano.eras import PREVIEW
 from handlers import wire
-from handlers.events import BlockApplied, GenesisOutput, GenesisOutputs, Output
+from handlers.events import BlockApplied, GenesisOutput, GenesisOutputs, OutPoint, Output
 
-RUN = "cardano/preview-genesis-run"
-FIRST, LAST = 52_500, 53_250  # four transactions fail here
+EPOCH = "cardano/preview-genesis-run/epoch13.chunks.xz"
+GENESIS = "cardano/preview-genesis-100"
 CHAIN = {"family": "cardano", "network": "preview"}
 PREVIEW_ONLY = ("--network", "preview")
 
@@ -55,42 +56,79 @@ def acc(export: list[str]) -> str:
     return f"{total % 2**256:064x}"
 
 
-def expected(height: int) -> Json:
+def expected(run: str, height: int) -> Json:
     """Return what is expected after a block."""
     return next(
-        row for row in rows(need(f"expected/{RUN.replace('/', '-')}.blocks.jsonl.xz")) if row["height"] == height
+        row for row in rows(need(f"expected/{run.replace('/', '-')}.blocks.jsonl.xz")) if row["height"] == height
     )
 
 
-def assert_expected(daemon: Daemon, height: int) -> None:
-    row, export = expected(height), daemon.export()
+def assert_expected(daemon: Daemon, run: str, height: int) -> None:
+    row, export = expected(run, height), daemon.export()
     assert (len(export), acc(export)) == (row["utxo_count"], row["acc"])
     assert daemon.status()["tip"]["hash"] == row["hash"]
     daemon.assert_sound()
 
 
-@pytest.fixture(scope="module")
-def stretch() -> list[BlockApplied]:
-    """Return the blocks of an epoch of preview, up to the last."""
-    blocks = [block for block, _ in blocks_in(need(f"{RUN}/epoch13.chunks.xz"), PREVIEW)]
-    return [block for block in blocks if block.height <= LAST]
+class Stretch(NamedTuple):
+    """Blocks from the middle of a chain in which transactions fail, and what was live before them.
+
+    `odds` are those of trouble after a block, and `deepest` of its forks, so that every kind of it happens.
+    """
+
+    run: str
+    blocks: list[BlockApplied]
+    live: dict[OutPoint, Output]
+    odds: float
+    deepest: int
 
 
-@pytest.fixture(scope="module")
-def begun(stretch: list[BlockApplied], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a daemon that has what is live before the first block, and the block there."""
-    coins = PlainSet()
-    for line in lines(need(f"expected/{RUN.replace('/', '-')}.utxo-after-epoch12.csv.xz")):
-        txid, index, value, address = line.split(",")
-        coins.coins[bytes.fromhex(txid), int(index)] = Output(bytes.fromhex(address), int(value))
-    for block in stretch:
-        if block.height < FIRST:
+def short_stretch() -> Stretch:
+    """Return a whole run, with the outputs that it spends."""
+    run = "cardano/preview-babbage-52558"
+    return Stretch(run, list(read_chain(need(run), PREVIEW)), coins_in(f"{run}/prevouts.csv.xz").coins, 0.2, 8)
+
+
+def long_stretch() -> Stretch:
+    """Return a part of the epoch of which the set before it is known."""
+    run, first, last = "cardano/preview-genesis-run", 52_500, 53_250
+    coins = coins_in("expected/cardano-preview-genesis-run.utxo-after-epoch12.csv.xz")
+    blocks = [block for block, _ in blocks_in(need(EPOCH), PREVIEW)]
+    for block in blocks:
+        if block.height < first:
             for tx in block.txs:
                 coins.apply(tx)
-    before = replace(next(block for block in stretch if block.height == FIRST - 1), txs=[])
-    seed = GenesisOutputs(outputs=[GenesisOutput(*point, output) for point, output in coins.coins.items()])
+    return Stretch(run, [block for block in blocks if first <= block.height <= last], coins.coins, 0.02, 40)
+
+
+def coins_in(file: str) -> PlainSet:
+    coins = PlainSet()
+    for line in lines(need(file)):
+        txid, index, value, address = line.split(",")
+        coins.coins[bytes.fromhex(txid), int(index)] = Output(bytes.fromhex(address), int(value))
+    return coins
+
+
+@pytest.fixture(scope="module", params=[short_stretch, *[long_stretch for _ in found([EPOCH])]])
+def stretch(request: pytest.FixtureRequest) -> Stretch:
+    made: Stretch = request.param()
+    return made
+
+
+def before(stretch: Stretch) -> BlockApplied:
+    """Return a block without transactions in the place of the one before the stretch."""
+    first = stretch.blocks[0]
+    assert first.slot is not None and first.prev_hash is not None
+    place = {"height": first.height - 1, "slot": first.slot - 1, "hash": first.prev_hash, "prev_hash": bytes(32)}
+    return replace(first, txs=[], **place)
+
+
+@pytest.fixture(scope="module")
+def begun(stretch: Stretch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a daemon that has what is live before the first block, and the block there."""
+    seed = GenesisOutputs(outputs=[GenesisOutput(*point, output) for point, output in stretch.live.items()])
     folder = tmp_path_factory.mktemp("begun")
-    (folder / "begin").write_bytes(wire.encode(seed, "frames") + wire.encode(before, "frames"))
+    (folder / "begin").write_bytes(wire.encode(seed, "frames") + wire.encode(before(stretch), "frames"))
     with running(folder, chain=CHAIN) as daemon:
         feed(daemon, "file", folder / "begin")
         assert daemon.term() == 0
@@ -107,9 +145,10 @@ def daemon(begun: Path, tmp_path: Path) -> Iterator[Daemon]:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_stretch_of_preview(seed: int, daemon: Daemon, stretch: list[BlockApplied]) -> None:
+def test_a_stretch_of_preview(seed: int, daemon: Daemon, stretch: Stretch) -> None:
     """The chain forks, connections break, daemon and feeder are killed and come back."""
-    with serving(told([block for block in stretch if block.height >= FIRST - 1])) as server:
+    last = stretch.blocks[-1].height
+    with serving(told([before(stretch), *stretch.blocks])) as server:
         kills = {"daemon": 0, "feeder": 0}
         process: subprocess.Popen[bytes]
 
@@ -124,9 +163,9 @@ def test_a_stretch_of_preview(seed: int, daemon: Daemon, stretch: list[BlockAppl
                 kills["feeder"] += 1
                 process.kill()
 
-        troubles = Troubles(server, seed, odds=0.02, deepest=40, more=[kill_daemon, kill_feeder])
+        troubles = Troubles(server, seed, odds=stretch.odds, deepest=stretch.deepest, more=[kill_daemon, kill_feeder])
         for _ in range(10):
-            process = follower(daemon, server)
+            process = follower(daemon, server, last)
             _, said = process.communicate(timeout=30)
             if process.returncode >= 0:
                 break
@@ -134,28 +173,28 @@ def test_a_stretch_of_preview(seed: int, daemon: Daemon, stretch: list[BlockAppl
         assert all(kills.values()) and {"back", "drop"} <= set(troubles.happened), troubles.happened
     assert daemon.term() == 0
     assert "rolled_back" in daemon.events()
-    assert_expected(daemon, LAST)
+    assert_expected(daemon, stretch.run, last)
 
 
-def follower(daemon: Daemon, server: OgmiosServer) -> subprocess.Popen[bytes]:
+def follower(daemon: Daemon, server: OgmiosServer, last: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "daemon.cli", "feed", "--socket", str(daemon.socket), "ogmios", server.url]
-    options = ["--network", "preview", "--to", str(LAST), "--wait", "20"]
+    options = ["--network", "preview", "--to", str(last), "--wait", "20"]
     return subprocess.Popen([*command, *options], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment())
 
 
 def test_from_genesis_to_a_file(tmp_path: Path) -> None:
     """A dry run counts, a file can be fed later: the set is the same, and nothing but events is in it."""
-    run = need(RUN)
-    genesis = ["--network", "preview", "--genesis", str(run / "genesis.json"), "--to", "200"]
-    first = list(read_chain(run, PREVIEW, to_height=250))
+    run = need(GENESIS)
+    genesis = ["--network", "preview", "--genesis", str(run / "genesis.json"), "--to", "80"]
+    first = list(read_chain(run, PREVIEW))
     with serving(told(first)) as server, running(tmp_path, chain=CHAIN) as daemon:
-        assert "202 messages" in feed(daemon, "ogmios", server.url, *genesis, "--dry-run")
+        assert "82 messages" in feed(daemon, "ogmios", server.url, *genesis, "--dry-run")
         assert daemon.export() == []
         feed(daemon, "ogmios", server.url, *genesis, "--output", tmp_path / "events.jsonl")
         assert b"Hello" not in (tmp_path / "events.jsonl").read_bytes()
-        assert "201 applied" in feed(daemon, "file", tmp_path / "events.jsonl")
+        assert "81 applied" in feed(daemon, "file", tmp_path / "events.jsonl")
         assert daemon.term() == 0
-        assert_expected(daemon, 200)
+        assert_expected(daemon, GENESIS, 80)
 
 
 def with_bad(chain: Chain, **bad: object) -> Chain:
@@ -196,7 +235,7 @@ def test_what_is_not_understood_leaves_the_store_alone(tmp_path: Path) -> None:
 
 def test_the_first_block_is_not_understood(tmp_path: Path) -> None:
     """Not even genesis is stored then."""
-    genesis = need(RUN) / "genesis.json"
+    genesis = need(GENESIS) / "genesis.json"
     with running(tmp_path, chain=CHAIN) as daemon:
         with serving(chain_of([blocks(1)[0].block | {"type": "leios"}])) as server:
             refused(daemon, "ogmios", server.url, *PREVIEW_ONLY, "--genesis", genesis)

@@ -1,12 +1,11 @@
 """How far requests go ahead, how the daemon hears of the network, and what a server does wrong."""
 
 import ssl
-import subprocess
 from pathlib import Path
-from shutil import which
 from time import monotonic, sleep
 
 import pytest
+from certificates import self_signed
 from ogmios_messages import Json
 from ogmios_server import chain_of, serving
 from test_ogmios_blocks import made_output, made_tx
@@ -160,15 +159,7 @@ def test_a_server_of_another_kind(status: int, again: bool) -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return a certificate for 127.0.0.1, that nobody else trusts, and its key."""
-    if which("openssl") is None:
-        pytest.skip("no openssl to make a certificate with")
-    folder = tmp_path_factory.mktemp("tls")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
-    files = ["-keyout", str(key), "-out", str(certificate), "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run([*command.split(), *files], check=True, capture_output=True)
-    return certificate, key
+    return self_signed(tmp_path_factory.mktemp("tls"))
 
 
 def test_over_tls(certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ commit, prunes, and is walked in the end; one without takes seven, and in the en
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,13 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from bitcoin_runs import RUNS, open_run
+from cardano_runs import RUNS as CARDANO_RUNS
+from cardano_runs import checkpoints, expected_rows, genesis_of, network_of
 from chains import TABLES
 from msgspec import structs
-from real_data import names, need, rows
+from real_data import document, find, need
 
 from feeds.cardano.chunks import read_chain
-from feeds.cardano.eras import NETWORKS as CARDANO
-from feeds.cardano.genesis import read_genesis
 from handlers.addresses import codec
 from handlers.chain import Chain
 from handlers.events import BlockApplied, Rollback, RollbackPoint, Tx
@@ -35,8 +34,6 @@ from storage.history.store import HistoryStore
 from storage.history.stored import Stored
 from storage.history.verify import verify
 from storage.windows import Windows
-
-CARDANO_RUNS = names("cardano/*-*")
 
 
 class Figures(NamedTuple):
@@ -158,16 +155,6 @@ def number(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest(), "big")
 
 
-def checkpoints(name: str) -> dict[str, dict[str, Any]]:
-    """Return the full digests that are expected of a run, by the hash of the block that they are after."""
-    folder = need("expected")
-    if (epochs := folder / f"{name}.epochs.json").exists():
-        return {row["last_hash"]: row for row in json.loads(epochs.read_text())["epochs"]}
-    summary = folder / f"{name}.summary.json"
-    rows = json.loads(summary.read_text())["checkpoints"] if summary.exists() else []
-    return {row["hash"]: row for row in rows}
-
-
 def stretches(
     blocks: Iterable[BlockApplied],
     wanted: Iterable[dict[str, Any]],
@@ -240,22 +227,17 @@ def finish(chain: Chain, way: Way, seen: list[tuple[bytes, Figures]], genesis: i
 @pytest.mark.parametrize("run", CARDANO_RUNS)
 @WAYS
 def test_cardano_run(run: str, way: Way, tmp_path: Path) -> None:
-    folder = need(run)
-    expected = need(f"expected/{run.replace('/', '-')}.blocks.jsonl.xz")
-    network = CARDANO[Path(run).name.split("-")[0]]
-    genesis = read_genesis([folder / "genesis.json"]).outputs if (folder / "genesis.json").exists() else None
-    born = genesis.outputs if genesis else ()
-    marks = checkpoints(run.replace("/", "-"))
+    genesis, marks = genesis_of(run), checkpoints(run)
 
     def figures(row: dict[str, Any]) -> Figures:
         return Figures(row["utxo_count"], row["utxo_sum"], row["acc"], row["acc_addr"])
 
     with opened(tmp_path, "cardano", way) as chain:
-        if genesis is not None:
+        if genesis.outputs:
             chain.seed(genesis)
-        blocks = read_chain(folder, network, genesis=born)
-        seen = apply_all(chain, stretches(blocks, rows(expected), figures, way.at_once, set(marks)), marks)
-        finish(chain, way, seen, len(born))
+        blocks = read_chain(need(run), network_of(run), genesis=genesis.outputs)
+        seen = apply_all(chain, stretches(blocks, expected_rows(run), figures, way.at_once, set(marks)), marks)
+        finish(chain, way, seen, len(genesis.outputs))
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -264,7 +246,9 @@ def test_cardano_run(run: str, way: Way, tmp_path: Path) -> None:
 def test_bitcoin_run(run: str, keep: bool, way: Way, tmp_path: Path) -> None:
     source, name, expected = open_run(run, mark_unspendable=not keep)
     wanted = {"digest", "digest_script"} if keep else {"core_digest"}
-    marks = {at: {each: row[each] for each in wanted} for at, row in checkpoints(Path(name).name).items()}
+    summary = find(f"{name}.summary.json")
+    points = [] if summary is None else document(summary)["checkpoints"]
+    marks = {row["hash"]: {each: row[each] for each in wanted} for row in points}
 
     def figures(row: dict[str, Any]) -> Figures:
         kept = row if keep else row["core"]

@@ -1,0 +1,53 @@
+"""The runs of real Cardano blocks, and what is expected of each."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from real_data import document, find, names, need, rows
+
+from feeds.cardano.eras import NETWORKS, Network
+from feeds.cardano.genesis import read_genesis
+from handlers.events import GenesisOutputs
+
+RUNS = names("cardano/*-*")
+
+
+def network_of(run: str) -> Network:
+    return NETWORKS[Path(run).name.partition("-")[0]]
+
+
+def genesis_of(run: str) -> GenesisOutputs:
+    """Return what there was before the first block: nothing, as far as is known, where a run begins later."""
+    file = find(f"{run}/genesis.json")
+    return GenesisOutputs(outputs=[]) if file is None else read_genesis([file]).outputs
+
+
+def expected_rows(run: str) -> Iterator[dict[str, Any]]:
+    """Yield what is expected after each block."""
+    return rows(need(f"expected/{_name(run)}.blocks.jsonl.xz"))
+
+
+def checkpoints(run: str) -> dict[str, dict[str, Any]]:
+    """Return the digests of whole sets that are expected, by the hash of the block after which they hold."""
+    if (epochs := find(f"expected/{_name(run)}.epochs.json")) is not None:
+        return {each["last_hash"]: each for each in document(epochs)["epochs"]}
+    if (summary := find(f"expected/{_name(run)}.summary.json")) is None:
+        return {}
+    said = document(summary)
+    last = {said["last"]["hash"]: said["final"]} if "final" in said else {}
+    return {each["hash"]: each for each in said["checkpoints"]} | last
+
+
+def whole_sets(run: str) -> dict[str, Path]:
+    """Return the files with whole sets, by the hash of the block after which they hold."""
+    final = find(f"expected/{_name(run)}.utxo.csv.xz")
+    found = {} if final is None else {[*expected_rows(run)][-1]["hash"]: final}
+    for epoch, block_hash in enumerate(checkpoints(run)):
+        if (file := find(f"expected/{_name(run)}.utxo-after-epoch{epoch:02}.csv.xz")) is not None:
+            found[block_hash] = file
+    return found
+
+
+def _name(run: str) -> str:
+    return run.replace("/", "-")
