@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from msgspec import Struct
+
+from handlers.meaning import about
 
 
 class Cause(Struct, frozen=True, tag_field="type", omit_defaults=True):
@@ -18,19 +22,22 @@ class InBlock(Cause, frozen=True, tag="block"):
 
 
 class BlockRolledBack(Cause, frozen=True, tag="rollback"):
-    """Its block was taken back."""
+    """Its block was rolled back."""
 
 
 class DoubleSpend(Cause, frozen=True, tag="double_spend"):
-    """Another transaction, `by`, spends its inputs."""
+    """Another transaction spends what it spends."""
 
-    by: bytes | None = None
+    by: Annotated[
+        bytes | None,
+        about("That transaction; of a recorded submission the one that has its first lost input. Absent if not known."),
+    ] = None
 
 
 class ParentLost(Cause, frozen=True, tag="parent"):
     """It builds on a transaction that lost."""
 
-    txid: bytes
+    txid: Annotated[bytes, about("The transaction that lost.")]
 
 
 class Decided(Cause, frozen=True, tag="decided"):
@@ -38,13 +45,13 @@ class Decided(Cause, frozen=True, tag="decided"):
 
 
 class Withdrawn(Cause, frozen=True, tag="withdrawn"):
-    """It left what waits for a block."""
+    """It does not wait for a block any more. With the status `pruned` it was evicted by the daemon, to make room."""
 
-    reason: str
+    reason: Annotated[str, about("The reason of `TxWithdrawn`, also for what builds on its transactions.")]
 
 
 class Expired(Cause, frozen=True, tag="expired"):
-    """It waited for too long."""
+    """It waited for longer than `transactions.max_pending_age`."""
 
 
 AnyCause = Submitted | InBlock | BlockRolledBack | DoubleSpend | ParentLost | Decided | Withdrawn | Expired
