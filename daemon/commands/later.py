@@ -12,7 +12,7 @@ from daemon.commands.common import FAILED, Exit
 class MainGroup(click.Group):
     """Imports commands that are groups of their own only when they are asked for, so that the daemon starts sooner."""
 
-    LATER = ("query", "recovery")
+    LATER = ("query", "recovery", "send")
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
