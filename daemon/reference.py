@@ -23,7 +23,8 @@ _HEAD = """\
 
 What goes over the daemon's socket, field by field. This file is generated from the types that the daemon decodes
 (`python -m daemon.reference`), so it is what the daemon accepts. [feeding.md](feeding.md) tells how to put the
-messages together. The same as JSON Schema is at `/messages.json` of the daemon's HTTP.
+messages together, and has whole programs in Python and Node.js. `/messages.json` of the daemon's HTTP is the same as
+JSON Schema.
 
 **Encodings.** The socket is a Unix stream socket, `socket.path`. The first byte that a client sends chooses for the
 whole connection:
@@ -38,7 +39,8 @@ send` sends such lines or frames and prints the answers. The messages to the dae
 
 **Fields.** `type` is the message's name and should be the first field. An unknown field is refused as `malformed`,
 but for `Hello`. Leave out what has its default value: an older daemon refuses the names of newer fields. In what the
-daemon sends, ignore fields that you do not know. Integers without bounds are from -2^63 to 2^64-1.
+daemon sends, ignore fields that you do not know; *required* are those that are always there. Integers without bounds
+are from -2^63 to 2^64-1.
 
 **Answers** come in the order of the messages. A message with `seq` gets one [Ack](#ack), once its effect is durable
 on disk, or one [Error](#error), and then it has changed nothing. `Hello` gets [Welcome](#welcome), with or without

@@ -14,19 +14,19 @@ class Cause(Struct, frozen=True, tag_field="type", omit_defaults=True):
 
 
 class Submitted(Cause, frozen=True, tag="submitted"):
-    """It was submitted."""
+    """It was submitted: `pending`."""
 
 
 class InBlock(Cause, frozen=True, tag="block"):
-    """A block has it."""
+    """A block has it: `mined`."""
 
 
 class BlockRolledBack(Cause, frozen=True, tag="rollback"):
-    """Its block was rolled back."""
+    """Its block was rolled back: `pending`."""
 
 
 class DoubleSpend(Cause, frozen=True, tag="double_spend"):
-    """Another transaction spends what it spends."""
+    """Another transaction spends what it spends: `conflicting`."""
 
     by: Annotated[
         bytes | None,
@@ -35,23 +35,28 @@ class DoubleSpend(Cause, frozen=True, tag="double_spend"):
 
 
 class ParentLost(Cause, frozen=True, tag="parent"):
-    """It builds on a transaction that lost."""
+    """It builds on a transaction that lost: `conflicting`."""
 
     txid: Annotated[bytes, about("The transaction that lost.")]
 
 
 class Decided(Cause, frozen=True, tag="decided"):
-    """An operator said so."""
+    """An operator said so: `pending` or `conflicting`."""
 
 
 class Withdrawn(Cause, frozen=True, tag="withdrawn"):
-    """It does not wait for a block any more. With the status `pruned` it was evicted by the daemon, to make room."""
+    """It does not wait for a block any more: `withdrawn`; or `pruned` if the daemon evicted it to make room."""
 
-    reason: Annotated[str, about("The reason of `TxWithdrawn`, also for what builds on its transactions.")]
+    reason: Annotated[
+        str,
+        about(
+            "The reason of `TxWithdrawn`, also for what builds on its transactions; `operator` by `recovery discard`."
+        ),
+    ]
 
 
 class Expired(Cause, frozen=True, tag="expired"):
-    """It waited for longer than `transactions.max_pending_age`."""
+    """It waited for longer than `transactions.max_pending_age`: `pruned`."""
 
 
 AnyCause = Submitted | InBlock | BlockRolledBack | DoubleSpend | ParentLost | Decided | Withdrawn | Expired

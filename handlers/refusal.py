@@ -37,7 +37,7 @@ CODES = {
         "spent) of each."
     ),
     "TX_EXISTS": "There is another transaction of this id, or it is being created.",
-    "TX_NOT_FOUND": "There is no such transaction.",
+    "TX_NOT_FOUND": "There is no such transaction; of an input: none that it could be an output of.",
     "IN_CHAIN": "The transaction is in a block of the chain, or what is said contradicts one.",
     "PENDING_FULL": (
         "The limits of pending transactions leave no room, also after evictions. `detail.count`, `detail.bytes`, "
@@ -50,7 +50,7 @@ CODES = {
     "LOCKED": "An input: outputs of its transaction are locked.",
     "CONFLICTING": "An input: its transaction has lost a conflict.",
     "COINBASE_IMMATURE": "An input: its coinbase has too few blocks (`transactions.coinbase_maturity`).",
-    "UTXO_NOT_FOUND": "An input: there is no such output.",
+    "UTXO_NOT_FOUND": "An input: its transaction has no such output.",
     "UTXO_HASH_MISMATCH": "An input: the output has another hash than `input_hashes` says.",
     "UTXO_NOT_FROZEN": "An output is not frozen.",
     "ALREADY_FROZEN": "An output is frozen already.",
