@@ -374,7 +374,9 @@ def test_an_address_in_each_of_its_forms(told: Asked, name: str) -> None:
 )
 @pytest.mark.parametrize("what", ["utxos", "balance"])
 def test_what_is_no_address_is_refused(told: Asked, text: str, what: str) -> None:
-    failure(told.ask(f"/api/v1/addresses/{text}/{what}"), 400, "bad_address", "address")
+    answer = told.ask(f"/api/v1/addresses/{text}/{what}")
+    failure(answer, 400, "bad_address", "address")
+    assert "hex of the raw bytes" in answer.json()["hint"]
 
 
 def test_an_address_that_nobody_uses_has_nothing(told: Asked) -> None:

@@ -52,7 +52,7 @@ def test_the_examples_are_sent_from_a_file(daemon: Daemon, folder: Path, encodin
     heard = [json.loads(line) for line in done.stdout.splitlines()]
     assert (done.returncode, done.stderr) == (0, b"")
     assert [answer["seq"] for answer in heard if "seq" in answer] == [message.seq for message in STORY[:-1]]
-    assert {"Welcome", "Ack", "BlockCommitted", "TxStatusChanged"} == {answer["type"] for answer in heard}
+    assert {"Welcome", "Ack", "BlockCommitted", "TxStatusChanged"} <= {answer["type"] for answer in heard}
 
 
 def test_a_message_without_a_number_gets_one(daemon: Daemon) -> None:

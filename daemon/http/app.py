@@ -156,7 +156,8 @@ class Site:
         try:
             return shot.listed("address_hash", self._known_key(text) if len(text) <= _SHORT else self._key(text))
         except AddressError as error:
-            raise Problem(400, "bad_address", f"address: {error}") from error
+            hint = f"accepted are {self.codec.forms}"
+            raise Problem(400, "bad_address", f"address: {error}", hint) from error
 
     def _key(self, text: str) -> bytes:
         return address_key(self.codec.read(text))
