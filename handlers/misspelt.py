@@ -52,6 +52,8 @@ def _struct(kind: inspect.Type) -> inspect.StructType | None:
 
 
 def _choices(kind: inspect.Type) -> tuple[inspect.Type, ...]:
+    if isinstance(kind, inspect.Metadata):  # a description
+        kind = kind.type
     return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
 
 

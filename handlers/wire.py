@@ -217,6 +217,8 @@ def _read_int(value: Any) -> Any:
 def _reader(kind: inspect.Type) -> _Reader | None:
     """Return what turns a JSON value of this type into ours, or None when nothing in it needs turning."""
     match kind:
+        case inspect.Metadata(type=described):
+            return _reader(described)
         case inspect.BytesType():
             return _read_bytes
         case inspect.IntType():

@@ -462,6 +462,26 @@ def test_query_utxo_that_is_none(daemon: Daemon, asked: list[str]) -> None:
     assert utxod(daemon, "query", "utxo", *asked).one_line(2)
 
 
+def test_an_output_that_is_written_in_another_way(daemon: Daemon) -> None:
+    for written in (f"{FIRST}:3", f"{FIRST}.3", f"{FIRST}/3"):
+        assert f"{FIRST}#3 is one of its outputs" in utxod(daemon, "query", "utxo", written).one_line(2)
+    assert f"{FIRST}#3 is one of its outputs" in utxod(daemon, "query", "tx", f"{FIRST}#3").one_line(2)
+    assert f"{FIRST}#0 is its first" in utxod(daemon, "query", "utxo", FIRST).one_line(2)
+
+
+def test_a_bad_address_is_told_what_is_accepted(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    for command in ("address", "balance", "transactions"):
+        said = utxod(daemon, "query", command, "hello").one_line(2)
+        assert "accepted are bech32 (addr1…), base58 of Byron, and hex of the raw bytes" in said
+        assert ("payment credentials" in said) == (command != "transactions")
+    monkeypatch.setenv("UTXOD_CHAIN__NETWORK", "preview")
+    assert "bech32 (addr_test1…)" in utxod(daemon, "query", "address", "hello").one_line(2)
+    monkeypatch.setenv("UTXOD_CHAIN__FAMILY", "bitcoin")
+    monkeypatch.setenv("UTXOD_CHAIN__NETWORK", "regtest")
+    said = utxod(daemon, "query", "address", "hello").one_line(2)
+    assert said.endswith("accepted are bech32 (bcrt1…), base58 (m…, n…, 2…), and hex of the locking script")
+
+
 def test_query_tx_of_a_block(daemon: Daemon) -> None:
     """Its block tells all of it: where it is, its outputs, and who spent them."""
     answer = shell(daemon, "query", "tx", FIRST, "--json").json()
@@ -495,8 +515,9 @@ def test_query_tx_that_waits(tmp_path: Path) -> None:
         assert (answer["transaction"]["status"], answer["transaction"]["external"]) == ("unmined", True)
         assert [each["status"] for each in answer["slots"]] == ["frozen", "unspent"]
         words = utxod(daemon, *asked).out
-        for word in ("not in the chain: unmined", f"{FIRST}#3", "frozen", "spendable from 1,001", "unmined_since"):
+        for word in ("in no block of the chain", "unmined", f"{FIRST}#3", "frozen", "spendable from 1,001"):
             assert word in words
+        assert "waits since height" in words and "partial" not in words
         report = utxod(daemon, "status", "--json").json()
         assert (report["unmined"], report["blobs"]) == (1, 1)
         assert "1 in no block (1 waiting, 0 conflicting), 1 blob in file:blobs" in utxod(daemon, "status").out
@@ -565,7 +586,7 @@ def test_query_on_a_network_whose_addresses_are_not_known(tmp_path: Path) -> Non
 def test_whoever_reads_may_leave(daemon: Daemon) -> None:
     command = f"{sys.executable} -m daemon.cli query tx {FIRST} --config {daemon.config} | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, env=environment(), check=False)
-    assert done.stdout.split()[0] == b"where" and b"Traceback" not in done.stderr
+    assert done.stdout.split()[0] == b"transaction" and b"Traceback" not in done.stderr
 
 
 # --- help and completion -----------------------------------------------------------------------------------------

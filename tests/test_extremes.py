@@ -92,6 +92,8 @@ def leaves(kind: inspect.Type, value: Any, way: tuple[str | int, ...], name: str
     match kind:
         case inspect.IntType():
             yield Leaf(way, kind, name)
+        case inspect.Metadata(type=described):
+            yield from leaves(described, value, way, name)
         case inspect.StructType(fields=fields) if isinstance(value, dict):
             for field in fields:
                 if field.name == "seq" or field.name in value:
@@ -117,6 +119,8 @@ def all_leaves(kind: inspect.Type) -> int:
     match kind:
         case inspect.IntType():
             return 1
+        case inspect.Metadata(type=described):
+            return all_leaves(described)
         case inspect.StructType(fields=fields):
             return sum(all_leaves(field.type) for field in fields)
         case inspect.ListType(item_type=item):

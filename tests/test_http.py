@@ -45,6 +45,7 @@ ROUTES = {  # of the contract, with parameters that find something
         "/api/v1/pruner/jobs",
         "/metrics",
         "/openapi.json",
+        "/messages.json",
         "/docs",
         "/",
     ],
@@ -373,7 +374,9 @@ def test_an_address_in_each_of_its_forms(told: Asked, name: str) -> None:
 )
 @pytest.mark.parametrize("what", ["utxos", "balance"])
 def test_what_is_no_address_is_refused(told: Asked, text: str, what: str) -> None:
-    failure(told.ask(f"/api/v1/addresses/{text}/{what}"), 400, "bad_address", "address")
+    answer = told.ask(f"/api/v1/addresses/{text}/{what}")
+    failure(answer, 400, "bad_address", "address")
+    assert "hex of the raw bytes" in answer.json()["hint"]
 
 
 def test_an_address_that_nobody_uses_has_nothing(told: Asked) -> None:
@@ -500,7 +503,8 @@ def test_every_answer_says_which_block_it_is_of(told: Asked, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [*every_path("lists", "balances", "outputs", "deltas"), "/api/v1/tip", "/docs", "/openapi.json"]
+    "path",
+    [*every_path("lists", "balances", "outputs", "deltas"), "/api/v1/tip", "/docs", "/openapi.json", "/messages.json"],
 )
 def test_what_the_client_has_is_not_sent_again(told: Asked, path: str) -> None:
     answer = told.ask(path)
@@ -1111,6 +1115,7 @@ def test_a_daemon_without_the_utxo_store() -> None:
         ready = asking.ask("/health/ready")
         assert (ready.status_code, ready.json()["status"]) == (503, "not_enabled")
         assert asking.get("/openapi.json")["openapi"].startswith("3.")
+        assert asking.get("/messages.json")["$defs"]
         assert asking.ask("/docs").status_code == asking.ask("/").status_code == 200
 
 

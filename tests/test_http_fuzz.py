@@ -47,6 +47,7 @@ PATHS = [
     "/health/ready",
     "/metrics",
     "/openapi.json",
+    "/messages.json",
     "/docs",
     "/",
 ]

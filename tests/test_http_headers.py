@@ -43,6 +43,7 @@ MORE = [  # what depends on more
     f"/api/v1/recovery/transactions/{digest('tx', 'waits').hex()}",
     "/api/v1/pruner/jobs",
     "/openapi.json",
+    "/messages.json",
     "/docs",
     "/",
 ]

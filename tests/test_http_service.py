@@ -195,7 +195,15 @@ def test_what_fails_for_long_is_told_seldom() -> None:
 
 
 def test_a_token_is_asked_for() -> None:
-    closed = ["/api/v1/tip", "/api/v1/status", "/metrics", "/openapi.json", "/nothing", "/api/v1/pruner/jobs"]
+    closed = [
+        "/api/v1/tip",
+        "/api/v1/status",
+        "/metrics",
+        "/openapi.json",
+        "/messages.json",
+        "/nothing",
+        "/api/v1/pruner/jobs",
+    ]
     opened = ["/health/live", "/docs", "/"]
     with short_folder() as folder, asked(folder, http={"token": TOKEN}) as asking:
         asking.feed(STORY[0])

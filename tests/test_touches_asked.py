@@ -62,7 +62,9 @@ def test_pages_go_on_by_cursor_and_by_number(told: Asked) -> None:
     cursor = told.ask(f"{PATH}?count=2").headers["x-next-cursor"]
     failure(told.ask(f"{PATH}?cursor={cursor}&order=desc"), 400, "bad_parameter", "cursor")
     failure(told.ask(f"{PATH}?asset={'ab' * 28}"), 400, "bad_parameter", "asset")
-    failure(told.ask("/api/v1/addresses/x/transactions"), 400, "bad_address", "address")
+    answer = told.ask("/api/v1/addresses/x/transactions")
+    failure(answer, 400, "bad_address", "address")
+    assert answer.json()["hint"].startswith("accepted are bech32 (addr1…)")
 
 
 def test_the_command_line_says_the_same(told: Asked) -> None:

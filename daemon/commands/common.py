@@ -120,9 +120,23 @@ def readers_may_leave() -> Iterator[None]:
         sys.exit(FAILED)
 
 
+class Group(click.Group):
+    """A group of commands whose help has their summaries whole, however long they are."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a line, or several, for each command."""
+        commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        rows = [(name, found.get_short_help_str(_WIDE)) for name, found in commands if found and not found.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+Group.group_class = Group  # of the groups in it
+
+
 def _with_config(context: click.Context, _: click.Parameter, path: Path | None) -> None:
     if path is not None:
-        context.obj = context.obj.with_config(path)
+        context.obj = (context.obj or Context(None)).with_config(path)
 
 
 config_option = click.option(

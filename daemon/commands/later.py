@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from copy import copy
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import click
 
-from daemon.commands.common import FAILED, Exit
+from daemon.commands.common import FAILED, Exit, Group, config_option, socket_option
 
 
-class MainGroup(click.Group):
+class MainGroup(Group):
     """Imports commands that are groups of their own only when they are asked for, so that the daemon starts sooner."""
 
-    LATER = ("query", "recovery")
+    LATER = ("query", "recovery", "send")
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
@@ -26,7 +29,7 @@ class MainGroup(click.Group):
         return command
 
 
-class BenchGroup(click.Group):
+class BenchGroup(Group):
     """Imports a measurement only when it is asked for: they need packages that the daemon does not."""
 
     NAMES = ("apply", "feed", "http", "large", "mmr", "prune", "recovery", "soak", "steady", "transactions")
@@ -42,11 +45,22 @@ class BenchGroup(click.Group):
         try:
             command: click.Command = getattr(import_module(f"bench.{cmd_name}"), cmd_name)
         except ImportError as error:
-            raise Exit(f"{error.name} is not installed: it is of the dependency group `bench`", FAILED) from error
+            return _without(cmd_name, str(error.name))
         return command
 
 
-class FeedsGroup(click.Group):
+def _without(name: str, package: str) -> click.Command:
+    """Return what stands for a measurement while a package that it needs is missing: it says so, whatever is asked."""
+    why = f"{package} is not installed: it is of the dependency group `bench` (pyproject.toml)"
+
+    def refuse() -> None:
+        raise Exit(f"{why}; `requirements/install test` installs it", FAILED)
+
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return click.Command(name, callback=refuse, help=f"Not here: {why}.", context_settings=settings)
+
+
+class FeedsGroup(Group):
     """Imports the feeds only when one is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -54,8 +68,28 @@ class FeedsGroup(click.Group):
         return _feeds().list_commands(ctx)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return one."""
-        return _feeds().get_command(ctx, cmd_name)
+        """Return one, which takes the daemon's socket and configuration as all commands do."""
+        found = _feeds().get_command(ctx, cmd_name)
+        return None if found is None else _told_where(found)
+
+
+def _told_where(feed: click.Command) -> click.Command:
+    """Return a feed with the options that say where the daemon is; the feed itself is handed the path of its socket."""
+    run = feed.callback
+    assert run is not None
+
+    @click.command()
+    @config_option
+    @socket_option
+    @click.pass_context
+    def call(context: click.Context, /, socket: Path | None, **arguments: Any) -> None:
+        assert context.parent is not None
+        context.obj = context.obj.socket(socket or context.parent.params["socket"])
+        context.invoke(run, **arguments)
+
+    told = copy(feed)
+    told.callback, told.params = call.callback, [*feed.params, *call.params]
+    return told
 
 
 def _feeds() -> click.Group:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
@@ -15,14 +15,14 @@ from rich.table import Table
 
 from config.settings import Config
 from daemon.commands.common import FAILED, WRONG_USE, Exit, readers_may_leave, show, stores_speak
-from daemon.store import limited, open_query, reading
+from daemon.store import limited, open_query
 from handlers.addresses import AddressError, codec
-from handlers.answers import Amount, Balance, Failure, TipAnswer, Utxo, to_tip
+from handlers.answers import Amount, Balance, TipAnswer, Utxo, to_tip
 from handlers.cursors import BadCursor
 from handlers.datums import Datum, find_datum
 from handlers.query import CursorGone, Listed, NoIndex, Order, Page, Snapshot, Sum, amounts
 from handlers.touched import touching
-from handlers.tx_query import Inpoint, Slot, Transaction, TxQuery
+from handlers.tx_query import Inpoint
 
 _encode = msgspec.json.Encoder().encode
 _HASH_DIGITS = 64
@@ -34,6 +34,8 @@ _KEYS = {  # what a key is called, and its least and most bytes
     "script": ("script hash", 28, 28),
 }
 _MOST_INDEX = 0xFFFF_FFFF
+_OUTPOINT = re.compile(r"([0-9a-fA-F]{64})[#:./_-]([0-9]{1,10})")  # an output, in all ways in which people write one
+_CREDENTIALS = {"cardano": ", and payment credentials (56 hex digits, addr_vkh1…)", "bitcoin": "", "raw": ""}
 _Where = Callable[[Snapshot], Listed]
 
 
@@ -51,10 +53,11 @@ def by(config: Config, kind: str, text: str, count: int, order: Order, cursor: s
 
 def transactions(config: Config, text: str, count: int, order: Order, cursor: str | None, *, as_json: bool) -> None:
     """Print a page of the transactions that touched an address."""
+    text_of = codec(config.chain.family, config.chain.network)
     try:
-        address = codec(config.chain.family, config.chain.network).read(text)
+        address = text_of.read(text)
     except AddressError as error:
-        raise Exit(f"address: {error}", WRONG_USE) from error
+        raise Exit(f"address: {error}; accepted are {text_of.forms}", WRONG_USE) from error
     with asking(config) as shot:
         found, tip = touching(shot, address, count, order, 1, cursor), shot.tip()
     if as_json:
@@ -116,8 +119,10 @@ def balance(config: Config, text: str, *, as_json: bool) -> None:
 def utxo(config: Config, txid: str, index: str | None, *, as_json: bool) -> None:
     """Print one output."""
     if index is None:
-        txid, _, index = txid.partition("#")
-    place = _txid(txid), _index(index)
+        txid, hash_mark, index = txid.partition("#")
+        if not hash_mark and len(txid) == _HASH_DIGITS:
+            raise Exit(f"which output? Write TXID#INDEX: {txid}#0 is its first", WRONG_USE)
+    place = txid_of(txid), _index(index)
     with asking(config) as shot:
         found = shot.find(*place)
     if found is None:
@@ -135,78 +140,9 @@ def show_fields(found: Struct) -> None:
     table.add_column(overflow="fold")
     for name, value in msgspec.structs.asdict(found).items():
         if value is not None and value is not UNSET:
-            table.add_row(name, _readable(value))
+            table.add_row(name, readable(value))
     with readers_may_leave():
         show(table)
-
-
-def tx(config: Config, text: str, count: int, page: int, *, as_json: bool) -> None:
-    """Print a transaction's record, where it is, and a page of its slots beside the outputs that the set keeps."""
-    txid = _txid(text)
-    if not config.transactions.enabled:
-        _outputs_of(config, txid, as_json=as_json)
-        return
-    with asking(config) as shot:
-        told = _told(config, shot, txid, range((page - 1) * count, page * count))
-    if told is None:
-        message = f"transaction {text} is not here: never seen, or pruned"
-        if as_json:
-            print_json(Failure("unknown_transaction", message))
-            sys.exit(FAILED)
-        raise Exit(message, FAILED)
-    if as_json:
-        print_json(told)
-        return
-    left = told.transaction.total_utxos - page * count
-    more = [f"{left:,} more: --page {page + 1}"] if left > 0 else []
-    with readers_may_leave():
-        show(_fields(told), "", _slots(told), *more)
-
-
-def _told(config: Config, shot: Snapshot, txid: bytes, page: range) -> Told | None:
-    transactions, tip = reading(shot.store, config), shot.tip()
-    asking = TxQuery(transactions)
-    held = asking.find(shot.txn, txid, tip.height if tip else 0)
-    if held is None:
-        return None
-    home = transactions.chain.find(shot.txn, txid)
-    block = shot.point(home.ordinal) if home else None
-    indexes = range(held.record.total)[page.start : page.stop]
-    return Told(
-        tip=None if tip is None else to_tip(tip),
-        block=None if block is None else to_tip(block),
-        transaction=asking.transaction(shot.txn, held),
-        slots=asking.slots(shot.txn, held, indexes),
-        utxos=[utxo for index in indexes if (utxo := shot.find(txid, index)) is not None],
-    )
-
-
-def _outputs_of(config: Config, txid: bytes, *, as_json: bool) -> None:
-    """Print what is kept of a transaction where transactions are not, and that it is not the transaction."""
-    with asking(config) as shot:
-        outputs = shot.of_transaction(txid)
-    what = "transactions are not kept (transactions.enabled)"
-    if outputs:
-        message = f"{what}; the UTXO store has {len(outputs)} of its outputs"
-    else:
-        message = f"{what}, and the UTXO store has no output of it"
-    if as_json:
-        print_json(msgspec.to_builtins(Failure("not_enabled", message)) | {"utxos": outputs})
-        sys.exit(FAILED)
-    if outputs:
-        with readers_may_leave():
-            show(list_of(outputs))
-    raise Exit(message, FAILED)
-
-
-class Told(Struct, frozen=True):
-    """A transaction: `block` is where the UTXO set has it, `utxos` are those of its `slots` that are kept there."""
-
-    tip: TipAnswer | None
-    block: TipAnswer | None
-    transaction: Transaction
-    slots: list[Slot]
-    utxos: list[Utxo]
 
 
 # --- what was asked ----------------------------------------------------------------------------------------------
@@ -247,7 +183,9 @@ def _owner(config: Config, text: str) -> _Where:
         try:
             credential = text_of.read_credential(text)
         except AddressError:
-            raise Exit(f"address: {error}", WRONG_USE) from error
+            raise Exit(
+                f"address: {error}; accepted are {text_of.forms}{_CREDENTIALS[text_of.family]}", WRONG_USE
+            ) from error
         return lambda shot: shot.by_credential(credential)
     return lambda shot: shot.by_address(raw)
 
@@ -265,14 +203,18 @@ def _key(kind: str, text: str) -> bytes:
     return raw
 
 
-def _txid(text: str) -> bytes:
+def txid_of(text: str) -> bytes:
+    """Return the transaction id that is written so."""
     try:
         raw = bytes.fromhex(text) if len(text) == _HASH_DIGITS else b""
     except ValueError:
         raw = b""
-    if not raw:
-        raise Exit(f"{text!r} is no transaction id, which has {_HASH_DIGITS} hex digits", WRONG_USE)
-    return raw
+    if raw:
+        return raw
+    message = f"{text!r} is no transaction id, which has {_HASH_DIGITS} hex digits"
+    if place := _OUTPOINT.fullmatch(text):
+        message += f": {place[1]}#{place[2]} is one of its outputs (`utxod query utxo`), the id alone the whole"
+    raise Exit(message, WRONG_USE)
 
 
 def _index(text: str) -> int:
@@ -314,41 +256,9 @@ def list_of(utxos: Sequence[Utxo]) -> Table:
     return table
 
 
-def _fields(told: Told) -> Table:
-    """Return what a transaction's record says; what it says nothing about is left out."""
-    table, block = Table.grid(padding=(0, 3)), told.block
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    table.add_row("where", f"not in the chain: {told.transaction.status}" if block is None else heading(block))
-    if not told.transaction.has_record:
-        table.add_row("record", "none: its block tells all of it")
-    for name, value in msgspec.structs.asdict(told.transaction).items():
-        if value not in (None, False, []) and name != "has_record":
-            table.add_row(name, _readable(value))
-    return table
-
-
 def heading(block: TipAnswer) -> str:
     """Return where a block is."""
     return f"height {block.height:,}, slot {block.slot:,}, {block.hash}"
-
-
-def _slots(told: Told) -> Table:
-    """Return who may spend each output, and what it holds where that is known."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("output", justify="right", no_wrap=True)
-    for name in ("state", "spent by"):
-        table.add_column(name, overflow="fold")
-    table.add_column("amount", justify="right", no_wrap=True)
-    table.add_column("owner", overflow="fold")
-    utxos = {utxo.output_index: utxo for utxo in told.utxos}
-    for slot in told.slots:
-        spender = "" if slot.spending_tx_hash is None else f"{slot.spending_tx_hash} input {slot.spending_input_index}"
-        state = slot.status if slot.spendable_in is None else f"{slot.status}, spendable from {slot.spendable_in:,}"
-        utxo = utxos.get(slot.output_index)
-        amount = "" if utxo is None else f"{utxo.lovelace_amount:,} {utxo.amounts[0].unit}"
-        table.add_row(str(slot.output_index), state, spender, amount, "" if utxo is None else utxo.owner_addr)
-    return table
 
 
 def _more(page: Page) -> list[str]:
@@ -371,7 +281,8 @@ def _parts(utxo: Utxo) -> str:
     return ", ".join(name for name, there in parts.items() if there)
 
 
-def _item(value: object) -> str:
+def item(value: object) -> str:
+    """Return one entry of a list as a person reads it."""
     match value:
         case Inpoint():
             told = [f"value {value.value:,}", f"script {value.script}"] if value.value is not None else []
@@ -384,11 +295,12 @@ def _item(value: object) -> str:
             return str(value)
 
 
-def _readable(value: object) -> str:
+def readable(value: object) -> str:
+    """Return a field's value as a person reads it."""
     match value:
         case bool():
             return "yes" if value else "no"
         case list():
-            return "\n".join(_amount(each) if isinstance(each, Amount) else _item(each) for each in value)
+            return "\n".join(_amount(each) if isinstance(each, Amount) else item(each) for each in value)
         case _:
             return str(value)

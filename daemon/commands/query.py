@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from daemon.commands.common import config_option, json_option
+from daemon.commands.common import Group, config_option, json_option
 
 if TYPE_CHECKING:
     from handlers.query import Order
@@ -28,7 +28,7 @@ def _page_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.group()
+@click.group(cls=Group)
 @config_option
 @click.pass_context
 def query(context: click.Context) -> None:
@@ -210,10 +210,13 @@ def txs(
 @json_option("An object: `transaction`, `slots` and `utxos` as HTTP has them, `block` where it is, and `tip`.")
 @click.pass_context
 def tx(context: click.Context, txid: str, count: int, page: int, as_json: bool) -> None:
-    """Show the record of transaction TXID, where it is, and who may spend its outputs.
+    """Show where transaction TXID is, what it spends, and who may spend its outputs.
 
-    Where transactions are not kept (transactions.enabled) it lists the outputs in the UTXO store: exit code 1.
+    First what is known of it: a field that says nothing is left out, --json has all. Then its outputs, a line each:
+    the state (unspent, spent, frozen, or none where nobody can spend it), what spends or claims it, and, while the
+    UTXO store keeps the output, its amount and owner. Where transactions are not kept (transactions.enabled) it lists
+    the outputs in the UTXO store: exit code 1.
     """
-    from daemon.commands import lookup
+    from daemon.commands import tx
 
-    lookup.tx(context.obj.config, txid, count, page, as_json=as_json)
+    tx.tx(context.obj.config, txid, count, page, as_json=as_json)

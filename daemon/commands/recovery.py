@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from daemon.commands.common import FAILED, Exit, config_option, json_option, readers_may_leave, show, stores_speak
+from daemon.commands.common import (
+    FAILED,
+    Exit,
+    Group,
+    config_option,
+    json_option,
+    readers_may_leave,
+    show,
+    stores_speak,
+)
 
 if TYPE_CHECKING:
     from config.settings import Config
@@ -35,7 +44,7 @@ def _txid(_: click.Context, __: click.Parameter, given: tuple[str, ...] | str) -
 _txids = click.argument("txids", metavar="TXID...", nargs=-1, required=True, callback=_txid)
 
 
-@click.group()
+@click.group(cls=Group)
 @config_option
 def recovery() -> None:
     """Look at transactions that wait to be final, and decide about those that got stuck.

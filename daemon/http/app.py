@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan
 
+from daemon import VERSION
 from daemon.http import pages
 from daemon.http.blocks import BlockRoutes
 from daemon.http.changes import ChangeRoutes
@@ -47,6 +48,7 @@ from daemon.http.status import StatusRoute
 from daemon.http.transactions import TxRoutes
 from daemon.http.waiting import WaitingRoute
 from daemon.turns import Turns
+from handlers import schema
 from handlers.addresses import AddressError, Codec
 from handlers.answers import Balance, Health, to_tip
 from handlers.events import Point
@@ -127,6 +129,7 @@ class Site:
             "/health/ready": self.ready,
             "/metrics": self.prometheus,
             "/openapi.json": self.contract,
+            "/messages.json": self.messages,
             "/docs": self.docs,
             "/": self.page,
         }
@@ -154,7 +157,8 @@ class Site:
         try:
             return shot.listed("address_hash", self._known_key(text) if len(text) <= _SHORT else self._key(text))
         except AddressError as error:
-            raise Problem(400, "bad_address", f"address: {error}") from error
+            hint = f"accepted are {self.codec.forms}"
+            raise Problem(400, "bad_address", f"address: {error}", hint) from error
 
     def _key(self, text: str) -> bytes:
         return address_key(self.codec.read(text))
@@ -283,6 +287,10 @@ class Site:
         """The contract as OpenAPI."""
         return answer(request, self._tip(), _contract())
 
+    async def messages(self, request: Request) -> Response:
+        """The messages of the socket as JSON Schema."""
+        return answer(request, self._tip(), _messages())
+
     async def docs(self, request: Request) -> Response:
         """A page to read and try the contract."""
         return answer(request, self._tip(), pages.docs(), _HTML, pages.headers(pages.docs()))
@@ -321,6 +329,11 @@ def _contract() -> bytes:
     return _encode(document())
 
 
+@cache
+def _messages() -> bytes:
+    return _encode(schema.document(VERSION))
+
+
 def build_disabled(token: str | None) -> ASGIApp:
     """Return an application for a daemon that keeps no UTXO store: it says so wherever the other one answers."""
 
@@ -336,6 +349,9 @@ def build_disabled(token: str | None) -> ASGIApp:
     async def contract(request: Request) -> Response:
         return answer(request, None, _contract())
 
+    async def messages(request: Request) -> Response:
+        return answer(request, None, _messages())
+
     async def docs(request: Request) -> Response:
         return answer(request, None, pages.docs(), _HTML, pages.headers(pages.docs()))
 
@@ -345,7 +361,8 @@ def build_disabled(token: str | None) -> ASGIApp:
     async def fail(request: Request, error: Exception) -> Response:
         return failed(request, error, None)
 
-    own = {"/health/live": live, "/health/ready": ready, "/openapi.json": contract, "/docs": docs, "/": page}
+    own = {"/health/live": live, "/health/ready": ready, "/docs": docs, "/": page}
+    own |= {"/openapi.json": contract, "/messages.json": messages}
     routes = [Route(path, own.get(path, data), methods=["GET"]) for path in document()["paths"]]
     app = _application(routes, fail)
     return app if token is None else Guard(app, token)

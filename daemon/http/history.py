@@ -27,7 +27,8 @@ class HistoryRoutes:
         try:
             address = self._codec.read(request.path_params["address"])
         except AddressError as error:
-            raise Problem(400, "bad_address", f"address: {error}") from error
+            hint = f"accepted are {self._codec.forms}"
+            raise Problem(400, "bad_address", f"address: {error}", hint) from error
         with self._query.snapshot() as shot, good_cursor():
             tip = shot.tip()
             found = touching(shot, address, asked.count, asked.order, asked.page, asked.cursor)

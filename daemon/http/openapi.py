@@ -170,6 +170,7 @@ def document() -> Object:
         "/health/ready": _health("Whether answers are fresh.", unready=True),
         "/metrics": _text("Metrics.", _TEXT),
         "/openapi.json": _get("This contract.", {"type": "object"}),
+        "/messages.json": _get("The messages of the socket, as JSON Schema.", {"type": "object"}),
         "/docs": _text("A page to read and try this contract.", _HTML),
         "/": _text("The operator's page.", _HTML),
     }

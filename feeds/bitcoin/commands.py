@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from msgspec.structs import replace
 
 from feeds import run as runner
 from feeds.bitcoin.access import Address, Login, read_url
@@ -23,16 +24,14 @@ _AROUND_BYTES = 32 << 20  # what an answer may have besides a block: a large mem
 @click.option(
     "--network",
     type=click.Choice(list(NETWORKS)),
-    default="mainnet",
-    show_default=True,
-    help="Magic, genesis and limits.",
+    help="Magic, genesis and limits; else those of the daemon's network.",
 )
 @click.option("--skip-orphans", is_flag=True, help="Stop before a block whose parent is missing, instead of failing.")
 @click.option("--keep-unspendable", is_flag=True, help="Keep outputs that nobody can spend, and the first coinbase.")
 @options
 @click.pass_obj
 def from_bitcoin_blocks(
-    socket: Path, /, source: Path, network: str, skip_orphans: bool, keep_unspendable: bool, **shared: Any
+    socket: Path, /, source: Path, network: str | None, skip_orphans: bool, keep_unspendable: bool, **shared: Any
 ) -> None:
     """Send the best chain of SOURCE: a folder of blk*.dat (with xor.dat), or raw blocks as hex, one a line."""
     from feeds.bitcoin.source import Chain, Options
@@ -40,6 +39,8 @@ def from_bitcoin_blocks(
     job = Job(socket, **shared)
     keep_apart(job, source)
     choice = Options(skip_orphans=skip_orphans, mark_unspendable=not keep_unspendable)
+    with runner.speaking():
+        network = runner.network_of(job, "bitcoin", network, NETWORKS)
     with runner.speaking(), Chain(source, NETWORKS[network], choice) as chain:
         for note in chain.notes:
             click.echo(note, err=True)
@@ -57,9 +58,7 @@ def from_bitcoin_blocks(
 
 @click.command("bitcoin-rpc")
 @click.argument("url")
-@click.option(
-    "--network", type=click.Choice(list(NETWORKS)), default="mainnet", show_default=True, help="The node's chain."
-)
+@click.option("--network", type=click.Choice(list(NETWORKS)), help="The node's chain; else that of the daemon.")
 @click.option("--poll", default=1.0, show_default=True, type=click.FloatRange(min=0.01), help="Seconds between looks.")
 @click.option("--requests", default=8, show_default=True, type=click.IntRange(1, 64), help="Blocks asked for at once.")
 @click.option("--cookie", type=click.Path(path_type=Path), help="The node's cookie file; read again when it changes.")
@@ -79,7 +78,7 @@ def from_bitcoin_rpc(
     socket: Path,
     /,
     url: str,
-    network: str,
+    network: str | None,
     poll: float,
     requests: int,
     cookie: Path | None,
@@ -98,9 +97,12 @@ def from_bitcoin_rpc(
     from feeds.bitcoin.jsonrpc import Node
     from feeds.bitcoin.rpc import Follower, Options
 
-    job, chosen = Job(socket, **shared), NETWORKS[network]
+    job = Job(socket, **shared)
     with runner.speaking():
-        address, login = _access(url, chosen.rpc_port, cookie, user, password_file)
+        address, login = _access(url, cookie, user, password_file)
+        network = runner.network_of(job, "bitcoin", network, NETWORKS)
+    chosen = NETWORKS[network]
+    address = replace(address, port=address.port or chosen.rpc_port)
     wish = Options(
         network=chosen,
         to=job.to,
@@ -129,12 +131,10 @@ def from_bitcoin_rpc(
     )
 
 
-def _access(
-    url: str, port: int, cookie: Path | None, user: str | None, password_file: Path | None
-) -> tuple[Address, Login]:
-    """Return where the node is and who we are there; there is one way only to say that."""
+def _access(url: str, cookie: Path | None, user: str | None, password_file: Path | None) -> tuple[Address, Login]:
+    """Return where the node is, with port 0 for that of its network, and who we are there: one way only to say that."""
     try:
-        address, in_url = read_url(url, port)
+        address, in_url = read_url(url, 0)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="URL") from None
     if (user is None) != (password_file is None):

@@ -32,9 +32,8 @@ def _network_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--network",
-            default="mainnet",
-            show_default=True,
-            help="How slots count, epochs and times: mainnet, preprod, preview, or what --genesis says of another.",
+            help="How slots count, epochs and times: mainnet, preprod, preview, or what --genesis says of another; "
+            "else that of the daemon.",
         ),
     ):
         command = option(command)
@@ -52,7 +51,7 @@ def from_cardano_chunks(
     socket: Path,
     /,
     source: Path,
-    network: str,
+    network: str | None,
     genesis_files: tuple[Path, ...],
     byron_epochs: int | None,
     follow: bool,
@@ -66,6 +65,7 @@ def from_cardano_chunks(
     job = Job(socket, **shared)
     keep_apart(job, source)
     with runner.speaking():
+        network = runner.network_of(job, "cardano", network)
         chosen = choose_network(network, genesis_files, byron_epochs)
         check_magic(source, chosen.network)
         last = last_block(source, chosen.network)
@@ -101,7 +101,7 @@ def from_ogmios(
     socket: Path,
     /,
     url: str,
-    network: str,
+    network: str | None,
     genesis_files: tuple[Path, ...],
     byron_epochs: int | None,
     **shared: Any,
@@ -116,6 +116,7 @@ def from_ogmios(
 
     job = Job(socket, **shared)
     with runner.speaking():
+        network = runner.network_of(job, "cardano", network)
         chosen = choose_network(network, genesis_files, byron_epochs)
     chain = OgmiosChain(
         url,

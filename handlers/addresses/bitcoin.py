@@ -38,6 +38,7 @@ class Scripts(Codec):
     """Locking scripts in hex, for a network that we can't write addresses of: private ones have any name."""
 
     family: Family = "bitcoin"
+    forms = "hex of the locking script"
 
     def __init__(self, network: str) -> None:
         super().__init__(network)
@@ -53,6 +54,9 @@ class Bitcoin(Codec):
     def __init__(self, network: str) -> None:
         super().__init__(network)
         self._network = NETWORKS[network]
+        self.forms = (
+            f"bech32 ({self._network.prefix}1…), base58 ({_firsts(self._network)}), and hex of the locking script"
+        )
 
     def _read(self, text: str) -> bytes:
         if bech32.is_meant(text, _PREFIXES):
@@ -85,6 +89,16 @@ class Bitcoin(Codec):
         if self.network not in owners:
             theirs = " or ".join((", ".join(owners[:-1]), owners[-1]) if owners[1:] else owners)
             raise AddressError("another network", f"an address of {theirs}, but chain.network is {self.network}")
+
+
+def _firsts(network: Network) -> str:
+    """Return how the base58 addresses of a network begin, in all of their spellings."""
+    firsts = [
+        base58.encode_check(bytes((first,)) + bytes((digest,)) * 20)[0]
+        for first in (network.key_hash, network.script_hash)
+        for digest in (0, 0xFF)
+    ]
+    return ", ".join(f"{first}…" for first in dict.fromkeys(firsts))
 
 
 def _owners(payload: bytes) -> list[str]:

@@ -40,6 +40,7 @@ class Cardano(Codec):
     def __init__(self, network: str) -> None:
         super().__init__(network)
         self._id = int(network == "mainnet")
+        self.forms = f"bech32 ({_ADDRESS[self._id]}1…), base58 of Byron, and hex of the raw bytes"
 
     def _read(self, text: str) -> bytes:
         if not bech32.is_meant(text, _PREFIXES):

@@ -38,6 +38,7 @@ class Codec:
     """Addresses as plain bytes, in hex; the base of the families that write them otherwise."""
 
     family: Family = "raw"
+    forms = "hex of the raw bytes"  # of addresses that `read` accepts, for who has written another
     missing: str | None = None  # what this codec can't do and its family can, for who starts to say so
 
     def __init__(self, network: str) -> None:

@@ -6,6 +6,7 @@ import json
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,11 @@ def said(daemon: Daemon, *arguments: str | Path | int) -> tuple[int, str]:
     return done.exit_code, done.stderr.splitlines()[-1]
 
 
+def folder(parent: Path, name: str) -> Path:
+    (parent / name).mkdir()
+    return parent / name
+
+
 def other(kept: str, fed: str) -> tuple[int, str]:
     there = f"the daemon keeps {kept}, this is a feed of {fed}"
     return 1, f"Error: {there}: see --network here, chain.family and chain.network there"
@@ -52,7 +58,7 @@ def test_every_feed_refuses_a_daemon_of_another_chain(tmp_path: Path) -> None:
         for fed, *arguments in (
             ("bitcoin/regtest", "bitcoin-blocks", tmp_path / "blocks", "--network", "regtest"),
             ("bitcoin/mainnet", "bitcoin-rpc", "http://127.0.0.1:1"),
-            ("cardano/mainnet", "cardano-chunks", tmp_path / "db"),
+            ("cardano/mainnet", "cardano-chunks", tmp_path / "db", "--network", "mainnet"),
             ("cardano/preprod", "ogmios", server.url, "--network", "preprod"),
             ("cardano/mainnet", "file", tmp_path / "events", "--chain", "cardano/mainnet"),
         ):
@@ -62,6 +68,33 @@ def test_every_feed_refuses_a_daemon_of_another_chain(tmp_path: Path) -> None:
             assert client.hello()["tip"] is None
         assert said(daemon, "file", tmp_path / "events", "--chain", "cardano/preview")[0] == 0
         assert exported(daemon) != []
+
+
+def test_a_feed_is_of_the_daemons_network_unless_told(tmp_path: Path) -> None:
+    write(tmp_path, 0, b"".join(map(record, CHAIN)))
+    with running(folder(tmp_path, "r"), chain={"family": "bitcoin", "network": "regtest"}) as daemon:
+        code, line = said(daemon, "bitcoin-blocks", tmp_path)
+        assert (code, "12 applied, height 12" in line) == (0, True), line
+    with running(folder(tmp_path, "p"), chain=PREVIEW) as daemon, serving(blocks(3)) as server:
+        code, line = said(daemon, "ogmios", server.url, "--to", 1)
+        assert code == 0, line
+        assert exported(daemon) != []
+
+
+def test_a_daemon_whose_network_the_feed_does_not_know(tmp_path: Path) -> None:
+    write(tmp_path, 0, b"".join(map(record, CHAIN)))
+    with running(folder(tmp_path, "d"), chain={"family": "bitcoin", "network": "private"}) as daemon:
+        code, line = said(daemon, "bitcoin-blocks", tmp_path)
+        assert code == 1 and "the daemon keeps bitcoin/private; this feed knows mainnet, testnet3" in line
+
+
+def test_without_a_daemon_the_network_is_asked_for_in_vain(tmp_path: Path) -> None:
+    write(tmp_path, 0, b"".join(map(record, CHAIN)))
+    started = time.monotonic()
+    done = cli("feed", "bitcoin-blocks", tmp_path, "--socket", tmp_path / "s", "--wait", 0.1)
+    assert done.exit_code == 1 and "no daemon listens on" in done.stderr.splitlines()[-1]
+    assert time.monotonic() - started < 5
+    assert cli("feed", "bitcoin-blocks", tmp_path, "--dry-run").exit_code == 1  # its magic is not that of mainnet
 
 
 def test_a_daemon_that_takes_any_chain_takes_this_one(tmp_path: Path) -> None:

@@ -1,0 +1,103 @@
+"""What every command says of itself, and that all of them are told in the same way where the configuration is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from daemons import ROOT, environment, home, utxod
+
+from daemon.cli import main
+
+NEED_NO_CONFIGURATION = {"completion", "verify-proof", "bench"}
+ABSENT = "import sys; sys.modules['msgpack'] = None; from daemon.cli import main; main()"
+
+
+def commands(group: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield every command, by the words that lead to it."""
+    yield path
+    if isinstance(group, click.Group):
+        context = click.Context(group)
+        for name in group.list_commands(context):
+            found = group.get_command(context, name)
+            assert found is not None
+            yield from commands(found, (*path, name))
+
+
+EVERY = list(commands(main))
+
+
+def options(path: tuple[str, ...]) -> set[str]:
+    command: click.Command = main
+    for name in path:
+        assert isinstance(command, click.Group)
+        found = command.get_command(click.Context(command), name)
+        assert found is not None
+        command = found
+    return {option for parameter in command.params for option in parameter.opts}
+
+
+@pytest.mark.parametrize("path", EVERY, ids=" ".join)
+def test_the_help_is_whole(path: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(main, [*path, "--help"])
+    assert done.exit_code == 0
+    assert "..." not in done.output.replace("[ARGS]...", "").replace("]...", "").replace("TXID...", "")
+    assert ("--config" in options(path)) == (path[:1] == () or path[0] not in NEED_NO_CONFIGURATION)
+
+
+@pytest.mark.parametrize("level", range(4))
+def test_the_configuration_is_named_at_any_level(tmp_path: Path, level: int) -> None:
+    """The last one counts."""
+    with home(tmp_path, chain={"family": "bitcoin", "network": "regtest"}) as daemon:
+        words: list[str | Path] = ["config", "show"]
+        words[level:level] = ["--config", daemon.config]
+        if level < 3:
+            done = utxod(*words)
+        else:
+            done = utxod("--config", tmp_path / "none", "config", "show", "--config", daemon.config)
+        assert (done.returncode, b'network = "regtest"' in done.stdout) == (0, True), done.stderr
+
+
+def test_a_feed_is_told_where_the_daemon_is_at_any_level(tmp_path: Path) -> None:
+    (tmp_path / "events").write_bytes(b"")
+    with home(tmp_path) as daemon:
+        for words in (
+            ("feed", "--config", daemon.config, "file"),
+            ("feed", "file", "--config", daemon.config),
+            ("feed", "--socket", daemon.socket, "file"),
+            ("feed", "file", "--socket", daemon.socket),
+            ("feed", "--socket", "other", "file", "--socket", daemon.socket),
+        ):
+            done = utxod(*words, tmp_path / "events", "--wait", "0.01", cwd=tmp_path)
+            assert done.returncode == 1
+            assert f"no daemon listens on {daemon.socket} " in done.stderr.decode().splitlines()[-1]
+
+
+# --- measurements without their packages -------------------------------------------------------------------------
+
+
+def without_msgpack(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", ABSENT, *words]
+    return subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
+
+
+def test_the_help_of_bench_needs_none_of_its_packages_and_names_them() -> None:
+    done = without_msgpack("bench", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    said = " ".join(done.stdout.split())
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    for package in groups["bench"]:
+        assert package.split(">")[0] in said
+    assert "apply Not here: msgpack is not installed" in said and "soak Attack daemons" in said
+
+
+def test_a_measurement_without_its_packages_says_so() -> None:
+    done = without_msgpack("bench", "apply", "--old", "7", "more")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Error: msgpack is not installed") and done.stderr.count("\n") == 1

@@ -1,0 +1,120 @@
+"""The example programs of the documents, run against a real daemon as a reader would run them."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from daemons import PATIENCE_S, ROOT, Daemon, environment, running, statuses
+from stories import back_to, block
+
+EXAMPLES = ROOT / "docs" / "examples"
+NODE = shutil.which("node")
+BLOCKS = 300
+
+
+@pytest.fixture(params=["python", "node"])
+def language(request: pytest.FixtureRequest) -> str:
+    language: str = request.param
+    if language == "node" and NODE is None:
+        pytest.skip("install Node.js (`node` on the PATH) to run the examples for it")
+    return language
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with (
+        TemporaryDirectory(prefix="utxod-") as folder,  # a short name: paths of sockets are bounded
+        running(Path(folder), chain={"family": "cardano", "network": "preview"}) as daemon,
+    ):
+        yield daemon
+
+
+def command(language: str, name: str, *arguments: str | Path) -> list[str]:
+    """Return the command line of an example; Python sees no package of ours."""
+    program = [str(NODE), f"{name}.js"] if language == "node" else [sys.executable, "-I", "-W", "error", f"{name}.py"]
+    return [*program[:-1], str(EXAMPLES / program[-1]), *map(str, arguments)]
+
+
+def said(language: str, name: str, *arguments: str | Path) -> list[str]:
+    """Run an example to its end; return the lines that it printed."""
+    done = subprocess.run(
+        command(language, name, *arguments), capture_output=True, timeout=PATIENCE_S, env=environment(), check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
+    return done.stdout.decode().splitlines()
+
+
+def named(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def test_the_feeder_brings_its_chain_wherever_the_daemon_is(language: str, daemon: Daemon) -> None:
+    """To an empty store; to one that has it; to one that left it after block 200; to one of another chain."""
+    whole = f"{BLOCKS + 1} messages are on disk, the tip is {BLOCKS}"
+    assert said(language, "feeder", daemon.socket) == [f"{BLOCKS} messages are on disk, the tip is {BLOCKS}"]
+    (line,) = daemon.export()
+    assert line.startswith(f"{named(f'tx {BLOCKS}').hex()},0,1000000,60")
+    assert said(language, "feeder", daemon.socket) == [f"0 messages are on disk, the tip is {BLOCKS}"]
+    with daemon.client() as client:
+        stray = {"height": 201, "slot": 4020, "prev_hash": named("block 200"), "hash": named("stray")}
+        to = {"hash": named("block 200")}
+        answers = client.feed([{"type": "Rollback", "to": to}, {"type": "BlockApplied"} | stray])
+        assert statuses(answers) == ["rolled_back", "applied"]
+    (again,) = said(language, "feeder", daemon.socket)
+    assert 101 <= int(again.split()[0]) < BLOCKS  # from the nearest block that `points` names
+    assert daemon.export() == [line]
+    with daemon.client() as client:
+        assert statuses(client.feed([back_to("origin"), block(None)])) == ["rolled_back", "applied"]
+    assert said(language, "feeder", daemon.socket) == [whole]
+    assert daemon.export() == [line]
+    daemon.assert_sound()
+
+
+def test_the_subscriber_misses_nothing(language: str, daemon: Daemon, tmp_path: Path) -> None:
+    """It is killed and goes on behind its bookmark; it ends when the daemon does."""
+    said("python", "feeder", daemon.socket)
+    heard = list[str]()
+    for wanted in (100, BLOCKS):
+        arguments = command(language, "subscriber", daemon.socket, tmp_path / "bookmark")
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment()) as process:
+            assert process.stdout is not None
+            while len(set(heard)) < wanted:
+                heard.append(process.stdout.readline().rstrip())
+            if wanted == BLOCKS:
+                with daemon.client() as client:
+                    assert client.ask(back_to("origin"))["status"] == "rolled_back"
+                while heard[-1] != "back to origin":  # the transactions of undone blocks come before
+                    heard.append(process.stdout.readline().rstrip())
+                assert daemon.term() == 0
+                assert process.wait(PATIENCE_S) == 0
+            process.kill()
+    blocks = [f"block {height} {named(f'block {height}').hex()}" for height in range(1, BLOCKS + 1)]
+    waiting = {f"transaction {named(f'tx {height}').hex()} pending rollback" for height in range(1, BLOCKS + 1)}
+    told = list(dict.fromkeys(heard))
+    assert told[:BLOCKS] == blocks and told[-1] == "back to origin"
+    assert set(told[BLOCKS:-1]) == waiting
+
+
+def test_the_submitter_hears_who_has_the_output(language: str, daemon: Daemon) -> None:
+    said("python", "feeder", daemon.socket)
+    free = f"{named(f'tx {BLOCKS}').hex()}#0"
+    first = named("first").hex()
+    assert said(language, "submitter", daemon.socket, free) == [
+        "first accepted",
+        f"second SPENT by {first}",
+        "withdrawn accepted",
+    ]
+    spent = f"{named('tx 1').hex()}#0"
+    assert said(language, "submitter", daemon.socket, spent) == [
+        f"first SPENT by {named('tx 2').hex()}",
+        f"second SPENT by {named('tx 2').hex()}",
+        "withdrawn TX_NOT_FOUND",
+    ]
+    assert said(language, "submitter", daemon.socket, f"{'77' * 32}#0")[0] == "first TX_NOT_FOUND"

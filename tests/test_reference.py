@@ -1,0 +1,120 @@
+"""The reference of messages: the file is what the types say, and its examples are what a daemon says and accepts."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from daemons import PATIENCE_S, ROOT, Client, Message, running
+from test_tidy import MODULES, tree
+
+from daemon import reference
+from daemon.examples import ANSWERS, STORY
+from handlers import wire
+from handlers.events import Error, Inbound, Pruned, Welcome
+from handlers.refusal import CODES
+
+FILE = ROOT / "docs" / "messages.md"
+SAYING_NO = {"Refused", "Refusal", "TxFault", "Fault", "PendingFull"}
+OF_TIME = {"version", "store_id", "seconds_since_last_block", "feeder_away_s", "newest_sequence"}
+
+
+def test_the_file_is_what_the_types_say() -> None:
+    assert FILE.read_text() == reference.page(), "python -m daemon.reference > docs/messages.md"
+
+
+def sections() -> dict[str, str]:
+    """Return the text below each heading of the file."""
+    parts = re.split(r"^#+ (.*)$", FILE.read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@pytest.mark.parametrize("name", [kind.__name__ for kind in Inbound.__args__])
+def test_both_encodings_of_an_example_are_the_same_message(name: str) -> None:
+    line, frame = re.findall(r"```(?:json)?\n(.*?)```", sections()[name], re.DOTALL)
+    raw = bytes.fromhex(frame.replace("\n", ""))
+    length = int.from_bytes(raw[:4], "big")
+    assert length == len(raw) - 4
+    assert wire.decode(raw[4:], "frames") == wire.decode(line.encode(), "json")
+    assert json.loads(line)["type"] == name
+
+
+def test_links_lead_somewhere() -> None:
+    headings = {name.lower() for name in sections()}
+    assert set(re.findall(r"\]\(#(.*?)\)", FILE.read_text())) <= headings
+    for path in re.findall(r"\]\(([^#)]+)\)", FILE.read_text()):
+        assert (FILE.parent / path).exists(), path
+
+
+@pytest.mark.parametrize("encoding", ["json", "frames"])
+def test_a_daemon_accepts_the_story(tmp_path: Path, encoding: wire.Encoding) -> None:
+    """All but the last message, which shows an error; and the answers and facts among the examples are its own."""
+    chain = {"family": "cardano", "network": "preview"}
+    with running(tmp_path, chain=chain) as daemon, daemon.client(encoding) as client:
+        last = max(plain(example).get("sequence", 0) for example in ANSWERS if not isinstance(example, Pruned))
+        heard = [answer for message in STORY for answer in until(client, wire.encode(message, encoding), message.seq)]
+        while all(
+            answer.get("sequence") != last for answer in heard
+        ):  # facts may come behind the answer to the next message
+            heard.append(received(client))
+        welcome = client.hello()
+    answers = [answer for answer in heard if "seq" in answer]
+    assert [answer["seq"] for answer in answers] == [message.seq for message in STORY]
+    assert [answer["type"] for answer in answers] == ["Welcome", *["Ack"] * (len(STORY) - 2), "Error"]
+    for example in ANSWERS:
+        shown = plain(example)
+        if isinstance(example, Welcome):
+            assert welcome.keys() == shown.keys()
+            assert without(welcome, *OF_TIME) == without(shown, *OF_TIME)
+        elif not isinstance(example, Pruned):
+            assert shown in heard
+
+
+def until(client: Client, raw: bytes, seq: int | None) -> Iterator[Message]:
+    """Send a message and yield all that is heard until its answer."""
+    client.raw(raw)
+    while True:
+        heard = received(client)
+        yield heard
+        if heard.get("seq") == seq:
+            return
+
+
+def received(client: Client) -> Message:
+    heard = client.receive(PATIENCE_S)
+    assert heard is not None
+    return heard
+
+
+def plain(message: Any) -> Message:
+    answer: Message = msgspec.json.decode(wire.encode(message, "json"))
+    return answer
+
+
+def without(message: Message, *names: str) -> Message:
+    return {name: value for name, value in message.items() if name not in names}
+
+
+# --- codes -----------------------------------------------------------------------------------------------------------
+
+
+def said(parsed: ast.Module) -> set[str]:
+    """Return the codes with which a module of the socket's side says no."""
+    calls = [node for node in ast.walk(parsed) if isinstance(node, ast.Call)]
+    named = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in SAYING_NO and call.args]
+    return {call.args[0].value for call in named if isinstance(call.args[0], ast.Constant)}  # type: ignore[misc]
+
+
+def test_every_code_has_a_meaning() -> None:
+    rooms = [name for name in MODULES if name.startswith(("handlers", "daemon")) and "http" not in name]
+    found = {code for name in rooms for code in said(tree(MODULES[name]))}
+    assert len(found) > 20
+    assert found <= CODES.keys()
+    assert CODES.keys() - found <= {"gap", "fork", "UTXO_ERROR"}, "nobody says these"
+    assert all(Error(seq=None, code=code, message="").code in FILE.read_text() for code in CODES)
