@@ -1,8 +1,8 @@
 """Processes of `utxod` without the time that its imports take: a template process imports the program and is forked.
 
 Each fork is a process of its own. It runs the module `daemon.cli` as `python -m daemon.cli` does, with the arguments,
-environment, folder, umask and descriptors of its request. Tests that change how the interpreter starts, or that look at
-the start itself, execute Python instead.
+environment, folder, umask, limits and descriptors of its request. Tests that change how the interpreter starts, or that
+look at the start itself, execute Python instead.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import resource
 import runpy
 import signal
 import socket
@@ -51,6 +52,7 @@ class Request:
     environ: Mapping[str, str]
     folder: str
     umask: int
+    limits: Mapping[str, Sequence[int]]
     descriptors: Sequence[int] = ()
 
 
@@ -117,7 +119,7 @@ class Template:
         """Start `utxod` with its three standard descriptors, and a listening socket as systemd passes it."""
         reports, reporter = os.pipe()
         passed = [reporter, *descriptors, *([] if listener is None else [listener])]
-        request = Request(arguments, environ, str(folder or Path.cwd()), _umask())
+        request = Request(arguments, environ, str(folder or Path.cwd()), _umask(), _limits())
         try:
             socket.send_fds(self._requests, [json.dumps(vars(request)).encode()], passed)
         finally:
@@ -141,6 +143,11 @@ def template(environ: Mapping[str, str]) -> Template:
 def _umask() -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))
+
+
+def _limits() -> dict[str, Sequence[int]]:
+    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+    return {name: resource.getrlimit(getattr(resource, name)) for name in names}
 
 
 # --- the template's side -------------------------------------------------------------------------------------------
@@ -197,6 +204,8 @@ def run(request: Request) -> None:
     os.environ.update(request.environ)
     if len(high) > 4:
         os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1")
+    for name, limits in request.limits.items():
+        resource.setrlimit(getattr(resource, name), (limits[0], limits[1]))
     os.umask(request.umask)
     os.chdir(request.folder)
     sys.argv[1:] = request.arguments
@@ -209,4 +218,6 @@ def run(request: Request) -> None:
 if __name__ == "__main__":
     for name in MODULES:
         import_module(name)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # whoever starts it may be allowed a few only
     run(serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from daemons import PATIENCE_S, environment, running, start, utxod
+from reading import until
 from template import Forked
 
 
-def state(pid: int) -> tuple[str, str, str, dict[int, str]]:
+def status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+
+
+def state(pid: int) -> tuple[str, str, str, str, dict[int, str]]:
     """Return what a process has from whoever started it."""
     proc = Path(f"/proc/{pid}")
-    status = dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines() if ":\t" in line)
+    until(lambda: status(pid)["SigBlk"], lambda blocked: int(blocked, 16) == 0)  # uvloop blocks all for a moment
     descriptors = {int(each.name): str(each.readlink()) for each in (proc / "fd").iterdir()}
-    return status["Umask"], status["SigBlk"], str((proc / "cwd").readlink()), descriptors
+    return (
+        status(pid)["Umask"],
+        status(pid)["SigIgn"],
+        str((proc / "cwd").readlink()),
+        (proc / "limits").read_text(),
+        descriptors,
+    )
 
 
 @pytest.mark.parametrize("words", [["nonsense"], ["run", "--help"], ["config", "check"], ["verify-proof", "-"]])
@@ -32,9 +46,21 @@ def test_commands_answer_alike(words: list[str], tmp_path: Path) -> None:
     assert (forked.returncode, forked.stdout, forked.stderr) == (executed.returncode, executed.stdout, executed.stderr)
 
 
-def test_processes_begin_alike(tmp_path: Path) -> None:
+@pytest.fixture
+def odd() -> Iterator[None]:
+    """Let what is inherited differ from what the template began with."""
+    mask, (soft, hard) = os.umask(0o027), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    os.umask(mask)
+
+
+@pytest.mark.usefixtures("odd")
+def test_processes_begin_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the template is left, however many processes it has forked."""
     found = []
+    monkeypatch.chdir(tmp_path)
     (other := tmp_path / "other").mkdir()
     with running(other):
         for name, environ in (("forked", {}), ("executed", {"PYTHONPATH": environment()["PYTHONPATH"]})):
@@ -42,9 +68,9 @@ def test_processes_begin_alike(tmp_path: Path) -> None:
             folder.mkdir()
             with running(folder, environ) as daemon, daemon.client():
                 assert isinstance(daemon.process, Forked) == (name == "forked")
-                umask, blocked, cwd, descriptors = state(daemon.process.pid)
+                *others, descriptors = state(daemon.process.pid)
                 kinds = sorted(path.partition(":")[0].replace(name, "") for path in descriptors.values())
-                found.append((umask, blocked, cwd, kinds))
+                found.append((others, kinds))
     assert found[0] == found[1]
 
 
