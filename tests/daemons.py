@@ -74,6 +74,13 @@ def start(
     return template(environment()).fork(words, descriptors, environment(**environ), cwd, listener)
 
 
+def background(log: Path, *arguments: object, listener: int | None = None, **environ: str) -> subprocess.Popen[bytes]:
+    """Start a command that says what it has to say at the end of a file."""
+    with log.open("ab") as said, Path(os.devnull).open("rb") as nothing:
+        descriptors = [nothing.fileno(), said.fileno(), said.fileno()]
+        return start([*map(str, arguments)], descriptors, environ, listener=listener)
+
+
 def log_lines(text: bytes | str) -> list[dict[str, Any]]:
     """Return every whole line of a log; each has to be a JSON object with its event."""
     text = text.decode() if isinstance(text, bytes) else text
@@ -149,10 +156,7 @@ class Daemon:
         return self._spawn(listener.fileno())
 
     def _spawn(self, listener: int | None = None) -> subprocess.Popen[bytes]:
-        words = ["run", "--config", str(self.config)]
-        with self._log.open("ab") as log, Path(os.devnull).open("rb") as nothing:
-            descriptors = [nothing.fileno(), log.fileno(), log.fileno()]
-            self._process = start(words, descriptors, self.environ, listener=listener)
+        self._process = background(self._log, "run", "--config", self.config, listener=listener, **self.environ)
         return self._process
 
     def start(self) -> None:

@@ -38,6 +38,7 @@ MODULES = (
     "daemon.commands.status",
     "daemon.inspect",
     "daemon.offline",
+    "feeds.commands",
 )
 _NUMBER = struct.Struct("=i")
 _REQUEST_BYTES = 1 << 17

@@ -7,7 +7,6 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from daemons import PATIENCE_S, Daemon, environment, home, running, write_config
+from daemons import PATIENCE_S, Daemon, background, home, running, write_config
 from questions import TIP, Web, asked, failure, free_port, short_folder, until
 from stories import address, block, chain, digest, output, point, tx
 
@@ -60,9 +59,7 @@ def listens(port: int) -> bool:
 @contextmanager
 def serving(daemon: Daemon, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run `utxod serve` beside a daemon, or without one."""
-    command = [sys.executable, "-m", "daemon.cli", "serve", "--config", str(daemon.config), *arguments]
-    with (daemon.folder / "serve.log").open("ab") as log:
-        process = subprocess.Popen(command, env=environment(), stdout=log, stderr=log)
+    process = background(daemon.folder / "serve.log", "serve", "--config", daemon.config, *arguments)
     try:
         yield process
     finally:

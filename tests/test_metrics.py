@@ -7,8 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
@@ -21,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import anyio
 import msgspec
 import pytest
-from daemons import PATIENCE_S, ROOT, Daemon, Message, environment, error, home, running, statuses
+from daemons import PATIENCE_S, ROOT, Daemon, Message, background, error, home, running, statuses
 from prometheus_client.parser import text_string_to_metric_families
 from stories import back_to, block, chain, digest, output, tx
 from structlog.testing import capture_logs
@@ -333,9 +331,7 @@ def test_serve_alone_knows_the_store_and_not_the_daemon(folder: Path) -> None:
         with daemon.client() as client:
             client.hello(network_tip={"height": 7})
             client.feed(chain(5))
-        command = [sys.executable, "-m", "daemon.cli", "serve", "--config", str(daemon.config)]
-        with (folder / "serve.log").open("wb") as log:
-            serve = subprocess.Popen(command, stderr=log, env=environment())
+        serve = background(folder / "serve.log", "serve", "--config", daemon.config)
         try:
             now = until(lambda: scrape(daemon), lambda now: now.get("utxod_blocks_total") == 5)
             assert (now["utxod_daemon_running"], now["utxod_lag_blocks"], now["utxod_http_workers"]) == (1, 2, 1)
