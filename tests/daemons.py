@@ -22,10 +22,12 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
+from patience import patience
 from template import template
 
 ROOT = Path(__file__).resolve().parent.parent
-PATIENCE_S = 30.0
+
+PATIENCE_S = patience(30)
 OF_THE_INTERPRETER = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LD_PRELOAD"}
 Encoding = Literal["json", "frames"]
 Message = dict[str, Any]

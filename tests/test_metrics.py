@@ -20,6 +20,7 @@ import anyio
 import msgspec
 import pytest
 from daemons import PATIENCE_S, ROOT, Daemon, Message, background, error, home, running, statuses
+from patience import until
 from prometheus_client.parser import text_string_to_metric_families
 from stories import back_to, block, chain, digest, output, tx
 from structlog.testing import capture_logs
@@ -45,15 +46,6 @@ def folder() -> Iterator[Path]:
     """A folder with a short name: paths of sockets are bounded."""
     with TemporaryDirectory(prefix="utxod-") as name:
         yield Path(name)
-
-
-def until(what: Callable[[], T], wanted: Callable[[T], object]) -> T:
-    """Ask again until the answer is as wanted, and return it."""
-    give_up = monotonic() + PATIENCE_S
-    while not wanted(answer := what()):
-        assert monotonic() < give_up, answer
-        sleep(0.02)
-    return answer
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from daemons import PATIENCE_S, environment, running, start, utxod
-from reading import until
+from patience import until
 from template import Forked
 
 
