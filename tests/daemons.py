@@ -16,14 +16,19 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from time import monotonic, sleep
 from typing import Any, Literal
 
 import msgspec
 import pytest
+from patience import patience
+from template import template
 
 ROOT = Path(__file__).resolve().parent.parent
-PATIENCE_S = 30.0
+
+PATIENCE_S = patience(30)
+OF_THE_INTERPRETER = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LD_PRELOAD"}
 Encoding = Literal["json", "frames"]
 Message = dict[str, Any]
 
@@ -41,10 +46,41 @@ def utxod(
     *arguments: str | Path, stdin: bytes = b"", cwd: Path | None = None, **environ: str
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a command to its end."""
-    command = [sys.executable, "-m", "daemon.cli", *map(str, arguments)]
-    return subprocess.run(
-        command, input=stdin, capture_output=True, timeout=PATIENCE_S, env=environment(**environ), cwd=cwd, check=False
-    )
+    words = [*map(str, arguments)]
+    with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as errors:
+        given.write(stdin)
+        given.seek(0)
+        process = start(words, [given.fileno(), out.fileno(), errors.fileno()], environ, cwd)
+        try:
+            code = process.wait(PATIENCE_S)
+        except BaseException:
+            process.kill()
+            raise
+        out.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(words, code, out.read(), errors.read())
+
+
+def start(
+    words: Sequence[str],
+    descriptors: Sequence[int],
+    environ: Mapping[str, str],
+    cwd: Path | None = None,
+    listener: int | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a command as a fork of the template; execute it where `environ` has something for the interpreter."""
+    if environ.keys() & OF_THE_INTERPRETER:
+        stdin, stdout, stderr = descriptors
+        command = [sys.executable, "-m", "daemon.cli", *words]
+        return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, env=environment(**environ), cwd=cwd)
+    return template(environment()).fork(words, descriptors, environment(**environ), cwd, listener)
+
+
+def background(log: Path, *arguments: object, listener: int | None = None, **environ: str) -> subprocess.Popen[bytes]:
+    """Start a command that says what it has to say at the end of a file."""
+    with log.open("ab") as said, Path(os.devnull).open("rb") as nothing:
+        descriptors = [nothing.fileno(), said.fileno(), said.fileno()]
+        return start([*map(str, arguments)], descriptors, environ, listener=listener)
 
 
 def log_lines(text: bytes | str) -> list[dict[str, Any]]:
@@ -115,28 +151,14 @@ class Daemon:
 
     def spawn(self) -> subprocess.Popen[bytes]:
         """Start a process and do not wait for it."""
-        command = [sys.executable, "-m", "daemon.cli", "run", "--config", str(self.config)]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment(**self.environ)
-            )
-        return self._process
+        return self._spawn()
 
     def spawn_on(self, listener: socket.socket) -> subprocess.Popen[bytes]:
         """Start a process that is passed a listening socket, as systemd does."""
-        script = (
-            "import os, sys; os.dup2(int(sys.argv[1]), 3); "
-            "os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='1'); os.execv(sys.argv[2], sys.argv[2:])"
-        )
-        command = [sys.executable, "-m", "daemon.cli", "run", "--config", str(self.config)]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", script, str(listener.fileno()), *command],
-                pass_fds=[listener.fileno()],
-                env=environment(**self.environ),
-                stdout=log,
-                stderr=log,
-            )
+        return self._spawn(listener.fileno())
+
+    def _spawn(self, listener: int | None = None) -> subprocess.Popen[bytes]:
+        self._process = background(self._log, "run", "--config", self.config, listener=listener, **self.environ)
         return self._process
 
     def start(self) -> None:

@@ -23,6 +23,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import lmdb
+from patience import patience
 
 from daemon import app, inspect, offline  # noqa: F401 - what commands import late is there before they are forked
 from daemon.cli import main
@@ -31,7 +32,7 @@ from daemon.commands.common import Context
 from daemon.sink import write_out
 
 PAGE = 4096
-PATIENCE_S = 60.0
+PATIENCE_S = patience(60)
 Damage = Callable[[Random, bytearray], None]
 
 

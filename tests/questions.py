@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -90,13 +90,6 @@ class Web:
             assert monotonic() < until, (answer.status_code, answer.text[:500])
             sleep(0.05)
         return answer
-
-
-def until(happened: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
-    give_up = monotonic() + patience_s
-    while not happened():
-        assert monotonic() < give_up, what
-        sleep(0.01)
 
 
 def failure(answer: httpx.Response, status: int, code: str, *named: str) -> str:

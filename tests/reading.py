@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any, TypeVar
 
 import lmdb
-from daemons import PATIENCE_S, Client, Daemon, Message, environment
+from daemons import Client, Daemon, Message, environment
+from patience import until
 from stories import block, chain, output, tx
 
 from storage.readers import Reader, open_readers
@@ -63,15 +63,6 @@ def table(daemon: Daemon) -> Iterator[Callable[[], list[Reader]]]:
     """Give what LMDB's table of readers says of open read transactions."""
     with lmdb.open(str(daemon.folder / "data" / "lmdb"), readonly=True, max_dbs=20) as env:
         yield lambda: open_readers(env)
-
-
-def until(what: Callable[[], T], wanted: Callable[[T], object] = bool, pause_s: float = 0.02) -> T:
-    """Ask again until the answer is as wanted, and return it."""
-    give_up = monotonic() + PATIENCE_S
-    while not wanted(answer := what()):
-        assert monotonic() < give_up, answer
-        sleep(pause_s)
-    return answer
 
 
 def logged(daemon: Daemon, event: str, pid: int) -> list[dict[str, Any]]:

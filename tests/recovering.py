@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import asyncpg  # type: ignore[import-untyped]
 import pytest
+from patience import patience
 from structlog.testing import capture_logs
 
 import config.checks
@@ -29,7 +30,7 @@ from storage.recovery.tables import Storage
 Kind = Literal["sqlite", "postgresql"]
 _TIMES = ("next_attempt_at", "lease_until", "submitted_at", "not_found_since")
 _numbers = itertools.count()
-PATIENCE_S = 15.0
+PATIENCE_S = patience(15)
 
 
 def tx(n: int) -> bytes:

@@ -12,7 +12,8 @@ import pytest
 from chains import CODEC, Options, back_to, block, feed, open_chain, output, prune_all, random_chain, tx
 from chains import at as place
 from daemons import Encoding, Message, statuses
-from questions import Asked, asked, failure, short_folder, until
+from patience import until
+from questions import Asked, asked, failure, short_folder
 from stories import at, chain
 from stories import back_to as told_back_to
 from stories import block as told_block
@@ -160,7 +161,7 @@ def test_a_revealed_datum_goes_with_the_output_that_was_spent() -> None:
         asking.feed(told_back_to(FIRST))
         failure(asking.ask(path_of(b"later")), 404, "unknown_datum")
         asking.feed(SECOND, *chain(6, SECOND))
-        until(lambda: asking.ask(path_of(b"later")).status_code == 404, "the undo log was pruned")
+        until(lambda: asking.ask(path_of(b"later")).status_code == 404, why="the undo log was pruned")
         failure(asking.ask(path_of(b"later")), 404, "unknown_datum")
         assert asking.get(path_of(ODD))
 

@@ -5,27 +5,19 @@ from __future__ import annotations
 import resource
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import monotonic, sleep
+from time import sleep
 from typing import TypeVar
 
 import pytest
 from daemons import PATIENCE_S, Client, Daemon, as_user, home, only_root, running, statuses
+from patience import until
 from stories import chain
 
 T = TypeVar("T")
-
-
-def until(what: Callable[[], T]) -> T:
-    """Ask again until the answer is yes, and return it."""
-    give_up = monotonic() + PATIENCE_S
-    while not (answer := what()):
-        assert monotonic() < give_up
-        sleep(0.02)
-    return answer
 
 
 @contextmanager

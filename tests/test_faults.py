@@ -148,7 +148,7 @@ DEEDS = {
         {"store": "mmr", "prune_depth": 0, "rollback_window": 0, "may_prune": True, "prune_batch_size": 5},
     ),
     "housekeeping alone": Deed(
-        neglected(*LONGER),
+        neglected(*LONGER[:14]),
         lambda chain: chain.keep_house(20),
         {"a merge", "counted runs", "a rewrite of values", "nodes let go"},
         {"store": "mmr", "prune_depth": 1, "rollback_window": 1, "may_prune": True},

@@ -14,7 +14,19 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
-from daemons import PATIENCE_S, Daemon, Encoding, Message, as_hex, encoded, environment, home, running, statuses
+from daemons import (
+    PATIENCE_S,
+    Daemon,
+    Encoding,
+    Message,
+    as_hex,
+    background,
+    encoded,
+    environment,
+    home,
+    running,
+    statuses,
+)
 from stories import LiveSet, back_to, block, chain, digest, expected, output, point, tx
 
 ENCODINGS: list[Encoding] = ["json", "frames"]
@@ -51,9 +63,9 @@ def failed(daemon: Daemon, source: Path | str, *options: str, stdin: bytes = b""
 @contextmanager
 def feeding(daemon: Daemon, source: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """Give a feed that runs."""
-    command = [sys.executable, "-m", "daemon.cli", "feed", "--config", str(daemon.config), "file", str(source)]
-    with (daemon.folder / "feed.log").open("wb") as log:
-        process = subprocess.Popen([*command, *options], env=environment(), stdout=log, stderr=log)
+    log = daemon.folder / "feed.log"
+    log.unlink(missing_ok=True)
+    process = background(log, "feed", "--config", daemon.config, "file", source, *options)
     try:
         yield process
     finally:

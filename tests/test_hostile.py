@@ -16,9 +16,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from daemons import Client, Daemon, Encoding, Message, encoded, running
+from daemons import PATIENCE_S, Client, Daemon, Encoding, Message, encoded, running
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from patience import patience
 from stories import at, block, chain, digest, expected, output, tx
 
 MIB = 1 << 20
@@ -68,7 +69,7 @@ class Honest(Thread):
 
     def advance(self, blocks: int) -> None:
         """Wait until so many more are acknowledged."""
-        goal, until = len(self.blocks) + blocks, monotonic() + 30
+        goal, until = len(self.blocks) + blocks, monotonic() + PATIENCE_S
         while len(self.blocks) < goal:
             assert self.failure is None, self.failure
             assert monotonic() < until, "the honest feeder is held up"
@@ -76,7 +77,7 @@ class Honest(Thread):
 
     def stop(self) -> None:
         self._enough.set()
-        self.join(30)
+        self.join(PATIENCE_S)
         assert not self.is_alive(), "the honest feeder is held up"
         assert self.failure is None, self.failure
 
@@ -94,7 +95,7 @@ def besieged(tmp_path: Path) -> Iterator[tuple[Daemon, Honest]]:
             honest.advance(10)
         finally:
             honest.stop()
-        assert honest.slowest_s < 5
+        assert honest.slowest_s < patience(5)
         assert honest.memory - before < 40 * MIB, f"{honest.memory - before:,} bytes more"
         assert daemon.export() == expected(honest.blocks)
         daemon.assert_sound()
@@ -274,7 +275,7 @@ def test_more_clients_than_descriptors(tmp_path: Path) -> None:
             served = [client.receive(10) for client in crowd]
             assert served.count(None) > 100
             assert any(served)
-        until = monotonic() + 30
+        until = monotonic() + PATIENCE_S
         while True:
             with daemon.client() as late, suppress(BrokenPipeError, ConnectionResetError):
                 late.send({"type": "Hello"})
@@ -293,7 +294,7 @@ def test_a_client_that_sends_but_never_reads(besieged: tuple[Daemon, Honest], ki
     flood = encoded({"type": kind, "seq": 1} | fields, "frames") * 2000
     with daemon.client("frames") as client:
         client.socket.settimeout(0.5)
-        until = monotonic() + 30
+        until = monotonic() + PATIENCE_S
         while "client_too_slow" not in daemon.log_text():
             assert monotonic() < until
             with suppress(TimeoutError):
@@ -301,7 +302,7 @@ def test_a_client_that_sends_but_never_reads(besieged: tuple[Daemon, Honest], ki
                     client.raw(flood)
                 except ConnectionError:
                     break
-        client.socket.settimeout(30)
+        client.socket.settimeout(PATIENCE_S)
         honest.advance(5)
         assert client.rest()  # it may still hear what was on its way
     assert "client_too_slow" in daemon.events()

@@ -15,7 +15,8 @@ from time import monotonic, sleep
 
 import pytest
 from daemons import PATIENCE_S, environment, home
-from questions import Web, free_port, short_folder, until
+from patience import until
+from questions import Web, free_port, short_folder
 from raw_http import Connection, Server, get, serving
 from stories import address, block, digest, output, tx
 from test_http_service import children
@@ -63,7 +64,7 @@ def test_2400_half_open_connections_do_not_keep_health_away() -> None:
         worker = server.worker
         with half_open(server.where, 4, 600):
             assert median(server.healthy()) < 1
-            until(lambda: server.refused("evicted") >= 2400 - 1024, "they are not counted")
+            until(lambda: server.refused("evicted") >= 2400 - 1024, why="they are not counted")
             assert "http_connections_evicted" in server.daemon.events()
             with Connection(server.where) as later:  # and whoever asks at once is answered
                 later.send(get("/api/v1/status"))

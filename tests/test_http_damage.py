@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 from daemons import PATIENCE_S, Daemon, home, running, statuses
-from questions import Web, failure, free_port, until
+from patience import until
+from questions import Web, failure, free_port
 from stories import chain, digest
 from test_http_service import serving
 
@@ -78,5 +79,5 @@ def test_workers_that_die_of_the_store_are_explained(served: tuple[Daemon, int])
         os.truncate(daemon.folder / "data" / "lmdb" / "data.mdb", 8 * 4096)
         with pytest.raises(httpx.RemoteProtocolError):  # the one that runs finds pages gone, those after it can't begin
             httpx.get(f"{web.url}/api/v1/utxos/{digest('tx', 100).hex()}/2", timeout=PATIENCE_S)
-        until(lambda: '"store_damaged"' in said(daemon), "nobody says what is wrong")
+        until(lambda: '"store_damaged"' in said(daemon), why="nobody says what is wrong")
     assert "utxod verify" in said(daemon) and '"SIGBUS"' in said(daemon)

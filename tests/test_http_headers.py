@@ -8,7 +8,8 @@ from zlib import crc32
 
 import pytest
 from daemons import Message
-from questions import TIP, Asked, asked, short_folder, timeless, until
+from patience import until
+from questions import TIP, Asked, asked, short_folder, timeless
 from raw_http import Answer, Connection, asks, get
 from starlette.requests import Request
 from stories import address, at, back_to, block, digest, output, tx
@@ -163,14 +164,14 @@ def test_a_status_that_is_the_same_is_not_sent_again() -> None:
         assert changed.status_code == 200 and changed.json() != status.json()
         assert changed.headers["x-tip-hash"] == status.headers["x-tip-hash"] == "origin"
         asking.feed(FIRST)
-        until(lambda: clock(asking) is not None, "it has not heard of the block")
+        until(lambda: clock(asking) is not None, why="it has not heard of the block")
 
         def same_beside_its_clock() -> bool:  # once everything that follows from the block has been written
             first, since = asking.ask("/api/v1/status"), clock(asking)
-            until(lambda: clock(asking) != since, "the clock stands still")
+            until(lambda: clock(asking) != since, why="the clock stands still")
             return bool(asking.ask("/api/v1/status").headers["etag"] == first.headers["etag"])
 
-        until(same_beside_its_clock, "its tag changes with its clock")
+        until(same_beside_its_clock, why="its tag changes with its clock")
         first = asking.ask("/api/v1/status")
         for said in (first.headers["etag"], first.headers["etag"].removeprefix("W/")):
             assert asking.ask("/api/v1/status", **{"If-None-Match": said}).status_code == 304

@@ -11,7 +11,8 @@ from time import monotonic, sleep
 
 import pytest
 from daemons import PATIENCE_S, memory
-from questions import short_folder, until
+from patience import until
+from questions import short_folder
 from raw_http import Connection, Server, asks, get, serving
 from stories import address, block, digest, output, tx
 
@@ -87,7 +88,7 @@ def test_half_of_a_head_is_waited_for_a_while(hasty: Server) -> None:
         answer = connection.answer()
         assert (answer.status, answer.error()) == (408, "request_timeout")
         assert connection.ended()
-    until(lambda: hasty.refused("request_timeout"), "it is not counted")
+    until(lambda: hasty.refused("request_timeout"), why="it is not counted")
 
 
 def test_a_head_that_comes_byte_by_byte_has_no_more_time(hasty: Server) -> None:
@@ -235,7 +236,7 @@ def test_a_client_that_does_not_read_its_answer_is_cut_off(hasty: Server) -> Non
     whole = len(asks(hasty.where, get(LARGE)).body)
     with Connection(hasty.where) as attacker:
         attacker.send(get(LARGE) * 10)
-        until(lambda: hasty.refused("send_timeout"), "nobody was cut off")
+        until(lambda: hasty.refused("send_timeout"), why="nobody was cut off")
         assert sum(map(len, iter(attacker.received, b""))) < 10 * whole
 
 
@@ -270,10 +271,10 @@ def test_answers_that_are_not_read_take_bounded_memory() -> None:
             one = attackers.enter_context(Connection(server.where))
             one.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
             one.send(get(f"{ANN}/utxos?count={1000 - n}"))
-        until(lambda: server.refused("unsent_limit"), "nobody was closed")
+        until(lambda: server.refused("unsent_limit"), why="nobody was closed")
         assert min(server.healthy()) < 1
         # what may wait, what is kept to be given again (whole pages, and outputs), and what is being made
         assert memory(server.worker) - before < (64 + 16 + 32 + 40) * MIB
         for _ in range(3):
             asks(server.where, b"nonsense\r\n\r\n")
-        until(lambda: server.refused("malformed_request") == 3, "it is not counted")
+        until(lambda: server.refused("malformed_request") == 3, why="it is not counted")

@@ -7,7 +7,6 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,8 +15,9 @@ from typing import Any
 
 import httpx
 import pytest
-from daemons import PATIENCE_S, Daemon, environment, home, running, write_config
-from questions import TIP, Web, asked, failure, free_port, short_folder, until
+from daemons import PATIENCE_S, Daemon, background, home, running, write_config
+from patience import until
+from questions import TIP, Web, asked, failure, free_port, short_folder
 from stories import address, block, chain, digest, output, point, tx
 
 from daemon.http.master import Reminder
@@ -60,9 +60,7 @@ def listens(port: int) -> bool:
 @contextmanager
 def serving(daemon: Daemon, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run `utxod serve` beside a daemon, or without one."""
-    command = [sys.executable, "-m", "daemon.cli", "serve", "--config", str(daemon.config), *arguments]
-    with (daemon.folder / "serve.log").open("ab") as log:
-        process = subprocess.Popen(command, env=environment(), stdout=log, stderr=log)
+    process = background(daemon.folder / "serve.log", "serve", "--config", daemon.config, *arguments)
     try:
         yield process
     finally:
@@ -87,7 +85,7 @@ def test_on_an_address_of_version_6(tmp_path: Path) -> None:
     except OSError:
         pytest.skip("no IPv6 here")
     with running(tmp_path, http={"listen": f"[::1]:{port}", "workers": 1}), httpx.Client() as client:
-        until(lambda: _status(client, f"http://[::1]:{port}/health/live") == 200, "nobody answers")
+        until(lambda: _status(client, f"http://[::1]:{port}/health/live") == 200, why="nobody answers")
 
 
 def _status(client: httpx.Client, url: str) -> int:
@@ -121,7 +119,7 @@ def test_a_unix_socket_that_is_removed_is_made_again() -> None:
         asking.get("/health/live")
         for _ in range(2):
             (folder / "http").unlink()
-            until(lambda: (folder / "http").exists(), "it is not made again")
+            until(lambda: (folder / "http").exists(), why="it is not made again")
             assert stat.S_IMODE((folder / "http").stat().st_mode) == 0o660
             with Web(folder / "http") as again:
                 assert again.get("/health/live")["status"] == "live"
@@ -135,7 +133,7 @@ def test_a_unix_socket_of_another_process_in_its_place_is_left_alone() -> None:
         (folder / "http").unlink()
         other.bind(str(folder / "http"))
         other.listen()
-        until(lambda: "http_listen_failed" in asking.daemon.events(), "it has not noticed")
+        until(lambda: "http_listen_failed" in asking.daemon.events(), why="it has not noticed")
         assert asking.daemon.term() == 0
         assert (folder / "http").exists()
 
@@ -143,12 +141,12 @@ def test_a_unix_socket_of_another_process_in_its_place_is_left_alone() -> None:
 def test_a_unix_socket_that_somebody_listens_on_is_left_alone() -> None:
     with short_folder() as folder, asked(folder) as asking, serving(asking.daemon):
         log = folder / "serve.log"
-        until(lambda: "http_listen_failed" in log.read_text(), "it has not said that the address is taken")
+        until(lambda: "http_listen_failed" in log.read_text(), why="it has not said that the address is taken")
         assert "another process listens there" in log.read_text()
         mine = children(asking.daemon.process.pid)
         assert asking.get("/health/live")["status"] == "live" and len(mine) == 1
         assert asking.daemon.term() == 0
-        until(lambda: '"serving"' in log.read_text(), "it has not taken over")
+        until(lambda: '"serving"' in log.read_text(), why="it has not taken over")
         with Web(folder / "http") as other:
             assert other.get("/health/live")["status"] == "live"
 
@@ -165,7 +163,7 @@ def test_a_port_that_is_taken_is_waited_for_and_the_chain_goes_on(tmp_path: Path
         taken.bind(("127.0.0.1", port))
         taken.listen()
         with running(tmp_path, http=http(port)) as daemon, Web(port) as web:
-            until(lambda: "http_listen_failed" in daemon.events(), "it has not said that the address is taken")
+            until(lambda: "http_listen_failed" in daemon.events(), why="it has not said that the address is taken")
             with daemon.client() as client:
                 assert client.ask(STORY[0])["status"] == "applied"
             sleep(2)  # it tries again, and says nothing new
@@ -241,7 +239,7 @@ def ready(web: Web) -> tuple[int, dict[str, Any]]:
 
 def becomes(web: Web, status: int, word: str) -> dict[str, Any]:
     """Wait until it is so; return what else it says."""
-    until(lambda: ready(web)[1]["status"] == word, f"it is not {word}")
+    until(lambda: ready(web)[1]["status"] == word, why=f"it is not {word}")
     code, content = ready(web)
     assert (code, content["status"]) == (status, word)
     return content
@@ -253,11 +251,11 @@ def test_ready_says_whether_answers_are_fresh() -> None:
         assert empty["seconds_since_last_block"] is None and empty["lag_blocks"] is None
         assert "no block" in empty["reason"]
         feeder.feed(STORY[:2])
-        until(lambda: ready(asking.web)[1]["seconds_since_last_block"] is not None, "it has not heard of the block")
+        until(lambda: ready(asking.web)[1]["seconds_since_last_block"] is not None, why="it has not heard of the block")
         found = becomes(asking.web, 200, "ready")
         assert 0 <= found["seconds_since_last_block"] < PATIENCE_S and found["lag_blocks"] is None
         feeder.hello(network_tip={"height": 12})
-        until(lambda: ready(asking.web)[1]["lag_blocks"] == 10, "it has not heard of the network's tip")
+        until(lambda: ready(asking.web)[1]["lag_blocks"] == 10, why="it has not heard of the network's tip")
         assert ready(asking.web)[0] == 200  # ten blocks behind is not far
         feeder.hello(network_tip={"height": 13})
         assert becomes(asking.web, 503, "behind")["lag_blocks"] == 11
@@ -295,7 +293,7 @@ def test_serve_alone_with_two_workers() -> None:
         assert daemon.term() == 0
         with serving(daemon, "--workers", "2") as process, Web(folder / "http") as web:
             assert web.get("/api/v1/tip") == point(STORY[-1])
-            until(lambda: len(children(process.pid)) == 2, "there are not two workers")
+            until(lambda: len(children(process.pid)) == 2, why="there are not two workers")
             pids = children(process.pid)
             process.terminate()
             assert process.wait(PATIENCE_S) == 0
@@ -307,8 +305,8 @@ def test_serve_without_a_store_says_what_is_wrong(tmp_path: Path) -> None:
     write_config(tmp_path, {"http": http(port)})
     daemon = Daemon(tmp_path, {})
     with serving(daemon):
-        until(lambda: "there is no store here" in (tmp_path / "serve.log").read_text(), "it does not say")
-        until(lambda: "http_worker_ended" in (tmp_path / "serve.log").read_text(), "it does not say")
+        until(lambda: "there is no store here" in (tmp_path / "serve.log").read_text(), why="it does not say")
+        until(lambda: "http_worker_ended" in (tmp_path / "serve.log").read_text(), why="it does not say")
 
 
 def test_a_worker_that_is_killed_comes_back(tmp_path: Path) -> None:
@@ -317,7 +315,7 @@ def test_a_worker_that_is_killed_comes_back(tmp_path: Path) -> None:
         assert web.ask("/health/live").status_code == 200
         [worker] = children(daemon.process.pid)
         os.kill(worker, signal.SIGKILL)
-        until(lambda: gone(worker), "it lives")
+        until(lambda: gone(worker), why="it lives")
         with daemon.client() as client:
             assert client.ask(STORY[0])["status"] == "applied"
         assert web.get("/api/v1/tip") == point(STORY[0])
@@ -331,9 +329,9 @@ def test_two_workers_share_the_work(tmp_path: Path) -> None:
     port = free_port()
     with running(tmp_path, http=http(port, workers=2)) as daemon, Web(port) as web:
         web.get("/health/live")
-        until(lambda: len(children(daemon.process.pid)) == 2, "there are not two workers")
+        until(lambda: len(children(daemon.process.pid)) == 2, why="there are not two workers")
         inherited = 3
-        until(lambda: min(map(_sockets, children(daemon.process.pid))) > inherited, "one of them does not listen")
+        until(lambda: min(map(_sockets, children(daemon.process.pid))) > inherited, why="one of them does not listen")
         socks = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
         for sock in socks:
             sock.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -382,7 +380,7 @@ def test_a_killed_daemon_takes_its_workers_along_and_the_next_serves_at_once(tmp
                 assert web.get("/api/v1/tip") == point(STORY[height])
             workers = children(daemon.process.pid)
             daemon.kill()
-            until(lambda workers=workers: gone(*workers), "a worker outlives its daemon", 2)  # type: ignore[misc]
+            until(lambda workers=workers: gone(*workers), why="a worker outlives its daemon", within_s=2)  # type: ignore[misc]
         assert "http_listen_failed" not in daemon.events()
 
 
@@ -391,11 +389,11 @@ def test_a_daemon_that_is_killed_early_leaves_no_worker_behind(tmp_path: Path, a
     """The worker may not have come to the line by which it leaves with its parent."""
     with home(tmp_path, http=http(free_port())) as daemon:
         daemon.spawn()
-        until(lambda: children(daemon.process.pid), "no worker was started")
+        until(lambda: children(daemon.process.pid), why="no worker was started")
         sleep(after_s)
         workers = children(daemon.process.pid)
         daemon.kill()
-        until(lambda: gone(*workers), "a worker outlives its daemon", 5)
+        until(lambda: gone(*workers), why="a worker outlives its daemon", within_s=5)
 
 
 def test_a_worker_follows_a_map_that_grows() -> None:

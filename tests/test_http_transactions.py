@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from daemons import Message, as_hex, running
-from questions import TIP, Asked, Web, asked, failure, free_port, short_folder, until
+from patience import until
+from questions import TIP, Asked, Web, asked, failure, free_port, short_folder
 from stories import address, at, back_to, block, digest, output, tx
 
 PAGE = 4  # outputs of a record's page here
@@ -506,7 +507,7 @@ def test_nothing_is_deleted_while_the_node_does_not_run(state: str) -> None:
         one_by_one(asking, FIRST, submit(spent), second, {"type": "NodeState", "state": state, "height": 2})
         one_by_one(asking, submit(waits), third)
         asking.feed(*empty(third, 10))
-        until(lambda: [job for job in asking.get(JOBS) if job["reason"] == state], "no cycle was held back")
+        until(lambda: [job for job in asking.get(JOBS) if job["reason"] == state], why="no cycle was held back")
         sleep(1.5)
         assert asking.get(path("a"))["delete_at_height"] == 6, "due for seven blocks"
         assert asking.get(path("waits"))["status"] == "unmined", "older than it may be"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import struct
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 from chains import dump
-from daemons import PATIENCE_S, ROOT, Client, Daemon, Message, encoded, environment, home, running, utxod
+from daemons import PATIENCE_S, ROOT, Client, Daemon, Message, background, encoded, home, running, utxod
 from faults import WORK
 from stories import LiveSet, back_to, block, digest, expected, output, tx
 
@@ -357,9 +355,8 @@ def test_a_feed_goes_through_three_kills(tmp_path: Path) -> None:
     source = tmp_path / "chain.frames"
     source.write_bytes(b"".join(encoded(message, "frames") for message in story))
     with home(tmp_path, utxo=STORES[0][0] | {"rollback_window": 50}, batch={"max_delay_ms": 5}) as daemon:
-        command = [sys.executable, "-m", "daemon.cli", "feed", "--config", str(daemon.config), "file", str(source)]
-        with (tmp_path / "feed.log").open("wb") as said:
-            feed = subprocess.Popen([*command, "--window", "1"], env=environment(), stdout=said, stderr=said)
+        words = ["feed", "--config", daemon.config, "file", source, "--window", "1"]
+        feed = background(tmp_path / "feed.log", *words)
         try:
             reached = [0]
             for _ in range(3):

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import pytest
 from daemons import PATIENCE_S, Client, Daemon, Message, encoded, environment, home, log_lines, reason, statuses, utxod
+from patience import until
 from prometheus_client.parser import text_string_to_metric_families
 from questions import short_folder
 from reading import children
@@ -28,15 +29,6 @@ from stories import block, digest, expected, output, tx
 T = TypeVar("T")
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ
 DROPPED = "utxod_log_lines_dropped_total"
-
-
-def until(what: Callable[[], T], wanted: Callable[[T], object] = bool) -> T:
-    """Ask again until the answer is as wanted, and return it."""
-    give_up = monotonic() + PATIENCE_S
-    while not wanted(answer := what()):
-        assert monotonic() < give_up, answer
-        sleep(0.02)
-    return answer
 
 
 @pytest.fixture

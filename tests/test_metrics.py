@@ -7,8 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
@@ -21,7 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 import anyio
 import msgspec
 import pytest
-from daemons import PATIENCE_S, ROOT, Daemon, Message, environment, error, home, running, statuses
+from daemons import PATIENCE_S, ROOT, Daemon, Message, background, error, home, running, statuses
+from patience import until
 from prometheus_client.parser import text_string_to_metric_families
 from stories import back_to, block, chain, digest, output, tx
 from structlog.testing import capture_logs
@@ -47,15 +46,6 @@ def folder() -> Iterator[Path]:
     """A folder with a short name: paths of sockets are bounded."""
     with TemporaryDirectory(prefix="utxod-") as name:
         yield Path(name)
-
-
-def until(what: Callable[[], T], wanted: Callable[[T], object]) -> T:
-    """Ask again until the answer is as wanted, and return it."""
-    give_up = monotonic() + PATIENCE_S
-    while not wanted(answer := what()):
-        assert monotonic() < give_up, answer
-        sleep(0.02)
-    return answer
 
 
 @contextmanager
@@ -333,9 +323,7 @@ def test_serve_alone_knows_the_store_and_not_the_daemon(folder: Path) -> None:
         with daemon.client() as client:
             client.hello(network_tip={"height": 7})
             client.feed(chain(5))
-        command = [sys.executable, "-m", "daemon.cli", "serve", "--config", str(daemon.config)]
-        with (folder / "serve.log").open("wb") as log:
-            serve = subprocess.Popen(command, stderr=log, env=environment())
+        serve = background(folder / "serve.log", "serve", "--config", daemon.config)
         try:
             now = until(lambda: scrape(daemon), lambda now: now.get("utxod_blocks_total") == 5)
             assert (now["utxod_daemon_running"], now["utxod_lag_blocks"], now["utxod_http_workers"]) == (1, 2, 1)

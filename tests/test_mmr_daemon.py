@@ -332,8 +332,12 @@ def test_damage_is_found_and_named(store: Daemon, kind: str) -> None:
     with open_disk(config, readonly=True) as disk:
         found = verify(disk, quick=True, leaves=leaf_writer(config))
     assert any(words in finding for finding in found), found
+
+
+def test_the_command_tells_of_damage(store: Daemon) -> None:
+    harm(store, "a node over bits that is gone")
     done = store.run("verify")
-    assert done.returncode == 3 and words in done.stderr.decode() and b"Traceback" not in done.stderr
+    assert done.returncode == 3 and BITS in done.stderr.decode() and b"Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
-from daemons import PATIENCE_S, Daemon, environment, running, utxod
+from daemons import PATIENCE_S, Daemon, running, start, utxod
 from stories import block, digest, output, tx
 
 TXID = digest("tx", "a").hex()
@@ -41,28 +40,25 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield daemon
 
 
-def asked(command: str, daemon: Daemon, stdout: int) -> subprocess.CompletedProcess[bytes]:
+def asked(command: str, daemon: Daemon, stdout: int) -> tuple[int, bytes]:
+    """Run a command; return its exit code and what it says on standard error."""
     words = [*command.split(), *(["--config", str(daemon.config)] if command in CONFIGURED else [])]
-    return subprocess.run(
-        [sys.executable, "-m", "daemon.cli", *words],
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        env=environment(),
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    with Path(os.devnull).open("rb") as nothing, TemporaryFile() as stderr:
+        code = start(words, [nothing.fileno(), stdout, stderr.fileno()], {}).wait(PATIENCE_S)
+        stderr.seek(0)
+        return code, stderr.read()
 
 
-def errors(done: subprocess.CompletedProcess[bytes]) -> list[str]:
+def errors(said: bytes) -> list[str]:
     """Return what a command says of itself, but for whom `tail` follows."""
-    return [line for line in done.stderr.decode().splitlines() if not line.startswith("following ")]
+    return [line for line in said.decode().splitlines() if not line.startswith("following ")]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_full_disk_under_standard_output_is_one_sentence(command: str, daemon: Daemon) -> None:
     with Path("/dev/full").open("wb") as full:
-        done = asked(command, daemon, full.fileno())
-    assert (done.returncode, errors(done)) == (1, ["Error: standard output: No space left on device"])
+        code, said = asked(command, daemon, full.fileno())
+    assert (code, errors(said)) == (1, ["Error: standard output: No space left on device"])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -70,17 +66,16 @@ def test_a_reader_that_is_gone_ends_a_command_without_a_word(command: str, daemo
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        done = asked(command, daemon, writer)
+        code, said = asked(command, daemon, writer)
     finally:
         os.close(writer)
-    assert (done.returncode, errors(done)) == (1, [])
+    assert (code, errors(said)) == (1, [])
 
 
 def test_wrong_use_is_said_whatever_standard_output_is(daemon: Daemon) -> None:
     with Path("/dev/full").open("wb") as full:
-        command = [sys.executable, "-m", "daemon.cli", "nonsense"]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=environment(), check=False)
-    assert done.returncode == 2 and b"No such command" in done.stderr
+        code, said = asked("nonsense", daemon, full.fileno())
+    assert code == 2 and b"No such command" in said
 
 
 def test_what_is_written_is_whole(daemon: Daemon) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
 
 import pytest
-from daemons import PATIENCE_S, Client, Daemon, Encoding, Message, ack, error, running
+from daemons import Client, Daemon, Encoding, Message, ack, error, running
+from patience import until
 from stories import at, block, digest, output, point, tx
 
 from daemon import metrics
@@ -47,13 +48,6 @@ def evictions(daemon: Daemon) -> list[Message]:
     return [line for line in daemon.log_lines() if line["event"] == "pending_evicted"]
 
 
-def until(wanted: Callable[[], object]) -> None:
-    give_up = monotonic() + PATIENCE_S
-    while not wanted():
-        assert monotonic() < give_up
-        sleep(0.02)
-
-
 def counted(daemon: Daemon) -> Numbers:
     found = metrics.daemon_numbers(daemon.folder / "data" / "metrics")
     assert found is not None
@@ -82,7 +76,7 @@ def test_the_oldest_make_room(tmp_path: Path, encoding: Encoding) -> None:
                 (*[name.hex() for name in ids("d")], "pending"),
             ]
             done(client, submit("e", at("p")))  # what they spent is free
-            (line,) = evictions(daemon)
+            (line,) = until(lambda: evictions(daemon))
             assert (line["count"], line["reason"], line["level"]) == (2, "limit", "warning")
             assert line["bytes"] > 1000 and 0 <= line["oldest_age_s"] < 60
             until(lambda: counted(daemon).evictions.evicted == {"limit": 2, "age": 0})
@@ -169,7 +163,7 @@ def test_age(tmp_path: Path) -> None:
             gone = {fact["txid"] for fact in told if fact and fact["status"] == "pruned"}
             assert gone == {name.hex() for name in ids(*"abc")}
         assert pending(daemon) == []
-        assert {line["reason"] for line in evictions(daemon)} == {"age"}
+        assert {line["reason"] for line in until(lambda: evictions(daemon))} == {"age"}
         done(client, submit("again", at("p")))
 
 

@@ -14,8 +14,9 @@ from chains import feed, open_chain
 from chains import output as paid
 from chains import tx as made_tx
 from daemons import running
+from patience import until
 from questions import Web
-from reading import OURS, Turning, logged, process, table, until
+from reading import OURS, Turning, logged, process, table
 
 from storage.errors import StoreError
 

@@ -11,7 +11,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from daemons import Daemon, home, running
-from questions import Web, free_port, until
+from patience import until
+from questions import Web, free_port
 from stories import back_to, chain
 
 from handlers.readiness import Readiness, blocks_behind, readiness
@@ -70,7 +71,7 @@ def test_readiness_ends_when_no_feeder_comes_back_within_the_grace_period() -> N
     with answering("400ms") as (daemon, web):
 
         def health(word: str) -> dict[str, object]:
-            until(lambda: web.ask("/health/ready").json()["status"] == word, f"it is not {word}")
+            until(lambda: web.ask("/health/ready").json()["status"] == word, why=f"it is not {word}")
             found: dict[str, object] = web.ask("/health/ready").json()
             return found
 
@@ -85,12 +86,12 @@ def test_readiness_ends_when_no_feeder_comes_back_within_the_grace_period() -> N
         assert web.get("/api/v1/status")["chain"]["lag_blocks"] is None
         state, detail = handlers(report(daemon, 0))["utxo"]
         assert state == "waiting" and "no feeder" in detail
-        until(lambda: "utxod_ready 0.0" in web.ask("/metrics").text, "the metric does not follow")
+        until(lambda: "utxod_ready 0.0" in web.ask("/metrics").text, why="the metric does not follow")
         assert "\nutxod_lag_blocks " not in web.ask("/metrics").text
         with daemon.client() as feeder:  # a feeder at the tip of a quiet chain has nothing to send
             feeder.hello(network_tip={"height": 3})
             assert health("ready")["reason"] is None
-            until(lambda: "utxod_ready 1.0" in web.ask("/metrics").text, "the metric does not follow")
+            until(lambda: "utxod_ready 1.0" in web.ask("/metrics").text, why="the metric does not follow")
 
 
 def test_a_client_that_only_asks_is_not_taken_for_a_feeder() -> None:
@@ -99,14 +100,14 @@ def test_a_client_that_only_asks_is_not_taken_for_a_feeder() -> None:
             feeder.feed(chain(2))
         with daemon.client() as reader:
             reader.hello()
-            until(lambda: reader.hello()["feeder_away_s"] > 0, "the feeder has not gone")
+            until(lambda: reader.hello()["feeder_away_s"] > 0, why="the feeder has not gone")
 
 
 def test_status_tells_another_daemon_on_the_same_port_from_its_own() -> None:
     with TemporaryDirectory(prefix="utxod-") as one, TemporaryDirectory(prefix="utxod-") as other:
         http = {"workers": 1, "listen": f"unix:{one}/http"}
         with running(Path(one), http=http) as first, home(Path(other), http=http) as second:
-            until(lambda: handlers(report_any(first))["http"][0] == "ok", "its workers do not answer")
+            until(lambda: handlers(report_any(first))["http"][0] == "ok", why="its workers do not answer")
             second.configure(http={"workers": 0})
             second.start()
             second.configure(http=http)
@@ -140,7 +141,7 @@ def test_status_of_a_daemon_that_does_not_use_its_store() -> None:
         http = {"workers": 1, "listen": f"unix:{name}/http"}
         daemon.configure(utxo={"enabled": False}, transactions={"enabled": False}, http=http)
         daemon.start()
-        until(lambda: handlers(report_any(daemon))["http"][0] == "ok", "it is taken for another daemon")
+        until(lambda: handlers(report_any(daemon))["http"][0] == "ok", why="it is taken for another daemon")
         assert report(daemon, 0)["daemon"]["ready"] is None  # type: ignore[index]
 
 
@@ -148,7 +149,7 @@ def test_status_of_a_daemon_on_an_address_of_version_6(tmp_path: Path) -> None:
     if not socket.has_ipv6:
         pytest.skip("no IPv6 here")
     with running(tmp_path, http={"workers": 1, "listen": f"[::1]:{free_port()}"}) as daemon:
-        until(lambda: handlers(report_any(daemon))["http"][0] == "ok", "it is not found")
+        until(lambda: handlers(report_any(daemon))["http"][0] == "ok", why="it is not found")
 
 
 def test_status_says_how_many_of_the_unmined_have_lost_a_conflict(tmp_path: Path) -> None:

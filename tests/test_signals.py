@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
@@ -18,6 +18,7 @@ import anyio
 import lmdb
 import pytest
 from daemons import PATIENCE_S, ROOT, Client, Daemon, encoded, environment, error, home, running, statuses
+from patience import until
 from questions import Web, failure, short_folder
 from reading import children
 from stories import chain, expected, point
@@ -29,15 +30,6 @@ from daemon.reload import RELOADED, difference
 
 T = TypeVar("T")
 LEAVING = [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT]
-
-
-def until(what: Callable[[], T], wanted: Callable[[T], object] = bool) -> T:
-    """Ask again until the answer is as wanted, and return it."""
-    give_up = monotonic() + PATIENCE_S
-    while not wanted(answer := what()):
-        assert monotonic() < give_up, answer
-        sleep(0.02)
-    return answer
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from daemons import PATIENCE_S, ROOT, environment, log_lines, reason, running, utxod
-from questions import short_folder, until
+from patience import until
+from questions import short_folder
 from test_http_service import serving
 
 from config.load import DEFAULT_FILE
@@ -72,7 +73,7 @@ def test_the_first_line_says_who_and_where(folder: Path) -> None:
         }
         assert first == said
         with serving(daemon) as alone:
-            until(lambda: "http_listen_failed" in (folder / "serve.log").read_text(), "it has logged nothing")
+            until(lambda: "http_listen_failed" in (folder / "serve.log").read_text(), why="it has logged nothing")
         assert first_line((folder / "serve.log").read_text()) == said | {"pid": alone.pid}
 
 

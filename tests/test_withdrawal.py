@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
-from daemons import PATIENCE_S, Daemon, Encoding, Message, ack, error, running
+from daemons import Daemon, Encoding, Message, ack, error, running
+from patience import until
 from stories import address, at, back_to, block, digest, output, point, tx
 from test_transactions_wire import (
     by,
@@ -48,13 +48,6 @@ def withdrawn(*names: object, reason: str = "evicted") -> Message:
 
 def spending(name: object, *spends: list[Any], outputs: int = 2, **fields: Any) -> Message:
     return submit(tx(name, *(output(f"{name}{n}") for n in range(outputs)), spends=spends, **fields))
-
-
-def until(wanted: Callable[[], object]) -> None:
-    give_up = monotonic() + PATIENCE_S
-    while not wanted():
-        assert monotonic() < give_up
-        sleep(0.02)
 
 
 def test_what_is_withdrawn_is_gone_with_what_builds_on_it(daemon: Daemon, encoding: Encoding) -> None:

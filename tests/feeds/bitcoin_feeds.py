@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 
 from click.testing import CliRunner, Result
-from daemons import PATIENCE_S, Daemon, environment
+from daemons import PATIENCE_S, Daemon, background
 
 from daemon.cli import main
 
@@ -52,15 +50,12 @@ class Feeding:
 
     def __init__(self, daemon: Daemon, url: str, *more: Argument) -> None:
         common = ["feed", "--config", daemon.config, "bitcoin-rpc", url, "--network", "regtest", "--poll", 0.02]
-        self._command = [sys.executable, "-m", "daemon.cli", *map(str, [*common, *more])]
+        self._words = [*common, *more]
         self._log = daemon.folder / "feed.log"
         self.start()
 
     def start(self) -> None:
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment()
-            )
+        self.process = background(self._log, *self._words)
 
     def kill(self) -> None:
         self.process.kill()

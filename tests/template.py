@@ -1,0 +1,224 @@
+"""Processes of `utxod` without the time that its imports take: a template process imports the program and is forked.
+
+Each fork is a process of its own. It runs the module `daemon.cli` as `python -m daemon.cli` does, with the arguments,
+environment, folder, umask, limits and descriptors of its request. Tests that change how the interpreter starts, or that
+look at the start itself, execute Python instead.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import resource
+import runpy
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from fcntl import F_DUPFD_CLOEXEC, fcntl
+from importlib import import_module
+from pathlib import Path
+from select import poll
+from threading import Lock
+from types import FrameType
+
+ROOT = Path(__file__).resolve().parent.parent
+# What the daemon and the usual commands import; `daemon.cli` itself is run anew by each fork.
+MODULES = (
+    "daemon.app",
+    "daemon.child",
+    "daemon.commands.later",
+    "daemon.commands.query",
+    "daemon.commands.recovery",
+    "daemon.commands.status",
+    "daemon.inspect",
+    "daemon.offline",
+    "feeds.commands",
+)
+_NUMBER = struct.Struct("=i")
+_REQUEST_BYTES = 1 << 17
+_HIGH = 200  # descriptors of a request wait above this number until the child gives them theirs
+
+
+@dataclass
+class Request:
+    """A process to fork; its first descriptor is where the template reports its number and its end."""
+
+    arguments: Sequence[str]
+    environ: Mapping[str, str]
+    folder: str
+    umask: int
+    limits: Mapping[str, Sequence[int]]
+    descriptors: Sequence[int] = ()
+
+
+# --- the tests' side -----------------------------------------------------------------------------------------------
+
+
+class Forked(subprocess.Popen[bytes]):
+    """A fork of the template, used like any other process."""
+
+    def __init__(self, arguments: Sequence[str], pid: int, reports: int) -> None:
+        self.args, self.pid, self._reports = arguments, pid, reports
+        self.stdin = self.stdout = self.stderr = None
+        self.returncode: int | None = None
+        self._child_created = False  # the template waits for it, `Popen` must not
+
+    def __del__(self) -> None:
+        os.close(self._reports)
+
+    def poll(self) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            ended = poll()
+            ended.register(self._reports)
+            if not ended.poll(None if timeout is None else timeout * 1000):
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            self.returncode = _read(self._reports)
+        return self.returncode
+
+
+def _read(reports: int) -> int:
+    number = os.read(reports, _NUMBER.size)
+    assert number, "the template has ended"
+    return int(_NUMBER.unpack(number)[0])
+
+
+class Template:
+    """The process that is forked; it ends when this one does."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-P", __file__, str(theirs.fileno())]
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environ, cwd=ROOT
+            )
+        atexit.register(self.end)
+
+    def end(self) -> None:
+        self._requests.close()
+        self._process.wait()
+
+    def fork(
+        self,
+        arguments: Sequence[str],
+        descriptors: Sequence[int],
+        environ: Mapping[str, str],
+        folder: Path | None = None,
+        listener: int | None = None,
+    ) -> Forked:
+        """Start `utxod` with its three standard descriptors, and a listening socket as systemd passes it."""
+        reports, reporter = os.pipe()
+        passed = [reporter, *descriptors, *([] if listener is None else [listener])]
+        request = Request(arguments, environ, str(folder or Path.cwd()), _umask(), _limits())
+        try:
+            socket.send_fds(self._requests, [json.dumps(vars(request)).encode()], passed)
+        finally:
+            os.close(reporter)
+        return Forked(arguments, _read(reports), reports)
+
+
+_template: Template | None = None
+_lock = Lock()
+
+
+def template(environ: Mapping[str, str]) -> Template:
+    """Return the template of this process."""
+    global _template
+    with _lock:
+        if _template is None:
+            _template = Template(environ)
+        return _template
+
+
+def _umask() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))
+
+
+def _limits() -> dict[str, Sequence[int]]:
+    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+    return {name: resource.getrlimit(getattr(resource, name)) for name in names}
+
+
+# --- the template's side -------------------------------------------------------------------------------------------
+
+
+def serve(requests: socket.socket) -> Request:
+    """Fork for each request until there are no more; return the request in its child."""
+    reporters = dict[int, int]()  # by process
+
+    def reap(*_: int | FrameType | None) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            reporter = reporters.pop(pid)
+            with suppress(BrokenPipeError):  # nobody waits for it
+                os.write(reporter, _NUMBER.pack(os.waitstatus_to_exitcode(status)))
+            os.close(reporter)
+
+    signal.signal(signal.SIGCHLD, reap)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the tests
+    while True:
+        data, received, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 5)
+        if not data:
+            os._exit(0)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        pid = os.fork()
+        if pid == 0:
+            requests.close()
+            for reporter in reporters.values():
+                os.close(reporter)
+            return Request(**json.loads(data) | {"descriptors": received})
+        reporter, *others = received
+        for descriptor in others:
+            os.close(descriptor)
+        reporters[pid] = reporter
+        os.write(reporter, _NUMBER.pack(pid))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+
+
+def run(request: Request) -> None:
+    """Make this process what a request asks for, and run its command."""
+    high = [fcntl(descriptor, F_DUPFD_CLOEXEC, _HIGH) for descriptor in request.descriptors]
+    for descriptor in request.descriptors:
+        os.close(descriptor)
+    os.close(high[0])  # the template reports
+    for number, descriptor in enumerate(high[1:]):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(request.environ)
+    if len(high) > 4:
+        os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1")
+    for name, limits in request.limits.items():
+        resource.setrlimit(getattr(resource, name), (limits[0], limits[1]))
+    os.umask(request.umask)
+    os.chdir(request.folder)
+    sys.argv[1:] = request.arguments
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+    runpy.run_module("daemon.cli", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    for name in MODULES:
+        import_module(name)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # whoever starts it may be allowed a few only
+    run(serve(socket.socket(fileno=int(sys.argv[1]))))

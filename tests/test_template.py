@@ -1,0 +1,88 @@
+"""A fork of the template is what `python -m daemon.cli` would be."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from daemons import PATIENCE_S, environment, running, start, utxod
+from patience import until
+from template import Forked
+
+
+def status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+
+
+def state(pid: int) -> tuple[str, str, str, str, dict[int, str]]:
+    """Return what a process has from whoever started it."""
+    proc = Path(f"/proc/{pid}")
+    until(lambda: status(pid)["SigBlk"], lambda blocked: int(blocked, 16) == 0)  # uvloop blocks all for a moment
+    descriptors = {int(each.name): str(each.readlink()) for each in (proc / "fd").iterdir()}
+    return (
+        status(pid)["Umask"],
+        status(pid)["SigIgn"],
+        str((proc / "cwd").readlink()),
+        (proc / "limits").read_text(),
+        descriptors,
+    )
+
+
+@pytest.mark.parametrize("words", [["nonsense"], ["run", "--help"], ["config", "check"], ["verify-proof", "-"]])
+def test_commands_answer_alike(words: list[str], tmp_path: Path) -> None:
+    given, environ = b'{"not": "a proof"}', {"UTXOD_CHAIN__NETWORK": "preview"}
+    command = [sys.executable, "-m", "daemon.cli", *words]
+    executed = subprocess.run(
+        command, input=given, capture_output=True, env=environment(**environ), cwd=tmp_path, check=False
+    )
+    forked = utxod(*words, stdin=given, cwd=tmp_path, **environ)
+    assert (forked.returncode, forked.stdout, forked.stderr) == (executed.returncode, executed.stdout, executed.stderr)
+
+
+@pytest.fixture
+def odd() -> Iterator[None]:
+    """Let what is inherited differ from what the template began with."""
+    mask, (soft, hard) = os.umask(0o027), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    os.umask(mask)
+
+
+@pytest.mark.usefixtures("odd")
+def test_processes_begin_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the template is left, however many processes it has forked."""
+    found = []
+    monkeypatch.chdir(tmp_path)
+    (other := tmp_path / "other").mkdir()
+    with running(other):
+        for name, environ in (("forked", {}), ("executed", {"PYTHONPATH": environment()["PYTHONPATH"]})):
+            folder = tmp_path / name
+            folder.mkdir()
+            with running(folder, environ) as daemon, daemon.client() as client:
+                client.hello()
+                assert isinstance(daemon.process, Forked) == (name == "forked")
+                *others, descriptors = state(daemon.process.pid)
+                kinds = sorted(path.partition(":")[0] for path in descriptors.values() if str(folder) not in path)
+                found.append((others, kinds))
+    assert found[0] == found[1]
+
+
+def test_an_end_by_a_signal_is_reported() -> None:
+    reader, writer = os.pipe()
+    with Path(os.devnull).open("wb") as nothing:
+        waiting = start(["verify-proof", "-"], [reader, nothing.fileno(), nothing.fileno()], {})
+    assert waiting.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        waiting.wait(0.01)
+    waiting.kill()
+    assert waiting.wait(PATIENCE_S) == waiting.poll() == -signal.SIGKILL
+    os.close(reader)
+    os.close(writer)
