@@ -51,7 +51,7 @@ _decode = msgspec.msgpack.Decoder(RawBlock).decode
 def decode(raw: bytes | bytearray, encoding: wire.Encoding) -> Inbound:
     """Return a message; of a block only the columns are kept, unless bytes of its transactions came with it.
 
-    A long submission is left as an outline.
+    A long submission is left as an outline; one that is too long is refused.
 
     Raises:
         Refused: it is none.
@@ -62,6 +62,8 @@ def decode(raw: bytes | bytearray, encoding: wire.Encoding) -> Inbound:
             return block
         if kind == "TxSubmitted" and (submission := outline.read(raw)) is not None:
             return submission
+    else:
+        outline.check_json(raw)
     event = wire.decode(raw, encoding)
     if isinstance(event, BlockApplied) and all(tx.raw is None for tx in event.txs):
         return _raw(event, raw, encoding)

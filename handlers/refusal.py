@@ -12,7 +12,10 @@ CODES = {
         "their borders are lost."
     ),
     "unknown_type": "The protocol has no message of this `type`.",
-    "too_large": "A line is longer than `socket.max_frame_bytes`, or a `Hello` or `Subscribe` than 64 KiB.",
+    "too_large": (
+        "A line is longer than `socket.max_frame_bytes`, a `Hello` or `Subscribe` than 64 KiB, a submission in JSON "
+        "than 16 MiB. Or a submission has more than 100,000 inputs, or exceeds `transactions.max_pending_bytes` alone."
+    ),
     "gap": "The block is above the tip and does not follow it, or `BlockPersisted` is above the tip. `detail.tip`",
     "fork": (
         "The block is at or below the tip and is not in the chain: roll back first. Or the store is not empty "

@@ -173,6 +173,7 @@ class Turns:
             name = type(event).__name__
             raise Refused("unavailable", f"{name}: this daemon keeps no transaction store (transactions.enabled)")
         if isinstance(event, TxSubmitted):
+            outline.check_count(len(event.tx.inputs), "$.tx.inputs")
             if large(tx_blocks.transactions.rules, event.tx):
                 self._admit_large(delivery)
                 tx_blocks.transactions.on_their_way.add(event.tx.txid)
@@ -366,7 +367,7 @@ class _Teller:
             await on_thread(transactions.blobs.put, name, raw)
 
         try:
-            event = await outline.whole(large.event, delivery.raw, turn)
+            event = await outline.whole(large.event, turn)
             evicted = await room_for(event, tx_blocks.evictor, write)
             status = await create_large(tx_blocks, event, height, write, put_blob)
         except Refused as refused:

@@ -25,6 +25,7 @@ _I64_MIN, _U64_MAX = -(1 << 63), (1 << 64) - 1  # what MessagePack, and so a row
 _frames: msgspec.msgpack.Decoder[Inbound] = msgspec.msgpack.Decoder(Inbound)
 _encode_frame = msgspec.msgpack.Encoder().encode
 _encode_json = msgspec.json.Encoder().encode
+FAULTS = msgspec.DecodeError, RecursionError, UnicodeDecodeError  # why a message can't be decoded
 _LONGEST_ERROR = 400  # characters: an error may repeat what the client sent, which may be very long
 
 
@@ -71,16 +72,20 @@ def decode(raw: bytes | bytearray, encoding: Encoding) -> Inbound:
     """
     try:
         message = _frames.decode(raw) if encoding == "frames" else _read_json(raw)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except FAULTS as error:
         if "$.type" in str(error):
             kind = _kind(_envelope(raw, encoding), encoding)
             raise Refused("unknown_type", _shortened(f"{kind!r} is no message of this protocol")) from error
-        what = misspelt.explain(str(error), partial(peek, raw, encoding)) or _shortened(str(error))
-        raise Refused("malformed", what, broken=_broken(error)) from error
+        raise refused(error, str(error), partial(peek, raw, encoding)) from error
     if type(message).__name__ != peek(raw, encoding):  # what was let in is what is carried out
         raise Refused("malformed", "a message has one `type` - at `$.type`")
     check_lengths(message)
     return message
+
+
+def refused(error: Exception, text: str, kind: Callable[[], str]) -> Refused:
+    """Return what to raise for a message that can't be decoded; `text` says why, with the place in the message."""
+    return Refused("malformed", misspelt.explain(text, kind) or _shortened(text), broken=_broken(error))
 
 
 def encode(answer: Outbound | Inbound, encoding: Encoding) -> bytes:

@@ -14,7 +14,7 @@ from stories import digest
 
 from handlers import columns, wire
 from handlers.events import TxSubmitted
-from handlers.outline import LONG, PIECE, Outline, read, whole, whole_at_once
+from handlers.outline import LONG, LONGEST_JSON, MOST, PIECE, Outline, read, whole, whole_at_once
 from handlers.refusal import Refused
 
 MANY = 2 * PIECE + 17
@@ -28,7 +28,7 @@ def submitted(**more: Any) -> Message:
     return {"type": "TxSubmitted", "seq": 3, "tx": tx | more.pop("tx", {})} | more
 
 
-def pieces(event: TxSubmitted, frame: bytes) -> tuple[TxSubmitted, int]:
+def pieces(event: TxSubmitted) -> tuple[TxSubmitted, int]:
     """Return a submission that was decoded in turns, and how many turns there were."""
     turns = 0
 
@@ -37,7 +37,7 @@ def pieces(event: TxSubmitted, frame: bytes) -> tuple[TxSubmitted, int]:
         turns += 1
         return step()
 
-    return asyncio.run(whole(event, frame, turn)), turns
+    return asyncio.run(whole(event, turn)), turns
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,10 @@ def test_a_long_submission_is_what_it_is_at_once(more: Message) -> None:
     frame = msgspec.msgpack.encode(submitted(**more))
     event = columns.decode(frame, "frames")
     assert isinstance(event, Outline) and len(event.tx.outputs) == MANY
-    made, turns = pieces(event, frame)
+    made, turns = pieces(event)
     assert made == wire.decode(frame, "frames") == whole_at_once(event, frame)
     assert type(made) is TxSubmitted and turns == 3
-    assert pieces(made, frame) == (made, 0)
+    assert pieces(made) == (made, 0)
 
 
 def test_only_long_frames_are_left_undecoded() -> None:
@@ -85,9 +85,19 @@ def test_what_is_wrong_is_named_as_at_once(message: Message, said: str) -> None:
     with pytest.raises(Refused) as in_pieces:
         event = columns.decode(frame, "frames")
         assert isinstance(event, Outline)
-        pieces(event, frame)
+        pieces(event)
     assert in_pieces.value.refusal == at_once.value.refusal
     assert said in in_pieces.value.refusal.message
+
+
+@pytest.mark.parametrize("place", ["tx.inputs", "tx.previous", "tx.datums", "input_hashes"])
+def test_lists_that_are_too_long_are_refused_before_they_are_decoded(place: str) -> None:
+    name = place.removeprefix("tx.")
+    entries: list[Any] = [[digest("parent"), 0] if name == "inputs" else b"\x01"] * (MOST + 1)
+    message = submitted(tx={name: entries}) if "." in place else submitted(**{name: entries})
+    with pytest.raises(Refused, match=f"100,001 entries .* at `\\$.{place}`") as refused:
+        columns.decode(msgspec.msgpack.encode(message), "frames")
+    assert refused.value.refusal.code == "too_large"
 
 
 @pytest.fixture
@@ -116,6 +126,20 @@ def test_a_daemon_takes_and_refuses_long_submissions(daemon: Daemon) -> None:
         assert ask(client, submitted())["status"] == "duplicate"
     assert str(MANY).encode() in daemon.run("query", "tx", digest("large").hex(), "--json").stdout
     daemon.assert_sound()
+
+
+def test_what_takes_long_in_one_turn_is_refused(daemon: Daemon) -> None:
+    small, large = {"address": b"\x51", "value": 1}, {"address": bytes(LONGEST_JSON // 2), "value": 1}
+    many = {"txid": digest("many"), "inputs": [[digest(f"{n}"), 0] for n in range(MOST + 1)], "outputs": [small]}
+    line = {"type": "TxSubmitted", "seq": 2, "tx": {"txid": digest("long"), "outputs": [large]}}
+    with daemon.client("json") as client:
+        answer = ask(client, {"type": "TxSubmitted", "seq": 1, "tx": many})
+        assert answer["code"] == "too_large" and "$.tx.inputs" in answer["message"]
+        answer = ask(client, line)
+        assert answer["code"] == "too_large" and "send it in a frame" in answer["message"]
+        assert client.hello()
+    with daemon.client("frames") as client:
+        assert ask(client, line)["status"] == "accepted"
 
 
 def test_bytes_that_are_no_value_end_the_connection(daemon: Daemon) -> None:
