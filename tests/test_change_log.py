@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import daemon.audience
+import handlers.change_log
 import storage.change_log
 from daemon.audience import Audience
 from handlers.causes import (
@@ -37,7 +38,7 @@ from handlers.causes import (
     Withdrawn,
 )
 from handlers.chain import Chain
-from handlers.change_log import ChangeLog, Gone, NotYet, read
+from handlers.change_log import ChangeLog, FactType, Gone, NotYet, read, recent
 from handlers.events import BlockApplied, BlockCommitted, Fact, Point, Pruned, RolledBack, TxStatusChanged
 from handlers.wire import plain
 from storage.change_log import ROW_BYTES, LogStore, Retention, read_row
@@ -220,6 +221,31 @@ def test_a_map_that_is_full_appends_once(tmp_path: Path) -> None:
 
 
 # --- retention ---------------------------------------------------------------------------------------------------
+
+
+def test_recent_facts_are_of_some_types_newest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What happened to transactions between them is passed over, but no more than so many rows."""
+    back = RolledBack(from_=Point(9, 90, b"\x09" * 32), to="origin", blocks=9)
+    noise = [TxStatusChanged(txid=bytes([n]) * 32, status="pending", height=None, cause=None) for n in range(200)]
+    types: list[FactType] = ["BlockCommitted", "RolledBack"]
+    with opened(tmp_path) as log:
+        pruned = append(log, Pruned(spent_outputs=1, transactions=2, undo_records=3, floor=None, mmr_nodes=4))
+        told = append(log, block_fact(1), back, block_fact(2))
+        append(log, *noise)
+        told += append(log, block_fact(3))
+        with log.store.disk.read() as txn:
+            rows = sum(1 for _ in log.store.rows(txn))
+            assert [fact for _, fact in recent(log.store, txn, types, 9)] == told[::-1]
+            assert [fact for _, fact in recent(log.store, txn, types, 2)] == told[:1:-1]
+            assert [fact for _, fact in recent(log.store, txn, ["RolledBack"], 9)] == [told[1]]
+            assert [fact for _, fact in recent(log.store, txn, ["Pruned"], 9)] == pruned
+            assert {at for at, _ in recent(log.store, txn, types, 9)} == {
+                log.logged_at(1),
+                log.logged_at(told[-1].sequence or 0),
+            }
+            monkeypatch.setattr(handlers.change_log, "_LOOKED_AT", rows - 2)
+            assert [fact for _, fact in recent(log.store, txn, types, 9)] == told[:2:-1]
+    assert rows > 3
 
 
 def test_facts_beyond_the_count_go_and_sequences_go_on(tmp_path: Path) -> None:
