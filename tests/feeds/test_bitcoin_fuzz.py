@@ -95,9 +95,9 @@ def test_four_megabytes_of_the_worst() -> None:
     }
     for name, raw in worst.items():
         assert len(raw) > 3_500_000, name
-        begun = time.perf_counter()
+        begun = time.process_time()  # others may have the machine meanwhile
         found = outcome(raw, check_merkle=False)
-        assert time.perf_counter() - begun < DEADLINE_MS / 1000, name
+        assert time.process_time() - begun < DEADLINE_MS / 1000, name
         assert found == ("a block" if name in ("witness", "transactions") else "refused")
 
 
