@@ -6,9 +6,11 @@ import hashlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Timer
 
 import pytest
 from daemons import PATIENCE_S, ROOT, Daemon, environment, running, statuses
@@ -51,6 +53,19 @@ def said(language: str, name: str, *arguments: str | Path) -> list[str]:
     return done.stdout.decode().splitlines()
 
 
+@contextmanager
+def following(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """Run a program beside the test; it is killed at the end, and when it takes too long."""
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment()) as process:
+        late = Timer(PATIENCE_S, process.kill)
+        late.start()
+        try:
+            yield process
+        finally:
+            late.cancel()
+            process.kill()
+
+
 def named(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
@@ -81,23 +96,31 @@ def test_the_subscriber_misses_nothing(language: str, daemon: Daemon, tmp_path: 
     """It is killed and goes on behind its bookmark; it ends when the daemon does."""
     said("python", "feeder", daemon.socket)
     heard = list[str]()
-    for wanted in (100, BLOCKS):
-        arguments = command(language, "subscriber", daemon.socket, tmp_path / "bookmark")
-        with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment()) as process:
-            assert process.stdout is not None
-            while len(set(heard)) < wanted:
-                heard.append(process.stdout.readline().rstrip())
-            if wanted == BLOCKS:
-                with daemon.client() as client:
-                    assert client.ask(back_to("origin"))["status"] == "rolled_back"
-                while heard[-1] != "back to origin":  # the transactions of undone blocks come before
-                    heard.append(process.stdout.readline().rstrip())
-                assert daemon.term() == 0
-                assert process.wait(PATIENCE_S) == 0
-            process.kill()
+
+    def read_until(done: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        while not done():
+            line = process.stdout.readline()
+            assert line, "it has ended, or was too slow"
+            heard.append(line.rstrip())
+
+    arguments = command(language, "subscriber", daemon.socket, tmp_path / "bookmark")
+    with following(arguments) as process:
+        read_until(lambda: len(heard) >= 100, process)
+        process.kill()
+        assert process.stdout is not None
+        heard += process.stdout.read().splitlines()  # what it had printed, and noted, by then
+    with following(arguments) as process:
+        read_until(lambda: len(set(heard)) == BLOCKS, process)
+        with daemon.client() as client:
+            assert client.ask(back_to("origin"))["status"] == "rolled_back"
+        read_until(lambda: heard[-1] == "back to origin", process)  # the transactions of undone blocks come before
+        assert daemon.term() == 0
+        assert process.wait(PATIENCE_S) == 0
     blocks = [f"block {height} {named(f'block {height}').hex()}" for height in range(1, BLOCKS + 1)]
     waiting = {f"transaction {named(f'tx {height}').hex()} pending rollback" for height in range(1, BLOCKS + 1)}
     told = list(dict.fromkeys(heard))
+    assert len(heard) <= len(told) + 1  # the fact at which it was killed may come again
     assert told[:BLOCKS] == blocks and told[-1] == "back to origin"
     assert set(told[BLOCKS:-1]) == waiting
 

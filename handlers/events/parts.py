@@ -36,7 +36,9 @@ class Output(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_def
     assets: Annotated[list[Asset], about("Native assets, as `[policy, name, quantity]`.")] = []
     datum_hash: Annotated[bytes | None, about("Hash of the datum.")] = None
     inline_datum: Annotated[bytes | None, about("The datum itself, CBOR in the bytes of the chain.")] = None
-    script_ref: Annotated[bytes | None, about("The reference script, CBOR in the bytes of the chain.")] = None
+    script_ref: Annotated[
+        bytes | None, about("The reference script: CBOR `[language, script]` in the bytes of the chain.")
+    ] = None
     script_ref_hash: Annotated[
         bytes | None, about("Hash of the reference script; derived from `script_ref` where it is left out.")
     ] = None
@@ -70,14 +72,14 @@ class Tx(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_default
     fee: Annotated[int | None, about("Fee.")] = None
     size: Annotated[int | None, about("Bytes of the whole transaction.")] = None
     subtree_index: Annotated[int | None, about("Its subtree in the block, on chains that have them.")] = None
-    raw: Annotated[bytes | None, about("The whole transaction; kept with its record.")] = None
+    raw: Annotated[bytes | None, about("The whole transaction; kept with its record, if it has one.")] = None
     version: Annotated[int | None, about("The transaction's version; kept with its record.")] = None
     lock_time: Annotated[int | None, about("Its lock time; kept with its record.")] = None
     previous: Annotated[
         list[Spent | None] | None,
         about(
-            "What it spends, as far as the sender knows: `[value, address]` or null, one entry for each input. Kept "
-            "with its record."
+            "What it spends, as far as the sender knows: `[value, script]` (its address or locking script) or null, "
+            "one entry for each input. Kept with its record."
         ),
     ] = None
     datums: Annotated[
