@@ -351,7 +351,7 @@ def place(owner: type | ModuleType, method: str, times: int) -> str:
 
 def test_a_feed_goes_through_three_kills(tmp_path: Path) -> None:
     """The real feeder waits for a daemon that is away, asks where to go on, and finishes by itself."""
-    story = told(9, 1500)
+    story = told(9, 700)
     source = tmp_path / "chain.frames"
     source.write_bytes(b"".join(encoded(message, "frames") for message in story))
     with home(tmp_path, utxo=STORES[0][0] | {"rollback_window": 50}, batch={"max_delay_ms": 5}) as daemon:
@@ -361,7 +361,7 @@ def test_a_feed_goes_through_three_kills(tmp_path: Path) -> None:
             reached = [0]
             for _ in range(3):
                 daemon.start()
-                goal, until = reached[-1] + 200, monotonic() + PATIENCE_S
+                goal, until = reached[-1] + 120, monotonic() + PATIENCE_S
                 while (height := _height(daemon)) < goal:
                     assert monotonic() < until and feed.poll() is None, (tmp_path / "feed.log").read_text()
                 daemon.kill()
@@ -372,7 +372,7 @@ def test_a_feed_goes_through_three_kills(tmp_path: Path) -> None:
         finally:
             feed.kill()
             feed.wait()
-        assert reached[-1] < 1500
+        assert reached[-1] < 700
         assert "trying again" in (tmp_path / "feed.log").read_text()
         assert daemon.export() == expected(story)
         daemon.assert_sound()

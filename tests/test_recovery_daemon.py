@@ -14,6 +14,7 @@ from time import monotonic, sleep
 from typing import Any, cast
 from urllib.parse import quote
 
+import patience
 import pytest
 from bitcoin_rpc_chain import FakeNode, Fault
 from bitcoin_rpc_server import LOGIN, serving
@@ -35,10 +36,7 @@ def folder() -> Iterator[Path]:
 
 
 def until(what: Callable[[], Any], wanted: Any) -> None:
-    give_up = monotonic() + PATIENCE_S
-    while (found := what()) != wanted:
-        assert monotonic() < give_up, found
-        sleep(0.03)
+    patience.until(what, lambda found: found == wanted)
 
 
 def pay(name: str, n: int) -> Message:
@@ -51,7 +49,8 @@ def submit(client: Client, *transactions: Message) -> None:
 
 
 def said(daemon: Daemon, *words: str) -> Any:
-    done = daemon.run("recovery", *words)
+    """Return what a command says, once a daemon that has just started has made its tables."""
+    done = patience.until(lambda: daemon.run("recovery", *words), lambda done: b"has no schema yet" not in done.stderr)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()
 
@@ -350,16 +349,22 @@ def test_what_nobody_else_knows_ends_as_an_orphan_though_we_hold_it(folder: Path
             until(lambda: rows(daemon), named(unknown="orphan", **others))
             shown = json.loads(said(daemon, "show", digest("tx", "unknown").hex(), "--json"))
             assert shown["message"] == "it never reached the chain" and shown["not_found"] >= 3
+            heard = list[str]()
+
+            def hear(status: str) -> None:
+                """Hear up to a fact: that a row is an orphan is told after the row says so."""
+                while heard[-1:] != [status]:
+                    fact = listener.receive()
+                    assert fact is not None
+                    heard.extend([fact["status"]] if fact["txid"] == digest("tx", "unknown").hex() else [])
+
+            hear("orphan")
             second = block(first, pay("unknown", 0))
             client.feed([second])
             until(lambda: rows(daemon)[digest("tx", "unknown").hex()], "pending")
             client.feed(chain(2, second))
             until(lambda: rows(daemon)[digest("tx", "unknown").hex()], "confirmed")
-            heard = list[str]()
-            while heard[-1:] != ["confirmed"]:
-                fact = listener.receive()
-                assert fact is not None
-                heard += [fact["status"]] if fact["txid"] == digest("tx", "unknown").hex() else []
+            hear("confirmed")
             listener.close()
             assert heard == ["pending", "orphan", "mined", "confirmed"]
 

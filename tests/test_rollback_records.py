@@ -8,6 +8,7 @@ from time import monotonic, sleep
 
 import pytest
 from daemons import PATIENCE_S, Client, Daemon, Message, running, statuses
+from patience import until
 from stories import at, back_to, block, digest, output, tx
 from test_transactions_wire import by, coins, done, mined, on_outputs, record, refused, said, state, submit
 
@@ -201,7 +202,7 @@ def test_claims_that_the_mined_version_does_not_spend_are_released(
     done(client, two)
     sound(daemon)
     assert state(client, at("p"), at("p", 1), at("s")) == ["free", by("s"), "free"]
-    assert repairs(daemon) == [(digest("tx", "s").hex(), "its inputs are not those of its block")]
+    assert until(lambda: repairs(daemon)) == [(digest("tx", "s").hex(), "its inputs are not those of its block")]
     done(client, back_to(one))  # the block's version waits now
     assert state(client, at("p"), at("p", 1), at("s")) == ["free", by("s"), "free"]
     done(client, submit(HEIR), two)
@@ -231,7 +232,9 @@ def test_outputs_are_those_of_the_block(tmp_path: Path, outputs: int) -> None:
             there = ["FROZEN", by("child"), *["free"] * 9][:outputs] + ["UTXO_NOT_FOUND"] * (6 - outputs)
             assert state(client, *(at("s", n) for n in range(6))) == there
             assert state(client, at("child")) == ["free" if outputs > 1 else "CONFLICTING"]
-            assert repairs(daemon) == [(digest("tx", "s").hex(), "its outputs are not those of its block")]
+            assert until(lambda: repairs(daemon)) == [
+                (digest("tx", "s").hex(), "its outputs are not those of its block")
+            ]
             sound(daemon)
             done(client, back_to("origin"))
             sound(daemon)

@@ -23,6 +23,7 @@ from handlers.events import BlockApplied, Hello, OutPoint, Output, Subscribe, Tx
 _ATTACK_S = 3.0
 _MOST_MEMORY = 256 << 20  # of the daemon, whatever is attacking
 _CLIENTS = 400
+_BLOCKS = 400  # of the honest feeder
 _SETTINGS = "[utxo]\nrollback_window = 24\n[batch]\nmax_bytes = '16MiB'\n"
 
 
@@ -166,7 +167,7 @@ def round(folder: Path, seed: int) -> Met:
         target.start()
         crowd = Crowd(target, Random(seed), met)
         thread = threading.Thread(target=attack, args=(crowd,))
-        with Honest(target, Story(seed, 400, submissions=False)) as honest:
+        with Honest(target, Story(seed, _BLOCKS, submissions=False)) as honest:
             thread.start()
             highest, until = 0, time.monotonic() + _ATTACK_S
             while time.monotonic() < until:
