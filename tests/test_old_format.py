@@ -51,7 +51,7 @@ OPENING = {  # every command that opens a store, with what else it may be asked
     "status": ["", "--json"],
     "verify": ["", "--quick"],
 }
-OTHERS = {"bench", "completion", "config", "feed", "recovery", "tail", "verify-proof"}
+OTHERS = {"bench", "completion", "config", "feed", "recovery", "send", "tail", "verify-proof"}
 
 
 @pytest.fixture
