@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 from typing import Any
@@ -38,6 +39,7 @@ def in_turns(systems: Mapping[str, Callable[[], Figures]], rounds: int) -> tuple
     for turn in range(1, rounds + 1):
         for name in [name for name in systems if name not in missing]:
             click.echo(f"round {turn} of {rounds}: {name} …", err=True)
+            os.sync()  # what the system before has left to write would make this one wait
             try:
                 results.setdefault(name, []).append(systems[name]())
             except NotMeasured as error:
