@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from daemon.crash import recorded
 from daemon.diagnostics import dump
 from daemon.door import Guests, admins, keep_open, most_clients, open_door
 from daemon.evicting import evict_along
-from daemon.heap import give_back, keep_heap_ready
+from daemon.heap import Heap, give_back, keep_heap_small
 from daemon.http.master import Keeper
 from daemon.inbox import Inbox
 from daemon.metrics import daemon_sheet, encode, folder, keep_shown
@@ -54,7 +54,7 @@ from handlers.events import (
 from handlers.recovery.outcome import Handler
 from handlers.recovery.own import load
 from handlers.refusal import Refusal
-from handlers.utxo import Limits, Turns, follow_chain
+from handlers.utxo import Committed, Limits, Turns, follow_chain
 from storage.blobs import BlobFailed, Blobs
 from storage.disk import Disk
 from storage.errors import StoreFull
@@ -75,7 +75,7 @@ def run(config: Config, config_file: Path | None) -> bool:
         ConfigError: there is no such handler as the configuration names.
     """
     own = load(config.recovery.handlers) if enabled(config) else []
-    keep_heap_ready()
+    keep_heap_small()
     announce(config, config_file, config.http.workers)
     if config.utxo.enabled:
         check_store(config)
@@ -98,7 +98,7 @@ async def serve(config: Config, config_file: Path | None, own: Sequence[Handler]
             if turns:
                 hall.view = turns.chain.view
                 hall.audience.open(turns.chain.changes, writer)
-                house.start_soon(follow_chain, inbox, turns, limits, hall.publish, writer)
+                house.start_soon(follow_chain, inbox, turns, limits, _publisher(hall), writer)
             else:
                 house.start_soon(decline, inbox)
             guests = Guests(hall, house, most)
@@ -266,6 +266,17 @@ async def _watch_readers(config: Config, disk: Disk, hall: Hall, writer: Capacit
     while True:
         hall.numbers.readers = await to_thread.run_sync(watch.look, limiter=writer)
         await anyio.sleep(watch.every_s)
+
+
+def _publisher(hall: Hall) -> Callable[[Committed], None]:
+    """Return what hears of every commit."""
+    heap = Heap()
+
+    def publish(committed: Committed) -> None:
+        hall.publish(committed)
+        heap.committed(sum(isinstance(fact, BlockCommitted) for fact in committed.facts))
+
+    return publish
 
 
 async def _give_memory_back() -> None:

@@ -9,26 +9,57 @@ glibc, is left alone.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
+from pathlib import Path
 
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _LARGEST = 32 << 20  # bytes: the largest threshold that glibc takes
 _KEPT = 64 << 20  # bytes at the end of the heap
+_USUAL_KEPT = 128 << 10  # the same as glibc begins with
+_MANY = 4  # blocks of one commit: the daemon is catching up
+_MOST_HELD = 256 << 20  # bytes of this process; above that everything large is mapped
 
 
 def keep_heap_small() -> None:
     """Let every block of a MiB or more be a mapping of its own, whose memory goes back when the block is freed."""
-    _of_glibc("mallopt")(_M_MMAP_THRESHOLD, 1 << 20)
+    mallopt = _of_glibc("mallopt")
+    mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+    mallopt(_M_TRIM_THRESHOLD, _USUAL_KEPT)
 
 
 def keep_heap_ready() -> None:
-    """Let the arrays of commits come from the heap; whoever wants that calls `give_back` now and then.
+    """Let the arrays of large commits come from the heap.
 
-    To map an array, and to touch each of its pages for the first time, takes longer than what is computed with it.
+    To map an array, and to touch each of its pages for the first time, takes longer than what is computed with it. But
+    a heap from which such arrays come grows, by some MB in a thousand commits.
     """
     mallopt = _of_glibc("mallopt")
     mallopt(_M_MMAP_THRESHOLD, _LARGEST)
     mallopt(_M_TRIM_THRESHOLD, _KEPT)
+
+
+class Heap:
+    """The heap of the daemon: ready while it catches up, small at the tip."""
+
+    def __init__(self) -> None:
+        keep_heap_small()
+        self.ready = False
+
+    def committed(self, blocks: int) -> None:
+        """Hear how many blocks the last commit had: the next one will be like it."""
+        ready = blocks >= _MANY and _held() < _MOST_HELD
+        if ready != self.ready:
+            self.ready = ready
+            (keep_heap_ready if ready else keep_heap_small)()
+
+
+def _held() -> int:
+    """Return how much memory of this process is no file's."""
+    with Path("/proc/self/statm").open() as pages:
+        _, resident, shared, *_ = map(int, pages.read().split())
+    return (resident - shared) * _PAGE
 
 
 def give_back() -> None:

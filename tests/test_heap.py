@@ -17,7 +17,7 @@ MIB = 1 << 20
 BEGIN = """
 import ctypes
 from pathlib import Path
-from daemon.heap import give_back, keep_heap_ready, keep_heap_small
+from daemon.heap import Heap, give_back, keep_heap_ready, keep_heap_small
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
@@ -76,9 +76,12 @@ def test_without_a_threshold_a_freed_block_raises_it() -> None:
     assert mapped("pass", 4 * MIB) == 0
 
 
-def test_arrays_of_a_commit_are_not_mapped_in_the_daemon() -> None:
-    assert mapped("keep_heap_ready()", 16 * MIB) == 0
-    assert mapped("keep_heap_ready()", 40 * MIB) >= 40 * MIB
+def test_large_arrays_are_mapped_unless_the_daemon_catches_up() -> None:
+    assert mapped("heap = Heap(); heap.committed(20)", 16 * MIB) == 0
+    assert mapped("heap = Heap(); heap.committed(20)", 40 * MIB) >= 40 * MIB
+    assert mapped("heap = Heap(); heap.committed(1)", 4 * MIB) >= 4 * MIB
+    assert mapped("heap = Heap(); heap.committed(20); heap.committed(1)", 4 * MIB) >= 4 * MIB
+    assert mapped("held = bytearray(b'1') * (300 << 20); heap = Heap(); heap.committed(20)", 4 * MIB) >= 4 * MIB
 
 
 def test_free_pages_between_small_blocks_go_back() -> None:
@@ -95,7 +98,7 @@ def test_the_daemon_begins_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Announced
 
     called = list[bool]()
-    monkeypatch.setattr(daemon.app, "keep_heap_ready", lambda: called.append(True))
+    monkeypatch.setattr(daemon.app, "keep_heap_small", lambda: called.append(True))
     monkeypatch.setattr(daemon.app, "announce", announce)
     with pytest.raises(Announced):
         daemon.app.run(Config(), None)
