@@ -280,7 +280,7 @@ def _publisher(hall: Hall) -> Callable[[Committed], None]:
 
 
 async def _give_memory_back() -> None:
-    """Keep what a busy time took from staying with an idle daemon, and a steady one from growing."""
+    """Keep what a catch-up took from staying with a daemon at the tip."""
     while True:
         await anyio.sleep(_MEMORY_EVERY_S)
         await to_thread.run_sync(give_back)
