@@ -176,7 +176,7 @@ def test_a_full_table_of_readers(tmp_path: Path) -> None:
 
 
 def test_a_command_that_finds_no_slot_says_what_to_do(tmp_path: Path) -> None:
-    with running(tmp_path) as daemon:
+    with running(tmp_path, recovery={"enabled": False}) as daemon:  # it reads the store when it begins
         with process("-c", FILLING, tmp_path / "data" / "lmdb") as reader:
             for command in ("status", "export"):
                 done = daemon.run(command)
