@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from bench.daemon import Client, Daemon, running, written_mb
-from bench.old import FAR, OldSet, Spending, copied, kept
+from bench.old_outputs import FAR, OldSet, Spending, copied, kept
 from bench.peers import SCRIPTS, Peers, generated, with_old
 from bench.rounds import Figures, Ratio, in_turns, lines, tell
 from bench.workload import Workload, converted, sample_chain

@@ -23,11 +23,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from bench import giant, load
+from bench import large_address, load
 from bench.daemon import Client, running
+from bench.http_chain import Feeder, Made
 from bench.load import Load, Task
-from bench.made import Feeder, Made
-from bench.old import FAR, OldSet
+from bench.old_outputs import FAR, OldSet
 from config.settings import Http
 from daemon.http.worker import serve_on
 from daemon.metrics import Served
@@ -73,8 +73,8 @@ def _workers(folder: Path, number: int) -> Iterator[tuple[int, int]]:
     """Serve the store; give the port, and the process that keeps the workers."""
     port = _free_port()
     command = ("daemon.cli", "serve", "--config", str(folder / "utxod.toml"), "--workers", str(number))
-    with _serving(*command, environ={"UTXOD_HTTP__LISTEN": f"127.0.0.1:{port}"}) as keeper:
-        yield port, keeper
+    with _serving(*command, environ={"UTXOD_HTTP__LISTEN": f"127.0.0.1:{port}"}) as supervisor:
+        yield port, supervisor
 
 
 def _free_port() -> int:
@@ -205,10 +205,10 @@ def _large_address(outputs: int, old: OldSet, as_json: bool) -> None:
             large = made.wallets.pop()
             for block in (*made.fill(_OUTPUTS), *made.enrich(large, outputs)):
                 client.feed([wire.encode(block, "frames")])
-            with _workers(folder, 1) as (port, keeper):
+            with _workers(folder, 1) as (port, supervisor):
                 _wait_for(port, "/api/v1/status")
-                [worker] = _children(keeper)
-                found = giant.measure(port, worker, write(large), [write(wallet) for wallet in made.wallets])
+                [worker] = _children(supervisor)
+                found = large_address.measure(port, worker, write(large), [write(wallet) for wallet in made.wallets])
     _tell("an address with many outputs", msgspec.structs.asdict(found), as_json)
 
 
@@ -222,13 +222,15 @@ def _beside_the_constant(seconds: float, rounds: int, txs: int, old: OldSet, as_
         client.close()
         feeder = house.enter_context(closing(Feeder(folder / "utxod.sock", made, txs)))
         constant, server = house.enter_context(_constant())
-        (one, keeper), (two, keeper_of_two) = (house.enter_context(_workers(folder, number)) for number in (1, 2))
+        (one, supervisor), (two, supervisor_of_two) = (
+            house.enter_context(_workers(folder, number)) for number in (1, 2)
+        )
         write = codec("cardano", "mainnet").write
         pages = [f"/api/v1/addresses/{write(wallet)}/utxos?count=25" for wallet in made.wallets]
         balances = [f"/api/v1/addresses/{write(wallet)}/balance" for wallet in made.wallets]
         for port, path in ((constant, "/"), (one, pages[0]), (two, pages[0])):
             _wait_for(port, path)
-        worker, workers = _children(keeper), _children(keeper_of_two)
+        worker, workers = _children(supervisor), _children(supervisor_of_two)
         questions = [
             Asked("constant", constant, ["/"], [server]),
             Asked("page", one, pages[:_OFTEN], worker),

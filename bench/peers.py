@@ -16,7 +16,7 @@ import msgpack  # type: ignore[import-untyped]
 import msgspec
 
 from bench import raw
-from bench.old import OldSet
+from bench.old_outputs import OldSet
 from bench.workload import Chain, read_blocks
 from feeds.bitcoin.block import double_sha256
 from handlers.events import BlockApplied

@@ -22,7 +22,7 @@ from bench.daemon import Client, Daemon
 from config.load import load
 from config.settings import Config
 from daemon.metrics import SHOWN_EVERY_S, daemon_numbers
-from daemon.metrics import folder as sheets
+from daemon.metrics import folder as metrics_folder
 from daemon.store import open_chain, open_disk, windows
 from handlers import wire
 from handlers.events import BlockApplied, OutPoint, Output, Tx
@@ -185,7 +185,7 @@ def _run(folder: Path, tip: BlockApplied, blocks: int, txs: int, every_s: float,
             if not _left(config):
                 took = time.monotonic() - began
         time.sleep(2 * SHOWN_EVERY_S)
-        numbers = daemon_numbers(sheets(config))
+        numbers = daemon_numbers(metrics_folder(config))
         return Measured(waits, daemon.commits_ms(), took, numbers.pruner.longest_turn_s * 1000 if numbers else 0.0)
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from bench.apply import ms
 from bench.daemon import Client, Daemon, running, written_mb
-from bench.old import paid_to
+from bench.old_outputs import paid_to
 from handlers import wire
 from handlers.events import BlockApplied, OutPoint, Output, Tx
 

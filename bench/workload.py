@@ -13,7 +13,7 @@ from pathlib import Path
 import msgpack  # type: ignore[import-untyped]
 import msgspec
 
-from bench.old import OldSet, Spending, onto
+from bench.old_outputs import OldSet, Spending, onto
 from bench.sample import Sample
 from handlers import wire
 from handlers.events import BlockApplied, Output, Tx

@@ -13,12 +13,12 @@ from msgspec import inspect
 
 from config.checks import problems as problems_of
 from config.checks import recovery_problems
-from config.knobs import KNOBS, ROOT, Knob, Table, label, special
 from config.settings import Config, Recovery, first_directory
+from config.tree import ROOT, SETTINGS, Setting, Table, label, special
 
 DEFAULT_FILE = Path("/etc/utxod/utxod.toml")
 _PREFIX = "UTXOD_"
-_NOT_KNOBS = {"UTXOD_CONFIG", "UTXOD_CHAIN_DATA", "UTXOD_REQUIRE_CHAIN_DATA"}  # the last two belong to tests
+_NOT_SETTINGS = {"UTXOD_CONFIG", "UTXOD_CHAIN_DATA", "UTXOD_REQUIRE_CHAIN_DATA"}  # the last two belong to tests
 _STRATEGY = "utxo.index.strategy"
 _SET_BY_STRATEGY = ("utxo.index.address_hash", "utxo.index.payment_credential")
 _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -52,7 +52,7 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
     values: dict[str, object] = {}
     for name, (place, raw) in said.items():
         try:
-            values[name] = KNOBS[name].read(raw)
+            values[name] = SETTINGS[name].read(raw)
         except ValueError as error:
             problems.append(f"{place}: {error}")
     problems += _expand_strategy(values, said)
@@ -60,7 +60,7 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
         raise ConfigError(problems)
     config = _assemble(values, environ)
     for names, what in problems_of(config):
-        place = next((said[name].place for name in names if name in said), KNOBS[names[0]].label)
+        place = next((said[name].place for name in names if name in said), SETTINGS[names[0]].label)
         problems.append(f"{place}: {what}")
     if problems:
         raise ConfigError(problems)
@@ -96,15 +96,15 @@ def check_recovery(recovery: Recovery) -> Recovery:
     values: dict[str, object] = {}
     problems: list[str] = []
     for name, raw in msgspec.structs.asdict(recovery).items():
-        knob = KNOBS[f"recovery.{name}"]
+        setting = SETTINGS[f"recovery.{name}"]
         try:
-            values[name] = knob.read(raw)
+            values[name] = setting.read(raw)
         except ValueError as error:
-            problems.append(f"{knob.label}: {error}")
+            problems.append(f"{setting.label}: {error}")
     if problems:
         raise ConfigError(problems)
     checked = Recovery(**values)  # type: ignore[arg-type]  # each value was read as its own type
-    problems = [f"{KNOBS[names[0]].label}: {what}" for names, what in recovery_problems(checked)]
+    problems = [f"{SETTINGS[names[0]].label}: {what}" for names, what in recovery_problems(checked)]
     if problems:
         raise ConfigError(problems)
     return checked
@@ -156,7 +156,7 @@ def _walk(data: dict[str, Any], table: Table, file: Path, said: dict[str, _Said]
     for key, value in data.items():
         entry = table.entries.get(key)
         place = f"{file}: {label(table.name, key)}"
-        if isinstance(entry, Knob):
+        if isinstance(entry, Setting):
             said[entry.name] = _Said(place, value)
         elif entry is None:
             problems.append(f"{place}: unknown name, {_nearest(key, table)}")
@@ -168,7 +168,7 @@ def _walk(data: dict[str, Any], table: Table, file: Path, said: dict[str, _Said]
 
 def _nearest(key: str, table: Table) -> str:
     """Suggest the tables where this very name belongs, else a similar name of this table, else all that it knows."""
-    if homes := [knob.label for knob in KNOBS.values() if f".{knob.name}".endswith(f".{key}")]:
+    if homes := [setting.label for setting in SETTINGS.values() if f".{setting.name}".endswith(f".{key}")]:
         return f"did you mean {' or '.join(homes)}?"
     if near := get_close_matches(key, table.entries, 1):
         return f"did you mean {near[0]}?"
@@ -176,12 +176,12 @@ def _nearest(key: str, table: Table) -> str:
 
 
 def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[str, _Said]:
-    variables = {knob.variable: knob for knob in KNOBS.values()}
+    variables = {setting.variable: setting for setting in SETTINGS.values()}
     said: dict[str, _Said] = {}
     for variable in sorted(environ):
-        if knob := variables.get(variable):
-            said[knob.name] = _Said(variable, _as_toml(environ[variable], knob.kind))
-        elif variable.startswith(_PREFIX) and variable not in _NOT_KNOBS:
+        if setting := variables.get(variable):
+            said[setting.name] = _Said(variable, _as_toml(environ[variable], setting.kind))
+        elif variable.startswith(_PREFIX) and variable not in _NOT_SETTINGS:
             # Compared without the prefix, which would make everything look alike.
             suffixes = [name.removeprefix(_PREFIX) for name in variables]
             near = get_close_matches(variable.removeprefix(_PREFIX), suffixes, 1, cutoff=0.5)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from config.kinds import MASK
-from config.knobs import ROOT, Knob, Table
 from config.settings import Config
+from config.tree import ROOT, Setting, Table
 
 _HEADER = """\
 Configuration of utxod. Every value can also be given as environment variable UTXOD_SECTION__NAME
@@ -44,33 +44,33 @@ def _table(table: Table, values: Struct, commented: bool) -> Iterator[str]:
         if isinstance(entry, Table):
             yield from _table(entry, value, commented)
         else:
-            yield from ("", *_knob(key, entry, value, commented))
+            yield from ("", *_setting(key, entry, value, commented))
 
 
-def _knob(key: str, knob: Knob, value: object, commented: bool) -> Iterator[str]:
+def _setting(key: str, setting: Setting, value: object, commented: bool) -> Iterator[str]:
     unset = value is None
-    yield from _comment(" ".join([knob.description, *_limits(knob)]))
+    yield from _comment(" ".join([setting.description, *_limits(setting)]))
     if unset:
         yield "# Not set; for example:"
-    shown = _toml(knob.example if unset else MASK if knob.secret else value, knob)
+    shown = _toml(setting.example if unset else MASK if setting.secret else value, setting)
     yield f"{'# ' if commented or unset else ''}{key} = {shown}"
 
 
-def _limits(knob: Knob) -> Iterator[str]:
-    if knob.choices:
-        yield f"One of {knob.choices}."
-    least = getattr(knob.kind, "ge", None) or 0
+def _limits(setting: Setting) -> Iterator[str]:
+    if setting.choices:
+        yield f"One of {setting.choices}."
+    least = getattr(setting.kind, "ge", None) or 0
     if least > 0:
-        yield f"At least {knob.notation.show(least) if knob.notation else least}."
+        yield f"At least {setting.notation.show(least) if setting.notation else least}."
 
 
-def _toml(value: object, knob: Knob) -> str:
+def _toml(value: object, setting: Setting) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(_quoted(item) if isinstance(item, str) else str(item) for item in value)}]"
     if isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, int | float):
-        return _quoted(knob.notation.show(value)) if knob.notation else str(value)
+        return _quoted(setting.notation.show(value)) if setting.notation else str(value)
     return _quoted(str(value))
 
 

@@ -22,15 +22,15 @@ from config.settings import Config, socket_path
 from daemon import PROTOCOL, VERSION
 from daemon.bus import Bus
 from daemon.commands.common import FAILED
-from daemon.connection import Hall
+from daemon.connection import Hub
 from daemon.crash import recorded
 from daemon.diagnostics import dump
-from daemon.door import Guests, admins, keep_open, most_clients, open_door
 from daemon.evicting import evict_along
 from daemon.heap import Heap, give_back, keep_heap_small
-from daemon.http.master import Keeper
+from daemon.http.supervisor import Supervisor
 from daemon.inbox import Inbox
-from daemon.metrics import daemon_sheet, encode, folder, keep_shown
+from daemon.listener import Connections, admins, keep_listening, most_clients, open_listener
+from daemon.metrics import daemon_metrics_file, encode, folder, keep_updated
 from daemon.notify import Notifier
 from daemon.pruning import prune_along
 from daemon.readers import ReaderWatch
@@ -40,7 +40,6 @@ from daemon.signals import heed, receiver
 from daemon.sink import lines_dropped, write_out
 from daemon.start import announce, check_store
 from daemon.store import open_chain, open_disk, store_id
-from handlers.bell import Bell
 from handlers.delivery import refuse
 from handlers.events import (
     BlockCommitted,
@@ -55,6 +54,7 @@ from handlers.recovery.outcome import Handler
 from handlers.recovery.own import load
 from handlers.refusal import Refusal
 from handlers.utxo import Committed, Limits, Turns, follow_chain
+from handlers.wakeup import Wakeup
 from storage.blobs import BlobFailed, Blobs
 from storage.disk import Disk
 from storage.errors import StoreFull
@@ -87,66 +87,68 @@ async def serve(config: Config, config_file: Path | None, own: Sequence[Handler]
     most, notifier, bus = most_clients(), Notifier(os.environ), Bus()
     with receiver() as signals, ExitStack() as stores:
         turns = _open_turns(config, stores)
-        sheet = stores.enter_context(daemon_sheet(folder(config)))
+        file = stores.enter_context(daemon_metrics_file(folder(config)))
         kinds = _consumed(turns)
         inbox = bus.inbox(*kinds, capacity=config.batch.max_bytes)
-        hall = open_hall(config, bus, inbox)
+        hub = make_hub(config, bus, inbox)
         _keep_collector_off(whole=turns is not None)
-        async with anyio.create_task_group() as house:
+        async with anyio.create_task_group() as consumers:
             writer = CapacityLimiter(1)
             limits = Limits(config.batch.max_bytes, config.batch.max_delay_ms / 1000)
             if turns:
-                hall.view = turns.chain.view
-                hall.audience.open(turns.chain.changes, writer)
-                house.start_soon(follow_chain, inbox, turns, limits, _publisher(hall), writer)
+                hub.view = turns.chain.view
+                hub.subscribers.open(turns.chain.changes, writer)
+                consumers.start_soon(follow_chain, inbox, turns, limits, _publisher(hub), writer)
             else:
-                house.start_soon(decline, inbox)
-            guests = Guests(hall, house, most)
-            stores.enter_context(keep_shown(sheet, lambda: _numbers(hall, guests)))
-            async with anyio.create_task_group() as doors:
+                consumers.start_soon(decline, inbox)
+            connections = Connections(hub, consumers, most)
+            stores.enter_context(keep_updated(file, lambda: _numbers(hub, connections)))
+            async with anyio.create_task_group() as services:
                 path = socket_path(config, os.environ)
-                doors.start_soon(keep_open, await open_door(path, os.environ), path, os.environ, guests)
-                doors.start_soon(_give_memory_back)
-                doors.start_soon(_report, notifier, bus.bell(BlockCommitted, RolledBack), hall)
+                services.start_soon(
+                    keep_listening, await open_listener(path, os.environ), path, os.environ, connections
+                )
+                services.start_soon(_give_memory_back)
+                services.start_soon(_report, notifier, bus.wakeup(BlockCommitted, RolledBack), hub)
                 if notifier.watchdog_s:
-                    doors.start_soon(_watch, notifier, notifier.watchdog_s / 2, turns, writer)
+                    services.start_soon(_watch, notifier, notifier.watchdog_s / 2, turns, writer)
                 if turns and turns.chain.tx_blocks:
-                    doors.start_soon(_try_blobs, turns.chain.tx_blocks.transactions.blobs)
-                    doors.start_soon(evict_along, config, turns, turns.chain.tx_blocks, hall, writer)
+                    services.start_soon(_try_blobs, turns.chain.tx_blocks.transactions.blobs)
+                    services.start_soon(evict_along, config, turns, turns.chain.tx_blocks, hub, writer)
                 if turns:
-                    doors.start_soon(_watch_readers, config, turns.chain.store.disk, hall, writer)
+                    services.start_soon(_watch_readers, config, turns.chain.store.disk, hub, writer)
                 if turns and config.pruner.enabled:
-                    doors.start_soon(prune_along, config, turns, hall, writer)
+                    services.start_soon(prune_along, config, turns, hub, writer)
                 if turns and enabled(config):
-                    doors.start_soon(recover_along, config, turns, hall, writer, own)
-                keeper = Keeper(config, config.http.workers)
+                    services.start_soon(recover_along, config, turns, hub, writer, own)
+                supervisor = Supervisor(config, config.http.workers)
                 if config.http.workers:
-                    doors.start_soon(keeper.serve)
+                    services.start_soon(supervisor.serve)
 
                 def apply(new: Config, changed: list[str]) -> None:
-                    hall.admins = admins(new.socket.admin_uids)
+                    hub.admins = admins(new.socket.admin_uids)
                     limits.max_delay_s = new.batch.max_delay_ms / 1000
-                    keeper.reload(new, changed)
+                    supervisor.reload(new, changed)
 
                 reloader = Reloader(config, config_file, apply)
-                log.info("listening", socket=str(path), **_place(hall))
-                doors.start_soon(notifier.deliver, "READY=1")
+                log.info("listening", socket=str(path), **_place(hub))
+                services.start_soon(notifier.deliver, "READY=1")
                 number = await heed(
-                    signals, lambda: _dump(hall, guests), lambda: doors.start_soon(_reload, notifier, reloader)
+                    signals, lambda: _dump(hub, connections), lambda: services.start_soon(_reload, notifier, reloader)
                 )
                 log.info("stopping", signal=number.name)
                 late = asyncio.get_running_loop().call_later(
-                    config.shutdown_timeout, _give_up, config.shutdown_timeout, hall, guests, house
+                    config.shutdown_timeout, _give_up, config.shutdown_timeout, hub, connections, consumers
                 )
-                doors.cancel_scope.cancel()
+                services.cancel_scope.cancel()
             notifier.say("STOPPING=1")
-            for connection in guests.inside:
+            for connection in connections.open:
                 connection.stop_reading()
             bus.close()
             inbox.close()
         late.cancel()
-        log.info("stopped", **_place(hall))
-        return not house.cancel_scope.cancel_called
+        log.info("stopped", **_place(hub))
+        return not consumers.cancel_scope.cancel_called
 
 
 def _open_turns(config: Config, stores: ExitStack) -> Turns | None:
@@ -177,9 +179,9 @@ async def decline(inbox: Inbox) -> None:
             delivery.done()
 
 
-def open_hall(config: Config, bus: Bus, inbox: Inbox) -> Hall:
+def make_hub(config: Config, bus: Bus, inbox: Inbox) -> Hub:
     """Return what all connections share."""
-    return Hall(bus, inbox, _welcome(config), admins(config.socket.admin_uids), config)
+    return Hub(bus, inbox, _welcome(config), admins(config.socket.admin_uids), config)
 
 
 def _welcome(config: Config) -> Welcome:
@@ -196,9 +198,9 @@ def _welcome(config: Config) -> Welcome:
     )
 
 
-def _place(hall: Hall) -> dict[str, object]:
-    tip = hall.view.tip
-    return {"height": tip and tip.height, "slot": tip and tip.slot, "unspent": hall.view.unspent}
+def _place(hub: Hub) -> dict[str, object]:
+    tip = hub.view.tip
+    return {"height": tip and tip.height, "slot": tip and tip.slot, "unspent": hub.view.unspent}
 
 
 def _keep_collector_off(*, whole: bool) -> None:
@@ -216,20 +218,20 @@ async def _reload(notifier: Notifier, reloader: Reloader) -> None:
     await notifier.deliver("READY=1")
 
 
-def _dump(hall: Hall, guests: Guests) -> None:
+def _dump(hub: Hub, connections: Connections) -> None:
     """Write what the daemon is doing to the log; of the clients those with most on its way."""
     clients = sorted(
-        (connection.about() for connection in guests.inside), key=lambda about: about["pending"], reverse=True
+        (connection.about() for connection in connections.open), key=lambda about: about["pending"], reverse=True
     )
-    inbox = {"messages": len(hall.inbox), "bytes": hall.inbox.reserved, "capacity": hall.inbox.capacity}
-    dump(**_place(hall), inbox=inbox, connections=len(guests.inside), busiest=clients[:_SHOWN_CLIENTS])
+    inbox = {"messages": len(hub.inbox), "bytes": hub.inbox.reserved, "capacity": hub.inbox.capacity}
+    dump(**_place(hub), inbox=inbox, connections=len(connections.open), busiest=clients[:_SHOWN_CLIENTS])
 
 
-def _give_up(after_s: float, hall: Hall, guests: Guests, house: TaskGroup) -> None:
+def _give_up(after_s: float, hub: Hub, connections: Connections, consumers: TaskGroup) -> None:
     """End though something is left: it was never acknowledged, so feeders send it again."""
-    left = sum(connection.about()["pending"] for connection in guests.inside)
-    log.error("drain_timed_out", after_s=after_s, messages=left, bytes=hall.inbox.reserved)
-    house.cancel_scope.cancel()
+    left = sum(connection.about()["pending"] for connection in connections.open)
+    log.error("drain_timed_out", after_s=after_s, messages=left, bytes=hub.inbox.reserved)
+    consumers.cancel_scope.cancel()
     asyncio.get_running_loop().call_later(_LAST_TURN_S, _end_at_once)
 
 
@@ -240,40 +242,40 @@ def _end_at_once() -> None:
     os._exit(FAILED)
 
 
-async def _report(notifier: Notifier, moved: Bell, hall: Hall) -> None:
+async def _report(notifier: Notifier, moved: Wakeup, hub: Hub) -> None:
     """Keep systemd's status line in step with the tip."""
     while True:
-        if hall.view.tip is not None:
-            notifier.say(f"STATUS=height {hall.view.tip.height}, {hall.view.unspent} unspent outputs")
-        await moved.heard()
+        if hub.view.tip is not None:
+            notifier.say(f"STATUS=height {hub.view.tip.height}, {hub.view.unspent} unspent outputs")
+        await moved.wait()
         await anyio.sleep(1)
 
 
-def _numbers(hall: Hall, guests: Guests) -> bytes:
+def _numbers(hub: Hub, connections: Connections) -> bytes:
     """Return what is counted and what is at hand, for whoever answers `/metrics`."""
-    numbers = hall.numbers
-    numbers.network_height, numbers.map_size = hall.known_network_height(), hall.view.map_size
-    numbers.feeder_away_s = hall.feeder_away_s()
-    numbers.inbox_messages, numbers.inbox_bytes = len(hall.inbox), hall.inbox.reserved
-    numbers.unread_bytes, numbers.listener_failures = hall.unread.bytes, hall.bus.failures
-    numbers.connections = len(guests.inside)
+    numbers = hub.numbers
+    numbers.network_height, numbers.map_size = hub.known_network_height(), hub.view.map_size
+    numbers.feeder_away_s = hub.feeder_away_s()
+    numbers.inbox_messages, numbers.inbox_bytes = len(hub.inbox), hub.inbox.reserved
+    numbers.unread_bytes, numbers.listener_failures = hub.unread.bytes, hub.bus.failures
+    numbers.connections = len(connections.open)
     numbers.log_lines_dropped = lines_dropped()
     return encode(numbers)
 
 
-async def _watch_readers(config: Config, disk: Disk, hall: Hall, writer: CapacityLimiter) -> None:
+async def _watch_readers(config: Config, disk: Disk, hub: Hub, writer: CapacityLimiter) -> None:
     watch = ReaderWatch(disk, config.store.max_reader_age)
     while True:
-        hall.numbers.readers = await to_thread.run_sync(watch.look, limiter=writer)
+        hub.numbers.readers = await to_thread.run_sync(watch.look, limiter=writer)
         await anyio.sleep(watch.every_s)
 
 
-def _publisher(hall: Hall) -> Callable[[Committed], None]:
+def _publisher(hub: Hub) -> Callable[[Committed], None]:
     """Return what hears of every commit."""
     heap = Heap()
 
     def publish(committed: Committed) -> None:
-        hall.publish(committed)
+        hub.publish(committed)
         heap.committed(sum(isinstance(fact, BlockCommitted) for fact in committed.facts))
 
     return publish

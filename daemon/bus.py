@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 import structlog
 
 from daemon.inbox import Inbox
-from handlers.bell import Bell
 from handlers.events import Event, Fact
+from handlers.wakeup import Wakeup
 
 log = structlog.get_logger("bus")
 
@@ -28,7 +28,7 @@ class Bus:
         self._inboxes: dict[str, Inbox] = {}
         self._listeners: dict[str, list[Listener]] = {}
         self._followers: list[Follower] = []
-        self._bells: dict[type[Event], list[Bell]] = {}
+        self._wakeups: dict[type[Event], list[Wakeup]] = {}
         self.failures = 0  # of listeners and followers
 
     def inbox(self, *kinds: type[Event], capacity: int) -> Inbox:
@@ -45,12 +45,12 @@ class Bus:
         """Return whether messages of this type are taken."""
         return kind in self._inboxes
 
-    def bell(self, *kinds: type[Event]) -> Bell:
+    def wakeup(self, *kinds: type[Event]) -> Wakeup:
         """Return a bell that rings for these facts, and messages that a commit has carried out."""
-        bell = Bell()
+        wakeup = Wakeup()
         for kind in kinds:
-            self._bells.setdefault(kind, []).append(bell)
-        return bell
+            self._wakeups.setdefault(kind, []).append(wakeup)
+        return wakeup
 
     def listen(self, kind: str, listener: Listener) -> None:
         """Call `listener` with every fact of this type; it must not wait."""
@@ -82,8 +82,8 @@ class Bus:
                         failed.add(listener)
                         log.exception("listener_failed", fact=type(fact).__name__)
         for kind in {*map(type, together), *heard}:
-            for bell in self._bells.get(kind, ()):
-                bell.ring()
+            for wakeup in self._wakeups.get(kind, ()):
+                wakeup.notify()
 
     def close(self) -> None:
         """Let every consumer finish."""

@@ -34,11 +34,11 @@ from daemon.commands.common import (
     stores_speak,
 )
 from daemon.commands.common import show as show_on_screen
-from daemon.commands.later import BenchGroup, FeedsGroup, MainGroup
+from daemon.commands.lazy import BenchGroup, FeedsGroup, MainGroup
 from daemon.commands.service import one_failure, service
 from daemon.logs import configure
 from daemon.output import output_speaks
-from daemon.sink import hold_standard_descriptors, take_stderr
+from daemon.sink import hold_standard_descriptors, redirect_stderr
 
 
 @click.group(cls=MainGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -90,7 +90,7 @@ def _refuse_a_surprise(config: Config, path: Path | None) -> None:
 @config_option
 def feed(socket: Path | None) -> None:  # noqa: ARG001 -- the feeds look at it
     """Turn a chain into events and send them to the daemon."""
-    take_stderr(lambda lines, _: f"{lines} lines are missing here: standard error did not take them")
+    redirect_stderr(lambda lines, _: f"{lines} lines are missing here: standard error did not take them")
 
 
 @main.command()
@@ -323,7 +323,7 @@ def serve(context: click.Context, workers: int | None, inherit: tuple[int, int] 
             work(config, *inherit)
         return
     with service(lambda: context.obj.config) as config, stores_speak(), one_failure():
-        from daemon.http.master import serve_alone
+        from daemon.http.supervisor import serve_alone
         from daemon.start import announce, check_store
 
         _refuse_a_surprise(config, context.obj.path)

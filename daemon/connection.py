@@ -9,13 +9,13 @@ import anyio
 from anyio.abc import ByteStream, SocketAttribute
 
 from config.settings import Config
-from daemon.audience import Audience
 from daemon.bus import Bus
 from daemon.framing import Reader, Unfinished
 from daemon.inbox import Channel, Inbox
 from daemon.metrics import Numbers
 from daemon.outbox import Gap, Outbox, Unread
 from daemon.rate import Rate
+from daemon.subscribers import Subscribers
 from daemon.turns import Turns
 from handlers import wire
 from handlers.delivery import Delivery
@@ -34,7 +34,7 @@ _IN_A_ROW = 16  # messages of one client that are routed before others have a tu
 _HANDOVER_S = 5.0  # that a new feeder waits for one who has hung up and whose messages are still on their way
 
 
-class Hall:
+class Hub:
     """What all connections share."""
 
     def __init__(self, bus: Bus, inbox: Inbox, welcome: Welcome, admins: frozenset[int], config: Config) -> None:
@@ -54,8 +54,8 @@ class Hall:
         self._feeders: set[Connection] = set()  # who feeds, or says how far the network is
         self._feeder_left_at = time.monotonic()  # nobody came yet: as if one had just left
         self.view = View()
-        self.audience = Audience()
-        bus.follow(self.audience.hear)
+        self.subscribers = Subscribers()
+        bus.follow(self.subscribers.hear)
 
     def publish(self, committed: Committed) -> None:
         """Tell everybody what a commit made true."""
@@ -95,7 +95,7 @@ class Hall:
             network_tip_height=self.known_network_height(),
             feeder_away_s=self.feeder_away_s(),
             store_id=same.store_id,
-            newest_sequence=self.audience.newest,
+            newest_sequence=self.subscribers.newest,
             seconds_since_last_block=None if since is None else round(since, 3),
             seq=seq,
         )
@@ -104,14 +104,14 @@ class Hall:
 class Connection:
     """One client, from its first byte to its last."""
 
-    def __init__(self, hall: Hall, stream: ByteStream, uid: int) -> None:
+    def __init__(self, hub: Hub, stream: ByteStream, uid: int) -> None:
         self.uid = uid
         self.network_height: int | None = None
-        self._hall = hall
+        self._hub = hub
         self._stream = stream
-        self._channel = Channel(hall.inbox, uid)
-        self._reader = Reader(stream, self._channel, hall.unfinished, hall.max_bytes)
-        self._outbox = Outbox(hall.unread, hall.numbers, uid)
+        self._channel = Channel(hub.inbox, uid)
+        self._reader = Reader(stream, self._channel, hub.unfinished, hub.max_bytes)
+        self._outbox = Outbox(hub.unread, hub.numbers, uid)
         self._quiet = anyio.Event()
         self._left = anyio.Event()  # was the feeder, and is no more
         self._pending = 0  # messages on their way through the consumer
@@ -129,7 +129,7 @@ class Connection:
                         with self._reading:
                             await self._receive()
                     finally:
-                        self._hall.unfinished.let_go(self._reader)
+                        self._hub.unfinished.let_go(self._reader)
                     while self._pending:  # its answers are not all true yet
                         self._quiet = anyio.Event()
                         await self._quiet.wait()
@@ -137,10 +137,10 @@ class Connection:
         except* (anyio.BrokenResourceError, anyio.ClosedResourceError, ConnectionError):
             pass  # the client has gone; what it sent is carried out all the same
         finally:
-            self._hall.audience.leave(self._outbox)
+            self._hub.subscribers.leave(self._outbox)
             self._outbox.close()
             self._leave()
-            self._hall.left(self)
+            self._hub.left(self)
 
     async def leave_if_gone(self) -> None:
         """Wait a moment until this client is not the feeder any more, if it has hung up: another one is waiting."""
@@ -153,7 +153,7 @@ class Connection:
 
     def about(self) -> dict[str, int]:
         """Return what this client is doing, for diagnostics."""
-        feeding = int(self._hall.feeder is self)
+        feeding = int(self._hub.feeder is self)
         return {"uid": self.uid, "feeding": feeding, "pending": self._pending, "unsent_bytes": self._outbox.bytes}
 
     def stop_reading(self) -> None:
@@ -172,7 +172,7 @@ class Connection:
                     await self._channel.reserve(0)
                     self._deliver(b"", refusal)
                 case raw:
-                    self._hall.numbers.bytes_in += len(raw)
+                    self._hub.numbers.bytes_in += len(raw)
                     await self._route(raw)
 
     async def _next(self) -> bytes | Refusal | None:
@@ -190,7 +190,7 @@ class Connection:
         try:
             await self._turn()
             kind = wire.peek(raw, self._outbox.encoding)
-            self._hall.numbers.heard(kind)
+            self._hub.numbers.heard(kind)
             if kind in _OWN:
                 await self._answer_myself(raw, kind)
                 self._channel.release(len(raw))
@@ -208,16 +208,16 @@ class Connection:
         """Wait for a turn, if this client has just sent something or had many messages routed. The feeder need not."""
         self._in_a_row += 1
         if (self._reader.has_read or self._in_a_row > _IN_A_ROW) and not self._reader.feeding:
-            await self._hall.turns.next()
+            await self._hub.turns.next()
             self._in_a_row = 1
         self._reader.has_read = False
 
     async def _check(self, kind: str) -> None:
         """Refuse what this client may not send; let it be the feeder by what only the feeder sends."""
-        is_operator = self.uid in self._hall.admins
+        is_operator = self.uid in self._hub.admins
         if kind in OPERATOR and not is_operator:
             raise Refused("not_permitted", f"{kind} is for operators; uid {self.uid} is none (socket.admin_uids)")
-        if kind in wire.MESSAGES and not self._hall.bus.has_consumer(kind):
+        if kind in wire.MESSAGES and not self._hub.bus.has_consumer(kind):
             raise Refused("unavailable", f"{kind} has no consumer: its store is not enabled in this daemon")
         if kind not in CHAIN and (kind not in REPORTS or is_operator):
             return
@@ -226,18 +226,18 @@ class Connection:
                 raise Refused("feeder_busy", "another connection is feeding the chain", retryable=True)
             why = f"{kind} is for the feeder, which is another connection, and for operators"
             raise Refused("not_permitted", f"{why}; uid {self.uid} is none (socket.admin_uids)")
-        self._hall.feeds(self)
+        self._hub.feeds(self)
         self._reader.feeding = True
         self._channel.feed()
-        self._hall.network_height = self.network_height  # nobody else's word, whoever said Hello before
+        self._hub.network_height = self.network_height  # nobody else's word, whoever said Hello before
 
     async def _may_feed(self) -> bool:
         """Return whether this client is the feeder, now if it was not; one that has hung up makes way."""
-        if self._hall.feeder is not None and self._hall.feeder is not self:
-            await self._hall.feeder.leave_if_gone()
-        if self._hall.feeder is None:
-            self._hall.feeder = self
-        return self._hall.feeder is self
+        if self._hub.feeder is not None and self._hub.feeder is not self:
+            await self._hub.feeder.leave_if_gone()
+        if self._hub.feeder is None:
+            self._hub.feeder = self
+        return self._hub.feeder is self
 
     def _deliver(self, raw: bytes, refusal: Refusal | None) -> None:
         self._pending += 1
@@ -246,32 +246,32 @@ class Connection:
     async def _answer_myself(self, raw: bytes, kind: str) -> None:
         if len(raw) > _OWN_MAX_BYTES:
             raise Refused("too_large", f"a {kind} of {len(raw)} bytes is longer than {_OWN_MAX_BYTES}")
-        await self._hall.own_answers.turn()
+        await self._hub.own_answers.turn()
         match wire.decode(raw, self._outbox.encoding):
             case Hello() as hello:
                 if hello.network_tip is not None:
                     self._network_is_at(hello.network_tip.height)
-                self._outbox.put(self._outbox.encoded(self._hall.greet(hello.seq)))
-            case Subscribe() as wish:
-                await self._subscribe(wish)
+                self._outbox.put(self._outbox.encoded(self._hub.greet(hello.seq)))
+            case Subscribe() as subscription:
+                await self._subscribe(subscription)
 
-    async def _subscribe(self, wish: Subscribe) -> None:
-        audience, replay = self._hall.audience, None
-        if wish.from_sequence is None:
-            audience.subscribe(self._outbox, wish.events)
+    async def _subscribe(self, subscription: Subscribe) -> None:
+        subscribers, replay = self._hub.subscribers, None
+        if subscription.from_sequence is None:
+            subscribers.subscribe(self._outbox, subscription.events)
         else:
-            replay = await audience.subscribe_from(self._outbox, wish.events, wish.from_sequence)
-        if wish.seq is not None:
-            accepted = Ack(seq=wish.seq, status="accepted", tip=self._hall.view.tip)
+            replay = await subscribers.subscribe_from(self._outbox, subscription.events, subscription.from_sequence)
+        if subscription.seq is not None:
+            accepted = Ack(seq=subscription.seq, status="accepted", tip=self._hub.view.tip)
             self._outbox.put(self._outbox.encoded(accepted))
         if replay is not None:
-            self._tasks.start_soon(audience.replay, self._outbox, *replay)
+            self._tasks.start_soon(subscribers.replay, self._outbox, *replay)
 
     def _network_is_at(self, height: int) -> None:
         self.network_height = height
-        self._hall.feeds(self)
-        if self._hall.feeder in {None, self}:
-            self._hall.network_height = height
+        self._hub.feeds(self)
+        if self._hub.feeder in {None, self}:
+            self._hub.network_height = height
 
     # --- answers out ---------------------------------------------------------------------------------------------
 
@@ -296,6 +296,6 @@ class Connection:
 
     def _leave(self) -> None:
         """Stop being the feeder, once gone and with nothing left on the way."""
-        if self._outbox.closed and not self._pending and self._hall.feeder is self:
-            self._hall.feeder = None
+        if self._outbox.closed and not self._pending and self._hub.feeder is self:
+            self._hub.feeder = None
             self._left.set()

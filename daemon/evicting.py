@@ -6,7 +6,7 @@ from anyio import CapacityLimiter, create_task_group
 
 from config.checks import unmined_retention
 from config.settings import Config
-from daemon.connection import Hall
+from daemon.connection import Hub
 from handlers.events import TxStatusChanged
 from handlers.evicting import Evictions, delete_blobs_along, keep_within_age
 from handlers.prune_request import held_back
@@ -14,7 +14,7 @@ from handlers.tx_blocks import TxBlocks
 from handlers.utxo import Turns
 
 
-async def evict_along(config: Config, turns: Turns, tx_blocks: TxBlocks, hall: Hall, writer: CapacityLimiter) -> None:
+async def evict_along(config: Config, turns: Turns, tx_blocks: TxBlocks, hub: Hub, writer: CapacityLimiter) -> None:
     """Evict what is too old beside what follows the chain, and delete the blobs of what is evicted, until cancelled.
 
     While the node or we are behind the network nothing is too old: the blocks that have it may be about to come.
@@ -24,8 +24,8 @@ async def evict_along(config: Config, turns: Turns, tx_blocks: TxBlocks, hall: H
         world = turns.world()
         return held_back(world, world.tip, unmined_retention(config)) is None
 
-    hall.numbers.evictions = tx_blocks.evictor.numbers
-    evictions, bell = Evictions(turns.chain, tx_blocks), hall.bus.bell(TxStatusChanged)
+    hub.numbers.evictions = tx_blocks.evictor.numbers
+    evictions, wakeup = Evictions(turns.chain, tx_blocks), hub.bus.wakeup(TxStatusChanged)
     async with create_task_group() as both:
-        both.start_soon(keep_within_age, evictions, may_evict, hall.publish, writer)
-        both.start_soon(delete_blobs_along, evictions, bell, writer)
+        both.start_soon(keep_within_age, evictions, may_evict, hub.publish, writer)
+        both.start_soon(delete_blobs_along, evictions, wakeup, writer)

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 
 import anyio
 
-from daemon.fair import FairQueue, Flow
+from daemon.fair_queue import FairQueue, Flow
 from handlers.delivery import Delivery
 
 _OVERHEAD = 512  # bytes that the smallest message costs us

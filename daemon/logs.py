@@ -17,7 +17,7 @@ import structlog
 from structlog.typing import EventDict, Processor
 
 from config.settings import Log
-from daemon.sink import take_stderr
+from daemon.sink import redirect_stderr
 
 log = structlog.get_logger("process")
 
@@ -41,7 +41,7 @@ def configure(config: Log) -> None:
         logger_factory=lambda *_: _Lines(),
         cache_logger_on_first_use=False,  # the level may change
     )
-    if take_stderr(_notice):
+    if redirect_stderr(_notice):
         _catch_the_rest()
 
 

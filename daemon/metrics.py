@@ -193,7 +193,7 @@ class Served(Struct):
 # --- sheets ------------------------------------------------------------------------------------------------------
 
 
-class Sheet:
+class MetricsFile:
     """A file on which this process alone writes; without one, writing does nothing."""
 
     def __init__(self, descriptor: int | None = None) -> None:
@@ -237,16 +237,16 @@ def folder(config: Config) -> Path:
 
 
 @contextmanager
-def daemon_sheet(where: Path) -> Iterator[Sheet]:
+def daemon_metrics_file(where: Path) -> Iterator[MetricsFile]:
     """Give the daemon's sheet, and throw away those that earlier ones have left. A daemon can live without one."""
-    sheet = Sheet()
+    metrics_file = MetricsFile()
     try:
         make_folder(where)
         _sweep(where)
         for _ in range(_TRIES):  # whoever looks holds it for a moment
             if (claimed := _claim(where / "daemon")) is not None:
-                sheet = claimed
-                sheet.clear()
+                metrics_file = claimed
+                metrics_file.clear()
                 break
             time.sleep(_TRY_AGAIN_S)
         else:
@@ -254,30 +254,30 @@ def daemon_sheet(where: Path) -> Iterator[Sheet]:
     except OSError as error:
         log.warning("metrics_not_shown", error=str(error))
     try:
-        yield sheet
+        yield metrics_file
     finally:
-        sheet.close()
+        metrics_file.close()
 
 
 @contextmanager
-def worker_sheet(where: Path, parent: int) -> Iterator[Sheet]:
+def worker_metrics_file(where: Path, parent: int) -> Iterator[MetricsFile]:
     """Give an HTTP worker's sheet: that of a dead one with the same parent, if there is one, else a new one."""
-    sheet = Sheet()
+    metrics_file = MetricsFile()
     try:
         make_folder(where)
         _sweep(where)
         claims = (_claim(where / f"http-{parent}-{number}") for number in count())
-        sheet = next(claimed for claimed in claims if claimed is not None)
+        metrics_file = next(claimed for claimed in claims if claimed is not None)
     except OSError as error:
         log.warning("metrics_not_shown", error=str(error))
     try:
-        yield sheet
+        yield metrics_file
     finally:
-        sheet.close()
+        metrics_file.close()
 
 
 @contextmanager
-def keep_shown(sheet: Sheet, numbers: Callable[[], bytes]) -> Iterator[None]:
+def keep_updated(metrics_file: MetricsFile, numbers: Callable[[], bytes]) -> Iterator[None]:
     """Show `numbers` again and again, on a thread of its own: the disk may make it wait, and nobody else must.
 
     The thread sleeps nearly always. It is not of the pool, so that the writer's work stays on one thread.
@@ -296,7 +296,7 @@ def keep_shown(sheet: Sheet, numbers: Callable[[], bytes]) -> Iterator[None]:
             else:
                 failing = False
                 if raw != shown:
-                    sheet.show(raw)
+                    metrics_file.show(raw)
                     shown = raw
             if done.wait(SHOWN_EVERY_S):
                 return
@@ -338,7 +338,7 @@ def _sweep(where: Path) -> None:
                 path.unlink()
 
 
-def _claim(path: Path) -> Sheet | None:
+def _claim(path: Path) -> MetricsFile | None:
     """Take a sheet, made if it is not there; None while it is another process's."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
@@ -346,7 +346,7 @@ def _claim(path: Path) -> Sheet | None:
     except BlockingIOError:
         os.close(descriptor)
         return None
-    return Sheet(descriptor)
+    return MetricsFile(descriptor)
 
 
 def _look(path: Path, kind: type[_T]) -> tuple[_T | None, bool]:

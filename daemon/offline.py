@@ -106,7 +106,7 @@ def _prune_tables(chain: Chain) -> Gone:
         if chain.due_for_pruning():
             gone = chain.prune()
         else:
-            gone, sweeps = chain.keep_house(_STEPS), sweeps - 1
+            gone, sweeps = chain.maintain(_STEPS), sweeps - 1
         total = total.plus(gone)
         log.info("pruned", **gone._asdict())
         chain.changes.take()  # nobody listens

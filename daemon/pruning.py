@@ -6,7 +6,7 @@ from anyio import CapacityLimiter
 
 from config.checks import unmined_retention
 from config.settings import Config
-from daemon.connection import Hall
+from daemon.connection import Hub
 from handlers.change_log import ChangeLog
 from handlers.deletion import Deletion
 from handlers.events import BlockCommitted, BlockPersisted, NodeState, RolledBack
@@ -41,11 +41,11 @@ def open_pruner(config: Config, disk: Disk, transactions: Transactions | None, c
     return Pruner(terms(config), JobStore(disk), deletion, changes)
 
 
-async def prune_along(config: Config, turns: Turns, hall: Hall, limiter: CapacityLimiter) -> None:
+async def prune_along(config: Config, turns: Turns, hub: Hub, limiter: CapacityLimiter) -> None:
     """Prune beside what follows the chain, until cancelled."""
     chain = turns.chain
     kept = chain.tx_blocks.transactions if chain.tx_blocks else None
     pruner = open_pruner(config, chain.store.disk, kept, chain.changes)
-    hall.numbers.pruner = pruner.numbers
-    bell = hall.bus.bell(BlockPersisted, BlockCommitted, RolledBack, NodeState)
-    await keep_pruned(bell, pruner, Writer(turns, hall.inbox, hall.publish, limiter))
+    hub.numbers.pruner = pruner.numbers
+    wakeup = hub.bus.wakeup(BlockPersisted, BlockCommitted, RolledBack, NodeState)
+    await keep_pruned(wakeup, pruner, Writer(turns, hub.inbox, hub.publish, limiter))

@@ -19,7 +19,7 @@ from storage.readers import Reader
 
 log = structlog.get_logger("store")
 
-_LOOK_EVERY_S = 1.0
+_CHECK_EVERY_S = 1.0
 _KILL_AFTER = 1.5  # times the age at which a reader gives up by itself
 
 
@@ -46,7 +46,7 @@ class ReaderWatch:
 
     def __init__(self, disk: Disk, max_age_s: float) -> None:
         self._disk, self._max_age_s = disk, max_age_s
-        self.every_s = min(_LOOK_EVERY_S, max_age_s / 4)
+        self.every_s = min(_CHECK_EVERY_S, max_age_s / 4)
         self._behind_since: dict[int, float] = {}  # by the commit that a reader sees
         self._warn_at: dict[Reader, float] = {}  # the age at which a reader is named in the log next
         self._killed: set[Reader] = set()

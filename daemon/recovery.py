@@ -16,9 +16,9 @@ import structlog
 from anyio import CancelScope, CapacityLimiter, Lock, to_thread
 
 from config.settings import Config
-from daemon.connection import Hall
+from daemon.connection import Hub
+from daemon.final_statuses import FinalStatusReporter
 from daemon.store import store_id
-from daemon.telling import Teller
 from feeds.bitcoin.access import Login, NodeAway, NodeError, RpcError, read_url
 from feeds.bitcoin.jsonrpc import Node
 from handlers.events import BlockCommitted, RolledBack, TxStatusChanged
@@ -127,7 +127,7 @@ class ChainFinality:
 
 
 async def recover_along(
-    config: Config, turns: Turns, hall: Hall, writer: CapacityLimiter, own: Sequence[Handler] = ()
+    config: Config, turns: Turns, hub: Hub, writer: CapacityLimiter, own: Sequence[Handler] = ()
 ) -> None:
     """Look after pending transactions, until cancelled; `own` handlers are asked before the daemon's."""
     tx_blocks = turns.chain.tx_blocks
@@ -139,21 +139,21 @@ async def recover_along(
         return await to_thread.run_sync(work, limiter=writer)
 
     def tip() -> int:
-        return hall.view.tip.height if hall.view.tip else 0
+        return hub.view.tip.height if hub.view.tip else 0
 
     def caught_up(behind: int = _FAR_BEHIND) -> bool:
-        node, network = turns.node, hall.network_height
+        node, network = turns.node, hub.network_height
         if (node is not None and node.state != "running") or (node is None and network is None):
             return False
         return network is None or network - tip() <= behind
 
     def told() -> None:
-        hall.audience.hear(())
-        moved.ring()
+        hub.subscribers.hear(())
+        moved.notify()
 
     storage, numbers = open_storage(config, teller=_name_of_log(config)), Numbers()
-    moved = hall.bus.bell(TxStatusChanged, BlockCommitted, RolledBack)
-    teller = Teller(storage, changes, hall, writer, tip)
+    moved = hub.bus.wakeup(TxStatusChanged, BlockCommitted, RolledBack)
+    teller = FinalStatusReporter(storage, changes, hub, writer, tip)
     alone = wish.store == "sqlite" and wish.node_url is None  # nobody else can have confirmed a row
     sources = [Breaker(ChainFinality(records, turn, caught_up)), *_node(config)]
     handler = FinalityHandler(sources, wish.confirmations, patience=lambda: _patience(manager))
@@ -164,10 +164,10 @@ async def recover_along(
         turn,
         Survey(storage, records, store, turn, wish),
         wish,
-        heard=moved.heard,
+        heard=moved.wait,
         decides=lambda: alone or caught_up(0),
         tip=tip,
-        wrote=teller.ring,
+        wrote=teller.notify,
     )
 
     def write(step: Callable[[Txn], T]) -> Awaitable[T]:
@@ -184,11 +184,11 @@ async def recover_along(
         InTurn([*own, handler]) if own else handler,
         wish,
         available=lambda: bool(own) or handler.available(),
-        changed=lambda _: teller.ring(),
+        changed=lambda _: teller.notify(),
         chores=[circuits, healing, withdrawing],
         numbers=numbers,
     )
-    hall.numbers.recovery = numbers
+    hub.numbers.recovery = numbers
     try:
         await follower.begin()
         await _opened(storage)

@@ -12,9 +12,9 @@ import structlog
 from anyio import Lock, to_thread
 from msgspec.structs import replace
 
-from config.knobs import KNOBS
 from config.load import ConfigError, load
 from config.settings import Config
+from config.tree import SETTINGS
 from daemon.logs import configure
 
 log = structlog.get_logger("process")
@@ -32,7 +32,7 @@ class Difference(NamedTuple):
 
 def difference(old: Config, new: Config) -> Difference:
     """Return what changes when `new` is read while `old` is in force."""
-    differ = [name for name in KNOBS if attrgetter(name)(old) != attrgetter(name)(new)]
+    differ = [name for name in SETTINGS if attrgetter(name)(old) != attrgetter(name)(new)]
     config, changed = old, [name for name in differ if name in RELOADED]
     for name in changed:
         table, key = name.split(".")

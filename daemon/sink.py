@@ -133,7 +133,7 @@ class Sink(io.RawIOBase):
 _sink: Sink | None = None
 
 
-def take_stderr(notice: Notice) -> bool:
+def redirect_stderr(notice: Notice) -> bool:
     """Put the sink in the place of `sys.stderr`; return False where somebody else has put something there."""
     global _sink
     if _sink is not None:

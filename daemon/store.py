@@ -19,7 +19,7 @@ from handlers.chain import Chain
 from handlers.change_log import ChangeLog
 from handlers.leaves import LeafWriter
 from handlers.query import Query
-from handlers.scribe import Scribe
+from handlers.rendering import OutputRenderer
 from handlers.transactions import Rules, Transactions
 from handlers.tx_blocks import TxBlocks
 from storage.blobs import Blobs, Late, open_blobs
@@ -41,7 +41,7 @@ log = structlog.get_logger("store")
 
 
 TABLES = (META, *HISTORY_TABLES, *LOG_TABLES, *TX_TABLES, *JOB_TABLES)
-_LOOK_EVERY_S = 0.5
+_CHECK_EVERY_S = 0.5
 
 
 def folder(config: Config) -> Path:
@@ -88,7 +88,7 @@ def limited(disk: Disk, advice: str = "ask for less, or raise it") -> Iterator[N
             click.echo(f"Error: {error}: {advice}", err=True)
             sys.exit(1)
 
-    before, every_s = signal.signal(signal.SIGALRM, look), min(_LOOK_EVERY_S, (disk.max_reader_age or 1.0) / 4)
+    before, every_s = signal.signal(signal.SIGALRM, look), min(_CHECK_EVERY_S, (disk.max_reader_age or 1.0) / 4)
     signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
     try:
         yield
@@ -125,7 +125,7 @@ def open_chain(disk: Disk, config: Config) -> Chain:
 
 def leaf_writer(config: Config) -> LeafWriter:
     """Return what an output's leaf is in a store of this chain with an MMR."""
-    return LeafWriter(Scribe(codec(config.chain.family, config.chain.network), config.chain.family))
+    return LeafWriter(OutputRenderer(codec(config.chain.family, config.chain.network), config.chain.family))
 
 
 def open_changes(disk: Disk, config: Config) -> ChangeLog:

@@ -7,7 +7,7 @@ from msgspec import Struct
 from handlers.answers import Utxo
 from handlers.events import Point
 from handlers.passed import Passed
-from handlers.scribe import Written
+from handlers.rendering import Written
 from handlers.walk import Order
 from storage.history.layout import State
 

@@ -207,7 +207,7 @@ class Chain(Durable):
         self._settle(state)
         return gone
 
-    def keep_house(self, blocks: int) -> Gone:
+    def maintain(self, blocks: int) -> Gone:
         """Merge and thin out as much as with so many blocks, in a commit of its own; return what went."""
         state, gone = self._write(lambda txn: self._prune(txn, 0, blocks=blocks))
         self._settle(state)
@@ -219,7 +219,7 @@ class Chain(Durable):
         if budget:
             spends, logs = history.forget(txn, self.windows.undo_limit(history.state), budget)
             gone = Gone(spent_outputs=spends, undo_records=logs)
-        transactions, nodes = history.keep_house(txn, blocks)
+        transactions, nodes = history.maintain(txn, blocks)
         gone = gone._replace(transactions=transactions, mmr_nodes=nodes)
         history.save(txn)
         state = msgspec.structs.replace(history.state)

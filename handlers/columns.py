@@ -13,7 +13,7 @@ from operator import attrgetter
 import msgspec
 import numpy as np
 
-from handlers import outline, wire
+from handlers import large_submission, wire
 from handlers.events import BlockApplied, Count, GenesisOutputs, Hash32, Inbound, OutPoint, Output, Tx
 from storage.history.batch import Columns, Waiting
 from storage.history.datums import datum_hash
@@ -60,10 +60,10 @@ def decode(raw: bytes | bytearray, encoding: wire.Encoding) -> Inbound:
         kind = wire.peek(raw, encoding)
         if kind == "BlockApplied" and (block := read(raw)) is not None:
             return block
-        if kind == "TxSubmitted" and (submission := outline.read(raw)) is not None:
+        if kind == "TxSubmitted" and (submission := large_submission.read(raw)) is not None:
             return submission
     else:
-        outline.check_json(raw)
+        large_submission.check_json(raw)
     event = wire.decode(raw, encoding)
     if isinstance(event, BlockApplied) and all(tx.raw is None for tx in event.txs):
         return _raw(event, raw, encoding)

@@ -66,10 +66,10 @@ class Evictions:
                 log.warning("blobs_not_swept", error=str(error))
 
 
-class Bell(Protocol):
+class Wakeup(Protocol):
     """Says that something moved."""
 
-    async def heard(self) -> None:
+    async def wait(self) -> None:
         """Wait until it rings."""
 
 
@@ -92,10 +92,10 @@ async def keep_within_age(
             publish(committed)
 
 
-async def delete_blobs_along(evictions: Evictions, bell: Bell, writer: CapacityLimiter) -> None:
-    """Delete the blobs of what was removed, until cancelled; `bell` rings when transactions have changed."""
+async def delete_blobs_along(evictions: Evictions, wakeup: Wakeup, writer: CapacityLimiter) -> None:
+    """Delete the blobs of what was removed, until cancelled; `wakeup` rings when transactions have changed."""
     while True:
         with anyio.move_on_after(_LONGEST_PAUSE_S):
-            await bell.heard()
+            await wakeup.wait()
         while evictions.blobs:
             await to_thread.run_sync(evictions.delete_blobs, limiter=writer)

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 
 from formats.canonical import BYTES, UINT, head
-from handlers.records import ADDRESS, MAPS, NOTHING_MORE, PAIRS, SMALL, VALUE, RecordWriter, birth_of, more_of
-from handlers.scribe import Scribe
+from handlers.records import ADDRESS, MAPS, NOTHING_MORE, PAIRS, SMALL, VALUE, RecordWriter, created_at_of, more_of
+from handlers.rendering import OutputRenderer
 from storage.history.layout import Extra
 from storage.history.mmr import Born
 from storage.rows import BlockRow
@@ -22,9 +22,9 @@ _ADDRESS, _VALUE = bytes((ADDRESS,)), bytes((VALUE,))
 class LeafWriter:
     """Writes the leaves of outputs, block by block."""
 
-    def __init__(self, scribe: Scribe) -> None:
-        self._records = RecordWriter(scribe)
-        self._names_owners = scribe.names_owners
+    def __init__(self, renderer: OutputRenderer) -> None:
+        self._records = RecordWriter(renderer)
+        self._names_owners = renderer.names_owners
 
     def leaves(self, block: BlockRow, born: Born) -> list[bytes]:
         """Return the leaves of outputs that were born in a block, each behind its position.
@@ -32,8 +32,8 @@ class LeafWriter:
         NOTE: the hot path of an MMR store. Most outputs are address and value alone.
         """
         heads, values = _heads(born), _unsigned(born.values)
-        birth, entries = birth_of(block)
-        plain, plain_entries = NOTHING_MORE.raw + birth, NOTHING_MORE.entries + entries
+        created_at, entries = created_at_of(block)
+        plain, plain_entries = NOTHING_MORE.raw + created_at, NOTHING_MORE.entries + entries
         owner = self._records.owner
         if self._names_owners:
             maps = MAPS[plain_entries:]
@@ -50,7 +50,7 @@ class LeafWriter:
         for at, raw in born.extra.items():
             text, rest, owned = owner(born.addresses[at])
             more, others = more_of(_read_extra(raw).body(born.addresses[at], born.values[at]))
-            found[at] = b"".join((heads[at], MAPS[owned + others + entries], text, values[at], more, birth, rest))
+            found[at] = b"".join((heads[at], MAPS[owned + others + entries], text, values[at], more, created_at, rest))
         return found
 
 

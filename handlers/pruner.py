@@ -209,10 +209,10 @@ class Interrupted(Exception):
     """A cycle must not go on; the next one does."""
 
 
-class Bell(Protocol):
+class Wakeup(Protocol):
     """Says that something moved."""
 
-    async def heard(self) -> None:
+    async def wait(self) -> None:
         """Wait until it rings."""
 
 
@@ -242,7 +242,7 @@ class Writer:
             await anyio.sleep(_LOOK_S)
 
 
-async def keep_pruned(bell: Bell, pruner: Pruner, writer: Writer) -> None:
+async def keep_pruned(wakeup: Wakeup, pruner: Pruner, writer: Writer) -> None:
     """Run a cycle whenever the bell says that there may be one to run, until cancelled."""
     await writer.take(pruner.begin)
     while True:
@@ -255,7 +255,7 @@ async def keep_pruned(bell: Bell, pruner: Pruner, writer: Writer) -> None:
             else:
                 await writer.take(partial(pruner.hold, request, reason))
         if not await _prune_tables(writer, idle_only=reason is not None):
-            await bell.heard()
+            await wakeup.wait()
 
 
 async def _run(pruner: Pruner, request: Request, persisted: int | None, writer: Writer) -> None:

@@ -15,7 +15,7 @@ from handlers.boundary import Boundary, CursorGone, NoIndex, Page, Sum, Torn
 from handlers.passed import Passed
 from handlers.points import to_point
 from handlers.records import RecordWriter
-from handlers.scribe import AddressText, Scribe, Written, amounts
+from handlers.rendering import AddressText, OutputRenderer, Written, amounts
 from handlers.snapshot import Snapshot
 from handlers.walk import Listed, Order, Walk
 from storage import keys
@@ -43,9 +43,9 @@ class Query:
 
     def __init__(self, store: HistoryStore, text: AddressText, family: str, room: int = 32 << 20) -> None:
         self.store = store
-        self.scribe = Scribe(text, family)
-        self.unit = self.scribe.unit
-        self.records = RecordWriter(self.scribe)
+        self.renderer = OutputRenderer(text, family)
+        self.unit = self.renderer.unit
+        self.records = RecordWriter(self.renderer)
         self._room = room
         self._boundary: Boundary | None = None
         self._commit = -1  # the last one that was looked at

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from formats.canonical import ARRAY, BYTES, MAP, UINT, Item, encode, head
-from handlers.scribe import Scribe, data_hash, script_hash
+from handlers.rendering import OutputRenderer, data_hash, script_hash
 from storage.rows import BlockRow, Body
 
 _OWNERS = 8192  # addresses whose part is kept
@@ -53,8 +53,8 @@ class _Part(NamedTuple):
 class RecordWriter:
     """Writes outputs as `[[txid, index], record]`, which is also what the leaf of a live one holds (`leaves.py`)."""
 
-    def __init__(self, scribe: Scribe) -> None:
-        self.scribe = scribe
+    def __init__(self, renderer: OutputRenderer) -> None:
+        self.renderer = renderer
         self._kept_owner = lru_cache(_OWNERS)(self._owner)
 
     def owner(self, address: bytes) -> tuple[bytes, bytes, int]:
@@ -84,18 +84,18 @@ class RecordWriter:
 
     def live(self, entry: Entry) -> Item:
         """Return the record that an output has, or had, while it is unspent."""
-        body, more, birth = entry.body, more_of(entry.body), birth_of(entry.block)
+        body, more, created_at = entry.body, more_of(entry.body), created_at_of(entry.block)
         text, rest, owned = self.owner(body.address)
         given = _entries((REASSIGNED_AT, entry.reassigned_at))
-        start = MAPS[owned + more.entries + birth.entries + given.entries] + text + head(UINT, body.value)
-        return Item(start + more.raw + birth.raw + rest + given.raw)
+        start = MAPS[owned + more.entries + created_at.entries + given.entries] + text + head(UINT, body.value)
+        return Item(start + more.raw + created_at.raw + rest + given.raw)
 
     def _owner(self, address: bytes) -> tuple[bytes, bytes, int]:
-        if not self.scribe.names_owners:
+        if not self.renderer.names_owners:
             return bytes((ADDRESS,)) + head(BYTES, len(address)) + address + bytes((VALUE,)), b"", 2
-        payment, stake = self.scribe.credentials(address)
+        payment, stake = self.renderer.credentials(address)
         own = _entries((ADDRESS, address))
-        rest = _entries((PAYMENT, payment), (STAKE, stake), (STAKE_ADDRESS, self.scribe.stake_address(address)))
+        rest = _entries((PAYMENT, payment), (STAKE, stake), (STAKE_ADDRESS, self.renderer.stake_address(address)))
         return own.raw + bytes((VALUE,)), rest.raw, own.entries + rest.entries + 1
 
 
@@ -104,7 +104,7 @@ def outpoint(txid: bytes, index: int) -> bytes:
     return PAIRS + txid + head(UINT, index)
 
 
-def birth_of(block: BlockRow) -> _Part:
+def created_at_of(block: BlockRow) -> _Part:
     """Return what the outputs share that are born in a block."""
     return _entries(
         (SLOT, block.slot),

@@ -269,18 +269,22 @@ class Snapshot:
 
     def _write(self, places: list[bytes]) -> Iterator[bytes]:
         """Yield each output as JSON. The hot path of what was not asked lately."""
-        json, births, wanted = self.query.scribe.json, self.boundary.written.births, list(map(_number, places))
+        json, created_parts, wanted = (
+            self.query.renderer.json,
+            self.boundary.written.created_parts,
+            list(map(_number, places)),
+        )
         numbers = np.unique(np.array(wanted, np.int64))
         homes, found = self.stored.homes(numbers), {each.number: each for each in self.outputs(numbers)}
         for number in wanted:
             txid, index, block = homes[number]
             own = keys.u32(block)
-            yield json(txid, index, _body(found[number]), births.get(own) or self._birth(own))
+            yield json(txid, index, _body(found[number]), created_parts.get(own) or self._created_at(own))
 
-    def _birth(self, own: bytes) -> str:
-        birth = self.query.scribe.birth_json(self.block(keys.number(own)))
-        self.boundary.written.keep_birth(own, birth)
-        return birth
+    def _created_at(self, own: bytes) -> str:
+        created_at = self.query.renderer.created_json(self.block(keys.number(own)))
+        self.boundary.written.keep_created(own, created_at)
+        return created_at
 
     # --- single outputs, and what blocks did ---------------------------------------------------------------------
 
@@ -330,7 +334,7 @@ class Snapshot:
 
     def utxo(self, entry: Entry) -> Utxo:
         """Return an output as it is answered."""
-        utxo, spend = self.query.scribe.utxo(entry.txid, entry.index, entry.body, entry.block), entry.spend
+        utxo, spend = self.query.renderer.utxo(entry.txid, entry.index, entry.body, entry.block), entry.spend
         if entry.reassigned_at is not None:
             utxo = msgspec.structs.replace(utxo, reassigned_at=entry.reassigned_at)
         if spend is None:

@@ -16,7 +16,7 @@ from anyio import CapacityLimiter, Lock, create_task_group, to_thread
 from anyio.abc import TaskGroup
 from msgspec import Struct
 
-from handlers import orders, outline
+from handlers import large_submission, orders
 from handlers.chain import Chain
 from handlers.commit_log import log_commit, log_missing
 from handlers.delivery import Answer, Delivery, Gap, acknowledge, refuse
@@ -173,12 +173,12 @@ class Turns:
             name = type(event).__name__
             raise Refused("unavailable", f"{name}: this daemon keeps no transaction store (transactions.enabled)")
         if isinstance(event, TxSubmitted):
-            outline.check_count(len(event.tx.inputs), "$.tx.inputs")
+            large_submission.check_count(len(event.tx.inputs), "$.tx.inputs")
             if large(tx_blocks.transactions.rules, event.tx):
                 self._admit_large(delivery)
                 tx_blocks.transactions.on_their_way.add(event.tx.txid)
                 return [Large(delivery, event)]
-            event = outline.whole_at_once(event, delivery.raw)
+            event = large_submission.whole_at_once(event, delivery.raw)
         self.pace.add(event, len(delivery.raw))
         order = Order(event)
         self.chain.step(lambda txn: order.carry_out(txn, tx_blocks), order.touched())
@@ -367,7 +367,7 @@ class _Teller:
             await on_thread(transactions.blobs.put, name, raw)
 
         try:
-            event = await outline.whole(large.event, turn)
+            event = await large_submission.whole(large.event, turn)
             evicted = await room_for(event, tx_blocks.evictor, write)
             status = await create_large(tx_blocks, event, height, write, put_blob)
         except Refused as refused:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct, inspect
 
-from handlers import json_shape, misspelt
+from handlers import json_shape, unknown_fields
 from handlers.events import BlockApplied, Inbound, Outbound, Tx, TxSubmitted
 from handlers.refusal import Refused
 
@@ -85,7 +85,7 @@ def decode(raw: bytes | bytearray, encoding: Encoding) -> Inbound:
 
 def refused(error: Exception, text: str, kind: Callable[[], str]) -> Refused:
     """Return what to raise for a message that can't be decoded; `text` says why, with the place in the message."""
-    return Refused("malformed", misspelt.explain(text, kind) or _shortened(text), broken=_broken(error))
+    return Refused("malformed", unknown_fields.explain(text, kind) or _shortened(text), broken=_broken(error))
 
 
 def encode(answer: Outbound | Inbound, encoding: Encoding) -> bytes:

@@ -24,7 +24,7 @@ from handlers.chain import Chain
 from handlers.events import BlockApplied, GenesisOutput, GenesisOutputs, OutPoint, Output, Rollback, RollbackPoint, Tx
 from handlers.leaves import LeafWriter
 from handlers.refusal import Refusal, Refused
-from handlers.scribe import Scribe
+from handlers.rendering import OutputRenderer
 from storage.change_log import TABLES as LOG_TABLES
 from storage.disk import GIB, META, Disk
 from storage.history.layout import TABLES as HISTORY_TABLES
@@ -270,7 +270,7 @@ def random_genesis(rng: Random) -> GenesisOutputs:
 
 
 CODEC = codec("cardano", "mainnet")
-LEAVES = LeafWriter(Scribe(CODEC, "cardano"))  # of a store with an MMR
+LEAVES = LeafWriter(OutputRenderer(CODEC, "cardano"))  # of a store with an MMR
 
 
 class Options(TypedDict, total=False):

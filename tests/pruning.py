@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 import anyio
 from anyio import CapacityLimiter, to_thread
 from chains import output, txid
-from houses import ALL_TABLES, chain_txs, create, open_store
 from messages import Listener, message
+from stores import ALL_TABLES, chain_txs, create, open_store
 
-from handlers.bell import Bell
 from handlers.chain import Chain
 from handlers.change_log import ChangeLog
 from handlers.deletion import Deletion
@@ -26,6 +25,7 @@ from handlers.pruner import Pruner, Writer, keep_pruned
 from handlers.transactions import Mined, Rules, Transactions
 from handlers.tx_blocks import TxBlocks
 from handlers.utxo import Committed, Turns
+from handlers.wakeup import Wakeup
 from storage.blobs import Blobs, Files
 from storage.change_log import Retention
 from storage.disk import GIB, Disk, Txn
@@ -140,21 +140,21 @@ def pay(name: str, *spends: OutPoint, outs: int = 1, **parts: Any) -> Tx:
     return Tx(txid(name), list(spends), [output(f"{name} {n}") for n in range(outs)], **parts)
 
 
-class Heard(Bell):
+class Heard(Wakeup):
     """A bell that knows whether somebody waits for it, having heard everything."""
 
     def __init__(self) -> None:
         super().__init__()
         self._missed, self._idle = False, anyio.Event()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         self._missed, self._idle = True, anyio.Event()
-        super().ring()
+        super().notify()
 
-    async def heard(self) -> None:
+    async def wait(self) -> None:
         if not self._missed:
             self._idle.set()
-        await super().heard()
+        await super().wait()
         self._missed = False
 
     async def idle(self) -> None:
@@ -165,7 +165,7 @@ class Daemon:
     """The pruner on an event loop, beside whoever feeds the chain."""
 
     def __init__(self, house: House) -> None:
-        self.house, self.bell, self.writer = house, Heard(), CapacityLimiter(1)
+        self.house, self.wakeup, self.writer = house, Heard(), CapacityLimiter(1)
         self.sender = Listener()
 
     async def hear(self, *events: Inbound) -> None:
@@ -178,7 +178,7 @@ class Daemon:
         for answer in committed.answers:
             assert isinstance(answer, Answer)
             answer.send()
-        self.bell.ring()
+        self.wakeup.notify()
 
 
 def live(
@@ -194,11 +194,11 @@ def live(
 
         async def idle() -> None:
             with anyio.fail_after(30):
-                await daemon.bell.idle()
+                await daemon.wakeup.idle()
 
         async with anyio.create_task_group() as group:
             writer = Writer(house.turns, (), house.published.append, daemon.writer)
-            group.start_soon(keep_pruned, daemon.bell, house.pruner, writer)
+            group.start_soon(keep_pruned, daemon.wakeup, house.pruner, writer)
             if not at_once:
                 await idle()
             await story(daemon, idle)

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MODULES = (
     "daemon.app",
     "daemon.child",
-    "daemon.commands.later",
+    "daemon.commands.lazy",
     "daemon.commands.query",
     "daemon.commands.recovery",
     "daemon.commands.status",

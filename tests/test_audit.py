@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from daemons import Daemon, environment, home, running
 from msgspec.structs import replace
-from stories import address, at, block, digest, output, tx
+from scenarios import address, at, block, digest, output, tx
 
 from config.load import load
 from daemon.offline import reindex_records

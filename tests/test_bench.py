@@ -15,7 +15,7 @@ import msgpack  # type: ignore[import-untyped]
 import pytest
 from daemons import ROOT, environment
 
-from bench.old import OldSet, onto
+from bench.old_outputs import OldSet, onto
 from bench.peers import with_old
 from bench.rounds import Ratio, in_turns, lines
 from bench.steady import Payments, Row, slopes

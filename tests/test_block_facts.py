@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from questions import asked, failure, short_folder
-from stories import at, block, digest, output, tx
+from scenarios import at, block, digest, output, tx
 from test_cli_query import utxod
 
 VKEY = digest("vkey")

@@ -9,8 +9,8 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from daemon.audience import Audience
 from daemon.bus import Bus
+from daemon.subscribers import Subscribers
 from handlers import wire
 from handlers.events import BlockCommitted, BlockPersisted, Fact, TxStatusChanged
 
@@ -82,14 +82,14 @@ def test_a_follower_that_fails_hears_the_next_facts_and_keeps_them_from_nobody(b
 
 def test_a_bell_rings_for_facts_and_for_messages_that_were_carried_out(bus: Bus) -> None:
     async def main() -> None:
-        bell, other = bus.bell(BlockCommitted, BlockPersisted), bus.bell(TxStatusChanged)
+        wakeup, other = bus.wakeup(BlockCommitted, BlockPersisted), bus.wakeup(TxStatusChanged)
         for facts, heard in (([committed(1), committed(2)], []), ([], [BlockPersisted])):
             bus.publish(facts, heard)
             with anyio.fail_after(5):
-                await bell.heard()
-            for silent in (bell, other):
+                await wakeup.wait()
+            for silent in (wakeup, other):
                 with anyio.move_on_after(0.01) as waited:
-                    await silent.heard()
+                    await silent.wait()
                 assert waited.cancelled_caught, "once, and for what it was asked for"
 
     anyio.run(main)
@@ -110,7 +110,7 @@ class Box:
 
 
 def test_those_who_want_the_same_are_sent_the_same_bytes_at_once() -> None:
-    audience = Audience()
+    audience = Subscribers()
     boxes: list[Any] = [Box(encoding) for encoding in ("json", "json", "frames")]
     for box in boxes:
         audience.subscribe(box, ["TxStatusChanged", "BlockCommitted"])
@@ -123,7 +123,7 @@ def test_those_who_want_the_same_are_sent_the_same_bytes_at_once() -> None:
 
 
 def test_a_subscriber_is_sent_what_it_wants_and_nothing_else() -> None:
-    audience, box = Audience(), cast(Any, Box("json"))
+    audience, box = Subscribers(), cast(Any, Box("json"))
     audience.subscribe(box, ["BlockCommitted"])
     audience.tell([mined(1)])
     assert box.messages == []

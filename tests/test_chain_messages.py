@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from daemons import PATIENCE_S, Client, Daemon, Encoding, Message, ack, error, running, statuses
-from stories import at, back_to, block, chain, digest, expected, output, point, tx
+from scenarios import at, back_to, block, chain, digest, expected, output, point, tx
 
 ONE = b"\x01" * 32
 PERSISTED: Message = {"type": "BlockPersisted", "height": 1}

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from chains import at, back_to, block, dump, feed, output, rows, script, tx, txid
-from houses import ALL_TABLES, Looked, chain_txs, create, look, open_store, submit
 from messages import Listener, message, take
 from msgspec import structs
+from stores import ALL_TABLES, Looked, chain_txs, create, look, open_store, submit
 
 from handlers import conflicts, new_records, states
 from handlers.audit import Audited, audit

@@ -22,10 +22,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-import daemon.audience
+import daemon.subscribers
 import handlers.change_log
 import storage.change_log
-from daemon.audience import Audience
+from daemon.subscribers import Subscribers
 from handlers.causes import (
     AnyCause,
     BlockRolledBack,
@@ -358,7 +358,7 @@ def test_verify_checks_the_log(tmp_path: Path) -> None:
 # --- what subscribers hear ---------------------------------------------------------------------------------------
 
 
-class Busy(Audience):
+class Busy(Subscribers):
     """An audience of a daemon that commits, and tells of it, right before and after the log is read."""
 
     def __init__(self) -> None:
@@ -393,7 +393,7 @@ class Box:
         return most > 0 and patience_s > 0
 
 
-class Subscribers(RuleBasedStateMachine):
+class SubscriberScenarios(RuleBasedStateMachine):
     """Any story of blocks, rollbacks, failed commits, pruning and restarts, heard live and from the log."""
 
     def __init__(self) -> None:
@@ -404,8 +404,8 @@ class Subscribers(RuleBasedStateMachine):
         self.boxes: list[Box] = []
         self.blocks: list[BlockApplied] = []
         self.salt = 0
-        self.rows = daemon.audience._ROWS
-        daemon.audience._ROWS = 2
+        self.rows = daemon.subscribers._ROWS
+        daemon.subscribers._ROWS = 2
         self.start()
 
     def start(self) -> None:
@@ -522,10 +522,10 @@ class Subscribers(RuleBasedStateMachine):
             assert box.heard == self.history[box.next - 1 :]
 
     def teardown(self) -> None:
-        daemon.audience._ROWS = self.rows
+        daemon.subscribers._ROWS = self.rows
         self.opened.__exit__(None, None, None)
         shutil.rmtree(self.folder)
 
 
-Subscribers.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
-TestSubscribers = Subscribers.TestCase
+SubscriberScenarios.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestSubscribers = SubscriberScenarios.TestCase

@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from daemons import PATIENCE_S, ROOT, Daemon, Message, environment, home, running, statuses
 from questions import Web, failure, outpoints, short_folder
 from questions import asked as answering
-from stories import address, back_to, block, chain, digest, output, point, tx
+from scenarios import address, back_to, block, chain, digest, output, point, tx
 
 from daemon.cli import main
 from handlers.addresses import codec

@@ -23,8 +23,8 @@ from daemons import (
     running,
     statuses,
 )
-from houses import ALL_TABLES
-from stories import back_to, block, chain, digest, expected, point
+from scenarios import back_to, block, chain, digest, expected, point
+from stores import ALL_TABLES
 
 from storage.disk import Disk
 from storage.history.store import HistoryStore

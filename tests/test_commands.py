@@ -14,7 +14,7 @@ import click
 import pytest
 from chains import INDEXES
 from daemons import Daemon, Message, environment, home, reason, running, statuses, utxod
-from stories import at, back_to, block, chain, digest, expected, output, point, tx
+from scenarios import at, back_to, block, chain, digest, expected, output, point, tx
 
 from config.load import load
 from daemon.cli import main

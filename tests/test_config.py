@@ -17,10 +17,10 @@ from msgspec import inspect
 from config import load as loading
 from config.checks import problems
 from config.kinds import Secret
-from config.knobs import KNOBS, Knob, special
 from config.load import ConfigError, load
 from config.settings import Config, Http, Recovery, socket_path
 from config.show import render, template
+from config.tree import SETTINGS, Setting, special
 from config.units import format_duration, format_size, parse_duration, parse_endpoint, parse_size
 
 MIB = 1024 * 1024
@@ -151,7 +151,7 @@ def test_defaults_are_the_contract() -> None:
 
 
 def test_every_knob_says_what_it_does() -> None:
-    for knob in KNOBS.values():
+    for knob in SETTINGS.values():
         assert re.fullmatch(r"[A-Z$].{15,}\.", knob.description), knob.name
         assert knob.expects
 
@@ -467,7 +467,7 @@ def test_mask_is_not_taken_for_a_secret(write: Write) -> None:
 # --- showing -----------------------------------------------------------------------------------------------------
 
 
-def values_of(knob: Knob) -> st.SearchStrategy[Any]:
+def values_of(knob: Setting) -> st.SearchStrategy[Any]:
     special_cases = {
         "http.listen": st.sampled_from(["[::]:1", "h:0", "unix:a b"]),
         "transactions.blob_store": st.sampled_from(["file:/x", "s3://b"]),
@@ -504,12 +504,12 @@ HELPER = "utxo.index.strategy"  # it sets others, so that it is never in force i
 def configs(draw: st.DrawFn) -> Config:
     """Any configuration without secrets whose values are right one by one."""
     tree: dict[str, Any] = {}
-    for name in draw(st.sets(st.sampled_from(sorted(KNOBS.keys() - {HELPER})))):
+    for name in draw(st.sets(st.sampled_from(sorted(SETTINGS.keys() - {HELPER})))):
         *tables, key = name.split(".")
         inner = tree
         for table in tables:
             inner = inner.setdefault(table, {})
-        inner[key] = draw(values_of(KNOBS[name]))
+        inner[key] = draw(values_of(SETTINGS[name]))
     return msgspec.convert(tree, Config, dec_hook=special)
 
 
@@ -527,7 +527,7 @@ def test_what_is_shown_reads_back(tmp_path_factory: pytest.TempPathFactory, conf
 
 def test_what_is_shown_reads_back_through_the_environment() -> None:
     shown = tomllib.loads(render(Config()))
-    for name, knob in KNOBS.items():
+    for name, knob in SETTINGS.items():
         value: Any = shown
         for key in name.split("."):
             value = value.get(key) if value else None
@@ -545,7 +545,7 @@ def test_shipped_file_sets_nothing_and_offers_everything(write: Write) -> None:
     offered = re.sub(r"^# (?=[a-z_]+ = )", "", template(), flags=re.MULTILINE)
     assert errors(write(offered))[0].startswith("utxod.toml: [utxo.index] strategy: ")
     config = load(write(offered.replace('strategy = "both"\n', "")), {})
-    examples = {name: knob.example for name, knob in KNOBS.items() if knob.example and name != HELPER}
+    examples = {name: knob.example for name, knob in SETTINGS.items() if knob.example and name != HELPER}
     assert examples.keys() == {
         "socket.path",
         "http.token",

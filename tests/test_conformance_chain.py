@@ -49,10 +49,10 @@ from chains import (
     wallet,
 )
 from faults import Fault, broken, failing
-from houses import small_values
 from messages import Line, Listener, follow, json_line, message, take
 from pruning import RETENTION, UNMINED, Daemon, open_house
 from pruning import live as live_beside
+from stores import small_values
 
 from daemon.app import decline
 from feeds.cardano.genesis import read_genesis
@@ -448,7 +448,7 @@ def test_utxo_041_spent_bodies_stay_for_as_long_as_undo_logs_name_them(
         before = dump(chain.store)
         feed(chain, *blocks[10:])
         prune_all(chain)
-        chain.keep_house(20)
+        chain.maintain(20)
         assert sum(map(len, rows(chain.store, OUTPUT).values())) < written / 10, "the other bodies went"
         chain.rollback(back_to(blocks[9]))
         after = dump(chain.store)

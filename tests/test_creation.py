@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 import pytest
 from conformance.transactions_subject import Subject
 from conformance.words import Op
-from houses import ALL_TABLES, chain_txs, create, open_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stores import ALL_TABLES, chain_txs, create, open_store
 
 from handlers import new_records, tx_startup
 from handlers.creation import Creation, acquire, lock_ttl, release

@@ -20,10 +20,10 @@ import lmdb.verify
 import msgspec
 import pytest
 from click.testing import CliRunner
+from corruption import U32, Hand, harm
 from daemons import PATIENCE_S, ROOT, Daemon, environment, home, running, statuses
 from faults import full, lmdb_error
-from harming import U32, Hand, harm
-from stories import address, at, block, chain, digest, output, tx
+from scenarios import address, at, block, chain, digest, output, tx
 from structlog.testing import capture_logs
 
 from daemon.cli import main

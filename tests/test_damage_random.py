@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from daemons import PATIENCE_S, ROOT, environment, running, statuses
-from damaging import DAMAGES
-from stories import at, back_to, block, chain, digest, output, tx
+from random_damage import DAMAGES
+from scenarios import at, back_to, block, chain, digest, output, tx
 
 KINDS: dict[str, dict[str, Any]] = {
     "classic": {"utxo": {"rollback_window": 30}, "transactions": {"enabled": False}},
@@ -51,7 +51,14 @@ def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def damaged(base: Path, *commands: str, seed: str = SEED, count: int = COUNT) -> list[dict[str, Any]]:
     """Return what commands said to damaged copies of a store."""
-    program = [sys.executable, str(Path(__file__).with_name("damaging.py")), str(base), seed, str(count), *commands]
+    program = [
+        sys.executable,
+        str(Path(__file__).with_name("random_damage.py")),
+        str(base),
+        seed,
+        str(count),
+        *commands,
+    ]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     done = subprocess.run(
         program, capture_output=True, timeout=10 * PATIENCE_S, env=environment(PYTHONPATH=paths), check=False

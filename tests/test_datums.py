@@ -14,11 +14,11 @@ from chains import at as place
 from daemons import Encoding, Message, statuses
 from patience import until
 from questions import Asked, asked, failure, short_folder
-from stories import at, chain
-from stories import back_to as told_back_to
-from stories import block as told_block
-from stories import output as told_output
-from stories import tx as told_tx
+from scenarios import at, chain
+from scenarios import back_to as told_back_to
+from scenarios import block as told_block
+from scenarios import output as told_output
+from scenarios import tx as told_tx
 from test_cli_query import utxod
 from test_columns import frame_of, plain
 

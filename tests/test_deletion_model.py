@@ -104,7 +104,7 @@ class Model:
                 self.lives[parent].deleted.setdefault(index // PAGE, set()).add(life.name)
 
 
-class Story:
+class Scenario:
     """One life of a store, and of its model."""
 
     def __init__(self, house: House, random: Random, branches: Branches, *, defensive: bool) -> None:
@@ -246,7 +246,7 @@ def test_the_store_forgets_what_the_model_says(tmp_path: Path, defensive: bool) 
             retention=RETENTION, unmined_retention=UNMINED, defensive=defensive, chunk_size=3, batch_size=2, history=5
         )
         with open_house(tmp_path / str(seed), terms, page=PAGE) as house:
-            story = Story(house, Random(seed), branches, defensive=defensive)
+            story = Scenario(house, Random(seed), branches, defensive=defensive)
             for _ in range(250):
                 story.step()
     expected = {

@@ -13,10 +13,10 @@ from chains import block as chain_block
 from chains import output as chain_output
 from chains import tx as chain_tx
 from daemons import Message
+from mmr_reference import leaf, numbered
 from model import Coin, Model, made
-from mountains import leaf, numbered
 from questions import TIP, Asked, asked, failure, short_folder
-from stories import back_to, block, chain, digest, output, tx
+from scenarios import back_to, block, chain, digest, output, tx
 from test_cli_query import utxod
 from test_http import AS_CBOR, FIRST, GENESIS, SECOND, canonical, utxo_path
 

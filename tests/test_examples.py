@@ -14,7 +14,7 @@ from threading import Timer
 
 import pytest
 from daemons import PATIENCE_S, ROOT, Daemon, environment, running, statuses
-from stories import back_to, block
+from scenarios import back_to, block
 
 EXAMPLES = ROOT / "docs" / "examples"
 NODE = shutil.which("node")

@@ -37,7 +37,7 @@ Step = Literal["blocks", "rollback", "deep", "elided", "again", "prune", "nothin
 STEPS: list[Step] = ["blocks", "blocks", "blocks", "rollback", "deep", "elided", "again", "prune", "nothing"]
 
 
-class Story:
+class Scenario:
     """A chain that moves while its set is read, and what of that may end the reading."""
 
     def __init__(self, chain: Chain, random: Random, branches: Branches) -> None:
@@ -129,7 +129,7 @@ def tell(folder: Path, seed: int, branches: Branches) -> None:
     with open_chain(folder, **options) as chain:
         if random.random() < 0.5:
             chain.seed(random_genesis(random))
-        story, found = Story(chain, random, branches), list[Live]()
+        story, found = Scenario(chain, random, branches), list[Live]()
         try:
             for part in sets(chain, random.choice((1, 3, 10))):
                 found += part
@@ -144,7 +144,7 @@ def tell(folder: Path, seed: int, branches: Branches) -> None:
             branches.meet("complete though the chain moved", story.told != story.boundary)
 
 
-def _spent_since(story: Story, part: list[Live]) -> bool:
+def _spent_since(story: Scenario, part: list[Live]) -> bool:
     left = {each[:2] for each in live_in_order(story.chain)}
     return any((name, index) not in left for name, index, _ in part)
 

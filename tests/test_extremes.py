@@ -13,7 +13,7 @@ import pytest
 from daemons import PATIENCE_S, Client, Daemon, Encoding, Message, running
 from msgspec import inspect
 from questions import Web
-from stories import address, at, digest, output, tx
+from scenarios import address, at, digest, output, tx
 
 from daemon import metrics
 from handlers.events import Inbound
@@ -161,7 +161,7 @@ def test_every_integer_is_tried_and_has_the_bounds_of_the_disk() -> None:
             assert (leaf.least, leaf.most) == bounds(leaf), leaf
 
 
-class Teller:
+class FinalStatusReporter:
     """Tells one message after the other; a block follows the tip, and every transaction is a new one."""
 
     def __init__(self, client: Client) -> None:
@@ -187,7 +187,7 @@ def test_extremes_are_answered(tmp_path: Path, encoding: Encoding) -> None:
     tables: dict[str, Any] = {"http": {"workers": 1, "listen": f"unix:{tmp_path}/http"}, "recovery": {"ttl": "1s"}}
     with running(tmp_path, pruner={"max_job_history": 10}, **tables) as daemon:
         with daemon.client(encoding) as client:
-            teller = Teller(client)
+            teller = FinalStatusReporter(client)
             teller.ask(MESSAGES[0] | {"txs": [tx("p", *(output(n) for n in range(3)))]})
             for message in MESSAGES:
                 for leaf in found(message):
@@ -230,7 +230,7 @@ def test_an_output_index_where_no_page_can_be(tmp_path: Path) -> None:
         daemon.assert_sound()
 
 
-def _try(teller: Teller, message: Message, leaf: Leaf, encoding: Encoding) -> None:
+def _try(teller: FinalStatusReporter, message: Message, leaf: Leaf, encoding: Encoding) -> None:
     for value in {leaf.least, 0, 1, leaf.most}:
         told = deepcopy(message)
         put(told, leaf, value)

@@ -94,7 +94,7 @@ def neglected(*blocks: BlockApplied) -> Callable[[Chain], object]:
 
     def tell(chain: Chain) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(storage.history.history.History, "keep_house", lambda *_: (0, 0))
+            patch.setattr(storage.history.history.History, "maintain", lambda *_: (0, 0))
             told(*blocks)(chain)
             prune_all(chain)
 
@@ -149,7 +149,7 @@ DEEDS = {
     ),
     "housekeeping alone": Deed(
         neglected(*LONGER[:14]),
-        lambda chain: chain.keep_house(20),
+        lambda chain: chain.maintain(20),
         {"a merge", "counted runs", "a rewrite of values", "nodes let go"},
         {"store": "mmr", "prune_depth": 1, "rollback_window": 1, "may_prune": True},
     ),

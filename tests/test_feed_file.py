@@ -27,7 +27,7 @@ from daemons import (
     running,
     statuses,
 )
-from stories import LiveSet, back_to, block, chain, digest, expected, output, point, tx
+from scenarios import LiveSet, back_to, block, chain, digest, expected, output, point, tx
 
 ENCODINGS: list[Encoding] = ["json", "frames"]
 

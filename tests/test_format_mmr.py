@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from chains import at, block, credential, feed, open_chain, output, prune_all, rows, tx
-from mountains import h, roots_of, small_nodes
+from mmr_reference import h, roots_of, small_nodes
 from test_format import big, value
 
 from handlers.chain import Chain
@@ -68,7 +68,7 @@ def test_bytes_of_what_was_let_go(nodes: int, tmp_path: Path, monkeypatch: pytes
         assert list(before) == [big(first) for first in range(0, 11, nodes)]
         feed(chain, last := block(last), block(last))
         prune_all(chain)
-        chain.keep_house(10)
+        chain.maintain(10)
         left = {key: raw for key, raw in before.items() if key != big(0)}
         if nodes == 3:
             left[big(0)] = value(0x8000_0003, b"\x04" + before[big(0)][8 + 2 * 32 :])
@@ -94,6 +94,6 @@ def test_where_letting_go_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         prune_all(chain)
         found = []
         for _ in range(4):
-            chain.keep_house(1)
+            chain.maintain(1)
             found.append(rows(chain.store, "utxo_meta")[b"mmr_thin_at"])
         assert found == [big(n) for n in (8, 0, 4, 8)]

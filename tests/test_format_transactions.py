@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from chains import TABLES
-from houses import chain_txs, create, open_store
 from msgspec.structs import replace
+from stores import chain_txs, create, open_store
 
 from handlers import new_records, states
 from handlers.bodies import body

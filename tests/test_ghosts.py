@@ -11,13 +11,13 @@ from random import Random
 import numpy as np
 import pytest
 from chains import Branches, at, back_to, block, feed, output, tx, txid
-from houses import look
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lying import INLINE, LARGE, MATURITY, RETENTION, WINDOW, World
+from inconsistent_messages import INLINE, LARGE, MATURITY, RETENTION, WINDOW, World
 from messages import Line, Listener, follow, message
 from msgspec import structs
 from pruning import House, open_house
+from stores import look
 
 import handlers.ghosts
 import storage.ghost_index

@@ -20,7 +20,7 @@ from daemons import PATIENCE_S, Client, Daemon, Encoding, Message, encoded, runn
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from patience import patience
-from stories import at, block, chain, digest, expected, output, tx
+from scenarios import at, block, chain, digest, expected, output, tx
 
 MIB = 1 << 20
 LONGEST = 8 * MIB

@@ -19,7 +19,7 @@ import httpx
 import pytest
 from daemons import Message, utxod
 from questions import TIP, Asked, Web, asked, failure, outpoints, short_folder, timeless
-from stories import address, at, back_to, block, digest, output, point, tx
+from scenarios import address, at, back_to, block, digest, output, point, tx
 
 from handlers.walk import PLACE
 

@@ -14,12 +14,12 @@ from chains import live as live_outputs
 from chains import open_chain as open_made_chain
 from daemons import Message
 from questions import Asked, asked
-from stories import back_to as go_back
-from stories import block as message_block
-from stories import chain as messages
-from stories import output as paid
-from stories import point
-from stories import tx as message_tx
+from scenarios import back_to as go_back
+from scenarios import block as message_block
+from scenarios import chain as messages
+from scenarios import output as paid
+from scenarios import point
+from scenarios import tx as message_tx
 
 from handlers.addresses import codec
 from handlers.chain import Chain

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from daemons import Message
 from questions import Asked, asked, failure, outpoints, short_folder
-from stories import address, at, back_to, block, digest, output, point, tx
+from scenarios import address, at, back_to, block, digest, output, point, tx
 
 CASES = json.loads((Path(__file__).parent / "conformance" / "chain.json").read_text())
 AREAS = {"query", "balance"}

@@ -17,6 +17,7 @@ from daemons import running
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from questions import Web, free_port, short_folder
+from scenarios import address, at, back_to, block, chain, digest, output, tx
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -25,11 +26,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 from starlette.routing import Route
-from stories import address, at, back_to, block, chain, digest, output, tx
 from test_http import ABSENT, HERE, RECOVERY, ROUTES, TRANSACTIONS, every_path
 
 from daemon.http.app import Site
-from daemon.http.ear import Ear
+from daemon.http.daemon_link import DaemonLink
 from daemon.http.openapi import document
 from daemon.turns import Turns
 from handlers.addresses import codec
@@ -146,7 +146,7 @@ def test_the_document_says_how_answers_come() -> None:
 def test_the_document_and_the_routes_are_the_same() -> None:
     site = Site.__new__(Site)
     site.query, site.transactions, site.jobs, site.recovery = Query.__new__(Query), None, None, None
-    site.mmr, site.windows, site.ear = None, Windows(1, 1), Ear(Path())
+    site.mmr, site.windows, site.daemon_link = None, Windows(1, 1), DaemonLink(Path())
     site.codec, site.turns = codec("cardano", "mainnet"), Turns()
     routes: dict[str, Route] = {route.path: route for route in site.routes()}
     assert set(routes) == set(DOCUMENT["paths"])

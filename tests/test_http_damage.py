@@ -12,7 +12,7 @@ import pytest
 from daemons import PATIENCE_S, Daemon, home, running, statuses
 from patience import until
 from questions import Web, failure, free_port
-from stories import chain, digest
+from scenarios import chain, digest
 from test_http_service import serving
 
 from config.load import load

@@ -18,7 +18,7 @@ import pytest
 from daemons import memory
 from questions import short_folder
 from raw_http import Connection, Server, asks, get, serving
-from stories import address, block, digest, output, tx
+from scenarios import address, block, digest, output, tx
 
 MIB = 1 << 20
 STORY = [block(None, tx("a", *(output("ann", n) for n in range(40)), raw=b"\x01"))]

@@ -11,8 +11,8 @@ from daemons import Message
 from patience import until
 from questions import TIP, Asked, asked, short_folder, timeless
 from raw_http import Answer, Connection, asks, get
+from scenarios import address, at, back_to, block, digest, output, tx
 from starlette.requests import Request
-from stories import address, at, back_to, block, digest, output, tx
 
 from daemon.http.reply import answer
 

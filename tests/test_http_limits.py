@@ -14,7 +14,7 @@ from daemons import PATIENCE_S, memory
 from patience import until
 from questions import short_folder
 from raw_http import Connection, Server, asks, get, serving
-from stories import address, block, digest, output, tx
+from scenarios import address, block, digest, output, tx
 
 from daemon.http.capacity import REASONS
 

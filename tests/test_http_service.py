@@ -18,9 +18,9 @@ import pytest
 from daemons import PATIENCE_S, Daemon, background, home, running, write_config
 from patience import until
 from questions import TIP, Web, asked, failure, free_port, short_folder
-from stories import address, block, chain, digest, output, point, tx
+from scenarios import address, block, chain, digest, output, point, tx
 
-from daemon.http.master import Reminder
+from daemon.http.supervisor import Reminder
 
 TOKEN = "a long random text"
 STORY = chain(3)

@@ -11,7 +11,7 @@ import pytest
 from daemons import Message, as_hex, running
 from patience import until
 from questions import TIP, Asked, Web, asked, failure, free_port, short_folder
-from stories import address, at, back_to, block, digest, output, tx
+from scenarios import address, at, back_to, block, digest, output, tx
 
 PAGE = 4  # outputs of a record's page here
 FROZEN = "ff" * 36

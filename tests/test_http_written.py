@@ -33,13 +33,15 @@ from handlers.addresses import Family, codec
 from handlers.chain import Chain
 from handlers.events import BlockApplied
 from handlers.query import Boundary, Order, Query, Torn
-from handlers.scribe import Scribe, Written
+from handlers.rendering import OutputRenderer, Written
 from handlers.walk import PLACE
 from storage.rows import BlockRow, Body
 
 encode = msgspec.json.encode
 MAINNET: tuple[tuple[Family, str], ...] = (("cardano", "mainnet"), ("bitcoin", "mainnet"), ("raw", "any"))
-SCRIBES: dict[str, Scribe] = {family: Scribe(codec(family, network), family) for family, network in MAINNET}
+SCRIBES: dict[str, OutputRenderer] = {
+    family: OutputRenderer(codec(family, network), family) for family, network in MAINNET
+}
 ORDERS: tuple[Order, ...] = ("asc", "desc")
 MOST = (1 << 64) - 1
 
@@ -72,8 +74,10 @@ blocks = st.builds(
 def test_an_output_as_json_is_the_object_encoded(
     family: str, txid: bytes, index: int, body: Body, born: BlockRow
 ) -> None:
-    scribe = SCRIBES[family]
-    assert scribe.json(txid, index, body, scribe.birth_json(born)) == encode(scribe.utxo(txid, index, body, born))
+    renderer = SCRIBES[family]
+    assert renderer.json(txid, index, body, renderer.created_json(born)) == encode(
+        renderer.utxo(txid, index, body, born)
+    )
 
 
 def asking(chain: Chain, room: int = 1 << 20) -> Query:
@@ -121,13 +125,13 @@ def test_a_page_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     first = block(None, tx("a", *(output("ann", n) for n in range(5))), tx("b", output("bob")))
     with open_chain(tmp_path) as chain:
         query, written = asking(chain), list[int]()
-        json = query.scribe.json
+        json = query.renderer.json
 
-        def write(txid: bytes, index: int, body: Body, birth: str) -> bytes:
+        def write(txid: bytes, index: int, body: Body, created_at: str) -> bytes:
             written.append(index)
-            return json(txid, index, body, birth)
+            return json(txid, index, body, created_at)
 
-        monkeypatch.setattr(query.scribe, "json", write)
+        monkeypatch.setattr(query.renderer, "json", write)
 
         def ask() -> bytes:
             with query.snapshot() as shot:
@@ -171,8 +175,8 @@ def test_what_is_kept_has_bounded_room() -> None:
     assert written.find((1999).to_bytes(12, "big")) == bytes(300)
     assert written.find((0).to_bytes(12, "big")) is None
     for n in range(20_000):
-        written.keep_birth(n.to_bytes(4, "big"), "x")
-        assert len(written.births) <= 8192
+        written.keep_created(n.to_bytes(4, "big"), "x")
+        assert len(written.created_parts) <= 8192
 
 
 def test_what_is_asked_for_again_and_again_stays() -> None:

@@ -17,7 +17,7 @@ import msgspec
 from chains import dump
 from daemons import PATIENCE_S, ROOT, Client, Daemon, Message, background, encoded, home, running, utxod
 from faults import WORK
-from stories import LiveSet, back_to, block, digest, expected, output, tx
+from scenarios import LiveSet, back_to, block, digest, expected, output, tx
 
 import storage.history.merging
 import storage.history.reindex

@@ -23,8 +23,8 @@ from daemons import PATIENCE_S, Client, Daemon, Message, encoded, environment, h
 from patience import until
 from prometheus_client.parser import text_string_to_metric_families
 from questions import short_folder
-from reading import children
-from stories import block, digest, expected, output, tx
+from reader_processes import children
+from scenarios import block, digest, expected, output, tx
 
 T = TypeVar("T")
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ
@@ -315,7 +315,7 @@ def _assert_bugs(lines: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize(
     ("module", "name", "command"),
-    [("app", "_report", "run"), ("http.master", "_listen_at_last", "serve"), ("http.worker", "heed", "serve")],
+    [("app", "_report", "run"), ("http.supervisor", "_listen_at_last", "serve"), ("http.worker", "heed", "serve")],
 )
 def test_what_nobody_has_caught_is_json(module: str, name: str, command: str, folder: Path) -> None:
     """Of the daemon, of `utxod serve` and of its workers: in the main program, threads, tasks, finalizers, warnings."""
@@ -326,7 +326,7 @@ def test_what_nobody_has_caught_is_json(module: str, name: str, command: str, fo
         script.write_text(_BUGS.format(module=module, name=name))
         # a worker is started with `-m daemon.cli`: the script stands in its place
         (folder / "run.py").write_text(
-            "import sys, daemon.http.master as master\n"
+            "import sys, daemon.http.supervisor as master\n"
             f"master.command = lambda descriptor: [sys.executable, {str(script)!r}, 'serve', '--inherit', "
             "str(descriptor), str(__import__('os').getpid())]\n"
             "from daemon.cli import main\nmain()\n"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from daemons import Client, Daemon, Encoding, Message, as_user, encoded, only_root, running
-from stories import at, back_to, block, chain, digest, tx
+from scenarios import at, back_to, block, chain, digest, tx
 
 from daemon.metrics import CODES
 

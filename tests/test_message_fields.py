@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 from daemons import Client, Daemon, Encoding, Message, ack, encoded, error, running
-from stories import address, at, back_to, block, digest, expected, output, point, tx
+from scenarios import address, at, back_to, block, digest, expected, output, point, tx
 
 from daemon import client as daemon_client
-from daemon.http import ear
+from daemon.http import daemon_link
 from feeds import link
 from handlers import events
 
@@ -260,7 +260,7 @@ NEWER: list[Message] = [
 @pytest.mark.parametrize("answer", NEWER, ids=lambda answer: answer["type"])
 def test_answers_of_a_newer_daemon_are_understood(answer: Message) -> None:
     raw = encoded(answer, "frames")[4:]
-    decoders: list[msgspec.msgpack.Decoder[Any]] = [daemon_client._HEARD, ear._HEARD]
+    decoders: list[msgspec.msgpack.Decoder[Any]] = [daemon_client._HEARD, daemon_link._RECEIVED]
     if answer["type"] != "BlockCommitted":
         decoders.append(link._ANSWERS)
     for decoder in decoders:

@@ -22,16 +22,16 @@ import pytest
 from daemons import PATIENCE_S, ROOT, Daemon, Message, background, error, home, running, statuses
 from patience import until
 from prometheus_client.parser import text_string_to_metric_families
-from stories import back_to, block, chain, digest, output, tx
+from scenarios import back_to, block, chain, digest, output, tx
 from structlog.testing import capture_logs
 
 from config.settings import Config, Utxo
 from daemon import metrics
-from daemon.app import _numbers, open_hall
+from daemon.app import _numbers, make_hub
 from daemon.bus import Bus
 from daemon.histogram import BOUNDS, BOUNDS_S, Histogram
 from daemon.inbox import Channel, weight
-from daemon.metrics import Numbers, Served, Sheet
+from daemon.metrics import MetricsFile, Numbers, Served
 from handlers.delivery import Delivery
 from handlers.events import Fact, TxStatusChanged
 from handlers.points import View
@@ -235,13 +235,13 @@ def test_what_is_at_hand_is_shown() -> None:
     async def main() -> bytes:
         bus = Bus()
         inbox = bus.inbox(capacity=1 << 20)
-        hall = open_hall(Config(utxo=Utxo(enabled=False)), bus, inbox)
-        hall.network_height, hall.view = 77, View(map_size=4096)
+        hub = make_hub(Config(utxo=Utxo(enabled=False)), bus, inbox)
+        hub.network_height, hub.view = 77, View(map_size=4096)
         channel = Channel(inbox, 0)
         await channel.reserve(700)
         channel.put(Delivery(b"x", "json", None, None))  # type: ignore[arg-type]
-        guests: Any = SimpleNamespace(inside={1, 2, 3})
-        return _numbers(hall, guests)
+        connections: Any = SimpleNamespace(inside={1, 2, 3})
+        return _numbers(hub, connections)
 
     numbers = msgspec.msgpack.decode(anyio.run(main), type=Numbers)
     assert (numbers.connections, numbers.inbox_messages, numbers.inbox_bytes) == (3, 1, weight(700))
@@ -372,12 +372,12 @@ def test_a_daemon_lives_without_a_place_for_its_numbers(folder: Path) -> None:
 
 def test_a_full_disk_costs_the_numbers_and_nothing_else() -> None:
     descriptor = os.open("/dev/full", os.O_RDWR)
-    sheet = Sheet(descriptor)
+    file = MetricsFile(descriptor)
     for _ in range(3):
-        sheet.show(b"numbers")
-    assert sheet._warned
-    sheet.close()
-    sheet.show(b"numbers")  # closed: nothing happens
+        file.show(b"numbers")
+    assert file._warned
+    file.close()
+    file.show(b"numbers")  # closed: nothing happens
 
 
 def test_numbers_that_cannot_be_shown_do_not_end_the_thread(tmp_path: Path) -> None:
@@ -386,7 +386,7 @@ def test_numbers_that_cannot_be_shown_do_not_end_the_thread(tmp_path: Path) -> N
     def numbers() -> bytes:
         return metrics.encode(Numbers(blocks=next(answers, 7)))
 
-    with metrics.daemon_sheet(tmp_path) as sheet, capture_logs() as lines, metrics.keep_shown(sheet, numbers):
+    with metrics.daemon_metrics_file(tmp_path) as file, capture_logs() as lines, metrics.keep_updated(file, numbers):
         shown = until(lambda: metrics.daemon_numbers(tmp_path), lambda shown: shown is not None)
     assert shown is not None and shown.blocks == 7
     assert [line["event"] for line in lines] == ["metrics_not_shown"]
@@ -414,22 +414,22 @@ def test_a_sheet_belongs_to_one_process(tmp_path: Path) -> None:
 
 
 def test_a_daemon_begins_with_an_empty_sheet(tmp_path: Path) -> None:
-    with metrics.daemon_sheet(tmp_path) as sheet:
-        sheet.show(metrics.encode(Numbers(blocks=3)))
-        assert metrics.daemon_numbers(tmp_path) == sheet.shown(Numbers)
+    with metrics.daemon_metrics_file(tmp_path) as file:
+        file.show(metrics.encode(Numbers(blocks=3)))
+        assert metrics.daemon_numbers(tmp_path) == file.shown(Numbers)
     assert metrics.daemon_numbers(tmp_path) is None
-    with metrics.daemon_sheet(tmp_path):
+    with metrics.daemon_metrics_file(tmp_path):
         assert metrics.daemon_numbers(tmp_path) is None
 
 
 def test_workers_of_one_parent_are_added_up(tmp_path: Path) -> None:
     parent = os.getppid()
-    with metrics.worker_sheet(tmp_path, parent) as one, metrics.worker_sheet(tmp_path, parent) as two:
-        for seconds, sheet in ((0.1, one), (7.0, two)):
+    with metrics.worker_metrics_file(tmp_path, parent) as one, metrics.worker_metrics_file(tmp_path, parent) as two:
+        for seconds, file in ((0.1, one), (7.0, two)):
             own = Served()
             own.observe("/both", 200, seconds)
             own.observe(f"/{seconds}", 404, seconds)
-            sheet.show(metrics.encode(own))
+            file.show(metrics.encode(own))
         total, alive = metrics.served(tmp_path, parent)
         assert alive == 2 and set(total.seconds) == {"200 /both", "404 /0.1", "404 /7.0"}
         assert sum(total.seconds["200 /both"].counts) == 2 and total.seconds["200 /both"].total == 7.1
@@ -439,19 +439,19 @@ def test_workers_of_one_parent_are_added_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [lambda raw: raw[:-1], lambda raw: raw[:5], lambda raw: raw[:-1] + b"\xff"])
 def test_a_torn_sheet_is_not_believed(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
-    sheet = metrics._claim(tmp_path / "daemon")
-    assert sheet is not None
-    sheet.show(metrics.encode(Numbers()))
+    file = metrics._claim(tmp_path / "daemon")
+    assert file is not None
+    file.show(metrics.encode(Numbers()))
     assert metrics.daemon_numbers(tmp_path) is not None
     whole = (tmp_path / "daemon").read_bytes()
     (tmp_path / "daemon").write_bytes(spoil(whole))
     assert metrics.daemon_numbers(tmp_path) is None
-    sheet.show(metrics.encode(Numbers(blocks=3)))
+    file.show(metrics.encode(Numbers(blocks=3)))
     numbers = metrics.daemon_numbers(tmp_path)
     assert numbers is not None and numbers.blocks == 3
-    sheet.show(b"\xc0")  # of another version
+    file.show(b"\xc0")  # of another version
     assert metrics.daemon_numbers(tmp_path) is None
-    sheet.close()
+    file.close()
     assert metrics.daemon_numbers(tmp_path / "nowhere") is None
 
 

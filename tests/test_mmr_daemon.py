@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from daemons import Daemon, home, reason, running, utxod
 from questions import Asked, Web, asked, failure, short_folder
-from stories import at, back_to, block, chain, digest, output, tx
+from scenarios import at, back_to, block, chain, digest, output, tx
 
 from config.load import load
 from daemon.store import leaf_writer, open_disk

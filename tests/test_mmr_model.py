@@ -9,12 +9,10 @@ from random import Random
 
 import pytest
 from chains import LEAVES, Options, back_to, feed, go_all_the_way_back, prune_all, random_chain, random_genesis
-from houses import small_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant
-from model import Model, Place
-from mountains import (
+from mmr_reference import (
     Numbered,
     chunks,
     h,
@@ -28,7 +26,9 @@ from mountains import (
     small_nodes,
     wrong,
 )
-from test_model import MET, SEEDS, WINDOWS, Story, cut, fresh, search
+from model import Model, Place
+from stores import small_values
+from test_model import MET, SEEDS, WINDOWS, Scenario, cut, fresh, search
 
 import storage.history.mmr_nodes
 import storage.history.mmr_thin
@@ -37,7 +37,7 @@ from storage import mmr
 from storage.history.verify import verify
 
 
-class MmrStory(Story):
+class MmrStory(Scenario):
     """The same story, of a store with mountain ranges."""
 
     store = "mmr"
@@ -81,7 +81,7 @@ class MmrStory(Story):
         super().forget_all()
         outputs, live = numbered(self.model, self.model.committed), live_of(self.model)
         size, width = mmr.size_of(len(outputs)), storage.history.mmr_nodes.NODES
-        while self.chain.keep_house(size).mmr_nodes:
+        while self.chain.maintain(size).mmr_nodes:
             MET.meet("nodes of a mountain range were let go")
         self.roots_equal_the_model()
         with self.chain.store.disk.read() as txn:
@@ -158,7 +158,7 @@ def test_back_and_forth_and_batches_leave_the_same_root(seed: int, rollback_wind
             feed(wandering, *part)
         if forget:
             prune_all(wandering)
-            wandering.keep_house(100)
+            wandering.maintain(100)
         assert roots_of(wandering) == roots_of(direct)
         assert wandering.rollback(back_to(chain[11 - back])) == bool(back)
         assert wrong(wandering) == []

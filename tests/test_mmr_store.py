@@ -24,8 +24,8 @@ from chains import (
     tx,
 )
 from daemons import write_config
-from houses import small_values
-from mountains import nodes_of, proof_of, prover, roots_of, small_nodes, wrong
+from mmr_reference import nodes_of, proof_of, prover, roots_of, small_nodes, wrong
+from stores import small_values
 from test_model import MET
 
 from config.load import load
@@ -36,7 +36,7 @@ from handlers.events import BlockApplied, Output, Pruned
 from handlers.leaves import LeafWriter
 from handlers.proofs import NoProof, check
 from handlers.records import Entry, RecordWriter
-from handlers.scribe import Scribe
+from handlers.rendering import OutputRenderer
 from storage import mmr
 from storage.disk import Txn
 from storage.errors import Damaged, WrongFormat
@@ -56,8 +56,8 @@ Beside = tuple[list[tuple[bytes, bytes, int]], bytes | None, bytes | None, bytes
 @pytest.mark.parametrize(("family", "network"), [("cardano", "mainnet"), ("bitcoin", "regtest")])
 def test_leaves_are_the_records_that_clients_are_given(family: Family, network: str) -> None:
     """Written many at once they have the bytes of one by one, behind the position."""
-    scribe, rng = Scribe(codec(family, network), family), Random(5)
-    writer = RecordWriter(scribe)
+    renderer, rng = OutputRenderer(codec(family, network), family), Random(5)
+    writer = RecordWriter(renderer)
     row = BlockRow(70_000, 1 << 33, bytes(range(32)), None, 5)
     outputs = [random_output(rng, MET) for _ in range(300)]
     outputs += [Output(address, 1 << n) for n, address in enumerate([bytes(129), bytes(4000), b""])]
@@ -78,7 +78,7 @@ def test_leaves_are_the_records_that_clients_are_given(family: Family, network: 
         [body.value for body in bodies],
         extra,
     )
-    for n, found in enumerate(LeafWriter(scribe).leaves(row, born)):
+    for n, found in enumerate(LeafWriter(renderer).leaves(row, born)):
         index = int(positions[n]) % 70_000
         assert found == int(positions[n]).to_bytes(8, "big") + writer.pair(Entry(txids[n], index, bodies[n], row))
 
@@ -188,7 +188,7 @@ def test_a_proof_does_not_change_when_its_neighbour_is_let_go(tmp_path: Path, mo
         before = proof_of(chain, at("four", 3))
         feed(chain, third := block(second), block(third))
         prune_all(chain)
-        chain.keep_house(10)
+        chain.maintain(10)
         with chain.store.disk.read() as txn:
             assert chain.store.mmr is not None
             nodes = chain.store.mmr.nodes(txn)
@@ -264,7 +264,7 @@ def test_prune_lets_every_node_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with open_chain(tmp_path / "data" / "lmdb", **windows) as chain:
         kept = sum(int(unpack(raw, 0).there.sum()) for raw in nodes_of(chain)[0].values())
         assert kept < 100, said
-        assert chain.keep_house(10_000).mmr_nodes == 0
+        assert chain.maintain(10_000).mmr_nodes == 0
         assert wrong(chain) == []
 
 
@@ -300,5 +300,5 @@ def test_random_stores_are_sound_with_values_of_any_size(tmp_path: Path, monkeyp
         with open_chain(tmp_path / str(nodes), store="mmr", prune_depth=3, rollback_window=3, may_prune=True) as chain:
             for each in random_chain(Random(nodes), 30):
                 feed(chain, each)
-            chain.keep_house(1000)
+            chain.maintain(1000)
             assert verify(chain.store.disk, leaves=LEAVES) == []

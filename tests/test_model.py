@@ -39,7 +39,6 @@ from chains import (
     refused,
     tx,
 )
-from houses import small_values
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -51,6 +50,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from model import Coin, Model, Moment
+from stores import small_values
 
 from handlers.chain import Chain
 from handlers.events import (
@@ -72,7 +72,7 @@ SMALL_MAP = 1 << 16
 MET = Branches()
 
 
-class Story(RuleBasedStateMachine):
+class Scenario(RuleBasedStateMachine):
     """One store and one model, told the same."""
 
     store = "classic"
@@ -480,10 +480,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_any_story_equals_the_model() -> None:
     """The machine runs until it met everything that it is there for; else it tested nothing."""
-    search(Story, MET, EXPECTED, examples=30, rounds=4)
+    search(Scenario, MET, EXPECTED, examples=30, rounds=4)
 
 
-def search(machine: type[Story], met: Branches, expected: set[str], examples: int, rounds: int) -> None:
+def search(machine: type[Scenario], met: Branches, expected: set[str], examples: int, rounds: int) -> None:
     """Run so many rounds of stories, and up to eight times as many while one of the expected branches was not met.
 
     Which stories are run also depends on the modules that are loaded: Hypothesis tries their constants.

@@ -12,7 +12,7 @@ from time import monotonic, sleep
 
 import pytest
 from daemons import PATIENCE_S, Daemon, home, statuses
-from stories import at, block, output, tx
+from scenarios import at, block, output, tx
 
 from storage.files import make_file, make_folder, restrict
 

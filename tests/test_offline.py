@@ -12,7 +12,7 @@ import pytest
 from chains import Options, feed, open_chain, random_chain, random_genesis
 from daemons import running, statuses
 from faults import Fault, broken, failing
-from stories import chain as plain_chain
+from scenarios import chain as plain_chain
 
 import daemon.offline
 import storage.history.history

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from daemons import Daemon, home, reason
-from stories import digest
+from scenarios import digest
 
 from daemon.cli import main
 from daemon.store import TABLES

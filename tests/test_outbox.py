@@ -16,7 +16,7 @@ import anyio.lowlevel
 import pytest
 from anyio.abc import UNIXSocketStream
 from daemons import PATIENCE_S, Message, encoded, error, running, statuses
-from stories import at, chain, output, point, tx
+from scenarios import at, chain, output, point, tx
 
 from daemon import outbox
 from daemon.metrics import Numbers

@@ -9,7 +9,7 @@ from tempfile import TemporaryFile
 
 import pytest
 from daemons import PATIENCE_S, Daemon, running, start, utxod
-from stories import block, digest, output, tx
+from scenarios import block, digest, output, tx
 
 TXID = digest("tx", "a").hex()
 PLAIN = ["--version", "--help", "run --help", "completion bash"]

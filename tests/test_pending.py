@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from chains import Branches, at, back_to, block, output, txid
-from houses import ALL_TABLES, chain_txs, open_store
 from messages import Listener, message, take
+from stores import ALL_TABLES, chain_txs, open_store
 
 from handlers import eviction, new_records
 from handlers.audit import audit
@@ -341,7 +341,7 @@ def test_what_comes_between_two_steps_is_seen(tmp_path: Path, monkeypatch: pytes
 COUNT = 8
 
 
-class Story:
+class Scenario:
     """The pool and a model of plain lists, told the same."""
 
     def __init__(self, pool: Pool, random: Random) -> None:
@@ -502,7 +502,7 @@ def tell_a_story(folder: Path, seed: int) -> None:
     options: dict[str, Any] = {"max_pending_count": COUNT, "map_size": 1 << 16 if seed % 2 else GIB}
     with ExitStack() as stack:
         pool = stack.enter_context(open_pool(folder, **options))
-        story = Story(pool, random)
+        story = Scenario(pool, random)
         rules = [*[story.submit] * 4, story.grow, story.back, *[story.freeze] * 3]
         for _ in range(80):
             random.choice(rules)()

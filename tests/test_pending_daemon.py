@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from daemons import Client, Daemon, Encoding, Message, ack, error, running
 from patience import until
-from stories import at, block, digest, output, point, tx
+from scenarios import at, block, digest, output, point, tx
 
 from daemon import metrics
 from daemon.metrics import Numbers

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 from anyio.abc import UNIXSocketStream
 from daemons import Client, Daemon, Encoding, Message, ack, as_user, encoded, error, only_root, running, statuses
-from stories import block, chain, digest, point
+from scenarios import block, chain, digest, point
 
 from config.settings import Config
-from daemon.app import open_hall
+from daemon.app import make_hub
 from daemon.bus import Bus
-from daemon.connection import Connection, Hall
+from daemon.connection import Connection, Hub
 from handlers.delivery import acknowledge, refuse
 from handlers.events import ChainMessage, TxMessage
 from handlers.refusal import Refused
@@ -77,13 +77,13 @@ class Near:
 class House:
     """A hall whose consumer accepts everything that it is handed."""
 
-    def __init__(self, hall: Hall, tasks: anyio.abc.TaskGroup) -> None:
-        self.hall, self._tasks = hall, tasks
+    def __init__(self, hub: Hub, tasks: anyio.abc.TaskGroup) -> None:
+        self.hub, self._tasks = hub, tasks
         self.entered: list[Near] = []
 
     async def enter(self, uid: int) -> Near:
         near, far = socket.socketpair()
-        connection = Connection(self.hall, await UNIXSocketStream.from_socket(near), uid)
+        connection = Connection(self.hub, await UNIXSocketStream.from_socket(near), uid)
         self._tasks.start_soon(connection.serve)
         self.entered.append(Near(await UNIXSocketStream.from_socket(far)))
         return self.entered[-1]
@@ -112,7 +112,7 @@ async def house() -> AsyncIterator[House]:
     config = msgspec.convert({"socket": {"admin_uids": [OPERATOR]}, "utxo": {"enabled": False}}, Config)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(accept)
-        opened = House(open_hall(config, bus, inbox), tasks)
+        opened = House(make_hub(config, bus, inbox), tasks)
         with anyio.fail_after(30):
             yield opened
         for near in opened.entered:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from daemons import Client, Daemon, Encoding, Message, ack, error, running, statuses
-from stories import back_to, block, chain, digest, point
+from scenarios import back_to, block, chain, digest, point
 
 FAR = {"network_tip": {"height": 1_000_000}}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from daemons import Client, Daemon, Encoding, Message, ack, encoded, error, running, statuses
-from stories import back_to, block, chain, expected, output, point, tx
+from scenarios import back_to, block, chain, expected, output, point, tx
 
 ONE = b"\x01" * 32
 PERSISTED: Message = {"type": "BlockPersisted", "height": 1}

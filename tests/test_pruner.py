@@ -17,13 +17,13 @@ import msgspec
 import pytest
 from chains import at, back_to, block, dump, output, random_chain, tx, txid
 from daemons import Message, home
-from houses import create
 from pruning import PRESERVATION, RETENTION, UNMINED, Daemon, House, live, open_house, pay, run_through
+from stores import create
 from structlog.testing import capture_logs
 
 from config.checks import problems, unmined_retention
 from config.settings import Config, Transactions
-from config.settings import Pruner as Wish
+from config.settings import Pruner as Subscription
 from daemon.pruning import terms
 from handlers import new_records, states
 from handlers.deletion import Deleted
@@ -459,11 +459,11 @@ def test_a_cycle_that_fails_is_tried_again_and_never_done(tmp_path: Path) -> Non
         assert house.record("spent") is not None, "nothing is deleted before parents are safe"
         assert house.pruner.requests.done == 0
         house.write(lambda txn: txn.put(body, msgspec.msgpack.encode(Body([at("elsewhere")])), db=house.store.tx))
-        daemon.bell.ring()
+        daemon.wakeup.notify()
         await idle()
         assert [(job.state, job.height) for job in house.journal()[:2]] == [("done", 13), ("failed", 13)]
         assert house.record("spent") is None
-        daemon.bell.ring()
+        daemon.wakeup.notify()
         await idle()
         assert len(house.journal()) == 2, "a height that is done is dropped"
         assert house.pruner.numbers.cycles == {"done": 1, "nothing_to_do": 0, "failed": 1}
@@ -487,7 +487,7 @@ def test_a_full_store_fails_the_cycle_and_not_the_daemon(tmp_path: Path, monkeyp
             await idle()
         assert house.journal()[0].state == "failed"
         assert house.record("spent") is not None
-        daemon.bell.ring()
+        daemon.wakeup.notify()
         await idle()
         assert house.journal()[0].state == "done"
         assert house.record("spent") is None
@@ -505,7 +505,7 @@ def test_a_cycle_that_takes_too_long_leaves_the_rest(tmp_path: Path) -> None:
         await idle()
         assert "pruner.job_timeout" in (house.journal()[0].error or "")
         house.pruner.terms = TERMS
-        daemon.bell.ring()
+        daemon.wakeup.notify()
         await idle()
         assert house.journal()[0].state == "done"
 
@@ -720,18 +720,18 @@ def test_freed_pages_are_used_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pruner", "retention", "names"),
     [
-        (Wish(), 288, []),
-        (Wish(), 1, []),  # half of it, rounded down, is always less
-        (Wish(), 144, []),
-        (Wish(unmined_retention=144), 144, ["pruner.unmined_retention"]),
-        (Wish(unmined_retention=288), 288, ["pruner.unmined_retention"]),
-        (Wish(parent_preservation_blocks=288), 288, ["pruner.parent_preservation_blocks"]),
-        (Wish(), 1440, ["pruner.parent_preservation_blocks"]),
-        (Wish(), 0, []),  # then nothing is deleted at all
-        (Wish(unmined_retention=900, enabled=False), 288, []),
+        (Subscription(), 288, []),
+        (Subscription(), 1, []),  # half of it, rounded down, is always less
+        (Subscription(), 144, []),
+        (Subscription(unmined_retention=144), 144, ["pruner.unmined_retention"]),
+        (Subscription(unmined_retention=288), 288, ["pruner.unmined_retention"]),
+        (Subscription(parent_preservation_blocks=288), 288, ["pruner.parent_preservation_blocks"]),
+        (Subscription(), 1440, ["pruner.parent_preservation_blocks"]),
+        (Subscription(), 0, []),  # then nothing is deleted at all
+        (Subscription(unmined_retention=900, enabled=False), 288, []),
     ],
 )
-def test_windows_that_do_not_go_together(pruner: Wish, retention: int, names: list[str]) -> None:
+def test_windows_that_do_not_go_together(pruner: Subscription, retention: int, names: list[str]) -> None:
     config = Config(pruner=pruner, transactions=Transactions(block_height_retention=retention))
     found = problems(config)
     assert [problem.names[0] for problem in found] == names
@@ -743,7 +743,7 @@ def test_windows_that_do_not_go_together(pruner: Wish, retention: int, names: li
 @pytest.mark.parametrize(("chosen", "retention", "found"), [(None, 288, 144), (None, 7, 3), (None, 0, 0), (5, 288, 5)])
 def test_parents_are_preserved_after_half_the_retention(chosen: int | None, retention: int, found: int) -> None:
     transactions = Transactions(block_height_retention=retention)
-    config = Config(pruner=Wish(unmined_retention=chosen), transactions=transactions)
+    config = Config(pruner=Subscription(unmined_retention=chosen), transactions=transactions)
     assert unmined_retention(config) == terms(config).unmined_retention == found
 
 

@@ -29,9 +29,9 @@ from chains import (
     tx,
     wallet,
 )
-from houses import small_values
+from mmr_reference import leaf
 from model import Coin, Model, made
-from mountains import leaf
+from stores import small_values
 
 import storage.history.store
 from handlers.chain import Chain

@@ -16,7 +16,7 @@ from chains import tx as made_tx
 from daemons import running
 from patience import until
 from questions import Web
-from reading import OURS, Turning, logged, process, table
+from reader_processes import OURS, Turning, logged, process, table
 
 from storage.errors import StoreError
 

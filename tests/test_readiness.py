@@ -13,7 +13,7 @@ import pytest
 from daemons import Daemon, home, running
 from patience import until
 from questions import Web, free_port
-from stories import back_to, chain
+from scenarios import back_to, chain
 
 from handlers.readiness import Readiness, blocks_behind, readiness
 

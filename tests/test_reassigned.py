@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from daemons import PATIENCE_S, Client, Message, utxod
-from houses import ALL_TABLES
 from questions import Asked, asked, short_folder
-from stories import address, at, back_to, block, digest, output, tx
+from scenarios import address, at, back_to, block, digest, output, tx
+from stores import ALL_TABLES
 
 from storage.disk import Disk
 from storage.reassigned import Moves, ReassignedStore

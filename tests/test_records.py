@@ -19,7 +19,7 @@ from handlers.columns import columns
 from handlers.events import BlockApplied, Output, Tx
 from handlers.leaves import LeafWriter
 from handlers.records import Entry, RecordWriter, outpoint
-from handlers.scribe import Scribe
+from handlers.rendering import OutputRenderer
 from storage.history.mmr import Born
 from storage.rows import BlockRow, Body
 
@@ -60,7 +60,7 @@ def answered(chain: Codec, entry: Entry) -> bytes:
     }
     there = {key: value for key, value in record.items() if value is not None}
     pair: bytes = cbor2.dumps([[entry.txid, entry.index], there], canonical=True)
-    assert RecordWriter(Scribe(chain, chain.family)).pair(entry) == pair
+    assert RecordWriter(OutputRenderer(chain, chain.family)).pair(entry) == pair
     return pair
 
 
@@ -137,4 +137,4 @@ def test_other_families(family: Family) -> None:
     chain, block = codec(family, "mainnet"), BlockRow(1, 1, bytes(32))
     made = [output(address, 3) for address in ADDRESSES]
     wanted = [answered(chain, Entry(txid("a"), index, body_of(each), block)) for index, each in enumerate(made)]
-    assert leaves(Tx(txid("a"), outputs=made), 0, block, LeafWriter(Scribe(chain, family))) == wanted
+    assert leaves(Tx(txid("a"), outputs=made), 0, block, LeafWriter(OutputRenderer(chain, family))) == wanted

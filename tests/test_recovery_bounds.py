@@ -14,8 +14,8 @@ from typing import Any, cast
 import pytest
 from daemons import PATIENCE_S, Daemon, Message, running, statuses
 from recovering import Lab, Says, knobs, managing, tx, until
-from stories import at, block, output
-from stories import tx as made
+from scenarios import at, block, output
+from scenarios import tx as made
 from test_recovery_daemon import said as told
 
 import handlers.recovery.chores

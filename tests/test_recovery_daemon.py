@@ -20,7 +20,7 @@ from bitcoin_rpc_chain import FakeNode, Fault
 from bitcoin_rpc_server import LOGIN, serving
 from daemons import PATIENCE_S, Client, Daemon, Message, home, running, statuses, utxod
 from questions import Web
-from stories import at, back_to, block, chain, digest, output, tx
+from scenarios import at, back_to, block, chain, digest, output, tx
 from test_metrics import scrape
 from test_recovery_service import Explorer
 from test_verify import apart

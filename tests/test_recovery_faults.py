@@ -18,7 +18,7 @@ import pytest
 from anyio import to_thread
 from proxy import Proxy
 from recovering import Lab, read, until
-from recovery_story import Story, Teller, teller
+from recovery_scenario import FinalStatusReporter, Scenario, teller
 
 from storage.recovery.rows import Row
 from storage.recovery.tables import Storage
@@ -71,7 +71,7 @@ class Watch:
         await until(lambda: self.claims >= goal, ENDS_S)
 
 
-async def ended_once(storage: Storage, story: Story, tellers: list[Teller]) -> int:
+async def ended_once(storage: Storage, story: Scenario, tellers: list[FinalStatusReporter]) -> int:
     """Check that every row ended as it has to, by the last claim or a listener; return how many the scan ended."""
     wrong, seen, scanned, after = list[Row](), 0, 0, None
     while page := await storage.rows(None, 1000, after=after):
@@ -104,7 +104,7 @@ def shared(own_database: str, tmp_path: Path) -> Lab:
 class House:
     """Three daemons on one database, each with a chain and a way to the database of its own."""
 
-    def __init__(self, lab: Lab, tellers: list[Teller], ways: list[Proxy]) -> None:
+    def __init__(self, lab: Lab, tellers: list[FinalStatusReporter], ways: list[Proxy]) -> None:
         self.lab, self.tellers = lab, tellers
         self.ways = dict(zip(tellers, ways, strict=True))
 
@@ -112,9 +112,9 @@ class House:
         """Return the rows that a process holds."""
         return [row[0] for row in await self.lab.sql(f"SELECT txid FROM {{t}} WHERE owner LIKE '%/{pid}/%'")]
 
-    async def leader(self) -> Teller:
+    async def leader(self) -> FinalStatusReporter:
         """Wait until somebody has rows in its hands."""
-        found = list[Teller]()
+        found = list[FinalStatusReporter]()
 
         async def holds() -> bool:
             found[:] = [each for each in self.tellers if each.daemon.alive() and await self.rows_of(each.pid)]
@@ -139,7 +139,7 @@ class House:
 
 async def test_three_daemons_killed_paused_and_cut_off(shared: Lab, tmp_path: Path) -> None:
     """Their clocks are two hours apart from one to the next, too."""
-    story = Story(ROWS)
+    story = Scenario(ROWS)
     third = len(story.gone) // 3 + 1  # what falls due between two faults: so each finds the leader at work
     first, second, last = (story.gone[at : at + third] for at in range(0, len(story.gone), third))
     async with AsyncExitStack() as stack:
@@ -209,7 +209,7 @@ async def test_three_daemons_killed_paused_and_cut_off(shared: Lab, tmp_path: Pa
 
 async def test_one_daemon_on_sqlite_killed_and_restarted(tmp_path: Path) -> None:
     """While the scan is at work, and twice between a block and what it means for the rows."""
-    story, folder = Story(ROWS), tmp_path / "one"
+    story, folder = Scenario(ROWS), tmp_path / "one"
     lab = Lab("sqlite", folder / "data", "")
     with teller(folder, story, SOON) as one:
         await thread(one.start)
@@ -248,7 +248,7 @@ async def nothing_written(lab: Lab, way: Proxy) -> AsyncIterator[None]:
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 async def test_a_kill_between_the_two_stores_loses_nothing(kind: str, shared: Lab, tmp_path: Path) -> None:
     """What is acknowledged is in the transaction store, and by kill -9 nowhere else: its row is made at the start."""
-    story, folder = Story(60), tmp_path / "one"
+    story, folder = Scenario(60), tmp_path / "one"
     lab = shared if kind == "postgresql" else Lab("sqlite", folder / "data", "")
     submitted = {each["tx"]["txid"] for each in story.submissions}
     async with Proxy(shared.uri) as way:
@@ -282,7 +282,7 @@ async def test_a_kill_between_the_two_stores_loses_nothing(kind: str, shared: La
 
 async def test_a_daemon_that_is_cut_off_leaves_soon(shared: Lab, tmp_path: Path) -> None:
     """With claims, results and facts in its hands: the database gets a moment, whatever would have to be said."""
-    story = Story(600)
+    story = Scenario(600)
     async with Proxy(shared.uri, DELAY_S) as way, shared.storage() as storage:
         knobs = SOON | {"store": "postgresql", "dsn": way.uri, "lease_duration": "1m"}
         with teller(tmp_path / "one", story, knobs) as one:

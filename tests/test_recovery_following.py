@@ -43,7 +43,7 @@ def block(height: int) -> Fact:
     return BlockCommitted(height=height, slot=height, hash=bytes(32), txs=0, created=0, spent=0, missing_inputs=0)
 
 
-class Scribe:
+class OutputRenderer:
     """A change log, and lives of whoever reads it."""
 
     def __init__(self, disk: Disk) -> None:
@@ -110,15 +110,15 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def scribe(tmp_path: Path) -> Iterator[Scribe]:
+def renderer(tmp_path: Path) -> Iterator[OutputRenderer]:
     with Disk(tmp_path / "log", TABLES, map_size=1 << 24, durable=False) as disk:
-        yield Scribe(disk)
+        yield OutputRenderer(disk)
 
 
-async def begun(scribe: Scribe, storage: Storage) -> None:
+async def begun(renderer: OutputRenderer, storage: Storage) -> None:
     """Let a first life read the log to its end."""
-    async with scribe.following(storage):
-        await scribe.is_read(storage)
+    async with renderer.following(storage):
+        await renderer.is_read(storage)
 
 
 def are(storage: Storage, **expected: Status) -> Any:
@@ -131,27 +131,29 @@ def are(storage: Storage, **expected: Status) -> Any:
     return so
 
 
-async def test_what_is_logged_while_nobody_reads_is_read_later(lab: Lab, scribe: Scribe) -> None:
+async def test_what_is_logged_while_nobody_reads_is_read_later(lab: Lab, renderer: OutputRenderer) -> None:
     """Also of what is mined, or lost, by the time that somebody can write: its end is marked like any other."""
     async with lab.storage(teller="me") as storage:
-        await begun(scribe, storage)
-        scribe.log(*said("pending", 1, 2, 3), *said("mined", 1), *said("conflicting", 2), block(5), block(6), block(7))
-        async with scribe.following(storage):
+        await begun(renderer, storage)
+        renderer.log(
+            *said("pending", 1, 2, 3), *said("mined", 1), *said("conflicting", 2), block(5), block(6), block(7)
+        )
+        async with renderer.following(storage):
             await until(are(storage, t1="confirmed", t2="deleted", t3="pending"))
         assert await storage.untold(9) == [(tx(1), "confirmed"), (tx(2), "deleted")]
         assert (await read(storage, tx(1))).message == "mined at height 5"
-        assert scribe.surveys == [True]
+        assert renderer.surveys == [True]
 
 
-async def test_what_is_mined_is_confirmed_by_a_later_life(lab: Lab, scribe: Scribe) -> None:
+async def test_what_is_mined_is_confirmed_by_a_later_life(lab: Lab, renderer: OutputRenderer) -> None:
     async with lab.storage() as storage:
-        await begun(scribe, storage)
-        scribe.log(*said("mined", 1), block(5), block(6))
-        async with scribe.following(storage):
-            await scribe.is_read(storage)
+        await begun(renderer, storage)
+        renderer.log(*said("mined", 1), block(5), block(6))
+        async with renderer.following(storage):
+            await renderer.is_read(storage)
             assert await are(storage, t1="pending")()
-        scribe.log(block(7))
-        async with scribe.following(storage):
+        renderer.log(block(7))
+        async with renderer.following(storage):
             await until(are(storage, t1="confirmed"))
         assert await storage.mined(STORE, 100, 9) == []
 
@@ -188,7 +190,7 @@ class Steps:
         return step
 
 
-async def test_a_failure_at_any_step_leaves_all_of_it_or_nothing(lab: Lab, scribe: Scribe) -> None:
+async def test_a_failure_at_any_step_leaves_all_of_it_or_nothing(lab: Lab, renderer: OutputRenderer) -> None:
     """Whoever reads on has the same rows in the end, and reopens none of them twice."""
     story = [
         *(*said("pending", 1, 2, 3, 6), *said("mined", 1, height=3), *said("mined", 4), *said("conflicting", 2)),
@@ -201,16 +203,16 @@ async def test_a_failure_at_any_step_leaves_all_of_it_or_nothing(lab: Lab, scrib
         while left <= 0:
             at += 1
             store = f"reader {at}"
-            async with scribe.following(storage, store):
-                await scribe.is_read(storage, store)
+            async with renderer.following(storage, store):
+                await renderer.is_read(storage, store)
             await lab.sql("DELETE FROM {t}")
             await storage.add([tx(1), tx(4), tx(5)], 30.0)
             await storage.conclude([tx(4)], "confirmed", "by another instance")
             await storage.conclude([tx(5)], "orphan", "by another instance")
-            scribe.log(*story)
+            renderer.log(*story)
             failing = Failing(storage, at)
-            async with scribe.following(failing, store):
-                await scribe.is_read(storage, store)
+            async with renderer.following(failing, store):
+                await renderer.is_read(storage, store)
                 await until(are(storage, t1="confirmed", t2="deleted", t4="pending", t5="pending", t6="deleted"))
             rows = {row.txid: row for row in await storage.rows(None, 100)}
             assert {int.from_bytes(txid): row.reopened for txid, row in rows.items() if row.reopened} == {4: 1, 5: 1}
@@ -219,91 +221,93 @@ async def test_a_failure_at_any_step_leaves_all_of_it_or_nothing(lab: Lab, scrib
         assert at > 10
 
 
-async def test_facts_wait_in_the_log_while_the_database_is_away(lab: Lab, scribe: Scribe) -> None:
+async def test_facts_wait_in_the_log_while_the_database_is_away(lab: Lab, renderer: OutputRenderer) -> None:
     """Also where it did what was asked, and its answer was lost."""
     async with lab.storage(teller="me") as storage:
-        await begun(scribe, storage)
+        await begun(renderer, storage)
         shaky = Shaky(storage)
         shaky.broken.add("transact")
-        async with scribe.following(shaky):
-            scribe.log(*said("pending", 1, 2))
+        async with renderer.following(shaky):
+            renderer.log(*said("pending", 1, 2))
             await until(lambda: shaky.calls.count("transact") >= 2)
             assert await storage.rows(None, 9) == []
             shaky.broken.clear()
             shaky.mute.add("transact")
-            scribe.log(*said("mined", 1), block(5), block(6), block(7), *said("pending", 3))
-            await scribe.is_read(storage)
+            renderer.log(*said("mined", 1), block(5), block(6), block(7), *said("pending", 3))
+            await renderer.is_read(storage)
             await until(are(storage, t1="confirmed", t2="pending", t3="pending"))
             shaky.mute.clear()
-            scribe.log(*said("conflicting", 2))
+            renderer.log(*said("conflicting", 2))
             await until(are(storage, t1="confirmed", t2="deleted", t3="pending"))
         assert await storage.untold(9) == [(tx(1), "confirmed"), (tx(2), "deleted")]
         assert {row.reopened for row in await storage.rows(None, 100)} == {0}
-        assert scribe.surveys == [True]
+        assert renderer.surveys == [True]
 
 
-async def test_a_deep_rollback_is_read_in_parts(lab: Lab, scribe: Scribe, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_deep_rollback_is_read_in_parts(
+    lab: Lab, renderer: OutputRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(handlers.recovery.following, "_ROWS", 3)
     async with lab.storage() as storage:
-        await begun(scribe, storage)
-        scribe.log(*said("back", *range(2000)), BACK)
-        scribe.fetched.clear()
-        async with scribe.following(storage):
-            await scribe.is_read(storage)
-        assert max(scribe.fetched) == 3 and len(scribe.fetched) > 5
+        await begun(renderer, storage)
+        renderer.log(*said("back", *range(2000)), BACK)
+        renderer.fetched.clear()
+        async with renderer.following(storage):
+            await renderer.is_read(storage)
+        assert max(renderer.fetched) == 3 and len(renderer.fetched) > 5
         assert (await storage.counts()).by_status["pending"] == 2000
 
 
 # --- where the log cannot be read on ---------------------------------------------------------------------------------
 
 
-async def test_facts_that_are_gone_are_made_up_for_by_a_survey(lab: Lab, scribe: Scribe) -> None:
+async def test_facts_that_are_gone_are_made_up_for_by_a_survey(lab: Lab, renderer: OutputRenderer) -> None:
     async with lab.storage() as storage:
-        await begun(scribe, storage)
-        scribe.log(*said("pending", 1))
-        scribe.changes.keep = Retention(count=1)
-        scribe.log(block(5))
-        scribe.log(*said("pending", 2))
-        scribe.surveys.clear()
+        await begun(renderer, storage)
+        renderer.log(*said("pending", 1))
+        renderer.changes.keep = Retention(count=1)
+        renderer.log(block(5))
+        renderer.log(*said("pending", 2))
+        renderer.surveys.clear()
         with capture_logs() as logs:
-            async with scribe.following(storage):
-                await until(lambda: scribe.surveys)
-                scribe.log(*said("pending", 3))
+            async with renderer.following(storage):
+                await until(lambda: renderer.surveys)
+                renderer.log(*said("pending", 3))
                 await until(are(storage, t3="pending"))
         (line,) = [line for line in logs if line["event"] == "recovery_survey_started"]
         assert "no longer kept" in line["reason"]
-        assert scribe.surveys == [True]
+        assert renderer.surveys == [True]
 
 
-async def test_facts_that_go_while_the_database_is_away_need_one_survey(lab: Lab, scribe: Scribe) -> None:
+async def test_facts_that_go_while_the_database_is_away_need_one_survey(lab: Lab, renderer: OutputRenderer) -> None:
     async with lab.storage() as storage:
-        await begun(scribe, storage)
-        scribe.surveys.clear()
+        await begun(renderer, storage)
+        renderer.surveys.clear()
         shaky = Shaky(storage)
-        async with scribe.following(shaky):
-            scribe.log(*said("pending", 1))
+        async with renderer.following(shaky):
+            renderer.log(*said("pending", 1))
             await until(are(storage, t1="pending"))
             shaky.broken.add("transact")
-            scribe.log(*said("pending", 2))
+            renderer.log(*said("pending", 2))
             await until(lambda: shaky.calls.count("transact") >= 3)
-            scribe.changes.keep = Retention(count=1)
+            renderer.changes.keep = Retention(count=1)
             for n in range(3, 6):
-                scribe.log(*said("pending", n))
+                renderer.log(*said("pending", n))
             shaky.broken.clear()
-            await scribe.is_read(storage)
-            scribe.log(*said("pending", 6))
+            await renderer.is_read(storage)
+            renderer.log(*said("pending", 6))
             await until(are(storage, t1="pending", t6="pending"))
-        assert scribe.surveys == [True]
+        assert renderer.surveys == [True]
 
 
-async def test_another_log_is_not_read_on(lab: Lab, scribe: Scribe, tmp_path: Path) -> None:
+async def test_another_log_is_not_read_on(lab: Lab, renderer: OutputRenderer, tmp_path: Path) -> None:
     """A shorter one, and one that has as many facts as were read of the one before."""
     async with lab.storage() as storage:
-        scribe.log(*said("pending", 1, 2, 3))
-        await begun(scribe, storage)
+        renderer.log(*said("pending", 1, 2, 3))
+        await begun(renderer, storage)
         for facts, reason in ((0, "lies in the future"), (9, "the log is another one")):
             with Disk(tmp_path / f"{facts}", TABLES, map_size=1 << 24, durable=False) as disk:
-                other = Scribe(disk)
+                other = OutputRenderer(disk)
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr("storage.change_log.time", lambda: 4e9)
                     other.log(*said("pending", *range(facts)), block(5)) if facts else None
@@ -317,65 +321,65 @@ async def test_another_log_is_not_read_on(lab: Lab, scribe: Scribe, tmp_path: Pa
 
 
 async def test_stores_on_one_database_have_cursors_and_chains_of_their_own(
-    lab: Lab, scribe: Scribe, tmp_path: Path
+    lab: Lab, renderer: OutputRenderer, tmp_path: Path
 ) -> None:
     """What one has mined is not confirmed by the blocks of the other."""
     with Disk(tmp_path / "other", TABLES, map_size=1 << 24, durable=False) as disk:
-        other = Scribe(disk)
-        async with lab.storage() as storage, scribe.following(storage), other.following(storage, "theirs"):
-            await scribe.is_read(storage)
+        other = OutputRenderer(disk)
+        async with lab.storage() as storage, renderer.following(storage), other.following(storage, "theirs"):
+            await renderer.is_read(storage)
             await other.is_read(storage, "theirs")
-            scribe.log(*said("mined", 1), block(5))
+            renderer.log(*said("mined", 1), block(5))
             await until(are(storage, t1="pending"))
             other.log(*(block(height) for height in range(5, 12)))
             await other.is_read(storage, "theirs")
-            await scribe.is_read(storage)
+            await renderer.is_read(storage)
             assert await are(storage, t1="pending")()
-            scribe.log(block(6), block(7))
+            renderer.log(block(6), block(7))
             await until(are(storage, t1="confirmed"))
 
 
-async def test_what_is_final_is_compared_once_the_chain_decides(lab: Lab, scribe: Scribe) -> None:
+async def test_what_is_final_is_compared_once_the_chain_decides(lab: Lab, renderer: OutputRenderer) -> None:
     async with lab.storage() as storage:
-        scribe.decides = False
+        renderer.decides = False
         for _ in range(2):
-            await begun(scribe, storage)
-        assert scribe.surveys == [False]
-        async with scribe.following(storage):
-            scribe.decides = True
-            await until(lambda: scribe.surveys == [False, True])
-        await begun(scribe, storage)
-        assert scribe.surveys == [False, True]
+            await begun(renderer, storage)
+        assert renderer.surveys == [False]
+        async with renderer.following(storage):
+            renderer.decides = True
+            await until(lambda: renderer.surveys == [False, True])
+        await begun(renderer, storage)
+        assert renderer.surveys == [False, True]
 
 
 # --- what facts mean -------------------------------------------------------------------------------------------------
 
 
-async def test_a_submission_takes_back_no_confirmation(lab: Lab, scribe: Scribe) -> None:
+async def test_a_submission_takes_back_no_confirmation(lab: Lab, renderer: OutputRenderer) -> None:
     """Who is behind reads of a submission late; a rollback is another matter, and so is what was given up."""
-    async with lab.storage() as storage, scribe.following(storage):
-        await scribe.is_read(storage)
+    async with lab.storage() as storage, renderer.following(storage):
+        await renderer.is_read(storage)
         await storage.add([tx(n) for n in range(1, 5)], 30.0)
         await storage.conclude([tx(1), tx(4)], "confirmed", "another daemon")
         await storage.conclude([tx(2)], "orphan", "another daemon")
         await storage.conclude([tx(3)], "deleted", "another daemon")
-        scribe.log(*said("pending", 1, 2, 3))
+        renderer.log(*said("pending", 1, 2, 3))
         await until(are(storage, t1="confirmed", t2="pending", t3="pending", t4="confirmed"))
-        scribe.log(*said("back", 4, height=4), BACK)
+        renderer.log(*said("back", 4, height=4), BACK)
         await until(are(storage, t1="confirmed", t2="pending", t3="pending", t4="pending"))
-        scribe.log(*said("back", 1, height=4), BACK)
+        renderer.log(*said("back", 1, height=4), BACK)
         await until(are(storage, t1="pending", t2="pending", t3="pending", t4="pending"))
         assert (await read(storage, tx(1))).reopened == 1
 
 
-async def test_a_rollback_is_told_from_submissions_whatever_else_is_said(lab: Lab, scribe: Scribe) -> None:
+async def test_a_rollback_is_told_from_submissions_whatever_else_is_said(lab: Lab, renderer: OutputRenderer) -> None:
     """A block with a coinbase says `conflicting` of it last, and a submission may be at the height that stays."""
-    async with lab.storage() as storage, scribe.following(storage):
-        await scribe.is_read(storage)
+    async with lab.storage() as storage, renderer.following(storage):
+        await renderer.is_read(storage)
         for n, height in ((1, 5), (2, 5), (3, 4)):
             await storage.add([tx(n)], 30.0)
             await storage.conclude([tx(n)], "confirmed", f"mined at height {height}")
-        scribe.log(
+        renderer.log(
             *(block(5), *said("pending", 3, height=4), *said("back", 1, 2, 9, height=4)),
             *(*said("conflicting", 9, height=4), BACK),
         )
@@ -383,61 +387,63 @@ async def test_a_rollback_is_told_from_submissions_whatever_else_is_said(lab: La
         assert (await read(storage, tx(3))).reopened == 0
 
 
-async def test_a_rollback_voids_what_was_found_out_before_it(lab: Lab, scribe: Scribe) -> None:
+async def test_a_rollback_voids_what_was_found_out_before_it(lab: Lab, renderer: OutputRenderer) -> None:
     """An attempt that read the chain before the rollback has its result refused, or its row reopened."""
     async with lab.storage() as storage:
-        await begun(scribe, storage)
+        await begun(renderer, storage)
         await storage.add([tx(n) for n in (1, 2)], 0.0, 60.0)
         claims = {claim.txid: claim for claim in await storage.claim("A", 30.0, 9)}
         assert await storage.settle([Settlement(claims[tx(1)], "confirmed", "valid")]) == {tx(1)}
-        scribe.log(*said("back", 1, 2, height=4), BACK)
-        await begun(scribe, storage)
+        renderer.log(*said("back", 1, 2, height=4), BACK)
+        await begun(renderer, storage)
         assert await storage.settle([Settlement(claims[tx(2)], "confirmed", "valid")]) == set()
         assert await are(storage, t1="pending", t2="pending")()
 
 
-async def test_the_blocks_of_a_branch_confirm_nothing_of_the_one_before(lab: Lab, scribe: Scribe) -> None:
+async def test_the_blocks_of_a_branch_confirm_nothing_of_the_one_before(lab: Lab, renderer: OutputRenderer) -> None:
     async with lab.storage(teller="me") as storage:
-        await begun(scribe, storage)
-        scribe.log(block(5), *said("mined", 1))
-        await begun(scribe, storage)
-        scribe.log(*said("back", 1, height=4), BACK, *(block(height) for height in range(5, 9)))
-        await begun(scribe, storage)
+        await begun(renderer, storage)
+        renderer.log(block(5), *said("mined", 1))
+        await begun(renderer, storage)
+        renderer.log(*said("back", 1, height=4), BACK, *(block(height) for height in range(5, 9)))
+        await begun(renderer, storage)
         assert await are(storage, t1="pending")()
         assert await storage.untold(9) == []
 
 
-async def test_a_pruned_transaction_is_confirmed_when_it_is_deep(lab: Lab, scribe: Scribe) -> None:
+async def test_a_pruned_transaction_is_confirmed_when_it_is_deep(lab: Lab, renderer: OutputRenderer) -> None:
     """That its rows were deleted says nothing; one that lost and is pruned stays what it was."""
-    async with lab.storage() as storage, scribe.following(storage):
-        await scribe.is_read(storage)
+    async with lab.storage() as storage, renderer.following(storage):
+        await renderer.is_read(storage)
         pruned = [TxStatusChanged(txid=tx(n), status="pruned", height=6) for n in (1, 2, 3)]
-        scribe.log(block(5), *said("mined", 1), *said("conflicting", 2), *pruned)
+        renderer.log(block(5), *said("mined", 1), *said("conflicting", 2), *pruned)
         await until(are(storage, t1="pending", t2="deleted"))
-        scribe.log(block(6), block(7))
+        renderer.log(block(6), block(7))
         await until(are(storage, t1="confirmed", t2="deleted"))
 
 
 @pytest.mark.parametrize("cause", [Withdrawn("evicted"), Expired()])
 @pytest.mark.parametrize("status", ["pruned", "withdrawn"])
 async def test_what_is_taken_out_of_the_pool_leaves_the_list_unless_it_is_final(
-    lab: Lab, scribe: Scribe, cause: AnyCause, status: str
+    lab: Lab, renderer: OutputRenderer, cause: AnyCause, status: str
 ) -> None:
     gone = [TxStatusChanged(txid=tx(n), status=status, height=5, cause=cause) for n in (1, 2, 3)]
-    async with lab.storage() as storage, scribe.following(storage):
-        await scribe.is_read(storage)
-        scribe.log(*said("pending", 1, 2, 4))
+    async with lab.storage() as storage, renderer.following(storage):
+        await renderer.is_read(storage)
+        renderer.log(*said("pending", 1, 2, 4))
         await until(are(storage, t1="pending", t2="pending", t4="pending"))
         await storage.conclude([tx(2)], "confirmed", "by another instance")
-        scribe.log(*said("pending", 3), *gone)
+        renderer.log(*said("pending", 3), *gone)
         await until(are(storage, t2="confirmed", t4="pending"))
-        scribe.log(*gone, *said("pending", 1))
+        renderer.log(*gone, *said("pending", 1))
         await until(are(storage, t1="pending", t2="confirmed", t4="pending"))
 
 
-async def test_what_is_told_before_the_first_survey_is_read_after_it(lab: Lab, scribe: Scribe) -> None:
+async def test_what_is_told_before_the_first_survey_is_read_after_it(lab: Lab, renderer: OutputRenderer) -> None:
     """The database was away: what has lost by then never had a row, and a survey does not look for it."""
     async with lab.storage() as storage:
-        async with scribe.following(storage, began=lambda: scribe.log(*said("pending", 1), *said("conflicting", 1))):
+        async with renderer.following(
+            storage, began=lambda: renderer.log(*said("pending", 1), *said("conflicting", 1))
+        ):
             await until(are(storage, t1="deleted"))
-        assert scribe.surveys == [True]
+        assert renderer.surveys == [True]

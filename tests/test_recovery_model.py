@@ -20,18 +20,18 @@ import asyncpg  # type: ignore[import-untyped]
 import pytest
 from anyio import CancelScope, CapacityLimiter, to_thread
 from daemons import Message, as_hex
-from houses import ALL_TABLES
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from messages import Listener as Sender
 from messages import json_line, take
-from stories import at, back_to, block, digest, output, tx
+from scenarios import at, back_to, block, digest, output, tx
+from stores import ALL_TABLES
 
 import handlers.recovery.following
 from config.kinds import Secret
 from config.settings import Config, Recovery, Storage, Transactions, Utxo
 from daemon.bus import Bus
-from daemon.connection import Hall
+from daemon.connection import Hub
 from daemon.recovery import open_storage, recover_along
 from daemon.store import folder, open_chain
 from handlers.events import Welcome
@@ -78,23 +78,23 @@ class Node:
         self.known = set[bytes]()
         self.made = 0
         self.service: asyncio.Task[None] | None = None
-        self.hall = self._hall()
+        self.hub = self._hub()
 
-    def _hall(self) -> Hall:
+    def _hub(self) -> Hub:
         bus = Bus()
         inbox = bus.inbox(capacity=1 << 20)
-        hall = Hall(bus, inbox, cast("Welcome", None), frozenset(), self.config)
-        hall.view = self.turns.chain.view
-        hall.network_height = self.turns.chain.height
-        return hall
+        hub = Hub(bus, inbox, cast("Welcome", None), frozenset(), self.config)
+        hub.view = self.turns.chain.view
+        hub.network_height = self.turns.chain.height
+        return hub
 
     # --- the story -----------------------------------------------------------------------------------------------
 
     async def tell(self, message: Message) -> None:
         line = json_line(json.dumps(as_hex({"seq": 1} | message)), Sender())
         committed = await to_thread.run_sync(take, self.turns, line, limiter=self.writer)
-        self.hall.view, self.hall.network_height = committed.view, self.turns.chain.height
-        self.hall.bus.publish(committed.facts)
+        self.hub.view, self.hub.network_height = committed.view, self.turns.chain.height
+        self.hub.bus.publish(committed.facts)
 
     async def do(self, op: Any) -> None:
         match op:
@@ -168,12 +168,12 @@ class Node:
 
     def up(self) -> None:
         if self.service is None:
-            self.hall = self._hall()
+            self.hub = self._hub()
             self.service, self.living = asyncio.ensure_future(self._live()), CancelScope()
 
     async def _live(self) -> None:
         with self.living:
-            await recover_along(self.config, self.turns, self.hall, self.writer)
+            await recover_along(self.config, self.turns, self.hub, self.writer)
 
     async def down(self) -> None:
         """End the service, whatever it has heard and not written yet."""

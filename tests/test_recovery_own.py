@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from daemons import ROOT, home
 from recovering import Says, tx
-from stories import at, block, digest, output
-from stories import tx as made
+from scenarios import at, block, digest, output
+from scenarios import tx as made
 from test_recovery_daemon import FUNDS, SOON, rows, submit, until
 
 from config.load import ConfigError

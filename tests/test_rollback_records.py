@@ -9,7 +9,7 @@ from time import monotonic, sleep
 import pytest
 from daemons import PATIENCE_S, Client, Daemon, Message, running, statuses
 from patience import until
-from stories import at, back_to, block, digest, output, tx
+from scenarios import at, back_to, block, digest, output, tx
 from test_transactions_wire import by, coins, done, mined, on_outputs, record, refused, said, state, submit
 
 from config.load import load

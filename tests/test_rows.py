@@ -13,7 +13,7 @@ from chains import TABLES, feed, open_chain, rows
 from chains import block as made_block
 from daemons import home
 from msgspec import Struct
-from stories import chain
+from scenarios import chain
 
 from storage import pending, transactions
 from storage.disk import META, Disk, Txn

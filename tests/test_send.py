@@ -13,7 +13,7 @@ from threading import Thread
 
 import pytest
 from daemons import Daemon, Message, encoded, environment, running, statuses, utxod
-from stories import back_to, block, chain, tx
+from scenarios import back_to, block, chain, tx
 
 from daemon.examples import STORY
 from handlers import wire

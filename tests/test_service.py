@@ -24,7 +24,7 @@ from daemons import (
     running,
     statuses,
 )
-from stories import back_to, block, chain, expected, output, point, tx
+from scenarios import back_to, block, chain, expected, output, point, tx
 
 
 @pytest.fixture(params=["json", "frames"])

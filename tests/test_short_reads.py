@@ -22,11 +22,11 @@ from chains import output as paid
 from chains import tx as made_tx
 from daemons import PATIENCE_S, Client, Daemon, Message, running
 from questions import Web
-from reading import Turning, children, filled, process, table, utxod
-from stories import address, back_to, block, expected, output, tx
+from reader_processes import Turning, children, filled, process, table, utxod
+from scenarios import address, back_to, block, expected, output, tx
 
 from daemon.http.app import Site, build
-from daemon.http.ear import Ear
+from daemon.http.daemon_link import DaemonLink
 from handlers.addresses import codec
 from handlers.query import Query
 from storage.disk import Disk
@@ -207,7 +207,7 @@ def test_an_answer_that_takes_too_long_is_refused(tmp_path: Path) -> None:
         feed(chain, first)
         text = codec("cardano", "mainnet")
         query, tip = Query(chain.store, text, "cardano"), first
-        site = Site(query, text, chain.windows, Ear(tmp_path / "nobody"), "store", 60, lambda: b"")
+        site = Site(query, text, chain.windows, DaemonLink(tmp_path / "nobody"), "store", 60, lambda: b"")
         app = build(site, None)
 
         async def receive() -> MutableMapping[str, Any]:  # a block comes with every turn

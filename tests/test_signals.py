@@ -20,12 +20,12 @@ import pytest
 from daemons import PATIENCE_S, ROOT, Client, Daemon, encoded, environment, error, home, running, statuses
 from patience import until
 from questions import Web, failure, short_folder
-from reading import children
-from stories import chain, expected, point
+from reader_processes import children
+from scenarios import chain, expected, point
 
 from config.kinds import Secret
 from config.settings import Batch, Config, Http, Log, Socket, Utxo
-from daemon.http import master
+from daemon.http import supervisor
 from daemon.reload import RELOADED, difference
 
 T = TypeVar("T")
@@ -135,7 +135,7 @@ def test_a_turn_that_does_not_end_does_not_keep_the_daemon(tmp_path: Path) -> No
 
 def test_a_worker_that_does_not_leave_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It would keep the daemon, which has not even begun to drain."""
-    monkeypatch.setattr(master, "_LEAVE_S", 0.2)
+    monkeypatch.setattr(supervisor, "_LEAVE_S", 0.2)
     stubborn = (
         "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
     )
@@ -144,7 +144,7 @@ def test_a_worker_that_does_not_leave_is_ended(monkeypatch: pytest.MonkeyPatch, 
         async with await anyio.open_process([sys.executable, "-c", stubborn]) as process:
             assert process.stdout is not None
             await process.stdout.receive()
-            await master._end(process)
+            await supervisor._end(process)
             return process.returncode
 
     assert anyio.run(main, backend_options={"use_uvloop": True}) == -signal.SIGKILL
@@ -201,7 +201,7 @@ def test_signals_to_a_worker(folder: Path) -> None:
         until(lambda: [line["signal"] for line in lines(daemon, "signal_ignored")], lambda told: len(told) == 2)
         os.kill(worker, signal.SIGUSR1)
         [dump] = until(lambda: lines(daemon, "diagnostics_dumped"))
-        assert "Ear.listen" in json.dumps(dump["tasks"])
+        assert "DaemonLink.listen" in json.dumps(dump["tasks"])
         assert children(daemon.process.pid) == [worker] and web.ask("/health/live").status_code == 200
         os.kill(worker, signal.SIGQUIT)
         [ended] = until(lambda: lines(daemon, "http_worker_ended"))

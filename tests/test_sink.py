@@ -200,8 +200,8 @@ def test_a_descriptor_that_does_not_block_is_waited_for() -> None:
 
 _FORKS = """
 import os, sys
-from daemon.sink import take_stderr
-assert take_stderr(lambda lines, since: "")
+from daemon.sink import redirect_stderr
+assert redirect_stderr(lambda lines, since: "")
 sys.stderr.write("parent\\n")
 child = os.fork()
 if child:

@@ -9,7 +9,7 @@ from time import monotonic, sleep
 
 import pytest
 from daemons import Encoding, Message, encoded, running
-from stories import chain, digest
+from scenarios import chain, digest
 from test_permissions import STRANGER, House, in_house
 
 UNLOCKED: Message = {"type": "TxUnlocked", "txids": [digest("x")]}
@@ -30,7 +30,7 @@ def test_few_messages_are_routed_between_two_looks_at_everybody() -> None:
         flooding = asyncio.create_task(flood())
         while routed < clients * each:
             await asyncio.sleep(0)
-            before, routed = routed, opened.hall.numbers.messages["TxUnlocked"]
+            before, routed = routed, opened.hub.numbers.messages["TxUnlocked"]
             most = max(most, routed - before)
         await flooding
         assert most <= 16

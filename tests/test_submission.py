@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from daemons import Client, Daemon, Encoding, Message, ack, error, running
-from stories import at, back_to, block, digest, output, point, tx
+from scenarios import at, back_to, block, digest, output, point, tx
 from test_transactions_wire import (
     NOWHERE,
     by,

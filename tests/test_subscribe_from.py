@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from daemons import PATIENCE_S, Client, Daemon, Encoding, Message, ack, error, running, statuses
-from stories import back_to, block, chain, digest, output, point, tx
+from scenarios import back_to, block, chain, digest, output, point, tx
 
 from storage.disk import Disk
 

@@ -19,7 +19,7 @@ from typing import IO
 
 import pytest
 from daemons import PATIENCE_S, Message, as_hex, environment, running, utxod
-from stories import back_to, block, chain, point
+from scenarios import back_to, block, chain, point
 
 from handlers.events import Error
 from handlers.wire import encode

@@ -23,10 +23,10 @@ from chains import (
     random_chain,
     random_genesis,
 )
-from houses import small_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model import Model
+from stores import small_values
 
 import storage.history.reindex
 from handlers.chain import Chain
@@ -131,7 +131,7 @@ def test_every_touch_is_told_for_ever(seed: int, most: int, window: int, ahead: 
         more = random_chain(rng, 3, after=blocks, repeats=repeats)
         feed(chain, *more)
         prune_all(chain)
-        chain.keep_house(20)
+        chain.maintain(20)
         found, whole = told(chain), expected(genesis, blocks + more)
         assert found == whole or (
             repeats and {a: {*t} for a, t in found.items()} == {a: {*t} for a, t in whole.items()}
@@ -195,7 +195,7 @@ def test_a_history_that_is_switched_off_is_forgotten(tmp_path: Path) -> None:
             assert touches.first_block(txn, chain.store.meta) is None
             assert chain.store.stored(txn).log(chain.state.floor).size == 0
         for _ in range(10):
-            chain.keep_house(20)
+            chain.maintain(20)
         sound(chain)
 
 
@@ -220,7 +220,7 @@ def test_a_history_that_was_given_up_says_nothing_of_what_is_kept(
         feed(chain, *blocks[30:])
         prune_all(chain)
         for _ in range(10):
-            chain.keep_house(20)
+            chain.maintain(20)
         sound(chain)
         reindex(chain.store, NAMES, lambda _: None)
         with chain.store.disk.read() as txn:

@@ -17,10 +17,10 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from houses import ALL_TABLES, chain_txs, create, open_store, submit
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from stores import ALL_TABLES, chain_txs, create, open_store, submit
 
 from handlers import conflicts, new_records, states, tx_startup
 from handlers.creation import Creation
@@ -104,7 +104,7 @@ class Told:
         return -(-len(self.slots) // RULES.batch_size)
 
 
-class Story(RuleBasedStateMachine):
+class Scenario(RuleBasedStateMachine):
     """One store and its model, told the same."""
 
     def __init__(self) -> None:
@@ -828,7 +828,7 @@ RULES_BY_NAME = (
 
 def long_story(seed: int, steps: int) -> None:
     """Tell a story that is long enough for everything to happen."""
-    random, story = Random(seed), Story()
+    random, story = Random(seed), Scenario()
     names = [name for name in RULES_BY_NAME for _ in range(OFTEN.get(name, 1))]
     choices: dict[str, Callable[[], Any]] = {
         "seed": lambda: random.randrange(2**32),
@@ -848,12 +848,12 @@ def long_story(seed: int, steps: int) -> None:
 
 
 def test_every_rule_is_told() -> None:
-    rules = {name for name, value in vars(Story).items() if hasattr(value, "hypothesis_stateful_rule")}
+    rules = {name for name, value in vars(Scenario).items() if hasattr(value, "hypothesis_stateful_rule")}
     assert rules == set(RULES_BY_NAME)
 
 
 def test_any_story() -> None:
-    run_state_machine_as_test(Story, settings=settings(max_examples=40, stateful_step_count=40))
+    run_state_machine_as_test(Scenario, settings=settings(max_examples=40, stateful_step_count=40))
 
 
 def test_long_stories() -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 from daemons import PATIENCE_S, Client, Daemon, Encoding, Message, ack, running, statuses
-from houses import ALL_TABLES
-from stories import address, at, back_to, block, digest, output, point, tx
+from scenarios import address, at, back_to, block, digest, output, point, tx
+from stores import ALL_TABLES
 
 from storage.disk import Disk
 from storage.ghost_records import GhostTxStore

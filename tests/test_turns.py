@@ -17,7 +17,7 @@ from chains import output as paid
 from daemons import PATIENCE_S, Client, Daemon, Message, encoded, running, statuses
 from messages import Listener, message
 from pruning import open_house
-from stories import chain, digest, output, tx
+from scenarios import chain, digest, output, tx
 
 from handlers.events import Tx, TxSubmitted
 from handlers.pace import Pace

@@ -15,9 +15,9 @@ from time import monotonic, sleep
 
 import pytest
 from chains import LEAVES
+from corruption import U32, Hand, harm, opened
 from daemons import PATIENCE_S, ROOT, Daemon, environment, home, running, statuses
-from harming import U32, Hand, harm, opened
-from stories import chain, expected
+from scenarios import chain, expected
 
 from storage.copies import remove_stale, temporary
 from storage.history.layout import BLOCK

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 from chains import LEAVES, TABLES, Options, feed, open_chain, random_chain, random_genesis
-from harming import U32, UNDO_KEY, Hand, harm, liveliest, longest, opened, rewriting
+from corruption import U32, UNDO_KEY, Hand, harm, liveliest, longest, opened, rewriting
 
 import storage.history.filters
 import storage.history.history

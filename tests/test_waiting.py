@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from daemons import Daemon, Message, running
 from questions import Asked, asked, failure, short_folder
-from stories import at, back_to, block, digest, output, tx
+from scenarios import at, back_to, block, digest, output, tx
 
 from config.load import load
 from daemon.store import open_query, reading

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from daemons import Daemon, Encoding, Message, ack, error, running
 from patience import until
-from stories import address, at, back_to, block, digest, output, point, tx
+from scenarios import address, at, back_to, block, digest, output, point, tx
 from test_transactions_wire import (
     by,
     coins,

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 
 from bench.soak.fuzz import Honest
-from bench.soak.story import Story
+from bench.soak.scenario import Scenario
 from bench.soak.target import Broken, Met, Target
 from handlers import wire
 from handlers.events import BlockApplied, Hello, OutPoint, Output, Subscribe, Tx, TxSubmitted
@@ -167,7 +167,7 @@ def round(folder: Path, seed: int) -> Met:
         target.start()
         crowd = Crowd(target, Random(seed), met)
         thread = threading.Thread(target=attack, args=(crowd,))
-        with Honest(target, Story(seed, _BLOCKS, submissions=False)) as honest:
+        with Honest(target, Scenario(seed, _BLOCKS, submissions=False)) as honest:
             thread.start()
             highest, until = 0, time.monotonic() + _ATTACK_S
             while time.monotonic() < until:

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from bench.soak.disk_log import build
-from bench.soak.story import Story, digest_of
+from bench.soak.scenario import Scenario, digest_of
 from bench.soak.target import Broken, Gone, Met, Target, any_kind
 from handlers.events import Ack, Error, TxSubmitted
 
@@ -23,32 +23,32 @@ def round(folder: Path, seed: int) -> Met:
     """Feed one chain through several failing disks; return what was met."""
     random, met = Random(seed), Met()
     settings = any_kind(random)
-    story = Story(seed, _BLOCKS, submissions="enabled = false" not in settings)
+    scenario = Scenario(seed, _BLOCKS, submissions="enabled = false" not in settings)
     library, done, sent = build(Path(tempfile.gettempdir())), 0, 0
     for life in range(1, _LIVES + 1):
         code = random.choice(_ERRORS)
         fault = {"LD_PRELOAD": str(library), "DISK_FAULT": f"{random.randint(1, _LATEST)}:{code}"}
         with Target(folder, settings, environ=fault) as target:
             target.spawn()
-            done, sent = _feed(target, story, len(story) * life // _LIVES, (done, sent), met)
+            done, sent = _feed(target, scenario, len(scenario) * life // _LIVES, (done, sent), met)
             met["daemons ended by a disk"] += not target.alive()
             met[f"lives with {errno.errorcode[code]}"] += 1
     with Target(folder, settings) as target:
         target.start()
         with target.link() as link:
-            done = _place(story, link.welcome().tip, done, sent)
-            for n in range(done, len(story)):
-                if not isinstance(link.ask(story.numbered(n)), Ack) and not _may_fail(story, n):
+            done = _place(scenario, link.welcome().tip, done, sent)
+            for n in range(done, len(scenario)):
+                if not isinstance(link.ask(scenario.numbered(n)), Ack) and not _may_fail(scenario, n):
                     raise Broken(f"message {n} is refused on a disk that works again")
         target.stop()
         target.verify()
-        if digest_of(target.live_set()) != story.digest(len(story)):
+        if digest_of(target.live_set()) != scenario.digest(len(scenario)):
             raise Broken("the live set is another than that of the story")
     met["rounds of failing disks"] += 1
     return met
 
 
-def _feed(target: Target, story: Story, goal: int, so_far: tuple[int, int], met: Met) -> tuple[int, int]:
+def _feed(target: Target, scenario: Scenario, goal: int, so_far: tuple[int, int], met: Met) -> tuple[int, int]:
     """Feed up to a message, or until the daemon ends or refuses one; return how many are acknowledged, and sent."""
     done, sent = so_far
     try:
@@ -58,16 +58,16 @@ def _feed(target: Target, story: Story, goal: int, so_far: tuple[int, int], met:
         return done, sent
     try:
         with target.link() as link:
-            done = _place(story, link.welcome().tip, done, sent)
+            done = _place(scenario, link.welcome().tip, done, sent)
             sent = done
             while done < goal:
                 upto = min(goal, done + _WINDOW)
-                link.send(*(story.numbered(n) for n in range(sent, upto)))
+                link.send(*(scenario.numbered(n) for n in range(sent, upto)))
                 sent = max(sent, upto)
                 answer = link.receive()
                 if answer is None:
                     break
-                if isinstance(answer, Error) and not _may_fail(story, done):
+                if isinstance(answer, Error) and not _may_fail(scenario, done):
                     met[f"messages answered {answer.code}"] += 1
                     break
                 done += 1
@@ -76,12 +76,12 @@ def _feed(target: Target, story: Story, goal: int, so_far: tuple[int, int], met:
     return done, sent
 
 
-def _place(story: Story, tip: object, done: int, sent: int) -> int:
-    found = story.places(getattr(tip, "hash", None), done, sent)
+def _place(scenario: Scenario, tip: object, done: int, sent: int) -> int:
+    found = scenario.places(getattr(tip, "hash", None), done, sent)
     if not found:
         raise Broken(f"after {done} acknowledged of {sent} sent messages the tip is {tip}")
     return found[0]
 
 
-def _may_fail(story: Story, n: int) -> bool:
-    return isinstance(story.steps[n].message, TxSubmitted)
+def _may_fail(scenario: Scenario, n: int) -> bool:
+    return isinstance(scenario.steps[n].message, TxSubmitted)

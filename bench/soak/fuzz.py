@@ -15,7 +15,7 @@ from random import Random
 import msgspec
 
 from bench.soak.mutation import Mutator, corpus
-from bench.soak.story import Story, digest_of
+from bench.soak.scenario import Scenario, digest_of
 from bench.soak.target import Broken, Met, Target, any_kind
 from handlers.events import Ack, Error, TxSubmitted
 
@@ -30,11 +30,11 @@ _VARIETY = 3000  # different messages in a round: the daemon is tried, not the g
 class Honest:
     """A feeder beside an attack: it feeds a story, one message at a time, and notes the longest wait."""
 
-    def __init__(self, target: Target, story: Story) -> None:
-        self._target, self._story = target, story
+    def __init__(self, target: Target, scenario: Scenario) -> None:
+        self._target, self._scenario = target, scenario
         self._ending, self._feeding = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._feed)
-        self.done, self.longest_s, self.failure = 0, 0.0, None if story else ""
+        self.done, self.longest_s, self.failure = 0, 0.0, None if scenario else ""
 
     def __enter__(self) -> Honest:
         """Begin to feed; from now on nobody else can."""
@@ -57,11 +57,11 @@ class Honest:
     def _feed(self) -> None:
         try:
             with self._target.link() as link:
-                while self.done < len(self._story):
+                while self.done < len(self._scenario):
                     began = time.monotonic()
-                    answer = link.ask(self._story.numbered(self.done))
+                    answer = link.ask(self._scenario.numbered(self.done))
                     self.longest_s = max(self.longest_s, time.monotonic() - began)
-                    submitted = isinstance(self._story.steps[self.done].message, TxSubmitted)
+                    submitted = isinstance(self._scenario.steps[self.done].message, TxSubmitted)
                     if not isinstance(answer, Ack) and not (submitted and isinstance(answer, Error)):
                         self.failure = f"an honest message was answered {answer}"
                         return
@@ -79,17 +79,17 @@ def round(folder: Path, seed: int, *, times: int = 1) -> Met:
     """Send fuzzed messages to one daemon; return what was met."""
     random, met = Random(seed), Met()
     beside = bool(random.randrange(2))
-    story = Story(seed, 60)
+    scenario = Scenario(seed, 60)
     with Target(folder, any_kind(random)) as target:
         target.start()
         if beside:
-            with Honest(target, story) as honest:
-                _attack(target, random, story, MESSAGES * times, met)
+            with Honest(target, scenario) as honest:
+                _attack(target, random, scenario, MESSAGES * times, met)
             honest.check()
             met["honest messages"] += honest.done
             met.highest("fuzz: longest wait of a feeder, ms", honest.longest_s * 1000)
         else:
-            _attack(target, random, story, MESSAGES * times, met)
+            _attack(target, random, scenario, MESSAGES * times, met)
         target.check_alive()
         met.highest("fuzz: memory, MiB", target.memory() / (1 << 20))
         if target.memory() > _MOST_MEMORY:
@@ -98,15 +98,15 @@ def round(folder: Path, seed: int, *, times: int = 1) -> Met:
         target.start()  # what was written under attack can be opened again
         target.stop()
         target.verify(records_may_differ=True)
-        if beside and digest_of(target.live_set()) != story.digest(len(story)):
+        if beside and digest_of(target.live_set()) != scenario.digest(len(scenario)):
             raise Broken("the live set is another than that of the honest feeder")
     met["fuzz rounds beside an honest feeder" if beside else "fuzz rounds that feed"] += 1
     return met
 
 
-def _attack(target: Target, random: Random, story: Story, messages: int, met: Met) -> None:
+def _attack(target: Target, random: Random, scenario: Scenario, messages: int, met: Met) -> None:
     """Send messages in both encodings, over as many connections as it takes."""
-    mutator = Mutator(random, corpus(story))
+    mutator = Mutator(random, corpus(scenario))
     lines = [mutator.line() for _ in range(_VARIETY)]
     frames = [mutator.frame() for _ in range(_VARIETY)]
     sent = 0

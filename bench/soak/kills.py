@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from random import Random
 
-from bench.soak.story import Story, digest_of
+from bench.soak.scenario import Scenario, digest_of
 from bench.soak.target import Answer, Broken, Link, Met, Target, any_kind
 from handlers.events import Ack, Error, TxSubmitted
 
@@ -17,8 +17,8 @@ _THOROUGH = 4  # one life in so many ends with a walk through the whole store
 class Life:
     """One store and its feeder, who asks after every kill where to go on."""
 
-    def __init__(self, target: Target, random: Random, story: Story) -> None:
-        self.target, self.random, self.story = target, random, story
+    def __init__(self, target: Target, random: Random, scenario: Scenario) -> None:
+        self.target, self.random, self.scenario = target, random, scenario
         self.acknowledged = 0  # messages
         self.sent = 0
         self.submitted: list[int] = []  # accepted submissions that no block was sent for yet
@@ -29,7 +29,7 @@ class Life:
         self.target.start()
         link = self.target.link()
         tip = link.welcome().tip
-        found = self.story.places(tip.hash if tip else None, self.acknowledged, self.sent)
+        found = self.scenario.places(tip.hash if tip else None, self.acknowledged, self.sent)
         if not found:
             raise Broken(f"after {self.acknowledged} acknowledged of {self.sent} sent messages the tip is {tip}")
         self.acknowledged = self.sent = found[0]
@@ -38,7 +38,7 @@ class Life:
     def check_submissions(self, link: Link) -> None:
         """Send accepted submissions again: the daemon has to know each of them."""
         for n in self.submitted:
-            answer = link.ask(self.story.numbered(n))
+            answer = link.ask(self.scenario.numbered(n))
             if not (isinstance(answer, Ack) and answer.status == "duplicate"):
                 raise Broken(f"submission {n} was accepted before the kill and is now answered {answer}")
             self.met["submissions found again"] += 1
@@ -55,9 +55,9 @@ class Life:
     def feed_and_kill(self, link: Link) -> None:
         """Send a burst, kill the daemon in its middle, and read the answers that it still gave."""
         began = time.monotonic()
-        self.feed(link, min(self.sent + 1, len(self.story)))
+        self.feed(link, min(self.sent + 1, len(self.scenario)))
         took = time.monotonic() - began
-        upto = min(self.sent + self.random.randint(0, 30), len(self.story))
+        upto = min(self.sent + self.random.randint(0, 30), len(self.scenario))
         burst = upto - self.sent
         self._send(link, upto)
         time.sleep(self.random.uniform(0, took + 0.0004 * burst))
@@ -68,14 +68,14 @@ class Life:
         self.met["kills with messages unanswered"] += self.acknowledged < self.sent
 
     def _send(self, link: Link, upto: int) -> None:
-        link.send(*(self.story.numbered(n) for n in range(self.sent, upto)))
-        if any(not isinstance(self.story.steps[n].message, TxSubmitted) for n in range(self.sent, upto)):
+        link.send(*(self.scenario.numbered(n) for n in range(self.sent, upto)))
+        if any(not isinstance(self.scenario.steps[n].message, TxSubmitted) for n in range(self.sent, upto)):
             self.submitted.clear()
         self.sent = upto
 
     def _heard(self, answer: Answer) -> None:
         """Note one answer: they come in the order of the messages. A refused submission is an answer too."""
-        message = self.story.steps[self.acknowledged].message
+        message = self.scenario.steps[self.acknowledged].message
         refused = isinstance(answer, Error) and isinstance(message, TxSubmitted) and answer.seq == self.acknowledged
         if not refused and not (isinstance(answer, Ack) and answer.seq == self.acknowledged):
             raise Broken(f"message {self.acknowledged} was answered {answer}")
@@ -89,9 +89,9 @@ def round(folder: Path, seed: int) -> Met:
     random = Random(seed)
     settings = any_kind(random)
     with Target(folder, settings) as target:
-        life = Life(target, random, Story(seed, _BLOCKS, submissions="enabled = false" not in settings))
+        life = Life(target, random, Scenario(seed, _BLOCKS, submissions="enabled = false" not in settings))
         number = 0
-        while life.sent < len(life.story):
+        while life.sent < len(life.scenario):
             number += 1
             if random.random() < 0.15:  # a kill in the middle of the start
                 target.spawn()
@@ -106,7 +106,7 @@ def round(folder: Path, seed: int) -> Met:
                 _check(life)
         life.start().socket.close()
         with target.link() as link:
-            life.feed(link, len(life.story))
+            life.feed(link, len(life.scenario))
         _check(life)
         target.stop()
     life.met["rounds of kills"] += 1
@@ -117,6 +117,6 @@ def _check(life: Life) -> None:
     """Walk the whole store, and compare the live set with the story's."""
     life.target.verify()
     digest = digest_of(life.target.live_set())
-    if digest not in {life.story.digest(n) for n in range(life.acknowledged, life.sent + 1)}:
+    if digest not in {life.scenario.digest(n) for n in range(life.acknowledged, life.sent + 1)}:
         raise Broken(f"the live set is that of no message from {life.acknowledged} to {life.sent}")
     life.met["walks after a kill"] += 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from bench.soak.story import Story
+from bench.soak.scenario import Scenario
 from handlers import wire
 from handlers.events import (
     BlockApplied,
@@ -61,10 +61,10 @@ _ODD: list[Any] = [
 ]
 
 
-def corpus(story: Story) -> list[Any]:
+def corpus(scenario: Scenario) -> list[Any]:
     """Return one plain map for each message of a story, and for each other type of the protocol."""
-    txids = [tx.txid for step in story.steps for tx in getattr(step.message, "txs", [])][:40]
-    messages: list[Inbound] = [step.message for step in story.steps]
+    txids = [tx.txid for step in scenario.steps for tx in getattr(step.message, "txs", [])][:40]
+    messages: list[Inbound] = [step.message for step in scenario.steps]
     for txid in txids[:6]:
         messages += [
             TxWithdrawn(txids=[txid], reason="replaced"),

@@ -17,7 +17,7 @@ from random import Random
 import msgspec
 
 from bench.soak.disk_log import Disk, Entry, build, entries
-from bench.soak.story import Story, digest_of
+from bench.soak.scenario import Scenario, digest_of
 from bench.soak.target import Answer, Broken, Met, Target, any_kind
 from config.load import load
 from config.settings import Config
@@ -36,7 +36,7 @@ _WINDOW = 12  # messages that are sent before they are answered
 class Recorded(msgspec.Struct, frozen=True):
     """A daemon's life: what it wrote, when each message was sent, and when each was acknowledged."""
 
-    story: Story
+    scenario: Scenario
     settings: str
     config: Config
     written: list[Entry]
@@ -72,25 +72,25 @@ def record(folder: Path, random: Random, seed: int) -> Recorded:
     """Feed a daemon and record what it writes, until it is asked to end."""
     library = build(Path(tempfile.gettempdir()))
     settings = any_kind(random)
-    story = Story(seed, _BLOCKS, submissions="enabled = false" not in settings)
+    scenario = Scenario(seed, _BLOCKS, submissions="enabled = false" not in settings)
     environ = {"LD_PRELOAD": str(library), "DISK_LOG": str(folder / "disk.log")}
     sent_s, acknowledged_s = list[float](), list[float]()
     with Target(folder, settings, environ=environ) as target:
         target.start()
         with target.link() as link:
-            while len(acknowledged_s) < len(story):
-                while len(sent_s) < min(len(story), len(acknowledged_s) + random.randint(1, _WINDOW)):
+            while len(acknowledged_s) < len(scenario):
+                while len(sent_s) < min(len(scenario), len(acknowledged_s) + random.randint(1, _WINDOW)):
                     sent_s.append(time.monotonic())
-                    link.send(story.numbered(len(sent_s) - 1))
+                    link.send(scenario.numbered(len(sent_s) - 1))
                 answer = link.receive()
-                if not _fits(answer, story, len(acknowledged_s)):
+                if not _fits(answer, scenario, len(acknowledged_s)):
                     raise Broken(f"message {len(acknowledged_s)} was answered {answer}")
                 acknowledged_s.append(time.monotonic())
         target.stop()
         written = list(entries(folder / "disk.log"))
         if not any(entry.kind == "sync" for entry in written):
             raise Broken("nothing was recorded: the library is not loaded, or nothing was synced")
-        return Recorded(story, settings, load(target.config, {}), written, sent_s, acknowledged_s)
+        return Recorded(scenario, settings, load(target.config, {}), written, sent_s, acknowledged_s)
 
 
 def check(life: Recorded, files: dict[str, bytes], at_s: float, random: Random, met: Met) -> None:
@@ -120,7 +120,7 @@ def _look(life: Recorded, config: Config, least: int, most: int) -> None:
         with disk.read() as txn:
             ordinal = store.state(txn).tip
             tip = store.block_at(txn, ordinal).hash if ordinal else None
-    found = life.story.places(tip, least, most)
+    found = life.scenario.places(tip, least, most)
     if not found:
         raise Broken(
             f"a power cut after {least} acknowledged of {most} sent messages leaves the tip {tip and tip.hex()}"
@@ -129,7 +129,7 @@ def _look(life: Recorded, config: Config, least: int, most: int) -> None:
     if audited.findings:
         raise Broken(f"a power cut after message {least} leaves a damaged store: {audited.findings[:3]}")
     digest = digest_of(b"".join(export(config, "csv")).decode().splitlines())
-    if digest not in {life.story.digest(n) for n in found}:
+    if digest not in {life.scenario.digest(n) for n in found}:
         raise Broken(f"a power cut after message {least} leaves another live set")
 
 
@@ -139,20 +139,20 @@ def _boot(life: Recorded, target: Target, least: int, most: int) -> None:
         target.start()
         with target.link() as link:
             tip = link.welcome().tip
-            found = life.story.places(tip.hash if tip else None, least, most)
+            found = life.scenario.places(tip.hash if tip else None, least, most)
             if not found:
                 raise Broken(f"a power cut after {least} acknowledged of {most} sent messages leaves the tip {tip}")
-            for n in range(found[0], len(life.story)):
-                answer = link.ask(life.story.numbered(n))
-                if not _fits(answer, life.story, n):
+            for n in range(found[0], len(life.scenario)):
+                answer = link.ask(life.scenario.numbered(n))
+                if not _fits(answer, life.scenario, n):
                     raise Broken(f"message {n} was answered {answer} after a power cut")
         target.stop()
         target.verify()
 
 
-def _fits(answer: Answer | None, story: Story, n: int) -> bool:
+def _fits(answer: Answer | None, scenario: Scenario, n: int) -> bool:
     """Return whether an answer is one that a message of the story may get; submissions may be refused."""
-    return isinstance(answer, Ack) or (isinstance(answer, Error) and isinstance(story.steps[n].message, TxSubmitted))
+    return isinstance(answer, Ack) or (isinstance(answer, Error) and isinstance(scenario.steps[n].message, TxSubmitted))
 
 
 def _check_recovery(path: Path, met: Met) -> None:

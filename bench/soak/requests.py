@@ -12,7 +12,7 @@ from random import Random
 import msgspec
 
 from bench.soak.fuzz import Honest
-from bench.soak.story import Story
+from bench.soak.scenario import Scenario
 from bench.soak.target import DEADLINE_S, Broken, Met, Target, memory_of
 from daemon.http.openapi import document
 
@@ -52,10 +52,10 @@ _HEADERS = [
 class Requests:
     """Makes requests that are nearly right, the same for the same seed."""
 
-    def __init__(self, random: Random, story: Story) -> None:
+    def __init__(self, random: Random, scenario: Scenario) -> None:
         self._random = random
         self._paths = [*document()["paths"], "/nothing", "//", "/api/v1/%2e%2e/tip", "/api/v1/addresses//utxos", "*"]
-        blocks = [tx for step in story.steps for tx in getattr(step.message, "txs", [])]
+        blocks = [tx for step in scenario.steps for tx in getattr(step.message, "txs", [])]
         self._known = {  # parameters that find something
             "tx": [tx.txid.hex() for tx in blocks],
             "address": [paid.address.hex() for tx in blocks for paid in tx.outputs],
@@ -97,14 +97,14 @@ class Requests:
 
 def round(folder: Path, seed: int, *, times: int = 1) -> Met:
     """Send fuzzed requests to one daemon's worker; return what was met."""
-    random, met, story = Random(seed), Met(), Story(seed, 200)
-    requests = Requests(random, story)
+    random, met, scenario = Random(seed), Met(), Scenario(seed, 200)
+    requests = Requests(random, scenario)
     with Target(folder, _SETTINGS, workers=1) as target:
         target.start()
         _wait_for_http(target)
         worker = target.workers()
         memory = memory_of(worker[0])
-        with Honest(target, story) as honest:
+        with Honest(target, scenario) as honest:
             sent = 0
             while sent < REQUESTS * times:
                 sent += _converse(target, requests, random, met)

@@ -16,7 +16,7 @@ from config.units import parse_endpoint
 from daemon.client import Line
 from daemon.commands.report import DaemonReport, Handler, Rates, Report, StoreReport, counted
 from daemon.metrics import Numbers, daemon_numbers
-from daemon.metrics import folder as sheets
+from daemon.metrics import folder as metrics_folder
 from daemon.recovery import enabled
 from daemon.store import folder, limited, open_query, store_id, windows
 from handlers.answers import change_log_status, table_rows, to_tip
@@ -39,7 +39,7 @@ def look(config: Config, path: Path) -> Report:
     began = time.monotonic()
     welcome, problem = ask(path, _own_store(config))
     answer_ms = round((time.monotonic() - began) * 1000, 1)
-    numbers = daemon_numbers(sheets(config))
+    numbers = daemon_numbers(metrics_folder(config))
     store = _store(config, numbers) if config.utxo.enabled else None
     if welcome is None:
         daemon = DaemonReport(running=False, socket=str(path), problem=problem)

@@ -20,8 +20,8 @@ from daemon import VERSION
 from daemon.http import pages
 from daemon.http.blocks import BlockRoutes
 from daemon.http.changes import ChangeRoutes
+from daemon.http.daemon_link import DaemonLink
 from daemon.http.datums import DatumRoutes
-from daemon.http.ear import Ear
 from daemon.http.events import EventsRoute
 from daemon.http.guard import Guard
 from daemon.http.history import HistoryRoutes
@@ -84,7 +84,7 @@ class Site:
         query: Query,
         codec: Codec,
         windows: Windows,
-        ear: Ear,
+        daemon_link: DaemonLink,
         store_id: str,
         ready_grace_s: float,
         metrics: Callable[[], bytes],
@@ -97,7 +97,7 @@ class Site:
         self.transactions, self.jobs, self.recovery, self.mmr = transactions, jobs, recovery, mmr
         self.codec = codec
         self.windows = windows
-        self.ear, self.store_id, self.ready_grace_s = ear, store_id, ready_grace_s
+        self.daemon_link, self.store_id, self.ready_grace_s = daemon_link, store_id, ready_grace_s
         self.metrics = metrics
         self.turns = Turns()
         self._known_key = lru_cache(_ADDRESSES)(self._key)
@@ -121,7 +121,7 @@ class Site:
             "/api/v1/blocks/{block}": blocks.facts,
             "/api/v1/blocks/{block}/delta": blocks.delta,
             "/api/v1/tip": self.tip,
-            "/api/v1/status": StatusRoute(self.query, self.windows, self.ear, self._lag).status,
+            "/api/v1/status": StatusRoute(self.query, self.windows, self.daemon_link, self._lag).status,
             "/api/v1/events": EventsRoute(self.query).events,
             "/api/v1/changes": ChangeRoutes(self.query).changes,
             "/api/v1/pruner/jobs": self.jobs.jobs if self.jobs else self._absent("the pruner (pruner.enabled)"),
@@ -246,7 +246,7 @@ class Site:
 
     def _lag(self, shot: Snapshot) -> int | None:
         tip = shot.tip()
-        return None if tip is None else blocks_behind(self.ear.network_height, tip.height)
+        return None if tip is None else blocks_behind(self.daemon_link.network_height, tip.height)
 
     # --- health --------------------------------------------------------------------------------------------------
 
@@ -259,10 +259,10 @@ class Site:
         with self.query.snapshot() as shot:
             lag, tip = self._lag(shot), shot.tip()
         found = readiness(
-            daemon=self.ear.connected,
+            daemon=self.daemon_link.connected,
             tip_height=None if tip is None else tip.height,
             lag_blocks=lag,
-            feeder_away_s=self.ear.feeder_away_s,
+            feeder_away_s=self.daemon_link.feeder_away_s,
             grace_s=self.ready_grace_s,
         )
         body = _encode(self._health(found.state, found.reason, lag))
@@ -272,7 +272,7 @@ class Site:
         return Health(
             status=state,
             reason=reason,
-            seconds_since_last_block=self.ear.seconds_since_last_block(),
+            seconds_since_last_block=self.daemon_link.seconds_since_last_block(),
             lag_blocks=lag,
             store_id=self.store_id,
         )
@@ -378,7 +378,7 @@ def build(site: Site, token: str | None) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[Mapping[str, object]]:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(site.ear.listen)
+            tasks.start_soon(site.daemon_link.listen)
             yield {}
             if site.recovery:
                 await site.recovery.close()

@@ -75,11 +75,11 @@ class Scrape(Collector):
     """Everything that is known at one moment, whichever worker is asked."""
 
     def __init__(
-        self, query: Query, windows: Windows, sheets: Path, parent: int, own: Served, ready_grace_s: float
+        self, query: Query, windows: Windows, metrics_folder: Path, parent: int, own: Served, ready_grace_s: float
     ) -> None:
         self._query = query
         self._windows = windows
-        self._sheets = sheets
+        self._metrics_folder = metrics_folder
         self._parent = parent
         self._ready_grace_s = ready_grace_s
         self._own = own  # counts where no sheet can be written
@@ -90,13 +90,13 @@ class Scrape(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric, those without a value too."""
-        numbers = daemon_numbers(self._sheets)
+        numbers = daemon_numbers(self._metrics_folder)
         yield _gauge("daemon_running", "1 while a daemon keeps this store, else 0.", numbers is not None)
         yield from self._store(numbers)
         yield from _daemon(numbers)
         yield from _readers(None if numbers is None else numbers.readers)
         yield from services(numbers)
-        answers, workers = served(self._sheets, self._parent)
+        answers, workers = served(self._metrics_folder, self._parent)
         answers = answers if workers else self._own
         yield _gauge("http_workers", "HTTP workers that live.", max(workers, 1))
         yield from _http(answers)

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from daemon import PROTOCOL, VERSION
-from daemon.http.ear import Ear
+from daemon.http.daemon_link import DaemonLink
 from daemon.http.reply import answer
 from handlers.answers import ChainStatus, Status, StorageStatus, UtxoStatus, change_log_status, table_rows, to_tip
 from handlers.proofs import mmr_root
@@ -24,8 +24,10 @@ _encode = msgspec.json.Encoder().encode
 class StatusRoute:
     """Answers with what the store and the daemon's facts say."""
 
-    def __init__(self, query: Query, windows: Windows, ear: Ear, lag: Callable[[Snapshot], int | None]) -> None:
-        self.query, self.windows, self.ear, self.lag = query, windows, ear, lag
+    def __init__(
+        self, query: Query, windows: Windows, daemon_link: DaemonLink, lag: Callable[[Snapshot], int | None]
+    ) -> None:
+        self.query, self.windows, self.daemon_link, self.lag = query, windows, daemon_link, lag
 
     async def status(self, request: Request) -> Response:
         """Everything that an operator asks first."""
@@ -46,10 +48,10 @@ class StatusRoute:
             chain=ChainStatus(
                 family=family,
                 network=network,
-                network_tip_height=self.ear.network_height,
+                network_tip_height=self.daemon_link.network_height,
                 lag_blocks=self.lag(shot),
                 persisted_height=state.persisted,
-                seconds_since_last_block=self.ear.seconds_since_last_block(),
+                seconds_since_last_block=self.daemon_link.seconds_since_last_block(),
             ),
             utxo=UtxoStatus(
                 enabled=True,

@@ -27,7 +27,7 @@ from daemon.diagnostics import dump
 from daemon.heap import keep_heap_small
 from daemon.http.app import Site, build, build_disabled
 from daemon.http.capacity import Capacity, Limits
-from daemon.http.ear import Ear
+from daemon.http.daemon_link import DaemonLink
 from daemon.http.hosts import Hosts, is_loopback
 from daemon.http.jobs import JobRoutes
 from daemon.http.mmr import MmrRoutes
@@ -35,7 +35,7 @@ from daemon.http.prometheus import Measured, Scrape
 from daemon.http.protocol import HttpConnection
 from daemon.http.recovery import RecoveryRoutes
 from daemon.http.transactions import TxRoutes
-from daemon.metrics import Served, encode, folder, keep_shown, worker_sheet
+from daemon.metrics import Served, encode, folder, keep_updated, worker_metrics_file
 from daemon.recovery import enabled as recovers
 from daemon.recovery import open_storage
 from daemon.signals import heed, receiver
@@ -61,25 +61,27 @@ def work(config: Config, descriptor: int, parent: int) -> None:
     if not config.utxo.enabled:
         serve_on(build_disabled(config.http.token), descriptor, config.http, Served())
         return
-    sheets = folder(config)
-    with open_query(config) as query, worker_sheet(sheets, parent) as sheet:
-        own = sheet.shown(Served) or Served()  # a dead worker's counts go on
+    metrics_folder = folder(config)
+    with open_query(config) as query, worker_metrics_file(metrics_folder, parent) as file:
+        own = file.shown(Served) or Served()  # a dead worker's counts go on
         dropped_before = own.log_lines_dropped
         grace_s = config.http.ready_grace
-        scrape = Scrape(query, windows(config), sheets, parent, own, grace_s)
+        scrape = Scrape(query, windows(config), metrics_folder, parent, own, grace_s)
         text = codec(config.chain.family, config.chain.network)
-        ear = Ear(socket_path(config, os.environ))
+        daemon_link = DaemonLink(socket_path(config, os.environ))
         routes = TxRoutes(query, reading(query.store, config)) if config.transactions.enabled else None
         jobs = JobRoutes(query) if config.pruner.enabled else None
         rows = RecoveryRoutes(query, lambda: open_storage(config, readonly=True)) if recovers(config) else None
         mmr = MmrRoutes(query) if query.store.mmr else None
-        site = Site(query, text, windows(config), ear, store_id(config), grace_s, scrape.text, routes, jobs, rows, mmr)
+        site = Site(
+            query, text, windows(config), daemon_link, store_id(config), grace_s, scrape.text, routes, jobs, rows, mmr
+        )
 
         def numbers() -> bytes:
             own.log_lines_dropped = dropped_before + lines_dropped()
             return encode(own)
 
-        with keep_shown(sheet, numbers):
+        with keep_updated(file, numbers):
             serve_on(Measured(build(site, config.http.token), own), descriptor, config.http, own)
 
 

@@ -11,10 +11,10 @@ import structlog
 from anyio import CancelScope
 
 from config.settings import Recovery
-from handlers.bell import Bell
 from handlers.recovery.holding import Held
 from handlers.recovery.numbers import Numbers
 from handlers.recovery.outcome import Handler, Outcome, Transient
+from handlers.wakeup import Wakeup
 
 log = structlog.get_logger("recovery")
 
@@ -32,7 +32,7 @@ class Attempts:
         self._alert = knobs.stuck_alert_threshold
         self._timeouts: dict[bytes, int] = {}  # in a row
         self._due: dict[Held, float] = {}  # attempts that are running, and when they are to be cancelled (again)
-        self._bell = Bell()
+        self._wakeup = Wakeup()
         self.abandoned: set[Held] = set()  # their attempts did not end when they were cancelled
 
     async def make(self, held: Held, cancelled: CancelScope, left_alone: CancelScope) -> tuple[Outcome, bool] | None:
@@ -57,7 +57,7 @@ class Attempts:
         held.cancel(comes_to)
         if held not in self.abandoned:
             self._due[held] = monotonic() + _SHUTTING_S / _CANCELS
-            self._bell.ring()
+            self._wakeup.notify()
 
     def interrupt(self) -> None:
         """Cancel all attempts that are running."""
@@ -74,7 +74,7 @@ class Attempts:
                     abandoned()
             wait_s = min(self._due.values(), default=now + self._timeout_s) - now
             with anyio.move_on_after(min(wait_s, self._timeout_s)):  # one that begins now is not due before
-                await self._bell.heard()
+                await self._wakeup.wait()
 
     def _end(self, held: Held) -> None:
         if not held.cancels:

@@ -22,13 +22,13 @@ from anyio.lowlevel import checkpoint
 
 from config.load import check_recovery
 from config.settings import Recovery
-from handlers.bell import Bell
 from handlers.recovery.attempts import Attempts
 from handlers.recovery.chores import forget
 from handlers.recovery.holding import Held, Holding
 from handlers.recovery.numbers import Numbers
 from handlers.recovery.outcome import Handler
 from handlers.recovery.settling import Change, Settler
+from handlers.wakeup import Wakeup
 from storage.errors import StoreError
 from storage.recovery.rows import Claim
 from storage.recovery.tables import Session, Storage
@@ -125,7 +125,7 @@ class Manager:
         self._failure: Exception | None = None
         self._workers = 0  # workers, but for those whose attempts were abandoned
         # Rung when rows may be due, when a row is queued, when there is room for more, and when a worker has ended.
-        self._wake, self._queued, self._freed, self._worker_ended = (Bell() for _ in range(4))
+        self._wake, self._queued, self._freed, self._worker_ended = (Wakeup() for _ in range(4))
         if not self._knobs.enabled:
             self._stopped.set()
             return
@@ -175,15 +175,15 @@ class Manager:
     async def _leave(self, sweeper: TaskHandle[None], settler: TaskHandle[None]) -> None:
         """End what is under way in order. The waits for the database share one deadline, `until`."""
         self._stopping, until = True, current_time() + _LEAVE_S
-        self._wake.ring()
-        self._freed.ring()
+        self._wake.notify()
+        self._freed.notify()
         with CancelScope(deadline=until):
             await sweeper.wait()  # what it claims now is given back
         await _end(sweeper)
         with CancelScope(deadline=until):
             await self._holding.release(self._holding.unstarted())
         began = current_time()
-        self._queued.ring()
+        self._queued.notify()
         with anyio.move_on_after(self._leave_s):
             await self._all_ended()
         self._interrupting = True
@@ -191,7 +191,7 @@ class Manager:
         with anyio.move_on_after(_LEAVE_S):  # each ends soon, or is abandoned
             await self._all_ended()
         until += current_time() - began
-        self._settler.bell.ring()
+        self._settler.wakeup.notify()
         with CancelScope(deadline=until):
             await settler.wait()
         await _end(settler)
@@ -253,7 +253,7 @@ class Manager:
             if len(await self._claim(room)) < room:
                 return
             if monotonic() - self._swept >= self._knobs.scan_interval:
-                self._wake.ring()  # the chores, then on
+                self._wake.notify()  # the chores, then on
                 return
 
     async def _claim(self, limit: int) -> list[Claim]:
@@ -266,7 +266,7 @@ class Manager:
         for claim in claims:
             if not self._holding.take(claim, until):
                 self._settler.postpone(claim)
-        self._queued.ring()
+        self._queued.notify()
         return claims
 
     def _can_ask(self) -> bool:
@@ -280,7 +280,7 @@ class Manager:
         if self._session is not None and not await self._session.alive():
             await self._lose_leadership()
         if self._session is None:
-            self._session = await self._storage.session(self._wake.ring)
+            self._session = await self._storage.session(self._wake.notify)
         leads = await self._session.lead()
         if leads and not self.numbers.leader:
             log.info("leadership_taken", owner=self.owner)
@@ -295,7 +295,7 @@ class Manager:
             self.numbers.leadership_losses += 1
             unstarted = self._holding.unstarted()
             log.warning("leadership_lost", owner=self.owner, unstarted=len(unstarted))
-            self._freed.ring()
+            self._freed.notify()
             await self._holding.release(unstarted)
         await self._end_session()
 
@@ -324,7 +324,7 @@ class Manager:
                         self._settler.put(held, *made)
                     held = await self._next()
         self._workers -= 1
-        self._worker_ended.ring()
+        self._worker_ended.notify()
 
     async def _next(self) -> Held | None:
         """Return the next row to attempt; None when the service stops and the queue is empty."""
@@ -334,12 +334,12 @@ class Manager:
             while not queue:
                 if self._stopping:
                     return None
-                await self._queued.heard()
+                await self._queued.wait()
             if self.numbers.leader and self._session is not None and self._session.lost:
                 await self._lose_leadership()
                 continue
             held = queue.popleft()
-            self._freed.ring()
+            self._freed.notify()
             if held.current:
                 return held
             self._holding.lose(held)  # the process was paused, or the heartbeat failed
@@ -347,13 +347,13 @@ class Manager:
     def _abandoned(self) -> None:
         """Replace a worker whose attempt does not end."""
         self._workers -= 1
-        self._worker_ended.ring()
+        self._worker_ended.notify()
         if not self._stopping:
             self._add_worker()
 
     async def _all_ended(self) -> None:
         while self._workers:
-            await self._worker_ended.heard()
+            await self._worker_ended.wait()
 
     # --- settling ------------------------------------------------------------------------------------------------
 
@@ -362,10 +362,10 @@ class Manager:
             while self._settler.idle:
                 if self._stopping and not self._workers:
                     return
-                await self._settler.bell.heard()
+                await self._settler.wakeup.wait()
             await self._holding.release(await self._settler.write())
-            self._queued.ring()
-            self._freed.ring()
+            self._queued.notify()
+            self._freed.notify()
 
     # --- leases --------------------------------------------------------------------------------------------------
 
@@ -376,7 +376,7 @@ class Manager:
             await anyio.sleep(lease_s / _BEATS)
             await self._holding.renew(lease_s)
             if self._session is not None and not await self._session.alive():
-                self._wake.ring()
+                self._wake.notify()
 
     def _report(self) -> None:
         numbers = self.numbers
@@ -388,9 +388,9 @@ class Manager:
             self._told = done
 
 
-async def _heard(bell: Bell, within_s: float) -> None:
+async def _heard(wakeup: Wakeup, within_s: float) -> None:
     with anyio.move_on_after(within_s):
-        await bell.heard()
+        await wakeup.wait()
 
 
 async def _end(task: TaskHandle[None]) -> None:

@@ -10,11 +10,11 @@ import structlog
 from msgspec import Struct, structs
 
 from config.settings import Recovery
-from handlers.bell import Bell
 from handlers.recovery.holding import Held, Holding
 from handlers.recovery.numbers import Numbers
 from handlers.recovery.outcome import Outcome
 from handlers.recovery.rules import Dice, postponed, settle
+from handlers.wakeup import Wakeup
 from storage.errors import StoreError
 from storage.recovery.rows import Claim, Settlement, Status
 from storage.recovery.tables import Storage
@@ -55,7 +55,7 @@ class Settler:
         self._storage, self._holding, self._knobs, self._numbers = storage, holding, knobs, numbers
         self._changed, self._dice = changed, dice
         self._results: deque[Result] = deque()
-        self.bell = Bell()  # rings when there is something to write
+        self.wakeup = Wakeup()  # rings when there is something to write
 
     @property
     def idle(self) -> bool:
@@ -80,7 +80,7 @@ class Settler:
 
     def _append(self, result: Result) -> None:
         self._results.append(result)
-        self.bell.ring()
+        self.wakeup.notify()
 
     async def write(self) -> list[Held]:
         """Write a batch; return its places if the database failed, so that it is not known what was written."""

@@ -8,8 +8,8 @@ from struct import Struct as Packed
 import numpy as np
 
 from storage.history import filters, runs, touches
-from storage.history.consistent import revivable_of
-from storage.history.intact import KINDS
+from storage.history.consistency import revivable_of
+from storage.history.integrity import KINDS
 from storage.history.layout import FILTER, HEAD_BYTES, TXID_ENTRY, Flags, Numbers, Records, Words, count_of
 from storage.history.output_keys import RULES
 from storage.history.runs import Count, Manifest, Merge, Run

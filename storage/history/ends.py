@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from storage.disk import META, Db, Txn
 from storage.errors import Damaged
 from storage.history import touches
-from storage.history.intact import LOOKS, check_meta, look
+from storage.history.integrity import LOOKS, check_meta, look
 from storage.history.layout import BLOCK, UNDO, Block, State, stored_state
 from storage.history.mmr import BIT_NODE, NODE, StoredMmr
 from storage.history.stored import Stored, read_block, read_spent

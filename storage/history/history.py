@@ -308,7 +308,7 @@ class History:
         """Return the lowest number that a rollback may take back."""
         return reachable(txn, self._block, self.state.floor)
 
-    def keep_house(self, txn: Txn, blocks: int) -> tuple[int, int]:
+    def maintain(self, txn: Txn, blocks: int) -> tuple[int, int]:
         """Count, merge, collect and thin out some for so many blocks; return how many transactions and nodes went."""
         for index in self.index.values():
             index.collect(txn, _COLLECTED * blocks)

@@ -19,8 +19,8 @@ from storage.copies import temporary
 from storage.damage import UNREADABLE
 from storage.disk import META, Disk, Txn
 from storage.errors import Damaged, StoreError, StoreFull
-from storage.history import check_runs, consistent
-from storage.history.intact import check_meta, check_values
+from storage.history import check_runs, consistency
+from storage.history.integrity import check_meta, check_values
 from storage.history.layout import TABLES
 from storage.history.mmr import Leaves
 from storage.history.mmr_verify import mountains
@@ -114,10 +114,10 @@ def _each(walks: Mapping[str, Walk]) -> Iterator[str]:
 def _tables(view: View) -> Iterator[str]:
     view.believe_state()
     for walks in (
-        {"blocks": partial(consistent.check_blocks, view), "runs": partial(check_runs.check_lists, view)},
+        {"blocks": partial(consistency.check_blocks, view), "runs": partial(check_runs.check_lists, view)},
         {
-            "unspent bits": partial(consistent.check_live, view),
-            "order of transactions": partial(consistent.check_tx_order, view),
+            "unspent bits": partial(consistency.check_live, view),
+            "order of transactions": partial(consistency.check_tx_order, view),
         },
     ):
         found = False
@@ -132,7 +132,7 @@ def _tables(view: View) -> Iterator[str]:
 def _compared(view: View) -> Iterator[str]:
     kinds = ["txid", "block", "spender", *check_runs.kept(view)]
     sinks, merging = check_runs.tallies(view, kinds), check_runs.tallies(view, kinds)
-    wanted = consistent.walks(view, kinds[3:], sinks)
+    wanted = consistency.walks(view, kinds[3:], sinks)
     wrong = False
     for finding in _each(wanted):
         wrong = True
@@ -147,7 +147,7 @@ def _compared(view: View) -> Iterator[str]:
             sieve = Sieve(ranges)
             told = dict.fromkeys(kinds, check_runs.NOTHING) | {kind: sieve}
             view.spent = BitSet(view.state.next_number)
-            for _ in _each(consistent.walks(view, kinds[3:], told)):
+            for _ in _each(consistency.walks(view, kinds[3:], told)):
                 pass
             for _ in check_runs.check_entries(view, kind, sieve, check_runs.NOTHING):
                 pass

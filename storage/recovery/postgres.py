@@ -228,7 +228,7 @@ class _On:
             values |= {f"batch{n}": column for n, column in enumerate(zip(*batch, strict=True))}
         return list(await self._connection.fetch(text, *(values[name] for name in names)))
 
-    async def ring(self) -> None:
+    async def notify(self) -> None:
         await self._connection.execute("SELECT pg_notify($1, '')", self._bell)
 
 

@@ -98,7 +98,7 @@ class _Run:
             given["at"] = round(at.timestamp() * 1000)
         return list(await self._connection.execute_fetchall(worded(statement), given))
 
-    async def ring(self) -> None:
+    async def notify(self) -> None:
         self.rung = True
 
 

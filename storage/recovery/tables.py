@@ -56,7 +56,7 @@ class Run(Protocol):
     async def __call__(self, statement: str, batch: Batch | None = None, /, **values: object) -> list[Any]:
         """Run a statement of `sql` for a batch, or for its values alone; return its rows."""
 
-    async def ring(self) -> None:
+    async def notify(self) -> None:
         """Ring everybody's bell once what was done is committed."""
 
 
@@ -87,7 +87,7 @@ class Verbs(ABC):
         async def work(run: Run) -> set[bytes]:
             changed = {row[0] for row in await run(statement, batch, **values)}
             if changed and ring:
-                await run.ring()
+                await run.notify()
             return changed
 
         return await self._work(work, "whole" if ring else "each")

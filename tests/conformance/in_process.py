@@ -12,9 +12,9 @@ import msgspec
 from anyio import CapacityLimiter
 from conformance.faulty import Crash, Faults, FaultyChain, FaultyFiles, FaultyStore
 from conformance.words import digest
-from houses import ALL_TABLES, chain_txs, open_store
 from messages import Line, Listener, message
 from pruning import run_through
+from stores import ALL_TABLES, chain_txs, open_store
 
 from handlers.change_log import ChangeLog
 from handlers.creation import release

@@ -236,7 +236,7 @@ class Ledger:
         return [hello.network_tip.height for hello in self.heard(Hello) if hello.network_tip is not None]
 
 
-class Story:
+class Scenario:
     """Things that happen one after the other, each before a request; then `Over`."""
 
     class Over(Exception):

@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from bitcoin_rpc_chain import FakeNode, Fault, Inside, Ledger, Story, goes_away
+from bitcoin_rpc_chain import FakeNode, Fault, Inside, Ledger, Scenario, goes_away
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -60,11 +60,11 @@ def tell_story(
 
     def rest() -> None:
         if not left:
-            raise Story.Over
+            raise Scenario.Over
         left.pop(0)()
 
     fake.waits = rest
-    with pytest.raises(Story.Over):
+    with pytest.raises(Scenario.Over):
         tell(ledger, Inside(fake), options, **more)
 
 
@@ -249,7 +249,7 @@ def test_a_reorganisation_while_we_read(after: int) -> None:
     fake, ledger = FakeNode(10), Ledger()
     tell_to(ledger, fake)
     fake.mine(10)
-    story = Story((after, lambda: fake.reorganise(13, 20)))
+    story = Scenario((after, lambda: fake.reorganise(13, 20)))
     tell(ledger, Inside(fake, story.next), replace(OPTIONS, to=27))
     assert ledger.chain == fake.chain and not story.events
 
@@ -259,16 +259,16 @@ def test_a_chain_that_gets_shorter_while_we_read(after: int) -> None:
     fake, ledger = FakeNode(5), Ledger()
     tell_to(ledger, fake)
     fake.mine(300)
-    story = Story((after, lambda: fake.reorganise(298, 1)))
+    story = Scenario((after, lambda: fake.reorganise(298, 1)))
 
     def rest() -> None:
         assert ledger.chain == fake.chain
         if fake.height > 12:
-            raise Story.Over
+            raise Scenario.Over
         fake.mine()
 
     fake.waits = rest
-    with pytest.raises(Story.Over):
+    with pytest.raises(Scenario.Over):
         tell(ledger, Inside(fake, story.next))
 
 
@@ -316,7 +316,7 @@ def test_any_story(steps: list[tuple[int, str, int, int]]) -> None:
         comparable = fake.height >= len(ledger.chain) - 1 or ledger.chain[-1] in fake.blocks
         assert not comparable or ledger.chain == fake.chain
         if not story.events and ledger.chain == fake.chain:
-            raise Story.Over
+            raise Scenario.Over
         story.events.popleft()[1]() if story.events else fake.mine()
 
     def best(_: list[Any]) -> Any:
@@ -327,14 +327,14 @@ def test_any_story(steps: list[tuple[int, str, int, int]]) -> None:
         return fake.chain[-1]
 
     answers: list[str] = []
-    story = Story(*[(after, lambda step=step: happens(*step)) for after, *step in steps])
+    story = Scenario(*[(after, lambda step=step: happens(*step)) for after, *step in steps])
     fake.lies["getbestblockhash"] = best
     for _ in range(len(steps) + 1):
         try:
             tell(ledger, Inside(fake, story.next))
         except Restart:
             event("fed again at a height that changed")
-        except Story.Over:
+        except Scenario.Over:
             break
     assert ledger.chain == fake.chain and not story.events
     if ledger.rollbacks:
@@ -432,7 +432,9 @@ def test_a_branch_that_goes_while_its_headers_are_read(after: int) -> None:
     fake, ledger = FakeNode(300), Ledger()
     tell_to(ledger, fake)
     fake.reorganise(150, 160)
-    story = Story((after, lambda: [fake.blocks.pop(each) for each in fake.take_back(170)]), (0, lambda: fake.mine(200)))
+    story = Scenario(
+        (after, lambda: [fake.blocks.pop(each) for each in fake.take_back(170)]), (0, lambda: fake.mine(200))
+    )
     tell(ledger, Inside(fake, story.next), replace(OPTIONS, to=330))
     assert ledger.chain[:331] == fake.chain[:331] and not story.events
 
@@ -573,7 +575,7 @@ def test_a_node_that_tells_of_blocks_that_are_not_there_is_asked() -> None:
 
 def test_an_absent_node_is_waited_for_one_line_each() -> None:
     fake, ledger, told = FakeNode(8), Ledger(), list[str]()
-    story = Story((0, goes_away), (0, goes_away), (6, goes_away))
+    story = Scenario((0, goes_away), (0, goes_away), (6, goes_away))
     tell(ledger, Inside(fake, story.next), replace(OPTIONS, to=8), told)
     assert ledger.chain == fake.chain
     assert told == ["inside is away; trying again in 0 s"] * 3
@@ -588,7 +590,7 @@ def test_a_node_that_never_was_there_is_given_up() -> None:
 
 def test_a_node_that_was_there_is_not_given_up() -> None:
     fake, ledger = FakeNode(8), Ledger()
-    story = Story(*[(0, lambda: None)] * 4, *[(0, goes_away)] * 300)
+    story = Scenario(*[(0, lambda: None)] * 4, *[(0, goes_away)] * 300)
     tell(ledger, Inside(fake, story.next), replace(OPTIONS, to=8, wait_s=0))
     assert ledger.chain == fake.chain and not story.events
 

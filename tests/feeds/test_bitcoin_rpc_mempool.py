@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from bitcoin_rpc_chain import FakeNode, Fault, Inside, Ledger, Story, txid_of
+from bitcoin_rpc_chain import FakeNode, Fault, Inside, Ledger, Scenario, txid_of
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -230,7 +230,7 @@ def test_a_refused_replacement_is_offered_again() -> None:
 
     def rest() -> None:
         if not events:
-            raise Story.Over
+            raise Scenario.Over
         events.pop(0)()
         fake.mine()
 
@@ -242,7 +242,7 @@ def test_a_refused_replacement_is_offered_again() -> None:
             if isinstance(message, TxSubmitted) and message.tx.txid.hex() in refused:
                 follower.refused(message.tx.txid, Error(seq=1, code="UTXO_ERROR", message="spent"))
 
-    with pytest.raises(Story.Over):
+    with pytest.raises(Scenario.Over):
         anyio.run(feed_it)
     told = order(ledger)
     assert sorted(told[1:4]) == sorted(("submitted", txid) for txid in refused)
@@ -265,7 +265,7 @@ def test_a_withdrawal_that_is_refused(code: str, retryable: bool, times: int) ->
 
     def rest() -> None:
         if not events:
-            raise Story.Over
+            raise Scenario.Over
         events.pop(0)()
         fake.mine()
 
@@ -279,7 +279,7 @@ def test_a_withdrawal_that_is_refused(code: str, retryable: bool, times: int) ->
             if isinstance(message, TxSubmitted) and 0 < len(withdrawals(ledger)) < times:
                 follower.refused(message.tx.txid, Error(seq=1, code="UTXO_ERROR", message="spent"))
 
-    with pytest.raises(Story.Over):
+    with pytest.raises(Scenario.Over):
         anyio.run(feed_it)
     assert order(ledger)[1:] == [("replaced", txid_of(old)), ("submitted", txid_of(new))] * times
 
@@ -292,7 +292,7 @@ def test_a_refused_one_that_leaves_is_not_withdrawn() -> None:
 
     def rest() -> None:
         if not events:
-            raise Story.Over
+            raise Scenario.Over
         events.pop(0)()
         fake.mine()
 
@@ -304,7 +304,7 @@ def test_a_refused_one_that_leaves_is_not_withdrawn() -> None:
             if isinstance(message, TxSubmitted):
                 follower.refused(message.tx.txid, Error(seq=1, code="UTXO_ERROR", message="spent"))
 
-    with pytest.raises(Story.Over):
+    with pytest.raises(Scenario.Over):
         anyio.run(feed_it)
     assert order(ledger) == [("submitted", txid_of(a))]
 
@@ -340,9 +340,9 @@ def test_many_do_not_keep_a_block_waiting(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(mempool, "_AT_ONCE", 10)
     fake, ledger = FakeNode(3), Ledger()
     offered = [offer(fake, paying(value)) for value in range(35)]
-    story = Story((25, fake.mine))
-    fake.waits = lambda: (_ for _ in ()).throw(Story.Over)
-    with pytest.raises(Story.Over):
+    story = Scenario((25, fake.mine))
+    fake.waits = lambda: (_ for _ in ()).throw(Scenario.Over)
+    with pytest.raises(Scenario.Over):
         tell(ledger, Inside(fake, story.next), WISH)
     assert submitted(ledger) == offered and ledger.chain == fake.chain
     told = [(method, asked) for method, asked in fake.calls if method in ("getrawtransaction", "getblock")]
@@ -538,8 +538,8 @@ def test_a_daemon_that_refuses_one_is_given_the_next() -> None:
     assert told == []
     ledger = Ledger()
     offer(fake, paying(2))
-    fake.waits = lambda: (_ for _ in ()).throw(Story.Over)
-    with pytest.raises(Story.Over):
+    fake.waits = lambda: (_ for _ in ()).throw(Scenario.Over)
+    with pytest.raises(Scenario.Over):
         anyio.run(ledger.hear_all, follower.messages(ledger.welcome()))
     assert len(submitted(ledger)) == 1
 
@@ -548,7 +548,7 @@ def test_a_daemon_that_refuses_one_is_given_the_next() -> None:
 def test_what_the_daemon_may_take_later_is_told_again(retryable: bool, times: int) -> None:
     fake = FakeNode(3)
     txid = offer(fake, paying(1))
-    story, ledger = Story((20, fake.mine)), Ledger()
+    story, ledger = Scenario((20, fake.mine)), Ledger()
     follower = Follower(Inside(fake, story.next), replace(WISH, to=4))
 
     async def feed_it() -> None:

@@ -18,7 +18,7 @@ import pytest
 from bitcoin_feeds import cli, exported
 from daemons import Daemon, encoded, running
 from ogmios_server import serving
-from stories import chain as story
+from scenarios import chain as story
 from test_bitcoin_blkfiles import CHAIN, record, write
 from test_cardano_chunks import write as write_chunks
 from test_cardano_made_blocks import decode, shelley_block

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from bitcoin_feeds import Argument, cli, exported, tip_of
 from daemons import Daemon, encoded, running
-from stories import chain as story
+from scenarios import chain as story
 from test_bitcoin_blkfiles import CHAIN, record, write
 from test_bitcoin_block import hash_of
 from test_cardano_follow import BLOCKS, left_after

@@ -7,7 +7,7 @@ from real_data import found, need
 
 from feeds.cardano.chunks import read_chain
 from feeds.cardano.eras import NETWORKS
-from handlers.scribe import script_hash
+from handlers.rendering import script_hash
 from storage.rows import Body
 
 SCRIPTS = {  # of a run: how many scripts its outputs carry, and how many of them it speaks of elsewhere

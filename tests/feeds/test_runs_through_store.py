@@ -26,7 +26,7 @@ from handlers.addresses import codec
 from handlers.chain import Chain
 from handlers.events import BlockApplied, Rollback, RollbackPoint, Tx
 from handlers.leaves import LeafWriter
-from handlers.scribe import Scribe
+from handlers.rendering import OutputRenderer
 from storage.disk import Disk
 from storage.history.export import Part, live_set
 from storage.history.layout import Numbers
@@ -66,7 +66,7 @@ WAYS = pytest.mark.parametrize("way", [Way("mmr", 3, True), Way("classic", 7, Fa
 def opened(folder: Path, family: Any, way: Way) -> Iterator[Chain]:
     wanted = ["address_hash", "payment_credential"] if family == "cardano" else ["address_hash"]
     with Disk(folder / "lmdb", TABLES, map_size=64 << 20, durable=False) as disk:
-        store = HistoryStore(disk, LeafWriter(Scribe(codec(family, "mainnet"), family)))
+        store = HistoryStore(disk, LeafWriter(OutputRenderer(codec(family, "mainnet"), family)))
         store.open(f"{family}/test", wanted, way.store)
         yield Chain(store, Windows(80, 100) if way.prunes else Windows(0, 10**6), 500)
 

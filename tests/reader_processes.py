@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import lmdb
 from daemons import Client, Daemon, Message, environment
 from patience import until
-from stories import block, chain, output, tx
+from scenarios import block, chain, output, tx
 
 from storage.readers import Reader, open_readers
 

@@ -23,7 +23,7 @@ class Step(Struct, frozen=True):
     digest: bytes
 
 
-class Story:
+class Scenario:
     """Messages in the order in which a feeder sends them, and what each leads to; the same for the same seed."""
 
     def __init__(self, seed: int, blocks: int, *, txs: int = 6, submissions: bool = True) -> None:

@@ -18,7 +18,7 @@ from daemons import PATIENCE_S, environment, home
 from patience import until
 from questions import Web, free_port, short_folder
 from raw_http import Connection, Server, get, serving
-from stories import address, block, digest, output, tx
+from scenarios import address, block, digest, output, tx
 from test_http_service import children
 
 from daemon.http.capacity import Capacity, Limits

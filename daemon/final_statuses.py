@@ -12,10 +12,10 @@ import anyio
 import structlog
 from anyio import CapacityLimiter, to_thread
 
-from daemon.connection import Hall
-from handlers.bell import Bell
+from daemon.connection import Hub
 from handlers.change_log import ChangeLog
 from handlers.events import TxStatusChanged
+from handlers.wakeup import Wakeup
 from storage.errors import StoreFull
 from storage.recovery.rows import Status, StoreAway
 from storage.recovery.tables import Storage
@@ -27,21 +27,21 @@ _WITHIN_S = 0.25  # what comes close together shares a write
 _ROWS = 1000
 
 
-class Teller:
+class FinalStatusReporter:
     """Tells of final statuses that are in the recovery tables, each once."""
 
     def __init__(
-        self, storage: Storage, changes: ChangeLog, hall: Hall, writer: CapacityLimiter, tip: Callable[[], int]
+        self, storage: Storage, changes: ChangeLog, hub: Hub, writer: CapacityLimiter, tip: Callable[[], int]
     ) -> None:
         """Take the tables, the log, whoever listens, the way to the writer's thread, and the height of the tip."""
-        self._storage, self._changes, self._hall, self._writer, self._tip = storage, changes, hall, writer, tip
+        self._storage, self._changes, self._hub, self._writer, self._tip = storage, changes, hub, writer, tip
         self._said: set[tuple[bytes, Status]] = set()  # the log has them, or will with the next write
         self._first = True  # an earlier life may have told of rows that are still marked
-        self._bell = Bell()
+        self._wakeup = Wakeup()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Say that rows may be final now."""
-        self._bell.ring()
+        self._wakeup.notify()
 
     async def go_on(self, every_s: float) -> None:
         """Tell of what is marked whenever it rings and, because a lost answer does not ring, at intervals."""
@@ -54,7 +54,7 @@ class Teller:
                 await anyio.sleep(_AWAY_S)
                 continue
             with anyio.move_on_after(every_s):
-                await self._bell.heard()
+                await self._wakeup.wait()
 
     async def tell(self) -> bool:
         """Append what is marked to the log, unless a block does so first, and take the marks away.
@@ -74,7 +74,7 @@ class Teller:
             await anyio.sleep(_WITHIN_S)
         if self._changes.waiting:
             await to_thread.run_sync(self._changes.write, lambda _: None, limiter=self._writer)
-        self._hall.audience.hear(())
+        self._hub.subscribers.hear(())
         await self._storage.told(rows)
         self._said.difference_update(rows)
         return bool(rows)

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 from daemons import Client, Daemon, Message, running
-from stories import digest
+from scenarios import digest
 
 from handlers import columns, wire
 from handlers.events import TxSubmitted
-from handlers.outline import LONG, LONGEST_JSON, MOST, PIECE, Outline, read, whole, whole_at_once
+from handlers.large_submission import LONG, LONGEST_JSON, MOST, PIECE, Outline, read, whole, whole_at_once
 from handlers.refusal import Refused
 
 MANY = 2 * PIECE + 17

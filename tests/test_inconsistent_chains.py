@@ -16,13 +16,13 @@ import msgspec
 import pytest
 from chains import Branches, live
 from daemons import Daemon, Message, running, statuses
-from houses import small_values
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from lying import INLINE, LARGE, MATURITY, PRESERVATION, RETENTION, UNMINED, WINDOW, World
+from inconsistent_messages import INLINE, LARGE, MATURITY, PRESERVATION, RETENTION, UNMINED, WINDOW, World
 from messages import Line, Listener, follow, message
 from pruning import open_house
+from stores import small_values
 
 from config.load import load
 from daemon.inspect import copy_place, verify
@@ -62,7 +62,7 @@ LYING = SOUND | {
 }
 
 
-class Story(RuleBasedStateMachine):
+class Scenario(RuleBasedStateMachine):
     """One store and one world that lies."""
 
     lies = True
@@ -155,7 +155,7 @@ class Story(RuleBasedStateMachine):
         assert agree_all(self.tx_blocks) == 0
 
 
-class SoundStory(Story):
+class SoundStory(Scenario):
     """The same of a chain that does not lie."""
 
     lies = False
@@ -168,14 +168,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("kind", [Story, SoundStory])
-def test_any_story(kind: type[Story]) -> None:
+@pytest.mark.parametrize("kind", [Scenario, SoundStory])
+def test_any_story(kind: type[Scenario]) -> None:
     run_state_machine_as_test(kind, settings=settings(max_examples=50, stateful_step_count=25))
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("kind", [Story, SoundStory])
-def test_long_stories(kind: type[Story]) -> None:
+@pytest.mark.parametrize("kind", [Scenario, SoundStory])
+def test_long_stories(kind: type[Scenario]) -> None:
     """The random stories prove what they met."""
     MET.met.clear()
     expected = LYING if kind.lies else SOUND

@@ -30,7 +30,7 @@ _PATIENCE_S = 10.0  # for a client that takes nothing of them
 Rows = list[tuple[bytes, bytes]]
 
 
-class Wish(Struct, eq=False):
+class Subscription(Struct, eq=False):
     """What a client wants to hear. Until it is `live` it is sent what the log has from `next` on."""
 
     kinds: frozenset[str]
@@ -38,12 +38,12 @@ class Wish(Struct, eq=False):
     live: bool
 
 
-class Audience:
+class Subscribers:
     """Who is told of which facts."""
 
     def __init__(self) -> None:
         self.told = 0  # the sequence of the last fact that was told
-        self._wishes: dict[Outbox, Wish] = {}
+        self._subscriptions: dict[Outbox, Subscription] = {}
         self._changes: ChangeLog | None = None
         self._writer: CapacityLimiter | None = None
         self._encoding, self._one_waits = CapacityLimiter(1), anyio.Lock()  # the writer lets one pass between turns
@@ -60,9 +60,9 @@ class Audience:
 
     def subscribe(self, outbox: Outbox, kinds: Iterable[str]) -> None:
         """Send a client the facts of these types from now on, and no others."""
-        self._wishes[outbox] = Wish(frozenset(kinds), self.told + 1, live=True)
+        self._subscriptions[outbox] = Subscription(frozenset(kinds), self.told + 1, live=True)
 
-    async def subscribe_from(self, outbox: Outbox, kinds: Iterable[str], sequence: int) -> tuple[Wish, Rows]:
+    async def subscribe_from(self, outbox: Outbox, kinds: Iterable[str], sequence: int) -> tuple[Subscription, Rows]:
         """Let a client wait for the facts of these types from a sequence on; return what `replay` takes.
 
         Raises:
@@ -71,12 +71,12 @@ class Audience:
         if self._changes is None:
             raise Refused("unavailable", "this daemon keeps no change log (utxo.enabled)")
         rows = await self._fetch(sequence)
-        wish = self._wishes[outbox] = Wish(frozenset(kinds), sequence, live=False)
-        return wish, rows
+        subscription = self._subscriptions[outbox] = Subscription(frozenset(kinds), sequence, live=False)
+        return subscription, rows
 
     def leave(self, outbox: Outbox) -> None:
         """Send a client nothing more."""
-        self._wishes.pop(outbox, None)
+        self._subscriptions.pop(outbox, None)
 
     def hear(self, _: Sequence[Fact]) -> None:
         """Tell what has become durable: the log knows it, in its order."""
@@ -87,44 +87,46 @@ class Audience:
         """Send each client, in one piece, what it wants of facts that follow those that were told."""
         told = _Told(facts)
         self.told = facts[-1].sequence
-        for outbox, wish in tuple(self._wishes.items()):
-            if not wish.live:
+        for outbox, subscription in tuple(self._subscriptions.items()):
+            if not subscription.live:
                 continue
             some = (
                 told
-                if wish.next <= facts[0].sequence
-                else _Told([fact for fact in facts if fact.sequence >= wish.next])
+                if subscription.next <= facts[0].sequence
+                else _Told([fact for fact in facts if fact.sequence >= subscription.next])
             )
-            if message := some.message(outbox.encoding, wish.kinds):
+            if message := some.message(outbox.encoding, subscription.kinds):
                 outbox.put(message)
 
     # --- what was told before --------------------------------------------------------------------------------------
 
-    async def replay(self, outbox: Outbox, wish: Wish, rows: Rows) -> None:
+    async def replay(self, outbox: Outbox, subscription: Subscription, rows: Rows) -> None:
         """Send a client what the log has, until it can go on with the others. Nobody waits for it."""
         try:
             while True:
                 began = monotonic()
-                facts = await to_thread.run_sync(read, rows, wish.next, limiter=self._encoding)
+                facts = await to_thread.run_sync(read, rows, subscription.next, limiter=self._encoding)
                 message = await to_thread.run_sync(
-                    _Told(facts).message, outbox.encoding, wish.kinds, limiter=self._encoding
+                    _Told(facts).message, outbox.encoding, subscription.kinds, limiter=self._encoding
                 )
-                if self._wishes.get(outbox) is not wish:  # it has gone, or wants something else meanwhile
+                if (
+                    self._subscriptions.get(outbox) is not subscription
+                ):  # it has gone, or wants something else meanwhile
                     return
                 if message:
                     outbox.put(message)
-                wish.next = facts[-1].sequence + 1 if facts else wish.next
-                if wish.next > self.told:
-                    wish.live = True
+                subscription.next = facts[-1].sequence + 1 if facts else subscription.next
+                if subscription.next > self.told:
+                    subscription.live = True
                     return
                 await anyio.sleep(monotonic() - began)  # the writer needs the interpreter too
                 if not await outbox.room(_UNREAD, _PATIENCE_S):
                     return
-                rows = await self._fetch(wish.next)
+                rows = await self._fetch(subscription.next)
         except Refused as refused:
-            self._end(outbox, wish, refused.refusal)
+            self._end(outbox, subscription, refused.refusal)
         except StoreError as error:
-            self._end(outbox, wish, _unreadable(wish.next, error))
+            self._end(outbox, subscription, _unreadable(subscription.next, error))
 
     async def _fetch(self, sequence: int) -> Rows:
         """Return rows of the log, in a turn of the writer: it may grow the map, and then nobody else may read."""
@@ -140,8 +142,8 @@ class Audience:
             refusal = _unreadable(sequence, error)
             raise Refused(refusal.code, refusal.message) from error
 
-    def _end(self, outbox: Outbox, wish: Wish, why: Refusal) -> None:
-        if self._wishes.get(outbox) is wish:
+    def _end(self, outbox: Outbox, subscription: Subscription, why: Refusal) -> None:
+        if self._subscriptions.get(outbox) is subscription:
             self.leave(outbox)
             outbox.put(outbox.encoded(why.answer(None)))
 

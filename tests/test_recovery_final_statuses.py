@@ -16,10 +16,10 @@ from anyio import CapacityLimiter
 from daemons import PATIENCE_S, Daemon, running, statuses
 from faults import Fault, failing
 from recovering import Lab, Shaky, tx
-from stories import at, block, digest, output
-from stories import tx as made
+from scenarios import at, block, digest, output
+from scenarios import tx as made
 
-from daemon.telling import Teller
+from daemon.final_statuses import FinalStatusReporter
 from handlers.change_log import ChangeLog, read
 from handlers.events import TxStatusChanged
 from storage.change_log import TABLES
@@ -41,8 +41,8 @@ class Life:
     def __init__(self, storage: Storage, disk: Disk) -> None:
         self.storage, self.changes = storage, ChangeLog(disk)
         self.heard = list[TxStatusChanged]()
-        self.teller = Teller(storage, self.changes, cast("Any", self), CapacityLimiter(1), lambda: 7)
-        self.audience = self
+        self.teller = FinalStatusReporter(storage, self.changes, cast("Any", self), CapacityLimiter(1), lambda: 7)
+        self.subscribers = self
 
     def hear(self, _: Any) -> None:
         """Stand for the subscribers of the log."""

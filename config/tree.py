@@ -19,7 +19,7 @@ from config.settings import Config
 from config.units import Notation
 
 
-class Knob(NamedTuple):
+class Setting(NamedTuple):
     """One value of the configuration; `kind` is its type without metadata and without None."""
 
     name: str
@@ -78,12 +78,12 @@ class Table(NamedTuple):
 
     name: str
     doc: str
-    entries: dict[str, Knob | Table]
+    entries: dict[str, Setting | Table]
 
-    def knobs(self) -> Iterator[Knob]:
+    def settings(self) -> Iterator[Setting]:
         """Yield every knob of this table and of the tables in it."""
         for entry in self.entries.values():
-            yield from [entry] if isinstance(entry, Knob) else entry.knobs()
+            yield from [entry] if isinstance(entry, Setting) else entry.settings()
 
 
 def label(table: str, key: str) -> str:
@@ -102,21 +102,23 @@ def special(kind: type, raw: object) -> object:
 
 
 def _table(struct: type[msgspec.Struct], name: str = "") -> Table:
-    entries: dict[str, Knob | Table] = {}
+    entries: dict[str, Setting | Table] = {}
     for field in structs.fields(struct):
         path = f"{name}.{field.name}" if name else field.name
         is_table = isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)
-        entries[field.name] = _table(field.type, path) if is_table else _knob(path, field.type)
+        entries[field.name] = _table(field.type, path) if is_table else _setting(path, field.type)
     return Table(name, struct.__doc__ or "", entries)
 
 
-def _knob(name: str, annotation: object) -> Knob:
+def _setting(name: str, annotation: object) -> Setting:
     meta = inspect.type_info(annotation)
     assert isinstance(meta, inspect.Metadata), f"{name} has no description"
     schema, extra, kind = meta.extra_json_schema or {}, meta.extra or {}, meta.type
     if isinstance(kind, inspect.UnionType):
         kind = next(option for option in kind.types if not isinstance(option, inspect.NoneType))
-    return Knob(name, annotation, kind, schema["description"], schema.get("examples", [None])[0], extra.get("notation"))
+    return Setting(
+        name, annotation, kind, schema["description"], schema.get("examples", [None])[0], extra.get("notation")
+    )
 
 
 def _shape(kind: inspect.Type) -> str:
@@ -150,4 +152,4 @@ def _shortened(raw: object) -> str:
 
 
 ROOT = _table(Config)
-KNOBS = {knob.name: knob for knob in ROOT.knobs()}
+SETTINGS = {setting.name: setting for setting in ROOT.settings()}

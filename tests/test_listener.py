@@ -15,7 +15,7 @@ from typing import TypeVar
 import pytest
 from daemons import PATIENCE_S, Client, Daemon, as_user, home, only_root, running, statuses
 from patience import until
-from stories import chain
+from scenarios import chain
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ def test_a_socket_that_is_removed_is_made_again(tmp_path: Path) -> None:
             daemon.socket.unlink()
             until(lambda: reaches(daemon.socket))
             assert stat.S_IMODE(daemon.socket.stat().st_mode) == 0o660
-            assert reopened(daemon) == [str(daemon.socket)] * n
+            until(lambda n=n: reopened(daemon) == [str(daemon.socket)] * n)
             assert statuses(inside.feed(blocks[n : n + 1])) == ["applied"]
         assert daemon.term() == 0
 

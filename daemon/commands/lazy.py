@@ -70,10 +70,10 @@ class FeedsGroup(Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return one, which takes the daemon's socket and configuration as all commands do."""
         found = _feeds().get_command(ctx, cmd_name)
-        return None if found is None else _told_where(found)
+        return None if found is None else _with_daemon_options(found)
 
 
-def _told_where(feed: click.Command) -> click.Command:
+def _with_daemon_options(feed: click.Command) -> click.Command:
     """Return a feed with the options that say where the daemon is; the feed itself is handed the path of its socket."""
     run = feed.callback
     assert run is not None

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from daemon.fair import FairQueue, Flow
+from daemon.fair_queue import FairQueue, Flow
 from daemon.inbox import Channel, Inbox, weight
 from handlers.delivery import Delivery
 

@@ -57,7 +57,7 @@ class _Script(Struct, frozen=True, gc=False):
     is_collateral_return: bool = False
 
 
-class _Birth(Struct, frozen=True, gc=False):
+class _CreatedAt(Struct, frozen=True, gc=False):
     """Where an output was created, in the names of `Utxo`."""
 
     slot: int
@@ -67,7 +67,7 @@ class _Birth(Struct, frozen=True, gc=False):
     block_time: int | None
 
 
-class Scribe:
+class OutputRenderer:
     """Writes the outputs of one chain."""
 
     def __init__(self, text: AddressText, family: str) -> None:
@@ -80,7 +80,7 @@ class Scribe:
 
     def utxo(self, txid: bytes, index: int, body: Body, block: BlockRow) -> Utxo:
         """Return an output as an object."""
-        owner, script, birth = self.owner(body.address), _script(body), _birth(block)
+        owner, script, created_at = self.owner(body.address), _script(body), _created_at(block)
         return Utxo(
             tx_hash=txid.hex(),
             output_index=index,
@@ -95,15 +95,15 @@ class Scribe:
             script_ref=script.script_ref,
             reference_script_hash=script.reference_script_hash,
             is_collateral_return=script.is_collateral_return,
-            slot=birth.slot,
-            block=birth.block,
-            block_hash=birth.block_hash,
-            epoch=birth.epoch,
-            block_time=birth.block_time,
+            slot=created_at.slot,
+            block=created_at.block,
+            block_hash=created_at.block_hash,
+            epoch=created_at.epoch,
+            block_time=created_at.block_time,
         )
 
-    def json(self, txid: bytes, index: int, body: Body, birth: str) -> bytes:
-        """Return the JSON of `utxo`, byte for byte; `birth` is what `birth_json` gave for its block.
+    def json(self, txid: bytes, index: int, body: Body, created_at: str) -> bytes:
+        """Return the JSON of `utxo`, byte for byte; `created_at` is what `created_json` gave for its block.
 
         NOTE: the hot path: one template an output. The tests hold it to what `utxo` gives.
         """
@@ -112,11 +112,11 @@ class Scribe:
         assets = _assets(body.assets) if body.assets else ""
         held = f'"lovelace_amount":{value},{self._base}{value}"}}{assets}]'
         script = _inside(_script(body)) if _has_script(body) else _NOTHING_ELSE
-        return f'{{"tx_hash":"{txid.hex()}","output_index":{index},{owner},{held},{script},{birth}}}'.encode()
+        return f'{{"tx_hash":"{txid.hex()}","output_index":{index},{owner},{held},{script},{created_at}}}'.encode()
 
-    def birth_json(self, block: BlockRow) -> str:
+    def created_json(self, block: BlockRow) -> str:
         """Return the part of the JSON that the outputs of a block share."""
-        return _inside(_birth(block))
+        return _inside(_created_at(block))
 
     def _owner_json(self, address: bytes) -> str:
         return _inside(self.owner(address))
@@ -148,17 +148,17 @@ class Written:
     """
 
     def __init__(self, room: int) -> None:
-        self.births: dict[bytes, str] = {}  # what the outputs of a block share, by ordinal
+        self.created_parts: dict[bytes, str] = {}  # what the outputs of a block share, by ordinal
         self._room = room // 2  # of each half
         self._young: dict[bytes, bytes] = {}
         self._old: dict[bytes, bytes] = {}
         self._size = 0
 
-    def keep_birth(self, own: bytes, birth: str) -> None:
+    def keep_created(self, own: bytes, created_at: str) -> None:
         """Remember the part that the outputs of a block share."""
-        if len(self.births) >= _BLOCKS:
-            self.births.clear()
-        self.births[own] = birth
+        if len(self.created_parts) >= _BLOCKS:
+            self.created_parts.clear()
+        self.created_parts[own] = created_at
 
     def find(self, places: bytes) -> bytes | None:
         """Return a list, if it is known."""
@@ -229,8 +229,8 @@ def _script(body: Body) -> _Script:
     )
 
 
-def _birth(block: BlockRow) -> _Birth:
-    return _Birth(block.slot, block.height, block.hash.hex(), block.epoch, block.time)
+def _created_at(block: BlockRow) -> _CreatedAt:
+    return _CreatedAt(block.slot, block.height, block.hash.hex(), block.epoch, block.time)
 
 
 def _inside(part: Struct) -> str:

@@ -14,7 +14,7 @@ import anyio
 import structlog
 from anyio.abc import SocketAttribute, SocketListener, SocketStream, TaskGroup
 
-from daemon.connection import Connection, Hall
+from daemon.connection import Connection, Hub
 from daemon.notify import passed_socket
 from storage.files import make_folder
 
@@ -26,7 +26,7 @@ _SPARE_DESCRIPTORS = 64  # for everything that is no client
 _LEAST_CLIENTS = 16
 _MOST_CLIENTS = 4096
 _FOR_ADMINS = 8  # places that nobody else is given
-_LOOK_EVERY_S = 1.0  # at the socket's file
+_CHECK_EVERY_S = 1.0  # at the socket's file
 _LOG_EVERY_S = 10.0  # while clients are turned away
 
 
@@ -42,7 +42,7 @@ class SocketFile:
         if self._path is None:
             await anyio.sleep_forever()
         while True:
-            await anyio.sleep(_LOOK_EVERY_S)
+            await anyio.sleep(_CHECK_EVERY_S)
             if _file(self._path) != self._file:
                 return
 
@@ -52,7 +52,7 @@ class SocketFile:
             self._path.unlink(missing_ok=True)
 
 
-class Door:
+class ListeningSocket:
     """Where clients come in. `path` is None when systemd listens: then the file is not ours to look after."""
 
     def __init__(self, listener: SocketListener, path: Path | None) -> None:
@@ -60,14 +60,14 @@ class Door:
         self.file = SocketFile(path)
 
 
-async def open_door(path: Path, environ: Mapping[str, str]) -> Door:
+async def open_listener(path: Path, environ: Mapping[str, str]) -> ListeningSocket:
     """Listen on the socket that systemd passed, else on `path`."""
     passed = passed_socket(environ)
     if passed is not None:
-        return Door(await SocketListener.from_socket(passed), None)
+        return ListeningSocket(await SocketListener.from_socket(passed), None)
     make_folder(path.parent)
     refuse_if_taken(path)
-    return Door(await anyio.create_unix_listener(path, mode=_MODE), path)
+    return ListeningSocket(await anyio.create_unix_listener(path, mode=_MODE), path)
 
 
 def refuse_if_taken(path: Path) -> None:
@@ -76,10 +76,10 @@ def refuse_if_taken(path: Path) -> None:
     Raises:
         OSError: somebody listens there.
     """
-    with socket.socket(socket.AF_UNIX) as knock:
-        knock.setblocking(False)
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
         try:
-            knock.connect(str(path))
+            probe.connect(str(path))
         except BlockingIOError:  # somebody does, and is busy
             pass
         except OSError:
@@ -87,37 +87,39 @@ def refuse_if_taken(path: Path) -> None:
     raise OSError(errno.EADDRINUSE, "another process listens there")
 
 
-async def keep_open(door: Door, path: Path, environ: Mapping[str, str], guests: Guests) -> None:
+async def keep_listening(
+    listening: ListeningSocket, path: Path, environ: Mapping[str, str], connections: Connections
+) -> None:
     """Let clients in until cancelled; when the socket's file was removed, listen on a new one."""
     while True:
-        async with door.listener, anyio.create_task_group() as both:
-            both.start_soon(guests.admit, door.listener)
-            await door.file.gone()
+        async with listening.listener, anyio.create_task_group() as both:
+            both.start_soon(connections.admit, listening.listener)
+            await listening.file.gone()
             both.cancel_scope.cancel()
-        door = await _reopened(path, environ)
+        listening = await _reopened(path, environ)
         log.warning("socket_reopened", socket=str(path), reason="its file was removed or replaced")
 
 
-async def _reopened(path: Path, environ: Mapping[str, str]) -> Door:
-    told = ""
+async def _reopened(path: Path, environ: Mapping[str, str]) -> ListeningSocket:
+    reported = ""
     while True:
         try:
-            return await open_door(path, environ)
+            return await open_listener(path, environ)
         except OSError as error:
-            if str(error) != told:
-                told = str(error)
-                log.error("socket_reopen_failed", socket=str(path), error=told)
-            await anyio.sleep(_LOOK_EVERY_S)
+            if str(error) != reported:
+                reported = str(error)
+                log.error("socket_reopen_failed", socket=str(path), error=reported)
+            await anyio.sleep(_CHECK_EVERY_S)
 
 
-class Guests:
+class Connections:
     """The clients that are inside, and how many may be."""
 
-    def __init__(self, hall: Hall, house: TaskGroup, most: int) -> None:
-        self.inside: set[Connection] = set()
-        self._hall, self._house, self._most = hall, house, most
-        self._turned_away = 0
-        self._told_at = float("-inf")
+    def __init__(self, hub: Hub, house: TaskGroup, most: int) -> None:
+        self.open: set[Connection] = set()
+        self._hub, self._tasks, self._most = hub, house, most
+        self._rejected = 0
+        self._logged_at = float("-inf")
 
     async def admit(self, listener: SocketListener) -> None:
         """Let clients in, each into a task of its own, until cancelled."""
@@ -125,20 +127,20 @@ class Guests:
             try:
                 stream = await listener.accept()
             except anyio.BrokenResourceError as error:  # out of descriptors: those inside are served, others wait
-                if turned_away := self._to_tell():
-                    log.error("accept_failed", error=str(error.__cause__), turned_away=turned_away)
+                if rejected := self._count_rejected():
+                    log.error("accept_failed", error=str(error.__cause__), rejected=rejected)
                 await anyio.sleep(0.5)
                 continue
             assert isinstance(stream, SocketStream)
             uid = peer_uid(stream)
-            if not self._has_place(uid):
-                if turned_away := self._to_tell():
-                    log.warning("too_many_clients", uid=uid, most=self._most, turned_away=turned_away)
+            if not self._may_connect(uid):
+                if rejected := self._count_rejected():
+                    log.warning("too_many_clients", uid=uid, most=self._most, rejected=rejected)
                 await stream.aclose()
                 continue
-            connection = Connection(self._hall, stream, uid)
-            self.inside.add(connection)
-            self._house.start_soon(self._serve, connection)
+            connection = Connection(self._hub, stream, uid)
+            self.open.add(connection)
+            self._tasks.start_soon(self._serve, connection)
 
     async def _serve(self, connection: Connection) -> None:
         try:
@@ -146,22 +148,22 @@ class Guests:
         except Exception:  # a mistake of ours; it ends this client's connection and no other
             log.exception("connection_failed", uid=connection.uid)
         finally:
-            self.inside.discard(connection)
+            self.open.discard(connection)
 
-    def _has_place(self, uid: int) -> bool:
+    def _may_connect(self, uid: int) -> bool:
         """Return whether a user may have one more connection: one user alone can't shut the others out."""
-        if uid in self._hall.admins:
-            return len(self.inside) < self._most
-        own = sum(connection.uid == uid for connection in self.inside)
-        return own < self._most // 2 and len(self.inside) < self._most - _FOR_ADMINS
+        if uid in self._hub.admins:
+            return len(self.open) < self._most
+        own = sum(connection.uid == uid for connection in self.open)
+        return own < self._most // 2 and len(self.open) < self._most - _FOR_ADMINS
 
-    def _to_tell(self) -> int:
+    def _count_rejected(self) -> int:
         """Count a client that was not let in; return how many there were since that was logged, 0 to be silent."""
-        self._turned_away += 1
-        if anyio.current_time() - self._told_at < _LOG_EVERY_S:
+        self._rejected += 1
+        if anyio.current_time() - self._logged_at < _LOG_EVERY_S:
             return 0
-        turned_away, self._turned_away, self._told_at = self._turned_away, 0, anyio.current_time()
-        return turned_away
+        rejected, self._rejected, self._logged_at = self._rejected, 0, anyio.current_time()
+        return rejected
 
 
 def most_clients() -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from questions import Asked, asked, failure, short_folder
-from stories import address, at, back_to, block, output, tx
+from scenarios import address, at, back_to, block, output, tx
 from test_cli_query import utxod
 
 ANN = address("ann").hex()

@@ -5,18 +5,18 @@ from __future__ import annotations
 import anyio
 
 
-class Bell:
+class Wakeup:
     """Says that something has changed; however often it was rung, it is heard once."""
 
     def __init__(self) -> None:
-        self._rung = anyio.Event()
+        self._event = anyio.Event()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake all that wait, or else the next one."""
-        self._rung.set()
+        self._event.set()
 
-    async def heard(self) -> None:
+    async def wait(self) -> None:
         """Wait until it rings."""
-        await self._rung.wait()
-        if self._rung.is_set():  # otherwise another waiter has replaced it already
-            self._rung = anyio.Event()
+        await self._event.wait()
+        if self._event.is_set():  # otherwise another waiter has replaced it already
+            self._event = anyio.Event()

@@ -22,13 +22,13 @@ from handlers.events import (
 
 log = structlog.get_logger("http")
 
-_Heard = BlockCommitted | Welcome | Ack | Error
-_HEARD: msgspec.msgpack.Decoder[_Heard] = msgspec.msgpack.Decoder(BlockCommitted | Welcome | Ack | Error)
+_Received = BlockCommitted | Welcome | Ack | Error
+_RECEIVED: msgspec.msgpack.Decoder[_Received] = msgspec.msgpack.Decoder(BlockCommitted | Welcome | Ack | Error)
 _RETRY_S = 0.5
-_ASK_EVERY_S = 1.0
+_POLL_EVERY_S = 1.0
 
 
-class Ear:
+class DaemonLink:
     """Listens to the daemon's socket; without a daemon it knows nothing, and says so."""
 
     def __init__(self, path: Path) -> None:
@@ -48,35 +48,35 @@ class Ear:
             try:
                 async with await anyio.connect_unix(self._path) as stream:
                     await stream.send(wire.encode(Hello(client="utxod-http/1"), "frames"))
-                    wish = Subscribe(events=["BlockCommitted"])
-                    await stream.send(wire.encode(wish, "frames"))
+                    subscription = Subscribe(events=["BlockCommitted"])
+                    await stream.send(wire.encode(subscription, "frames"))
                     async with anyio.create_task_group() as both:
-                        both.start_soon(self._ask, stream)
-                        await self._hear(BufferedByteReceiveStream(stream))
+                        both.start_soon(self._poll, stream)
+                        await self._receive(BufferedByteReceiveStream(stream))
             except (OSError, anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead, BaseExceptionGroup):
                 if self.connected:
                     log.warning("daemon_away", socket=str(self._path))
             self.connected = False
             await anyio.sleep(_RETRY_S)
 
-    async def _ask(self, stream: anyio.abc.ByteSendStream) -> None:
+    async def _poll(self, stream: anyio.abc.ByteSendStream) -> None:
         while True:
-            await anyio.sleep(_ASK_EVERY_S)
+            await anyio.sleep(_POLL_EVERY_S)
             await stream.send(wire.encode(Hello(client="utxod-http/1"), "frames"))
 
-    async def _hear(self, stream: BufferedByteReceiveStream) -> None:
+    async def _receive(self, stream: BufferedByteReceiveStream) -> None:
         while True:
             (length,) = wire.LENGTH.unpack(await stream.receive_exactly(wire.LENGTH.size))
-            self.take(_HEARD.decode(await stream.receive_exactly(length)))
+            self.take(_RECEIVED.decode(await stream.receive_exactly(length)))
 
-    def take(self, heard: _Heard) -> None:
+    def take(self, received: _Received) -> None:
         """Remember what was said."""
-        match heard:
+        match received:
             case Welcome():
                 self.connected = True
-                self.network_height = heard.network_tip_height
-                self.feeder_away_s = heard.feeder_away_s
-                if heard.seconds_since_last_block is not None:
-                    self.last_block_at = time.monotonic() - heard.seconds_since_last_block
+                self.network_height = received.network_tip_height
+                self.feeder_away_s = received.feeder_away_s
+                if received.seconds_since_last_block is not None:
+                    self.last_block_at = time.monotonic() - received.seconds_since_last_block
             case BlockCommitted():
                 self.last_block_at = time.monotonic()

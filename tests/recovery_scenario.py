@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from daemons import ROOT, Client, Daemon, Message, home, statuses
-from stories import at, block, output, tx
+from scenarios import at, block, output, tx
 
 from storage.recovery.rows import Status
 
@@ -22,7 +22,7 @@ _OUTPUTS = 100  # of a transaction that funds others
 _IN_A_BLOCK = 500
 
 
-class Story:
+class Scenario:
     """Of twenty transactions one is known to nobody, one loses, eight are submitted and mined.
 
     The other ten were submitted to an instance that is gone with its disk: the chain has them, and nobody hears of
@@ -67,10 +67,10 @@ class Story:
             self.blocks.append(block(self.blocks[-1], *each))
 
 
-class Teller:
+class FinalStatusReporter:
     """One daemon, whoever feeds it, and whoever listens to it; both come back when it does."""
 
-    def __init__(self, daemon: Daemon, story: Story) -> None:
+    def __init__(self, daemon: Daemon, story: Scenario) -> None:
         self.daemon, self._story = daemon, story
         self.told: Counter[tuple[str, str]] = Counter()  # final statuses, over all its lives
         self._feeder: Client | None = None
@@ -133,12 +133,14 @@ class Teller:
 
 
 @contextmanager
-def teller(folder: Path, story: Story, recovery: dict[str, Any], skew_s: float = 0.0) -> Iterator[Teller]:
+def teller(
+    folder: Path, story: Scenario, recovery: dict[str, Any], skew_s: float = 0.0
+) -> Iterator[FinalStatusReporter]:
     """Give a daemon that is not started yet, on a machine whose clock is wrong by `skew_s`."""
     folder.mkdir()
     environ = {"PYTHONPATH": f"{ROOT / 'tests' / 'skewed'}:{ROOT}", "SKEW_S": f"{skew_s}"}
     with home(folder, environ, recovery={"confirmations": CONFIRMATIONS} | recovery) as daemon:
-        found = Teller(daemon, story)
+        found = FinalStatusReporter(daemon, story)
         try:
             yield found
         finally:

@@ -19,7 +19,7 @@ from config.settings import Config
 from config.units import parse_endpoint
 from daemon.child import of_damage
 from daemon.diagnostics import dump
-from daemon.door import SocketFile, refuse_if_taken
+from daemon.listener import SocketFile, refuse_if_taken
 from daemon.reload import Reloader
 from daemon.signals import heed, receiver
 from handlers.addresses import codec
@@ -62,19 +62,19 @@ def serve_alone(config: Config, config_file: Path | None, workers: int) -> None:
     """Serve until asked to leave, with no daemon of our own."""
 
     async def main() -> None:
-        keeper = Keeper(config, workers)
-        reload = Reloader(config, config_file, keeper.reload)
+        supervisor = Supervisor(config, workers)
+        reload = Reloader(config, config_file, supervisor.reload)
         with receiver() as signals:
-            async with anyio.create_task_group() as house:
-                house.start_soon(keeper.serve)
-                number = await heed(signals, dump, lambda: house.start_soon(reload))
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(supervisor.serve)
+                number = await heed(signals, dump, lambda: tasks.start_soon(reload))
                 log.info("stopping", signal=number.name)
-                house.cancel_scope.cancel()
+                tasks.cancel_scope.cancel()
 
     anyio.run(main, backend_options={"use_uvloop": True})
 
 
-class Keeper:
+class Supervisor:
     """Keeps so many workers alive. Each is handed the configuration in force, whatever its file says by now."""
 
     def __init__(self, config: Config, workers: int) -> None:
@@ -99,14 +99,14 @@ class Keeper:
         while True:
             with _closing(await _listen_at_last(self._config)) as (listening, file):
                 log.info("serving", listen=self._config.http.listen, workers=self._workers)
-                async with anyio.create_task_group() as house:
+                async with anyio.create_task_group() as workers:
                     for number in range(self._workers):
-                        house.start_soon(self._keep_one, listening, number)
+                        workers.start_soon(self._supervise, listening, number)
                     await file.gone()
                     log.warning("http_socket_gone", listen=self._config.http.listen)
-                    house.cancel_scope.cancel()
+                    workers.cancel_scope.cancel()
 
-    async def _keep_one(self, listening: socket.socket, number: int) -> None:
+    async def _supervise(self, listening: socket.socket, number: int) -> None:
         failures = crashes = 0
         while True:
             began = anyio.current_time()

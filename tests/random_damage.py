@@ -1,6 +1,6 @@
 """Damages copies of a store at random, and runs commands on them, each in a process of its own.
 
-    python tests/damaging.py FOLDER SEED COUNT COMMAND...
+    python tests/random_damage.py FOLDER SEED COUNT COMMAND...
 
 FOLDER has `utxod.toml` and a sound store in `data`. On each copy the first command runs, and one of the others; what
 came of it is a line of JSON. This is a program of its own because it forks: modules are imported once, and no thread
