@@ -7,6 +7,8 @@ import socket
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from operator import eq
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import sleep
@@ -98,7 +100,7 @@ def test_a_socket_that_is_removed_is_made_again(tmp_path: Path) -> None:
             daemon.socket.unlink()
             until(lambda: reaches(daemon.socket))
             assert stat.S_IMODE(daemon.socket.stat().st_mode) == 0o660
-            until(lambda n=n: reopened(daemon) == [str(daemon.socket)] * n)
+            until(lambda: reopened(daemon), partial(eq, [str(daemon.socket)] * n))
             assert statuses(inside.feed(blocks[n : n + 1])) == ["applied"]
         assert daemon.term() == 0
 
