@@ -175,7 +175,7 @@ class Connection:
                     self._hub.numbers.bytes_in += len(raw)
                     await self._route(raw)
 
-    async def _next(self) -> bytes | Refusal | None:
+    async def _next(self) -> bytes | bytearray | Refusal | None:
         """Return the next message, or why there is none; None when the client has closed."""
         try:
             return await self._reader.message()
@@ -184,7 +184,7 @@ class Connection:
         finally:
             self._outbox.encoding = self._reader.encoding or "frames"
 
-    async def _route(self, raw: bytes) -> None:
+    async def _route(self, raw: bytes | bytearray) -> None:
         """Hand a message to its consumer. One that is refused here keeps its place all the same."""
         refusal = None
         try:
@@ -239,11 +239,11 @@ class Connection:
             self._hub.feeder = self
         return self._hub.feeder is self
 
-    def _deliver(self, raw: bytes, refusal: Refusal | None) -> None:
+    def _deliver(self, raw: bytes | bytearray, refusal: Refusal | None) -> None:
         self._pending += 1
         self._channel.put(Delivery(raw, self._outbox.encoding, self, refusal))
 
-    async def _answer_myself(self, raw: bytes, kind: str) -> None:
+    async def _answer_myself(self, raw: bytes | bytearray, kind: str) -> None:
         if len(raw) > _OWN_MAX_BYTES:
             raise Refused("too_large", f"a {kind} of {len(raw)} bytes is longer than {_OWN_MAX_BYTES}")
         await self._hub.own_answers.turn()

@@ -16,6 +16,7 @@ from handlers.wire import LENGTH, Encoding
 
 _CHUNK = 1 << 18  # bytes that are read at a time of a frame that is longer
 _SHORT = 1 << 14  # and otherwise: what thousands of clients have sent ahead waits in the kernel, not here
+_LONG = 1 << 20  # bytes of a message that is handed on as it is, because to copy it takes long
 _FREE = _SHORT  # so much of a message is not counted before it is whole
 _PATIENCE_S = 30.0
 _SLOWEST = 1 << 20  # bytes a second, once patience has run out
@@ -84,7 +85,7 @@ class Reader:
         self.has_read = False  # since a message was routed
         self.encoding: Encoding | None = None
 
-    async def message(self) -> bytes | None:
+    async def message(self) -> bytes | bytearray | None:
         """Return the next message, with room reserved for it in the inbox; None when the client has closed.
 
         Raises:
@@ -112,7 +113,7 @@ class Reader:
         self._given_up = True
         self._reading.cancel()
 
-    async def _frame(self) -> bytes | None:
+    async def _frame(self) -> bytes | bytearray | None:
         while len(self._buffer) < LENGTH.size:
             if not await self._more(0):
                 return None
@@ -126,7 +127,7 @@ class Reader:
                 return None
         return await self._cut(LENGTH.size, end, end)
 
-    async def _line(self) -> bytes | None:
+    async def _line(self) -> bytes | bytearray | None:
         seen = 0
         while (end := self._buffer.find(b"\n", seen)) < 0 and (seen := len(self._buffer)) <= self._max_bytes:
             if not await self._more(seen):
@@ -145,7 +146,7 @@ class Reader:
         del self._buffer[: end + 1]
         self._unfinished.let_go(self)
 
-    async def _cut(self, start: int, end: int, following: int) -> bytes:
+    async def _cut(self, start: int, end: int, following: int) -> bytes | bytearray:
         """Take a message out of the buffer, as soon as there is room for it."""
         self.whole = True
         try:
@@ -153,9 +154,13 @@ class Reader:
         finally:
             self.whole = False
             self._unfinished.let_go(self)
-        message = bytes(memoryview(self._buffer)[start:end])
-        del self._buffer[:following]
-        return message
+        if end - start < _LONG:
+            message = bytes(memoryview(self._buffer)[start:end])
+            del self._buffer[:following]
+            return message
+        whole, self._buffer = self._buffer, self._buffer[following:]
+        del whole[end:], whole[:start]
+        return whole
 
     async def _more(self, size: int, missing: int = 0) -> bool:
         """Read on; False when the client has closed. Between messages there is no hurry.

@@ -51,7 +51,7 @@ _decode = msgspec.msgpack.Decoder(RawBlock).decode
 def decode(raw: bytes | bytearray, encoding: wire.Encoding) -> Inbound:
     """Return a message; of a block only the columns are kept, unless bytes of its transactions came with it.
 
-    A long submission is left as an outline; one that is too long is refused.
+    A submission that would take long to decode is refused.
 
     Raises:
         Refused: it is none.
@@ -60,8 +60,8 @@ def decode(raw: bytes | bytearray, encoding: wire.Encoding) -> Inbound:
         kind = wire.peek(raw, encoding)
         if kind == "BlockApplied" and (block := read(raw)) is not None:
             return block
-        if kind == "TxSubmitted" and (submission := large_submission.read(raw)) is not None:
-            return submission
+        if kind == "TxSubmitted" and len(raw) >= large_submission.LONG:
+            large_submission.check_lists(raw)
     else:
         large_submission.check_json(raw)
     event = wire.decode(raw, encoding)

@@ -1,4 +1,4 @@
-"""A long submission: its outputs are decoded in pieces, because no block can be carried out while one is decoded.
+"""A long submission: it is read and decoded in pieces, because no block can be carried out while one is decoded.
 
 What can't be done in pieces is bounded, so that one client makes no other wait for more than a moment.
 """
@@ -6,11 +6,13 @@ What can't be done in pieces is bounded, so that one client makes no other wait 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
+from anyio.lowlevel import checkpoint
+from msgspec import Struct
 
 from handlers import wire
 from handlers.events import Output, Tx, TxSubmitted
@@ -18,14 +20,17 @@ from handlers.refusal import Refused
 
 _T = TypeVar("_T")
 
-LONG = 2 << 20  # bytes of a message whose outputs are left undecoded
+LONG = 2 << 20  # bytes of a frame that is looked at before it is decoded
 PIECE = 20_000  # outputs that are decoded at once
 MOST = 100_000  # inputs of a submission, and of what else all is looked at in one turn
 LONGEST_JSON = 16 << 20  # bytes of a submission
 _LISTS = "inputs", "collateral", "references", "previous", "datums"
-_ARRAY = b"\xdd"  # with its length in the four bytes behind
-_NONE = msgspec.Raw(b"\x90")
+_LONG_LIST, _HEAD = b"\xdd", 5  # a list's head, with the length in its last four bytes
+_SIZES = {0xDC: 2, 0xDD: 4}  # bytes of the length of a list that is not short
+_NOTHING = b"\x90"  # a list
+_NONE = msgspec.Raw(_NOTHING)
 _PLACE = re.compile(r"`\$\[(\d+)\]")
+_TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 
 
 class Turn(Protocol):
@@ -49,41 +54,120 @@ class _Bare(TxSubmitted, frozen=True, kw_only=True, tag="TxSubmitted"):
     input_hashes: msgspec.Raw = _NONE  # type: ignore[assignment]
 
 
-class OutlineTx(Tx, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """A transaction whose outputs are bytes still."""
-
-    outputs: list[msgspec.Raw] = []  # type: ignore[assignment]
-
-
-class Outline(TxSubmitted, frozen=True, kw_only=True, tag="TxSubmitted"):
-    """A submission of such a transaction."""
-
-    tx: OutlineTx
-
-
+_read_any = msgspec.msgpack.Decoder(msgspec.Raw).decode
+_read_name = msgspec.msgpack.Decoder(str).decode
+_read_txid = msgspec.msgpack.Decoder(bytes).decode
 _read_bare = msgspec.msgpack.Decoder(_Bare).decode
-_read = msgspec.msgpack.Decoder(Outline).decode
 _read_outputs = msgspec.msgpack.Decoder(list[Output]).decode
 
 
-def read(frame: bytes | bytearray) -> Outline | None:
-    """Return a submission without its outputs if its frame is long, None where only `wire.decode` can say what it is.
+class Outline(Struct, frozen=True):
+    """A frame that submits a transaction of many outputs, of which only their number is known."""
 
-    Raises:
-        Refused: a list is too long; there is not one entry for each input where that is asked for.
-    """
-    if len(frame) < LONG:
+    frame: bytearray
+    txid: bytes
+    at: int  # where the list of its outputs begins
+    first: int  # where the first of them does
+    outputs: int
+
+
+def find(frame: bytes | bytearray) -> Outline | None:
+    """Return what a long frame submits; None where only `wire.decode` can say what it is."""
+    if len(frame) < LONG or wire.peek(frame, "frames") != "TxSubmitted":
         return None
     try:
-        bare = _read_bare(frame)  # which makes no object for what is in the lists
-        lists = {f"$.tx.{name}": getattr(bare.tx, name) for name in _LISTS} | {"$.input_hashes": bare.input_hashes}
-        for place, raw in lists.items():
-            check_count(_count(raw), place)
-        event = _read(frame)
-    except wire.FAULTS:
-        return None
-    wire.check_lengths(event)
+        for name, at in _fields(frame, 0):
+            if name == "tx":
+                return _find(frame, at)
+    except (*wire.FAULTS, IndexError):
+        pass
+    return None
+
+
+def _find(frame: bytes | bytearray, at: int) -> Outline | None:
+    txid, outputs = b"", 0
+    for name, place in _fields(frame, at):
+        if name == "txid":
+            txid = _read_txid(memoryview(frame)[place : _end(frame, place)])
+        elif name == "outputs":
+            outputs = place
+        if txid and outputs:
+            size = _SIZES.get(frame[outputs], 0)
+            first = outputs + 1 + size
+            count = int.from_bytes(frame[outputs + 1 : first], "big")
+            whole = frame if isinstance(frame, bytearray) else bytearray(frame)
+            return Outline(whole, txid, outputs, first, count) if size else None
+    return None
+
+
+async def whole(outline: Outline, turn: Turn) -> TxSubmitted:
+    """Return the submission, some of its outputs decoded in each turn.
+
+    Raises:
+        Refused: it is none; a list is too long.
+    """
+    outputs, at = list[Output](), outline.first
+    try:
+        while (left := outline.outputs - len(outputs)) > 0:
+            more, at = await turn(partial(_piece, outline.frame, at, min(PIECE, left), len(outputs)))
+            outputs += more
+        event = await turn(partial(_around, outline, at))
+    except Refused:
+        await free(outputs)
+        raise
+    event.tx.outputs.extend(outputs)
     return event
+
+
+async def free(outputs: list[Output]) -> None:
+    """Free the memory of outputs, some at a time: nothing else is done meanwhile."""
+    while outputs:
+        del outputs[-PIECE:]
+        await checkpoint()
+
+
+def _piece(frame: bytearray, at: int, count: int, first: int) -> tuple[list[Output], int]:
+    """Return the outputs that begin at a place, so many from the one of the number `first` on, and where they end.
+
+    The bytes in front of them are made the head of a list meanwhile.
+    """
+    start = at - _HEAD
+    before, frame[start:at] = frame[start:at], _LONG_LIST + count.to_bytes(4, "big")
+    try:
+        end = _end(frame, start)
+        return _read_outputs(memoryview(frame)[start:end]), end
+    except wire.FAULTS as error:
+        text = _PLACE.sub(lambda match: f"`$.tx.outputs[{first + int(match[1])}]", str(error))
+        raise wire.refused(error, text, lambda: "TxSubmitted") from error
+    finally:
+        frame[start:at] = before
+
+
+def _around(outline: Outline, end: int) -> TxSubmitted:
+    """Return a submission without its outputs, which end at a place."""
+    rest = outline.frame[: outline.at] + _NOTHING + outline.frame[end:]
+    check_lists(rest)
+    event = wire.decode(rest, "frames")
+    assert isinstance(event, TxSubmitted)
+    (tx, *others) = (at for name, at in _fields(rest, 0) if name == "tx")
+    if others or [name for name, _ in _fields(rest, tx)].count("outputs") > 1:
+        raise Refused("malformed", "a transaction has one list of outputs - at `$.tx.outputs`")
+    return event
+
+
+def check_lists(frame: bytes | bytearray) -> None:
+    """Refuse a submission with too long a list before an object is made for each entry.
+
+    Raises:
+        Refused: it has one.
+    """
+    try:
+        bare = _read_bare(frame)
+    except wire.FAULTS:
+        return  # who decodes it says what is wrong
+    lists = {f"$.tx.{name}": getattr(bare.tx, name) for name in _LISTS} | {"$.input_hashes": bare.input_hashes}
+    for place, raw in lists.items():
+        check_count(_count(raw), place)
 
 
 def check_count(count: int, place: str) -> None:
@@ -109,50 +193,37 @@ def check_json(line: bytes | bytearray) -> None:
         raise Refused("too_large", f"{what}: send it in a frame")
 
 
-def whole_at_once(event: TxSubmitted, message: bytes | bytearray) -> TxSubmitted:
-    """Return a submission with its outputs.
+# --- MessagePack -----------------------------------------------------------------------------------------------------
+
+
+def _fields(frame: bytes | bytearray, at: int) -> Iterator[tuple[str, int]]:
+    """Yield the names in a map, and where their values begin; nothing of what is no map."""
+    head = frame[at]
+    size = {0xDE: 2, 0xDF: 4}.get(head, 0)
+    count = int.from_bytes(frame[at + 1 : at + 1 + size], "big") if size else head & 0x0F if head & 0xF0 == 0x80 else 0
+    at += 1 + size
+    for _ in range(count):
+        value = _end(frame, at)
+        yield _read_name(memoryview(frame)[at:value]), value
+        at = _end(frame, value)
+
+
+def _end(frame: bytes | bytearray, at: int) -> int:
+    """Return where the value ends that begins at a place.
 
     Raises:
-        Refused: they can't be read.
+        msgspec.DecodeError: there is none.
     """
-    if not isinstance(event, Outline):
-        return event
-    decoded = wire.decode(message, "frames")
-    assert isinstance(decoded, TxSubmitted)
-    return decoded
-
-
-async def whole(event: TxSubmitted, turn: Turn) -> TxSubmitted:
-    """Return a submission with its outputs, some of them in each turn.
-
-    Raises:
-        Refused: they can't be read.
-    """
-    if not isinstance(event, Outline):
-        return event
-    raw, outputs = event.tx.outputs, list[Output]()
-    for at in range(0, len(raw), PIECE):
-        outputs += await turn(partial(_piece, raw[at : at + PIECE], at))
-    fields = _fields(event.tx, Tx) | {"outputs": outputs}
-    return TxSubmitted(**_fields(event, TxSubmitted) | {"tx": Tx(**fields)})
-
-
-def _piece(raw: Sequence[msgspec.Raw], first: int) -> list[Output]:
-    """Return some outputs, from the one of this number on."""
     try:
-        return _read_outputs(_ARRAY + len(raw).to_bytes(4, "big") + b"".join(raw))
-    except wire.FAULTS as error:
-        text = _PLACE.sub(lambda match: f"`$.tx.outputs[{first + int(match[1])}]", str(error))
-        raise wire.refused(error, text, lambda: "TxSubmitted") from error
+        _read_any(memoryview(frame)[at:])
+    except msgspec.DecodeError as error:
+        if (found := _TRAILING.search(str(error))) is None:
+            raise
+        return at + int(found[1])
+    return len(frame)
 
 
 def _count(raw: msgspec.Raw) -> int:
-    """Return how many entries a list has; what is none has 0."""
-    head = bytes(memoryview(raw)[:5])
-    if head[:1] == b"\xdc":
-        return int.from_bytes(head[1:3], "big")
-    return int.from_bytes(head[1:5], "big") if head[:1] == _ARRAY else 0  # those of one byte are short
-
-
-def _fields(row: msgspec.Struct, kind: type[msgspec.Struct]) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in kind.__struct_fields__}
+    """Return how many entries a list has; 0 if it is short, or none."""
+    head = bytes(memoryview(raw)[:_HEAD])
+    return int.from_bytes(head[1 : 1 + _SIZES.get(head[0], 0)], "big")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from handlers.events import Error
+from storage.errors import StoreFull
 
 CODES = {
     "malformed": (
@@ -94,3 +95,8 @@ class Refused(Exception):
     ) -> None:
         super().__init__(message)
         self.refusal = Refusal(code, message, retryable, broken, detail)
+
+
+def no_room(full: StoreFull) -> Refusal:
+    """Return the refusal of a message for whose effect the disk has no room."""
+    return Refusal("store_full", str(full), retryable=True)

@@ -7,9 +7,10 @@ code path: a batch of one is a batch. Answers and facts leave after the commit t
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sized
+from functools import partial
 from time import monotonic
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
 import structlog
 from anyio import CapacityLimiter, Lock, create_task_group, to_thread
@@ -33,25 +34,22 @@ from handlers.events import (
     TxMessage,
     TxSubmitted,
 )
-from handlers.eviction import room_for
+from handlers.large_submission import Outline
+from handlers.large_transaction import Large, create
 from handlers.new_records import large
 from handlers.orders import Order
 from handlers.pace import Pace
 from handlers.points import View
 from handlers.prune_request import Node, World
-from handlers.refusal import Refusal, Refused
-from handlers.spending import TxFault
-from handlers.submission import create_large
-from handlers.thread import on_thread
-from storage.disk import Txn
+from handlers.refusal import Refused, no_room
 from storage.errors import StoreFull
 
 log = structlog.get_logger("utxo")
-_T = TypeVar("_T")
 
 _SHARED_S = 0.1  # for which a batch is composed, and written, while other clients wait
 _LARGE_BYTES = 16 << 20  # of large transactions that may wait, unless one alone has more
 _TIDY_EVERY = 64  # commits: cycles are rare here, so the collector stays off while blocks are applied
+_TIDY_LATEST = 1024  # commits beside large transactions: it would look at each of their outputs
 Work = Literal["apply", "commit", "rollback", "prune", "cleanup"]
 _WORK: dict[AckStatus, Work] = {"applied": "apply", "rolled_back": "rollback"}
 
@@ -64,6 +62,9 @@ class Inbox(Protocol):
 
     def waiting(self) -> list[Delivery]:
         """Return some of the messages that are there, without waiting."""
+
+    def __len__(self) -> int:
+        """Return how many messages are there."""
 
     @property
     def crowded(self) -> bool:
@@ -78,13 +79,6 @@ class Limits(Struct):
 
     max_bytes: int
     max_delay_s: float
-
-
-class Large(Struct, frozen=True):
-    """A large transaction, in the place of its answer: it is created in commits of its own."""
-
-    delivery: Delivery
-    event: TxSubmitted
 
 
 Told = Answer | Large
@@ -118,6 +112,7 @@ class Turns:
         self._waiting: list[tuple[Delivery, int | None, list[Told] | Order]] = []  # true after the next commit
         self._ready: list[Told] = []
         self._timings: list[tuple[Work, float]] = []
+        self._size = 0  # bytes of what was taken since the last commit
         self._commits = 0
 
     @property
@@ -125,11 +120,24 @@ class Turns:
         """Return whether nothing waits for a commit."""
         return not self._waiting and not self._ready
 
+    def turn(
+        self, deliveries: list[Delivery], began: float, limit_s: float, max_bytes: int, inbox: Sized
+    ) -> tuple[list[Delivery], Committed | None]:
+        """Apply messages in order, and commit them in the same turn if the batch is full or the inbox empty.
+
+        Returns the messages that were not reached.
+        """
+        left = self.take(deliveries, began, limit_s)
+        if left or not len(inbox) or self._size >= max_bytes or self.full(began, limit_s):
+            return left, self.finish()
+        return left, None
+
     def take(self, deliveries: list[Delivery], began: float, limit_s: float) -> list[Delivery]:
         """Apply messages in order, until the batch that `began` is full; return those that were not reached."""
         for n, delivery in enumerate(deliveries):
             if n and self.full(began, limit_s):
                 return deliveries[n:]
+            self._size += len(delivery.raw)
             self._one(delivery)
         return []
 
@@ -144,6 +152,9 @@ class Turns:
             self._waiting.append((delivery, None, [*refuse(delivery, delivery.seq(), delivery.refused)]))
             return
         try:
+            if (large := self._long(delivery)) is not None:
+                self._waiting.append((delivery, None, [large]))
+                return
             event = delivery.event(self.chain.decode)
             seq = event.seq
             if isinstance(event, orders.MESSAGES):
@@ -163,8 +174,17 @@ class Turns:
         except Refused as refused:
             answers = [*refuse(delivery, delivery.seq() if seq is None else seq, refused.refusal)]
         except StoreFull as full:
-            answers = [*refuse(delivery, seq, _no_room(full))]
+            answers = [*refuse(delivery, seq, no_room(full))]
         self._waiting.append((delivery, seq, answers))
+
+    def _long(self, delivery: Delivery) -> Large | None:
+        """Return a long submission that is large by the number of its outputs: it is decoded in turns of its own."""
+        if self.chain.tx_blocks is None or delivery.encoding != "frames":
+            return None
+        found = large_submission.find(delivery.raw)
+        if found is None or found.outputs <= self.chain.tx_blocks.transactions.rules.batch_size:
+            return None
+        return self._admit_large(delivery, found, found.txid)
 
     def _order(self, delivery: Delivery, event: TxMessage) -> list[Told] | Order:
         """Let a message about transactions wait for the commit; a large transaction takes commits of its own."""
@@ -175,22 +195,22 @@ class Turns:
         if isinstance(event, TxSubmitted):
             large_submission.check_count(len(event.tx.inputs), "$.tx.inputs")
             if large(tx_blocks.transactions.rules, event.tx):
-                self._admit_large(delivery)
-                tx_blocks.transactions.on_their_way.add(event.tx.txid)
-                return [Large(delivery, event)]
-            event = large_submission.whole_at_once(event, delivery.raw)
+                return [self._admit_large(delivery, event, event.tx.txid)]
         self.pace.add(event, len(delivery.raw))
         order = Order(event)
         self.chain.step(lambda txn: order.carry_out(txn, tx_blocks), order.touched())
         return order
 
-    def _admit_large(self, delivery: Delivery) -> None:
+    def _admit_large(self, delivery: Delivery, event: TxSubmitted | Outline, txid: bytes) -> Large:
         """Let a large transaction wait for its turn, unless too many do: they take room that others need."""
+        assert self.chain.tx_blocks is not None
         waiting = tuple(self.creating.values())
         if waiting and sum(waiting) + len(delivery.raw) > _LARGE_BYTES:
             why = f"{len(waiting)} large transactions are being created: send it again later"
             raise Refused("unavailable", why, retryable=True)
         self.creating[id(delivery)] = len(delivery.raw)
+        self.chain.tx_blocks.transactions.on_their_way.add(txid)
+        return Large(delivery, event, txid)
 
     def _carry_out(self, event: object, delivery: Delivery) -> AckStatus:
         chain = self.chain
@@ -224,7 +244,7 @@ class Turns:
                 if isinstance(answers, list) and any(_stands(answer) for answer in answers):
                     self._ready += answers
                 else:
-                    self._ready += refuse(delivery, seq, _no_room(full))
+                    self._ready += refuse(delivery, seq, no_room(full))
         else:
             if self.chain.view is not before:  # there was something to store
                 self._timings.append(("commit", monotonic() - began))
@@ -244,9 +264,11 @@ class Turns:
         started = monotonic()
         self.chain.may_prune = self._pruning and self._node_settled
         self.commit()
+        self._size = 0
         self._commits += 1
-        if self._commits % _TIDY_EVERY == 0:
+        if self._commits >= (_TIDY_EVERY if not self.creating else _TIDY_LATEST):
             gc.collect()
+            self._commits = 0
         return self._committed(started)
 
     def world(self) -> World:
@@ -281,10 +303,6 @@ def _stands(answer: Told) -> bool:
     return isinstance(answer, Large) or not isinstance(answer.message, Ack)
 
 
-def _no_room(full: StoreFull) -> Refusal:
-    return Refusal("store_full", str(full), retryable=True)
-
-
 async def follow_chain(
     inbox: Inbox, turns: Turns, limits: Limits, publish: Callable[[Committed], None], writer: CapacityLimiter
 ) -> None:
@@ -300,17 +318,15 @@ async def follow_chain(
     async with create_task_group() as beside:
         tell = _Teller(turns, publish, writer, beside)
         while batch := await inbox.take():
-            started, size, applied = monotonic(), 0, list[Delivery]()
-            while batch:
-                left = await to_thread.run_sync(turns.take, batch, started, limit_s(), limiter=writer)
-                reached = batch[: len(batch) - len(left)]
-                applied += reached
-                size += sum(len(delivery.raw) for delivery in reached)
-                if size >= limits.max_bytes or turns.full(started, limit_s()):
-                    tell(await to_thread.run_sync(turns.finish, limiter=writer), applied)
-                    started, size, applied = monotonic(), 0, []
+            began, applied = monotonic(), list[Delivery]()
+            while batch or applied:
+                turn = partial(turns.turn, batch, began, limit_s(), limits.max_bytes, inbox)
+                left, committed = await to_thread.run_sync(turn, limiter=writer)
+                applied += batch[: len(batch) - len(left)]
+                if committed is not None:
+                    tell(committed, applied)
+                    began, applied = monotonic(), []
                 batch = left or inbox.waiting()
-            tell(await to_thread.run_sync(turns.finish, limiter=writer), applied)
 
 
 class _Teller:
@@ -345,47 +361,13 @@ class _Teller:
 
     async def _create(self, large: Large, gap: Gap) -> None:
         """Create a large transaction when its time has come; answer, and let out what waited for that."""
+        turns, sender = self._turns, large.delivery.sender
         async with self._one_at_a_time:
-            large.delivery.sender.make_room(len(large.delivery.raw))
-            answers = await self._created(large)
+            sender.make_room(len(large.delivery.raw))
+            answers = await create(large, turns.chain, self._writer)
+            del turns.creating[id(large.delivery)]
+            # Also where it is refused: others were evicted for it; or it was half made, and is whole now.
+            if facts := await to_thread.run_sync(turns.chain.take_facts_beside, limiter=self._writer):
+                self._publish(Committed([], facts, turns.chain.view, 0.0))
         gap.fill(answers)
-        large.delivery.sender.settled()
-
-    async def _created(self, large: Large) -> list[Answer]:
-        """Create a large transaction, each step a turn of its own; return its answers."""
-        chain, delivery, seq, txid = self._turns.chain, large.delivery, large.event.seq, large.event.tx.txid
-        assert chain.tx_blocks is not None
-        tx_blocks, transactions, height = chain.tx_blocks, chain.tx_blocks.transactions, chain.height
-
-        async def write(step: Callable[[Txn], _T]) -> _T:
-            return await on_thread(chain.write_alone, step, limiter=self._writer)
-
-        async def turn(step: Callable[[], _T]) -> _T:
-            return await on_thread(step, limiter=self._writer)
-
-        async def put_blob(name: str, raw: bytes) -> None:
-            await on_thread(transactions.blobs.put, name, raw)
-
-        try:
-            event = await large_submission.whole(large.event, turn)
-            evicted = await room_for(event, tx_blocks.evictor, write)
-            status = await create_large(tx_blocks, event, height, write, put_blob)
-        except Refused as refused:
-            answers = refuse(delivery, seq, refused.refusal)
-        except TxFault as fault:
-            answers = refuse(delivery, seq, orders.refusal(fault))
-        except StoreFull as full:
-            answers = refuse(delivery, seq, _no_room(full))
-        else:
-            if status is not None:
-                answers = acknowledge(delivery, seq, status, chain.tip, evicted=evicted)
-            else:
-                unfinished = "all of it is stored, but it can't be spent yet: send it again"
-                answers = refuse(delivery, seq, Refusal("store_full", unfinished, retryable=True))
-        finally:
-            transactions.on_their_way.discard(txid)
-            del self._turns.creating[id(delivery)]
-        # Also where it is refused: others were evicted for it; or it was half made, and is whole now.
-        if facts := await to_thread.run_sync(chain.take_facts_beside, limiter=self._writer):
-            self._publish(Committed([], facts, chain.view, 0.0))
-        return answers
+        sender.settled()

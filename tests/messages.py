@@ -74,6 +74,9 @@ class Line:
     def waiting(self) -> list[Delivery]:
         return []
 
+    def __len__(self) -> int:
+        return 0
+
 
 def follow(chain: Chain, line: Line, *, pruning: bool = False) -> list[Committed]:
     """Let the consumer read the line to its end; return what was published. A failure comes out of its task group."""

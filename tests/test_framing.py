@@ -92,6 +92,30 @@ def test_between_messages_there_is_no_hurry() -> None:
     reading(test)
 
 
+@pytest.mark.parametrize("size", [MIB - 1, MIB, 2 * MIB + 5])
+@pytest.mark.parametrize("framed", [True, False], ids=["frames", "json"])
+def test_messages_behind_a_long_one(size: int, framed: bool) -> None:
+    """What follows in the buffer is the next message, however the long one is taken out of it."""
+
+    async def test(connect: Callable[..., Any], inbox: Inbox) -> None:
+        ends = await connect(30.0)
+        messages = [b"{" + bytes([n]) * (length - 1) for n, length in enumerate((7, size, 5, size, 3))]
+        async with anyio.create_task_group() as both:
+            both.start_soon(
+                send, ends.far, b"".join(struct.pack(">I", len(m)) + m if framed else m + b"\n" for m in messages)
+            )
+            for sent in messages:
+                assert await ends.reader.message() == sent
+                ends.reader._channel.release(len(sent))  # as its consumer does
+        assert inbox.reserved == 0
+
+    async def send(far: socket.socket, data: bytes) -> None:
+        far.setblocking(True)
+        await anyio.to_thread.run_sync(far.sendall, data)
+
+    reading(test, capacity=8 * MIB)
+
+
 def test_a_long_message_has_longer_and_waiting_for_room_is_no_fault() -> None:
     async def test(connect: Callable[..., Any], inbox: Inbox) -> None:
         ends = await connect()

@@ -14,7 +14,7 @@ from scenarios import digest
 
 from handlers import columns, wire
 from handlers.events import TxSubmitted
-from handlers.large_submission import LONG, LONGEST_JSON, MOST, PIECE, Outline, read, whole, whole_at_once
+from handlers.large_submission import LONG, LONGEST_JSON, MOST, PIECE, Outline, find, whole
 from handlers.refusal import Refused
 
 MANY = 2 * PIECE + 17
@@ -28,7 +28,13 @@ def submitted(**more: Any) -> Message:
     return {"type": "TxSubmitted", "seq": 3, "tx": tx | more.pop("tx", {})} | more
 
 
-def pieces(event: TxSubmitted) -> tuple[TxSubmitted, int]:
+def found(frame: bytes) -> Outline:
+    outline = find(frame)
+    assert outline is not None
+    return outline
+
+
+def pieces(outline: Outline) -> tuple[TxSubmitted, int]:
     """Return a submission that was decoded in turns, and how many turns there were."""
     turns = 0
 
@@ -37,7 +43,7 @@ def pieces(event: TxSubmitted) -> tuple[TxSubmitted, int]:
         turns += 1
         return step()
 
-    return asyncio.run(whole(event, turn)), turns
+    return asyncio.run(whole(outline, turn)), turns
 
 
 @pytest.mark.parametrize(
@@ -45,22 +51,68 @@ def pieces(event: TxSubmitted) -> tuple[TxSubmitted, int]:
 )
 def test_a_long_submission_is_what_it_is_at_once(more: Message) -> None:
     frame = msgspec.msgpack.encode(submitted(**more))
-    event = columns.decode(frame, "frames")
-    assert isinstance(event, Outline) and len(event.tx.outputs) == MANY
-    made, turns = pieces(event)
-    assert made == wire.decode(frame, "frames") == whole_at_once(event, frame)
-    assert type(made) is TxSubmitted and turns == 3
-    assert pieces(made) == (made, 0)
+    outline = found(frame)
+    assert (outline.txid, outline.outputs) == (digest("large"), MANY)
+    made, turns = pieces(outline)
+    assert made == wire.decode(frame, "frames")
+    assert type(made) is TxSubmitted and turns == 4
+    assert outline.frame == frame
 
 
-def test_only_long_frames_are_left_undecoded() -> None:
+def rearranged(message: Message, *last: str) -> Message:
+    """Return a message with some of its fields at the end, in the transaction too."""
+    moved = {name: message[name] for name in sorted(message, key=last.__contains__)}
+    return moved | {"tx": {name: message["tx"][name] for name in sorted(message["tx"], key=last.__contains__)}}
+
+
+@pytest.mark.parametrize("last", ["txid", "outputs", "tx", "seq"])
+@pytest.mark.parametrize("count", [MANY, 70_000], ids=["short head", "long head"])
+def test_fields_stand_in_any_order(last: str, count: int) -> None:
+    """The length of a list stands in two bytes, or in four."""
+    message = submitted()
+    message["tx"]["outputs"] = [{"address": bytes(60), "value": n} for n in range(count)]
+    frame = msgspec.msgpack.encode(rearranged(message, last))
+    made, _ = pieces(found(frame))
+    assert made == wire.decode(frame, "frames")
+
+
+def entry(name: str, value: Any, *, long: bool) -> bytes:
+    """Return a field of a map, its name written the short way or a longer one."""
+    head = bytes([0xD9, len(name)]) if long else bytes([0xA0 | len(name)])
+    return head + name.encode() + msgspec.msgpack.encode(value)
+
+
+@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_transaction_has_one_list_of_outputs(long: bool, empty: bool) -> None:
+    message = submitted()
+    again = [] if empty else message["tx"]["outputs"][:1]
+    twice = b"".join(
+        [
+            b"\x83" + entry("txid", digest("large"), long=False),
+            entry("outputs", message["tx"]["outputs"], long=False),
+            entry("outputs", again, long=long),
+        ]
+    )
+    frame = b"\x83" + entry("type", "TxSubmitted", long=False) + entry("seq", 1, long=False) + b"\xa2tx" + twice
+    for each in (frame, b"\x84" + frame[1:] + entry("tx", message["tx"] | {"outputs": again}, long=long)):
+        with pytest.raises(Refused, match="a transaction has one list of outputs"):
+            pieces(found(each))
+
+
+def test_only_long_frames_are_looked_at() -> None:
     message = submitted()
     message["tx"]["outputs"] = message["tx"]["outputs"][:100]
     frame = msgspec.msgpack.encode(message)
-    assert len(frame) < LONG and type(columns.decode(frame, "frames")) is TxSubmitted
-    whole_one = submitted()
-    whole_one["tx"]["fee"] = "seven"  # an error of the outline: the general way says which one
-    assert read(msgspec.msgpack.encode(whole_one)) is None
+    assert len(frame) < LONG and find(frame) is None
+    assert find(msgspec.msgpack.encode(submitted(type="BlockApplied"))) is None
+
+
+@pytest.mark.parametrize("length", [LONG, -1], ids=["many missing", "one byte missing"])
+def test_a_frame_that_ends_too_soon(length: int) -> None:
+    with pytest.raises(Refused) as refused:
+        pieces(found(msgspec.msgpack.encode(submitted())[:length]))
+    assert (refused.value.refusal.code, refused.value.refusal.broken) == ("malformed", True)
 
 
 def broken() -> Iterator[tuple[Message, str]]:
@@ -73,19 +125,18 @@ def broken() -> Iterator[tuple[Message, str]]:
         message = submitted()
         message["tx"]["outputs"][late] |= change
         yield message, said
+    yield submitted(tx={"fee": "seven"}), "Expected `int | null`, got `str` - at `$.tx.fee`"
     yield submitted(input_hashes=[None, None]), "at `$.input_hashes`"
     yield submitted(tx={"previous": []}), "at `$.tx.previous`"
 
 
-@pytest.mark.parametrize(("message", "said"), [*broken()], ids=["type", "name", "hashes", "previous"])
+@pytest.mark.parametrize(("message", "said"), [*broken()], ids=["type", "name", "fee", "hashes", "previous"])
 def test_what_is_wrong_is_named_as_at_once(message: Message, said: str) -> None:
     frame = msgspec.msgpack.encode(message)
     with pytest.raises(Refused) as at_once:
         wire.decode(frame, "frames")
     with pytest.raises(Refused) as in_pieces:
-        event = columns.decode(frame, "frames")
-        assert isinstance(event, Outline)
-        pieces(event)
+        pieces(found(frame))
     assert in_pieces.value.refusal == at_once.value.refusal
     assert said in in_pieces.value.refusal.message
 
@@ -95,9 +146,11 @@ def test_lists_that_are_too_long_are_refused_before_they_are_decoded(place: str)
     name = place.removeprefix("tx.")
     entries: list[Any] = [[digest("parent"), 0] if name == "inputs" else b"\x01"] * (MOST + 1)
     message = submitted(tx={name: entries}) if "." in place else submitted(**{name: entries})
-    with pytest.raises(Refused, match=f"100,001 entries .* at `\\$.{place}`") as refused:
-        columns.decode(msgspec.msgpack.encode(message), "frames")
-    assert refused.value.refusal.code == "too_large"
+    frame = msgspec.msgpack.encode(message)
+    for decode in (lambda: columns.decode(frame, "frames"), lambda: pieces(found(frame))):
+        with pytest.raises(Refused, match=f"100,001 entries .* at `\\$.{place}`") as refused:
+            decode()
+        assert refused.value.refusal.code == "too_large"
 
 
 @pytest.fixture
