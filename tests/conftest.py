@@ -1,7 +1,11 @@
-"""Random tests tell the same stories in every run: what fails here fails there."""
+"""Random tests tell the same stories in every run: what fails here fails there. Fixtures that many files share."""
 
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
+from daemons import Client, Daemon, Encoding, running
 from hypothesis import HealthCheck, settings
 from recovering import anyio_backend, lab, own_database, pg_lab, postgres_uri, sqlite_lab
 
@@ -23,3 +27,25 @@ settings.register_profile(
     "repeatable", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(params=["json", "frames"])
+def encoding(request: pytest.FixtureRequest) -> Encoding:
+    chosen: Encoding = request.param
+    return chosen
+
+
+@pytest.fixture
+def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Daemon]:
+    """Give a daemon; the mark `configured` has the tables of its configuration, `sound` lets `utxod verify` end it."""
+    tables = request.node.get_closest_marker("configured")
+    with running(tmp_path, **(tables.kwargs if tables else {})) as daemon:
+        yield daemon
+        if request.node.get_closest_marker("sound"):
+            daemon.assert_sound()
+
+
+@pytest.fixture
+def client(daemon: Daemon, encoding: Encoding) -> Iterator[Client]:
+    with daemon.client(encoding) as client:
+        yield client

@@ -3,35 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-import pytest
 from daemons import PATIENCE_S, Client, Daemon, Encoding, Message, ack, error, running, statuses
 from scenarios import at, back_to, block, chain, digest, expected, output, point, tx
 
 ONE = b"\x01" * 32
 PERSISTED: Message = {"type": "BlockPersisted", "height": 1}
-
-
-@pytest.fixture(params=["json", "frames"])
-def encoding(request: pytest.FixtureRequest) -> Encoding:
-    chosen: Encoding = request.param
-    return chosen
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    with running(tmp_path) as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def client(daemon: Daemon, encoding: Encoding) -> Iterator[Client]:
-    with daemon.client(encoding) as client:
-        yield client
 
 
 # --- blocks --------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
@@ -55,24 +54,6 @@ CHAIN = [
     {"type": "NodeState", "state": "running", "height": 1},
 ]
 PERSISTED: Message = {"type": "BlockPersisted", "height": 1}
-
-
-@pytest.fixture(params=["json", "frames"])
-def encoding(request: pytest.FixtureRequest) -> Encoding:
-    chosen: Encoding = request.param
-    return chosen
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    with running(tmp_path) as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def client(daemon: Daemon, encoding: Encoding) -> Iterator[Client]:
-    with daemon.client(encoding) as client:
-        yield client
 
 
 # --- who may send what -----------------------------------------------------------------------------------------------

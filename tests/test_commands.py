@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import pytest
 from chains import INDEXES
 from daemons import Daemon, Message, environment, home, reason, running, statuses, utxod
 from scenarios import at, back_to, block, chain, digest, expected, output, point, tx
@@ -27,12 +26,6 @@ SMALL: dict[str, Any] = {"utxo": {"rollback_window": 5, "prune_depth": 3}}
 def feed(daemon: Daemon, messages: list[Message]) -> None:
     with daemon.client("frames") as client:
         assert all(answer["type"] == "Ack" for answer in client.feed(messages))
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    with running(tmp_path) as daemon:
-        yield daemon
 
 
 # --- export and status -----------------------------------------------------------------------------------------------

@@ -81,12 +81,6 @@ def said(daemon: Daemon, words: str) -> None:
         sleep(0.01)
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    with running(tmp_path) as daemon:
-        yield daemon
-
-
 def story() -> list[Message]:
     """Return a genesis and a chain that gives up a branch."""
     seeds = {"type": "GenesisOutputs", "outputs": [{"txid": digest("g"), "index": 0, "output": output("ann", 9)}]}

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from daemons import Client, Daemon, Message, running
+from daemons import Client, Daemon, Message
 from scenarios import digest
 
 from handlers import columns, wire
 from handlers.events import TxSubmitted
 from handlers.large_submission import LONG, LONGEST_JSON, MOST, PIECE, Outline, find, whole
 from handlers.refusal import Refused
+
+pytestmark = pytest.mark.configured(chain={"family": "bitcoin", "network": "regtest"})
 
 MANY = 2 * PIECE + 17
 
@@ -151,12 +152,6 @@ def test_lists_that_are_too_long_are_refused_before_they_are_decoded(place: str)
         with pytest.raises(Refused, match=f"100,001 entries .* at `\\$.{place}`") as refused:
             decode()
         assert refused.value.refusal.code == "too_large"
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    with running(tmp_path, chain={"family": "bitcoin", "network": "regtest"}) as started:
-        yield started
 
 
 def ask(client: Client, message: Message) -> Message:

@@ -68,12 +68,6 @@ TO_THE_FEEDER: list[tuple[str, Message]] = [
 ]
 
 
-@pytest.fixture(params=["json", "frames"])
-def encoding(request: pytest.FixtureRequest) -> Encoding:
-    chosen: Encoding = request.param
-    return chosen
-
-
 @contextmanager
 def flat(daemon: Daemon) -> Iterator[None]:
     before = daemon.memory()

@@ -20,18 +20,6 @@ ONE = digest("one")
 GENESIS: Message = {"txid": ONE, "index": 0, "output": output("ann")}
 
 
-@pytest.fixture(params=["json", "frames"])
-def encoding(request: pytest.FixtureRequest) -> Encoding:
-    chosen: Encoding = request.param
-    return chosen
-
-
-@pytest.fixture
-def client(tmp_path: Path, encoding: Encoding) -> Iterator[Client]:
-    with running(tmp_path) as daemon, daemon.client(encoding) as client:
-        yield client
-
-
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """Give a daemon that refuses everything it is sent."""

@@ -40,12 +40,6 @@ FOR_ALL: dict[str, Message] = {"TxSubmitted": {"tx": {"txid": digest("x")}}, "Tx
 FOR_OPERATORS: dict[str, Message] = {"TxLocked": {"txids": [digest("x")]}}
 
 
-@pytest.fixture(params=["json", "frames"])
-def encoding(request: pytest.FixtureRequest) -> Encoding:
-    chosen: Encoding = request.param
-    return chosen
-
-
 # --- the rule: connections of any user, without a daemon -----------------------------------------------------------
 
 

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from daemons import Client, Daemon, Encoding, Message, ack, error, running, statuses
+from daemons import Client, Daemon, Encoding, Message, ack, error, statuses
 from scenarios import back_to, block, chain, digest, point
+
+pytestmark = [pytest.mark.configured(utxo={"prune_depth": 3, "rollback_window": 10}), pytest.mark.sound]
 
 FAR = {"network_tip": {"height": 1_000_000}}
 
 
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    with running(tmp_path, utxo={"prune_depth": 3, "rollback_window": 10}) as daemon:
-        yield daemon
-        daemon.assert_sound()
-
-
-@pytest.fixture
-def client(daemon: Daemon) -> Iterator[Client]:
-    with daemon.client("frames") as client:
-        yield client
+def encoding() -> Encoding:
+    return "frames"
 
 
 def persisted(of: Message | int, **fields: object) -> Message:

@@ -15,24 +15,6 @@ ONE = b"\x01" * 32
 PERSISTED: Message = {"type": "BlockPersisted", "height": 1}
 
 
-@pytest.fixture(params=["json", "frames"])
-def encoding(request: pytest.FixtureRequest) -> Encoding:
-    chosen: Encoding = request.param
-    return chosen
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    with running(tmp_path) as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def client(daemon: Daemon, encoding: Encoding) -> Iterator[Client]:
-    with daemon.client(encoding) as client:
-        yield client
-
-
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """Give a daemon that many tests share: it stays empty, for all of them are refused."""

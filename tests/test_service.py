@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -25,25 +24,6 @@ from daemons import (
     statuses,
 )
 from scenarios import back_to, block, chain, expected, output, point, tx
-
-
-@pytest.fixture(params=["json", "frames"])
-def encoding(request: pytest.FixtureRequest) -> Encoding:
-    chosen: Encoding = request.param
-    return chosen
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    with running(tmp_path) as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def client(daemon: Daemon, encoding: Encoding) -> Iterator[Client]:
-    with daemon.client(encoding) as client:
-        yield client
-
 
 # --- the socket ----------------------------------------------------------------------------------------------------
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
-from daemons import Daemon, Message, running
+from daemons import Daemon, Message
 from questions import Asked, asked, failure, short_folder
 from scenarios import at, back_to, block, digest, output, tx
 
@@ -232,12 +231,6 @@ class Walked:
                 if walk.next is None:
                     return
                 place = walk.next
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    with running(tmp_path, transactions=LIMITS) as daemon:
-        yield daemon
 
 
 def feed(daemon: Daemon, *messages: Message) -> None:

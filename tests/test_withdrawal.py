@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +26,10 @@ from test_transactions_wire import (
     turn,
 )
 
-
-@pytest.fixture(params=["json", "frames"])
-def encoding(request: pytest.FixtureRequest) -> Encoding:
-    chosen: Encoding = request.param
-    return chosen
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    """Give a daemon whose store is sound at the end; a transaction is large from the third output on."""
-    with running(tmp_path, transactions={"batch_size": 2}) as daemon:
-        yield daemon
-        daemon.assert_sound()
+pytestmark = [
+    pytest.mark.configured(transactions={"batch_size": 2}),
+    pytest.mark.sound,
+]  # large: from the third output on
 
 
 def withdrawn(*names: object, reason: str = "evicted") -> Message:

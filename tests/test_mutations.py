@@ -1,0 +1,46 @@
+"""The list of mutations stays true: each still applies to the code, and names tests that there are."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from mutations.patches import ROOT, Mutation, load
+
+MUTATIONS = load()
+AREAS = {"changes", "config", "feeds", "history", "http", "intake", "ledger", "mmr", "pool", "pruner", "recovery"}
+
+
+def functions(file: Path) -> set[str]:
+    return {node.name for node in ast.parse(file.read_text()).body if hasattr(node, "name")}
+
+
+def test_every_area_has_mutations() -> None:
+    assert {name.partition("/")[0] for name in MUTATIONS} == AREAS
+    assert len(MUTATIONS) >= 70
+    assert len({(each.file, each.old, each.new) for each in MUTATIONS.values()}) == len(MUTATIONS)
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_mutation_applies(name: str) -> None:
+    mutation = MUTATIONS[name]
+    mutation.place(ROOT)
+    assert mutation.old != mutation.new and mutation.breaks
+    ast.parse((ROOT / mutation.file).read_text().replace(mutation.old, mutation.new))
+    for test in mutation.tests:
+        file, _, function = test.partition("::")
+        assert not function or function in functions(ROOT / "tests" / file), test
+        assert (ROOT / "tests" / file).is_file(), test
+
+
+@pytest.mark.parametrize("text", ["x = 1\n", "if a > b:\nif a > b:\n"])
+def test_a_mutation_that_does_not_apply_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "code.py").write_text(text)
+    with pytest.raises(ValueError, match=r"code.py: 'a > b' occurs [02] times, expected once"):
+        Mutation("code.py", "a > b", "a >= b", "something", ["test_mutations.py"]).place(tmp_path)
+
+
+def test_the_place_of_a_mutation(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text("x = 1\nif a > b:\n")
+    assert Mutation("code.py", "a > b", "a >= b", "something", []).place(tmp_path) == "code.py:2"
