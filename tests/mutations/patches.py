@@ -29,7 +29,10 @@ class Mutation(Struct, frozen=True, forbid_unknown_fields=True):
         """
         text = (root / self.file).read_text()
         if (count := text.count(self.old)) != 1:
-            raise ValueError(f"{self.file}: {self.old!r} occurs {count} times, expected once")
+            what = f"{self.file}: {self.old!r} occurs {count} times, expected once"
+            raise ValueError(
+                f"{what}: write this mutation anew in {FOLDER.relative_to(ROOT)}, or remove it with its rule"
+            )
         return f"{self.file}:{text[: text.index(self.old)].count(chr(10)) + 1}"
 
 
