@@ -28,7 +28,7 @@ from bench.daemon import Client, running
 from bench.http_chain import Feeder, Made
 from bench.load import Load, Task
 from bench.old_outputs import FAR, OldSet
-from config.settings import Http
+from config.serving import Http
 from daemon.http.worker import serve_on
 from daemon.metrics import Served
 from handlers import wire
@@ -277,4 +277,4 @@ async def _answer(_: Request) -> Response:
 
 
 if __name__ == "__main__":
-    serve_on(Starlette(routes=[Route("/", _answer)]), int(sys.argv[1]), Http(), Served())
+    serve_on(Starlette(routes=[Route("/", _answer)]), {int(sys.argv[1]): ""}, Http(), Served())

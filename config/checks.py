@@ -41,13 +41,44 @@ def problems(config: Config) -> list[Problem]:
         if not _HOST.fullmatch(host):
             what = f'{host}: expected a name such as utxod.example.org, without scheme and port, or "*"'
             found.append(Problem(("http.allowed_hosts",), what))
+    found += _facades(config)
     listen = parse_endpoint(config.http.listen)
-    sockets = [("socket.path", config.socket.path), ("http.listen", listen if isinstance(listen, Path) else None)]
+    sockets = [("socket.path", config.socket.path)]
+    sockets += [(name, where) for name, where in listeners(config).items() if isinstance(where, Path)]
     for name, path in sockets:
         if path is not None and len(bytes(path)) > _UNIX_PATH_BYTES:
             found.append(Problem((name,), f"a Unix socket's path has at most {_UNIX_PATH_BYTES} bytes: {path}"))
     if config.http.workers and config.socket.path is not None and listen == config.socket.path:
         found.append(Problem(("http.listen", "socket.path"), f"http.listen and socket.path are both {listen}"))
+    return found
+
+
+def listeners(config: Config) -> dict[str, Path | tuple[str, int]]:
+    """Return where HTTP is spoken, by the knobs that say so; the first is our own interface."""
+    said = {"http.listen": config.http.listen}
+    facades = (("kupo", config.kupo), ("blockfrost", config.blockfrost), ("ogmios", config.ogmios))
+    said |= {f"{name}.listen": facade.listen for name, facade in facades if facade.enabled and facade.listen}
+    return {name: parse_endpoint(listen) for name, listen in said.items()}
+
+
+def _facades(config: Config) -> list[Problem]:
+    """Return what keeps facades from answering."""
+    found: list[Problem] = []
+    facades = {"kupo": config.kupo.enabled, "blockfrost": config.blockfrost.enabled, "ogmios": config.ogmios.enabled}
+    if config.chain.family != "cardano":
+        names = (name for name, enabled in facades.items() if enabled)
+        what = 'needs chain.family = "cardano"'
+        found += [Problem((f"{name}.enabled", "chain.family"), f"{name} {what}") for name in names]
+    known = dict[Path | int, str]()
+    for name, where in listeners(config).items():
+        key = where if isinstance(where, Path) else where[1]
+        if key in known:
+            what = f"{known[key]} and {name} need ports, or sockets, of their own: both have {key}"
+            found.append(Problem((name, known[key]), what))
+        known.setdefault(key, name)
+    upstream = config.upstream.ogmios
+    if upstream is not None and not upstream.startswith(("ws://", "wss://")):
+        found.append(Problem(("upstream.ogmios",), "expected ws://host:port or wss://host:port"))
     return found
 
 

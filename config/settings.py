@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from config.kinds import GIB, MIB, TIB, Blocks, Bytes, Count, Seconds, Secret, Table, Text, Uid
-from config.units import BLOB_STORE, ENDPOINT
+from config.serving import Blockfrost, Http, Kupo, Ogmios, Upstream
+from config.units import BLOB_STORE
 
 
 class Chain(Table, frozen=True, kw_only=True):
@@ -42,47 +43,6 @@ class Socket(Table, frozen=True, kw_only=True):
     max_unread_bytes: Annotated[
         Bytes, Meta(ge=MIB, description="Answers and events that all clients together may leave unread in memory.")
     ] = 128 * MIB
-
-
-class Http(Table, frozen=True, kw_only=True):
-    """Where questions are answered."""
-
-    listen: Annotated[
-        str,
-        Meta(
-            description="Address of the read-only HTTP interface; an IPv6 host stands in brackets.",
-            extra={"notation": ENDPOINT},
-        ),
-    ] = "127.0.0.1:8410"
-    ready_grace: Annotated[
-        Seconds, Meta(ge=0, description="Time without any feeder after which answers are not called ready any more.")
-    ] = 60.0
-    workers: Annotated[int, Meta(ge=0, le=1024, description="Processes that answer; 0 turns HTTP off.")] = 1
-    token: Annotated[
-        Secret | None,
-        Meta(
-            description="Secret that requests have to show; without one, everybody may ask.",
-            examples=["a long random text"],
-        ),
-    ] = None
-    allowed_hosts: Annotated[
-        tuple[Text, ...],
-        Meta(
-            description="Names that Host may have besides localhost, loopback addresses and the host of listen; "
-            '["*"] is every name. Not on loopback, addresses are accepted too, and every name while this is empty.'
-        ),
-    ] = ()
-    max_connections: Annotated[
-        int, Meta(ge=4, le=1_000_000, description="Connections to each worker; one more closes the longest waiting.")
-    ] = 1024
-    max_connections_per_address: Annotated[
-        int, Meta(ge=0, le=1_000_000, description="Connections to each worker from one address; 0 is no limit.")
-    ] = 0
-    head_timeout: Annotated[Seconds, Meta(gt=0, description="Time for a client to send the head of a request.")] = 10.0
-    idle_timeout: Annotated[Seconds, Meta(gt=0, description="Time for which an idle connection is kept open.")] = 75.0
-    send_timeout: Annotated[
-        Seconds, Meta(gt=0, description="Time after which a client that reads nothing of its answer is disconnected.")
-    ] = 30.0
 
 
 class Index(Table, frozen=True, kw_only=True):
@@ -378,6 +338,10 @@ class Config(Table, frozen=True, kw_only=True):
     chain: Chain = Chain()
     socket: Socket = Socket()
     http: Http = Http()
+    kupo: Kupo = Kupo()
+    blockfrost: Blockfrost = Blockfrost()
+    ogmios: Ogmios = Ogmios()
+    upstream: Upstream = Upstream()
     utxo: Utxo = Utxo()
     batch: Batch = Batch()
     transactions: Transactions = Transactions()

@@ -312,15 +312,15 @@ def reindex(context: click.Context, records: bool) -> None:
 @main.command()
 @config_option
 @click.option("--workers", type=click.IntRange(1, 1024), help="Processes; else http.workers.")
-@click.option("--inherit", type=int, nargs=2, hidden=True, help="A listening descriptor, and whose it is.")
+@click.option("--inherit", type=(str, int), hidden=True, help="Listening descriptors, and whose they are.")
 @click.pass_context
-def serve(context: click.Context, workers: int | None, inherit: tuple[int, int] | None) -> None:
+def serve(context: click.Context, workers: int | None, inherit: tuple[str, int] | None) -> None:
     """Answer questions over HTTP, beside a running daemon or without one."""
     if inherit is not None:
         from daemon.http.worker import handed_over, work
 
         with service(lambda: handed_over(inherit[1])) as config, stores_speak(), one_failure():
-            work(config, *inherit)
+            work(config, [*map(int, inherit[0].split(","))], inherit[1])
         return
     with service(lambda: context.obj.config) as config, stores_speak(), one_failure():
         from daemon.http.supervisor import serve_alone

@@ -70,6 +70,15 @@ def facts(shot: Snapshot, block: int | bytes) -> BlockFacts:
     )
 
 
+def last_upto(shot: Snapshot, slot: int) -> int:
+    """Return the ordinal of the last block at or before a slot; 0 is before the first."""
+    low, high = 0, shot.state.tip
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if shot.block(middle).slot <= slot else (low, middle - 1)
+    return low
+
+
 def _at_height(shot: Snapshot, height: int) -> int:
     tip = shot.tip()
     if tip is None or height > tip.height:

@@ -18,7 +18,8 @@ from config import load as loading
 from config.checks import problems
 from config.kinds import Secret
 from config.load import ConfigError, load
-from config.settings import Config, Http, Recovery, socket_path
+from config.serving import Http
+from config.settings import Config, Recovery, socket_path
 from config.show import render, template
 from config.tree import SETTINGS, Setting, special
 from config.units import format_duration, format_size, parse_duration, parse_endpoint, parse_size
@@ -40,9 +41,14 @@ DEFAULTS: dict[str, Any] = {
         "max_connections": 1024,
         "max_connections_per_address": 0,
         "head_timeout": 10.0,
+        "cors_origins": (),
         "idle_timeout": 75.0,
         "send_timeout": 30.0,
     },
+    "kupo": {"enabled": False, "listen": None},
+    "blockfrost": {"enabled": False, "listen": None, "genesis": None},
+    "ogmios": {"enabled": False, "listen": None},
+    "upstream": {"ogmios": None, "timeout": 30.0, "protocol_parameters": None},
     "utxo": {
         "enabled": True,
         "store": "classic",
@@ -469,6 +475,7 @@ def test_mask_is_not_taken_for_a_secret(write: Write) -> None:
 
 def values_of(knob: Setting) -> st.SearchStrategy[Any]:
     special_cases = {
+        **dict.fromkeys(("kupo.listen", "blockfrost.listen", "ogmios.listen"), st.none()),
         "http.listen": st.sampled_from(["[::]:1", "h:0", "unix:a b"]),
         "transactions.blob_store": st.sampled_from(["file:/x", "s3://b"]),
     }

@@ -24,7 +24,8 @@ from reader_processes import children
 from scenarios import chain, expected, point
 
 from config.kinds import Secret
-from config.settings import Batch, Config, Http, Log, Socket, Utxo
+from config.serving import Http
+from config.settings import Batch, Config, Log, Socket, Utxo
 from daemon.http import supervisor
 from daemon.reload import RELOADED, difference
 

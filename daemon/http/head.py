@@ -16,6 +16,10 @@ _END = b"\r\n\r\n"
 _CHECKED = frozenset((b"host", b"content-length", b"transfer-encoding"))
 
 
+_LONGEST_BODY = 256 << 10  # a transaction has 16 KiB at most; with outputs that are not on the chain yet it is more
+_TAKE_BODIES = ("/kupo/", "/blockfrost/", "/ogmios")  # paths under which requests may have bodies
+
+
 class Refusal(Exception):
     """A request that is not passed on; the connection is closed after the error."""
 
@@ -34,16 +38,17 @@ class Request(NamedTuple):
     headers: list[tuple[bytes, bytes]]
     version: str
     keep_alive: bool
+    length: int = 0  # of the body, which follows
 
 
 class HeadReader:
     """Reads the heads of one connection, one at a time.
 
-    The parser never sees the bytes after a head: they wait for the answer, and a body is never read.
+    The parser never sees the bytes after a head: they wait for the answer. Only requests to facades may have a body.
     """
 
-    def __init__(self, hosts: Hosts) -> None:
-        self._hosts = hosts
+    def __init__(self, hosts: Hosts, prefix: str = "") -> None:
+        self._hosts, self._prefix = hosts, prefix
         self._accepted: bytes | None = None  # the host that was checked last
         self._parser = httptools.HttpRequestParser(self)
         self._begin()
@@ -115,9 +120,9 @@ class HeadReader:
         except UnicodeDecodeError:
             raise _malformed("the request target has to be escaped with %") from None
         self._check_host(authority, version)
-        self._check_body(method)
+        length = self._body_length(method, path)
         path, keep_alive = unquote(path) if "%" in path else path, self._keep_alive and version == "1.1"
-        return Request(method, path, raw_path, query, self._headers, version, keep_alive)
+        return Request(method, path, raw_path, query, self._headers, version, keep_alive, length)
 
     def _split(self) -> tuple[bytes | None, bytes]:
         """Return the host, where the request's target is a URL, and the path with its query."""
@@ -149,15 +154,26 @@ class HeadReader:
             raise Refusal(421, "unknown_host", message, "add the name to http.allowed_hosts, or use an address")
         self._accepted = given
 
-    def _check_body(self, method: str) -> None:
+    def _body_length(self, method: str, path: str) -> int:
+        """Return how long the body is, of a request that may have one."""
+        length = chunked = b""
         for name, value in self._checked:
-            if name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0 \t")):
-                break
-        else:
-            return
-        if method not in ("GET", "HEAD"):
+            if name == b"transfer-encoding":
+                chunked = value
+            elif name == b"content-length":
+                length = value.strip(b" \t")
+        if not chunked and not length.strip(b"0"):
+            return 0
+        if method in ("GET", "HEAD"):
+            raise Refusal(413, "body_not_accepted", "no request here takes a body", "send the request without one")
+        if not f"{self._prefix}{path}".startswith(_TAKE_BODIES):
             raise Refusal(405, "method_not_allowed", "everything here is read with GET")
-        raise Refusal(413, "body_not_accepted", "no request here takes a body", "send the request without one")
+        if chunked:
+            raise Refusal(411, "length_required", "a body needs a Content-Length", "send it as a whole")
+        if int(length) > _LONGEST_BODY:
+            what = f"a body has at most {_LONGEST_BODY:,} bytes"
+            raise Refusal(413, "body_not_accepted", what, "a transaction has no more than 16,384")
+        return int(length)
 
     # --- called by the parser ------------------------------------------------------------------------------------
 
@@ -190,3 +206,8 @@ def _too_large() -> Refusal:
     return Refusal(
         431, "head_too_large", f"a request's head has at most {_LONGEST_HEAD} bytes and {_MOST_HEADERS} headers"
     )
+
+
+def request_continues(request: Request) -> bool:
+    """Return whether a client waits until it is told to send the body."""
+    return any(name == b"expect" and value.lower() == b"100-continue" for name, value in request.headers)

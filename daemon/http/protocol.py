@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from enum import Enum, auto
 from math import inf
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import uvicorn
@@ -20,7 +21,7 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
 from daemon.http.capacity import Capacity
-from daemon.http.head import HeadReader, Refusal, Request
+from daemon.http.head import HeadReader, Refusal, Request, request_continues
 from daemon.http.hosts import Hosts
 from daemon.http.reply import JSON
 from handlers.answers import Failure
@@ -29,9 +30,22 @@ _HEALTH = ("/health/live", "/health/ready")  # are answered at once, however man
 _CHUNK = 16 << 10  # bytes that are read at a time, and so the most that wait behind a request
 _LINGER_S = 1.0  # for a client to read why it was refused, before its connection is reset
 _LINGER_BYTES = 256 << 10  # that it may go on sending meanwhile
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _MORE = {405: (b"allow", b"GET, HEAD"), 503: (b"retry-after", b"1")}
 _logger = logging.getLogger("uvicorn.error")
 _buffer = memoryview(bytearray(_CHUNK))  # is copied from before anything else is read
+
+
+class Listener(NamedTuple):
+    """What is true of the connections to one listening socket: the hosts that it answers to, and whose paths it has."""
+
+    hosts: Hosts
+    prefix: str = ""  # in front of every path
+
+
+def name_of(address: object) -> object:
+    """Return what tells listening sockets apart: a port, or the path of a Unix socket."""
+    return address[1] if isinstance(address, tuple) else address
 
 
 class _State(Enum):
@@ -48,7 +62,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def __init__(
         self,
         capacity: Capacity,
-        hosts: Hosts,
+        listeners: Mapping[object, Listener],
         config: uvicorn.Config,
         server_state: ServerState,
         app_state: dict[str, Any],
@@ -59,7 +73,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._server_state = server_state
         self._connections = cast(set[Any], server_state.connections)
         self._loop = asyncio.get_running_loop()
-        self._reader = HeadReader(hosts)
+        self._listeners = listeners
+        self._partial: tuple[Request, bytearray] | None = None  # a request whose body is on its way
         self._state = _State.WAITING
         self._deadline = inf
         self._ahead = b""  # what was read behind the request that is being answered
@@ -74,6 +89,9 @@ class HttpConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the first request, where there is room for one connection more."""
         self._transport = cast(asyncio.Transport, transport)
+        listeners, name = self._listeners, name_of(transport.get_extra_info("sockname"))
+        listener = listeners[name] if name in listeners else next(iter(listeners.values()))
+        self._reader, self._prefix = HeadReader(listener.hosts, listener.prefix), listener.prefix
         self._flow = FlowControl(self._transport)
         self._server, self._client = get_local_addr(self._transport), get_remote_addr(self._transport)
         self.address = self._client[0] if self._client else None
@@ -109,9 +127,10 @@ class HttpConnection(asyncio.BufferedProtocol):
             self.close_early("send_timeout")
         elif now <= self._deadline:
             return
-        elif self._state is _State.WAITING and self._reader.begun:
+        elif self._state is _State.WAITING and (self._reader.begun or self._partial):
+            what = "the body" if self._partial else "the head"
             within = f"within {self._limits.head_timeout_s:g} s"
-            self._refuse(Refusal(408, "request_timeout", f"the head of the request did not arrive {within}"))
+            self._refuse(Refusal(408, "request_timeout", f"{what} of the request did not arrive {within}"))
         else:
             self._abort()
 
@@ -156,20 +175,42 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _read(self, data: bytes) -> None:
         begun, request = self._reader.begun, None
         try:
-            while data and request is None:
+            while data and request is None and self._partial is None:
                 request, data = self._reader.read(data)
         except Refusal as refusal:
             self._refuse(refusal)
+            return
+        if request is not None and request.length:
+            self._partial, request = (request, bytearray()), None
+            self._wait(self._limits.head_timeout_s)
+            if request_continues(self._partial[0]):
+                self._transport.write(_CONTINUE)
+        if self._partial is not None:
+            self._read_body(data)
             return
         if request is not None:
             self._accept(request)
         elif not begun:
             self._wait(self._limits.head_timeout_s)
+        self._keep_ahead(data)
+
+    def _read_body(self, data: bytes) -> None:
+        """Take bytes of a body; the request is answered when it is whole."""
+        assert self._partial is not None
+        request, body = self._partial
+        missing = request.length - len(body)
+        body += data[:missing]
+        if len(body) == request.length:
+            self._partial = None
+            self._accept(request, bytes(body))
+            self._keep_ahead(data[missing:])
+
+    def _keep_ahead(self, data: bytes) -> None:
         if data:
             self._ahead = data
             self._transport.pause_reading()
 
-    def _accept(self, request: Request) -> None:
+    def _accept(self, request: Request, body: bytes = b"") -> None:
         self._capacity.stop_waiting(self)
         self._deadline = inf
         read = asyncio.Event()
@@ -187,8 +228,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             keep_alive=request.keep_alive,
             on_response=self._answered,
         )
-        self._cycle.more_body = False
-        if request.path in _HEALTH:
+        self._cycle.body, self._cycle.more_body = bytearray(body), False
+        if request.path in _HEALTH and not self._prefix:
             self.start()
         else:
             self._state = _State.QUEUED
@@ -201,7 +242,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             "http_version": request.version,
             "method": request.method,
             "scheme": "http",
-            "path": request.path,
+            "path": self._prefix + request.path,
             "raw_path": request.raw_path,
             "query_string": request.query,
             "root_path": "",

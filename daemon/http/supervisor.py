@@ -7,7 +7,7 @@ import pickle
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from time import monotonic
 
@@ -15,8 +15,8 @@ import anyio
 import structlog
 from anyio.abc import Process
 
+from config.checks import listeners
 from config.settings import Config
-from config.units import parse_endpoint
 from daemon.child import of_damage
 from daemon.diagnostics import dump
 from daemon.listener import SocketFile, refuse_if_taken
@@ -35,13 +35,15 @@ _LEAVE_S = 10.0  # for a worker that was asked to leave; it gives its clients 5 
 _REMIND_S = (30.0, 600.0)  # first and longest time after which an unchanged reason is logged again
 
 
-def listen(config: Config) -> socket.socket:
-    """Open the listening socket.
+Endpoint = Path | tuple[str, int]
+
+
+def listen(where: Endpoint) -> socket.socket:
+    """Open a listening socket.
 
     Raises:
         OSError: the address is taken, or not ours to have.
     """
-    where = parse_endpoint(config.http.listen)
     if isinstance(where, Path):
         refuse_if_taken(where)
         where.unlink(missing_ok=True)
@@ -97,21 +99,26 @@ class Supervisor:
         if missing := codec(self._config.chain.family, self._config.chain.network).missing:
             log.warning("addresses_as_hex", reason=missing)
         while True:
-            with _closing(await _listen_at_last(self._config)) as (listening, file):
-                log.info("serving", listen=self._config.http.listen, workers=self._workers)
+            with ExitStack() as opened:
+                wanted = listeners(self._config)
+                files = [
+                    opened.enter_context(_closing(await _listen_at_last(name, where))) for name, where in wanted.items()
+                ]
+                more = {name.partition(".")[0]: shown(where) for name, where in [*wanted.items()][1:]}
+                log.info("serving", listen=self._config.http.listen, workers=self._workers, **more)
+                sockets = [listening for listening, _ in files]
                 async with anyio.create_task_group() as workers:
                     for number in range(self._workers):
-                        workers.start_soon(self._supervise, listening, number)
-                    await file.gone()
-                    log.warning("http_socket_gone", listen=self._config.http.listen)
-                    workers.cancel_scope.cancel()
+                        workers.start_soon(self._supervise, sockets, number)
+                    for (_, file), where in zip(files, wanted.values(), strict=True):
+                        workers.start_soon(_until_gone, file, where, workers.cancel_scope)
 
-    async def _supervise(self, listening: socket.socket, number: int) -> None:
+    async def _supervise(self, sockets: list[socket.socket], number: int) -> None:
         failures = crashes = 0
         while True:
             began = anyio.current_time()
             with anyio.CancelScope() as self._running[number]:
-                code = await _run(command(listening.fileno()), listening.fileno(), self._config)
+                code = await _run(sockets, self._config)
             if self._running[number].cancelled_caught:
                 log.info("http_worker_replaced", worker=number)
                 continue
@@ -123,6 +130,20 @@ class Supervisor:
                 if crashes >= _CRASHES:
                     log.error("store_damaged", worker=number, signal=fatal.name, times=crashes, advice=_ADVICE)
             await anyio.sleep(pause)
+
+
+async def _until_gone(file: SocketFile, where: Endpoint, serving: anyio.CancelScope) -> None:
+    """End what serves when the file of a Unix socket was removed or replaced."""
+    await file.gone()
+    log.warning("http_socket_gone", listen=shown(where))
+    serving.cancel()
+
+
+def shown(where: Endpoint) -> str:
+    """Return an address as the configuration has it."""
+    if isinstance(where, Path):
+        return f"unix:{where}"
+    return f"[{where[0]}]:{where[1]}" if ":" in where[0] else f"{where[0]}:{where[1]}"
 
 
 @contextmanager
@@ -154,25 +175,26 @@ class Reminder:
         return True
 
 
-async def _listen_at_last(config: Config) -> socket.socket:
+async def _listen_at_last(name: str, where: Endpoint) -> socket.socket:
     tries, reminder = 0, Reminder()
     while True:
         try:
-            return listen(config)
+            return listen(where)
         except OSError as error:
             pause = _PAUSES_S[min(tries, len(_PAUSES_S) - 1)]
             what = error.strerror or str(error)
             if reminder.due(what):
-                log.error("http_listen_failed", listen=config.http.listen, error=what, again_in_s=pause)
+                log.error("http_listen_failed", knob=name, listen=shown(where), error=what, again_in_s=pause)
             await anyio.sleep(pause)
             tries += 1
 
 
-async def _run(command: Sequence[str], descriptor: int, config: Config) -> int | str:
+async def _run(sockets: list[socket.socket], config: Config) -> int | str:
     """Run a worker; return its exit code, or why there is none."""
+    descriptors = [listening.fileno() for listening in sockets]
     try:  # a session of its own: what a terminal sends to the whole group is for us to act on
         process = await anyio.open_process(
-            command, stdout=None, stderr=None, pass_fds=[descriptor], start_new_session=True
+            command(descriptors), stdout=None, stderr=None, pass_fds=descriptors, start_new_session=True
         )
     except OSError as error:  # no memory, or no descriptors: the chain does not stop for that
         return str(error)
@@ -200,6 +222,7 @@ async def _end(process: Process) -> None:
         await process.wait()
 
 
-def command(descriptor: int) -> Sequence[str]:
-    """Return what starts a worker on an inherited socket; it reads its configuration from standard input."""
-    return [sys.executable, "-m", "daemon.cli", "serve", "--inherit", str(descriptor), str(os.getpid())]
+def command(descriptors: list[int]) -> Sequence[str]:
+    """Return what starts a worker on inherited sockets; it reads its configuration from standard input."""
+    listening = ",".join(map(str, descriptors))
+    return [sys.executable, "-m", "daemon.cli", "serve", "--inherit", listening, str(os.getpid())]

@@ -9,8 +9,8 @@ import pickle
 import resource
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -20,11 +20,14 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
-from config.settings import Config, Http, socket_path
+from config.checks import listeners
+from config.serving import Http
+from config.settings import Config, socket_path
 from config.units import parse_endpoint
 from daemon.child import die_with
 from daemon.diagnostics import dump
 from daemon.heap import keep_heap_small
+from daemon.http import facades
 from daemon.http.app import Site, build, build_disabled
 from daemon.http.capacity import Capacity, Limits
 from daemon.http.daemon_link import DaemonLink
@@ -32,7 +35,7 @@ from daemon.http.hosts import Hosts, is_loopback
 from daemon.http.jobs import JobRoutes
 from daemon.http.mmr import MmrRoutes
 from daemon.http.prometheus import Measured, Scrape
-from daemon.http.protocol import HttpConnection
+from daemon.http.protocol import HttpConnection, Listener, name_of
 from daemon.http.recovery import RecoveryRoutes
 from daemon.http.transactions import TxRoutes
 from daemon.metrics import Served, encode, folder, keep_updated, worker_metrics_file
@@ -55,11 +58,13 @@ def handed_over(parent: int) -> Config:
     return config
 
 
-def work(config: Config, descriptor: int, parent: int) -> None:
-    """Serve on an inherited socket, until asked to leave or left alone."""
+def work(config: Config, descriptors: list[int], parent: int) -> None:
+    """Serve on inherited sockets, until asked to leave or left alone."""
     keep_heap_small()
+    prefixes = [facades.prefix_of(name, config) for name in listeners(config)]
+    sockets = dict(zip(descriptors, prefixes, strict=True))
     if not config.utxo.enabled:
-        serve_on(build_disabled(config.http.token), descriptor, config.http, Served())
+        serve_on(build_disabled(config.http.token), sockets, config.http, Served())
         return
     metrics_folder = folder(config)
     with open_query(config) as query, worker_metrics_file(metrics_folder, parent) as file:
@@ -77,24 +82,31 @@ def work(config: Config, descriptor: int, parent: int) -> None:
             query, text, windows(config), daemon_link, store_id(config), grace_s, scrape.text, routes, jobs, rows, mmr
         )
 
+        app = facades.mount(site, config, routes.transactions if routes else None, build(site, config.http.token))
+
         def numbers() -> bytes:
             own.log_lines_dropped = dropped_before + lines_dropped()
             return encode(own)
 
         with keep_updated(file, numbers):
-            serve_on(Measured(build(site, config.http.token), own), descriptor, config.http, own)
+            serve_on(Measured(app, own), sockets, config.http, own)
 
 
-def serve_on(app: ASGIApp, descriptor: int, http: Http, counts: Served) -> None:
-    """Serve an application on an inherited socket."""
+def serve_on(app: ASGIApp, sockets: Mapping[int, str], http: Http, counts: Served) -> None:
+    """Serve an application on inherited sockets; paths on each of them have a prefix put in front."""
     _quieten_collector()
-    with socket.socket(fileno=descriptor) as listening:
+    with ExitStack() as opened:
+        listening = [opened.enter_context(socket.socket(fileno=descriptor)) for descriptor in sockets]
+        listeners = {
+            name_of(each.getsockname()): Listener(_hosts(http, each), prefix)
+            for each, prefix in zip(listening, sockets.values(), strict=True)
+        }
         capacity = Capacity(_limits(http), counts)
         server = _Server(
             uvicorn.Config(
                 app,
                 loop="uvloop",
-                http=cast(type[asyncio.Protocol], partial(HttpConnection, capacity, _hosts(http, listening))),
+                http=cast(type[asyncio.Protocol], partial(HttpConnection, capacity, listeners)),
                 lifespan="on",
                 access_log=False,
                 log_config=None,
@@ -108,7 +120,7 @@ def serve_on(app: ASGIApp, descriptor: int, http: Http, counts: Served) -> None:
         anyio.run(_until_told, server, listening, backend_options={"use_uvloop": True})
 
 
-async def _until_told(server: uvicorn.Server, listening: socket.socket) -> None:
+async def _until_told(server: uvicorn.Server, listening: list[socket.socket]) -> None:
     async def leave() -> None:
         await heed(signals, dump)
         server.should_exit = True
@@ -116,7 +128,7 @@ async def _until_told(server: uvicorn.Server, listening: socket.socket) -> None:
     with receiver() as signals:
         async with anyio.create_task_group() as both:
             both.start_soon(leave)
-            await server.serve([listening])
+            await server.serve(listening)
             both.cancel_scope.cancel()
 
 
@@ -129,10 +141,11 @@ class _Server(uvicorn.Server):
 
 def _hosts(http: Http, listening: socket.socket) -> Hosts:
     """Return the hosts that this socket answers to."""
-    listen = parse_endpoint(http.listen)
-    if isinstance(listen, Path):
+    if listening.family == socket.AF_UNIX:
         return Hosts(None, http.allowed_hosts, local=True)
-    return Hosts(listen[0], http.allowed_hosts, local=is_loopback(listening.getsockname()[0]))
+    listen = parse_endpoint(http.listen)  # its host is a name of ours on every listener
+    address = listening.getsockname()[0]
+    return Hosts(address if isinstance(listen, Path) else listen[0], http.allowed_hosts, local=is_loopback(address))
 
 
 def _limits(http: Http) -> Limits:

@@ -1,0 +1,132 @@
+"""The tables of what answers questions: our own HTTP interface, and the facades that speak as other systems do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
+
+from config.kinds import Seconds, Secret, Table, Text
+from config.units import ENDPOINT
+
+
+class Http(Table, frozen=True, kw_only=True):
+    """Where questions are answered."""
+
+    listen: Annotated[
+        str,
+        Meta(
+            description="Address of the read-only HTTP interface; an IPv6 host stands in brackets.",
+            extra={"notation": ENDPOINT},
+        ),
+    ] = "127.0.0.1:8410"
+    ready_grace: Annotated[
+        Seconds, Meta(ge=0, description="Time without any feeder after which answers are not called ready any more.")
+    ] = 60.0
+    workers: Annotated[int, Meta(ge=0, le=1024, description="Processes that answer; 0 turns HTTP off.")] = 1
+    token: Annotated[
+        Secret | None,
+        Meta(
+            description="Secret that requests have to show; without one, everybody may ask.",
+            examples=["a long random text"],
+        ),
+    ] = None
+    allowed_hosts: Annotated[
+        tuple[Text, ...],
+        Meta(
+            description="Names that Host may have besides localhost, loopback addresses and the host of listen; "
+            '["*"] is every name. Not on loopback, addresses are accepted too, and every name while this is empty.'
+        ),
+    ] = ()
+    max_connections: Annotated[
+        int, Meta(ge=4, le=1_000_000, description="Connections to each worker; one more closes the longest waiting.")
+    ] = 1024
+    max_connections_per_address: Annotated[
+        int, Meta(ge=0, le=1_000_000, description="Connections to each worker from one address; 0 is no limit.")
+    ] = 0
+    head_timeout: Annotated[Seconds, Meta(gt=0, description="Time for a client to send the head of a request.")] = 10.0
+    cors_origins: Annotated[
+        tuple[Text, ...],
+        Meta(
+            description='Origins whose pages may read answers, such as https://wallet.example.org; ["*"] is every one. '
+            "While this is empty, every one may read the answers of the facades (kupo, blockfrost, ogmios), and none "
+            "those of our own routes."
+        ),
+    ] = ()
+    idle_timeout: Annotated[Seconds, Meta(gt=0, description="Time for which an idle connection is kept open.")] = 75.0
+    send_timeout: Annotated[
+        Seconds, Meta(gt=0, description="Time after which a client that reads nothing of its answer is disconnected.")
+    ] = 30.0
+
+
+class Kupo(Table, frozen=True, kw_only=True):
+    """Kupo's API, under /kupo: for clients that are made for it. Needs chain.family = "cardano"."""
+
+    enabled: Annotated[bool, Meta(description="Answer Kupo's clients, under /kupo of http.listen.")] = False
+    listen: Annotated[
+        str | None,
+        Meta(
+            description="Address of a listener of its own, where the paths have no /kupo in front.",
+            examples=["127.0.0.1:1442"],
+            extra={"notation": ENDPOINT},
+        ),
+    ] = None
+
+
+class Blockfrost(Table, frozen=True, kw_only=True):
+    """The part of Blockfrost's API that is about outputs, under /blockfrost/NETWORK. Needs chain.family = "cardano"."""
+
+    enabled: Annotated[
+        bool, Meta(description="Answer Blockfrost's clients, under /blockfrost/NETWORK/api/v0 of http.listen.")
+    ] = False
+    listen: Annotated[
+        str | None,
+        Meta(
+            description="Address of a listener of its own, where the paths begin with /api/v0.",
+            examples=["127.0.0.1:3000"],
+            extra={"notation": ENDPOINT},
+        ),
+    ] = None
+    genesis: Annotated[
+        Path | None,
+        Meta(
+            description="Shelley genesis file, for networks other than mainnet, preprod and preview.",
+            examples=["/etc/utxod/shelley-genesis.json"],
+        ),
+    ] = None
+
+
+class Ogmios(Table, frozen=True, kw_only=True):
+    """Ogmios' API, under /ogmios: questions about outputs are answered here, all else by upstream.ogmios."""
+
+    enabled: Annotated[bool, Meta(description="Answer Ogmios' clients, under /ogmios of http.listen.")] = False
+    listen: Annotated[
+        str | None,
+        Meta(
+            description="Address of a listener of its own, where the path is /.",
+            examples=["127.0.0.1:1337"],
+            extra={"notation": ENDPOINT},
+        ),
+    ] = None
+
+
+class Upstream(Table, frozen=True, kw_only=True):
+    """Who is asked what no set of outputs can answer: protocol parameters, submitting, evaluating."""
+
+    ogmios: Annotated[
+        Secret | None,
+        Meta(
+            description="Ogmios server that is asked; never shown, because it may hold a password.",
+            examples=["ws://127.0.0.1:1337"],
+        ),
+    ] = None
+    timeout: Annotated[Seconds, Meta(gt=0, description="Time for an answer of the Ogmios server.")] = 30.0
+    protocol_parameters: Annotated[
+        Path | None,
+        Meta(
+            description="File with protocol parameters, as Ogmios' queryLedgerState/protocolParameters gives them; "
+            "it is read instead of asking.",
+            examples=["/etc/utxod/protocol-parameters.json"],
+        ),
+    ] = None

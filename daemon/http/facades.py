@@ -1,0 +1,37 @@
+"""Which facades are served. Nothing of one is loaded while it is switched off."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp
+
+from config.settings import Config
+from daemon.http import facade
+from daemon.http.app import Site
+from handlers.transactions import Transactions
+
+
+def prefix_of(listener: str, config: Config) -> str:
+    """Return what is put in front of the paths of requests on a listener; `listener` is the knob that names it."""
+    name = listener.partition(".")[0]
+    if name == "blockfrost":
+        return f"/blockfrost/{config.chain.network}"
+    return "" if name == "http" else f"/{name}"
+
+
+def mount(site: Site, config: Config, transactions: Transactions | None, app: ASGIApp) -> ASGIApp:
+    """Return an application with the facades that are switched on."""
+    shared = facade.Site(
+        query=site.query,
+        codec=site.codec,
+        windows=site.windows,
+        daemon_link=site.daemon_link,
+        transactions=transactions,
+        config=config,
+        turns=site.turns,
+    )
+    mounted: list[facade.Mounted] = []
+    if config.kupo.enabled:
+        from daemon.http.kupo import app as kupo
+
+        mounted.append(kupo.mounted(shared))
+    return facade.Mount(app, mounted) if mounted else app

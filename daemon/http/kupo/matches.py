@@ -1,0 +1,196 @@
+"""`/matches`: small answers at once, large ones in parts and in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+from starlette.types import Scope, Send
+
+from daemon.http.facade import Headers, Site, send_all
+from daemon.http.kupo.errors import Refused
+from daemon.http.kupo.parameters import Parameters, not_on_chain, parse, wanted
+from daemon.http.kupo.patterns import BadPattern
+from daemon.http.kupo.patterns import parse as parse_pattern
+from daemon.http.kupo.writing import Births, MatchWriter, Writer
+from daemon.http.reply import header
+from handlers import cursors
+from handlers.boundary import Cut
+from handlers.cursors import BadCursor
+from handlers.matches import Matches, Part, Row, Spends, Wanted
+from handlers.query import Boundary, CursorGone, Snapshot
+from handlers.rendering import Written
+
+_AT_ONCE = 500  # outputs of an answer that is not streamed
+_PIECE = 128 << 10  # bytes of a streamed answer that are sent together
+_ROOM = 16 << 20  # bytes of answers that are kept until the store moves, and of lists until a block is rolled back
+_OVERHEAD = 1000
+_STRINGS = "asset-quantity=string"
+_KINDS = {False: b"application/json;charset=utf-8", True: b"application/json;asset-quantity=string;charset=utf-8"}
+
+_HeadersOf = Callable[[Scope, Snapshot], tuple[Headers, bool]]
+_Question = tuple[str, bytes, bool]
+
+
+class _Kept(NamedTuple):
+    body: bytes
+    more: Headers
+
+
+class MatchesRoute:
+    """Answers with matches. An answer that was given since the store moved is given again."""
+
+    def __init__(self, site: Site) -> None:
+        self._site, self._turns = site, site.turns
+        self._writer = Writer(site.codec.write)
+        self._boundary: Boundary | None = None  # of the answers, and of what was spent
+        self._branch: Written | None = None  # of the lists, and of what outputs share
+        self._answers: dict[_Question, _Kept] = {}
+        self._room = _ROOM
+        self._spends: Spends | None = None
+        self._written, self._births = Written(_ROOM), Births()
+
+    async def answer(self, scope: Scope, send: Send, text: str, headers_of: _HeadersOf) -> None:
+        """Answer one request."""
+        strings = _STRINGS in (header(scope, b"accept") or "").lower().replace(" ", "")
+        question = (text, scope["query_string"], strings)
+        with self._site.query.snapshot() as shot:
+            self._look(shot)
+            headers, fresh = headers_of(scope, shot)
+            headers.append((b"content-type", _KINDS[strings]))
+            kept = self._answers.get(question)
+            if kept is None:
+                asked, want = _wish(shot, text, scope["query_string"])
+                if fresh:  # the question is a good one, and its answer is not asked for
+                    kept = _Kept(b"", [])
+                else:
+                    kept = await self._make(shot, asked, want, question, headers, send)
+                    if kept is None:
+                        return
+        await send_all(send, 304 if fresh else 200, [*headers, *kept.more], b"" if fresh else kept.body)
+
+    def _look(self, shot: Snapshot) -> None:
+        """Forget what is not true of this block boundary."""
+        if shot.boundary is not self._boundary:
+            self._boundary, self._answers, self._room, self._spends = shot.boundary, {}, _ROOM, None
+        if shot.boundary.written is not self._branch:
+            self._branch = shot.boundary.written
+            self._written, self._births = Written(_ROOM), Births()
+
+    async def _make(
+        self, shot: Snapshot, asked: Parameters, want: Wanted, question: _Question, headers: Headers, send: Send
+    ) -> _Kept | None:
+        """Return a small answer; a large one is sent, and None returned."""
+        matches = _matches(shot, asked, want, lambda: self._spends_of(shot))
+        writer = MatchWriter(shot, self._writer, self._births, strings=question[2], resolve=asked.resolve_hashes)
+        parts, first, found = matches.numbers(), list[Part](), 0
+        for part in parts:
+            first.append(part)
+            found += len(part[0])
+            if found > _AT_ONCE or (asked.limit is not None and found > asked.limit):
+                break
+            if not len(part[0]):
+                await self._turns.next()
+                shot.check_age()
+        everything = chain(first, parts)
+        if asked.limit is not None:
+            kept = await self._page(shot, matches, everything, asked.limit, writer)
+        elif found > _AT_ONCE:
+            await self._stream(shot, matches, everything, writer, headers, send)
+            return None
+        else:
+            kept = _Kept(self._small(shot, matches, first, writer, question), [])
+        self._keep(shot, question, kept)
+        return kept
+
+    def _small(
+        self, shot: Snapshot, matches: Matches, parts: list[Part], writer: MatchWriter, question: _Question
+    ) -> bytes:
+        """Return all of a small answer; of live outputs it is the same for as long as they are the same."""
+        key = b""
+        if matches.live_only and b"resolve" not in question[1] and shot.owners.nobody:
+            numbers = [part[0] for part in parts]
+            key = repr(question).encode() + np.concatenate([np.empty(0, np.int64), *numbers]).tobytes()
+            if (written := self._written.find(key)) is not None:
+                return written
+        texts = [text for rows in matches.rows(parts) for text in writer.texts(rows)]
+        written = f"[{','.join(texts)}]".encode()
+        if key:
+            self._written.keep(key, written)
+        return written
+
+    async def _page(
+        self, shot: Snapshot, matches: Matches, parts: Iterator[Part], limit: int, writer: MatchWriter
+    ) -> _Kept:
+        found = list[Row]()
+        for rows in matches.rows(parts, min(limit + 1, _AT_ONCE)):
+            found += rows
+            if len(found) > limit:
+                break
+            await self._turns.next()
+            shot.check_age()
+        body = f"[{','.join(writer.texts(found[:limit]))}]".encode()
+        more = [(b"x-next-cursor", matches.cut_after(found[limit - 1]).encode())] if len(found) > limit else []
+        return _Kept(body, more)
+
+    async def _stream(
+        self,
+        shot: Snapshot,
+        matches: Matches,
+        parts: Iterator[Part],
+        writer: MatchWriter,
+        headers: Headers,
+        send: Send,
+    ) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        texts, size, before = list[str](), 0, "["
+        for rows in matches.rows(parts):
+            texts += writer.texts(rows)
+            size = len(texts) * 500 if texts else 0
+            if size >= _PIECE:
+                body = (before + ",".join(texts)).encode()
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+                texts, before = [], ","
+            await self._turns.next()
+            shot.check_age()
+        end = f"{before}{','.join(texts)}]" if texts or before == "[" else "]"
+        await send({"type": "http.response.body", "body": end.encode()})
+
+    def _spends_of(self, shot: Snapshot) -> Spends:
+        """Return what was spent in the window; it is found once for each block boundary at which somebody asks."""
+        if shot.boundary is not self._boundary:
+            return Spends(shot)
+        if self._spends is None:
+            self._spends = Spends(shot)
+        return self._spends
+
+    def _keep(self, shot: Snapshot, question: _Question, kept: _Kept) -> None:
+        if shot.boundary is not self._boundary:  # others had turns
+            return
+        self._room -= len(kept.body) + len(question[0]) + len(question[1]) + _OVERHEAD
+        if self._room < 0:
+            self._answers, self._room = {}, _ROOM
+        else:
+            self._answers[question] = kept
+
+
+def _wish(shot: Snapshot, text: str, query: bytes) -> tuple[Parameters, Wanted]:
+    asked = parse(query)
+    try:
+        pattern = parse_pattern(text)
+    except BadPattern as error:
+        raise Refused(400, str(error)) from error
+    return asked, wanted(shot, pattern, asked)
+
+
+def _matches(shot: Snapshot, asked: Parameters, want: Wanted, spends: Callable[[], Spends]) -> Matches:
+    try:
+        return Matches(shot, want, asked.cursor, spends)
+    except BadCursor as error:
+        raise Refused(400, "`cursor` is none that was given for this very question") from error
+    except CursorGone as error:
+        assert asked.cursor is not None
+        ordinal = cursors.read(asked.cursor, Cut).ordinal
+        raise not_on_chain(shot, max(min(ordinal - 1, shot.state.tip), 0)) from error

@@ -1,0 +1,75 @@
+"""Who spent outputs, and which transaction of its block one is: what answers in other APIs' forms need beside a row."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from handlers.matches import NOBODY, Row
+from handlers.snapshot import Snapshot
+from storage.errors import Damaged
+from storage.history.layout import Numbers
+
+
+class SpentBy(NamedTuple):
+    """Who spent an output: the transaction, its block, and the place of the input among its inputs as sorted."""
+
+    txid: str
+    block: int
+    input: int
+
+
+class Spenders:
+    """Who spent outputs in the window, looked up block by block."""
+
+    def __init__(self, shot: Snapshot) -> None:
+        self._shot = shot
+        self._blocks: dict[int, dict[int, SpentBy]] = {}
+
+    def of(self, row: Row) -> SpentBy | None:
+        """Return who spent an output, None while it lives.
+
+        Raises:
+            Damaged: the undo log of the spender's block does not say so.
+        """
+        if row.spender == NOBODY:
+            return None
+        tx = self._shot.stored.tx_of(row.spender)
+        if tx.block not in self._blocks:
+            self._blocks[tx.block] = self._of_block(tx.block)
+        found = self._blocks[tx.block].get(row.number)
+        if found is None:
+            raise Damaged(f"the undo log of block {tx.block} does not have output {row.number}")
+        return found
+
+    def _of_block(self, ordinal: int) -> dict[int, SpentBy]:
+        stored = self._shot.stored
+        spends = stored.undo(ordinal) or []
+        numbers = np.unique(np.array([each.number for each in spends], np.int64))
+        spenders = np.unique(np.array([each.spender for each in spends], np.int64))
+        homes, by = stored.homes(numbers), stored.homes(spenders)
+        of_tx = dict[int, list[int]]()
+        for each in spends:
+            of_tx.setdefault(each.spender, []).append(each.number)
+        found = dict[int, SpentBy]()
+        for spender, spent in of_tx.items():
+            for place, number in enumerate(sorted(spent, key=lambda n: homes[n][:2])):
+                found[number] = SpentBy(by[spender].txid.hex(), ordinal, place)
+        return found
+
+
+def place_in_block(shot: Snapshot, ordinal: int, known: dict[int, Numbers | None], first: int) -> int:
+    """Return which transaction of its block has its first output at a number.
+
+    It is exact for as long as all transactions of the block are kept; then it is the number within the block, which
+    puts transactions in the same order.
+    """
+    if ordinal not in known:
+        block = shot.stored.block(ordinal)
+        there = shot.stored.txs.within(block.first, block.first + block.numbers)
+        known[ordinal] = there if len(there) == block.txs else None
+    numbers = known[ordinal]
+    if numbers is None:
+        return first - shot.stored.block(ordinal).first
+    return int(np.searchsorted(numbers, first))

@@ -1,0 +1,405 @@
+"""Kupo's API over a real run: every pattern, parameter and form, compared with a model of the same blocks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from typing import Any
+
+import pytest
+from chain_model import Coin, datum_of, match_of, point_of, scripts_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from preview import CODEC, blocks, coins, feed, own_listener, served
+from questions import Asked, Web, short_folder
+
+from formats import bech32
+from handlers.events import BlockApplied, Rollback, RollbackPoint
+from storage.indexes import payment_credential, stake_credential
+
+LANGUAGES = ("native", "plutus:v1", "plutus:v2", "plutus:v3")
+Kept = Callable[[Coin], object]
+
+
+@pytest.fixture(scope="module")
+def kupo() -> Iterator[Asked]:
+    with short_folder() as folder, served(folder) as asking:
+        yield asking
+
+
+def ask(asking: Asked, path: str, status: int = 200, **headers: str) -> Any:
+    answer = asking.ask(f"/kupo{path}", **headers)
+    assert answer.status_code == status, (path, answer.status_code, answer.text[:500])
+    assert answer.headers["access-control-allow-origin"] == "*"
+    assert answer.headers["x-most-recent-checkpoint"] == str(blocks()[-1].slot)
+    content = answer.json()
+    if status >= 400:
+        assert set(content) <= {"hint", "details"} and content["hint"]
+    else:
+        assert answer.headers["content-type"] == "application/json;charset=utf-8"
+        assert answer.headers["etag"] == blocks()[-1].hash.hex()
+    return content
+
+
+def expected(kept: Kept, *, order: str = "desc") -> list[dict[str, Any]]:
+    """Return the matches among the outputs of the run, in Kupo's order."""
+    found = [coin for coin in coins().values() if kept(coin)]
+    found.sort(key=lambda coin: (coin.block.height, coin.place, coin.number), reverse=order == "desc")
+    return [match_of(coin, CODEC.write) for coin in found]
+
+
+def compare(asking: Asked, path: str, kept: Kept, *, most: int = 10**6) -> None:
+    """Compare the answers with each flag and order."""
+    flags: dict[str, Kept] = {"unspent": lambda coin: not coin.spend, "spent": lambda coin: coin.spend}
+    flags[""] = lambda coin: True
+    mark = "&" if "?" in path else "?"
+    for flag, more in flags.items():
+        for name, order in (("", "desc"), ("order=oldest_first", "asc")):
+            query = "&".join(each for each in (flag, name) if each)
+            found = ask(asking, f"{path}{mark if query else ''}{query}")
+            wanted = expected(lambda coin, more=more: kept(coin) and more(coin), order=order)  # type: ignore[misc]
+            assert found == wanted, (path, query)
+
+
+def some(kept: Kept) -> Coin:
+    return next(coin for coin in coins().values() if kept(coin))
+
+
+def held(coin: Coin, policy: bytes, name: bytes | None = None) -> bool:
+    return any(p == policy and name in (None, n) for p, n, _ in coin.output.assets)
+
+
+# --- patterns --------------------------------------------------------------------------------------------------------
+
+
+def test_wildcards(kupo: Asked) -> None:
+    for path in ("/matches", "/matches/*", "/v1/matches/*"):
+        compare(kupo, path, lambda coin: True)
+    for path in ("/matches/*/*", "/matches/*%2F*"):
+        compare(kupo, path, lambda coin: payment_credential(coin.output.address))
+
+
+def test_addresses_and_credentials(kupo: Asked) -> None:
+    coin = some(lambda coin: stake_credential(coin.output.address) and coin.spend)
+    address = coin.output.address
+    payment, stake = address[1:29], address[29:57]
+    own: Kept = lambda other: other.output.address == address  # noqa: E731
+    for text in (CODEC.write(address), address.hex(), address.hex().upper()):
+        compare(kupo, f"/matches/{text}", own)
+    pays: Kept = lambda other: payment_credential(other.output.address) == payment  # noqa: E731
+    for text in (payment.hex(), payment.hex().upper(), to_bech32("addr_vkh", payment), to_bech32("vkh", payment)):
+        compare(kupo, f"/matches/{text}/*", pays)
+    delegates: Kept = lambda other: stake_credential(other.output.address) == stake  # noqa: E731
+    for path in (f"*/{stake.hex()}", to_bech32("stake_test", b"\xe0" + stake), f"*/{to_bech32('stake_vkh', stake)}"):
+        compare(kupo, f"/matches/{path}", delegates)
+    compare(kupo, f"/matches/{payment.hex()}/{stake.hex()}", lambda other: pays(other) and delegates(other))
+    key = bytes(range(32))
+    assert ask(kupo, f"/matches/{key.hex()}/*") == []
+    other = blake2b(key, digest_size=28).digest()
+    assert ask(kupo, f"/matches/{to_bech32('addr_vk', key)}/{other.hex()}") == []
+
+
+def to_bech32(prefix: str, raw: bytes) -> str:
+    return bech32.encode(prefix, *bech32.symbols(raw))
+
+
+def test_assets(kupo: Asked) -> None:
+    policy, name, _ = some(lambda coin: coin.output.assets).output.assets[0]
+    compare(kupo, f"/matches/{policy.hex()}.*", lambda coin: held(coin, policy))
+    compare(kupo, f"/matches/{policy.hex()}.{name.hex()}", lambda coin: held(coin, policy, name))
+    compare(kupo, f"/matches/{policy.hex()}.", lambda coin: held(coin, policy, b""))
+    compare(kupo, f"/matches/*?policy_id={policy.hex()}", lambda coin: held(coin, policy))
+    address = some(lambda coin: held(coin, policy, name)).output.address
+    own: Kept = lambda coin: coin.output.address == address and held(coin, policy, name)  # noqa: E731
+    compare(kupo, f"/matches/{CODEC.write(address)}?asset_name={name.hex()}&policy_id={policy.hex()}", own)
+    payment = address[1:29]
+    compare(
+        kupo,
+        f"/matches/{payment.hex()}/*?policy_id={policy.hex()}",
+        lambda coin: payment_credential(coin.output.address) == payment and held(coin, policy),
+    )
+
+
+def test_references(kupo: Asked) -> None:
+    for coin in (some(lambda coin: coin.spend), some(lambda coin: coin.block.height and coin.number == 1)):
+        compare_references(kupo, coin)
+    assert ask(kupo, f"/matches/*@{'00' * 32}") == ask(kupo, f"/matches/99@{coin.txid.hex()}") == []
+
+
+def compare_references(kupo: Asked, coin: Coin) -> None:
+    txid, address = coin.txid.hex(), coin.output.address
+    compare(kupo, f"/matches/*@{txid}", lambda other: other.txid == coin.txid)
+    one: Kept = lambda other: (other.txid, other.number) == (coin.txid, coin.number)  # noqa: E731
+    compare(kupo, f"/matches/{coin.number}@{txid}", one)
+    compare(kupo, f"/matches/*?transaction_id={txid}", lambda other: other.txid == coin.txid)
+    compare(kupo, f"/matches/*?output_index={coin.number}&transaction_id={txid}", one)
+    own: Kept = lambda other: other.txid == coin.txid and other.output.address == address  # noqa: E731
+    compare(kupo, f"/matches/{CODEC.write(address)}?transaction_id={txid}", own)
+
+
+def test_ranges(kupo: Asked) -> None:
+    low, high = blocks()[20], blocks()[40]
+    assert low.slot is not None and high.slot is not None
+    for first in (str(low.slot), f"{low.slot}.{low.hash.hex()}"):
+        for last in (str(high.slot), f"{high.slot}.{high.hash.hex()}"):
+            compare(
+                kupo,
+                f"/matches?created_after={first}&created_before={last}",
+                lambda coin: low.height <= coin.block.height <= high.height,
+            )
+    for query, kept in (
+        (f"created_after={low.slot + 1}", lambda coin: coin.block.height > low.height),
+        (f"created_before={high.slot - 1}", lambda coin: coin.block.height < high.height),
+        (f"created_after={blocks()[-1].slot + 1}", lambda coin: False),  # type: ignore[operator]
+        (f"created_before={blocks()[0].slot - 1}", lambda coin: coin.block.height == 0),  # type: ignore[operator]
+    ):
+        compare(kupo, f"/matches?{query}", kept)
+    query = f"/matches/*?spent_after={low.slot}&spent_before={high.slot}.{high.hash.hex()}"
+    assert ask(kupo, query) == expected(
+        lambda coin: coin.spend and low.height <= coin.spend.block.height <= high.height
+    )
+    assert ask(kupo, f"/matches?created_before={low.slot}&spent_after={high.slot}") == expected(
+        lambda coin: coin.block.height <= low.height and coin.spend and coin.spend.block.height >= high.height
+    )
+
+
+def test_a_point_that_is_not_on_the_chain(kupo: Asked) -> None:
+    at = blocks()[30]
+    for query in (f"created_after={at.slot}.{'00' * 32}", f"spent_before={at.slot}.{blocks()[29].hash.hex()}"):
+        assert ask(kupo, f"/matches?{query}", 400)["details"]["ancestor"] == point_of(blocks()[29])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/matches/*?spent&unspent",
+        "/matches/*?unspent=",
+        "/matches/*?unspent&unspent",
+        "/matches/*?order=newest",
+        "/matches/*?order",
+        "/matches/*?created_after=x",
+        "/matches/*?created_after=1&spent_after=2",
+        "/matches/*?created_before=1.00",
+        "/matches/*?asset_name=00",
+        "/matches/*?output_index=0",
+        f"/matches/*?policy_id={'00' * 28}&transaction_id={'00' * 32}",
+        "/matches/*?policy_id=00",
+        "/matches/*?limit=0",
+        "/matches/*?cursor=x",
+        "/matches/addr_test1",
+        "/matches/zz/*",
+        f"/matches/{'00' * 27}.*",
+        f"/matches/{'00' * 28}.{'00' * 33}",
+        f"/matches/1.5@{'00' * 32}",
+        "/matches/{7}",
+        "/matches/ ",
+        "/datums/00",
+        f"/scripts/{'00' * 32}",
+        "/checkpoints/x",
+        "/checkpoints/1?strict=1",
+        "/metadata/5",
+    ],
+)
+def test_malformed(kupo: Asked, path: str) -> None:
+    ask(kupo, path, 400)
+
+
+@pytest.mark.parametrize("path", ["", "/", "/nothing", "/matches/a/b/c", "/health/x", "/datums", "/v2/matches"])
+def test_unknown_paths(kupo: Asked, path: str) -> None:
+    ask(kupo, path, 404)
+
+
+# --- what comes with matches -----------------------------------------------------------------------------------------
+
+
+def test_datums_and_scripts(kupo: Asked) -> None:
+    known = {d: bytes(c.output.inline_datum) for c in coins().values() if c.output.inline_datum and (d := datum_of(c))}
+    hashes = {d for coin in coins().values() if (d := datum_of(coin))}
+    for block in blocks():
+        for tx in block.txs:
+            revealed = {blake2b(datum, digest_size=32).digest(): datum for datum in tx.datums}
+            known |= {digest: datum for digest, datum in revealed.items() if digest in hashes}
+    assert known
+    for digest in [*known, bytes(32)]:
+        wanted = {"datum": known[digest].hex()} if digest in known else None
+        assert ask(kupo, f"/datums/{digest.hex()}") == wanted
+    scripts = list(scripts_of(coins()))
+    assert scripts and ask(kupo, f"/scripts/{'00' * 28}") is None
+    for digest, language, code in scripts:
+        found = {"language": LANGUAGES[language], "script": code.hex()}
+        assert ask(kupo, f"/scripts/{digest.hex()}") == found
+    by_place = {(coin.txid.hex(), coin.number): coin for coin in coins().values()}
+    seen = 0
+    for match in ask(kupo, "/matches?resolve_hashes"):
+        coin = by_place[match["transaction_id"], match["output_index"]]
+        datum = known.get(datum_of(coin) or b"")
+        assert match["datum"] == (None if datum is None else datum.hex())
+        assert (match["script"] is None) == (coin.output.script_ref is None)
+        seen += match["datum"] is not None
+    assert seen
+
+
+def test_quantities_as_strings(kupo: Asked) -> None:
+    answer = kupo.ask("/kupo/matches?unspent", Accept="application/json; asset-quantity=string")
+    assert "asset-quantity=string" in answer.headers["content-type"]
+    wanted = expected(lambda coin: not coin.spend)
+    for match in wanted:
+        match["value"] = {
+            "coins": str(match["value"]["coins"]),
+            "assets": {unit: str(quantity) for unit, quantity in match["value"]["assets"].items()},
+        }
+    assert answer.json() == wanted
+
+
+def test_checkpoints(kupo: Asked) -> None:
+    sample = ask(kupo, "/checkpoints")
+    points = [point_of(block) for block in reversed(blocks())]
+    assert sample[0] == points[0] and [each for each in points if each in sample] == sample
+    at = blocks()[30]
+    assert at.slot is not None
+    assert ask(kupo, f"/checkpoints/{at.slot}") == ask(kupo, f"/checkpoints/{at.slot}?strict") == point_of(at)
+    between = at.slot + 1
+    assert blocks()[31].slot != between
+    assert ask(kupo, f"/checkpoints/{between}") == point_of(at)
+    assert ask(kupo, f"/checkpoints/{between}?strict") is None
+    assert ask(kupo, "/checkpoints/0") is None
+
+
+def test_health_and_metrics(kupo: Asked) -> None:
+    health = kupo.ask("/kupo/health")
+    said = health.json()
+    assert health.status_code in (200, 503) and said["most_recent_checkpoint"] == blocks()[-1].slot
+    assert (said["connection_status"] == "connected") == (health.status_code == 200)
+    assert said["configuration"] == {"indexes": "installed"} and said["version"].startswith("v2.12.0")
+    assert "etag" not in health.headers
+    for path, accept in (("health", "text/plain"), ("metrics", "*/*")):
+        text = kupo.ask(f"/kupo/{path}", Accept=accept)
+        assert text.headers["content-type"].startswith("text/plain")
+        assert f"kupo_most_recent_checkpoint  {float(blocks()[-1].slot or 0)}\n" in text.text
+    assert kupo.ask("/kupo/metrics").status_code == 200
+    assert kupo.ask("/kupo/metrics", Accept="application/json").json()["most_recent_checkpoint"] == blocks()[-1].slot
+
+
+def test_patterns(kupo: Asked) -> None:
+    for path in ("/patterns", "/patterns/*", "/patterns/*/*"):
+        assert kupo.ask(f"/kupo{path}").json() == ["*"]
+    assert kupo.ask("/kupo/patterns/zz").status_code == 400
+    for method in ("PUT", "DELETE"):
+        refused = kupo.ask("/kupo/patterns/*", method)
+        assert refused.status_code == 400 and "everything is indexed" in refused.json()["hint"]
+
+
+def test_other_methods(kupo: Asked) -> None:
+    assert kupo.ask("/kupo/matches", "POST").status_code == kupo.ask("/kupo/health", "PUT").status_code == 406
+    assert kupo.ask("/kupo/nothing", "POST").status_code == 404
+    headers = {"Origin": "https://wallet.example", "Access-Control-Request-Method": "GET"}
+    preflight = kupo.ask("/kupo/matches", "OPTIONS", **headers)
+    assert preflight.status_code == 200 and "GET" in preflight.headers["access-control-allow-methods"]
+    head = kupo.ask("/kupo/matches?unspent", "HEAD")
+    assert (head.status_code, head.content) == (200, b"") and head.headers["etag"]
+
+
+def test_a_client_that_has_the_answer(kupo: Asked) -> None:
+    path, tag = "/kupo/matches?unspent", blocks()[-1].hash.hex()
+    for _ in range(2):
+        same = kupo.ask(path, **{"If-None-Match": tag})
+        assert (same.status_code, same.content) == (304, b"")
+    assert kupo.ask(path, **{"If-None-Match": "other"}).status_code == 200
+    assert kupo.ask("/kupo/matches/zz", **{"If-None-Match": tag}).status_code == 400
+    assert kupo.ask("/kupo/health", **{"If-None-Match": tag}).status_code != 304
+
+
+def test_pages(kupo: Asked) -> None:
+    for flag in ("unspent", "spent", "order=oldest_first"):
+        everything, found, query = ask(kupo, f"/matches?{flag}"), list[Any](), ""
+        while True:
+            answer = kupo.ask(f"/kupo/matches?{flag}&limit=17{query}")
+            found += answer.json()
+            if "x-next-cursor" not in answer.headers:
+                break
+            assert len(answer.json()) == 17
+            query = f"&cursor={answer.headers['x-next-cursor']}"
+        assert found == everything and len(found) > 40
+    ask(kupo, f"/matches?unspent&limit=17{query}", 400)  # the cursor of another list
+
+
+# --- the chain goes on, and back ------------------------------------------------------------------------------------
+
+
+def test_pages_notice_a_rollback() -> None:
+    told = blocks()
+    with short_folder() as folder, served(folder, *told[:50]) as asking:
+        first = asking.ask("/kupo/matches?limit=5")
+        cursor = first.headers["x-next-cursor"]
+        everything = asking.ask("/kupo/matches?unspent").json()
+        feed(asking, Rollback(to=RollbackPoint(hash=told[44].hash)))
+        gone = asking.ask(f"/kupo/matches?limit=5&cursor={cursor}")
+        assert gone.status_code == 400
+        assert gone.json()["details"]["ancestor"] == point_of(told[44])
+        assert asking.ask("/kupo/matches?unspent").json() != everything
+        feed(asking, *told[45:50])
+        assert asking.ask("/kupo/matches?unspent").json() == everything
+        assert asking.ask(f"/kupo/matches?limit=5&cursor={cursor}").status_code == 200
+
+
+def test_a_listener_of_its_own_a_token_and_origins() -> None:
+    port, listen = own_listener()
+    http = {"token": "secret", "cors_origins": ["https://wallet.example"]}
+    with short_folder() as folder, served(folder, *blocks()[:3], kupo={"listen": listen}, http=http) as asking:
+        with Web(port) as web:
+            assert web.ask("/health").status_code == 401
+            token = {"Authorization": "Bearer secret", "Origin": "https://wallet.example"}
+            found = web.ask("/v1/checkpoints", **token)
+            assert found.json()[0] == point_of(blocks()[2])
+            assert found.headers["access-control-allow-origin"] == "https://wallet.example"
+            stranger = web.ask("/checkpoints", **token | {"Origin": "https://other.example"})
+            assert "access-control-allow-origin" not in stranger.headers
+            assert web.ask("/api/v1/tip", **token).status_code == 404
+        assert asking.ask("/kupo/checkpoints", **token).json() == found.json()
+
+
+def test_a_facade_that_is_switched_off_is_not_there() -> None:
+    with short_folder() as folder, served(folder, *blocks()[:1], kupo={"enabled": False}) as asking:
+        assert asking.ask("/kupo/matches").json()["error"] == "unknown_path"
+
+
+def test_without_an_index() -> None:
+    index = {"payment_credential": True, "address_hash": False}
+    coin = some(lambda coin: stake_credential(coin.output.address))
+    address = coin.output.address
+    with short_folder() as folder, served(folder, utxo={"index": index}) as asking:
+        for path in (f"*/{address[29:57].hex()}", f"{'00' * 28}.*"):
+            refused = asking.ask(f"/kupo/matches/{path}")
+            assert refused.status_code == 503 and "utxo.index." in refused.json()["hint"]
+        for path, kept in (
+            (CODEC.write(address), lambda other: other.output.address == address),
+            (f"{address[1:29].hex()}/{address[29:57].hex()}", lambda other: other.output.address == address),
+        ):
+            compare(asking, f"/matches/{path}", kept)
+
+
+# --- what nobody would ask -------------------------------------------------------------------------------------------
+
+PIECES = st.sampled_from(
+    ["*", "/", "@", ".", "%2F", "{1}", "00" * 28, "ff" * 32, "addr_test1", "stake", "%00", "é", ""]
+)
+NAMES = st.sampled_from(
+    ["spent", "unspent", "order", "created_after", "policy_id", "limit", "cursor", "resolve_hashes"]
+)
+VALUES = st.sampled_from(["", "=", "=1", "=99999999999999999999", "=1.00", "=x", f"={'00' * 28}", "=%FF"])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(PIECES, max_size=5), st.lists(st.tuples(NAMES, VALUES), max_size=4))
+def test_any_path(kupo: Asked, path: list[str], query: list[tuple[str, str]]) -> None:
+    given = "&".join(name + value for name, value in query)
+    answer = kupo.ask(f"/kupo/matches/{''.join(path)}?{given}")
+    assert answer.status_code in (200, 400, 404, 503), answer.text
+    content = json.loads(answer.content)
+    assert isinstance(content, list) if answer.status_code == 200 else content["hint"]
+
+
+def test_the_run_has_what_is_asked_for() -> None:
+    assert any(coin.spend for coin in coins().values()) and len(blocks()) == 60
+    assert isinstance(blocks()[0], BlockApplied)
