@@ -372,6 +372,15 @@ def test_toml_syntax_error_names_the_line_and_the_environment_is_still_judged(wr
         ('[recovery]\ndsn = "pw@host"', "[recovery] dsn: expected postgresql://user@host/database"),
         ('[recovery]\nnode_url = "pw@host"', "[recovery] node_url: expected http://host:port"),
         ('[recovery]\nattempt_timeout = "5s"', "[recovery] attempt_timeout: expected 0, without end, or at least 10s"),
+        ('[upstream]\nogmios = "http://n:1"', "[upstream] ogmios: expected ws://host:port or wss://host:port"),
+        (
+            '[chain]\nfamily = "bitcoin"\n[kupo]\nenabled = true',
+            '[kupo] enabled: kupo needs chain.family = "cardano"',
+        ),
+        (
+            '[kupo]\nenabled = true\nlisten = "0.0.0.0:8410"',
+            "[kupo] listen: http.listen and kupo.listen need ports, or sockets, of their own: both have 8410",
+        ),
         (
             '[socket]\npath = "/s"\n[http]\nlisten = "unix:/s"',
             "[http] listen: http.listen and socket.path are both /s",
@@ -556,6 +565,12 @@ def test_shipped_file_sets_nothing_and_offers_everything(write: Write) -> None:
     assert examples.keys() == {
         "socket.path",
         "http.token",
+        "kupo.listen",
+        "blockfrost.listen",
+        "blockfrost.genesis",
+        "ogmios.listen",
+        "upstream.ogmios",
+        "upstream.protocol_parameters",
         "pruner.unmined_retention",
         "recovery.dsn",
         "recovery.instance_id",
