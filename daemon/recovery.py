@@ -33,7 +33,7 @@ from handlers.recovery.records import Records
 from handlers.recovery.survey import Survey, Turn
 from handlers.utxo import Turns
 from storage.disk import Txn
-from storage.errors import StoreError
+from storage.errors import PackageMissing, StoreError
 from storage.recovery.rows import StoreAway
 from storage.recovery.sqlite import SqliteStorage
 from storage.recovery.tables import Storage
@@ -56,10 +56,17 @@ def enabled(config: Config) -> bool:
 
 
 def open_storage(config: Config, *, readonly: bool = False, teller: str | None = None) -> Storage:
-    """Return the recovery tables as they are configured; nothing is connected yet. For `teller` see `Storage`."""
+    """Return the recovery tables as they are configured; nothing is connected yet. For `teller` see `Storage`.
+
+    Raises:
+        PackageMissing: the driver of PostgreSQL is not installed.
+    """
     wish = config.recovery
     if wish.store == "postgresql":
-        from storage.recovery.postgres import PostgresStorage  # its driver takes a tenth of the time to start
+        try:
+            from storage.recovery.postgres import PostgresStorage  # its driver takes a tenth of the time to start
+        except ModuleNotFoundError as error:
+            raise PackageMissing('recovery.store = "postgresql"', "asyncpg", "postgres") from error
 
         assert wish.dsn is not None  # checked with the configuration
         lease_s, lock = wish.lease_duration, wish.advisory_lock_id

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from storage.blobname import LEFTOVER, LEFTOVER_S, NAME, checked, leftover
 from storage.errors import BlobFailed as BlobFailed
+from storage.errors import PackageMissing
 from storage.files import FILE_MODE, FOLDER_MODE, make_folder
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -79,6 +80,7 @@ def open_blobs(where: str, data_dir: Path, *, make: bool = True) -> Blobs:
 
     Raises:
         BlobFailed: `where` or the environment is wrong, or the folder cannot be made.
+        PackageMissing: a bucket needs a package that is not installed.
     """
     if file := _FILE.fullmatch(where):
         return Files(data_dir / file[1], make=make)
@@ -86,7 +88,7 @@ def open_blobs(where: str, data_dir: Path, *, make: bool = True) -> Blobs:
         try:
             from storage.bucket import Bucket
         except ImportError as error:
-            raise BlobFailed(f"{where}: a bucket needs the package obstore: {error}") from error
+            raise PackageMissing(f"transactions.blob_store = {where!r}", "obstore", "s3") from error
         return Bucket(s3[1], s3[2].strip("/"))
     raise BlobFailed(f"{where!r} is no blob store: expected file:folder or s3://bucket/prefix")
 

@@ -42,6 +42,13 @@ class StoreFull(StoreError):
     """There is no room for this change: it was not made, the store is as it was; try again when there is room."""
 
 
+class PackageMissing(StoreError):
+    """The configuration needs an optional package that is not installed: stop, do not restart."""
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        super().__init__(f"{what} needs {package}, which is not installed: pip install 'utxod[{extra}]'")
+
+
 class BlobFailed(StoreError):
     """The blob store did not do it: nothing of the record is written, and what had to be done can be tried again."""
 

@@ -35,6 +35,7 @@ import storage.bucket
 from config.units import BLOB_STORE
 from storage.blobs import BlobFailed, Blobs, Files, open_blobs
 from storage.bucket import Bucket
+from storage.errors import PackageMissing
 
 MIB = 1 << 20
 A, B, C, D = (f"{digit * 64}.{kind}" for digit, kind in zip("abcd", ["tx", "outputs", "tx", "tx"], strict=True))
@@ -821,7 +822,7 @@ def test_without_obstore_a_bucket_is_refused_and_a_folder_is_not(
 ) -> None:
     monkeypatch.delitem(sys.modules, "storage.bucket")
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(BlobFailed, match=r"^s3://box: a bucket needs the package obstore: "):
+    with pytest.raises(PackageMissing, match=r"= 's3://box' needs obstore, .* pip install 'utxod\[s3\]'$"):
         open_blobs("s3://box", tmp_path)
     open_blobs("file:blobs", tmp_path).check()
 

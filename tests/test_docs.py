@@ -175,7 +175,7 @@ def test_the_questions_of_the_readme_are_answered(fed: Daemon, command: str, tmp
 def test_the_licence_of_every_dependency_is_listed() -> None:
     listed = dict(re.findall(r"^\| ([\w-]+) \| (.+) \|$", (ROOT / "docs" / "licences.md").read_text(), re.MULTILINE))
     listed = {name: licence for name, licence in listed.items() if name not in {"package", "---"}}
-    locked = re.findall(r"^([\w-]+)==", (ROOT / "requirements" / "run.txt").read_text(), re.MULTILINE)
+    locked = re.findall(r"^([\w-]+)==", (ROOT / "requirements" / "service.txt").read_text(), re.MULTILINE)
     assert listed.keys() == set(locked)
     for name, licence in listed.items():
         told = metadata.metadata(name)

@@ -13,7 +13,7 @@ import click
 
 from config.load import ConfigError, load
 from config.settings import Config, socket_path
-from storage.errors import Damaged, StoreError, WrongFormat
+from storage.errors import Damaged, PackageMissing, StoreError, WrongFormat
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -96,6 +96,8 @@ def stores_speak() -> Iterator[None]:
         raise Exit(f"{error}: {error.advice}", DAMAGED) from error
     except WrongFormat as error:
         raise Exit(str(error), DAMAGED) from error
+    except PackageMissing as error:
+        raise Exit(str(error), WRONG_USE) from error
     except StoreError as error:
         raise Exit(str(error), FAILED) from error
     except OSError as error:

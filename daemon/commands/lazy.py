@@ -51,10 +51,10 @@ class BenchGroup(Group):
 
 def _without(name: str, package: str) -> click.Command:
     """Return what stands for a measurement while a package that it needs is missing: it says so, whatever is asked."""
-    why = f"{package} is not installed: it is of the dependency group `bench` (pyproject.toml)"
+    why = f"{package} is not installed"
 
     def refuse() -> None:
-        raise Exit(f"{why}; `requirements/install test` installs it", FAILED)
+        raise Exit(f"{why}: pip install 'utxod[bench]'", FAILED)
 
     settings = {"ignore_unknown_options": True, "allow_extra_args": True}
     return click.Command(name, callback=refuse, help=f"Not here: {why}.", context_settings=settings)

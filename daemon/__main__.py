@@ -1,0 +1,6 @@
+"""`python -m daemon` is `utxod`."""
+
+from daemon.cli import entry
+
+if __name__ == "__main__":
+    entry()

