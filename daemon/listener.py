@@ -7,7 +7,7 @@ import os
 import resource
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import anyio
@@ -192,7 +192,16 @@ def peer_uid(stream: SocketStream) -> int:
 
 def admins(configured: tuple[int, ...]) -> frozenset[int]:
     """Return who may send operator messages: root, the daemon's own user, and those named in the configuration."""
+    if hidden := hidden_users(configured, Path("/proc/self/uid_map").read_text()):
+        advice = "PrivateUsers=no in a drop-in of the unit"
+        log.warning("admin_uids_hidden", uids=hidden, reason="this user namespace does not show them", advice=advice)
     return frozenset({0, os.getuid(), *configured})
+
+
+def hidden_users(uids: Iterable[int], uid_map: str) -> list[int]:
+    """Return the users that a user namespace does not show: all of them look alike to a process inside of it."""
+    ranges = [tuple(map(int, line.split())) for line in uid_map.splitlines()]
+    return [uid for uid in uids if not any(first <= uid < first + length for first, _, length in ranges)]
 
 
 def _file(path: Path | None) -> tuple[int, int] | None:
