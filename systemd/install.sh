@@ -91,7 +91,7 @@ install_files() {
   done
   install -m 644 "$tree/systemd/utxod.sysusers" "$root/usr/local/lib/sysusers.d/utxod.conf"
   install -m 644 "$tree/systemd/utxod.tmpfiles" "$root/usr/local/lib/tmpfiles.d/utxod.conf"
-  install -m 644 "$tree"/docs/*.md "$tree/docs/grafana.json" "$share/doc/utxod"
+  install -m 644 "$tree"/docs/*.md "$tree/docs/alerts.yml" "$tree/docs/grafana.json" "$share/doc/utxod"
   "$root$prefix/bin/python" -m daemon.manual | install -m 644 /dev/stdin "$share/man/man1/utxod.1"
   for each in "${completions[@]}"; do
     install -d "$(dirname "${each#* }")"
