@@ -70,7 +70,7 @@ def healthy() -> dict[str, str]:
 
 def case(healthy: Mapping[str, str], changed: Mapping[str, str], *expected: tuple[str, Mapping[str, int]]) -> Any:
     """Return a test as promtool takes it: series, and expressions with their values by label sets."""
-    series = {name: f"{value}x{MINUTES}" for name, value in healthy.items()} | changed | {"up": f"1x{MINUTES}"}
+    series = {name: f"{value}x{MINUTES}" for name, value in healthy.items()} | dict(changed) | {"up": f"1x{MINUTES}"}
     return {
         "interval": "1m",
         "input_series": [{"series": of_job(name), "values": values} for name, values in series.items()],

@@ -817,9 +817,7 @@ def test_prefixes_keep_stores_apart(s3: str, monkeypatch: pytest.MonkeyPatch) ->
     assert [[name for name, _ in blobs.names()] for blobs in (one, other, above)] == [[A], [A], []]
 
 
-def test_without_obstore_a_bucket_is_refused_and_a_folder_is_not(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_obstore_only_a_bucket_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delitem(sys.modules, "storage.bucket")
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(PackageMissing, match=r"= 's3://box' needs obstore, .* pip install 'utxod\[s3\]'$"):
