@@ -100,3 +100,14 @@ class Mount:
                     await app(dict(scope, path=path[len(prefix) :]), receive, send)
                     return
         await self._app(scope, receive, send)
+
+
+async def body_of(receive: Receive) -> bytes:
+    """Return the body of a request, which is there as a whole."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            break
+        body, more = body + message.get("body", b""), message.get("more_body", False)
+    return body

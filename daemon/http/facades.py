@@ -34,4 +34,8 @@ def mount(site: Site, config: Config, transactions: Transactions | None, app: AS
         from daemon.http.kupo import app as kupo
 
         mounted.append(kupo.mounted(shared))
+    if config.blockfrost.enabled:
+        from daemon.http.blockfrost import app as blockfrost
+
+        mounted.append(blockfrost.mounted(shared))
     return facade.Mount(app, mounted) if mounted else app

@@ -28,14 +28,14 @@ def read_witnesses(buf: bytes, at: int, sizes: list[int]) -> tuple[list[list[byt
         if buf[at] == 0xA1 and buf[at + 1] < _DATUMS:  # one entry, and not that of the datums
             found, end = [], skip(buf, at)
         else:
-            found, end = _datums(buf, at)
+            found, end = datums_of(buf, at)
         datums.append(found)
         sizes[index] += end - at
         at = end
     return datums, close(buf, at, count, "the list of witnesses")
 
 
-def _datums(buf: bytes, at: int) -> tuple[list[bytes], int]:
+def datums_of(buf: bytes, at: int) -> tuple[list[bytes], int]:
     """Return the datums in a witness set, each once, and where it ends."""
     found: list[bytes] = []
     count, at = mapping(buf, at)

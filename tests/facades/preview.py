@@ -48,7 +48,7 @@ def coins() -> Coins:
 @contextmanager
 def served(folder: Path, *told: Any, **tables: Any) -> Iterator[Asked]:
     """Give a daemon with all indexes that was told blocks, by default those of the run."""
-    names = ("kupo",)
+    names = ("kupo", "blockfrost", "ogmios")
     facades = {name: {"enabled": True} | tables.pop(name, {}) for name in names}
     chain = {"family": "cardano", "network": "preview"}
     utxo = {"index": dict.fromkeys(INDEXES, True)} | tables.pop("utxo", {})

@@ -1,0 +1,201 @@
+"""What is constant on a network, its epochs, and its protocol parameters in Blockfrost's names."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from feeds.cardano.eras import NETWORKS, Network
+from feeds.cardano.genesis import read_genesis
+from handlers.blocks import last_upto
+from handlers.query import Snapshot
+
+_KEPT_EPOCHS = 2
+_SECURITY = {"mainnet": 2160, "preprod": 2160, "preview": 432}
+
+
+class Chain:
+    """How slots count, and the ten facts of a genesis file."""
+
+    def __init__(self, name: str, genesis: Path | None) -> None:
+        if genesis is None and name in NETWORKS:
+            self.network: Network | None = NETWORKS[name]
+            self.genesis: dict[str, Any] | None = _known(NETWORKS[name])
+        elif genesis is not None:
+            self.network = read_genesis([genesis], name, 0, NETWORKS.get(name)).network
+            self.genesis = _from_file(genesis, self.network)
+        else:
+            self.network = self.genesis = None
+        self._sums: dict[bytes, tuple[int, int, int]] = {}  # by the first block: up to which, transactions, and so on
+
+    def epoch_slot(self, slot: int) -> int | None:
+        """Return a slot's place in its epoch."""
+        if self.network is None:
+            return None
+        return slot - self.first_slot(self.network.epoch(slot))
+
+    def first_slot(self, epoch: int) -> int:
+        """Return the first slot of an epoch."""
+        assert self.network is not None
+        network = self.network
+        byron = min(epoch, network.byron_epochs) * network.byron_epoch_slots
+        return byron + max(epoch - network.byron_epochs, 0) * network.epoch_slots
+
+    def epoch(self, shot: Snapshot) -> dict[str, Any] | None:
+        """Return what is known of the epoch of the tip."""
+        tip = shot.tip()
+        if tip is None or self.network is None:
+            return None
+        network, number = self.network, self.network.epoch(tip.slot)
+        begin, end = self.first_slot(number), self.first_slot(number + 1)
+        first = last_upto(shot, begin - 1) + 1 if begin else 1
+        return {
+            "epoch": number,
+            "start_time": network.time(begin),
+            "end_time": network.time(end),
+            "first_block_time": network.time(shot.block(first).slot),
+            "last_block_time": network.time(tip.slot),
+            "block_count": shot.state.tip - first + 1,
+            "tx_count": self._transactions(shot, first),
+            "output": None,
+            "fees": None,
+            "active_stake": None,
+        }
+
+    def _transactions(self, shot: Snapshot, first: int) -> int:
+        """Return how many transactions the blocks have from one on; what was counted before is not counted again."""
+        key = shot.block(first).hash
+        upto, count = first - 1, 0
+        if (known := self._sums.get(key)) is not None and known[0] <= shot.state.tip:
+            last, hashed, counted = known
+            if hash(shot.block(last).hash) == hashed:
+                upto, count = last, counted
+        count += sum(shot.stored.block(ordinal).txs for ordinal in range(upto + 1, shot.state.tip + 1))
+        if len(self._sums) >= _KEPT_EPOCHS:
+            self._sums.clear()
+        self._sums[key] = shot.state.tip, hash(shot.block(shot.state.tip).hash), count
+        return count
+
+
+def _known(network: Network) -> dict[str, Any]:
+    return _genesis(network, 0.05, 5, 45_000_000_000_000_000, 129_600, 62, _SECURITY[network.name])
+
+
+def _genesis(
+    network: Network, active: float, quorum: int, supply: int, kes_slots: int, kes_evolutions: int, security: int
+) -> dict[str, Any]:
+    return {
+        "active_slots_coefficient": active,
+        "update_quorum": quorum,
+        "max_lovelace_supply": str(supply),
+        "network_magic": network.magic,
+        "epoch_length": network.epoch_slots,
+        "system_start": network.start,
+        "slots_per_kes_period": kes_slots,
+        "slot_length": int(network.slot_s) if network.slot_s == int(network.slot_s) else network.slot_s,
+        "max_kes_evolutions": kes_evolutions,
+        "security_param": security,
+    }
+
+
+def _from_file(file: Path, network: Network) -> dict[str, Any]:
+    said = msgspec.json.decode(file.read_bytes())
+    return _genesis(
+        network,
+        said["activeSlotsCoeff"],
+        said["updateQuorum"],
+        said["maxLovelaceSupply"],
+        said["slotsPerKESPeriod"],
+        said["maxKESEvolutions"],
+        said["securityParam"],
+    )
+
+
+def parameters(said: dict[str, Any], epoch: int) -> dict[str, Any]:
+    """Return protocol parameters in Blockfrost's names; `said` is what Ogmios 6 says."""
+    pools, dreps = said.get("stakePoolVotingThresholds") or {}, said.get("delegateRepresentativeVotingThresholds") or {}
+    tx_units, block_units = said["maxExecutionUnitsPerTransaction"], said["maxExecutionUnitsPerBlock"]
+    prices, models = said["scriptExecutionPrices"], said.get("plutusCostModels") or {}
+    raw = {f"PlutusV{name[-1]}": costs for name, costs in models.items()}
+    per_byte = str(said["minUtxoDepositCoefficient"])
+    group, committee = dreps.get("protocolParametersUpdate") or {}, dreps.get("constitutionalCommittee") or {}
+    own = pools.get("constitutionalCommittee") or {}
+    security = _number((pools.get("protocolParametersUpdate") or {}).get("security"))
+    references = said.get("minFeeReferenceScripts") or {}
+    return {
+        "epoch": epoch,
+        "min_fee_a": said["minFeeCoefficient"],
+        "min_fee_b": _lovelace(said["minFeeConstant"]),
+        "max_block_size": said["maxBlockBodySize"]["bytes"],
+        "max_tx_size": said["maxTransactionSize"]["bytes"],
+        "max_block_header_size": said["maxBlockHeaderSize"]["bytes"],
+        "key_deposit": str(_lovelace(said["stakeCredentialDeposit"])),
+        "pool_deposit": str(_lovelace(said["stakePoolDeposit"])),
+        "e_max": said["stakePoolRetirementEpochBound"],
+        "n_opt": said["desiredNumberOfStakePools"],
+        "a0": _number(said["stakePoolPledgeInfluence"]),
+        "rho": _number(said["monetaryExpansion"]),
+        "tau": _number(said["treasuryExpansion"]),
+        "decentralisation_param": _number(said.get("federatedBlockProductionRatio")) or 0,
+        "extra_entropy": None if said.get("extraEntropy") in (None, "neutral") else said["extraEntropy"],
+        "protocol_major_ver": said["version"]["major"],
+        "protocol_minor_ver": said["version"]["minor"],
+        "min_utxo": per_byte,
+        "min_pool_cost": str(_lovelace(said["minStakePoolCost"])),
+        "nonce": said.get("nonce", ""),
+        "cost_models": {name: {f"{n:03}": cost for n, cost in enumerate(costs)} for name, costs in raw.items()},
+        "cost_models_raw": raw,
+        "price_mem": _number(prices["memory"]),
+        "price_step": _number(prices["cpu"]),
+        "max_tx_ex_mem": str(tx_units["memory"]),
+        "max_tx_ex_steps": str(tx_units["cpu"]),
+        "max_block_ex_mem": str(block_units["memory"]),
+        "max_block_ex_steps": str(block_units["cpu"]),
+        "max_val_size": str(said["maxValueSize"]["bytes"]),
+        "collateral_percent": said["collateralPercentage"],
+        "max_collateral_inputs": said["maxCollateralInputs"],
+        "coins_per_utxo_size": per_byte,
+        "coins_per_utxo_word": per_byte,
+        "pvt_motion_no_confidence": _number(pools.get("noConfidence")),
+        "pvt_committee_normal": _number(own.get("default")),
+        "pvt_committee_no_confidence": _number(own.get("stateOfNoConfidence")),
+        "pvt_hard_fork_initiation": _number(pools.get("hardForkInitiation")),
+        "dvt_motion_no_confidence": _number(dreps.get("noConfidence")),
+        "dvt_committee_normal": _number(committee.get("default")),
+        "dvt_committee_no_confidence": _number(committee.get("stateOfNoConfidence")),
+        "dvt_update_to_constitution": _number(dreps.get("constitution")),
+        "dvt_hard_fork_initiation": _number(dreps.get("hardForkInitiation")),
+        "dvt_p_p_network_group": _number(group.get("network")),
+        "dvt_p_p_economic_group": _number(group.get("economic")),
+        "dvt_p_p_technical_group": _number(group.get("technical")),
+        "dvt_p_p_gov_group": _number(group.get("governance")),
+        "dvt_treasury_withdrawal": _number(dreps.get("treasuryWithdrawals")),
+        "committee_min_size": _text(said.get("constitutionalCommitteeMinSize")),
+        "committee_max_term_length": _text(said.get("constitutionalCommitteeMaxTermLength")),
+        "gov_action_lifetime": _text(said.get("governanceActionLifetime")),
+        "gov_action_deposit": _text(_lovelace(said.get("governanceActionDeposit"))),
+        "drep_deposit": _text(_lovelace(said.get("delegateRepresentativeDeposit"))),
+        "drep_activity": _text(said.get("delegateRepresentativeMaxIdleTime")),
+        "pvtpp_security_group": security,
+        "pvt_p_p_security_group": security,
+        "min_fee_ref_script_cost_per_byte": _number(references.get("base")),
+    }
+
+
+def _lovelace(said: Any) -> int | None:
+    return None if said is None else int(said["ada"]["lovelace"] if isinstance(said, dict) else said)
+
+
+def _number(said: Any) -> float | int | None:
+    """Return a number that Ogmios writes as a fraction: `577/10000`."""
+    if said is None:
+        return None
+    number = Fraction(str(said))
+    return int(number) if number.denominator == 1 else float(number)
+
+
+def _text(number: int | None) -> str | None:
+    return None if number is None else str(number)

@@ -1,0 +1,92 @@
+"""Outputs and amounts as Blockfrost writes them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from handlers.addresses import Codec
+from handlers.records import Entry
+from handlers.rendering import data_hash, script_hash
+from storage.rows import Body
+
+_ADDRESSES = 8192  # whose text is kept
+_SHORT = 128  # bytes; there is no room for the few addresses that are longer
+_Assets = list[tuple[bytes, bytes, int]]
+
+
+class Renderer:
+    """Writes the outputs of one chain."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._text, self._long = lru_cache(_ADDRESSES)(codec.write), codec.write
+
+    def address(self, raw: bytes) -> str:
+        """Return an address as text."""
+        return self._text(raw) if len(raw) <= _SHORT else self._long(raw)
+
+    def utxo(self, entry: Entry, *, tx_index: bool = True) -> str:
+        """Return a live output as JSON.
+
+        NOTE: the hot path of pages.
+        """
+        body, index = entry.body, entry.index
+        old = f'"tx_index":{index},' if tx_index else ""
+        return (
+            f'{{"address":"{self.address(body.address)}","tx_hash":"{entry.txid.hex()}",{old}"output_index":{index},'
+            f'"amount":{amount_json(body)},"block":"{entry.block.hash.hex()}",{_script_json(body)}}}'
+        )
+
+    def plain(self, entry: Entry) -> dict[str, Any]:
+        """Return what every form of an output has, as a value."""
+        body = entry.body
+        return {
+            "address": self.address(body.address),
+            "amount": amounts(body.value, body.assets),
+            "output_index": entry.index,
+            "data_hash": _hex(data_hash(body)),
+            "inline_datum": _hex(body.inline_datum),
+            "reference_script_hash": _hex(script_hash(body)),
+        }
+
+
+def amounts(value: int, assets: _Assets) -> list[dict[str, str]]:
+    """Return what is held, lovelace first."""
+    return [
+        {"unit": "lovelace", "quantity": str(value)},
+        *({"unit": policy.hex() + name.hex(), "quantity": str(quantity)} for policy, name, quantity in assets),
+    ]
+
+
+def summed(bodies: list[Body]) -> list[dict[str, str]]:
+    """Return what outputs hold together."""
+    assets = dict[tuple[bytes, bytes], int]()
+    for body in bodies:
+        for policy, name, quantity in body.assets:
+            assets[policy, name] = assets.get((policy, name), 0) + quantity
+    return amounts(sum(body.value for body in bodies), [(*unit, quantity) for unit, quantity in sorted(assets.items())])
+
+
+def amount_json(body: Body) -> str:
+    """Return what an output holds, as JSON."""
+    assets = "".join(
+        f',{{"unit":"{policy.hex()}{name.hex()}","quantity":"{quantity}"}}' for policy, name, quantity in body.assets
+    )
+    return f'[{{"unit":"lovelace","quantity":"{body.value}"}}{assets}]'
+
+
+def _script_json(body: Body) -> str:
+    if body.datum_hash is body.inline_datum is body.script_ref is body.script_ref_hash is None:
+        return '"data_hash":null,"inline_datum":null,"reference_script_hash":null'
+    return (
+        f'"data_hash":{_quoted(data_hash(body))},"inline_datum":{_quoted(body.inline_datum)},'
+        f'"reference_script_hash":{_quoted(script_hash(body))}'
+    )
+
+
+def _quoted(raw: bytes | None) -> str:
+    return "null" if raw is None else f'"{raw.hex()}"'
+
+
+def _hex(raw: bytes | None) -> str | None:
+    return None if raw is None else raw.hex()

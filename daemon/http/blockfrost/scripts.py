@@ -1,0 +1,70 @@
+"""Scripts and datums by their hash."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from daemon.http.blockfrost.asking import hex_of, not_found
+from daemon.turns import Turns
+from formats.cbor import CborError
+from formats.plutus import datum_json, native_json
+from handlers.datums import look_for_datum
+from handlers.query import Snapshot
+from handlers.scripts import Script, look_for_script
+
+_KINDS = ("timelock", "plutusV1", "plutusV2", "plutusV3")
+
+
+async def script(shot: Snapshot, turns: Turns, text: str) -> Script:
+    """Return a script.
+
+    Raises:
+        Refused: it is not known.
+    """
+    for found in look_for_script(shot, hex_of(text, 28)):
+        if found is not None and found.language < len(_KINDS):
+            return found
+        await turns.next()
+        shot.check_age()
+    raise not_found()
+
+
+def script_facts(text: str, found: Script) -> dict[str, Any]:
+    """Return what is said of a script."""
+    return {
+        "script_hash": text.lower(),
+        "type": _KINDS[found.language],
+        "serialised_size": len(found.code) if found.language else None,
+    }
+
+
+def script_json(found: Script) -> dict[str, Any]:
+    """Return a native script as JSON; others have none."""
+    return {"json": native_json(found.code) if found.language == 0 else None}
+
+
+def script_cbor(found: Script) -> dict[str, Any]:
+    """Return a Plutus script's bytes; a native one has its JSON."""
+    return {"cbor": found.code.hex() if found.language else None}
+
+
+async def datum(shot: Snapshot, turns: Turns, text: str) -> bytes:
+    """Return a datum.
+
+    Raises:
+        Refused: it is not known.
+    """
+    for found in look_for_datum(shot, hex_of(text, 32)):
+        if found is not None:
+            return found
+        await turns.next()
+        shot.check_age()
+    raise not_found()
+
+
+def datum_value(raw: bytes) -> dict[str, Any]:
+    """Return a datum as JSON; null where it is nested too deeply to be written so."""
+    try:
+        return {"json_value": datum_json(raw)}
+    except CborError:
+        return {"json_value": None}

@@ -1,0 +1,141 @@
+"""Plutus data and native scripts, from CBOR to the JSON in which tools write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from formats.cbor import BREAK, CborError, array, bytestring, head, mapping, uint
+
+_DEEPEST = 300
+_SMALL, _SMALL_END, _MORE, _MORE_END, _GENERAL = 121, 127, 1280, 1400, 102
+_POSITIVE, _NEGATIVE = 2, 3  # tags of numbers of any size
+_KINDS = ("sig", "all", "any", "atLeast", "after", "before")
+
+
+def datum_json(raw: bytes) -> Any:
+    """Return Plutus data in its detailed JSON schema.
+
+    Raises:
+        CborError: the bytes are no Plutus data, or are nested too deeply.
+    """
+    return _whole(raw, _datum)
+
+
+def native_json(raw: bytes) -> Any:
+    """Return a native script as JSON.
+
+    Raises:
+        CborError: the bytes are no native script, or are nested too deeply.
+    """
+    return _whole(raw, _native)
+
+
+def _whole(raw: bytes, read: Any) -> Any:
+    try:
+        found, end = read(raw, 0, 0)
+    except IndexError:
+        raise CborError("cut short", len(raw)) from None
+    if end != len(raw):
+        raise CborError("more follows", end)
+    return found
+
+
+def _datum(raw: bytes, at: int, depth: int) -> tuple[Any, int]:
+    if depth > _DEEPEST:
+        raise CborError(f"nested more than {_DEEPEST} deep", at)
+    kind = raw[at] >> 5
+    if kind == 0:
+        number, at = uint(raw, at)
+        return {"int": number}, at
+    if kind == 1:
+        number, at = head(raw, at, 1)
+        return {"int": -1 - number}, at
+    if kind == 2:
+        data, at = bytestring(raw, at)
+        return {"bytes": data.hex()}, at
+    if kind == 4:
+        items, at = _list(raw, at, depth)
+        return {"list": items}, at
+    if kind == 5:
+        return _map(raw, at, depth)
+    if kind == 6:
+        return _tagged(raw, at, depth)
+    raise CborError("not Plutus data", at)
+
+
+def _list(raw: bytes, at: int, depth: int) -> tuple[list[Any], int]:
+    count, at = array(raw, at)
+    items = list[Any]()
+    while count:
+        if count < 0 and raw[at] == BREAK:
+            return items, at + 1
+        item, at = _datum(raw, at, depth + 1)
+        items.append(item)
+        count -= 1
+    return items, at
+
+
+def _map(raw: bytes, at: int, depth: int) -> tuple[Any, int]:
+    count, at = mapping(raw, at)
+    pairs = list[Any]()
+    while count:
+        if count < 0 and raw[at] == BREAK:
+            at += 1
+            break
+        key, at = _datum(raw, at, depth + 1)
+        value, at = _datum(raw, at, depth + 1)
+        pairs.append({"k": key, "v": value})
+        count -= 1
+    return {"map": pairs}, at
+
+
+def _tagged(raw: bytes, at: int, depth: int) -> tuple[Any, int]:
+    tag, inside = head(raw, at, 6)
+    if tag in (_POSITIVE, _NEGATIVE):
+        data, end = bytestring(raw, inside)
+        number = int.from_bytes(data, "big")
+        return {"int": number if tag == _POSITIVE else -1 - number}, end
+    if tag == _GENERAL:
+        count, inside = array(raw, inside)
+        constructor, inside = uint(raw, inside)
+        fields, end = _list(raw, inside, depth)
+        if count < 0:
+            end += 1
+    elif _SMALL <= tag <= _SMALL_END or _MORE <= tag <= _MORE_END:
+        constructor = tag - _SMALL if tag <= _SMALL_END else tag - _MORE + 7
+        fields, end = _list(raw, inside, depth)
+    else:
+        raise CborError(f"Plutus data with tag {tag}", at)
+    return {"constructor": constructor, "fields": fields}, end
+
+
+def _native(raw: bytes, at: int, depth: int) -> tuple[Any, int]:
+    if depth > _DEEPEST:
+        raise CborError(f"nested more than {_DEEPEST} deep", at)
+    count, at = array(raw, at)
+    kind, at = uint(raw, at)
+    if kind >= len(_KINDS):
+        raise CborError(f"a native script of kind {kind}", at)
+    said: dict[str, Any] = {"type": _KINDS[kind]}
+    if kind == 0:
+        key, at = bytestring(raw, at)
+        said["keyHash"] = key.hex()
+    elif kind < 4:
+        if kind == 3:
+            said["required"], at = uint(raw, at)
+        said["scripts"], at = _natives(raw, at, depth)
+    else:
+        said["slot"], at = uint(raw, at)
+    return said, at + (count < 0)
+
+
+def _natives(raw: bytes, at: int, depth: int) -> tuple[list[Any], int]:
+    count, at = array(raw, at)
+    scripts = list[Any]()
+    while count:
+        if count < 0 and raw[at] == BREAK:
+            return scripts, at + 1
+        script, at = _native(raw, at, depth + 1)
+        scripts.append(script)
+        count -= 1
+    return scripts, at
