@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from ipaddress import IPv6Address, ip_address
+from typing import NamedTuple
 
 _AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._~-]+?)\.?)(?::[0-9]{0,5})?")
 
@@ -48,3 +49,15 @@ def is_loopback(host: str) -> bool:
     address = ip_address(host)
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return (mapped or address).is_loopback
+
+
+class Listener(NamedTuple):
+    """What is true of the connections to one listening socket: the hosts that it answers to, and whose paths it has."""
+
+    hosts: Hosts
+    prefix: str = ""  # in front of every path
+
+
+def name_of(address: object) -> object:
+    """Return what tells listening sockets apart: a port, or the path of a Unix socket."""
+    return address[1] if isinstance(address, tuple) else address

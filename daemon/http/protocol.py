@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from enum import Enum, auto
 from math import inf
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import msgspec
 import uvicorn
@@ -22,7 +21,7 @@ from uvicorn.server import ServerState
 
 from daemon.http.capacity import Capacity
 from daemon.http.head import HeadReader, Refusal, Request, request_continues
-from daemon.http.hosts import Hosts
+from daemon.http.hosts import Listener, name_of
 from daemon.http.reply import JSON
 from handlers.answers import Failure
 
@@ -34,18 +33,6 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _MORE = {405: (b"allow", b"GET, HEAD"), 503: (b"retry-after", b"1")}
 _logger = logging.getLogger("uvicorn.error")
 _buffer = memoryview(bytearray(_CHUNK))  # is copied from before anything else is read
-
-
-class Listener(NamedTuple):
-    """What is true of the connections to one listening socket: the hosts that it answers to, and whose paths it has."""
-
-    hosts: Hosts
-    prefix: str = ""  # in front of every path
-
-
-def name_of(address: object) -> object:
-    """Return what tells listening sockets apart: a port, or the path of a Unix socket."""
-    return address[1] if isinstance(address, tuple) else address
 
 
 class _State(Enum):
@@ -62,7 +49,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def __init__(
         self,
         capacity: Capacity,
-        listeners: Mapping[object, Listener],
+        listeners: dict[object, Listener],
         config: uvicorn.Config,
         server_state: ServerState,
         app_state: dict[str, Any],
@@ -89,9 +76,9 @@ class HttpConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the first request, where there is room for one connection more."""
         self._transport = cast(asyncio.Transport, transport)
-        listeners, name = self._listeners, name_of(transport.get_extra_info("sockname"))
-        listener = listeners[name] if name in listeners else next(iter(listeners.values()))
-        self._reader, self._prefix = HeadReader(listener.hosts, listener.prefix), listener.prefix
+        name = name_of(transport.get_extra_info("sockname"))
+        hosts, self._prefix = self._listeners.get(name) or next(iter(self._listeners.values()))
+        self._reader = HeadReader(hosts, self._prefix)
         self._flow = FlowControl(self._transport)
         self._server, self._client = get_local_addr(self._transport), get_remote_addr(self._transport)
         self.address = self._client[0] if self._client else None
@@ -128,9 +115,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         elif now <= self._deadline:
             return
         elif self._state is _State.WAITING and (self._reader.begun or self._partial):
-            what = "the body" if self._partial else "the head"
-            within = f"within {self._limits.head_timeout_s:g} s"
-            self._refuse(Refusal(408, "request_timeout", f"{what} of the request did not arrive {within}"))
+            what, within = "body" if self._partial else "head", f"within {self._limits.head_timeout_s:g} s"
+            self._refuse(Refusal(408, "request_timeout", f"the {what} of the request did not arrive {within}"))
         else:
             self._abort()
 
@@ -181,10 +167,10 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._refuse(refusal)
             return
         if request is not None and request.length:
-            self._partial, request = (request, bytearray()), None
             self._wait(self._limits.head_timeout_s)
-            if request_continues(self._partial[0]):
+            if request_continues(request):
                 self._transport.write(_CONTINUE)
+            self._partial, request = (request, bytearray()), None
         if self._partial is not None:
             self._read_body(data)
             return

@@ -71,6 +71,11 @@ class Upstream:
         self._ids = itertools.count(1)
         self._parameters: tuple[object, dict[str, Any]] | None = None
 
+    @property
+    def is_set(self) -> bool:
+        """Return whether there is a server to ask."""
+        return self._settings.ogmios is not None
+
     async def ask(self, method: str, params: object = None) -> Any:
         """Return what the server answers.
 

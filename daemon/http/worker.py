@@ -31,11 +31,11 @@ from daemon.http import facades
 from daemon.http.app import Site, build, build_disabled
 from daemon.http.capacity import Capacity, Limits
 from daemon.http.daemon_link import DaemonLink
-from daemon.http.hosts import Hosts, is_loopback
+from daemon.http.hosts import Hosts, Listener, is_loopback, name_of
 from daemon.http.jobs import JobRoutes
 from daemon.http.mmr import MmrRoutes
 from daemon.http.prometheus import Measured, Scrape
-from daemon.http.protocol import HttpConnection, Listener, name_of
+from daemon.http.protocol import HttpConnection
 from daemon.http.recovery import RecoveryRoutes
 from daemon.http.transactions import TxRoutes
 from daemon.metrics import Served, encode, folder, keep_updated, worker_metrics_file

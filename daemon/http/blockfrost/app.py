@@ -16,14 +16,15 @@ from daemon import VERSION
 from daemon.http.blockfrost import chain as blocks
 from daemon.http.blockfrost import scripts
 from daemon.http.blockfrost.asking import BAD_ADDRESS, BAD_PATH, Paging, Refused, hex_of, not_found, paging
-from daemon.http.blockfrost.network import Chain, parameters
+from daemon.http.blockfrost.network import Chain
+from daemon.http.blockfrost.node import FromNode
 from daemon.http.blockfrost.outputs import Outputs
 from daemon.http.blockfrost.pending import Pending, said
 from daemon.http.blockfrost.rendering import Renderer
 from daemon.http.facade import Cors, Mounted, Site, body_of, send_all, shows_token
 from daemon.http.reply import tip_headers
 from daemon.http.upstream import Fault, Upstream, UpstreamAway
-from handlers.query import Boundary, NoIndex, Snapshot, Sum, Torn
+from handlers.query import Boundary, NoIndex, Snapshot, Torn
 from handlers.scripts import Script
 from storage.damage import damage
 from storage.errors import SnapshotExpired
@@ -68,7 +69,8 @@ class Blockfrost:
         self._answers: dict[tuple[str, bytes], bytes] = {}
         self._room = _ROOM
         self._stored, self._moving = _tree(self._from_store()), _tree(self._from_records())
-        self._asked = _tree({"/epochs/latest/parameters": self._parameters, "/accounts/*": self._account})
+        asked = FromNode(site, self._chain, self._outputs, self._upstream)
+        self._asked = _tree({"/epochs/latest/parameters": asked.parameters, "/accounts/*": asked.account})
         self._posted: dict[str, _Posted] = {
             "/tx/submit": lambda body, _: self._pending.submit(body),
             "/utils/txs/evaluate": lambda body, scope: self._pending.evaluate(body, scope["query_string"]),
@@ -219,52 +221,6 @@ class Blockfrost:
         if address is None:
             raise Refused(400, BAD_ADDRESS)
         return await self._pending.mempool_address(ask.shot, address, ask.paging)
-
-    # --- answers for which the node is asked: no snapshot is held meanwhile --------------------------------------
-
-    async def _parameters(self, _: list[str]) -> Content:
-        with self._query.snapshot() as shot:
-            tip = shot.tip()
-        if self._chain.network is None or tip is None:
-            raise not_found()
-        epoch = self._chain.network.epoch(tip.slot)
-        return parameters(await self._upstream.protocol_parameters(epoch), epoch)
-
-    async def _account(self, args: list[str]) -> Content:
-        """Return what the node says of an account, and what the store says of its outputs; 404 without a node."""
-        text, total = args[0], Sum()
-        with self._query.snapshot() as shot:
-            where = self._outputs.account(shot, text)
-            if self._site.config.upstream.ogmios is None:
-                raise not_found()
-            for so_far in shot.balance(where):
-                total = so_far
-                await self._turns.next()
-                shot.check_age()
-        key = where[1].hex()
-        asked = {"scripts" if text.startswith(("stake17", "stake_test17")) else "keys": [key]}
-        found = (await self._upstream.ask("queryLedgerState/rewardAccountSummaries", asked)) or {}
-        if isinstance(found, list):  # since Ogmios 6.12
-            account = next((each for each in found if each.get("credential") == key), None)
-        else:
-            account = found.get(key)
-        if account is None:
-            raise not_found()
-        pool = account.get("delegate") or account.get("stakePool") or {}
-        rewards = account["rewards"]["ada"]["lovelace"]
-        return {
-            "stake_address": text,
-            "active": bool(pool),
-            "active_epoch": None,
-            "controlled_amount": str(total.value + rewards),
-            "rewards_sum": None,
-            "withdrawals_sum": None,
-            "reserves_sum": None,
-            "treasury_sum": None,
-            "withdrawable_amount": str(rewards),
-            "pool_id": pool.get("id"),
-            "drep_id": (account.get("delegateRepresentative") or {}).get("id"),
-        }
 
 
 def mounted(site: Site) -> Mounted:

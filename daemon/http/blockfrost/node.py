@@ -1,0 +1,65 @@
+"""Answers for which the node is asked. No snapshot is held meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from daemon.http.blockfrost.asking import not_found
+from daemon.http.blockfrost.network import Chain, parameters
+from daemon.http.blockfrost.outputs import Outputs
+from daemon.http.facade import Site
+from daemon.http.upstream import Upstream
+from handlers.query import Sum
+
+
+class FromNode:
+    """Asks the node, and adds what the store knows."""
+
+    def __init__(self, site: Site, chain: Chain, outputs: Outputs, upstream: Upstream) -> None:
+        self._query, self._turns = site.query, site.turns
+        self._chain, self._outputs, self._upstream = chain, outputs, upstream
+
+    async def parameters(self, _: list[str]) -> dict[str, Any]:
+        """Return the protocol parameters."""
+        with self._query.snapshot() as shot:
+            tip = shot.tip()
+        if self._chain.network is None or tip is None:
+            raise not_found()
+        epoch = self._chain.network.epoch(tip.slot)
+        return parameters(await self._upstream.protocol_parameters(epoch), epoch)
+
+    async def account(self, args: list[str]) -> dict[str, Any]:
+        """Return what the node says of an account, and what the store says of its outputs; 404 without a node."""
+        text, total = args[0], Sum()
+        with self._query.snapshot() as shot:
+            where = self._outputs.account(shot, text)
+            if not self._upstream.is_set:
+                raise not_found()
+            for so_far in shot.balance(where):
+                total = so_far
+                await self._turns.next()
+                shot.check_age()
+        key = where[1].hex()
+        asked = {"scripts" if text.startswith(("stake17", "stake_test17")) else "keys": [key]}
+        found = (await self._upstream.ask("queryLedgerState/rewardAccountSummaries", asked)) or {}
+        if isinstance(found, list):  # since Ogmios 6.12
+            account = next((each for each in found if each.get("credential") == key), None)
+        else:
+            account = found.get(key)
+        if account is None:
+            raise not_found()
+        pool = account.get("delegate") or account.get("stakePool") or {}
+        rewards = account["rewards"]["ada"]["lovelace"]
+        return {
+            "stake_address": text,
+            "active": bool(pool),
+            "active_epoch": None,
+            "controlled_amount": str(total.value + rewards),
+            "rewards_sum": None,
+            "withdrawals_sum": None,
+            "reserves_sum": None,
+            "treasury_sum": None,
+            "withdrawable_amount": str(rewards),
+            "pool_id": pool.get("id"),
+            "drep_id": (account.get("delegateRepresentative") or {}).get("id"),
+        }
