@@ -79,9 +79,9 @@ async def send_all(send: Send, status: int, headers: Iterable[tuple[bytes, bytes
 
 
 class Mounted(NamedTuple):
-    """A facade, and the path that its requests begin with."""
+    """A facade, and the path that its requests begin with, which is their route in the metrics."""
 
-    prefix: str
+    path: str
     app: ASGIApp
 
 
@@ -95,9 +95,10 @@ class Mount:
         """Answer one request."""
         if scope["type"] in ("http", "websocket"):
             path: str = scope["path"]
-            for prefix, app in self._facades:
-                if path == prefix or path.startswith(f"{prefix}/"):
-                    await app(dict(scope, path=path[len(prefix) :]), receive, send)
+            for facade in self._facades:
+                if path == facade.path or path.startswith(f"{facade.path}/"):
+                    scope["route"] = facade
+                    await facade.app(dict(scope, path=path[len(facade.path) :]), receive, send)
                     return
         await self._app(scope, receive, send)
 

@@ -38,4 +38,8 @@ def mount(site: Site, config: Config, transactions: Transactions | None, app: AS
         from daemon.http.blockfrost import app as blockfrost
 
         mounted.append(blockfrost.mounted(shared))
+    if config.ogmios.enabled:
+        from daemon.http.ogmios import app as ogmios
+
+        mounted.append(ogmios.mounted(shared))
     return facade.Mount(app, mounted) if mounted else app

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import httptools
@@ -39,6 +39,24 @@ class Request(NamedTuple):
     version: str
     keep_alive: bool
     length: int = 0  # of the body, which follows
+
+    def scope(self, prefix: str, server: object, client: object, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the request as ASGI has it, with a prefix in front of its path."""
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": self.version,
+            "method": self.method,
+            "scheme": "http",
+            "path": prefix + self.path,
+            "raw_path": self.raw_path,
+            "query_string": self.query,
+            "root_path": "",
+            "headers": self.headers,
+            "server": server,
+            "client": client,
+            "state": state,
+        }
 
 
 class HeadReader:

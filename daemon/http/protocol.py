@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
+from daemon.http import websocket
 from daemon.http.capacity import Capacity
 from daemon.http.head import HeadReader, Refusal, Request, request_continues
 from daemon.http.hosts import Listener, name_of
@@ -56,7 +57,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._capacity, self._limits = capacity, capacity.limits
-        self._app, self._app_state = config.loaded_app, app_state
+        self._config, self._app, self._app_state = config, config.loaded_app, app_state
         self._server_state = server_state
         self._connections = cast(set[Any], server_state.connections)
         self._loop = asyncio.get_running_loop()
@@ -199,10 +200,16 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _accept(self, request: Request, body: bytes = b"") -> None:
         self._capacity.stop_waiting(self)
         self._deadline = inf
+        if websocket.is_wanted(request, self._prefix):
+            self._capacity.leave(self)
+            self._connections.discard(self)
+            state = self._server_state, self._app_state
+            websocket.hand_over(self._transport, request, self._prefix, self._config, *state)
+            return
         read = asyncio.Event()
         read.set()
         self._cycle = RequestResponseCycle(
-            scope=self._scope(request),
+            scope=cast(Any, request.scope(self._prefix, self._server, self._client, self._app_state.copy())),
             transport=self._transport,
             flow=self._flow,
             logger=_logger,
@@ -220,23 +227,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         else:
             self._state = _State.QUEUED
             self._capacity.queue(self)
-
-    def _scope(self, request: Request) -> Any:
-        return {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": request.version,
-            "method": request.method,
-            "scheme": "http",
-            "path": self._prefix + request.path,
-            "raw_path": request.raw_path,
-            "query_string": request.query,
-            "root_path": "",
-            "headers": request.headers,
-            "server": self._server,
-            "client": self._client,
-            "state": self._app_state.copy(),
-        }
 
     def start(self) -> asyncio.Task[None]:
         """Begin to answer the request."""

@@ -11,6 +11,8 @@ import msgspec
 import structlog
 
 from config.serving import Upstream as Settings
+from feeds.cardano.errors import BlockError
+from feeds.cardano.transaction import read_transaction
 from handlers import wire
 from handlers.events import Ack, Error, Hello, Tx, TxSubmitted
 
@@ -168,6 +170,17 @@ class Upstream:
         await self._tell(tx)
         txid: str = found["transaction"]["id"]
         return txid
+
+    async def tell_if_taken(self, request: dict[str, Any], answer: dict[str, Any]) -> None:
+        """Tell our own daemon of a transaction that a client has submitted, if the node has taken it."""
+        if request.get("method") != "submitTransaction" or "result" not in answer:
+            return
+        try:
+            tx = read_transaction(bytes.fromhex(request["params"]["transaction"]["cbor"]))
+        except (BlockError, KeyError, TypeError, ValueError) as error:
+            log.warning("submission_not_told", error=str(error))
+            return
+        await self._tell(tx)
 
     async def _tell(self, tx: Tx) -> None:
         """Tell our daemon of a transaction that the node has; what the daemon says against it changes nothing there."""

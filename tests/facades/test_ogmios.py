@@ -1,0 +1,176 @@
+"""The Ogmios front: what is answered here, what is passed on, and the order of both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import cbor2
+import httpx
+import pytest
+from chain_model import Coin
+from preview import CODEC, before, blocks, coins, own_listener, served
+from questions import Asked, short_folder
+from stand_in import PARAMETERS, Node, node
+from websockets.sync.client import ClientConnection, connect
+
+from feeds.cardano.transaction import read_transaction
+
+TIP = "queryNetwork/tip"
+UTXO = "queryLedgerState/utxo"
+
+
+class Served:
+    """A daemon, where its front listens, and the node behind it."""
+
+    def __init__(self, asking: Asked, port: int, upstream: Node) -> None:
+        self.asking, self.upstream = asking, upstream
+        self.http, self.ws = f"http://127.0.0.1:{port}/", f"ws://127.0.0.1:{port}/"
+
+    def post(self, request: Any, status: int = 200) -> Any:
+        answer = httpx.post(self.http, content=json.dumps(request), timeout=30)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+
+@pytest.fixture(scope="module")
+def front() -> Iterator[Served]:
+    port, listen = own_listener()
+    with (
+        node() as upstream,
+        short_folder() as folder,
+        served(folder, ogmios={"listen": listen}, upstream={"ogmios": upstream.url}) as asking,
+    ):
+        asking.ask("/health/live")
+        yield Served(asking, port, upstream)
+
+
+def request(method: str, number: object = 1, **params: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "method": method, "id": number} | ({"params": params} if params else {})
+
+
+def talk(socket: ClientConnection, *requests: Any) -> list[Any]:
+    for each in requests:
+        socket.send(each if isinstance(each, str) else json.dumps(each))
+    return [json.loads(socket.recv(timeout=30)) for _ in requests]
+
+
+def utxo(coin: Coin) -> dict[str, Any]:
+    output = coin.output
+    value: dict[str, dict[str, int]] = {"ada": {"lovelace": output.value}}
+    for policy, name, quantity in output.assets:
+        value.setdefault(policy.hex(), {})[name.hex()] = quantity
+    datum = {} if output.datum_hash is None else {"datumHash": output.datum_hash.hex()}
+    datum = datum if output.inline_datum is None else {"datum": output.inline_datum.hex()}
+    return {
+        "transaction": {"id": coin.txid.hex()},
+        "index": coin.number,
+        "address": CODEC.write(output.address),
+        "value": value,
+        **datum,
+    }
+
+
+def some() -> Coin:
+    live = [coin for coin in coins().values() if not coin.spend and coin.block.height and not coin.output.script_ref]
+    return max(live, key=lambda coin: len(coin.output.assets))
+
+
+def test_the_tip(front: Served) -> None:
+    tip = blocks()[-1]
+    result = {"slot": tip.slot, "id": tip.hash.hex()}
+    assert front.post(request(TIP)) == {"jsonrpc": "2.0", "method": TIP, "result": result, "id": 1}
+    with connect(front.ws) as socket:
+        assert talk(socket, request(TIP, {"any": "id"})) == [
+            {"jsonrpc": "2.0", "method": TIP, "result": result, "id": {"any": "id"}}
+        ]
+    assert TIP not in front.upstream.methods()
+
+
+def test_outputs(front: Served) -> None:
+    coin = some()
+    own = [c for c in coins().values() if not c.spend and c.output.address == coin.output.address]
+    found = front.post(request(UTXO, addresses=[CODEC.write(coin.output.address)]))["result"]
+    assert [each for each in found if "script" not in each] == [utxo(c) for c in own if not c.output.script_ref]
+    reference = {"transaction": {"id": coin.txid.hex()}, "index": coin.number}
+    spent = next(c for c in coins().values() if c.spend)
+    gone = {"transaction": {"id": spent.txid.hex()}, "index": spent.number}
+    with connect(front.ws) as socket:
+        [answer] = talk(socket, request(UTXO, outputReferences=[reference, gone]))
+    assert answer["result"] == [utxo(coin)]
+    for coin in (c for c in coins().values() if c.output.script_ref and not c.spend):
+        place = {"transaction": {"id": coin.txid.hex()}, "index": coin.number}
+        [each] = front.post(request(UTXO, outputReferences=[place]))["result"]
+        assert each["script"]["language"].startswith(("native", "plutus:")) and each["script"]["cbor"]
+    assert UTXO not in front.upstream.methods()
+    malformed: list[dict[str, Any]] = [{"addresses": ["x"]}, {"addresses": 1}, {"outputReferences": [{"index": 1}]}]
+    for params in (*malformed, {"outputReferences": [{"transaction": {"id": "0"}, "index": -1}]}, {"other": []}):
+        assert front.post(request(UTXO, **params), 400)["error"]["code"] == -32602
+
+
+def test_everything_else_is_passed_on_in_order(front: Served) -> None:
+    with connect(front.ws) as socket:
+        asked = [
+            request("queryLedgerState/epoch", 1),
+            request(TIP, 2),
+            request("nothing/known", 3),
+            "not JSON",
+            request("queryLedgerState/protocolParameters", 4),
+            request(TIP, 5),
+        ]
+        answers = talk(socket, *asked)
+    assert [answer.get("id") for answer in answers] == [1, 2, 3, None, 4, 5]
+    assert answers[0]["result"] == 13 and answers[4]["result"] == PARAMETERS
+    assert answers[2]["error"] == {"code": -32601, "message": "no method nothing/known"}
+    assert answers[3]["error"]["code"] == -32600
+    assert front.post(request("queryLedgerState/epoch", "x")) == {
+        "jsonrpc": "2.0",
+        "method": "queryLedgerState/epoch",
+        "id": "x",
+        "result": 13,
+    }
+    assert front.post(request("nothing/known"), 400)["error"]["code"] == -32601
+
+
+def test_a_ledger_state_of_the_clients_choice_is_the_nodes(front: Served) -> None:
+    asked = request(UTXO, addresses=[CODEC.write(some().output.address)])
+    with connect(front.ws) as socket:
+        talk(socket, request("acquireLedgerState", 1), asked, request("releaseLedgerState", 2), asked)
+    assert front.upstream.methods()[-3:] == ["acquireLedgerState", UTXO, "releaseLedgerState"]
+
+
+@pytest.mark.parametrize("over", ["ws", "http"])
+def test_what_the_node_takes_is_pending_here(front: Served, over: str) -> None:
+    live = [coin for coin in coins().values() if not coin.spend and coin.block.height]
+    coin = live[0 if over == "ws" else 1]
+    body = {0: [[coin.txid, coin.number]], 1: [{0: coin.output.address, 1: coin.output.value - 5}], 2: 5}
+    raw = cbor2.dumps([body, {}, True, None])
+    asked = request("submitTransaction", transaction={"cbor": raw.hex()})
+    if over == "ws":
+        with connect(front.ws) as socket:
+            [answer] = talk(socket, asked)
+    else:
+        answer = front.post(asked)
+    txid = read_transaction(raw).txid.hex()
+    assert answer["result"]["transaction"]["id"] == txid
+    assert front.asking.get(f"/api/v1/txs/{txid}")["status"] == "unmined"
+
+
+def test_other_requests(front: Served) -> None:
+    assert httpx.get(front.http).status_code == 405
+    assert httpx.post(f"{front.http}else", content="{}").status_code == 404
+    assert httpx.post(front.http, content="[]").status_code == 400
+    assert httpx.options(front.http).status_code == 200
+
+
+def test_without_a_node() -> None:
+    port, listen = own_listener()
+    with short_folder() as folder, served(folder, before(), *blocks()[:2], ogmios={"listen": listen}) as asking:
+        asking.ask("/health/live")
+        with connect(f"ws://127.0.0.1:{port}/") as socket:
+            here, away = talk(socket, request(TIP), request("queryLedgerState/epoch", 2))
+        assert here["result"]["slot"] == blocks()[1].slot
+        assert "upstream.ogmios" in away["error"]["message"] and away["id"] == 2
+        away = httpx.post(f"http://127.0.0.1:{port}/", content=json.dumps(request("queryLedgerState/epoch")))
+        assert away.status_code == 503 and "upstream.ogmios" in away.json()["error"]["message"]
