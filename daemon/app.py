@@ -139,11 +139,11 @@ async def serve(config: Config, config_file: Path | None, own: Sequence[Handler]
                     signals, lambda: _dump(hub, connections), lambda: services.start_soon(_reload, notifier, reloader)
                 )
                 log.info("stopping", signal=number.name)
+                notifier.say("STOPPING=1")
                 late = asyncio.get_running_loop().call_later(
                     config.shutdown_timeout, _give_up, config.shutdown_timeout, hub, connections, consumers
                 )
                 services.cancel_scope.cancel()
-            notifier.say("STOPPING=1")
             for connection in connections.open:
                 connection.stop_reading()
             bus.close()

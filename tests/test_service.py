@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import socket
 import stat
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -17,12 +22,14 @@ from daemons import (
     Encoding,
     Message,
     ack,
+    environment,
     error,
     home,
     reason,
     running,
     statuses,
 )
+from patience import until
 from scenarios import back_to, block, chain, expected, output, point, tx
 
 # --- the socket ----------------------------------------------------------------------------------------------------
@@ -88,6 +95,74 @@ def test_words_with_systemd(tmp_path: Path, enabled: bool) -> None:
                 assert words(notified, "STATUS=")[-1] == "STATUS=height 1, 2 unspent outputs"
             assert daemon.term() == 0
             assert words(notified, "STOPPING=1")
+
+
+@pytest.fixture
+def notified(tmp_path: Path) -> Iterator[socket.socket]:
+    """The socket on which systemd listens."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+        notified.bind(str(tmp_path / "notify"))
+        notified.settimeout(PATIENCE_S)
+        yield notified
+
+
+def test_all_words_in_their_order_under_socket_activation(tmp_path: Path, notified: socket.socket) -> None:
+    """The daemon is started by the first connection, as `systemd-socket-activate` does it."""
+    if (activate := shutil.which("systemd-socket-activate")) is None:
+        pytest.skip("systemd-socket-activate is missing: apt-get install systemd")
+    told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
+    with home(tmp_path) as daemon:
+        run = [sys.executable, "-m", "daemon", "run", "--config", str(daemon.config)]
+        words_of = [activate, f"--listen={daemon.socket}", *(f"--setenv={name}={each}" for name, each in told.items())]
+        with (tmp_path / "log").open("wb") as log:
+            process = subprocess.Popen([*words_of, *run], stderr=log, env=environment())
+        try:
+            until(daemon.socket.exists)
+            with daemon.client() as client:
+                assert words(notified, "READY=1")[-1] == "READY=1"
+                ack(client.ask(block(None)), "applied", point(block(None)))
+                assert words(notified, "STATUS=")[-1] == "STATUS=height 1, 0 unspent outputs"
+                begun = monotonic()
+                process.send_signal(signal.SIGHUP)
+                said = words(notified, "READY=1")
+                place = said.index("RELOADING=1")
+                assert begun <= int(said[place + 1].removeprefix("MONOTONIC_USEC=")) / 1e6 <= monotonic()
+                assert words(notified, "WATCHDOG=1")
+            process.terminate()
+            assert words(notified, "STOPPING=1")
+            assert process.wait(PATIENCE_S) == 0, (tmp_path / "log").read_text()
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_a_writer_that_hangs_does_not_feed_the_watchdog(tmp_path: Path, notified: socket.socket) -> None:
+    """Here another process holds the store's lock: the loop lives, and nothing can be written."""
+    told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "100000"}
+    with running(tmp_path, told, shutdown_timeout="1s") as daemon:
+        words(notified, "WATCHDOG=1")
+        with lmdb.open(str(tmp_path / "data" / "lmdb"), max_dbs=4) as env, env.begin(write=True):
+            notified.settimeout(1.0)  # ten times as long as systemd would wait
+            with pytest.raises(TimeoutError):
+                while True:  # one may be on its way
+                    notified.recv(4096)
+            with daemon.client() as client:
+                assert client.hello()
+            notified.settimeout(PATIENCE_S)
+        words(notified, "WATCHDOG=1")
+
+
+def test_systemd_hears_at_once_that_the_daemon_stops(tmp_path: Path, notified: socket.socket) -> None:
+    """Also while what was received waits for the disk."""
+    with running(tmp_path, {"NOTIFY_SOCKET": str(tmp_path / "notify")}) as daemon, daemon.client() as client:
+        with lmdb.open(str(tmp_path / "data" / "lmdb"), max_dbs=4) as env, env.begin(write=True):
+            client.send({"seq": 1} | block(None))
+            client.taken()
+            daemon.process.terminate()
+            words(notified, "STOPPING=1")
+            assert daemon.alive()
+        assert statuses(client.rest()) == ["applied"]
+        assert daemon.wait() == 0
 
 
 def test_systemd_may_listen_on_an_abstract_socket(tmp_path: Path) -> None:

@@ -28,6 +28,13 @@ PACKAGES, INTERPRETER = "/opt/packages", "/opt/python"
 DAEMON = "utxod.service"
 # What is refused ends the process, so the tests know of it; mbind is a hint of numpy's allocator.
 STRICTER = "SystemCallErrorNumber=kill\nSystemCallFilter=~mbind:EPERM"
+HOLDING = """
+import lmdb, time
+from pathlib import Path
+with lmdb.open("/var/lib/utxod/lmdb", max_dbs=4) as env, env.begin(write=True):
+    while Path("/tmp/held").exists():
+        time.sleep(0.01)
+"""
 # Of /proc/net/tcp: a connection to 10.9.9.9 that has sent SYN, and again because nothing came back.
 TRIED_AGAIN = r" 0909090A:\w+ 02 \S+ \S+ 0*[1-9]"
 STOPPED = "import os, signal" + OURS.replace("sys.stdin.read()", "os.kill(os.getpid(), signal.SIGSTOP)")
@@ -188,10 +195,16 @@ def test_operators_of_their_own_need_a_drop_in(here: Machine) -> None:
 
 
 def test_a_writer_that_hangs_is_restarted(here: Machine) -> None:
+    """Another process holds the lock of the store for as long as a file is there."""
     drop_in(here, "WatchdogSec=1")
     here.run("systemctl", "restart", DAEMON)
-    here.run("systemctl", "kill", "--kill-whom=main", "--signal=STOP", DAEMON)
-    until(lambda: here.show(DAEMON, "NRestarts"), "1".__eq__)
+    held = here.file("/tmp/held")
+    held.touch()
+    with ThreadPoolExecutor(1) as pool:
+        holder = pool.submit(here.run, "/opt/utxod/bin/python", "-c", HOLDING, user="utxod")
+        until(lambda: here.show(DAEMON, "Result") == "watchdog" or int(here.show(DAEMON, "NRestarts")), why=said(here))
+        held.unlink()
+        holder.result()
     until(lambda: here.show(DAEMON, "ActiveState"), "active".__eq__)
     assert here.run("utxod", "verify", user="utxod").stdout == "sound\n"
 
