@@ -9,6 +9,7 @@ from handlers.events import Point
 from handlers.passed import Passed
 from handlers.rendering import Written
 from handlers.walk import Order
+from storage.history.kept import Kept
 from storage.history.layout import State
 
 
@@ -59,3 +60,4 @@ class Boundary(Struct, frozen=True):
     tip: Point | None
     written: Written
     passed: Passed
+    kept: Kept

@@ -17,7 +17,7 @@ from handlers.snapshot import Snapshot
 from handlers.walk import HIGHEST, PLACE, Listed, Listing, Order, in_both
 from storage.errors import Damaged
 from storage.history.layout import Flags, Numbers, outputs_in, to_extra
-from storage.history.output_keys import RULES, digest
+from storage.history.output_keys import RULES
 
 NOBODY = -1  # in place of a spender
 READ = 500  # outputs that are read before others get a turn
@@ -212,7 +212,7 @@ class Matches:
 
     def _listing(self, where: Listed, after: int) -> Listing:
         index, key = where
-        prefix = self._shot.stored.prefix(digest(key))
+        prefix = self._shot.stored.prefix(key)
         start = after if after >= 0 else None
         return Listing(self._shot.stored, (index, prefix), self._wanted.order, start, self._shot.boundary.passed)
 

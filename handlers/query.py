@@ -20,6 +20,7 @@ from handlers.snapshot import Snapshot
 from handlers.walk import Listed, Order, Walk
 from storage import keys
 from storage.disk import Txn
+from storage.history.kept import Kept
 from storage.history.store import HistoryStore
 
 __all__ = [
@@ -76,14 +77,17 @@ class Query:
         block = None if known is None else self.store.block_row(txn, known.state.tip)
         grown = known is not None and known.block == block  # or the same
         if known is None or not grown or known.marks != marks:
-            kept = (known.written, known.passed) if known is not None and grown else (Written(self._room), Passed())
-            self._boundary = known = self._boundary_of(txn, marks, *kept)
+            self._boundary = known = self._boundary_of(txn, marks, known, grown=grown)
+        known.kept.seen_at(commit)
         return known
 
     def _boundary_of(
-        self, txn: Txn, marks: tuple[bytes | None, bytes | None], written: Written, passed: Passed
+        self, txn: Txn, marks: tuple[bytes | None, bytes | None], known: Boundary | None, *, grown: bool
     ) -> Boundary:
+        """Return where the store is now; what was kept of the boundary before stays if the chain has `grown`."""
         state = self.store.state(txn)
         block = self.store.block_row(txn, state.tip)
         tip = None if state.tip == keys.GENESIS else to_point(self.store.block_at(txn, state.tip))
-        return Boundary(marks, state, self.store.kept_indexes(txn), block, tip, written, passed)
+        written, passed = (known.written, known.passed) if known and grown else (Written(self._room), Passed())
+        kept = Kept(state, None if known is None else known.kept, grown=grown)
+        return Boundary(marks, state, self.store.kept_indexes(txn), block, tip, written, passed, kept)

@@ -102,17 +102,21 @@ class OutputRenderer:
             block_time=created_at.block_time,
         )
 
-    def json(self, txid: bytes, index: int, body: Body, created_at: str) -> bytes:
+    def json(self, txid: bytes, index: int, address: bytes, value: int, body: Body | None, created_at: str) -> str:
         """Return the JSON of `utxo`, byte for byte; `created_at` is what `created_json` gave for its block.
 
+        An output without `body` has nothing but address and value.
         NOTE: the hot path: one template an output. The tests hold it to what `utxo` gives.
         """
-        address, value = body.address, body.value
         owner = self._kept_owner(address) if len(address) <= _SHORT else self._owner_json(address)
-        assets = _assets(body.assets) if body.assets else ""
-        held = f'"lovelace_amount":{value},{self._base}{value}"}}{assets}]'
-        script = _inside(_script(body)) if _has_script(body) else _NOTHING_ELSE
-        return f'{{"tx_hash":"{txid.hex()}","output_index":{index},{owner},{held},{script},{created_at}}}'.encode()
+        assets, script = "", _NOTHING_ELSE
+        if body is not None:
+            assets = _assets(body.assets) if body.assets else ""
+            script = _inside(_script(body)) if _has_script(body) else _NOTHING_ELSE
+        return (
+            f'{{"tx_hash":"{txid.hex()}","output_index":{index},{owner},"lovelace_amount":{value},'
+            f'{self._base}{value}"}}{assets}],{script},{created_at}}}'
+        )
 
     def created_json(self, block: BlockRow) -> str:
         """Return the part of the JSON that the outputs of a block share."""
@@ -148,17 +152,17 @@ class Written:
     """
 
     def __init__(self, room: int) -> None:
-        self.created_parts: dict[bytes, str] = {}  # what the outputs of a block share, by ordinal
+        self.created_parts: dict[int, str] = {}  # what the outputs of a block share, by ordinal
         self._room = room // 2  # of each half
         self._young: dict[bytes, bytes] = {}
         self._old: dict[bytes, bytes] = {}
         self._size = 0
 
-    def keep_created(self, own: bytes, created_at: str) -> None:
+    def keep_created(self, ordinal: int, created_at: str) -> None:
         """Remember the part that the outputs of a block share."""
         if len(self.created_parts) >= _BLOCKS:
             self.created_parts.clear()
-        self.created_parts[own] = created_at
+        self.created_parts[ordinal] = created_at
 
     def find(self, places: bytes) -> bytes | None:
         """Return a list, if it is known."""

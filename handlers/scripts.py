@@ -10,7 +10,6 @@ from formats.cbor import CborError
 from formats.scripts import hash_of_reference, split_reference, unwrapped
 from handlers.snapshot import Snapshot
 from storage.history.layout import to_extra
-from storage.history.output_keys import digest
 
 _LOOKED = 100  # outputs that are looked at before others get a turn
 
@@ -41,7 +40,7 @@ def look_for_script(shot: Snapshot, script_hash: bytes) -> Iterator[Script | Non
     """
     shot.listed("script", script_hash)
     stored = shot.stored
-    for numbers in stored.index("script").descending(stored.prefix(digest(script_hash))):
+    for numbers in stored.index("script").descending(stored.prefix(script_hash)):
         for at in range(0, len(numbers), _LOOKED):
             for number in numbers[at : at + _LOOKED].tolist():
                 found = stored.output(number)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache, partial
+from struct import unpack
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,7 +30,7 @@ from storage import keys
 from storage.disk import Txn
 from storage.errors import Damaged
 from storage.history.layout import Block, Extra, Found, Numbers, TxFound
-from storage.history.output_keys import RULES, address_key, asset_key, digest
+from storage.history.output_keys import RULES, address_key, asset_key
 from storage.history.stored import Home, Stored
 from storage.indexes import POLICY
 from storage.reassigned import Given
@@ -61,7 +62,7 @@ class Snapshot:
     @cached_property
     def stored(self) -> Stored:
         """Return what reads the tables; who only asks for the tip does without."""
-        return self.store.stored(self.txn)
+        return self.store.stored(self.txn, self.boundary.kept)
 
     @cached_property
     def owners(self) -> Owners:
@@ -175,31 +176,34 @@ class Snapshot:
 
     def _listing(self, where: Listed, order: Order, after: int | None) -> Listing:
         index, key = where
-        return Listing(self.stored, (index, self.stored.prefix(digest(key))), order, after, self.boundary.passed)
+        return Listing(self.stored, (index, self.stored.prefix(key)), order, after, self.boundary.passed)
 
     def _holding(self, held: _Held, known: _Held, numbers: Numbers) -> set[int]:
         """Return which of these outputs count; `known` is the same rule, for outputs that are small."""
         try:
-            return {
-                found.number
-                for found in self.outputs(numbers)
-                if (known if len(found.extra) <= _SHORT else held)(self.owners.address(found), found.extra)
-            }
+            there, moved, plain = set[int](), self.owners.given, None
+            for found in self.outputs(numbers.tolist()):
+                address, extra = self.owners.address(found) if moved else found.address, found.extra
+                if (address == plain and not extra) or (known if len(extra) <= _SHORT else held)(address, extra):
+                    there.add(found.number)
+                    plain = plain if extra else address  # most outputs of a list are alike
+            return there
         except msgspec.DecodeError as error:
             raise Damaged(f"one of the outputs {numbers[0]} to {numbers[-1]} cannot be read: {error}") from error
 
-    def outputs(self, numbers: Numbers) -> list[Found]:
-        """Return outputs that have to be there; their numbers ascend. Small ones are kept for the next question."""
-        wanted, known = numbers.tolist(), self._found
+    def outputs(self, wanted: list[int]) -> list[Found]:
+        """Return outputs that have to be there. Small ones are kept for the next question."""
+        known = self._found
         missing = [number for number in wanted if number not in known]
-        found = self.stored.bodies(np.array(missing, np.int64)) if missing else {}
-        lost = [number for number in missing if number not in found]
-        if lost:
+        found = self.stored.bodies(missing) if missing else {}
+        if len(found) < len(missing) and (lost := [number for number in missing if number not in found]):
             raise Damaged(f"output {lost[0]} lives, or may live again, but is not there")
         if len(known) + len(found) > _KEPT:
             self._found = {}
-        self._found.update((number, each) for number, each in found.items() if len(each.extra) <= _SHORT)
-        return [found[number] if number in found else known[number] for number in wanted]
+        for number, each in found.items():
+            if len(each.extra) <= _SHORT:
+                self._found[number] = each
+        return [found.get(number) or known[number] for number in wanted]
 
     def cut(self, place: bytes, key: bytes, order: Order) -> str:
         """Return the cursor that goes on after a place."""
@@ -241,7 +245,7 @@ class Snapshot:
 
     def _read(self, wanted: list[int]) -> Iterator[tuple[int, Home, Body, BlockRow]]:
         """Yield outputs that have to be there, by rising number."""
-        numbers = np.unique(np.array(wanted, np.int64))
+        numbers = sorted(set(wanted))
         homes = self.stored.homes(numbers)
         for found in self.outputs(numbers):
             home = homes[found.number]
@@ -263,27 +267,22 @@ class Snapshot:
             return b"[" + b",".join(_encode(self.utxo(entry)) for entry in self.entries(places)) + b"]"
         written = self.boundary.written.find(key)
         if written is None:
-            written = b"[" + b",".join(self._write(places)) + b"]"
+            written = ("[" + ",".join(self._write(list(unpack(f">{len(places)}Q", key)))) + "]").encode()
             self.boundary.written.keep(key, written)
         return written
 
-    def _write(self, places: list[bytes]) -> Iterator[bytes]:
+    def _write(self, wanted: list[int]) -> Iterator[str]:
         """Yield each output as JSON. The hot path of what was not asked lately."""
-        json, created_parts, wanted = (
-            self.query.renderer.json,
-            self.boundary.written.created_parts,
-            list(map(_number, places)),
-        )
-        numbers = np.unique(np.array(wanted, np.int64))
-        homes, found = self.stored.homes(numbers), {each.number: each for each in self.outputs(numbers)}
-        for number in wanted:
-            txid, index, block = homes[number]
-            own = keys.u32(block)
-            yield json(txid, index, _body(found[number]), created_parts.get(own) or self._created_at(own))
+        json, parts = self.query.renderer.json, self.boundary.written.created_parts
+        homes = self.stored.homes(wanted)
+        for found in self.outputs(wanted):
+            home, more = homes[found.number], _body(found) if found.extra else None
+            created_at = parts.get(home.block) or self._created_at(home.block)
+            yield json(home.txid, home.output, found.address, found.value, more, created_at)
 
-    def _created_at(self, own: bytes) -> str:
-        created_at = self.query.renderer.created_json(self.block(keys.number(own)))
-        self.boundary.written.keep_created(own, created_at)
+    def _created_at(self, ordinal: int) -> str:
+        created_at = self.query.renderer.created_json(self.block(ordinal))
+        self.boundary.written.keep_created(ordinal, created_at)
         return created_at
 
     # --- single outputs, and what blocks did ---------------------------------------------------------------------
@@ -319,7 +318,7 @@ class Snapshot:
         by = None if live else stored.spender(number)
         if not live and by is None:
             return None
-        (found,) = self.outputs(np.array([number]))
+        (found,) = self.outputs([number])
         spend = None if by is None else Spend(by.txid, self.block(by.block))
         return Entry(tx.txid, index, _body(found), self.block(tx.block), spend)
 

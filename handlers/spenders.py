@@ -54,7 +54,7 @@ class Spenders:
             of_tx.setdefault(each.spender, []).append(each.number)
         found = dict[int, SpentBy]()
         for spender, spent in of_tx.items():
-            for place, number in enumerate(sorted(spent, key=lambda n: homes[n][:2])):
+            for place, number in enumerate(sorted(spent, key=lambda n: (homes[n].txid, homes[n].output))):
                 found[number] = SpentBy(by[spender].txid.hex(), ordinal, place)
         return found
 

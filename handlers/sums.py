@@ -12,12 +12,13 @@ import numpy.typing as npt
 from handlers.boundary import Sum
 from handlers.walk import Listed
 from storage.errors import Damaged
-from storage.history.layout import Records, to_extra
+from storage.history.layout import Numbers, Records, to_extra
 from storage.history.output_keys import RULES
 
 if TYPE_CHECKING:
     from handlers.snapshot import Snapshot
 
+_FEW = 250  # outputs that are added one by one, in less time than it takes to make arrays of them
 _KNOWN = 1000  # outputs, without their value, of which it is known what they add
 
 Assets = list[tuple[bytes, bytes, int]]
@@ -32,18 +33,25 @@ def balance(shot: Snapshot, where: Listed) -> Iterator[Sum]:
     """
     adder, walk, given = Adder(where), shot.walk(where, "asc", None), shot.owners.given
     for living in walk.living():
-        apart = [number for number in living.tolist() if number in given] if given else []
-        for found in shot.outputs(np.array(apart, np.int64)) if apart else ():
-            adder.add_one(given[found.number].address, found.value, found.extra)
-        numbers, read = living[~np.isin(living, apart)] if apart else living, 0
-        for which, records, bodies in shot.stored.outputs.many(numbers):
-            if len(which):
-                adder.add(records, bodies)
-                read += len(which)
-        if read < len(numbers):
-            shot.outputs(numbers)
+        numbers = living.tolist()
+        apart = numbers if len(numbers) <= _FEW else [number for number in numbers if number in given] if given else []
+        for found in shot.outputs(apart):
+            owner = given.get(found.number)
+            adder.add_one(found.address if owner is None else owner.address, found.value, found.extra)
+        if len(apart) < len(numbers):
+            _add_many(shot, adder, living[~np.isin(living, apart)] if apart else living)
         yield adder.total
     yield adder.total
+
+
+def _add_many(shot: Snapshot, adder: Adder, numbers: Numbers) -> None:
+    read = 0
+    for which, records, bodies in shot.stored.outputs.many(numbers):
+        if len(which):
+            adder.add(records, bodies)
+            read += len(which)
+    if read < len(numbers):
+        shot.outputs(numbers.tolist())  # which says what is not there
 
 
 class Adder:
@@ -72,7 +80,7 @@ class Adder:
             raise Damaged(f"one of the outputs {first} to {last} cannot be read: {error}") from error
 
     def add_one(self, address: bytes, value: int, extra: bytes) -> None:
-        """Add an output that has another owner than the chain knows.
+        """Add one output.
 
         Raises:
             Damaged: it can't be read.
@@ -80,7 +88,7 @@ class Adder:
         try:
             self._add((len(address), address + extra), 1, value)
         except msgspec.DecodeError as error:
-            raise Damaged(f"an output that was reassigned cannot be read: {error}") from error
+            raise Damaged(f"an output cannot be read: {error}") from error
 
     def _add(self, kind: Kind, count: int, value: int) -> None:
         if kind not in self._known:

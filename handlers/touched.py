@@ -14,6 +14,7 @@ from handlers.snapshot import Snapshot
 from handlers.walk import PLACE, Order
 from storage.history import touches
 from storage.history.layout import Numbers
+from storage.history.output_keys import address_key
 
 
 class AddressTx(Struct, frozen=True, kw_only=True):
@@ -55,7 +56,7 @@ def touching(shot: Snapshot, address: bytes, count: int, order: Order, page: int
 
 
 def _listed(shot: Snapshot, address: bytes, order: Order, after: int | None) -> Iterator[Numbers]:
-    index, prefix = shot.stored.index(touches.KIND), shot.stored.prefix(touches.digests([address]))
+    index, prefix = shot.stored.index(touches.KIND), shot.stored.prefix(address_key(address))
     if order == "asc":
         return index.ascending(prefix, -1 if after is None else after)
     return index.descending(prefix, after)

@@ -165,9 +165,12 @@ class Walk:
         """Return the numbers of a part, each once: two keys of one output may share a prefix."""
         if len(part) == 0:
             return part
-        fresh, self._last = np.diff(part, prepend=self._last) != 0, int(part[-1])
-        numbers: Numbers = np.abs(part)[fresh]
-        return numbers
+        again, self._last = int(part[0]) == self._last, int(part[-1])
+        numbers: Numbers = np.abs(part)
+        repeated = numbers[1:] == numbers[:-1]
+        if np.count_nonzero(repeated):
+            numbers = np.concatenate((numbers[:1], numbers[1:][~repeated]))
+        return numbers[1:] if again else numbers
 
     def _find(self, count: int) -> Iterator[None]:
         """Read until so many are found, if there are."""

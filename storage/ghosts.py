@@ -47,7 +47,8 @@ from storage.history.layout import (
     seal_row,
     words,
 )
-from storage.history.values import KEY, StoredValues, Values
+from storage.history.stored_values import StoredValues
+from storage.history.values import KEY, Values
 from storage.rows import unpack
 
 OutPoint = tuple[bytes, int]

@@ -30,7 +30,6 @@ from storage.disk import GIB, META, Disk
 from storage.history.layout import TABLES as HISTORY_TABLES
 from storage.history.layout import Found, TxFound, to_extra, to_tx
 from storage.history.output_keys import RULES
-from storage.history.output_keys import digest as index_digest
 from storage.history.store import HistoryStore
 from storage.history.stored import Stored
 from storage.indexes import NAMES
@@ -456,7 +455,7 @@ def _transactions(stored: Stored) -> Iterator[TxFound]:
 
 def _found(stored: Stored, index: str, key: bytes) -> list[OutPoint]:
     """Return what an index finds: the same up and down, each once."""
-    prefix = stored.prefix(index_digest(key))
+    prefix = stored.prefix(key)
     up = [n for some in stored.index(index).ascending(prefix) for n in some.tolist()]
     down = [n for some in stored.index(index).descending(prefix) for n in some.tolist()]
     assert up == down[::-1] == sorted(set(up))

@@ -199,7 +199,7 @@ from pathlib import Path
 import numpy as np
 from chains import TABLES, output
 from storage.disk import Disk
-from storage.history.output_keys import address_key, digest
+from storage.history.output_keys import address_key
 from storage.history.store import HistoryStore
 
 with Disk(Path(sys.argv[1]), TABLES, map_size=1 << 20, readonly=True) as disk:
@@ -216,7 +216,7 @@ with Disk(Path(sys.argv[1]), TABLES, map_size=1 << 20, readonly=True) as disk:
             assert txn.stat(store.block)["entries"] == state.tip
             if state.tip:
                 assert store.block_at(txn, state.tip).height == state.tip
-                prefix = stored.prefix(digest(address_key(output(f"{state.tip - 1} 399").address)))
+                prefix = stored.prefix(address_key(output(f"{state.tip - 1} 399").address))
                 (listed,) = [number for some in stored.index("address_hash").ascending(prefix) for number in some]
                 assert stored.live.is_set(int(listed)) == (state.tip > 1)
         if state.tip > seen:

@@ -19,7 +19,7 @@ import storage.history.runs
 import storage.history.values
 from handlers.chain import Chain
 from handlers.events import BlockApplied
-from storage.history.output_keys import address_key, digest
+from storage.history.output_keys import address_key
 from storage.history.runs import manifest
 from storage.history.stored import Stored
 
@@ -51,7 +51,7 @@ def answers(chain: Chain, blocks: list[BlockApplied]) -> list[object]:
         found += [stored.find_tx(tx.txid) for block in blocks for tx in block.txs]
         found += [(stored.ordinal_of(block.hash), stored.undo(n)) for n, block in enumerate(blocks, 1)]
         for kind, key in keys:
-            listed = [n for some in stored.index(kind).ascending(stored.prefix(digest(key))) for n in some.tolist()]
+            listed = [n for some in stored.index(kind).ascending(stored.prefix(key)) for n in some.tolist()]
             found.append([n for n in listed if stored.live.is_set(n)])
         runs = [run for kind in ("txid", "spender", "address_hash") for run in stored.index(kind).runs]
         MET["a run of the second level"] += any(run.level > 1 for run in runs)

@@ -324,18 +324,23 @@ class Reads:
 
     def __init__(self, shot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
         self.outputs = self.parts = 0
-        bodies, of = shot.stored.bodies, StoredIndex._of
+        bodies, of, near = shot.stored.bodies, StoredIndex._of, StoredIndex._look
 
         def counted(numbers: Any) -> Any:
             self.outputs += len(numbers)
             return bodies(numbers)
 
-        def counted_part(index: StoredIndex, value: bytes, prefix: int) -> Any:
+        def counted_part(index: StoredIndex, key: bytes, value: bytes, prefix: int) -> Any:
             self.parts += 1
-            return of(index, value, prefix)
+            return of(index, key, value, prefix)
+
+        def counted_look(*args: Any) -> Any:
+            self.parts += 1
+            return near(*args)
 
         monkeypatch.setattr(shot.stored, "bodies", counted)
         monkeypatch.setattr(StoredIndex, "_of", counted_part)
+        monkeypatch.setattr(StoredIndex, "_look", counted_look)
 
 
 @pytest.mark.parametrize("order", ORDERS)

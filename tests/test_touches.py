@@ -34,6 +34,7 @@ from handlers.events import BlockApplied, GenesisOutputs, OutPoint
 from storage.errors import WrongFormat
 from storage.history import touches
 from storage.history.ends import contradictions
+from storage.history.output_keys import address_key
 from storage.history.reindex import reindex
 from storage.history.verify import verify
 from storage.indexes import NAMES
@@ -93,7 +94,7 @@ def told(chain: Chain) -> Touched:
     with chain.store.disk.read() as txn:
         stored = chain.store.stored(txn)
         for address in ADDRESSES:
-            prefix = stored.prefix(touches.digests([address]))
+            prefix = stored.prefix(address_key(address))
             index = stored.index(touches.KIND)
             up = [n for some in index.ascending(prefix) for n in some.tolist()]
             assert up == [n for some in index.descending(prefix) for n in some.tolist()][::-1]

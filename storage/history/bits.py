@@ -125,13 +125,14 @@ class TableBits(Bits):
 
 
 class StoredBits:
-    """The same for a reader: chunks are read when they are asked for, and the latest ones are kept."""
+    """The same for a reader: chunks are read when they are asked for, and the latest ones are kept in `chunks`."""
 
     _KEPT = 10_000
+    _FEW = 250  # numbers that are looked up one by one, in less time than NumPy takes to begin
 
-    def __init__(self, txn: Txn, table: Db) -> None:
+    def __init__(self, txn: Txn, table: Db, chunks: dict[int, bytes] | None = None) -> None:
         self._txn, self._table = txn, table
-        self._chunks: dict[int, bytes] = {}
+        self._chunks: dict[int, bytes] = {} if chunks is None else chunks
 
     def chunk(self, chunk: int) -> bytes:
         """Return the bits of a chunk."""
@@ -158,10 +159,19 @@ class StoredBits:
         chunk, bit = divmod(number, BITS)
         return bool(self.chunk(chunk)[bit >> 3] & 1 << (bit & 7))
 
+    def of(self, numbers: list[int]) -> list[int]:
+        """Return the bits of a few numbers."""
+        chunks = self._chunks
+        try:
+            return [chunks[number >> 10][number >> 3 & 127] >> (number & 7) & 1 for number in numbers]
+        except KeyError:
+            chunks = dict(zip(wanted := list({number >> 10 for number in numbers}), self._read(wanted), strict=True))
+            return [chunks[number >> 10][number >> 3 & 127] >> (number & 7) & 1 for number in numbers]
+
     def has(self, numbers: Numbers) -> Flags:
         """Return which of these numbers are set."""
-        if len(numbers) == 0:
-            return np.zeros(0, np.bool_)
+        if len(numbers) <= self._FEW:
+            return np.array(self.of(numbers.tolist()), np.bool_)
         chunks, which = places_among_distinct(numbers >> 10)
         raw = np.frombuffer(b"".join(self._read(chunks.tolist())), np.uint8)
         flags: Flags = raw[which * CHUNK + ((numbers & (BITS - 1)) >> 3)] & _MASKS[numbers & 7] != 0

@@ -17,7 +17,7 @@ import numpy as np
 
 from storage.disk import Db, Txn
 from storage.errors import Damaged
-from storage.history.layout import DATUMS, HEAD_BYTES, VALUE_BYTES, Numbers, check, count_of, seal, to_extra, words
+from storage.history.layout import DATUMS, HEAD_BYTES, VALUE_BYTES, Numbers, check, count_of, seal, to_extra
 
 if TYPE_CHECKING:
     from storage.history.stored import Stored
@@ -93,7 +93,7 @@ def search(stored: Stored, digest: bytes) -> Iterator[bytes | None]:
     Yields None now and then, so that others get a turn, and at last the datum if it is there. It is looked for with
     outputs that live or may live again, and with whoever spent them.
     """
-    for numbers in stored.index("datum").descending(stored.prefix(words(digest))):
+    for numbers in stored.index("datum").descending(stored.prefix(digest)):
         for at in range(0, len(numbers), _READ):
             for datum in _near(stored, np.sort(numbers[at : at + _READ])):
                 if datum_hash(datum) == digest:

@@ -6,6 +6,7 @@ and prefixes have the same order: a merge, which meets prefixes in order, writes
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import Struct
 
 import numpy as np
@@ -61,24 +62,36 @@ class Filter:
         return flags
 
 
-def stored_may_have(txn: Txn, table: Db, run: int, room: int, prefix: int) -> bool:
-    """Return whether the run may have an entry of a prefix, for a reader.
+def stored_part(txn: Txn, table: Db, run: int, room: int, part: int) -> bytes:
+    """Return a part of the filter of a run, for a reader.
+
+    Raises:
+        Damaged: it is not there, or of another length.
+    """
+    value = txn.get(_KEY.pack(run, part), db=table)
+    if value is None or len(value) != HEAD_BYTES + min(word_count(room) - part * PART, PART) * 8:
+        raise Damaged(f"{_name(run, part)} is not there, or of another length")
+    return value
+
+
+def stored_may_have(run: int, room: int, prefix: int, read: Callable[[int], bytes]) -> bool:
+    """Return whether the run may have an entry of a prefix, for a reader; `read` gives parts of its filter.
 
     Raises:
         Damaged: the filter is not there, or is not as it was written.
     """
-    words = word_count(room)
-    part, word = divmod((prefix >> 32) * words >> 32, PART)
-    value = txn.get(_KEY.pack(run, part), db=table)
-    if value is None or len(value) != HEAD_BYTES + min(words - part * PART, PART) * 8:
-        raise Damaged(f"{_name(run, part)} is not there, or of another length")
-    found = int.from_bytes(value[HEAD_BYTES + word * 8 : HEAD_BYTES + word * 8 + 8], "little")
+    part, word = divmod((prefix >> 32) * word_count(room) >> 32, PART)
+    value, at = read(part), HEAD_BYTES + word * 8
+    found = int.from_bytes(value[at : at + 8], "little")
     if found == 0:  # few words have no bit: it may be a page that was lost
         check(value, _name(run, part))
-    mask = 0
-    for shift in (0, 6, 12, 18):
-        mask |= 1 << (prefix >> shift & 63)
+    mask = mask_of(prefix)
     return found & mask == mask
+
+
+def mask_of(prefix: int) -> int:
+    """Return the bits of one prefix."""
+    return 1 << (prefix & 63) | 1 << (prefix >> 6 & 63) | 1 << (prefix >> 12 & 63) | 1 << (prefix >> 18 & 63)
 
 
 def drop(txn: Txn, table: Db, run: int) -> None:

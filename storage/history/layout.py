@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from struct import Struct as Packed
 from typing import NamedTuple
 
@@ -56,6 +56,7 @@ NO_FEE, NO_COUNT = -(1 << 63), -1  # in place of a fee, a size or a subtree that
 
 _HEAD = Packed("<II")  # CRC-32 of all that follows it, how many records
 _COUNT = Packed("<I")
+_DIGEST, _WORD, _MIX = Packed("<4Q"), (1 << 64) - 1, 0x9E3779B97F4A7C15
 HEAD_BYTES = _HEAD.size
 _FLAG_BITS = 3
 
@@ -128,7 +129,7 @@ class Extra(Struct, array_like=True, frozen=True):
 _read_extra = msgspec.msgpack.Decoder(Extra).decode
 
 
-class Found(NamedTuple):
+class Found(Struct, frozen=True, gc=False):
     """An output as it is stored, and where."""
 
     number: int
@@ -162,13 +163,18 @@ def count_of(value: bytes) -> int:
     return count
 
 
+def is_intact(value: bytes) -> bool:
+    """Return whether a value has the checksum that was written with it."""
+    return len(value) >= HEAD_BYTES and zlib.crc32(memoryview(value)[4:]) == int.from_bytes(value[:4], "little")
+
+
 def check(value: bytes, what: str) -> None:
     """Check a value's checksum.
 
     Raises:
         Damaged: it is another one; `what` says which value it is.
     """
-    if len(value) < HEAD_BYTES or zlib.crc32(memoryview(value)[4:]) != int.from_bytes(value[:4], "little"):
+    if not is_intact(value):
         raise Damaged(f"{what} does not have the checksum that was written with it")
 
 
@@ -246,9 +252,17 @@ def prefixes(digests: Words, keys: Words) -> Words:
     """Return the prefixes of digests of four words under the store's keys."""
     mixed: Words = (digests * keys).sum(axis=1, dtype=np.uint64)
     mixed ^= mixed >> np.uint64(32)
-    mixed *= np.uint64(0x9E3779B97F4A7C15)
+    mixed *= np.uint64(_MIX)
     mixed ^= mixed >> np.uint64(29)
     return mixed
+
+
+def prefix_of(digest: bytes, keys: Sequence[int]) -> int:
+    """Return the prefix of one digest of 32 bytes: `prefixes` of many."""
+    a, b, c, d = _DIGEST.unpack(digest)
+    mixed: int = (a * keys[0] + b * keys[1] + c * keys[2] + d * keys[3]) & _WORD
+    mixed = (mixed ^ mixed >> 32) * _MIX & _WORD
+    return mixed ^ mixed >> 29
 
 
 def new_state() -> State:

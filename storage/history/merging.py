@@ -13,8 +13,9 @@ import numpy as np
 
 from storage.disk import Txn
 from storage.history.arrays import joined
+from storage.history.fences import Fences
 from storage.history.layout import Flags, Records
-from storage.history.runs import Count, Fences, Index, Keep, Manifest, Merge, Run
+from storage.history.runs import Count, Index, Keep, Manifest, Merge, Run
 
 FANOUT = 8
 _REWRITTEN = 2  # a run is rewritten when at most one in so many of its entries lives

@@ -50,11 +50,6 @@ class Rule:
         return set(self._of_extra(_read_extra(extra))) if extra else set()
 
 
-def digest(key: bytes) -> Words:
-    """Return the digest of a key of at most 32 bytes."""
-    return _digests([key])
-
-
 def address_key(address: bytes) -> bytes:
     """Return the key of an address or locking script."""
     return sha256(address).digest()

@@ -8,7 +8,6 @@ entry, and the writer keeps the keys in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import takewhile
 from struct import Struct as Packed
 
 import numpy as np
@@ -18,6 +17,7 @@ from storage.disk import META, Db, Txn
 from storage.errors import Damaged
 from storage.history import filters
 from storage.history.arrays import distinct, joined, stable_order
+from storage.history.fences import FENCE, Fences, fences_of, keys_of
 from storage.history.filters import Filter
 from storage.history.layout import (
     ENTRY,
@@ -38,7 +38,6 @@ from storage.history.layout import (
 from storage.rows import unpack
 
 KEY = Packed(">IQQ")
-_FENCE = np.dtype([("run", ">u4"), ("prefix", ">u8"), ("number", ">u8")])  # the same, of many
 _MOST_HELD = 50_000  # entries of a run that are held: a block that is looked up soon
 _SLICE = 1024  # values that are looked through at a time
 _MARGIN = 64  # entries around the place where one is expected: five times the standard deviation
@@ -113,14 +112,6 @@ class Manifest(Struct, array_like=True):
         return {run for merge in self.merges for run in merge.inputs}
 
 
-class Fences:
-    """The keys of a run's values."""
-
-    def __init__(self, prefixes: Words | None = None, numbers: Numbers | None = None) -> None:
-        self.prefixes = np.empty(0, np.uint64) if prefixes is None else prefixes
-        self.numbers = np.empty(0, np.int64) if numbers is None else numbers
-
-
 class Index:
     """One kind of index: its runs, what is looked for in them, and how they are merged."""
 
@@ -141,7 +132,7 @@ class Index:
         self.manifest = manifest(txn, self._meta, self.kind)
         self._saved, self.fences, self._filters, self._held = seal_row(self.manifest), {}, {}, {}
         for run, room in self.manifest.rooms().items():
-            self.fences[run] = self._read_fences(txn, run)
+            self.fences[run] = fences_of(txn, self._table, run)
             if self._filtered:
                 self._filters[run] = Filter(run, room)
                 self._filters[run].load(txn, self._filter_table)
@@ -150,7 +141,7 @@ class Index:
         """Write the manifest if it has changed."""
         raw = seal_row(self.manifest)
         if raw != self._saved:
-            txn.put(_name(self.kind), raw, db=self._meta)
+            txn.put(manifest_key(self.kind), raw, db=self._meta)
             self._saved = raw
 
     def drop(self) -> None:
@@ -161,10 +152,6 @@ class Index:
     def value_count(self) -> int:
         """Return how many values the runs in force have."""
         return sum(len(self.fences[run.id].prefixes) for run in self.manifest.runs)
-
-    def _read_fences(self, txn: Txn, run: int) -> Fences:
-        keys = np.frombuffer(b"".join(_keys(txn, self._table, run)), _FENCE)
-        return Fences(keys["prefix"].astype(np.uint64), keys["number"].astype(np.int64))
 
     # --- writing -------------------------------------------------------------------------------------------------
 
@@ -235,7 +222,7 @@ class Index:
             run = garbage[0]
             gone = delete_from(txn, self._table, KEY.pack(run, 0, 0), _of_run(run), values - done)
             done += gone
-            if done < values or not next(_keys(txn, self._table, run), None):
+            if done < values or not next(keys_of(txn, self._table, run), None):
                 garbage.pop(0)
                 self.fences.pop(run, None)
                 self._held.pop(run, None)
@@ -331,7 +318,7 @@ class Index:
 
     def _raw(self, txn: Txn, run: int, which: Numbers) -> list[memoryview]:
         """Return the bytes of the entries of some values."""
-        fences, keys = self.fences[run], np.empty(len(which), _FENCE)
+        fences, keys = self.fences[run], np.empty(len(which), FENCE)
         keys["run"], keys["prefix"], keys["number"] = run, fences.prefixes[which], fences.numbers[which]
         values = txn.cursor(self._table).getmulti(keys.view(f"V{KEY.size}").tolist())
         found = [memoryview(value)[HEAD_BYTES:] for _, value in values]
@@ -367,7 +354,15 @@ def manifest(txn: Txn, meta: Db, kind: str) -> Manifest:
     Raises:
         Damaged: its row can't be read.
     """
-    raw = txn.get(_name(kind), db=meta)
+    return manifest_of(txn.get(manifest_key(kind), db=meta), kind)
+
+
+def manifest_of(raw: bytes | None, kind: str) -> Manifest:
+    """Return what a row says is in force.
+
+    Raises:
+        Damaged: it can't be read.
+    """
     if raw is None:
         return Manifest()
     what = f"the list of runs of {kind}"
@@ -378,12 +373,6 @@ def _of_run(run: int) -> Callable[[bytes], bool]:
     return lambda key: bool(KEY.unpack(key)[0] == run)
 
 
-def _name(kind: str) -> bytes:
+def manifest_key(kind: str) -> bytes:
+    """Return the key of the row that says what of a kind is in force."""
     return f"runs:{kind}".encode()
-
-
-def _keys(txn: Txn, table: Db, run: int) -> Iterator[bytes]:
-    cursor, front = txn.cursor(table), run.to_bytes(4, "big")
-    if not cursor.set_range(front):
-        return iter(())
-    return takewhile(lambda key: key.startswith(front), cursor.iternext(values=False))

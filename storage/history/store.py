@@ -9,6 +9,7 @@ from storage.disk import FORMAT_KEY, META, Disk, Txn
 from storage.errors import WrongFormat
 from storage.history import touches
 from storage.history.history import History
+from storage.history.kept import Kept
 from storage.history.layout import (
     BLOCK,
     FORMAT,
@@ -137,9 +138,9 @@ class HistoryStore:
 
     # --- reading -------------------------------------------------------------------------------------------------
 
-    def stored(self, txn: Txn) -> Stored:
-        """Look at one commit."""
-        return Stored(txn, self.disk.tables)
+    def stored(self, txn: Txn, kept: Kept | None = None) -> Stored:
+        """Look at one commit; who asks again and again says what is `kept` of its boundary."""
+        return Stored(txn, self.disk.tables, kept)
 
     def state(self, txn: Txn) -> State:
         """Return where the store is."""

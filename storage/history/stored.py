@@ -6,12 +6,14 @@ from struct import Struct as Packed
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from storage.disk import META, Db, Txn
 from storage.errors import Damaged
 from storage.history import datums
 from storage.history.arrays import joined, places_among_distinct
 from storage.history.bits import StoredBits
+from storage.history.kept import Kept
 from storage.history.layout import (
     BLOCK,
     DATUMS,
@@ -35,15 +37,16 @@ from storage.history.layout import (
     check_row,
     count_of,
     outputs_in,
+    prefix_of,
     prefixes,
     stored_state,
     to_tx,
-    words,
 )
 from storage.history.stored_index import StoredIndex
-from storage.history.values import StoredValues
+from storage.history.stored_values import StoredValues
 from storage.rows import unpack
 
+_TX, _OUTPUT = Packed("<q32sqII"), Packed("<qQII")  # records, the first one without its end
 _U32 = Packed(">I")
 _UNDO_KEY = Packed(">II")
 
@@ -56,7 +59,7 @@ class Spent(NamedTuple):
     input: int
 
 
-class Home(NamedTuple):
+class Home(Struct, frozen=True, gc=False):
     """Where an output belongs: its transaction, which output of it that is, and the block."""
 
     txid: bytes
@@ -67,29 +70,35 @@ class Home(NamedTuple):
 class Stored:
     """One snapshot of the tables. Nothing of it is read before it is asked for."""
 
-    def __init__(self, txn: Txn, tables: dict[str, Db]) -> None:
-        self.txn, self._tables = txn, tables
-        self.state: State = stored_state(txn, tables[META])
-        self._keys = np.array(self.state.keys, np.uint64)
-        self.live = StoredBits(txn, tables[LIVE])
-        self.txs = StoredValues(txn, tables[TX], TX_RECORD)
-        self.outputs = StoredValues(txn, tables[OUTPUT], OUTPUT_RECORD)
+    def __init__(self, txn: Txn, tables: dict[str, Db], kept: Kept | None = None) -> None:
+        self.txn, self._tables, self._kept = txn, tables, kept
+        if kept is None:
+            self.state: State = stored_state(txn, tables[META])
+            self.live = StoredBits(txn, tables[LIVE])
+            self.txs = StoredValues(txn, tables[TX], TX_RECORD)
+            self.outputs = StoredValues(txn, tables[OUTPUT], OUTPUT_RECORD)
+        else:
+            self.state = kept.state
+            self.live = StoredBits(txn, tables[LIVE], kept.bits)
+            self.txs = StoredValues(txn, tables[TX], TX_RECORD, kept.txs, kept.checked)
+            self.outputs = StoredValues(txn, tables[OUTPUT], OUTPUT_RECORD, kept.outputs, kept.checked)
         self._indexes: dict[str, StoredIndex] = {}
         self._reachable: int | None = None
 
     def index(self, kind: str) -> StoredIndex:
         """Return an index."""
         if kind not in self._indexes:
-            self._indexes[kind] = StoredIndex(self.txn, self._tables, kind)
+            kept = () if self._kept is None else (self._kept.runs, self._kept.checked)
+            self._indexes[kind] = StoredIndex(self.txn, self._tables, kind, *kept)
         return self._indexes[kind]
 
     def prefixes(self, digests: Words) -> Words:
         """Return the prefixes of digests."""
-        return prefixes(digests, self._keys)
+        return prefixes(digests, np.array(self.state.keys, np.uint64))
 
-    def prefix(self, digest: Words) -> int:
-        """Return the prefix of one digest."""
-        return int(self.prefixes(digest)[0])
+    def prefix(self, key: bytes) -> int:
+        """Return the prefix of one key of at most 32 bytes."""
+        return prefix_of(key.ljust(32, b"\0"), self.state.keys)
 
     @property
     def reachable(self) -> int:
@@ -111,7 +120,7 @@ class Stored:
 
     def ordinal_of(self, block_hash: bytes) -> int | None:
         """Return the ordinal of a block."""
-        for entry in self.index("block").find(self.prefix(words(block_hash))):
+        for entry in self.index("block").find(self.prefix(block_hash)):
             ordinal = int(entry["number"])
             if self.block(ordinal).hash == block_hash:
                 return ordinal
@@ -149,7 +158,7 @@ class Stored:
 
     def find_tx(self, txid: bytes) -> TxFound | None:
         """Return the latest transaction of an id, while it has outputs that live or a rollback may reach it."""
-        for entry in self.index("txid").find(self.prefix(words(txid))):
+        for entry in self.index("txid").find(self.prefix(txid)):
             found = self.txs.get(int(entry["number"]))
             if found is None or found[0]["id"].tobytes() != txid:
                 continue
@@ -176,40 +185,34 @@ class Stored:
 
     def body(self, number: int) -> Found | None:
         """Return an output as long as it is on disk."""
-        found = self.outputs.get(number)
-        if found is None:
-            return None
-        record, raw = found
-        length = int(record["address"])
-        return Found(number, int(record["value"]), raw[:length], raw[length:])
+        return self.bodies([number]).get(number)
 
-    def bodies(self, numbers: Numbers) -> dict[int, Found]:
-        """Return those of ascending numbers whose outputs are on disk, by number."""
-        found = dict[int, Found]()
-        for which, records, raws in self.outputs.many(numbers):
-            fields = (numbers[which].tolist(), records["value"].tolist(), records["address"].tolist(), raws)
-            for number, value, length, raw in zip(*fields, strict=True):
-                found[number] = Found(number, value, raw[:length], raw[length:])
+    def bodies(self, numbers: Numbers | list[int]) -> dict[int, Found]:
+        """Return those outputs that are on disk, by number; of neighbours a value is looked for once."""
+        found, size = dict[int, Found](), _OUTPUT.size
+        for number, value, place in self.outputs.located(numbers if isinstance(numbers, list) else numbers.tolist()):
+            raw = value.raw
+            there, amount, address, length = _OUTPUT.unpack_from(raw, HEAD_BYTES + place * size)
+            if there == number:
+                start = value.offsets[place]
+                middle = start + address
+                found[number] = Found(number, amount, raw[start:middle], raw[middle : start + length])
         return found
 
-    def homes(self, numbers: Numbers) -> dict[int, Home]:
-        """Return where the outputs of ascending numbers belong, by number; each number is there once.
+    def homes(self, numbers: Numbers | list[int]) -> dict[int, Home]:
+        """Return where outputs belong, by number; each number is there once.
 
         Raises:
             Damaged: the transaction of one is not there.
         """
-        found = dict[int, Home]()
-        for which, records, _ in self.txs.many(numbers, before=True):
-            indexes = numbers[which] - records["number"]
-            inside = indexes < np.maximum(outputs_in(records["counts"]), 1)
-            ids, wanted = records["id"].tobytes(), numbers[which].tolist()
-            fields = zip(wanted, indexes.tolist(), records["block"].tolist(), inside.tolist(), strict=True)
-            for n, (number, index, block, good) in enumerate(fields):
-                if good:
-                    found[number] = Home(ids[n * 32 : n * 32 + 32], index, block)
-        if len(found) < len(numbers):
-            lost = next(number for number in numbers.tolist() if number not in found)
-            raise Damaged(f"the transaction of output {lost} is not there")
+        found, size = dict[int, Home](), TX_RECORD.itemsize
+        wanted = numbers if isinstance(numbers, list) else numbers.tolist()
+        for number, value, place in self.txs.located(wanted):
+            first, txid, _, counts, block = _TX.unpack_from(value.raw, HEAD_BYTES + place * size)
+            if number - first < (counts >> 3 or 1):
+                found[number] = Home(txid, number - first, block)
+        if len(found) < len(wanted) and (lost := [number for number in wanted if number not in found]):
+            raise Damaged(f"the transaction of output {lost[0]} is not there")
         return found
 
     def home_columns(self, numbers: Numbers) -> tuple[Words, Numbers]:

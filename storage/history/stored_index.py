@@ -1,33 +1,122 @@
-"""An index for a reader, which seeks in the runs: it keeps no keys in memory."""
+"""An index for a reader, which seeks in the runs.
+
+A process that asks again and again keeps the keys of runs, and a bitmap of each value that it has read: of eight values
+that have no entry of a prefix, seven are not read again. Runs that were merged are forgotten.
+"""
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 from lmdb import Cursor
 
 from storage.disk import META, Db, Txn
+from storage.errors import Damaged
 from storage.history import filters
-from storage.history.layout import FILTER, HEAD_BYTES, RUN, Numbers, Records, check, count_of
-from storage.history.runs import KEY, Run, manifest, record_of
+from storage.history.fences import Fences, fences_of
+from storage.history.held import Checked
+from storage.history.layout import FILTER, HEAD_BYTES, RUN, Numbers, Records, Words, check, count_of
+from storage.history.runs import KEY, Manifest, Run, manifest_key, manifest_of, record_of
+
+_FENCED = 4_000_000  # entries of a run whose keys are kept: reading those of a larger one would take too long
+_PARTS = 512  # parts of filters that are kept, of 16 KB each: 8 MB
+_TELLTALES = 16_384  # values of which it is kept what they do not have, 1 KB each: 19 MB with what holds them
+_BITS = 8192  # of each: an entry sets one, so one answer of nine is wrong
+_NO_NUMBERS: list[int] = []
+_ENOUGH = 250  # entries of several runs that are given together
+
+
+class _HeldRun:
+    """What is kept of a run: the prefixes and numbers in its keys, and, of values that were read, what they lack."""
+
+    __slots__ = ("numbers", "prefixes", "telltales")
+
+    def __init__(self, fences: Fences) -> None:
+        self.prefixes, self.numbers = array("Q", fences.prefixes.tobytes()), array("q", fences.numbers.tobytes())
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what the values lack."""
+        self.telltales: list[bytes | None] = [None] * (len(self.prefixes) + 1)
+
+
+class HeldRuns:
+    """What is kept of the indexes from one question to the next: a run is written once, under an id of its own."""
+
+    def __init__(self) -> None:
+        self._lists: dict[str, tuple[bytes | None, Manifest]] = {}
+        self._runs: dict[int, _HeldRun | None] = {}
+        self._telltales = 0
+        self._parts: dict[int, bytes] = {}
+
+    def manifest(self, txn: Txn, meta: Db, kind: str) -> Manifest:
+        """Return what of a kind is in force. What is known of other runs is forgotten."""
+        raw, known = txn.get(manifest_key(kind), db=meta), self._lists.get(kind)
+        if known is not None and known[0] == raw:
+            return known[1]
+        found = manifest_of(raw, kind)
+        self._lists[kind] = raw, found
+        there = {run.id for _, each in self._lists.values() for run in each.runs}
+        self._runs = {run: held for run, held in self._runs.items() if run in there}
+        return found
+
+    def run(self, txn: Txn, table: Db, run: Run) -> _HeldRun | None:
+        """Return what is kept of a run; nothing of a large one."""
+        if run.id not in self._runs:
+            self._runs[run.id] = _HeldRun(fences_of(txn, table, run.id)) if run.entries <= _FENCED else None
+        return self._runs[run.id]
+
+    def keep_telltale(self, held: _HeldRun, at: int, prefixes: Words) -> None:
+        """Remember which prefixes a value of a run has."""
+        if self._telltales >= _TELLTALES:
+            self._telltales = 0
+            for each in self._runs.values():
+                if each is not None:
+                    each.forget()
+        bits = np.zeros(_BITS, np.bool_)
+        bits[(prefixes & np.uint64(_BITS - 1)).astype(np.int64)] = True
+        held.telltales[at] = np.packbits(bits, bitorder="little").tobytes()
+        self._telltales += 1
+
+    def part(self, txn: Txn, table: Db, run: Run, part: int) -> bytes:
+        """Return a part of a run's filter."""
+        name = run.id << 32 | part
+        found = self._parts.get(name)
+        if found is None:
+            found = filters.stored_part(txn, table, run.id, run.room, part)
+            if len(self._parts) >= _PARTS:
+                self._parts.clear()
+            self._parts[name] = found
+        return found
 
 
 class StoredIndex:
-    """One kind of index at one commit."""
+    """One kind of index at one commit; `held` and `checked` are of a process that asks again and again."""
 
-    def __init__(self, txn: Txn, tables: dict[str, Db], kind: str) -> None:
+    def __init__(
+        self, txn: Txn, tables: dict[str, Db], kind: str, held: HeldRuns | None = None, checked: Checked | None = None
+    ) -> None:
         self._txn, self._table, self._filter_table = txn, tables[RUN], tables[FILTER]
         self._filtered, self.dtype = kind == "txid", record_of(kind)
-        self.runs = manifest(txn, tables[META], kind).runs
+        self._held, self._checked, self._words = held, checked, self.dtype.itemsize // 8
+        self.runs = (HeldRuns() if held is None else held).manifest(txn, tables[META], kind).runs
 
     def find(self, prefix: int) -> Iterator[Records]:
         """Yield the entries of a prefix, the latest first."""
         for run in reversed(self.runs):
-            if self._filtered and not filters.stored_may_have(self._txn, self._filter_table, run.id, run.room, prefix):
+            if self._filtered and not filters.stored_may_have(run.id, run.room, prefix, partial(self._part, run)):
                 continue
             for entries in self._down(run, prefix, run.high):
                 yield from entries[::-1]
+
+    def _part(self, run: Run, part: int) -> bytes:
+        if self._held is None:
+            return filters.stored_part(self._txn, self._filter_table, run.id, run.room, part)
+        return self._held.part(self._txn, self._filter_table, run, part)
 
     def within(self, low: int, high: int) -> Iterator[Records]:
         """Yield the entries of the prefixes from `low` to below `high`, run by run, some at a time."""
@@ -39,7 +128,7 @@ class StoredIndex:
                 found = KEY.unpack(key)
                 if found[0] != run.id or found[1] >= high:
                     break
-                entries = self._entries(value)
+                entries = self._entries(key, value)
                 prefixes = entries["prefix"]
                 bounds = np.searchsorted(prefixes, np.array([low, high], np.uint64), "left").tolist()
                 entries = entries[bounds[0] : bounds[1]]
@@ -47,21 +136,69 @@ class StoredIndex:
 
     def ascending(self, prefix: int, after: int = -1) -> Iterator[Numbers]:
         """Yield the numbers of a prefix above a number, in order, some at a time."""
+        few = list[int]()
         for run in self.runs:
             if run.high <= after + 1:
                 continue
-            for entries in self._up(run, prefix, after + 1):
+            near = self._near(run, prefix)
+            if near is _NO_NUMBERS:
+                continue
+            if near is not None:
+                few += [number for number in near if after < number < run.high]
+            if few and (near is None or len(few) >= _ENOUGH):
+                yield np.array(few, np.int64)
+                few = []
+            for entries in self._up(run, prefix, after + 1) if near is None else ():
                 numbers = entries["number"][entries["number"] < run.high]
                 if len(numbers):
                     yield numbers
+        if few:
+            yield np.array(few, np.int64)
 
     def descending(self, prefix: int, before: int | None = None) -> Iterator[Numbers]:
         """Yield the numbers of a prefix below a number, from the highest down, some at a time."""
+        few = list[int]()
         for run in reversed(self.runs):
             if before is not None and run.low >= before:
                 continue
-            for entries in self._down(run, prefix, run.high if before is None else min(run.high, before)):
+            high, near = run.high if before is None else min(run.high, before), self._near(run, prefix)
+            if near is _NO_NUMBERS:
+                continue
+            if near is not None:
+                few += [number for number in reversed(near) if number < high]
+            if few and (near is None or len(few) >= _ENOUGH):
+                yield np.array(few, np.int64)
+                few = []
+            for entries in self._down(run, prefix, high) if near is None else ():
                 yield entries["number"][::-1]
+        if few:
+            yield np.array(few, np.int64)
+
+    def _near(self, run: Run, prefix: int) -> list[int] | None:
+        """Return the numbers of a run's entries of a prefix, if they are in one value whose key is known."""
+        if self._held is None or (held := self._held.run(self._txn, self._table, run)) is None:
+            return None
+        prefixes = held.prefixes
+        at = bisect_left(prefixes, prefix)
+        if at < len(prefixes) and prefixes[at] == prefix:  # they may be in several values
+            return None
+        telltale = held.telltales[at]
+        if telltale is not None and not telltale[prefix >> 3 & _BITS // 8 - 1] >> (prefix & 7) & 1:
+            return _NO_NUMBERS
+        return self._look(held, at, KEY.pack(run.id, prefixes[at - 1], held.numbers[at - 1]), prefix) if at else []
+
+    def _look(self, held: _HeldRun, at: int, key: bytes, prefix: int) -> list[int]:
+        """Return the numbers of a prefix in one value, the one before the place `at` in its run."""
+        value = self._txn.get(key, db=self._table)
+        if value is None:
+            raise Damaged(f"a value of run {KEY.unpack(key)[0]} is not there")
+        if held.telltales[at] is None and self._held is not None:
+            self._held.keep_telltale(held, at, self._entries(key, value)["prefix"])
+        there = memoryview(value).cast("Q")
+        prefixes = there[1 :: self._words]  # the first word of a value is its head
+        first = bisect_left(prefixes, prefix)
+        end = bisect_right(prefixes, prefix, first)
+        return there[2 :: self._words][first:end].tolist() if first < end else _NO_NUMBERS
 
     def _up(self, run: Run, prefix: int, least: int) -> Iterator[Records]:
         """Yield a run's entries of a prefix whose number is at least this, value by value."""
@@ -72,7 +209,7 @@ class StoredIndex:
             found = KEY.unpack(key)
             if found[0] != run.id or found[1] > prefix:
                 return
-            entries = self._of(value, prefix)
+            entries = self._of(key, value, prefix)
             entries = entries[np.searchsorted(entries["number"], least) :]
             if len(entries):
                 yield entries
@@ -82,7 +219,7 @@ class StoredIndex:
         cursor = self._txn.cursor(self._table)
         there = self._seek(cursor, run.id, prefix, below)
         while there and (found := KEY.unpack(cursor.key()))[0] == run.id:
-            entries = self._of(cursor.value(), prefix)
+            entries = self._of(cursor.key(), cursor.value(), prefix)
             entries = entries[: np.searchsorted(entries["number"], below)]
             if len(entries):
                 yield entries
@@ -90,12 +227,16 @@ class StoredIndex:
                 return
             there = cursor.prev()
 
-    def _entries(self, value: bytes) -> Records:
-        check(value, "a value of a run")
+    def _check(self, key: bytes, value: bytes) -> None:
+        if self._checked is None or not self._checked.knows(value, key):
+            check(value, "a value of a run")
+
+    def _entries(self, key: bytes, value: bytes) -> Records:
+        self._check(key, value)
         return np.frombuffer(value, self.dtype, count_of(value), HEAD_BYTES)
 
-    def _of(self, value: bytes, prefix: int) -> Records:
-        entries = self._entries(value)
+    def _of(self, key: bytes, value: bytes, prefix: int) -> Records:
+        entries = self._entries(key, value)
         prefixes, wanted = entries["prefix"], np.uint64(prefix)
         return entries[np.searchsorted(prefixes, wanted, "left") : np.searchsorted(prefixes, wanted, "right")]
 

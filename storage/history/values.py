@@ -1,6 +1,7 @@
 """Records of numbered things in values of one bounded size, under the number of the first: appended, cut, thinned out.
 
-A value is a table of records beside a heap of bytes. The writer keeps the keys in memory; a reader seeks them.
+A value is a table of records beside a heap of bytes. The writer keeps the keys in memory; a reader seeks them
+(`stored_values`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from storage.disk import Db, Txn
 from storage.errors import Damaged
 from storage.history.arrays import first_places, joined
 from storage.history.bits import Bits
+from storage.history.held import Checked
 from storage.history.layout import HEAD_BYTES, VALUE_BYTES, Flags, Numbers, Records, check, count_of, seal
 
 Keep = Callable[[Records], Flags]
@@ -173,115 +175,30 @@ class Values:
         return dropped
 
 
-class StoredValues:
-    """The same for a reader; values that were read are kept for as long as the snapshot, the latest few."""
-
-    _KEPT = 16  # of up to 32 KiB each: many snapshots may be open, each with a question that waits for its turn
-
-    def __init__(self, txn: Txn, table: Db, record: np.dtype[np.void]) -> None:
-        self._cursor, self._record = txn.cursor(table), record
-        self._heap = "length" in (record.names or ())
-        self._kept: dict[int, tuple[Records, bytes, Numbers | None]] = {}
-
-    def _holding(self, number: int) -> tuple[Records, bytes, Numbers | None] | None:
-        """Return the value that a number belongs to, and where each record's bytes begin in its heap, if it has one."""
-        cursor = self._cursor
-        there = cursor.set_range(KEY.pack(number))
-        if not there or KEY.unpack(cursor.key())[0] != number:
-            there = cursor.prev() if there else cursor.last()
-        if not there:
-            return None
-        first = KEY.unpack(cursor.key())[0]
-        found = self._kept.get(first)
-        if found is None:
-            records, heap = unpacked(self._record, cursor.value(), first)
-            starts = None
-            if self._heap:
-                starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(records["length"], dtype=np.int64)))
-            if len(self._kept) >= self._KEPT:
-                self._kept.clear()
-            found = self._kept[first] = (records, heap, starts)
-        return found
-
-    def get(self, number: int) -> tuple[Records, bytes] | None:
-        """Return the record of a number, and its bytes."""
-        found = self.at_or_before(number)
-        return found if found is not None and int(found[0]["number"]) == number else None
-
-    def at_or_before(self, number: int) -> tuple[Records, bytes] | None:
-        """Return the last record at or before a number, and its bytes."""
-        value = self._holding(number)
-        if value is None:
-            return None
-        records, heap, starts = value
-        place = int(np.searchsorted(records["number"], number, "right")) - 1
-        if place < 0:
-            return None
-        return records[place], b"" if starts is None else heap[int(starts[place]) : int(starts[place + 1])]
-
-    def many(self, numbers: Numbers, *, before: bool = False) -> Iterator[tuple[Numbers, Records, list[bytes]]]:
-        """Yield, value by value, which of ascending numbers have a record there, the records, and their bytes.
-
-        With `before` it is the last record at or before each number, as `at_or_before` has it.
-        """
-        at = 0
-        while at < len(numbers):
-            value = self._holding(int(numbers[at]))
-            if value is None:
-                at += 1
-                continue
-            records, heap, starts = value
-            there = records["number"]
-            end = max(int(numbers.searchsorted(there[-1], "right")), at + 1)
-            places = there.searchsorted(numbers[at:end], "right") - 1
-            good = np.flatnonzero((places >= 0) if before else (places >= 0) & (there[places] == numbers[at:end]))
-            places, parts = places[good], []
-            if starts is not None:
-                bounds = zip(starts[places].tolist(), starts[places + 1].tolist(), strict=True)
-                parts = [heap[a:b] for a, b in bounds]
-            yield at + good, records.take(places), parts
-            at = end
-
-    def within(self, low: int, high: int) -> Numbers:
-        """Return the numbers from `low` to below `high` that have a record."""
-        return np.concatenate([np.empty(0, np.int64), *(records["number"] for records, _ in self.span(low, high))])
-
-    def span(self, low: int, high: int) -> Iterator[tuple[Records, bytes]]:
-        """Yield the records with numbers from `low` to below `high`, value by value, and their bytes joined."""
-        cursor = self._cursor
-        there = cursor.set_range(KEY.pack(low))
-        if not (there and KEY.unpack(cursor.key())[0] == low):
-            there = (cursor.prev() if there else cursor.last()) or cursor.set_range(KEY.pack(low))
-        while there and (first := KEY.unpack(cursor.key())[0]) < high:
-            records, heap = unpacked(self._record, cursor.value(), first)
-            start, stop = np.searchsorted(records["number"], [low, high]).tolist()
-            if heap and (start or stop < len(records)):
-                ends = np.concatenate(([0], np.cumsum(records["length"], dtype=np.int64)))
-                heap = heap[int(ends[start]) : int(ends[stop])]
-            yield records[start:stop], heap
-            there = cursor.next()
-
-    def parts(self, start: int) -> tuple[Records, bytes] | None:
-        """Return the records of the first value that begins at or after a number, and their heap."""
-        if not self._cursor.set_range(KEY.pack(start)):
-            return None
-        first = KEY.unpack(self._cursor.key())[0]
-        return unpacked(self._record, self._cursor.value(), first)
-
-
 def unpacked(record: np.dtype[np.void], value: bytes | None, first: int) -> tuple[Records, bytes]:
     """Return the records of the value under a number, and its heap.
 
     Raises:
         Damaged: it is not there, is not as it was written, or has no such records.
     """
+    value = intact(record, value, first)
+    end = HEAD_BYTES + count_of(value) * record.itemsize
+    return np.frombuffer(value, record, count_of(value), HEAD_BYTES), value[end:]
+
+
+def intact(record: np.dtype[np.void], value: bytes | None, first: int, checked: Checked | None = None) -> bytes:
+    """Return the value under a number; a checksum that is known in `checked` is not computed again.
+
+    Raises:
+        Damaged: it is not there, is not as it was written, or has no such records.
+    """
     if value is None:
         raise Damaged(f"the value of number {first} is not there")
-    check(value, f"the value of number {first}")
-    end = HEAD_BYTES + count_of(value) * record.itemsize
-    if end == HEAD_BYTES or end > len(value):
+    if checked is None or not checked.knows(value, first):
+        check(value, f"the value of number {first}")
+    if not HEAD_BYTES < HEAD_BYTES + count_of(value) * record.itemsize <= len(value):
         raise Damaged(f"the value of number {first} says that it has {count_of(value)} records")
-    return np.frombuffer(value, record, count_of(value), HEAD_BYTES), value[end:]
+    return value
 
 
 def bodies(records: Records, heap: bytes, some: Numbers) -> tuple[list[bytes], dict[int, bytes]]:
