@@ -31,7 +31,7 @@ def of_damage(code: int) -> signal.Signals | None:
     return signal.Signals(-code) if -code in _OF_DAMAGE else None
 
 
-class Progress:
+class Place:
     """How far a child has come, in memory that its parent still has when the child is gone."""
 
     _HEAD = Struct("=QBB")  # rows, bytes of the table's name and of the key
@@ -56,7 +56,7 @@ class Progress:
         return f"in {text[:name].decode()} {after}"
 
 
-def go_on_in_child(progress: Progress | None = None) -> None:
+def go_on_in_child(place: Place | None = None) -> None:
     """Return in a new child process only; this one waits for it and ends as it does.
 
     Raises:
@@ -82,8 +82,8 @@ def go_on_in_child(progress: Progress | None = None) -> None:
     if code == -signal.SIGINT:
         raise KeyboardInterrupt
     if (fatal := of_damage(code)) is not None:
-        advice = Damaged.advice if progress is None else AFTER_VERIFY
-        raise Exit(f"{_died(fatal, progress)}: {advice}", DAMAGED)
+        advice = Damaged.advice if place is None else AFTER_VERIFY
+        raise Exit(f"{_died(fatal, place)}: {advice}", DAMAGED)
     if code < 0:
         hint = _KILLED if code == -signal.SIGKILL else ""
         raise Exit(f"the process that read the store was ended by {signal.Signals(-code).name}{hint}", FAILED)
@@ -126,8 +126,8 @@ def _report(work: Callable[[], object], writer: int) -> int:
     return 0
 
 
-def _died(number: signal.Signals, progress: Progress | None) -> str:
-    where = "" if progress is None else f" {progress}"
+def _died(number: signal.Signals, place: Place | None) -> str:
+    where = "" if place is None else f" {place}"
     return f"the store is damaged: reading it ended with {number.name}{where}"
 
 

@@ -20,9 +20,6 @@ from config.settings import Config, socket_path
 from config.show import render
 from daemon import VERSION
 from daemon.commands.common import (
-    AFTER_VERIFY,
-    CONTRADICTED,
-    DAMAGED,
     FAILED,
     WRONG_USE,
     Context,
@@ -175,42 +172,6 @@ def completion(shell: str) -> None:
     click.echo(kind(main, {}, "utxod", "_UTXOD_COMPLETE").source())  # the variable that click looks for, by our name
 
 
-@main.command()
-@config_option
-@click.option("--quick", is_flag=True, help="Read the store in place: make no copy, and do not try the undo logs.")
-@click.option(
-    "--copy-to",
-    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
-    help="Folder for the copy; else data_dir, or $TMPDIR where data_dir can't be written.",
-)
-@click.pass_context
-def verify(context: click.Context, quick: bool, copy_to: Path | None) -> None:
-    """Read every page, walk every table by its own rules, and say what is wrong, if something is.
-
-    Exits 3 if the store is damaged: its pages or rows contradict each other. Exits 4 if the store is sound, but
-    transaction records contradict the chain, because a feeder or a submission told something untrue: `utxod reindex
-    --records` rebuilds them.
-    """
-    from daemon.child import Progress
-    from daemon.inspect import Copy, copy_place
-    from daemon.inspect import verify as walk
-
-    progress, copy = Progress(), Copy(None) if quick else copy_place(context.obj.config, copy_to)
-    context.obj.go_on_in_child(progress, copy.place)
-    with stores_speak():
-        found = walk(context.obj.config, copy, progress.tell)
-    for finding in (*found.findings, *found.contradictions):
-        click.echo(finding, err=True)
-    for note in found.notes:
-        click.echo(note)
-    if found.findings:
-        raise Exit(f"the store is damaged: {AFTER_VERIFY} (a wrong index alone: `utxod reindex`)", DAMAGED)
-    if found.contradictions:
-        advice = "stop the daemon and run `utxod reindex --records`"
-        raise Exit(f"the store is sound; transaction records contradict the chain: {advice}", CONTRADICTED)
-    click.echo("sound")
-
-
 @main.command("verify-proof")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True))
 @click.option("--root", help="State root that the proof must lead to, from somebody to be believed: 64 hex digits.")
@@ -223,26 +184,6 @@ def verify_proof(file: Path, root: str | None) -> None:
     from daemon.commands.proof import verify as check
 
     check(file, root)
-
-
-@main.command()
-@config_option
-@click.option(
-    "--format", "form", type=click.Choice(["csv", "jsonl"]), default="csv", show_default=True, help="Of a line."
-)
-@click.pass_context
-def export(context: click.Context, form: str) -> None:
-    """Write the live set in chain order; csv lines are txid,index,value,hex address.
-
-    It is the set of the block that is the tip when this begins. Exits 1 if that block is rolled back meanwhile, or gets
-    below the rollback floor: what was written is then not the whole set.
-    """
-    from daemon.inspect import export as write
-
-    context.obj.go_on_in_child()
-    with stores_speak(), readers_may_leave():
-        for chunk in write(context.obj.config, form):
-            sys.stdout.buffer.write(chunk)
 
 
 @main.group(invoke_without_command=True)
@@ -300,13 +241,15 @@ def reindex(context: click.Context, records: bool) -> None:
     records know (submissions that wait, locks, freezes, raw bytes) is kept where the chain does not contradict it. May
     be interrupted: run it again.
     """
+    from daemon.commands.progress import Progress, in_numbers
     from daemon.offline import reindex as build
     from daemon.offline import reindex_records
 
     context.obj.go_on_in_child()
     configure(context.obj.config.log)
-    with stores_speak():
-        click.echo((reindex_records if records else build)(context.obj.config))
+    with stores_speak(), Progress("reindex", None, in_numbers, "outputs") as progress:
+        done = reindex_records(context.obj.config) if records else build(context.obj.config, progress.reach)
+    click.echo(done)
 
 
 @main.command()

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -75,7 +76,7 @@ def verify(config: Config, copy: Copy, tell: Tell = silent) -> Verified:
     if pages := _pages(folder(config)):
         return Verified(pages[:MOST], [], [])
     left_out = copy.left_out
-    with _whole(_open, config) as disk:
+    with _whole(partial(_open, copies=True), config) as disk:
         try:
             found = _walk(config, disk, copy.place, tell)
         except StoreFull as full:
@@ -83,8 +84,8 @@ def verify(config: Config, copy: Copy, tell: Tell = silent) -> Verified:
     return Verified(found.findings, _not_tried(left_out) + found.half_made, found.contradictions)
 
 
-def _open(config: Config) -> Disk:
-    disk = open_disk(config, readonly=True)
+def _open(config: Config, *, copies: bool = False) -> Disk:
+    disk = open_disk(config, readonly=True, copies=copies)
     try:
         open_store(disk, config)
     except BaseException:
@@ -136,14 +137,16 @@ def _whole(open_it: Callable[[Config], _T], config: Config) -> _T:
         raise
 
 
-def export(config: Config, form: str) -> Iterator[bytes]:
-    """Yield the live set in chain order, some thousand lines at a time.
+def export(config: Config, form: str, expect: Callable[[int], object] = lambda _: None) -> Iterator[bytes]:
+    """Yield the live set in chain order, some thousand lines at a time. `expect` is told about how many there are.
 
     Raises:
         ChainMoved: it can't be completed.
     """
     lines = _csv_lines if form == "csv" else _json_lines
     with _open(config) as disk:
+        with disk.read() as txn:
+            expect(HistoryStore(disk).state(txn).unspent)
         yield from map(lines, live_set(disk))
 
 

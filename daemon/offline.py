@@ -33,6 +33,7 @@ from handlers.tx_blocks import TxBlocks
 from storage.disk import Disk, Txn
 from storage.errors import StoreError
 from storage.history.reindex import reindex as reindex_store
+from storage.home import settle
 from storage.windows import Gone
 
 log = structlog.get_logger("store")
@@ -51,7 +52,13 @@ def _open_disk(config: Config) -> Disk:
     """
     if not (folder(config) / "data.mdb").exists():
         raise StoreError(f"{folder(config)}: there is no store here")
-    return open_disk(config)
+    disk = open_disk(config)
+    try:
+        settle(disk)
+    except BaseException:
+        disk.close()
+        raise
+    return disk
 
 
 def prune(config: Config) -> str:
@@ -128,11 +135,11 @@ def prune_status(config: Config, count: int) -> list[PrunerJob]:
         return pruner_jobs(disk, count)
 
 
-def reindex(config: Config) -> str:
-    """Build the configured indexes anew; return what was done."""
+def reindex(config: Config, tell: Callable[[int], None]) -> str:
+    """Build the configured indexes anew; return what was done. `tell` is called with the outputs that are done."""
     wanted = wanted_indexes(config)
     with _open_disk(config) as disk:
-        outputs = reindex_store(open_store(disk, config), wanted, lambda done: log.info("reindexing", outputs=done))
+        outputs = reindex_store(open_store(disk, config), wanted, tell)
     return f"indexed {outputs} outputs by {', '.join(wanted) or 'nothing'}"
 
 

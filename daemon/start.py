@@ -17,7 +17,7 @@ from daemon.child import run_in_child
 from daemon.crash import refuse_after_crash
 from daemon.store import TABLES, chain_name, folder
 from storage.copies import remove_stale
-from storage.precheck import precheck
+from storage.precheck import precheck, refuse_incomplete
 
 log = structlog.get_logger("daemon")
 
@@ -49,5 +49,6 @@ def check_store(config: Config) -> None:
     """
     for copy in remove_stale(config.data_dir):
         log.info("stale_copy_removed", folder=str(copy))
+    refuse_incomplete(config.data_dir)
     refuse_after_crash(folder(config))
     run_in_child(lambda: precheck(folder(config), TABLES))

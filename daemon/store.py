@@ -32,6 +32,7 @@ from storage.history.layout import FORMAT
 from storage.history.layout import TABLES as HISTORY_TABLES
 from storage.history.mined import MinedStore
 from storage.history.store import HistoryStore
+from storage.home import refuse_copy, settle
 from storage.indexes import CARDANO_ONLY, NAMES
 from storage.jobs import TABLES as JOB_TABLES
 from storage.transactions import TABLES as TX_TABLES
@@ -55,13 +56,15 @@ def store_id(config: Config) -> str:
     return blake2b(b"%d %d" % (found.st_dev, found.st_ino), digest_size=8).hexdigest()
 
 
-def open_disk(config: Config, *, readonly: bool = False) -> Disk:
+def open_disk(config: Config, *, readonly: bool = False, copies: bool = False) -> Disk:
     """Open the environment; a writable one is held by this process alone, a read-only one limits its snapshots' age.
 
+    `copies` opens files that were copied from a running store, too.
+
     Raises:
-        WrongFormat: another version wrote it; nothing in it was changed.
+        WrongFormat: another version wrote it, or it was copied from a running store; nothing in it was changed.
     """
-    return Disk(
+    disk = Disk(
         folder(config),
         TABLES,
         map_size=config.storage.map_size,
@@ -71,6 +74,13 @@ def open_disk(config: Config, *, readonly: bool = False) -> Disk:
         max_reader_age=config.store.max_reader_age if readonly else None,
         on_grow=lambda size: log.info("map_grown", map_size=size),
     )
+    if not copies:
+        try:
+            refuse_copy(disk)
+        except BaseException:
+            disk.close()
+            raise
+    return disk
 
 
 @contextmanager
@@ -120,6 +130,7 @@ def open_chain(disk: Disk, config: Config) -> Chain:
     """Open the store for writing, made if it is not there, with the chain that it keeps."""
     store, changes = HistoryStore(disk, leaf_writer(config)), open_changes(disk, config)
     store.open(chain_name(config), wanted_indexes(config), config.utxo.store)
+    settle(disk)
     return Chain(store, windows(config), config.utxo.prune_batch_size, open_tx_blocks(store, config, changes), changes)
 
 

@@ -7,12 +7,13 @@ record, an orphan, and `names` finds those by their age. Every call blocks; it b
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +21,7 @@ from typing import Protocol
 from storage.blobname import LEFTOVER, LEFTOVER_S, NAME, checked, leftover
 from storage.errors import BlobFailed as BlobFailed
 from storage.errors import PackageMissing
-from storage.files import FILE_MODE, FOLDER_MODE, make_folder
+from storage.files import FILE_MODE, FOLDER_MODE, make_folder, sync_folder
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FAN = re.compile(r"[0-9a-f]{2}")
@@ -103,7 +104,7 @@ class Files:
             return
         with _file_errors(root):
             make_folder(root)
-            _sync(root.parent)
+            sync_folder(root.parent)
 
     def put(self, name: str, data: bytes) -> None:
         """See `Blobs.put`."""
@@ -112,7 +113,9 @@ class Files:
             self._make_folder(path.parent)
             if not (path.is_file() and _renewed(path)):
                 self._write(path, data)
-            _sync(path.parent)  # of a blob that was there, too: whoever put it may have been killed before its own
+            sync_folder(
+                path.parent
+            )  # of a blob that was there, too: whoever put it may have been killed before its own
 
     def get(self, name: str) -> bytes | None:
         """See `Blobs.get`."""
@@ -125,15 +128,33 @@ class Files:
                 return None
 
     def delete(self, name: str) -> bool:
-        """See `Blobs.delete`. Not synced: a blob that comes back after a power failure is an orphan."""
+        """See `Blobs.delete`. Not synced: a blob that comes back after a power failure is an orphan.
+
+        While `kept` is open elsewhere the blob stays, as an orphan.
+        """
         path = self._path(name)
         with _file_errors(path):
             try:
-                path.unlink()
+                with _locked(self.root, fcntl.LOCK_SH | fcntl.LOCK_NB):
+                    path.unlink()
+            except BlockingIOError:
+                return False
             except FileNotFoundError:
                 self._need_root()
                 return False
         return True
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Let nobody delete a blob meanwhile: what a record of this moment speaks of can be read. Wait for others.
+
+        Raises:
+            BlobFailed: the folder is gone.
+        """
+        with ExitStack() as held:
+            with _file_errors(self.root):
+                held.enter_context(_locked(self.root, fcntl.LOCK_EX))
+            yield
 
     def names(self) -> Iterator[tuple[str, float]]:
         """See `Blobs.names`."""
@@ -144,11 +165,15 @@ class Files:
                 else:
                     _sweep(entry)
 
-    def count(self) -> int:
-        """Return how many there are; unlike `names` it sweeps nothing."""
+    def paths(self) -> Iterator[Path]:
+        """Yield the file of each blob; unlike `names` it sweeps nothing."""
         with _file_errors(self.root):
             self._need_root()
-            return sum(1 for path in self.root.glob("??/*") if NAME.fullmatch(path.name))
+            yield from (path for path in self.root.glob("??/*") if NAME.fullmatch(path.name))
+
+    def count(self) -> int:
+        """Return how many there are."""
+        return sum(1 for _ in self.paths())
 
     def check(self) -> None:
         """See `Blobs.check`."""
@@ -168,7 +193,7 @@ class Files:
     def _make_folder(self, folder: Path) -> None:
         if folder.name not in self._ready or not folder.is_dir():
             folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
-            _sync(self.root)
+            sync_folder(self.root)
             self._ready.add(folder.name)
 
     def _write(self, path: Path, data: bytes) -> None:
@@ -251,12 +276,14 @@ def _write_new(path: Path, data: bytes) -> None:
         os.close(file)
 
 
-def _sync(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+@contextmanager
+def _locked(folder: Path, kind: int) -> Iterator[None]:
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(file)
+        fcntl.flock(held, kind)
+        yield
     finally:
-        os.close(file)
+        os.close(held)
 
 
 def _age(entry: os.DirEntry[str]) -> float | None:

@@ -10,7 +10,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -18,7 +18,7 @@ import lmdb
 
 from storage.damage import broken
 from storage.errors import Damaged, SnapshotExpired, StoreBusy, StoreError, StoreFull, TableMissing, WrongFormat
-from storage.files import FILE_MODE, make_folder
+from storage.files import FILE_MODE, make_folder, sync_folder
 from storage.readers import Age, Marks, Reader, open_readers
 
 Txn: TypeAlias = "lmdb.Transaction[bytes]"
@@ -30,7 +30,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 _MORE_TABLES = 8  # that may be opened later
 _MAX_READERS = 1024  # slots in the table of readers
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class Disk:
@@ -62,9 +62,10 @@ class Disk:
         self._max_map_size = max_map_size
         self.max_reader_age = max_reader_age
         self._on_grow = on_grow
+        self.before_close: Callable[[], None] | None = None
         self._marks: Marks | None = None
         self._ages: dict[Txn, Age] = {}  # of the read transactions that are open here
-        self._lock = None if readonly else _hold(folder)
+        self._lock = None if readonly else hold(folder)
         try:
             self.env = _open(folder, map_size, len(tables), readonly, durable, shared)
             self.tables: dict[str, Db] = {}
@@ -88,10 +89,7 @@ class Disk:
             with self._begin() as txn:
                 written = txn.get(FORMAT_KEY, db=meta)
             if written is not None and (found := int.from_bytes(written, "big")) != version:
-                raise WrongFormat(
-                    f"{self.folder}: written in format {found}, this version reads format {version}: "
-                    "feed the chain again into another data_dir"
-                )
+                raise other_format(self.folder, found, version)
 
     def open_tables(self, tables: Sequence[str]) -> None:
         """Open tables, made if they are not there and the disk is writable; not inside of a transaction.
@@ -121,7 +119,12 @@ class Disk:
     def close(self) -> None:
         """Close the environment and let another process have it."""
         if hasattr(self, "env"):
-            self.env.close()
+            before, self.before_close = self.before_close, None
+            try:
+                if before is not None:
+                    before()
+            finally:
+                self.env.close()
         if self._marks is not None:
             self._marks.close()
             self._marks = None
@@ -182,28 +185,16 @@ class Disk:
             except lmdb.MapFullError as error:
                 self._grow(error)
             except lmdb.Error as error:
-                if error.code in _FULL or (error.code == errno.EIO and self._is_full()):
+                if error.code in FULL or (error.code == errno.EIO and self._is_full()):
                     reason = os.strerror(errno.ENOSPC) if error.code == errno.EIO else error.reason
                     raise StoreFull(f"{self.folder}: {reason}: nothing was changed") from error
                 if broken(error):
                     raise Damaged(f"{self.folder}: the store is damaged: {error}") from error
                 raise
 
-    def copy(self, folder: Path) -> None:
-        """Copy the environment, as of the latest commit, into an empty folder.
-
-        The copy is one read transaction for as long as it takes, and the only one that may exceed `max_reader_age`.
-
-        Raises:
-            StoreFull: there is no room for it.
-        """
-        try:
-            with self._marks.lifted() if self._marks and self._readonly else nullcontext():
-                self.env.copy(str(folder))  # NOTE: not compacted: LMDB 0.9.36 crashes so on some sound stores
-        except lmdb.Error as error:
-            if error.code in _FULL:
-                raise StoreFull(f"{folder}: {error.reason}") from error
-            raise
+    def ageless(self) -> AbstractContextManager[None]:
+        """Let read transactions exceed `max_reader_age` for a while: the daemon does not end this process for it."""
+        return self._marks.lifted() if self._marks and self._readonly else nullcontext()
 
     # --- readers -------------------------------------------------------------------------------------------------
 
@@ -270,7 +261,7 @@ class Disk:
                 finally:
                     file.truncate(end)
         except OSError as error:
-            return error.errno in _FULL
+            return error.errno in FULL
 
     def _grow_ahead(self) -> None:
         """Grow while nothing has to be done twice for it."""
@@ -285,6 +276,14 @@ class Disk:
         larger = min(size + min(size, 64 * GIB), self._max_map_size)
         self.env.set_mapsize(larger)
         self._on_grow(larger)
+
+
+def other_format(folder: Path, found: int, version: int) -> WrongFormat:
+    """Return the error for a store of a format that nothing here reads."""
+    return WrongFormat(
+        f"{folder}: written in format {found}, this version reads format {version}: "
+        "feed the chain again into another data_dir"
+    )
 
 
 def _open(folder: Path, map_size: int, tables: int, readonly: bool, durable: bool, shared: bool) -> lmdb.Environment:
@@ -319,11 +318,7 @@ def _make(folder: Path) -> None:
     with lmdb.open(str(making), subdir=False, lock=False, mode=0o640) as env:
         env.sync(True)
     making.rename(folder / "data.mdb")
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
+    sync_folder(folder)
 
 
 def _unlockable(folder: Path) -> bool:
@@ -355,8 +350,14 @@ def _no_slot(folder: Path) -> StoreError:
     )
 
 
-def _hold(folder: Path) -> int:
-    """Take the store for this process: LMDB alone would let a second writer in and serialise it."""
+def hold(folder: Path) -> int:
+    """Take the store for this process; return the descriptor that holds it.
+
+    LMDB alone would let a second writer in and serialise it.
+
+    Raises:
+        StoreBusy: another process has it.
+    """
     make_folder(folder)
     path = folder / "owner"
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)

@@ -37,3 +37,12 @@ def restrict(path: Path) -> None:
     mode = stat.S_IMODE(found.st_mode)
     if mode & ~FILE_MODE and os.geteuid() in (0, found.st_uid):
         path.chmod(mode & FILE_MODE)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(held)
+    finally:
+        os.close(held)

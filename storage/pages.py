@@ -29,6 +29,8 @@ _PAGE = Struct("=QHHHH")  # number, pad, flags, end of the pointers, begin of th
 _NODE = Struct("=HHHH")  # low and high half of the size, flags, size of the key
 _META = Struct("=IIQQ48s48sQQ")  # magic, version, address, size of the map, free pages, main table, last page, commit
 _TABLE = Struct("=IHHQQQQQ")  # size of a page, flags, depth, pages of three kinds, entries, root
+_NUMBER = Struct("=Q")
+_COMMIT_AT = _HEADER + _META.size - _NUMBER.size  # of a meta page
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
 _BRANCH, _LEAF, _OVERFLOW, _META_PAGE = 1, 2, 4, 8
 _BIG = 1  # a node's data is in pages of its own
@@ -85,6 +87,47 @@ def check_pages(path: Path) -> list[str]:
         except VerifyError as error:
             found.append(str(error))
         return [f"{path}: {finding}" for finding in found] if _newest(file) == meta else []
+
+
+def meta_pages_of(file: int, commit: int) -> tuple[Meta, bytes] | None:
+    """Return the meta page of a commit, and both meta pages of a file that has no other commit.
+
+    None if it is neither of the last two commits.
+
+    Raises:
+        Damaged: a meta page is wrong.
+    """
+    size = _meta(file, 0, _LARGEST).page_size
+    for at in (0, size):
+        page, meta = os.pread(file, size, at), _meta(file, at, size)
+        if meta.commit == commit and page == os.pread(file, size, at):  # not while it was written
+            return meta, b"".join(_numbered(page, number, commit) for number in (0, 1))
+    return None
+
+
+def _numbered(page: bytes, number: int, commit: int) -> bytes:
+    """Return a meta page as one of the two: even commits belong to the first one, odd ones to the second."""
+    copy = bytearray(page)
+    _NUMBER.pack_into(copy, 0, number)
+    _NUMBER.pack_into(copy, _COMMIT_AT, commit if commit & 1 == number else max(commit - 1, 0))
+    return bytes(copy)
+
+
+def continue_at(path: Path, commit: int) -> None:
+    """Give the latest commit of a file that no process has open the number `commit`, and the one before it one less.
+
+    LMDB's lock file has the number of the latest commit, and whoever opens it looks for that commit in the meta page
+    that belongs to the number. So a file that replaces another one has to go on with its number.
+    """
+    with path.open("r+b", buffering=0) as opened:
+        file = opened.fileno()
+        size = _newest(file).page_size
+        commits = [_meta(file, at, size).commit for at in (0, size)]
+        bodies = [os.pread(file, _META.size, at + _HEADER) for at in (0, size)]
+        latest = int(commits[1] > commits[0])
+        for number, body in ((commit, bodies[latest]), (commit - 1, bodies[1 - latest])):
+            os.pwrite(file, body[: -_NUMBER.size] + _NUMBER.pack(number), (number & 1) * size + _HEADER)
+        os.fsync(file)
 
 
 def free_bytes(path: Path) -> int:

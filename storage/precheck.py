@@ -17,6 +17,25 @@ from storage.history.layout import FORMAT, TABLES
 from storage.history.store import HistoryStore
 from storage.pages import check_file
 
+RESTORING = "restoring"  # in a data folder: what is being restored into it
+
+
+class RestoreIncomplete(Damaged):
+    """A restore into this data folder did not end."""
+
+    advice = "run `utxod restore` again: it begins anew"
+
+
+def refuse_incomplete(data_dir: Path) -> None:
+    """Refuse a data folder into which a backup is being restored, or was not restored to the end.
+
+    Raises:
+        RestoreIncomplete: it is one.
+    """
+    restoring = data_dir / RESTORING
+    if restoring.is_dir() and any(restoring.iterdir()):
+        raise RestoreIncomplete(f"{restoring}: a restore into this folder did not end")
+
 
 def precheck(folder: Path, tables: Sequence[str]) -> None:
     """Check meta pages, free pages and length of the file, both ends of every table, and the state row against them.

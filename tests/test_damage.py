@@ -344,8 +344,8 @@ def test_a_store_that_is_written_is_not_called_damaged(tmp_path: Path) -> None:
 def test_a_child_that_is_killed_by_the_engine_says_how_far_it_came() -> None:
     code = (
         "import os, sys\n"
-        "from daemon.child import Progress, go_on_in_child\n"
-        "progress = Progress()\n"
+        "from daemon.child import Place, go_on_in_child\n"
+        "progress = Place()\n"
         "go_on_in_child(progress)\n"
         "if sys.argv[1] != 'none': progress.tell('utxo_output', int(sys.argv[1]), bytes.fromhex('00000007'))\n"
         "os.kill(os.getpid(), int(sys.argv[2]))\n"

@@ -76,7 +76,7 @@ def test_workers_that_die_of_the_store_are_explained(served: tuple[Daemon, int])
     daemon, port = served
     with serving(daemon), Web(port) as web:
         assert web.ask("/health/live").status_code == 200
-        os.truncate(daemon.folder / "data" / "lmdb" / "data.mdb", 8 * 4096)
+        os.truncate(daemon.folder / "data" / "lmdb" / "data.mdb", 2 * 4096)
         with pytest.raises(httpx.RemoteProtocolError):  # the one that runs finds pages gone, those after it can't begin
             httpx.get(f"{web.url}/api/v1/utxos/{digest('tx', 100).hex()}/2", timeout=PATIENCE_S)
         until(lambda: '"store_damaged"' in said(daemon), why="nobody says what is wrong")

@@ -42,7 +42,10 @@ ROWS: dict[str, list[tuple[bytes, bytes]]] = {
     "change_log": [],
 }
 OPENING = {  # every command that opens a store, with what else it may be asked
+    "backup": ["-"],
+    "compact": [""],
     "export": ["", "--format jsonl"],
+    "migrate": [""],
     "prune": ["", "now", "status"],
     "query": [f"address {ADDRESS.hex()}", f"balance {ADDRESS.hex()}", f"utxo {TXID.hex()}#0", f"tx {TXID.hex()}"],
     "reindex": ["", "--records"],
@@ -51,7 +54,7 @@ OPENING = {  # every command that opens a store, with what else it may be asked
     "status": ["", "--json"],
     "verify": ["", "--quick"],
 }
-OTHERS = {"bench", "completion", "config", "feed", "recovery", "send", "tail", "verify-proof"}
+OTHERS = {"bench", "completion", "config", "feed", "recovery", "restore", "send", "tail", "verify-proof"}
 
 
 @pytest.fixture

@@ -114,11 +114,12 @@ import sys, tempfile
 from pathlib import Path
 from storage.disk import Disk
 from storage.history.layout import TABLES
+from storage.page_copy import copy_pages
 with Disk(Path(sys.argv[1]), TABLES, readonly=True, max_reader_age=60) as disk:
     print("ready", flush=True)
     while True:
         with tempfile.TemporaryDirectory(dir=sys.argv[2]) as folder:
-            disk.copy(Path(folder))
+            copy_pages(disk, Path(folder) / "data.mdb")
 """
 
 

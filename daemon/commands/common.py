@@ -18,7 +18,7 @@ from storage.errors import Damaged, PackageMissing, StoreError, WrongFormat
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from daemon.child import Progress
+    from daemon.child import Place
 
 FAILED, WRONG_USE, DAMAGED, CONTRADICTED = 1, 2, 3, 4
 AFTER_VERIFY = "keep a copy of it, then restore a backup or sync anew"
@@ -53,7 +53,7 @@ class Context:
         """Return the daemon's socket: the chosen one, else the configured."""
         return chosen or socket_path(self.config, os.environ)
 
-    def go_on_in_child(self, progress: Progress | None = None, copies: Path | None = None) -> None:
+    def go_on_in_child(self, place: Place | None = None, copies: Path | None = None) -> None:
         """Return in a child process, which a damaged store may end, if this process is the command's own.
 
         Copies of the store that were made in the folder `copies` go with the child, however it ends.
@@ -64,7 +64,7 @@ class Context:
         if not self._own_process:
             return
         try:
-            go_on_in_child(progress)
+            go_on_in_child(place)
         finally:  # in both processes: what a killed verify has left, and what the child has
             if copies is not None:
                 remove_stale(copies)

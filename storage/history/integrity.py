@@ -47,6 +47,7 @@ _OTHERS = {
     b"chain",
     b"indexes",
     b"genesis",
+    b"home",
     b"records_stale",
     b"store",
     THIN_AT,

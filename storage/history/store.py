@@ -162,6 +162,10 @@ class HistoryStore:
         """Return the family and network that this store keeps."""
         return txn.get(_CHAIN, b"", db=self.meta).decode()
 
+    def format(self, txn: Txn) -> int:
+        """Return the format that this store is written in."""
+        return int.from_bytes(txn.get(FORMAT_KEY, b"", db=self.meta), "big")
+
     def genesis(self, txn: Txn) -> bytes | None:
         """Return the digest of the genesis outputs that were seeded."""
         return txn.get(_GENESIS, db=self.meta)
