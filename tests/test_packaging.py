@@ -19,7 +19,7 @@ import click
 import pytest
 from click.shell_completion import get_completion_class
 from daemons import PATIENCE_S, ROOT, environment, log_lines
-from packages import plain_packages, sdist, tree, wheel
+from packages import PURE, plain_packages, sdist, tree, wheel
 from patience import until
 
 from bench.sample import messages
@@ -163,6 +163,64 @@ def test_a_missing_extra_is_named(installed: Path, tmp_path: Path, variables: di
 def test_a_measurement_names_its_extra(installed: Path) -> None:
     done = run(installed, "utxod", "bench", "apply")
     assert done.returncode == 1 and "pip install 'utxod[bench]'" in done.stderr, done
+
+
+# --- the installer, into a folder ------------------------------------------------------------------------------------
+
+
+def below(root: Path) -> set[str]:
+    """Return the files of an image, but for those inside of the virtual environment."""
+    paths = (path for path in root.rglob("*") if path.is_symlink() or path.is_file())
+    return {f"/{path.relative_to(root)}" for path in paths if "/opt/" not in f"/{path.relative_to(root)}"}
+
+
+def test_an_image_is_filled_and_emptied(built: Built, tmp_path: Path) -> None:
+    root, prefix = tmp_path / "image", "/opt/other"
+    with tarfile.open(built.sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.glob("utxod-*")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", f"{root}{prefix}"], check=True)
+    (place,) = root.glob("opt/other/lib/python*/site-packages")
+    packages = plain_packages(tmp_path / "packages")
+    (packages / "pip").symlink_to(PURE / "pip")
+    (place / "packages.pth").write_text(f"{packages}\n")
+    told = {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1"}
+
+    def install(*words: object) -> str:
+        command = [source / "systemd" / "install.sh", "--root", root, "--prefix", prefix, *words]
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment(**told))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert install("--from", built.wheel) == f"installed below {root}\n"
+    found = below(root)
+    share, lib = "/usr/local/share", "/usr/local/lib"
+    assert {
+        f"{lib}/systemd/system/{name}" for name in ("utxod.service", "utxod.socket", "utxod-feed@.service")
+    } <= found
+    assert {f"{lib}/sysusers.d/utxod.conf", f"{lib}/tmpfiles.d/utxod.conf", f"{share}/man/man1/utxod.1"} <= found
+    assert {f"{share}/bash-completion/completions/utxod", f"{share}/doc/utxod/service.md"} <= found
+    unit = (root / f".{lib}/systemd/system/utxod.service").read_text()
+    assert f"ExecStart={prefix}/bin/utxod run" in unit and "/opt/utxod" not in unit
+    program = root / f".{prefix}/bin/utxod"
+    assert program.read_text().startswith(f"#!{prefix}/bin/python")
+    assert (root / "usr/local/bin/utxod").readlink() == Path(f"{prefix}/bin/utxod")
+    config = root / "etc/utxod/utxod.toml"
+    assert tomllib.loads(config.read_text())["data_dir"] == "/var/lib/utxod"
+
+    config.write_text("# ours\n")
+    install("--from", built.wheel)
+    assert below(root) == found and config.read_text() == "# ours\n"
+    install("--remove")
+    assert below(root) == {"/etc/utxod/utxod.toml"} and not program.exists()
+    install("--remove", "--purge")
+    assert below(root) == set()
+
+
+@pytest.mark.parametrize("words", [["--prefix"], ["--purge"], ["--prefix", "relative"], ["--nonsense"]])
+def test_wrong_use_of_the_installer_changes_nothing(words: list[str]) -> None:
+    done = subprocess.run([ROOT / "systemd" / "install.sh", *words], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr
 
 
 # --- what is made from the command line ------------------------------------------------------------------------------
