@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
 
+import cbor2
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
@@ -78,6 +79,17 @@ EVALUATED = [
 ]
 
 
+PURPOSES = ("spend", "mint", "publish", "withdraw", "vote", "propose")
+
+
+def budgets(raw: bytes) -> list[dict[str, Any]]:
+    """Return a budget for each redeemer of a transaction, in either form."""
+    redeemers = cbor2.loads(raw)[1].get(5, [])
+    pairs = redeemers.keys() if isinstance(redeemers, dict) else [each[:2] for each in redeemers]
+    budget = EVALUATED[0]["budget"]
+    return [{"validator": {"index": index, "purpose": PURPOSES[tag]}, "budget": budget} for tag, index in pairs]
+
+
 class Node:
     """What the stand-in was asked, what it took, and what it should refuse."""
 
@@ -87,6 +99,7 @@ class Node:
         self.taken: dict[str, bytes] = {}
         self.refuses: dict[str, Any] | None = None
         self.accounts: dict[str, Any] = {}
+        self.evaluated: list[dict[str, Any]] = EVALUATED  # nothing: a budget for each redeemer
         self._ready, self._stop = threading.Event(), asyncio.Event()
 
     def methods(self) -> list[str]:
@@ -106,7 +119,7 @@ class Node:
                 self.taken[txid] = raw
                 return {"result": {"transaction": {"id": txid}}}
             case "evaluateTransaction":
-                return {"result": EVALUATED}
+                return {"result": self.evaluated or budgets(bytes.fromhex(params["transaction"]["cbor"]))}
             case "queryLedgerState/rewardAccountSummaries":
                 return {"result": self.accounts}
             case "queryLedgerState/epoch":

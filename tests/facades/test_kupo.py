@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from typing import Any
 
+import httpx
 import pytest
 from chain_model import Coin, datum_of, match_of, point_of, scripts_of
+from daemons import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from preview import CODEC, blocks, coins, feed, own_listener, served
@@ -398,6 +401,21 @@ def test_any_path(kupo: Asked, path: list[str], query: list[tuple[str, str]]) ->
     assert answer.status_code in (200, 400, 404, 503), answer.text
     content = json.loads(answer.content)
     assert isinstance(content, list) if answer.status_code == 200 else content["hint"]
+
+
+def test_the_commands_of_the_documentation(kupo: Asked) -> None:
+    text = (ROOT / "docs" / "clients.md").read_text()
+    commands = [shlex.split(line) for line in text.splitlines() if line.startswith("curl ")]
+    assert len(commands) >= 4
+    for command in commands:
+        path = command[-1].removeprefix("http://127.0.0.1:8410")
+        if "-d" in command:
+            transport = httpx.HTTPTransport(uds=str(kupo.daemon.folder / "http"))
+            with httpx.Client(transport=transport, base_url="http://localhost") as client:
+                answer = client.post(path, content=command[command.index("-d") + 1])
+        else:
+            answer = kupo.ask(path)
+        assert answer.status_code in (200, 503 if path.endswith("/health") else 200) and answer.json(), command
 
 
 def test_the_run_has_what_is_asked_for() -> None:
