@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from daemons import Client, Daemon, Encoding, running
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from recovering import anyio_backend, lab, own_database, pg_lab, postgres_uri, sqlite_lab
 
 __all__ = [  # fixtures, for every folder of tests
@@ -25,6 +25,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "repeatable", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(  # for mutations: that a test fails is enough
+    "unshrunk", settings.get_profile("repeatable"), phases=set(Phase) - {Phase.shrink, Phase.explain}
 )
 settings.load_profile("repeatable")
 

@@ -383,6 +383,10 @@ def test_toml_syntax_error_names_the_line_and_the_environment_is_still_judged(wr
             'without scheme and port, or "*"',
         ),
         (
+            f'[socket]\npath = "/{"ß" * 54}"',
+            f"[socket] path: a Unix socket's path has at most 107 bytes: /{'ß' * 54}",
+        ),
+        (
             f'[http]\nlisten = "unix:/{"s" * 107}"',
             f"[http] listen: a Unix socket's path has at most 107 bytes: /{'s' * 107}",
         ),
@@ -396,6 +400,7 @@ def test_values_at_the_edge_go_together(write: Write) -> None:
     load(write(f'[storage]\nmap_size = "2TiB"\nmax_map_size = "2TiB"\n[socket]\npath = "/{"s" * 106}"'), {})
     load(write('[recovery]\nenabled = false\nstore = "postgresql"'), {})
     load(write('[socket]\npath = "/s"\n[http]\nworkers = 0\nlisten = "unix:/s"'), {})
+    assert load(write('[http]\nlisten = "h:65535"'), {}).http.listen == "h:65535"
 
 
 def test_problem_is_placed_where_the_value_was_set() -> None:

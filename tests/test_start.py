@@ -93,20 +93,21 @@ def test_without_a_configuration_nothing_is_begun(command: str, folder: Path) ->
 
 
 @needs_no_file
-@pytest.mark.parametrize("how", ["named", "variable", "systemd", "there"])
+@pytest.mark.parametrize("how", ["named", "UTXOD_CONFIG", "UTXOD_DATA_DIR", "STATE_DIRECTORY", "there"])
 def test_a_folder_is_named_or_is_there(how: str, folder: Path) -> None:
     arguments, variables, place = [], {}, folder / "utxod-data"
-    if how == "named":  # it names no folder, but somebody has chosen it
+    chosen = how in {"named", "UTXOD_CONFIG"}
+    if chosen:  # it names no folder, but somebody has chosen it
         (folder / "chosen.toml").write_text('[chain]\nnetwork = "preview"\n')
-        arguments = ["--config", "chosen.toml"]
+        arguments, variables = (["--config", "chosen.toml"], {}) if how == "named" else ([], {how: "chosen.toml"})
     elif how == "there":
         place.mkdir()
     else:
         place = folder / "elsewhere"
-        variables = {"UTXOD_DATA_DIR" if how == "variable" else "STATE_DIRECTORY": str(place)}
+        variables = {how: str(place)}
     with started(folder, *arguments, **variables) as lines:
         assert lines[0]["data_dir"] == str(place)
-        assert lines[0]["config"] == ("chosen.toml" if how == "named" else "defaults")
+        assert lines[0]["config"] == ("chosen.toml" if chosen else "defaults")
         assert lines[0]["http"] is None
     assert (place / "lmdb" / "data.mdb").exists()
     assert (folder / "utxod-data").exists() == (place.name == "utxod-data")

@@ -20,7 +20,7 @@ from time import monotonic
 from mutations.patches import ROOT, Mutation, load
 
 CAUGHT, SURVIVED, UNCLEAR = "caught", "SURVIVED", "UNCLEAR"
-_LONGEST_S = 600.0  # for the tests of one mutation; one that never ends is caught
+_LONGEST_S = 300.0  # for the tests of one mutation; one that never ends is caught
 
 
 class Tree:
@@ -55,7 +55,16 @@ class Tree:
 
     def test(self, tests: Sequence[str]) -> tuple[str, str]:
         """Run tests until one fails; return the verdict, and the name of the test or what happened in its place."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--hypothesis-profile=unshrunk",
+        ]
         process = subprocess.Popen(
             [*command, *(f"tests/{test}" for test in tests)],
             cwd=self.root,
