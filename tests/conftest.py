@@ -1,5 +1,6 @@
 """Random tests tell the same stories in every run: what fails here fails there. Fixtures that many files share."""
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,3 +53,18 @@ def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Daemon]:
 def client(daemon: Daemon, encoding: Encoding) -> Iterator[Client]:
     with daemon.client(encoding) as client:
         yield client
+
+
+# What a container may not allow, and what needs a folder that is made by hand: nothing that CI could install.
+MAY_BE_SKIPPED = ("no IPv6", "nothing can be mounted", "no machine can be started", "a machine needs", "CLIENTS_FOLDER")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run in CI that skipped a test."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or os.environ.get("UTXOD_REQUIRE_CHAIN_DATA") != "1":
+        return
+    reasons = {report.longrepr[2].removeprefix("Skipped: ") for report in reporter.stats.get("skipped", ())}
+    if wrong := sorted(reason for reason in reasons if not reason.startswith(MAY_BE_SKIPPED)):
+        reporter.write_line(f"skipped in CI: {'; '.join(wrong)}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -95,11 +95,14 @@ def test_without_a_configuration_nothing_is_begun(command: str, folder: Path) ->
 @needs_no_file
 @pytest.mark.parametrize("how", ["named", "UTXOD_CONFIG", "UTXOD_DATA_DIR", "STATE_DIRECTORY", "there"])
 def test_a_folder_is_named_or_is_there(how: str, folder: Path) -> None:
-    arguments, variables, place = [], {}, folder / "utxod-data"
+    arguments, variables, place = list[str](), dict[str, str](), folder / "utxod-data"
     chosen = how in {"named", "UTXOD_CONFIG"}
     if chosen:  # it names no folder, but somebody has chosen it
         (folder / "chosen.toml").write_text('[chain]\nnetwork = "preview"\n')
-        arguments, variables = (["--config", "chosen.toml"], {}) if how == "named" else ([], {how: "chosen.toml"})
+        if how == "named":
+            arguments = ["--config", "chosen.toml"]
+        else:
+            variables = {how: "chosen.toml"}
     elif how == "there":
         place.mkdir()
     else:
