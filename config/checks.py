@@ -37,6 +37,7 @@ def problems(config: Config) -> list[Problem]:
         found.append(Problem(("storage.map_size", "storage.max_map_size"), f"map_size {sizes}"))
     found += _retention(config)
     found += recovery_problems(config.recovery)
+    found += _wallets(config)
     for host in config.http.allowed_hosts:
         if not _HOST.fullmatch(host):
             what = f'{host}: expected a name such as utxod.example.org, without scheme and port, or "*"'
@@ -79,6 +80,31 @@ def _facades(config: Config) -> list[Problem]:
     upstream = config.upstream.ogmios
     if upstream is not None and not upstream.startswith(("ws://", "wss://")):
         found.append(Problem(("upstream.ogmios",), "expected ws://host:port or wss://host:port"))
+    return found
+
+
+def _wallets(config: Config) -> list[Problem]:
+    """Return what keeps the protocols of Bitcoin wallets from answering."""
+    electrum, found, index = config.electrum, list[Problem](), config.utxo.index
+    for name in (each for each in ("electrum", "esplora") if getattr(config, each).enabled):
+        enabled = f"{name}.enabled"
+        if config.chain.family != "bitcoin":
+            found.append(Problem((enabled, "chain.family"), f'{name} needs chain.family = "bitcoin"'))
+        if not index.history:
+            found.append(Problem((enabled, "utxo.index.history"), f"{name} needs utxo.index.history = true"))
+        if not index.address_hash:
+            found.append(Problem((enabled, "utxo.index.address_hash"), f"{name} needs utxo.index.address_hash = true"))
+    if not electrum.enabled:
+        return found
+    if electrum.tls_listen is not None and (electrum.certificate is None or electrum.private_key is None):
+        found.append(Problem(("electrum.tls_listen",), "tls_listen needs certificate and private_key"))
+    for name in ("listen", "tls_listen"):
+        where = getattr(electrum, name)
+        if where is not None and isinstance(parse_endpoint(where), Path):
+            found.append(Problem((f"electrum.{name}",), "Electrum clients connect by TCP: expected host:port"))
+    upstream = config.upstream.bitcoin
+    if upstream is not None and not upstream.startswith(("http://", "https://")):
+        found.append(Problem(("upstream.bitcoin",), "expected http://user:password@host:port"))
     return found
 
 

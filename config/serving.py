@@ -112,7 +112,7 @@ class Ogmios(Table, frozen=True, kw_only=True):
 
 
 class Upstream(Table, frozen=True, kw_only=True):
-    """Who is asked what no set of outputs can answer: protocol parameters, submitting, evaluating."""
+    """Who is asked what the store cannot answer: protocol parameters, fees, mempool, raw bytes, submitting."""
 
     ogmios: Annotated[
         Secret | None,
@@ -130,3 +130,19 @@ class Upstream(Table, frozen=True, kw_only=True):
             examples=["/etc/utxod/protocol-parameters.json"],
         ),
     ] = None
+    bitcoin: Annotated[
+        Secret | None,
+        Meta(
+            description="Node for raw transactions, fees, the mempool and broadcasting; never shown, because it may "
+            "hold a password.",
+            examples=["http://user:password@127.0.0.1:8332"],
+        ),
+    ] = None
+    bitcoin_cookie: Annotated[
+        Path | None,
+        Meta(
+            description="Cookie file of that node, instead of user and password.",
+            examples=["/var/lib/bitcoin/.cookie"],
+        ),
+    ] = None
+    mempool_interval: Annotated[Seconds, Meta(gt=0, description="How often the mempool of that node is read.")] = 2.0

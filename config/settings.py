@@ -11,6 +11,7 @@ from msgspec import Meta
 from config.kinds import GIB, MIB, TIB, Blocks, Bytes, Count, Seconds, Secret, Table, Text, Uid
 from config.serving import Blockfrost, Http, Kupo, Ogmios, Upstream
 from config.units import BLOB_STORE
+from config.wallets import Electrum, Esplora
 
 
 class Chain(Table, frozen=True, kw_only=True):
@@ -341,6 +342,8 @@ class Config(Table, frozen=True, kw_only=True):
     kupo: Kupo = Kupo()
     blockfrost: Blockfrost = Blockfrost()
     ogmios: Ogmios = Ogmios()
+    electrum: Electrum = Electrum()
+    esplora: Esplora = Esplora()
     upstream: Upstream = Upstream()
     utxo: Utxo = Utxo()
     batch: Batch = Batch()

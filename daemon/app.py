@@ -40,6 +40,7 @@ from daemon.signals import heed, receiver
 from daemon.sink import lines_dropped, write_out
 from daemon.start import announce, check_store
 from daemon.store import open_chain, open_disk, store_id
+from daemon.worker_process import keep_running
 from handlers.delivery import refuse
 from handlers.events import (
     BlockCommitted,
@@ -107,9 +108,8 @@ async def serve(config: Config, config_file: Path | None, own: Sequence[Handler]
             stores.enter_context(keep_updated(file, lambda: _numbers(hub, connections)))
             async with anyio.create_task_group() as services:
                 path = socket_path(config, os.environ)
-                services.start_soon(
-                    keep_listening, await open_listener(path, os.environ), path, os.environ, connections
-                )
+                listener = await open_listener(path, os.environ)
+                services.start_soon(keep_listening, listener, path, os.environ, connections)
                 services.start_soon(_give_memory_back)
                 services.start_soon(_report, notifier, bus.wakeup(BlockCommitted, RolledBack), hub)
                 if notifier.watchdog_s:
@@ -126,6 +126,8 @@ async def serve(config: Config, config_file: Path | None, own: Sequence[Handler]
                 supervisor = Supervisor(config, config.http.workers)
                 if config.http.workers:
                     services.start_soon(supervisor.serve)
+                if turns and (config.electrum.enabled or config.esplora.enabled):
+                    services.start_soon(keep_running, "wallets", config)
 
                 def apply(new: Config, changed: list[str]) -> None:
                     hub.admins = admins(new.socket.admin_uids)

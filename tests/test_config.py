@@ -24,6 +24,7 @@ from config.show import render, template
 from config.tree import SETTINGS, Setting, special
 from config.units import format_duration, format_size, parse_duration, parse_endpoint, parse_size
 
+UNSET = ("kupo.listen", "blockfrost.listen", "ogmios.listen", "electrum.tls_listen")
 MIB = 1024 * 1024
 
 # Section 4 of the protocol, and `storage`, which is ours.
@@ -32,15 +33,18 @@ DEFAULTS: dict[str, Any] = {
     "shutdown_timeout": 60.0,
     "chain": {"family": "cardano", "network": "mainnet"},
     "socket": {"path": None, "max_frame_bytes": 256 * MIB, "admin_uids": (), "max_unread_bytes": 128 * MIB},
-    "http": {
-        **{"listen": "127.0.0.1:8410", "ready_grace": 60.0, "workers": 1, "token": None, "allowed_hosts": ()},
-    }
+    "http": {"listen": "127.0.0.1:8410", "ready_grace": 60.0, "workers": 1, "token": None, "allowed_hosts": ()}
     | {"max_connections": 1024, "max_connections_per_address": 0, "cors_origins": ()}
     | {"head_timeout": 10.0, "idle_timeout": 75.0, "send_timeout": 30.0},
     "kupo": {"enabled": False, "listen": None},
     "blockfrost": {"enabled": False, "listen": None, "genesis": None},
     "ogmios": {"enabled": False, "listen": None},
-    "upstream": {"ogmios": None, "timeout": 30.0, "protocol_parameters": None},
+    "electrum": {"enabled": False, "listen": "127.0.0.1:50001"}
+    | dict.fromkeys(("tls_listen", "certificate", "private_key"))
+    | {"max_sessions": 10_000, "max_subscriptions": 10_000_000, "max_subscriptions_per_session": 1_000_000},
+    "esplora": {"enabled": False, "listen": "127.0.0.1:3002"},
+    "upstream": {"ogmios": None, "timeout": 30.0, "protocol_parameters": None}
+    | {"bitcoin": None, "bitcoin_cookie": None, "mempool_interval": 2.0},
     "utxo": {
         "enabled": True,
         "store": "classic",
@@ -472,7 +476,7 @@ def test_mask_is_not_taken_for_a_secret(write: Write) -> None:
 
 def values_of(knob: Setting) -> st.SearchStrategy[Any]:
     special_cases = {
-        **{name: st.none() for name in ("kupo.listen", "blockfrost.listen", "ogmios.listen")},
+        **dict.fromkeys(UNSET, st.none()) | dict.fromkeys(("electrum.listen", "esplora.listen"), st.just("h:1")),
         "http.listen": st.sampled_from(["[::]:1", "h:0", "unix:a b"]),
         "transactions.blob_store": st.sampled_from(["file:/x", "s3://b"]),
     }
@@ -553,8 +557,8 @@ def test_shipped_file_sets_nothing_and_offers_everything(write: Write) -> None:
     assert examples.keys() == {
         "socket.path",
         "http.token",
-        *("kupo.listen", "blockfrost.listen", "blockfrost.genesis", "ogmios.listen"),
-        *("upstream.ogmios", "upstream.protocol_parameters"),
+        *(*UNSET, "blockfrost.genesis", "electrum.certificate", "electrum.private_key"),
+        *("upstream.ogmios", "upstream.protocol_parameters", "upstream.bitcoin", "upstream.bitcoin_cookie"),
         "pruner.unmined_retention",
         "recovery.dsn",
         "recovery.instance_id",

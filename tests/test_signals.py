@@ -26,7 +26,7 @@ from scenarios import chain, expected, point
 from config.kinds import Secret
 from config.serving import Http
 from config.settings import Batch, Config, Log, Socket, Utxo
-from daemon.http import supervisor
+from daemon import worker_process
 from daemon.reload import RELOADED, difference
 
 T = TypeVar("T")
@@ -136,7 +136,7 @@ def test_a_turn_that_does_not_end_does_not_keep_the_daemon(tmp_path: Path) -> No
 
 def test_a_worker_that_does_not_leave_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It would keep the daemon, which has not even begun to drain."""
-    monkeypatch.setattr(supervisor, "_LEAVE_S", 0.2)
+    monkeypatch.setattr(worker_process, "STOP_S", 0.2)
     stubborn = (
         "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
     )
@@ -145,7 +145,7 @@ def test_a_worker_that_does_not_leave_is_ended(monkeypatch: pytest.MonkeyPatch, 
         async with await anyio.open_process([sys.executable, "-c", stubborn]) as process:
             assert process.stdout is not None
             await process.stdout.receive()
-            await supervisor._end(process)
+            await worker_process.stop(process)
             return process.returncode
 
     assert anyio.run(main, backend_options={"use_uvloop": True}) == -signal.SIGKILL

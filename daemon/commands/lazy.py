@@ -25,6 +25,7 @@ class MainGroup(Group):
         "restore": "copies",
         "send": "send",
         "verify": "whole",
+        "wallets": "wallets",
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -16,8 +16,9 @@ _END = b"\r\n\r\n"
 _CHECKED = frozenset((b"host", b"content-length", b"transfer-encoding"))
 
 
-_LONGEST_BODY = 256 << 10  # a transaction has 16 KiB at most; with outputs that are not on the chain yet it is more
-_TAKE_BODIES = ("/kupo/", "/blockfrost/", "/ogmios")  # paths under which requests may have bodies
+# Paths under which requests may have bodies, and how long these may be. A transaction of Cardano has 16 KiB at most;
+# with outputs that are not on the chain yet it is more. One of Bitcoin has 800,000 hexadecimal digits at most.
+_LONGEST_BODIES = {"/kupo/": 256 << 10, "/blockfrost/": 256 << 10, "/ogmios": 256 << 10, "/esplora/": 4 << 20}
 
 
 class Refusal(Exception):
@@ -184,13 +185,14 @@ class HeadReader:
             return 0
         if method in ("GET", "HEAD"):
             raise Refusal(413, "body_not_accepted", "no request here takes a body", "send the request without one")
-        if not f"{self._prefix}{path}".startswith(_TAKE_BODIES):
+        whole = f"{self._prefix}{path}"
+        longest = next((size for front, size in _LONGEST_BODIES.items() if whole.startswith(front)), None)
+        if longest is None:
             raise Refusal(405, "method_not_allowed", "everything here is read with GET")
         if chunked:
             raise Refusal(411, "length_required", "a body needs a Content-Length", "send it as a whole")
-        if int(length) > _LONGEST_BODY:
-            what = f"a body has at most {_LONGEST_BODY:,} bytes"
-            raise Refusal(413, "body_not_accepted", what, "a transaction has no more than 16,384")
+        if int(length) > longest:
+            raise Refusal(413, "body_not_accepted", f"a body has at most {longest:,} bytes", "send less at once")
         return int(length)
 
     # --- called by the parser ------------------------------------------------------------------------------------

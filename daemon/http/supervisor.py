@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import os
-import pickle
 import socket
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic
 
 import anyio
 import structlog
-from anyio.abc import Process
 
 from config.checks import listeners
 from config.settings import Config
-from daemon.child import of_damage
+from daemon import worker_process
 from daemon.diagnostics import dump
 from daemon.listener import SocketFile, refuse_if_taken
 from daemon.reload import Reloader
 from daemon.signals import heed, receiver
+from daemon.worker_process import PAUSES_S
 from handlers.addresses import codec
 
 log = structlog.get_logger("http")
 
-_PAUSES_S = (0.5, 1, 2, 5, 15)
-_STEADY_S = 60.0  # a worker that lived so long starts again at once
 _BACKLOG = 1024
-_CRASHES = 3  # of a worker, by a signal that a damaged store explains, until we say so
-_ADVICE = "stop the daemon and run `utxod verify`"
-_LEAVE_S = 10.0  # for a worker that was asked to leave; it gives its clients 5 s
 _REMIND_S = (30.0, 600.0)  # first and longest time after which an unchanged reason is logged again
 
 
@@ -114,21 +107,16 @@ class Supervisor:
                         workers.start_soon(_until_gone, file, where, workers.cancel_scope)
 
     async def _supervise(self, sockets: list[socket.socket], number: int) -> None:
-        failures = crashes = 0
+        descriptors, restarts = [listening.fileno() for listening in sockets], worker_process.Restarts()
         while True:
             began = anyio.current_time()
             with anyio.CancelScope() as self._running[number]:
-                code = await _run(sockets, self._config)
+                code = await worker_process.run(command(descriptors), self._config, descriptors)
             if self._running[number].cancelled_caught:
                 log.info("http_worker_replaced", worker=number)
                 continue
-            failures = 0 if anyio.current_time() - began > _STEADY_S else failures + 1
-            pause = _PAUSES_S[min(failures, len(_PAUSES_S)) - 1] if failures else 0
+            pause = restarts.pause(code, anyio.current_time() - began)
             log.error("http_worker_ended", worker=number, code=code, again_in_s=pause)
-            if isinstance(code, int) and (fatal := of_damage(code)) is not None:
-                crashes += 1
-                if crashes >= _CRASHES:
-                    log.error("store_damaged", worker=number, signal=fatal.name, times=crashes, advice=_ADVICE)
             await anyio.sleep(pause)
 
 
@@ -181,7 +169,7 @@ async def _listen_at_last(name: str, where: Endpoint) -> socket.socket:
         try:
             return listen(where)
         except OSError as error:
-            pause = _PAUSES_S[min(tries, len(_PAUSES_S) - 1)]
+            pause = PAUSES_S[min(tries, len(PAUSES_S) - 1)]
             what = error.strerror or str(error)
             if reminder.due(what):
                 log.error("http_listen_failed", knob=name, listen=shown(where), error=what, again_in_s=pause)
@@ -189,40 +177,6 @@ async def _listen_at_last(name: str, where: Endpoint) -> socket.socket:
             tries += 1
 
 
-async def _run(sockets: list[socket.socket], config: Config) -> int | str:
-    """Run a worker; return its exit code, or why there is none."""
-    descriptors = [listening.fileno() for listening in sockets]
-    try:  # a session of its own: what a terminal sends to the whole group is for us to act on
-        process = await anyio.open_process(
-            command(descriptors), stdout=None, stderr=None, pass_fds=descriptors, start_new_session=True
-        )
-    except OSError as error:  # no memory, or no descriptors: the chain does not stop for that
-        return str(error)
-    try:
-        assert process.stdin is not None
-        with suppress(anyio.BrokenResourceError):  # it has ended: its exit code says more
-            await process.stdin.send(pickle.dumps(config))
-        await process.stdin.aclose()
-        return await process.wait()
-    except BaseException:
-        with anyio.CancelScope(shield=True):
-            await _end(process)
-        raise
-
-
-async def _end(process: Process) -> None:
-    """Ask a worker to leave; end one that does not, for it would keep the daemon."""
-    with suppress(ProcessLookupError):
-        process.terminate()
-    with anyio.move_on_after(_LEAVE_S):
-        await process.wait()
-    if process.returncode is None:
-        log.warning("http_worker_killed", pid=process.pid, after_s=_LEAVE_S)
-        process.kill()
-        await process.wait()
-
-
-def command(descriptors: list[int]) -> Sequence[str]:
+def command(descriptors: Sequence[int]) -> Sequence[str]:
     """Return what starts a worker on inherited sockets; it reads its configuration from standard input."""
-    listening = ",".join(map(str, descriptors))
-    return [sys.executable, "-m", "daemon.cli", "serve", "--inherit", listening, str(os.getpid())]
+    return worker_process.command("serve", "--inherit", ",".join(map(str, descriptors)), str(os.getpid()))

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import anyio
 import structlog
@@ -96,39 +96,54 @@ def serve_on(app: ASGIApp, sockets: Mapping[int, str], http: Http, counts: Serve
     """Serve an application on inherited sockets; paths on each of them have a prefix put in front."""
     _quieten_collector()
     with ExitStack() as opened:
-        listening = [opened.enter_context(socket.socket(fileno=descriptor)) for descriptor in sockets]
-        listeners = {
-            name_of(each.getsockname()): Listener(_hosts(http, each), prefix)
-            for each, prefix in zip(listening, sockets.values(), strict=True)
+        listening = {
+            opened.enter_context(socket.socket(fileno=descriptor)): prefix for descriptor, prefix in sockets.items()
         }
-        capacity = Capacity(_limits(http), counts)
-        server = _Server(
-            uvicorn.Config(
-                app,
-                loop="uvloop",
-                http=cast(type[asyncio.Protocol], partial(HttpConnection, capacity, listeners)),
-                lifespan="on",
-                access_log=False,
-                log_config=None,
-                server_header=False,
-                headers=[("X-Content-Type-Options", "nosniff")],
-                proxy_headers=False,
-                ws="none",
-                timeout_graceful_shutdown=5,
-            )
-        )
-        anyio.run(_until_told, server, listening, backend_options={"use_uvloop": True})
+        anyio.run(_until_told, server(app, listening, http, counts), backend_options={"use_uvloop": True})
 
 
-async def _until_told(server: uvicorn.Server, listening: list[socket.socket]) -> None:
+class Serving(NamedTuple):
+    """A server, and the sockets on which it listens."""
+
+    server: uvicorn.Server
+    sockets: list[socket.socket]
+
+    async def run(self) -> None:
+        """Serve until `server.should_exit` is set."""
+        await self.server.serve(self.sockets)
+
+
+def server(app: ASGIApp, listening: Mapping[socket.socket, str], http: Http, counts: Served) -> Serving:
+    """Return a server of an application, with the limits of `http`."""
+    listeners = {
+        name_of(each.getsockname()): Listener(_hosts(http, each), prefix) for each, prefix in listening.items()
+    }
+    capacity = Capacity(_limits(http), counts)
+    config = uvicorn.Config(
+        app,
+        loop="uvloop",
+        http=cast(type[asyncio.Protocol], partial(HttpConnection, capacity, listeners)),
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        headers=[("X-Content-Type-Options", "nosniff")],
+        proxy_headers=False,
+        ws="none",
+        timeout_graceful_shutdown=5,
+    )
+    return Serving(_Server(config), [*listening])
+
+
+async def _until_told(serving: Serving) -> None:
     async def leave() -> None:
         await heed(signals, dump)
-        server.should_exit = True
+        serving.server.should_exit = True
 
     with receiver() as signals:
         async with anyio.create_task_group() as both:
             both.start_soon(leave)
-            await server.serve(listening)
+            await serving.run()
             both.cancel_scope.cancel()
 
 

@@ -30,6 +30,7 @@ _PACKAGE = Path(__file__).with_name("bcoin")
 _INSTALL = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
 _INSTALL_S = 180.0
 _PATIENCE_S = 30.0
+_IDLE_S = 2.0
 KEY = "k3y"
 
 
@@ -103,6 +104,7 @@ class BcoinNode:
         self.port, self._wallet_port = free_ports(2)
         self._process: subprocess.Popen[bytes] | None = None
         self._connections: dict[int, HTTPConnection] = {}
+        self._asked: dict[int, float] = {}  # when the last request was sent
 
     @property
     def url(self) -> str:
@@ -192,6 +194,9 @@ class BcoinNode:
         return answer["result"]
 
     def _ask(self, port: int, verb: str, path: str, body: Any) -> Any:
+        if monotonic() - self._asked.get(port, 0) > _IDLE_S and port in self._connections:
+            self._connections.pop(port).close()  # the node closes it soon
+        self._asked[port] = monotonic()
         connection = self._connections.setdefault(port, HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S))
         login = {"Authorization": f"Basic {b64encode(f'x:{KEY}'.encode()).decode()}"}
         try:

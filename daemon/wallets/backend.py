@@ -1,0 +1,128 @@
+"""What the wallet protocols share: the store, the node, its mempool, and what follows both of them."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+
+import anyio
+import structlog
+
+from config.settings import Config, socket_path
+from daemon.wallets.chain import ChainView
+from daemon.wallets.errors import BAD_REQUEST, NODE_ERROR, RpcFault
+from daemon.wallets.facts import Facts
+from daemon.wallets.mempool import Mempool
+from daemon.wallets.upstream import Upstream
+from formats.transactions import TxOutput, double_sha256, merkle_branch
+from handlers.events import BlockCommitted, RolledBack
+from handlers.query import Query
+
+log = structlog.get_logger("wallets")
+
+Touched = set[bytes] | None  # keys of scripts; None stands for all of them
+OnChange = Callable[[Touched], Awaitable[None]]
+
+_KEPT_BLOCKS = 100  # whose ids are remembered for merkle branches
+
+
+class Backend:
+    """The chain and the mempool as wallets see them."""
+
+    def __init__(self, config: Config, query: Query, upstream: Upstream) -> None:
+        self.config, self.upstream = config, upstream
+        self.mempool = Mempool(upstream, self._find_output)
+        self.chain = ChainView(query, self.mempool)
+        self._ids = OrderedDict[bytes, list[bytes]]()
+        self._polls = anyio.Event()
+
+    def _find_output(self, txid: bytes, index: int) -> TxOutput | None:
+        return self.chain.find_output(txid, index)
+
+    async def ids_of_block(self, height: int) -> tuple[bytes, list[bytes]]:
+        """Return the hash of a block and the ids of its transactions, from the store or else from the node.
+
+        Raises:
+            RpcFault: there is no such block, or the node does not have it.
+        """
+        block_hash, ids = self.chain.transaction_ids(height)
+        if (known := self._ids.get(block_hash)) is not None:
+            return block_hash, known
+        if ids is None:
+            answer = await self.upstream.call("getblock", block_hash.hex(), 1)
+            try:
+                ids = [bytes.fromhex(each) for each in answer["tx"]]
+            except (KeyError, TypeError, ValueError):
+                raise RpcFault(NODE_ERROR, f"the node gives no list of the transactions of block {height}") from None
+        self._ids[block_hash] = ids
+        if len(self._ids) > _KEPT_BLOCKS:
+            self._ids.popitem(last=False)
+        return block_hash, ids
+
+    def header_proof(self, height: int, checkpoint: int) -> dict[str, object]:
+        """Return the merkle branch of a header among all up to a checkpoint.
+
+        Raises:
+            RpcFault: the checkpoint lies below the header or above the tip, or headers are missing.
+        """
+        tip = self.chain.tip()
+        if tip is None or not height <= checkpoint <= tip[0].height:
+            highest = -1 if tip is None else tip[0].height
+            what = f"cp_height has to be between the header's height, {height}, and that of the tip, {highest}"
+            raise RpcFault(BAD_REQUEST, what)
+        headers = self.chain.headers(0, checkpoint + 1)
+        if len(headers) != checkpoint + 1:
+            raise RpcFault(BAD_REQUEST, "the store does not have all headers from the genesis block on")
+        branch, root = merkle_branch([double_sha256(header)[::-1] for header in headers], height)
+        return {"branch": [each.hex() for each in branch], "root": root.hex()}
+
+    # --- following ------------------------------------------------------------------------------------------------
+
+    def poll_now(self) -> None:
+        """Read the mempool now, and not at the next interval."""
+        self._polls.set()
+
+    async def follow(self, on_change: OnChange) -> None:
+        """Follow the daemon and the node until cancelled; `on_change` is called with the scripts that change."""
+        facts = Facts(socket_path(self.config, os.environ))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(facts.listen)
+            tasks.start_soon(self._follow_chain, facts, on_change)
+            if self.upstream.configured:
+                tasks.start_soon(self._follow_mempool, on_change)
+
+    async def _follow_chain(self, facts: Facts, on_change: OnChange) -> None:
+        while True:
+            touched = self._apply(await facts.next())
+            self.upstream.new_tip()
+            self.poll_now()
+            await on_change(touched)
+
+    def _apply(self, facts: Sequence[BlockCommitted | RolledBack] | None) -> Touched:
+        """Return the scripts that some facts change; after a rollback, and where facts may be missing, all of them."""
+        touched: Touched = None if facts is None else set()
+        for fact in facts or ():
+            if isinstance(fact, RolledBack):
+                touched = None
+                continue
+            keys, ids = self.chain.changed_by(fact.hash)
+            left = self.mempool.confirmed(ids)
+            touched = None if touched is None else touched | keys | left
+        return touched
+
+    async def _follow_mempool(self, on_change: OnChange) -> None:
+        available = True
+        while True:
+            self._polls = anyio.Event()
+            try:
+                touched = await self.mempool.poll()
+            except RpcFault as fault:
+                if available:
+                    log.warning("mempool_unavailable", error=fault.message)
+                available = False
+            else:
+                available = True
+                await on_change(touched)
+            with anyio.move_on_after(self.config.upstream.mempool_interval):
+                await self._polls.wait()

@@ -1,0 +1,222 @@
+"""Questions of Electrum clients to the store, each answered from one snapshot, in bounded turns of the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator
+from hashlib import sha256
+from typing import TypeVar
+
+import anyio
+
+from daemon.wallets.errors import BAD_REQUEST, RpcFault
+from daemon.wallets.mempool import Mempool, MempoolTx
+from formats.transactions import TxOutput
+from handlers import script_history
+from handlers.boundary import NoIndex, Torn
+from handlers.events import Point
+from handlers.query import Query, Snapshot
+from handlers.script_history import Located
+from storage.errors import SnapshotExpired
+from storage.history.output_keys import address_key
+
+_T = TypeVar("_T")
+_Json = dict[str, object]
+
+
+class ChainView:
+    """The store and the mempool as Electrum's answers show them."""
+
+    def __init__(self, query: Query, mempool: Mempool) -> None:
+        self._query, self.mempool = query, mempool
+
+    # --- scripts --------------------------------------------------------------------------------------------------
+
+    async def history(self, key: bytes) -> list[_Json]:
+        """Return the transactions of a script: confirmed ones in chain order, then those of the mempool."""
+        waiting, found = self.mempool.of_script(key), list[_Json]()
+        with self.snapshot() as shot:
+            async for tx in _in_turns(shot, script_history.history(shot, key)):
+                found.append({"tx_hash": tx.txid.hex(), "height": tx.height})
+            return found + [_entry(each) for each in unconfirmed(shot, waiting)]
+
+    async def status(self, key: bytes) -> str | None:
+        """Return the status of a script: the hash of its history, None without one."""
+        entries = await self.history(key)
+        if not entries:
+            return None
+        text = "".join(f"{entry['tx_hash']}:{entry['height']}:" for entry in entries)
+        return sha256(text.encode()).hexdigest()
+
+    def in_mempool(self, key: bytes) -> list[_Json]:
+        """Return the unconfirmed transactions of a script."""
+        waiting = self.mempool.of_script(key)
+        with self.snapshot() as shot:
+            return [_entry(each) for each in unconfirmed(shot, waiting)]
+
+    async def unspent(self, key: bytes) -> list[_Json]:
+        """Return the unspent outputs of a script, without those that the mempool spends and with those that it adds."""
+        waiting, found = self.mempool.of_script(key), list[_Json]()
+        spent = {(one.txid, one.vout) for each in waiting for one in each.tx.inputs}
+        with self.snapshot() as shot:
+            async for output in _in_turns(shot, script_history.unspent(shot, key)):
+                if (output.txid, output.vout) not in spent:
+                    found.append(_unspent(output.txid, output.vout, output.height, output.value))
+            for each in unconfirmed(shot, waiting):
+                for n, made in enumerate(each.tx.outputs):
+                    if (each.tx.txid, n) not in spent and address_key(made.script) == key:
+                        found.append(_unspent(each.tx.txid, n, 0, made.value))
+        return found
+
+    async def balance(self, key: bytes) -> _Json:
+        """Return the confirmed sum of a script, and by how much the mempool changes it."""
+        waiting, confirmed, change = self.mempool.of_script(key), 0, 0
+        with self.snapshot() as shot:
+            for total in script_history.balance(shot, key):
+                confirmed = total.value
+                await turn(shot)
+            for each in unconfirmed(shot, waiting):
+                change += sum(made.value for made in each.tx.outputs if address_key(made.script) == key)
+                change -= sum(used.value for used in each.spent if address_key(used.script) == key)
+        return {"confirmed": confirmed, "unconfirmed": change}
+
+    # --- transactions ---------------------------------------------------------------------------------------------
+
+    def locate(self, txid: bytes) -> Located | None:
+        """Return where a transaction is in the chain."""
+        with self.snapshot() as shot:
+            return script_history.locate(shot, txid)
+
+    def find_output(self, txid: bytes, index: int) -> TxOutput | None:
+        """Return an output of the chain, spent or not, as long as it is on disk."""
+        with self.snapshot() as shot:
+            found = script_history.output_of(shot, txid, index)
+        return None if found is None else TxOutput(found.value, found.address)
+
+    def transaction_ids(self, height: int) -> tuple[bytes, list[bytes] | None]:
+        """Return the hash of a block and the ids of its transactions, None where not all of them are kept.
+
+        Raises:
+            RpcFault: there is no block of this height.
+        """
+        with self.snapshot() as shot:
+            ordinal = ordinal_at(shot, height)
+            return shot.block(ordinal).hash, script_history.transaction_ids(shot, ordinal)
+
+    # --- headers --------------------------------------------------------------------------------------------------
+
+    def tip(self) -> tuple[Point, bytes] | None:
+        """Return the last block with its header; None before the first block."""
+        with self.snapshot() as shot:
+            point = shot.tip()
+            return None if point is None else (point, header_of(shot, shot.state.tip))
+
+    def headers(self, start: int, count: int) -> list[bytes]:
+        """Return headers from a height on, as many as there are.
+
+        Raises:
+            RpcFault: headers are not kept.
+        """
+        with self.snapshot() as shot:
+            tip = shot.tip()
+            if tip is None or start > tip.height or count == 0:
+                return []
+            first = ordinal_at(shot, start)
+            return [header_of(shot, ordinal) for ordinal in range(first, min(first + count, shot.state.tip + 1))]
+
+    def first_height(self) -> int:
+        """Return the height from which on histories are complete."""
+        with self.snapshot() as shot:
+            return script_history.history_begins_at(shot) or 0
+
+    # --- blocks ---------------------------------------------------------------------------------------------------
+
+    def changed_by(self, block_hash: bytes) -> tuple[set[bytes], list[bytes]]:
+        """Return the keys of the scripts that a block touches, and its transactions; nothing if it is gone already."""
+        with self.snapshot() as shot:
+            ordinal = shot.ordinal_of(block_hash)
+            if ordinal is None or not shot.state.floor < ordinal <= shot.state.tip:
+                return set(), []
+            return script_history.touched_keys(shot, ordinal), script_history.transaction_ids(shot, ordinal) or []
+
+    def snapshot(self) -> Guarded:
+        """Read one block boundary; failures are errors of the protocols."""
+        return Guarded(self._query)
+
+
+class Guarded:
+    """A snapshot whose failures reach the client as errors of the protocol."""
+
+    def __init__(self, query: Query) -> None:
+        self._manager = query.snapshot()
+
+    def __enter__(self) -> Snapshot:
+        return self._manager.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool | None:
+        try:
+            return self._manager.__exit__(kind, error, trace)  # type: ignore[arg-type]
+        except NoIndex as missing:
+            raise RpcFault(BAD_REQUEST, f"the index {missing} is not kept: set utxo.index.{missing}") from missing
+        except (Torn, SnapshotExpired) as moved:
+            raise RpcFault(BAD_REQUEST, "the store moved on while the answer was read: ask again") from moved
+
+
+async def _in_turns(shot: Snapshot, parts: Iterator[list[_T]]) -> AsyncIterator[_T]:
+    """Yield the members of parts; other clients get a turn after each part."""
+    for part in parts:
+        for each in part:
+            yield each
+        await turn(shot)
+
+
+async def turn(shot: Snapshot) -> None:
+    """Give others a turn.
+
+    Raises:
+        SnapshotExpired: the snapshot has reached its greatest age.
+    """
+    await anyio.lowlevel.checkpoint()
+    shot.check_age()
+
+
+def ordinal_at(shot: Snapshot, height: int) -> int:
+    """Return the ordinal of the block of a height.
+
+    Raises:
+        RpcFault: there is none.
+    """
+    tip = shot.tip()
+    if tip is not None and height <= tip.height:
+        ordinal, block = shot.reaching(height)
+        if block.height == height:
+            return ordinal
+    raise RpcFault(BAD_REQUEST, f"there is no block of height {height}")
+
+
+def header_of(shot: Snapshot, ordinal: int) -> bytes:
+    """Return the header of a block.
+
+    Raises:
+        RpcFault: it is not kept.
+    """
+    header = shot.stored.block(ordinal).header
+    if header is None:
+        raise RpcFault(BAD_REQUEST, f"the feed gave no header for block {shot.block(ordinal).height}")
+    return header
+
+
+def unconfirmed(shot: Snapshot, waiting: Iterable[MempoolTx]) -> list[MempoolTx]:
+    """Return what is in no block of this snapshot.
+
+    The mempool is read before the snapshot begins: a transaction that a block takes meanwhile is in both, never in
+    neither.
+    """
+    return [each for each in waiting if script_history.find_transaction(shot, each.tx.txid) is None]
+
+
+def _entry(each: MempoolTx) -> _Json:
+    return {"tx_hash": each.tx.txid.hex(), "height": each.height, "fee": each.fee}
+
+
+def _unspent(txid: bytes, index: int, height: int, value: int) -> _Json:
+    return {"tx_hash": txid.hex(), "tx_pos": index, "height": height, "value": value}

@@ -1,0 +1,1 @@
+"""The Electrum protocol: JSON-RPC lines over TCP and TLS."""

@@ -1,0 +1,110 @@
+"""The Electrum server: its listeners, its sessions, and what is reported to them."""
+
+from __future__ import annotations
+
+import ssl
+
+import anyio
+import structlog
+from anyio.abc import ByteStream, Listener
+from anyio.streams.tls import TLSListener
+
+from config.settings import Config
+from config.units import parse_endpoint
+from daemon import VERSION
+from daemon.wallets.backend import Backend, Touched
+from daemon.wallets.electrum.session import Session
+from daemon.wallets.electrum.subscriptions import Subscriptions
+from daemon.wallets.errors import BAD_REQUEST, RpcFault
+from feeds.bitcoin.networks import NETWORKS
+from handlers.events import Point
+
+log = structlog.get_logger("wallets")
+
+_FLUSH_S = 5.0
+
+
+class Server:
+    """All sessions, and what they share."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend, self.chain, self.upstream = backend, backend.chain, backend.upstream
+        self._limits = limits = backend.config.electrum
+        self.subscriptions = Subscriptions(self.chain, limits.max_subscriptions, limits.max_subscriptions_per_session)
+        self.sessions = set[Session]()
+        self.stopping = False
+        network = NETWORKS.get(backend.config.chain.network)
+        self.genesis_hash = "" if network is None else network.genesis.hex()
+        self.banner = f"utxod {VERSION}, {backend.config.chain.network}"
+        self._sent_tip: Point | None = None
+
+    def tip_header(self) -> dict[str, object]:
+        """Return the last header as it is reported.
+
+        Raises:
+            RpcFault: there is no block yet.
+        """
+        tip = self.chain.tip()
+        if tip is None:
+            raise RpcFault(BAD_REQUEST, "there is no block yet")
+        return {"height": tip[0].height, "hex": tip[1].hex()}
+
+    async def serve(self) -> None:
+        """Listen and answer until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            for listener, where in await open_listeners(self.backend.config):
+                log.info("electrum_listening", listen=where)
+                tasks.start_soon(listener.serve, self._admit)
+
+    async def _admit(self, stream: ByteStream) -> None:
+        async with stream:
+            if len(self.sessions) >= self._limits.max_sessions:
+                log.warning("electrum_session_refused", sessions=len(self.sessions))
+                return
+            session = Session(self, stream)
+            self.sessions.add(session)
+            try:
+                await session.run()
+            finally:
+                self.sessions.discard(session)
+                self.subscriptions.forget(session)
+
+    async def report(self, touched: Touched) -> None:
+        """Report a new tip, and the statuses of scripts that have changed."""
+        tip = self.chain.tip()
+        if tip is not None and tip[0] != self._sent_tip:
+            self._sent_tip = tip[0]
+            params: list[object] = [{"height": tip[0].height, "hex": tip[1].hex()}]
+            for session in tuple(self.sessions):
+                if session.wants_headers:
+                    session.notify("blockchain.headers.subscribe", params)
+        await self.subscriptions.report(touched)
+
+    async def stop(self) -> None:
+        """Let the answers of all sessions go out, for some seconds at the most."""
+        self.stopping = True
+        with anyio.move_on_after(_FLUSH_S):
+            for session in tuple(self.sessions):
+                await session.flushed()
+
+
+async def open_listeners(config: Config) -> list[tuple[Listener[ByteStream], str]]:
+    """Listen on the configured addresses.
+
+    Raises:
+        OSError: an address is taken, or the certificate cannot be read.
+    """
+    wish = config.electrum
+    opened: list[tuple[Listener[ByteStream], str]] = [(await _listen(wish.listen), wish.listen)]
+    if wish.tls_listen is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(str(wish.certificate), str(wish.private_key))
+        listener = TLSListener(await _listen(wish.tls_listen), context, standard_compatible=False)
+        opened.append((listener, f"{wish.tls_listen} (TLS)"))
+    return opened
+
+
+async def _listen(endpoint: str) -> Listener[ByteStream]:
+    where = parse_endpoint(endpoint)
+    assert isinstance(where, tuple)
+    return await anyio.create_tcp_listener(local_host=where[0], local_port=where[1])

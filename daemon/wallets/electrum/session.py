@@ -1,0 +1,210 @@
+"""One client: JSON-RPC lines in, answers and notifications out, within the limits of a client."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import msgspec
+import structlog
+from anyio.abc import ByteStream
+
+from daemon.wallets.electrum.methods import METHODS
+from daemon.wallets.errors import (
+    BUSY,
+    INTERNAL,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    UNKNOWN_METHOD,
+    RpcFault,
+)
+from storage.errors import StoreError
+
+if TYPE_CHECKING:
+    from daemon.wallets.electrum.server import Server
+
+log = structlog.get_logger("wallets")
+
+LONGEST_LINE = 12 << 20  # a package of 25 transactions in hexadecimal digits
+_CHUNK = 64 << 10
+_MOST_CALLS = 10_000  # in one list
+_UNSENT = 32 << 20  # bytes that a client may leave unread before it is disconnected
+_READ_TIMEOUT_S = 600.0
+_SEND_TIMEOUT_S = 60.0
+_BUDGET_S, _REFILL = 5.0, 0.25  # seconds of computing that a client may use at once, and how fast they come back
+
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Closed(Exception):
+    """The session is over; the message says why, for the log."""
+
+
+class Budget:
+    """Computing that a client may use: so much at once, and then a share of the time."""
+
+    def __init__(self) -> None:
+        self._left, self._at = _BUDGET_S, monotonic()
+
+    def spend(self, seconds: float) -> float:
+        """Take what a request has used; return for how long the client's next one has to wait."""
+        now = monotonic()
+        self._left = min(_BUDGET_S, self._left + (now - self._at) * _REFILL) - seconds
+        self._at = now
+        return 0.0 if self._left >= 0 else -self._left / _REFILL
+
+
+class Session:
+    """A connection of a client."""
+
+    def __init__(self, server: Server, stream: ByteStream) -> None:
+        self.server, self._stream = server, stream
+        self.version: tuple[int, int] | None = None
+        self.wants_headers = False
+        self.statuses: dict[bytes, str | None] = {}  # of subscribed scripts, as they were sent last
+        self._budget = Budget()
+        self._out: list[bytes] = []
+        self._unsent = 0
+        self._filled, self._emptied = anyio.Event(), anyio.Event()
+
+    @property
+    def busy(self) -> bool:
+        """Return whether answers have not been sent yet."""
+        return self._unsent > 0
+
+    def speaks(self, version: tuple[int, int]) -> bool:
+        """Return whether the client has agreed to a version at least as new."""
+        return (self.version or (1, 4)) >= version
+
+    async def run(self) -> None:
+        """Answer until the client leaves, is silent for too long, or breaks a limit."""
+        async with anyio.create_task_group() as both:
+            both.start_soon(self._write)
+            try:
+                await self._read()
+            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+                pass
+            except Closed as reason:
+                log.info("electrum_session_closed", reason=str(reason))
+            with anyio.move_on_after(_SEND_TIMEOUT_S):
+                await self.flushed()
+            both.cancel_scope.cancel()
+
+    # --- in -------------------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        waiting = bytearray()
+        while True:
+            with anyio.move_on_after(_READ_TIMEOUT_S) as patience:
+                received = await self._stream.receive(_CHUNK)
+            if patience.cancelled_caught:
+                raise Closed(f"nothing was received for {_READ_TIMEOUT_S:g} s")
+            searched = len(waiting)
+            waiting += received
+            while (end := waiting.find(b"\n", searched)) >= 0:
+                line = bytes(waiting[:end])
+                del waiting[: end + 1]
+                searched = 0
+                await self._line(line)
+            if len(waiting) > LONGEST_LINE:
+                self._send(_fault(None, INVALID_REQUEST, f"a line is longer than {LONGEST_LINE} bytes"))
+                raise Closed("a line was too long")
+
+    async def _line(self, line: bytes) -> None:
+        if not line.strip():
+            return
+        try:
+            message = _decode(line)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            self._send(_fault(None, PARSE_ERROR, f"the line is not JSON: {error}"))
+            raise Closed("a line was not JSON") from error
+        if not isinstance(message, list):
+            answer = await self._answer(message)
+            if answer is not None:
+                self._send(answer)
+            return
+        if not 1 <= len(message) <= _MOST_CALLS:
+            what = f"a list has 1 to {_MOST_CALLS} calls, and not {len(message)}"
+            self._send(_fault(None, INVALID_REQUEST, what))
+            return
+        answers = [answer for call in message if (answer := await self._answer(call)) is not None]
+        if answers:
+            self._send(b"[" + b",".join(answers) + b"]")
+
+    async def _answer(self, call: object) -> bytes | None:
+        """Return the answer to one call, None for a notification."""
+        if not isinstance(call, dict) or not isinstance(call.get("method"), str):
+            return _fault(None, INVALID_REQUEST, "a request is an object with a method")
+        number = call.get("id")
+        began = monotonic()
+        try:
+            result = _result(number, await self._carry_out(call["method"], call.get("params") or []))
+        except RpcFault as fault:
+            result = _fault(number, fault.code, fault.message)
+        except StoreError as error:
+            log.error("electrum_request_failed", method=call["method"], error=str(error))
+            result = _fault(number, INTERNAL, "the store could not be read: the log of the daemon has the reason")
+        except Exception:  # one request, of one client: the others go on
+            log.exception("electrum_request_failed", method=call["method"])
+            result = _fault(number, INTERNAL, "the request failed: the log of the daemon has the reason")
+        if (pause := self._budget.spend(monotonic() - began)) > 0:
+            await anyio.sleep(min(pause, _READ_TIMEOUT_S))
+        return result if "id" in call else None
+
+    async def _carry_out(self, name: str, params: Any) -> object:
+        found = METHODS.get(name)
+        if found is None:
+            raise RpcFault(UNKNOWN_METHOD, f"unknown method: {name[:80]}")
+        method, least, most = found
+        if not isinstance(params, list):
+            raise RpcFault(INVALID_PARAMS, f"the parameters of {name} are a list")
+        if not least <= len(params) <= most:
+            expected = f"{least}" if least == most else f"{least} to {most}"
+            raise RpcFault(INVALID_PARAMS, f"{name} takes {expected} parameters, and not {len(params)}")
+        if self.server.stopping:
+            raise RpcFault(BUSY, "the server is shutting down")
+        return await method(self, params)
+
+    # --- out ------------------------------------------------------------------------------------------------------
+
+    def notify(self, method: str, params: list[object]) -> None:
+        """Send a notification."""
+        self._send(_encode({"jsonrpc": "2.0", "method": method, "params": params}))
+
+    def _send(self, message: bytes) -> None:
+        """Let a message wait for the writer; a client that reads too slowly is disconnected."""
+        self._unsent += len(message) + 1
+        self._out.append(message + b"\n")
+        self._filled.set()
+
+    async def _write(self) -> None:
+        while True:
+            await self._filled.wait()
+            self._filled = anyio.Event()
+            while self._out:
+                messages, self._out = self._out, []
+                with anyio.move_on_after(_SEND_TIMEOUT_S) as patience:
+                    await self._stream.send(b"".join(messages))
+                if patience.cancelled_caught or self._unsent > _UNSENT:
+                    log.info("electrum_session_closed", reason="the client does not read its answers")
+                    await self._stream.aclose()
+                    return
+                self._unsent -= sum(map(len, messages))
+            self._emptied.set()
+
+    async def flushed(self) -> None:
+        """Wait until all answers are sent."""
+        if self.busy:
+            self._emptied = anyio.Event()
+            await self._emptied.wait()
+
+
+def _result(number: object, result: object) -> bytes:
+    return _encode({"jsonrpc": "2.0", "id": number, "result": result})
+
+
+def _fault(number: object, code: int, message: str) -> bytes:
+    return _encode({"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": message}})

@@ -1,0 +1,112 @@
+"""The methods about transactions and fees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from daemon.wallets.electrum.parameters import count, flag, raw_bytes, transaction_id
+from daemon.wallets.errors import BAD_REQUEST, NODE_ERROR, RpcFault, bad_params
+from formats.transactions import merkle_branch
+
+if TYPE_CHECKING:
+    from daemon.wallets.electrum.session import Session
+
+_MAX_PACKAGE = 25
+_MODES = ("CONSERVATIVE", "ECONOMICAL")
+
+
+async def transaction_get(session: Session, params: Sequence[Any]) -> object:
+    """Return the bytes of a transaction, or with `verbose` the node's object."""
+    txid, verbose = transaction_id(params[0]), flag(params, 1, "verbose")
+    where, upstream = session.server.chain.locate(txid), session.server.upstream
+    if not verbose:
+        return (await upstream.raw_transaction(txid, where)).hex()
+    block = () if where is None else (where.block_hash.hex(),)
+    return await upstream.call("getrawtransaction", txid.hex(), 1, *block)
+
+
+async def transaction_get_merkle(session: Session, params: Sequence[Any]) -> object:
+    """Return the merkle branch of a transaction."""
+    txid, height = transaction_id(params[0]), count(params[1], "height")
+    _, ids = await session.server.backend.ids_of_block(height)
+    if txid not in ids:
+        raise RpcFault(BAD_REQUEST, f"transaction {txid.hex()} is not in block {height}")
+    position = ids.index(txid)
+    branch, _ = merkle_branch(ids, position)
+    return {"block_height": height, "merkle": [each.hex() for each in branch], "pos": position}
+
+
+async def transaction_id_from_pos(session: Session, params: Sequence[Any]) -> object:
+    """Return the id of the transaction at a position of a block, with its merkle branch if wanted."""
+    height, position = count(params[0], "height"), count(params[1], "tx_pos")
+    merkle = flag(params, 2, "merkle")
+    _, ids = await session.server.backend.ids_of_block(height)
+    if position >= len(ids):
+        raise RpcFault(BAD_REQUEST, f"block {height} has {len(ids)} transactions, and none at position {position}")
+    if not merkle:
+        return ids[position].hex()
+    branch, _ = merkle_branch(ids, position)
+    return {"tx_hash": ids[position].hex(), "merkle": [each.hex() for each in branch]}
+
+
+async def transaction_broadcast(session: Session, params: Sequence[Any]) -> object:
+    """Hand a transaction to the node."""
+    txid = await session.server.upstream.broadcast(raw_bytes(params[0], "raw_tx"))
+    session.server.backend.poll_now()
+    return txid.hex()
+
+
+async def transaction_broadcast_package(session: Session, params: Sequence[Any]) -> object:
+    """Hand transactions that depend on each other to the node at once."""
+    package = params[0]
+    if not isinstance(package, list) or not 1 <= len(package) <= _MAX_PACKAGE:
+        raise bad_params(f"a package is a list of 1 to {_MAX_PACKAGE} transactions")
+    verbose = flag(params, 1, "verbose")
+    raws = [raw_bytes(each, f"transaction {n} of the package") for n, each in enumerate(package)]
+    answer = await session.server.upstream.call("submitpackage", [raw.hex() for raw in raws])
+    session.server.backend.poll_now()
+    if verbose:
+        return answer
+    if not isinstance(answer, dict):
+        raise RpcFault(NODE_ERROR, "what the node answers to submitpackage is no object")
+    results = answer.get("tx-results") or {}
+    errors = [
+        {"txid": each.get("txid"), "error": each["error"]} for each in results.values() if each.get("error") is not None
+    ]
+    success = answer.get("package_msg") == "success"
+    return {"success": success, **({"errors": errors} if errors else {})}
+
+
+# --- fees ---------------------------------------------------------------------------------------------------------
+
+
+async def estimate_fee(session: Session, params: Sequence[Any]) -> object:
+    """Return a fee rate in BTC for 1,000 virtual bytes, -1 without an estimate."""
+    blocks = count(params[0], "number")
+    mode = params[1] if len(params) > 1 and params[1] is not None else _MODES[0]
+    if not isinstance(mode, str) or mode.upper() not in _MODES:
+        raise bad_params(f"mode is one of {' and '.join(_MODES)}")
+    return await session.server.upstream.fee_rate(min(max(blocks, 1), 1008), mode.upper())
+
+
+async def relay_fee(session: Session, _: Sequence[Any]) -> object:
+    """Return the lowest fee rate that the node relays."""
+    return await session.server.upstream.relay_fee()
+
+
+async def fee_histogram(session: Session, _: Sequence[Any]) -> object:
+    """Return how many virtual bytes wait at which fee rate."""
+    return session.server.chain.mempool.fee_histogram()
+
+
+async def mempool_info(session: Session, _: Sequence[Any]) -> object:
+    """Return the fee rates below which the node takes no transactions, in BTC for 1,000 virtual bytes."""
+    answer = await session.server.upstream.call("getmempoolinfo")
+    known = answer if isinstance(answer, dict) else {}
+    relay = known.get("minrelaytxfee") or await session.server.upstream.relay_fee()
+    return {
+        "mempoolminfee": known.get("mempoolminfee", relay),
+        "minrelaytxfee": relay,
+        "incrementalrelayfee": known.get("incrementalrelayfee", relay),
+    }

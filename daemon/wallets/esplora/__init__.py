@@ -1,0 +1,1 @@
+"""Esplora's HTTP API, which block explorers and wallets use."""

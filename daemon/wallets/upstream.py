@@ -1,0 +1,187 @@
+"""The node behind the wallet protocols: raw transactions and blocks with a cache, fees, broadcast."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import structlog
+
+from config.settings import Config
+from daemon.wallets.errors import BAD_REQUEST, NODE_ERROR, RpcFault
+from feeds.bitcoin.access import Login, NodeAway, NodeError, RpcError, read_url
+from feeds.bitcoin.jsonrpc import Node
+from feeds.bitcoin.networks import NETWORKS
+from formats.transactions import parse_transaction, transaction_of_block
+from handlers.script_history import Located
+
+log = structlog.get_logger("wallets")
+
+_CACHE_BYTES = 64 << 20
+_LONGEST_ANSWER = 64 << 20
+_TIMEOUT_S = 30.0
+_NO_NODE = "no node is configured (upstream.bitcoin)"
+_FEE_KEEP = 60  # estimates that are remembered until the tip changes
+
+
+class ByteCache:
+    """The latest byte strings by key, up to a number of bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._size = limit, 0
+        self._kept = OrderedDict[bytes, bytes]()
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return what is kept under a key."""
+        found = self._kept.get(key)
+        if found is not None:
+            self._kept.move_to_end(key)
+        return found
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Keep a value; the least recently used ones are dropped."""
+        if key in self._kept:
+            return
+        self._kept[key] = value
+        self._size += len(value)
+        while self._size > self._limit:
+            _, dropped = self._kept.popitem(last=False)
+            self._size -= len(dropped)
+
+
+class Upstream:
+    """One Bitcoin node, or none: then each call gets an error that says which setting is missing."""
+
+    def __init__(self, node: Node | None) -> None:
+        self._node = node
+        self._raw = ByteCache(_CACHE_BYTES)
+        self._fees: dict[tuple[int, str], float] = {}
+
+    @classmethod
+    def of(cls, config: Config) -> Upstream:
+        """Return the node that the configuration names.
+
+        Raises:
+            ValueError: its URL cannot be read.
+        """
+        if config.upstream.bitcoin is None:
+            return cls(None)
+        network = NETWORKS.get(config.chain.network)
+        address, login = read_url(config.upstream.bitcoin, network.rpc_port if network else 8332)
+        cookie = config.upstream.bitcoin_cookie
+        access = Login(cookie=cookie) if login is None and cookie is not None else Login(login)
+        return cls(Node(address, access, longest=_LONGEST_ANSWER, timeout_s=_TIMEOUT_S))
+
+    @property
+    def configured(self) -> bool:
+        """Return whether there is a node."""
+        return self._node is not None
+
+    async def call(self, method: str, *parameters: object) -> Any:
+        """Return what the node answers.
+
+        Raises:
+            RpcFault: the node refuses, is away, or is not configured.
+        """
+        if self._node is None:
+            raise RpcFault(NODE_ERROR, _NO_NODE)
+        try:
+            return await self._node.call(method, *parameters)
+        except RpcError as error:
+            raise RpcFault(NODE_ERROR, str(error)) from error
+        except (NodeAway, NodeError) as error:
+            log.warning("node_unavailable", method=method, error=str(error))
+            raise RpcFault(NODE_ERROR, f"the node is not available: {error}") from error
+
+    async def raw_transaction(self, txid: bytes, where: Located | None) -> bytes:
+        """Return the bytes of a transaction. With its block the node needs no transaction index.
+
+        Raises:
+            RpcFault: the node does not have it, or gives something else.
+        """
+        if (known := self._raw.get(txid)) is not None:
+            return known
+        try:
+            block = () if where is None else (where.block_hash.hex(),)
+            answer = await self.call("getrawtransaction", txid.hex(), 0, *block)
+        except RpcFault:
+            if where is None:
+                raise
+            return await self._from_block(txid, where)
+        raw = _unhex(answer, f"transaction {txid.hex()}")
+        self._check(txid, raw)
+        self._raw.put(txid, raw)
+        return raw
+
+    async def _from_block(self, txid: bytes, where: Located) -> bytes:
+        """Return a transaction from the bytes of its block, for nodes whose getrawtransaction takes no block."""
+        answer = await self.call("getblock", where.block_hash.hex(), 0)
+        block = _unhex(answer, f"block {where.block_hash.hex()}")
+        try:
+            raw = transaction_of_block(block, where.position)
+        except ValueError as error:
+            raise RpcFault(NODE_ERROR, f"block {where.block_hash.hex()} of the node: {error}") from error
+        self._check(txid, raw)
+        self._raw.put(txid, raw)
+        return raw
+
+    @staticmethod
+    def _check(txid: bytes, raw: bytes) -> None:
+        try:
+            given = parse_transaction(raw).txid
+        except ValueError as error:
+            raise RpcFault(NODE_ERROR, f"the node gives no transaction for {txid.hex()}: {error}") from error
+        if given != txid:
+            raise RpcFault(NODE_ERROR, f"the node gives transaction {given.hex()} for {txid.hex()}")
+
+    # --- fees and broadcast ---------------------------------------------------------------------------------------
+
+    def new_tip(self) -> None:
+        """Ask for fees again: the node may estimate others after a block."""
+        self._fees.clear()
+
+    async def fee_rate(self, blocks: int, mode: str = "CONSERVATIVE") -> float:
+        """Return the estimated fee in BTC for 1,000 virtual bytes, -1 if the node has no estimate."""
+        known = self._fees.get((blocks, mode))
+        if known is not None:
+            return known
+        try:
+            answer = await self.call("estimatesmartfee", blocks, mode)
+        except RpcFault:
+            if not self.configured:
+                raise
+            return -1.0
+        rate = answer.get("feerate") if isinstance(answer, dict) else None
+        found = float(rate) if isinstance(rate, int | float) and not isinstance(rate, bool) and rate > 0 else -1.0
+        if len(self._fees) < _FEE_KEEP:
+            self._fees[blocks, mode] = found
+        return found
+
+    async def relay_fee(self) -> float:
+        """Return the lowest fee in BTC for 1,000 virtual bytes at which the node relays a transaction."""
+        answer = await self.call("getnetworkinfo")
+        rate = answer.get("relayfee") if isinstance(answer, dict) else None
+        return float(rate) if isinstance(rate, int | float) else 0.00001
+
+    async def broadcast(self, raw: bytes) -> bytes:
+        """Hand a transaction to the node; return its id.
+
+        Raises:
+            RpcFault: the node's own words, with code 1.
+        """
+        if self._node is None:
+            raise RpcFault(NODE_ERROR, _NO_NODE)
+        try:
+            answer = await self._node.call("sendrawtransaction", raw.hex())
+        except RpcError as error:
+            raise RpcFault(BAD_REQUEST, f"the transaction was rejected by network rules: {error}") from error
+        except (NodeAway, NodeError) as error:
+            raise RpcFault(NODE_ERROR, f"the node is not available: {error}") from error
+        return _unhex(answer, "the id of a transaction")
+
+
+def _unhex(answer: object, what: str) -> bytes:
+    try:
+        return bytes.fromhex(answer)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise RpcFault(NODE_ERROR, f"the node does not give {what} in hexadecimal digits") from None

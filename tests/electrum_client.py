@@ -1,0 +1,102 @@
+"""A client of the Electrum protocol for tests, which keeps notifications apart from answers."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from hashlib import sha256
+from time import monotonic
+from typing import Any
+
+from patience import patience
+
+Json = dict[str, Any]
+_AT_ONCE = 500
+
+
+def script_hash(script: bytes) -> str:
+    """Return how Electrum names a script."""
+    return sha256(script).digest()[::-1].hex()
+
+
+class Wallet:
+    """One connection."""
+
+    def __init__(self, port: int, version: str | None = "1.4") -> None:
+        until = monotonic() + patience(20)
+        while True:
+            try:
+                self.socket = socket.create_connection(("127.0.0.1", port), timeout=patience(20))
+                break
+            except ConnectionRefusedError:
+                assert monotonic() < until, "the wallet process does not listen"
+        self._in = self.socket.makefile("rb")
+        self.notifications: list[Json] = []
+        self._number = 0
+        if version is not None:
+            self.call("server.version", "tests", version)
+
+    def __enter__(self) -> Wallet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._in.close()
+        self.socket.close()
+
+    def raw(self, data: bytes) -> None:
+        """Send bytes."""
+        self.socket.sendall(data)
+
+    def _send(self, message: object) -> None:
+        self.raw(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> Any:
+        """Return the next answer; notifications before it are kept. None is the end of the connection."""
+        while line := self._in.readline():
+            message = json.loads(line)
+            if isinstance(message, list) or "method" not in message:
+                return message
+            self.notifications.append(message)
+        return None
+
+    def ask(self, method: str, *params: Any) -> Json:
+        """Return the whole answer to a call."""
+        self._number += 1
+        self.raw(
+            json.dumps({"jsonrpc": "2.0", "id": self._number, "method": method, "params": params}).encode() + b"\n"
+        )
+        answer: Json = self.receive()
+        assert answer["id"] == self._number
+        return answer
+
+    def call(self, method: str, *params: Any) -> Any:
+        """Return the result of a call."""
+        answer = self.ask(method, *params)
+        assert "error" not in answer, answer
+        return answer["result"]
+
+    def call_all(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Return the results of many calls, which are sent as lists."""
+        results: list[Any] = []
+        for at in range(0, len(calls), _AT_ONCE):
+            some = [
+                {"id": n, "method": call[0], "params": call[1:]} for n, call in enumerate(calls[at : at + _AT_ONCE])
+            ]
+            self.raw(json.dumps(some).encode() + b"\n")
+            answers = self.receive()
+            assert [answer["id"] for answer in answers] == list(range(len(some)))
+            results += [answer["result"] for answer in answers]
+        return results
+
+    def notified(self, method: str) -> list[Any]:
+        """Return the parameters of the next notification of a method."""
+        while True:
+            for n, message in enumerate(self.notifications):
+                if message["method"] == method:
+                    del self.notifications[n]
+                    params: list[Any] = message["params"]
+                    return params
+            line = self._in.readline()
+            assert line, "the connection ended"
+            self.notifications.append(json.loads(line))

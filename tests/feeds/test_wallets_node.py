@@ -1,0 +1,271 @@
+"""Wallets beside a real full node: notifications, the mempool, raw transactions, and BDK from scan to payment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from hashlib import sha256
+from http.client import HTTPConnection
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import bdkpython as bdk
+import pytest
+from bcoin_node import BcoinNode, bcoin, free_ports
+from bitcoin_feeds import BITCOIN, following
+from daemons import Daemon, running
+from electrum_client import Wallet, script_hash
+from patience import patience, until
+from test_bitcoin_rpc_node import PAY_TO_WITNESS, TRUE, Anyone
+
+PORT, WEB = free_ports(2)
+COIN = 100_000_000
+KEY = "tprv8ZgxMBicQKsPdcAqYBpzAFwU5yxBUo88ggoBqu1qPcHUfSbKK1sKMLmC7EAk438btHQrSdu3jGGQa6PA71nvH5nkDexhLteJqkM4dQmWF9g"
+KEY = "tprv8ZgxMBicQKsPdcAqYBpzAFwU5yxBUo88ggoBqu1qPcHUfSbKK1sKMLmC7EAk438btHQrSdu3jGGQa6PA71nvH5nkDexhLteJqkM4dQmWF9g"
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BcoinNode]:
+    with bcoin(tmp_path_factory.mktemp("bcoin")) as node:
+        yield node
+
+
+@pytest.fixture(scope="module")
+def daemon(node: BcoinNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    tables: dict[str, Any] = {
+        "electrum": {"enabled": True, "listen": f"127.0.0.1:{PORT}"},
+        "esplora": {"enabled": True, "listen": f"127.0.0.1:{WEB}"},
+        "upstream": {"bitcoin": node.url, "mempool_interval": "50ms"},
+        "utxo": {"index": {"history": True}},
+    }
+    folder = tmp_path_factory.mktemp("wallets")
+    with running(folder, chain=BITCOIN, **tables) as daemon, following(daemon, node.url), Wallet(PORT):
+        yield daemon
+
+
+def mine(node: BcoinNode, daemon: Daemon, count: int, address: str) -> int:
+    """Mine, and wait until wallets can see it."""
+    node.rpc("generatetoaddress", count, address)
+    height: int = node.rpc("getblockcount")
+    with Wallet(PORT) as wallet:
+        until(lambda: wallet.call("blockchain.headers.subscribe")["height"], lambda found: found == height)
+    return height
+
+
+def test_the_life_of_payments_is_reported(node: BcoinNode, daemon: Daemon) -> None:
+    anyone = Anyone(node, Random(3))
+    mine(node, daemon, 446, anyone.address)
+    coin = anyone.coins()[0]
+    key, other = script_hash(PAY_TO_WITNESS), script_hash(anyone.script)
+    with Wallet(PORT) as wallet:
+        assert wallet.call("blockchain.scripthash.subscribe", key) is None
+        assert wallet.call("blockchain.scripthash.subscribe", other) is not None
+        height = wallet.call("blockchain.headers.subscribe")["height"]
+        made = anyone.spend(coin)
+        child = anyone.spend(made[0])
+        txid, child_id = made[0]["hash"], child[0]["hash"]
+        waiting = until(lambda: wallet.call("blockchain.scripthash.get_mempool", key), lambda found: len(found) == 2)
+        assert waiting == [
+            {"tx_hash": txid, "height": 0, "fee": 20_000},
+            {"tx_hash": child_id, "height": -1, "fee": 20_000},
+        ]
+        assert_reported(wallet, key)
+        assert wallet.call("blockchain.scripthash.get_balance", key)["confirmed"] == 0
+        unspent = wallet.call("blockchain.scripthash.listunspent", key)
+        assert {each["height"] for each in unspent} == {0} and len(unspent) == 2
+        assert wallet.call("blockchain.scripthash.get_balance", key)["unconfirmed"] == sum(u["value"] for u in unspent)
+        raw = wallet.call("blockchain.transaction.get", child_id)
+        assert raw == node.rpc("getrawtransaction", child_id)
+        assert wallet.call("mempool.get_fee_histogram") == []  # less than a step
+
+        node.rpc("generatetoaddress", 1, anyone.address)
+        assert wallet.notified("blockchain.headers.subscribe")[0]["height"] == height + 1
+        until(lambda: wallet.call("blockchain.scripthash.get_mempool", key), lambda found: found == [])
+        history = wallet.call("blockchain.scripthash.get_history", key)
+        assert sorted(each["tx_hash"] for each in history) == sorted([txid, child_id])
+        assert {each["height"] for each in history} == {height + 1}
+        assert_reported(wallet, key)
+        assert wallet.call("blockchain.transaction.get", txid) == node.rpc("getrawtransaction", txid)
+
+        node.rpc("invalidateblock", node.rpc("getbestblockhash"))
+        node.rpc("generatetoaddress", 2, anyone.address)
+        until(lambda: wallet.call("blockchain.headers.subscribe")["height"], lambda found: found == height + 2)
+        history = wallet.call("blockchain.scripthash.get_history", key)
+        assert all(each["height"] > height or each["height"] <= 0 for each in history)
+        assert_reported(wallet, key)
+
+
+def status(wallet: Wallet, key: str) -> str | None:
+    """Return the status of a script as its history says."""
+    history = wallet.call("blockchain.scripthash.get_history", key)
+    if not history:
+        return None
+    return sha256("".join(f"{each['tx_hash']}:{each['height']}:" for each in history).encode()).hexdigest()
+
+
+def reported(wallet: Wallet, key: str) -> list[str | None]:
+    """Return the statuses of a script that were reported so far."""
+    wallet.call("server.ping")
+    return [each["params"][1] for each in wallet.notifications if each["params"][0] == key]
+
+
+def assert_reported(wallet: Wallet, key: str) -> None:
+    """Wait until the last status that was reported is that of the history, and none was reported twice."""
+    until(
+        lambda: (reported(wallet, key), status(wallet, key)),
+        lambda both: both[0][-1:] == [both[1]],
+        "the status is not reported",
+    )
+    found = reported(wallet, key)
+    assert all(one != other for one, other in pairwise(found)), "a status was reported twice"
+
+
+def get(path: str) -> Any:
+    """Return what an answer of Esplora says."""
+    connection = HTTPConnection("127.0.0.1", WEB, timeout=patience(20))
+    try:
+        connection.request("GET", f"/api{path}")
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        assert answer.status == 200, text
+        return json.loads(text)
+    finally:
+        connection.close()
+
+
+def test_esplora_shows_whole_transactions_page_by_page(node: BcoinNode, daemon: Daemon) -> None:
+    anyone = Anyone(node, Random(5))
+    if node.rpc("getblockcount") < 446:
+        mine(node, daemon, 446, anyone.address)
+    coin = anyone.coins()[0]
+    made = anyone.spend(coin)
+    txid, key = made[0]["hash"], sha256(PAY_TO_WITNESS).hexdigest()
+    waiting = until(lambda: get(f"/scripthash/{key}/txs"), lambda found: any(each["txid"] == txid for each in found))[0]
+    assert waiting["status"] == {"confirmed": False} and waiting["fee"] == 20_000
+    assert get(f"/scripthash/{key}/txs/mempool") == [waiting] and get("/mempool/txids") == [txid]
+    assert get("/mempool")["total_fee"] == 20_000 and get("/mempool/recent")[0]["txid"] == txid
+    before = waiting["vin"][0]
+    assert (before["txid"], before["vout"]) == (coin["hash"], coin["index"])
+    assert (before["prevout"]["value"], before["prevout"]["scriptpubkey"]) == (coin["value"], coin["script"])
+    assert get(f"/tx/{coin['hash']}/outspend/{coin['index']}") == {
+        "spent": True,
+        "txid": txid,
+        "vin": 0,
+        "status": {"confirmed": False},
+    }
+    height = mine(node, daemon, 1, anyone.address)
+    confirmed = until(lambda: get(f"/tx/{txid}"), lambda found: found["status"]["confirmed"])
+    status = confirmed.pop("status")
+    assert confirmed == {name: value for name, value in waiting.items() if name != "status"}
+    assert (status["block_height"], status["block_hash"]) == (height, node.rpc("getbestblockhash"))
+    kinds = {output["scriptpubkey_type"] for output in confirmed["vout"]}
+    assert {"p2sh", "v0_p2wsh", "op_return", "unknown"} <= kinds
+    theirs = node.rpc("getrawtransaction", txid, 1)
+    assert (confirmed["size"], confirmed["version"], confirmed["locktime"]) == (
+        theirs["size"],
+        theirs["version"],
+        theirs["locktime"],
+    )
+    coinbase = get(f"/block/{status['block_hash']}/txs")[0]
+    assert coinbase["vin"][0]["is_coinbase"] and coinbase["vin"][0]["prevout"] is None and coinbase["fee"] == 0
+
+    busy = sha256(anyone.script).hexdigest()
+    with Wallet(PORT) as wallet:
+        history = wallet.call("blockchain.scripthash.get_history", script_hash(anyone.script))
+    seen, page = list[str](), get(f"/scripthash/{busy}/txs/chain")
+    while page:
+        seen += [each["txid"] for each in page]
+        page = get(f"/scripthash/{busy}/txs/chain/{seen[-1]}") if len(page) == 25 else []
+    assert len(seen) > 400 and seen == [each["tx_hash"] for each in reversed(history)]
+    assert [each["txid"] for each in get(f"/scripthash/{busy}/txs")][:25] == seen[:25]
+
+
+class Bdk:
+    """A wallet of BDK that uses Electrum or Esplora."""
+
+    def __init__(self, protocol: str) -> None:
+        network = bdk.Network.REGTEST
+        electrum = protocol == "electrum"
+        account = f"wpkh({KEY}/84'/1'/{int(electrum)}'"  # what one of them is paid is not in the other's wallet
+        kinds = (bdk.Descriptor(f"{account}/{n}/*)", bdk.NetworkKind.TEST) for n in (0, 1))
+        self.wallet = bdk.Wallet(*kinds, network, bdk.Persister.new_in_memory())
+        address = f"tcp://127.0.0.1:{PORT}" if electrum else f"http://127.0.0.1:{WEB}/api"
+        self.client = bdk.ElectrumClient(address) if electrum else bdk.EsploraClient(address)
+        self._options = (5, True) if electrum else (2,)  # calls in a list, or requests at a time
+
+    def scan(self) -> None:
+        self.wallet.apply_update(self.client.full_scan(self.wallet.start_full_scan().build(), 10, *self._options))
+
+    def sync(self) -> None:
+        request = self.wallet.start_sync_with_revealed_spks().build()
+        self.wallet.apply_update(self.client.sync(request, *self._options))
+
+    def send(self, transaction: Any) -> None:
+        send = getattr(self.client, "transaction_broadcast", None) or self.client.broadcast
+        send(transaction)
+
+    def balance_now(self) -> int:
+        self.sync()
+        return self.total()
+
+    def address(self) -> str:
+        return str(self.wallet.reveal_next_address(bdk.KeychainKind.EXTERNAL).address)
+
+    def total(self) -> int:
+        return int(self.wallet.balance().total.to_sat())
+
+
+@pytest.mark.parametrize("protocol", ["electrum", "esplora"])
+def test_bdk_scans_pays_and_follows_a_reorganisation(node: BcoinNode, daemon: Daemon, protocol: str) -> None:
+    anyone = Anyone(node, Random(4))
+    one, paid = Bdk(protocol), list[int]()
+    if node.rpc("getblockcount") < 446:
+        mine(node, daemon, 446, anyone.address)
+    for n in range(8):
+        script = bdk.Address(one.address(), bdk.Network.REGTEST).script_pubkey().to_bytes()
+        coin = max(anyone.coins(), key=lambda coin: coin["value"])
+        node.send(*payment(coin, bytes(script), 1_000_000 * (n + 1)))
+        paid.append(1_000_000 * (n + 1))
+    height = mine(node, daemon, 1, anyone.address)
+    one.sync()
+    assert one.total() == sum(paid)
+    fresh = Bdk(protocol)
+    fresh.scan()
+    assert fresh.total() == sum(paid) and len(fresh.wallet.transactions()) == 8
+
+    back = bdk.Script(PAY_TO_WITNESS)
+    psbt = (
+        bdk.TxBuilder()
+        .add_recipient(back, bdk.Amount.from_sat(5_000_000))
+        .fee_rate(bdk.FeeRate.from_sat_per_vb(50))
+        .finish(one.wallet)
+    )
+    assert one.wallet.sign(psbt)
+    transaction = psbt.extract_tx()
+    one.send(transaction)
+    txid = str(transaction.compute_txid())
+    until(lambda: node.rpc("getrawmempool"), lambda found: txid in found)
+    until(fresh.balance_now, lambda total: total < sum(paid) - 5_000_000, "the payment is not seen")
+    mine(node, daemon, 1, anyone.address)
+    fresh.scan()
+    spent = sum(paid) - fresh.total()
+    assert 5_000_000 < spent < 5_100_000
+
+    node.rpc("invalidateblock", node.rpc("getblockhash", height))
+    mine(node, daemon, 3, anyone.address)
+    fresh.sync()
+    assert fresh.wallet.latest_checkpoint().height == height + 2
+    assert fresh.total() == sum(paid) - spent
+
+
+def payment(coin: dict[str, Any], script: bytes, value: int) -> tuple[bytes, str]:
+    """Return a transaction that pays from a coin that anyone can spend, with the rest going back."""
+    from bitcoin_rpc_chain import txid_of
+    from test_bitcoin_block import made_input, made_output, made_tx
+
+    plain = coin["script"] != PAY_TO_WITNESS.hex()
+    inputs = [made_input(bytes.fromhex(coin["hash"]), coin["index"], bytes([len(TRUE)]) + TRUE if plain else b"")]
+    outputs = [made_output(value, script), made_output(coin["value"] - value - 20_000, bytes.fromhex(coin["script"]))]
+    witness = None if plain else b"\x01" + bytes([len(TRUE)]) + TRUE
+    return made_tx(inputs, outputs, witness), txid_of(made_tx(inputs, outputs))
