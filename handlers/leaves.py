@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from struct import Struct as Packed
 
 import msgspec
 import numpy as np
 
 from formats.canonical import BYTES, UINT, head
-from handlers.records import ADDRESS, MAPS, NOTHING_MORE, PAIRS, SMALL, VALUE, RecordWriter, created_at_of, more_of
+from handlers.records import (
+    ADDRESS,
+    MAPS,
+    NOTHING_MORE,
+    PAIRS,
+    SMALL,
+    VALUE,
+    RecordWriter,
+    created_at_of,
+    more_of,
+    script_of,
+)
 from handlers.rendering import OutputRenderer
-from storage.history.layout import Extra
+from storage.history.arrays import distinct
+from storage.history.layout import Bytes, Extra, Numbers
 from storage.history.mmr import Born
 from storage.rows import BlockRow
 
 _read_extra = msgspec.msgpack.Decoder(Extra).decode
 _UINT16, _UINT32, _UINT64 = Packed(">BH").pack, Packed(">BI").pack, Packed(">BQ").pack
+_LIMITS = np.array([SMALL, 1 << 8, 1 << 16, 1 << 32], np.uint64)  # from which on a whole number is written longer:
+_WIDTHS = (b"", 1), (b"\x18", 1), (b"\x19", 2), (b"\x1a", 4), (b"\x1b", 8)  # what stands before it, and its bytes
 _ADDRESS, _VALUE = bytes((ADDRESS,)), bytes((VALUE,))
+_FEW = 32  # leaves of one length that are written one by one, in less time than NumPy takes to begin
 
 
 class LeafWriter:
@@ -31,60 +47,85 @@ class LeafWriter:
 
         NOTE: the hot path of an MMR store. Most outputs are address and value alone.
         """
-        heads, values = _heads(born), _unsigned(born.values)
         created_at, entries = created_at_of(block)
         plain, plain_entries = NOTHING_MORE.raw + created_at, NOTHING_MORE.entries + entries
-        owner = self._records.owner
+        owner, heads = self._records.owner, _heads(born)
         if self._names_owners:
-            maps = MAPS[plain_entries:]
+            maps, values = MAPS[plain_entries:], map(_unsigned, born.values.tolist())
+            owners = map(owner, born.addresses)
+            places = _split(heads, born, np.arange(len(heads)))
             found = [
                 b"".join((place, maps[owned], text, value, plain, rest))
-                for place, (text, rest, owned), value in zip(heads, map(owner, born.addresses), values, strict=True)
+                for place, (text, rest, owned), value in zip(places, owners, values, strict=True)
             ]
         else:
-            start = _Start(MAPS[2 + plain_entries])
-            found = [
-                b"".join((place, start[len(address)], address, _VALUE, value, plain))
-                for place, address, value in zip(heads, born.addresses, values, strict=True)
-            ]
-        for at, raw in born.extra.items():
+            found = _of_scripts(born, heads, MAPS[2 + plain_entries], plain)
+        some = np.fromiter(born.extra, np.int64, len(born.extra))
+        fields = zip(some.tolist(), _split(heads, born, some), born.values.take(some).tolist(), strict=True)
+        for at, place, value in fields:
             text, rest, owned = owner(born.addresses[at])
-            more, others = more_of(_read_extra(raw).body(born.addresses[at], born.values[at]))
-            found[at] = b"".join((heads[at], MAPS[owned + others + entries], text, values[at], more, created_at, rest))
+            more, others = more_of(_read_extra(born.extra[at]))
+            start = MAPS[owned + others + entries]
+            found[at] = b"".join((place, start, text, _unsigned(value), more, created_at, rest))
         return found
 
 
-def _heads(born: Born) -> list[bytes]:
-    """Return the positions of leaves with the outpoints behind them."""
+def _of_scripts(born: Born, heads: Bytes, start: bytes, plain: bytes) -> list[bytes]:
+    """Return the leaves of outputs whose owner is a locking script, as if they had nothing beside it and a value.
+
+    Those whose scripts and values take as many bytes have leaves of one length, which are rows of an array.
+    """
+    lengths = np.fromiter(map(len, born.addresses), np.int64, len(born.addresses))
+    kinds = lengths * len(_WIDTHS) + _LIMITS.searchsorted(born.values, "right")
+    kinds[born.indexes >= SMALL] = -1
+    found = np.empty(len(kinds), np.object_)
+    for kind in distinct(kinds).tolist():
+        some = np.flatnonzero(kinds == kind)
+        if kind < 0 or len(some) < _FEW:
+            single = zip(_split(heads, born, some), some.tolist(), born.values.take(some).tolist(), strict=True)
+            found[some] = [
+                b"".join((place, start, script_of(born.addresses[at]), _unsigned(value), plain))
+                for place, at, value in single
+            ]
+            continue
+        length, (mark, width) = kind // len(_WIDTHS), _WIDTHS[kind % len(_WIDTHS)]
+        scripts = b"".join(itemgetter(*some.tolist())(born.addresses))
+        fields = (
+            heads.take(some, axis=0),
+            np.frombuffer(start + _ADDRESS + head(BYTES, length), np.uint8),
+            np.frombuffer(scripts, np.uint8).reshape(len(some), length),
+            np.frombuffer(_VALUE + mark, np.uint8),
+            born.values.take(some).astype(f">u{width}").view(np.uint8).reshape(-1, width),
+            np.frombuffer(plain, np.uint8),
+        )
+        ends = np.cumsum([field.shape[-1] for field in fields]).tolist()
+        rows = np.empty((len(some), ends[-1]), np.uint8)
+        for field, end in zip(fields, ends, strict=True):
+            rows[:, end - field.shape[-1] : end] = field
+        found[some] = rows.view(f"V{ends[-1]}").ravel().tolist()
+    leaves: list[bytes] = found.tolist()
+    return leaves
+
+
+def _heads(born: Born) -> Bytes:
+    """Return the positions of leaves with the outpoints behind them; an index of more than a byte is not whole."""
     rows = np.empty((len(born.txids), 8 + len(PAIRS) + 32 + 1), np.uint8)
     rows[:, :8], rows[:, 8:-33] = born.positions, np.frombuffer(PAIRS, np.uint8)
     rows[:, -33:-1], rows[:, -1] = born.txids.view(np.uint8).reshape(-1, 32), born.indexes
-    heads: list[bytes] = rows.view(f"V{rows.shape[1]}").ravel().tolist()
-    for at in np.flatnonzero(born.indexes >= SMALL).tolist():
-        heads[at] = heads[at][:-1] + head(UINT, int(born.indexes[at]))
-    return heads
+    return rows
 
 
-def _unsigned(values: list[int]) -> list[bytes]:
-    """Return whole numbers in canonical CBOR; most values have more than 16 bits."""
-    return [
-        _UINT32(26, value)
-        if 0xFFFF < value <= 0xFFFF_FFFF
-        else _UINT64(27, value)
-        if value > 0xFFFF
-        else _UINT16(25, value)
-        if value > 0xFF
-        else head(UINT, value)
-        for value in values
-    ]
+def _split(heads: Bytes, born: Born, some: Numbers) -> list[bytes]:
+    """Return some heads, with whole indexes."""
+    indexes = born.indexes.take(some)
+    found: list[bytes] = heads.take(some, axis=0).view(f"V{heads.shape[1]}").ravel().tolist()
+    for at in np.flatnonzero(indexes >= SMALL).tolist():
+        found[at] = found[at][:-1] + head(UINT, int(indexes[at]))
+    return found
 
 
-class _Start(dict[int, bytes]):
-    """How a record begins whose address has so many bytes."""
-
-    def __init__(self, entries: bytes) -> None:
-        self._entries = entries
-
-    def __missing__(self, length: int) -> bytes:
-        made = self[length] = self._entries + _ADDRESS + head(BYTES, length)
-        return made
+def _unsigned(value: int) -> bytes:
+    """Return a whole number in canonical CBOR; most values have more than 16 bits."""
+    if 0xFFFF < value <= 0xFFFF_FFFF:
+        return _UINT32(26, value)
+    return _UINT64(27, value) if value > 0xFFFF else _UINT16(25, value) if value > 0xFF else head(UINT, value)

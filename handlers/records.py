@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from formats.canonical import ARRAY, BYTES, MAP, UINT, Item, encode, head
 from handlers.rendering import OutputRenderer, data_hash, script_hash
+from storage.history.layout import Extra
 from storage.rows import BlockRow, Body
 
 _OWNERS = 8192  # addresses whose part is kept
@@ -56,9 +57,12 @@ class RecordWriter:
     def __init__(self, renderer: OutputRenderer) -> None:
         self.renderer = renderer
         self._kept_owner = lru_cache(_OWNERS)(self._owner)
+        self._names_owners = renderer.names_owners
 
     def owner(self, address: bytes) -> tuple[bytes, bytes, int]:
         """Return what comes before the value, its key with it, what comes after the block, and how many entries."""
+        if not self._names_owners:
+            return script_of(address), b"", 2
         return self._kept_owner(address) if len(address) <= _SHORT else self._owner(address)
 
     def pair(self, entry: Entry) -> bytes:
@@ -91,12 +95,15 @@ class RecordWriter:
         return Item(start + more.raw + created_at.raw + rest + given.raw)
 
     def _owner(self, address: bytes) -> tuple[bytes, bytes, int]:
-        if not self.renderer.names_owners:
-            return bytes((ADDRESS,)) + head(BYTES, len(address)) + address + bytes((VALUE,)), b"", 2
         payment, stake = self.renderer.credentials(address)
         own = _entries((ADDRESS, address))
         rest = _entries((PAYMENT, payment), (STAKE, stake), (STAKE_ADDRESS, self.renderer.stake_address(address)))
         return own.raw + bytes((VALUE,)), rest.raw, own.entries + rest.entries + 1
+
+
+def script_of(address: bytes) -> bytes:
+    """Return the entry of an address that names no owner, and the key of the value behind it."""
+    return _ADDRESS + _start(len(address)) + address + _VALUE
 
 
 def outpoint(txid: bytes, index: int) -> bytes:
@@ -115,7 +122,7 @@ def created_at_of(block: BlockRow) -> _Part:
     )
 
 
-def more_of(body: Body) -> _Part:
+def more_of(body: Body | Extra) -> _Part:
     """Return what an output has beside address and value."""
     if body.assets and body.datum_hash is body.inline_datum is body.script_ref is body.script_ref_hash is None:
         return _Part(_assets(body.assets) + (_RETURN if body.is_collateral_return else _NO_RETURN), 2)
@@ -147,6 +154,6 @@ PAIRS = b"\x82\x82" + head(BYTES, 32)  # a pair whose first is a pair whose firs
 SMALL = 24  # whole numbers below it are one byte
 MAPS = tuple(head(MAP, entries) for entries in range(18))  # how a map of so many entries begins
 _start = lru_cache(256)(partial(head, BYTES))  # of a byte string; policies and names of assets are short
-_ASSETS = bytes((ASSETS,))
+_ADDRESS, _VALUE, _ASSETS = bytes((ADDRESS,)), bytes((VALUE,)), bytes((ASSETS,))
 NOTHING_MORE = _entries((IS_RETURN, False))
 _NO_RETURN, _RETURN = NOTHING_MORE.raw, _entries((IS_RETURN, True)).raw

@@ -16,6 +16,7 @@ from msgspec import Struct
 from formats.scripts import hash_of_reference
 from handlers.answers import Amount, Utxo
 from storage import indexes
+from storage.history.layout import Extra
 from storage.rows import BlockRow, Body
 
 _OWNERS = 8192  # addresses whose text is kept
@@ -209,14 +210,14 @@ def _has_script(body: Body) -> bool:
     )
 
 
-def data_hash(body: Body) -> bytes | None:
+def data_hash(body: Body | Extra) -> bytes | None:
     """Return the hash of an output's datum; of an inline one it is derived where it was not given."""
     if body.datum_hash is None and body.inline_datum is not None:
         return blake2b(body.inline_datum, digest_size=32).digest()
     return body.datum_hash
 
 
-def script_hash(body: Body) -> bytes | None:
+def script_hash(body: Body | Extra) -> bytes | None:
     """Return the hash of the script that an output carries; it is derived where only the script was given."""
     if body.script_ref_hash is None and body.script_ref is not None:
         return hash_of_reference(body.script_ref)

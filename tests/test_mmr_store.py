@@ -75,7 +75,7 @@ def test_leaves_are_the_records_that_clients_are_given(family: Family, network: 
         words(b"".join(txids)),
         positions % 70_000,
         [body.address for body in bodies],
-        [body.value for body in bodies],
+        np.array([body.value for body in bodies], np.uint64),
         extra,
     )
     for n, found in enumerate(LeafWriter(renderer).leaves(row, born)):
@@ -302,3 +302,27 @@ def test_random_stores_are_sound_with_values_of_any_size(tmp_path: Path, monkeyp
                 feed(chain, each)
             chain.maintain(1000)
             assert verify(chain.store.disk, leaves=LEAVES) == []
+
+
+@pytest.mark.parametrize("few", [1, 1 << 30])
+def test_leaves_of_one_length_are_written_together(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
+    """As rows of an array or one by one, with numbers of every length, long indexes, and scripts of no bytes."""
+    monkeypatch.setattr("handlers.leaves._FEW", few)
+    rng, renderer = Random(3), OutputRenderer(codec("bitcoin", "mainnet"), "bitcoin")
+    limits = [limit + n for limit in (0, 24, 1 << 8, 1 << 16, 1 << 32, (1 << 64) - 2) for n in (-1, 0, 1)][1:]
+    values = [rng.choice(limits) for _ in range(400)]
+    addresses = [bytes([n & 255]) * rng.choice((0, 1, 23, 24, 255, 256)) for n in range(400)]
+    indexes = [rng.choice((0, 1, 22, 23, 24, 255, 256, 70_000)) if n % 3 else 1 for n in range(400)]
+    txids, row = [rng.randbytes(32) for _ in values], BlockRow(7, 9, bytes(32), 11, None)
+    born = Born(
+        in_bytes(np.arange(400) * 1_000_003),
+        words(b"".join(txids)),
+        np.array(indexes),
+        addresses,
+        np.array(values, np.uint64),
+        {},
+    )
+    writer = RecordWriter(renderer)
+    for n, leaf in enumerate(LeafWriter(renderer).leaves(row, born)):
+        entry = Entry(txids[n], indexes[n], Body(addresses[n], values[n]), row)
+        assert leaf == (n * 1_000_003).to_bytes(8, "big") + writer.pair(entry)

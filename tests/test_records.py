@@ -70,7 +70,7 @@ def leaves(tx: Tx, first: int, block: BlockRow, writer: LeafWriter) -> list[byte
     count = len(made.addresses)
     txids, indexes = np.repeat(made.txids, count, axis=0), np.arange(first, first + count)
     positions = np.arange(8 * count, dtype=np.uint8).reshape(-1, 8)
-    born = Born(positions, txids, indexes, made.addresses, made.values.tolist(), made.extra)
+    born = Born(positions, txids, indexes, made.addresses, made.values, made.extra)
     raws = writer.leaves(block, born)
     assert [raw[:8] for raw in raws] == [row.tobytes() for row in positions]
     return [raw[8:] for raw in raws]

@@ -22,7 +22,7 @@ from storage.history.layout import LIVE, Bytes, Flags, Numbers, Words, stored_st
 from storage.history.mmr_arrays import grow, hashes, in_bytes, leaf_positions, rehash
 from storage.history.mmr_nodes import BIT_NODES, NODES, HeldNodes, Nodes, StoredNodes
 from storage.history.mmr_thin import Thinned
-from storage.mmr import U64, Path, Roots, size_of
+from storage.mmr import HASH_BYTES, U64, Path, Roots, size_of
 from storage.rows import BlockRow
 
 NODE, BIT_NODE = "history_mmr_node", "history_mmr_bit_node"
@@ -39,7 +39,7 @@ class Born(NamedTuple):
     txids: Words
     indexes: Numbers
     addresses: list[bytes]
-    values: list[int]
+    values: Words
     extra: Mapping[int, bytes]  # by place in the columns
 
 
@@ -80,27 +80,27 @@ class Mountains:
             raise Damaged(f"the next output is {made.first_number}, the mountain range has {self._count} leaves")
         if made.next_number == self._count:
             return
-        nodes, self._tops = grow(self._count, self._tops, hashes(self._said(made)))
+        nodes, self._tops = grow(self._count, self._tops, self._hashed(made))
         self._nodes.append(txn, nodes)
         self._count = made.next_number
         self._grown += len(nodes)
 
-    def _said(self, made: Batch) -> list[bytes]:
-        """Return what is hashed for the numbers of a batch."""
+    def _hashed(self, made: Batch) -> Bytes:
+        """Return the hashes of the leaves of a batch, block by block: what is hashed stays in the processor's cache."""
         positions = in_bytes(leaf_positions(np.arange(made.first_number, made.next_number)))
-        said, end = list[bytes](), 0
+        parts, end = [np.empty((0, HASH_BYTES), np.uint8)], 0
         for waiting in made.blocks:
             start, end = end, end + len(waiting.columns.addresses)
-            said += self._of_block(made, waiting, start, end, positions)
-        if len(said) == len(positions):
-            return said
+            parts.append(hashes(self._of_block(made, waiting, start, end, positions)))
+        leaves = np.concatenate(parts)
+        if len(leaves) == len(positions):
+            return leaves
         there = np.zeros(len(positions), np.bool_)
         there[made.numbers[made.spendable] - made.first_number] = True
-        whole = np.empty(len(positions), np.object_)
-        whole[there] = said
-        whole[~there] = [position + NOTHING for position in positions[~there].view("V8").ravel().tolist()]
-        joined: list[bytes] = whole.tolist()
-        return joined
+        whole = np.empty((len(positions), HASH_BYTES), np.uint8)
+        whole[there] = leaves
+        whole[~there] = hashes([place + NOTHING for place in positions[~there].view("V8").ravel().tolist()])
+        return whole
 
     def _of_block(self, made: Batch, waiting: Waiting, start: int, end: int, positions: Bytes) -> list[bytes]:
         """Return what is hashed for the spendable outputs of a block, which stand from `start` on in the batch."""
@@ -114,7 +114,7 @@ class Mountains:
             numbers, txids, indexes, values = numbers[some], txids[some], indexes[some], values[some]
             addresses, places = list(compress(addresses, flags)), (np.cumsum(cols.spendable) - 1).tolist()
             extra = {places[at]: raw for at, raw in extra.items() if flags[at]}
-        born = Born(positions[numbers - made.first_number], txids, indexes, addresses, values.tolist(), extra)
+        born = Born(positions[numbers - made.first_number], txids, indexes, addresses, values, extra)
         block = BlockRow(waiting.height, waiting.slot, waiting.hash, waiting.time, waiting.epoch)
         assert self._leaves is not None, "whoever applies blocks to a store with an MMR has to say what its leaves are"
         return self._leaves.leaves(block, born)

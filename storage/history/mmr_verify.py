@@ -154,7 +154,7 @@ def _hashed(stored: Stored, nodes: StoredNodes, leaves: Leaves, batch: list[tupl
         words(b"".join([tx.txid for _, tx in batch])),
         numbers - np.array([tx.number for _, tx in batch]),
         [found.address for found, _ in batch],
-        [found.value for found, _ in batch],
+        np.array([found.value for found, _ in batch], np.uint64),
         {at: found.extra for at, (found, _) in enumerate(batch) if found.extra},
     )
     row = BlockRow(block.height, block.slot, block.hash, block.time, block.epoch)
