@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from bench import large_address, load
+from bench import facades, large_address, load
 from bench.daemon import Client, running
 from bench.http_chain import Feeder, Made
 from bench.load import Load, Task
@@ -73,7 +73,7 @@ def _workers(folder: Path, number: int) -> Iterator[tuple[int, int]]:
     """Serve the store; give the port, and the process that keeps the workers."""
     port = _free_port()
     command = ("daemon.cli", "serve", "--config", str(folder / "utxod.toml"), "--workers", str(number))
-    with _serving(*command, environ={"UTXOD_HTTP__LISTEN": f"127.0.0.1:{port}"}) as supervisor:
+    with _serving(*command, environ=facades.ENVIRON | {"UTXOD_HTTP__LISTEN": f"127.0.0.1:{port}"}) as supervisor:
         yield port, supervisor
 
 
@@ -174,17 +174,18 @@ class Bench:
     "--outputs", default=1_000_000, show_default=True, type=click.IntRange(min=0), help="Of the large address; 0: none."
 )
 @click.option("--old", default=0, show_default=True, type=click.IntRange(min=0), help="Outputs that stand already.")
+@click.option("--facades", "with_facades", is_flag=True, help="Ask Kupo's and Blockfrost's API too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-def http(seconds: float, rounds: int, txs: int, outputs: int, old: int, as_json: bool) -> None:
+def http(seconds: float, rounds: int, txs: int, outputs: int, old: int, with_facades: bool, as_json: bool) -> None:
     """Measure pages of 25 outputs beside a constant answer of the same server, alone and beside a busy writer.
 
     Then, in a store of its own, pages and balances of an address with very many outputs.
     """
     load_before = os.getloadavg()[0]
     _tell("machine", {"cores": os.cpu_count() or 0, "load_average_before": round(load_before, 2)}, as_json)
-    _beside_the_constant(seconds, rounds, txs, OldSet(old), as_json)
+    _beside_the_constant(seconds, rounds, txs, OldSet(old), with_facades, as_json)
     if outputs:
-        _large_address(outputs, OldSet(old), as_json)
+        _large_address(outputs, OldSet(old), with_facades, as_json)
 
 
 def _fed(socket: Path, old: OldSet) -> Made:
@@ -197,7 +198,7 @@ def _fed(socket: Path, old: OldSet) -> Made:
     return Made(_WALLETS, old.height, old.tip)
 
 
-def _large_address(outputs: int, old: OldSet, as_json: bool) -> None:
+def _large_address(outputs: int, old: OldSet, with_facades: bool, as_json: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="utxod-bench-") as temporary:
         folder, write = Path(temporary) / "store", codec("cardano", "mainnet").write
         with running(folder, family="cardano", network="mainnet"), closing(Client(folder / "utxod.sock")) as client:
@@ -208,11 +209,14 @@ def _large_address(outputs: int, old: OldSet, as_json: bool) -> None:
             with _workers(folder, 1) as (port, supervisor):
                 _wait_for(port, "/api/v1/status")
                 [worker] = _children(supervisor)
+                streamed = facades.stream(port, worker, write(large)) if with_facades else None
                 found = large_address.measure(port, worker, write(large), [write(wallet) for wallet in made.wallets])
     _tell("an address with many outputs", msgspec.structs.asdict(found), as_json)
+    if streamed is not None:
+        _tell("kupo, an address with many outputs, streamed", msgspec.structs.asdict(streamed), as_json)
 
 
-def _beside_the_constant(seconds: float, rounds: int, txs: int, old: OldSet, as_json: bool) -> None:
+def _beside_the_constant(seconds: float, rounds: int, txs: int, old: OldSet, with_facades: bool, as_json: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="utxod-bench-") as temporary, ExitStack() as house:
         folder = Path(temporary) / "store"
         house.enter_context(running(folder, family="cardano", network="mainnet"))
@@ -239,6 +243,9 @@ def _beside_the_constant(seconds: float, rounds: int, txs: int, old: OldSet, as_
             Asked("balance", one, balances, worker),
             Asked("balance, two workers", two, balances, workers),
         ]
+        if with_facades:
+            asked = [facades.paths(write(wallet), 25) for wallet in made.wallets]
+            questions += [Asked(name, one, [each[name] for each in asked[:_OFTEN]], worker) for name in asked[0]]
         bench = Bench(feeder, seconds, rounds)
         _show("nobody feeds", bench.alone(questions), as_json)
         _show("blocks are applied without pause", bench.fed(questions), as_json)

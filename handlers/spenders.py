@@ -59,17 +59,31 @@ class Spenders:
         return found
 
 
-def place_in_block(shot: Snapshot, ordinal: int, known: dict[int, Numbers | None], first: int) -> int:
-    """Return which transaction of its block has its first output at a number.
+class Places:
+    """Which transaction of its block one is, by the number of its first output; of the latest blocks it is kept."""
 
-    It is exact for as long as all transactions of the block are kept; then it is the number within the block, which
-    puts transactions in the same order.
-    """
-    if ordinal not in known:
+    _MOST = 1 << 18  # numbers that are kept
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[int, Numbers | None]] = {}  # by block: its first number, and all of them
+        self._room = self._MOST
+
+    def of(self, shot: Snapshot, ordinal: int, first: int) -> int:
+        """Return it: exactly for as long as all transactions of the block are kept.
+
+        After that it is the number within the block, which puts transactions in the same order.
+        """
+        known = self._known.get(ordinal)
+        if known is None:
+            known = self._read(shot, ordinal)
+        begin, numbers = known
+        return first - begin if numbers is None else int(numbers.searchsorted(first))
+
+    def _read(self, shot: Snapshot, ordinal: int) -> tuple[int, Numbers | None]:
         block = shot.stored.block(ordinal)
         there = shot.stored.txs.within(block.first, block.first + block.numbers)
-        known[ordinal] = there if len(there) == block.txs else None
-    numbers = known[ordinal]
-    if numbers is None:
-        return first - shot.stored.block(ordinal).first
-    return int(np.searchsorted(numbers, first))
+        self._room -= len(there) + 8
+        if self._room < 0:
+            self._known, self._room = {}, self._MOST
+        known = self._known[ordinal] = block.first, there if len(there) == block.txs else None
+        return known

@@ -172,7 +172,7 @@ async def _listen_at_last(name: str, where: Endpoint) -> socket.socket:
             pause = PAUSES_S[min(tries, len(PAUSES_S) - 1)]
             what = error.strerror or str(error)
             if reminder.due(what):
-                log.error("http_listen_failed", knob=name, listen=shown(where), error=what, again_in_s=pause)
+                log.error("http_listen_failed", setting=name, listen=shown(where), error=what, again_in_s=pause)
             await anyio.sleep(pause)
             tries += 1
 

@@ -15,7 +15,7 @@ from handlers.blocks import facts, last_upto
 from handlers.deltas import NoDelta, read_block
 from handlers.query import Snapshot
 from handlers.records import Entry
-from handlers.spenders import place_in_block
+from handlers.spenders import Places
 from storage.history.layout import TxFound
 from storage.rows import TxFlag
 
@@ -162,7 +162,7 @@ def transaction(shot: Snapshot, tx: TxFound) -> dict[str, Any]:
         "block_height": row.height,
         "block_time": row.time,
         "slot": row.slot,
-        "index": place_in_block(shot, tx.block, {}, tx.number),
+        "index": Places().of(shot, tx.block, tx.number),
         "output_amount": summed([entry.body for entry in outputs]) if whole else None,
         "fees": None if tx.fee is None else str(tx.fee),
         "deposit": None,

@@ -13,7 +13,7 @@ from handlers.addresses import AddressError, shelley
 from handlers.matches import Matches, Row, Wanted
 from handlers.query import Listed, NoIndex, Snapshot, Sum
 from handlers.rendering import Written
-from handlers.spenders import place_in_block
+from handlers.spenders import Places
 from handlers.touched import touching
 from storage.history.layout import to_extra
 from storage.history.output_keys import asset_key
@@ -214,4 +214,4 @@ class Outputs:
 def place_of(shot: Snapshot, txid: bytes) -> int | None:
     """Return which transaction of its block one is."""
     tx = shot.stored.find_tx(txid)
-    return None if tx is None else place_in_block(shot, tx.block, {}, tx.number)
+    return None if tx is None else Places().of(shot, tx.block, tx.number)

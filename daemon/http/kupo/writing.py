@@ -10,8 +10,8 @@ from handlers.matches import NOBODY, Row
 from handlers.query import NoIndex, Snapshot
 from handlers.rendering import data_hash, script_hash
 from handlers.scripts import Script, read_reference
-from handlers.spenders import Spenders, place_in_block
-from storage.history.layout import Extra, Numbers, to_extra
+from handlers.spenders import Places, Spenders
+from storage.history.layout import Extra, to_extra
 
 LANGUAGES = ("native", "plutus:v1", "plutus:v2", "plutus:v3")
 _ADDRESSES = 8192  # whose text is kept
@@ -36,7 +36,7 @@ class Births:
 
     def __init__(self) -> None:
         self.texts: dict[int, str] = {}
-        self.places: dict[int, Numbers | None] = {}
+        self.places = Places()
 
 
 class MatchWriter:
@@ -56,14 +56,13 @@ class MatchWriter:
         quote, births, address, resolved = self._quote, self._births, self._writer.address, ""
         if len(births.texts) > _BLOCKS:
             births.texts.clear()
-            births.places.clear()
         if self._resolve:
             resolved = ',"datum":null,"script":null'
+        first, place, born = -1, 0, ""
         for row in rows:
-            born = births.texts.get(row.block)
-            if born is None:
-                born = births.texts[row.block] = self._point(row.block)
-            place = place_in_block(self._shot, row.block, births.places, row.first)
+            if row.first != first:  # else it is of the same transaction as the one before
+                first, place = row.first, births.places.of(self._shot, row.block, row.first)
+                born = births.texts.get(row.block) or self._born(row.block)
             spent = "null" if row.spender == NOBODY else self._spent(row)
             if row.extra:
                 assets, more = self._more(to_extra(row.extra), row.value)
@@ -74,6 +73,10 @@ class MatchWriter:
                 f'"address":"{address(row.address)}","value":{{"coins":{quote}{row.value}{quote},"assets":{{{assets}}}}},'
                 f'{more},"created_at":{born},"spent_at":{spent}}}'
             )
+
+    def _born(self, ordinal: int) -> str:
+        text = self._births.texts[ordinal] = self._point(ordinal)
+        return text
 
     def _point(self, ordinal: int) -> str:
         block = self._shot.block(ordinal)
