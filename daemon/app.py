@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -54,7 +54,7 @@ from handlers.events import (
 from handlers.recovery.outcome import Handler
 from handlers.recovery.own import load
 from handlers.refusal import Refusal
-from handlers.utxo import Committed, Limits, Turns, follow_chain
+from handlers.utxo import Limits, Turns, follow_chain
 from handlers.wakeup import Wakeup
 from storage.blobs import BlobFailed, Blobs
 from storage.disk import Disk
@@ -87,9 +87,10 @@ def run(config: Config, config_file: Path | None) -> bool:
 
 async def serve(config: Config, config_file: Path | None, own: Sequence[Handler] = ()) -> bool:
     """Open the store, the handlers and the door, and close them in the opposite order."""
-    most, notifier, bus = most_clients(), Notifier(os.environ), Bus()
+    most, notifier = most_clients(), Notifier(os.environ)
     with receiver() as signals, ExitStack() as stores:
         turns = _open_turns(config, stores)
+        bus = Bus(turns.chain.changes.take) if turns else Bus()
         file = stores.enter_context(daemon_metrics_file(folder(config)))
         kinds = _consumed(turns)
         inbox = bus.inbox(*kinds, capacity=config.batch.max_bytes)
@@ -101,7 +102,9 @@ async def serve(config: Config, config_file: Path | None, own: Sequence[Handler]
             if turns:
                 hub.view = turns.chain.view
                 hub.subscribers.open(turns.chain.changes, writer)
-                consumers.start_soon(follow_chain, inbox, turns, limits, _publisher(hub), writer)
+                heap = Heap()
+                bus.follow(lambda facts: heap.committed(sum(isinstance(fact, BlockCommitted) for fact in facts)))
+                consumers.start_soon(follow_chain, inbox, turns, limits, hub.publish, writer)
             else:
                 consumers.start_soon(decline, inbox)
             connections = Connections(hub, consumers, most)
@@ -272,17 +275,6 @@ async def _watch_readers(config: Config, disk: Disk, hub: Hub, writer: CapacityL
     while True:
         hub.numbers.readers = await to_thread.run_sync(watch.look, limiter=writer)
         await anyio.sleep(watch.every_s)
-
-
-def _publisher(hub: Hub) -> Callable[[Committed], None]:
-    """Return what hears of every commit."""
-    heap = Heap()
-
-    def publish(committed: Committed) -> None:
-        hub.publish(committed)
-        heap.committed(sum(isinstance(fact, BlockCommitted) for fact in committed.facts))
-
-    return publish
 
 
 async def _give_memory_back() -> None:

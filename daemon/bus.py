@@ -1,7 +1,8 @@
-"""The bus: messages in to their single consumer, facts out to whoever listens.
+"""The bus: messages in to their single consumer, facts out to whoever follows them.
 
-A bell (size one, coalescing) only says that something moved; its owner then reads the truth in the store. A listener
-that fails never makes a committed write look failed, and hears the next fact all the same.
+Facts come from the change log, and from nowhere else: what is published is durable, and in the order of the log. A
+wakeup (coalescing) only says that something has happened; its owner then reads in the store what. A follower that fails
+never makes a committed write look failed, and is given the next facts all the same.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from handlers.wakeup import Wakeup
 log = structlog.get_logger("bus")
 
 
-Listener = Callable[[Fact], None]
 Follower = Callable[[Sequence[Fact]], None]
 
 
 class Bus:
-    """Who hears what."""
+    """Who takes which messages, and who is told of which facts."""
 
-    def __init__(self) -> None:
+    def __init__(self, take: Callable[[], Sequence[Fact]] = tuple) -> None:
+        """Connect to the change log; `take` returns the facts that have become durable since it was called last."""
+        self._take = take
         self._inboxes: dict[str, Inbox] = {}
-        self._listeners: dict[str, list[Listener]] = {}
         self._followers: list[Follower] = []
         self._wakeups: dict[type[Event], list[Wakeup]] = {}
-        self.failures = 0  # of listeners and followers
+        self.failures = 0  # of followers
 
     def inbox(self, *kinds: type[Event], capacity: int) -> Inbox:
         """Return the inbox of the only consumer of these messages."""
@@ -46,42 +47,26 @@ class Bus:
         return kind in self._inboxes
 
     def wakeup(self, *kinds: type[Event]) -> Wakeup:
-        """Return a bell that rings for these facts, and messages that a commit has carried out."""
+        """Return what is notified of these facts, and of these messages once they are carried out."""
         wakeup = Wakeup()
         for kind in kinds:
             self._wakeups.setdefault(kind, []).append(wakeup)
         return wakeup
 
-    def listen(self, kind: str, listener: Listener) -> None:
-        """Call `listener` with every fact of this type; it must not wait."""
-        self._listeners.setdefault(kind, []).append(listener)
-
     def follow(self, follower: Follower) -> None:
-        """Call `follower` with all facts that became true together; it must not wait."""
+        """Call `follower` with all facts that became durable together; it must not wait."""
         self._followers.append(follower)
 
-    def publish(self, facts: Iterable[Fact], heard: Iterable[type[Event]] = ()) -> None:
-        """Tell what has become true, then ring the bells for it and for messages that were `heard`.
-
-        The write is committed, whatever those who hear of it make of it.
-        """
-        together, failed = tuple(facts), set[Listener]()
-        for follower in self._followers:
-            try:
-                follower(together)
-            except Exception:
-                self.failures += 1
-                log.exception("listener_failed", facts=len(together))
-        for fact in together:
-            for listener in self._listeners.get(type(fact).__name__, ()):
+    def publish(self, carried_out: Iterable[type[Event]] = ()) -> None:
+        """Tell what has become durable, then notify who waits for that, or for messages that were carried out."""
+        if facts := self._take():
+            for follower in self._followers:
                 try:
-                    listener(fact)
+                    follower(facts)
                 except Exception:
                     self.failures += 1
-                    if listener not in failed:  # once for all of these facts
-                        failed.add(listener)
-                        log.exception("listener_failed", fact=type(fact).__name__)
-        for kind in {*map(type, together), *heard}:
+                    log.exception("listener_failed", facts=len(facts))
+        for kind in {*map(type, facts), *carried_out}:
             for wakeup in self._wakeups.get(kind, ()):
                 wakeup.notify()
 

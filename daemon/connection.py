@@ -55,13 +55,14 @@ class Hub:
         self._feeder_left_at = time.monotonic()  # nobody came yet: as if one had just left
         self.view = View()
         self.subscribers = Subscribers()
-        bus.follow(self.subscribers.hear)
+        bus.follow(self.subscribers.tell)
+        bus.follow(self.numbers.count)
 
     def publish(self, committed: Committed) -> None:
         """Tell everybody what a commit made true."""
         self.view = committed.view
         self.numbers.committed(committed)
-        self.bus.publish(committed.facts, committed.heard)
+        self.bus.publish(committed.carried_out)
 
     def feeds(self, connection: Connection) -> None:
         """Note that a client feeds the chain, or says how far the network is."""

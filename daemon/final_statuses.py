@@ -12,7 +12,6 @@ import anyio
 import structlog
 from anyio import CapacityLimiter, to_thread
 
-from daemon.connection import Hub
 from handlers.change_log import ChangeLog
 from handlers.events import TxStatusChanged
 from handlers.wakeup import Wakeup
@@ -31,10 +30,15 @@ class FinalStatusReporter:
     """Tells of final statuses that are in the recovery tables, each once."""
 
     def __init__(
-        self, storage: Storage, changes: ChangeLog, hub: Hub, writer: CapacityLimiter, tip: Callable[[], int]
+        self,
+        storage: Storage,
+        changes: ChangeLog,
+        publish: Callable[[], None],
+        writer: CapacityLimiter,
+        tip: Callable[[], int],
     ) -> None:
-        """Take the tables, the log, whoever listens, the way to the writer's thread, and the height of the tip."""
-        self._storage, self._changes, self._hub, self._writer, self._tip = storage, changes, hub, writer, tip
+        """Take the tables, the log, how it is published, the way to the writer's thread, and the height of the tip."""
+        self._storage, self._changes, self._publish, self._writer, self._tip = storage, changes, publish, writer, tip
         self._said: set[tuple[bytes, Status]] = set()  # the log has them, or will with the next write
         self._first = True  # an earlier life may have told of rows that are still marked
         self._wakeup = Wakeup()
@@ -74,7 +78,7 @@ class FinalStatusReporter:
             await anyio.sleep(_WITHIN_S)
         if self._changes.waiting:
             await to_thread.run_sync(self._changes.write, lambda _: None, limiter=self._writer)
-        self._hub.subscribers.hear(())
+        self._publish()
         await self._storage.told(rows)
         self._said.difference_update(rows)
         return bool(rows)

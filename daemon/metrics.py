@@ -12,7 +12,7 @@ import fcntl
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -27,7 +27,7 @@ from msgspec import Struct, field
 from config.settings import Config
 from daemon.histogram import BOUNDS, Histogram
 from daemon.readers import ReaderNumbers
-from handlers.events import BlockCommitted, Pruned, RolledBack, TxStatusChanged
+from handlers.events import BlockCommitted, Fact, Pruned, RolledBack, TxStatusChanged
 from handlers.eviction import EvictionNumbers
 from handlers.pruner import PrunerNumbers
 from handlers.recovery.numbers import Numbers as RecoveryNumbers
@@ -120,12 +120,15 @@ class Numbers(Struct):
         self.errors[code] = self.errors.get(code, 0) + 1
 
     def committed(self, done: Committed) -> None:
-        """Count what a commit made true."""
+        """Count what a turn at the store did."""
         for work, seconds in done.timings:
             self.timings[work].observe(seconds)
         self.records_repaired += done.repaired
+
+    def count(self, facts: Sequence[Fact]) -> None:
+        """Count what has become durable together."""
         blocks, transactions, created, spent, deleted = 0, self.transactions, self.created, self.spent, 0
-        for fact in done.facts:
+        for fact in facts:
             match fact:
                 case BlockCommitted():
                     blocks += 1

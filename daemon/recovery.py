@@ -154,13 +154,9 @@ async def recover_along(
             return False
         return network is None or network - tip() <= behind
 
-    def told() -> None:
-        hub.subscribers.hear(())
-        moved.notify()
-
     storage, numbers = open_storage(config, teller=_name_of_log(config)), Numbers()
     moved = hub.bus.wakeup(TxStatusChanged, BlockCommitted, RolledBack)
-    teller = FinalStatusReporter(storage, changes, hub, writer, tip)
+    teller = FinalStatusReporter(storage, changes, hub.bus.publish, writer, tip)
     alone = wish.store == "sqlite" and wish.node_url is None  # nobody else can have confirmed a row
     sources = [Breaker(ChainFinality(records, turn, caught_up)), *_node(config)]
     handler = FinalityHandler(sources, wish.confirmations, patience=lambda: _patience(manager))
@@ -178,10 +174,10 @@ async def recover_along(
     )
 
     def write(step: Callable[[Txn], T]) -> Awaitable[T]:
-        return turn(partial(turns.chain.write_alone, step, quietly=True))
+        return turn(partial(turns.chain.write_alone, step))
 
-    healing = Healing(records, turn, write, changes.tell, told, tip)
-    withdrawing = partial(withdraw_discarded, storage, store, write, tx_blocks.evictor.withdraw, told)
+    healing = Healing(records, turn, write, changes.tell, hub.bus.publish, tip)
+    withdrawing = partial(withdraw_discarded, storage, store, write, tx_blocks.evictor.withdraw, hub.bus.publish)
 
     async def circuits() -> None:
         numbers.circuits = {source.name: source.circuit for source in sources}

@@ -78,11 +78,6 @@ class Subscribers:
         """Send a client nothing more."""
         self._subscriptions.pop(outbox, None)
 
-    def hear(self, _: Sequence[Fact]) -> None:
-        """Tell what has become durable: the log knows it, in its order."""
-        if self._changes is not None and (facts := self._changes.take()):
-            self.tell(facts)
-
     def tell(self, facts: Sequence[Fact]) -> None:
         """Send each client, in one piece, what it wants of facts that follow those that were told."""
         told = _Told(facts)

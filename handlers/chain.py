@@ -261,8 +261,8 @@ class Chain(Durable):
         with self.store.disk.read() as txn:
             self._look(txn)
 
-    def write_alone(self, step: Callable[[Txn], _T], *, quietly: bool = False) -> _T:
-        """Do one step on records in a commit of its own, whatever waits; `quietly` leaves its facts to the log."""
+    def write_alone(self, step: Callable[[Txn], _T]) -> _T:
+        """Do one step on records in a commit of its own, whatever waits."""
         assert self.tx_blocks is not None
         tx_blocks = self.tx_blocks
 
@@ -271,7 +271,6 @@ class Chain(Durable):
             return step(txn)
 
         done = self.changes.write(work)
-        self.facts_beside += [] if quietly else self.changes.written
         tx_blocks.settle()
         return done
 

@@ -9,18 +9,12 @@ class Durable:
     """Facts in the order of the change log, and what blocks spent that was not there."""
 
     def __init__(self) -> None:
-        self.facts: list[Fact] = []
-        self.facts_beside: list[Fact] = []  # of `Chain.write_alone`
+        self.facts: list[Fact] = []  # of blocks, and of what came with them
         self.missing: list[tuple[Point, list[OutPoint]]] = []
 
     def take_facts(self) -> list[Fact]:
         """Return what has become durable since the last call."""
         facts, self.facts = self.facts, []
-        return facts + self.take_facts_beside()
-
-    def take_facts_beside(self) -> list[Fact]:
-        """Return what `Chain.write_alone` has made durable since the last call."""
-        facts, self.facts_beside = self.facts_beside, []
         return facts
 
     def take_missing(self) -> list[tuple[Point, list[OutPoint]]]:

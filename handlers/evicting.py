@@ -44,7 +44,7 @@ class Evictions:
         except StoreFull as full:  # deleting needs new pages too: try again later
             log.warning("store_full", during="eviction", error=str(full))
             return None
-        facts = self._chain.take_facts_beside()
+        facts = self._chain.changes.written
         return Committed([], facts, self._chain.view, 0.0) if facts or self._evictor.under_way else None
 
     @property

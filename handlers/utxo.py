@@ -93,7 +93,7 @@ class Committed(Struct, frozen=True):
     took_s: float
     timings: list[tuple[Work, float]] = []  # what the writer's thread did since the last one, in seconds
     repaired: int = 0  # records of transactions that contradicted the chain
-    heard: Collection[type[Event]] = ()  # what was said about the chain by somebody else, for those with a bell
+    carried_out: Collection[type[Event]] = ()  # messages about the chain that is kept elsewhere, and the node
 
 
 class Turns:
@@ -105,7 +105,7 @@ class Turns:
         self._node_settled = True
         self.node: Node | None = None  # what it said last
         self._network_height: int | None = None  # as the feeder said last
-        self._heard: set[type[Event]] = set()
+        self._carried_out: set[type[Event]] = set()
         self.pace = Pace()
         self.creating: dict[int, int] = {}  # the bytes of large transactions that wait for their turn
         chain.may_prune = pruning
@@ -215,7 +215,7 @@ class Turns:
     def _carry_out(self, event: object, delivery: Delivery) -> AckStatus:
         chain = self.chain
         if isinstance(event, BlockPersisted | NodeState):
-            self._heard.add(type(event))
+            self._carried_out.add(type(event))
         match event:
             case BlockApplied():
                 self.pace.add(event, len(delivery.raw))
@@ -293,9 +293,9 @@ class Turns:
     def _committed(self, started: float) -> Committed:
         answers, self._ready = self._ready, []
         timings, self._timings = self._timings, []
-        heard, self._heard = frozenset(self._heard), set()
+        carried_out, self._carried_out = frozenset(self._carried_out), set()
         facts, took_s = self.chain.take_facts(), monotonic() - started
-        return Committed(answers, facts, self.chain.view, took_s, timings, self.chain.take_repaired(), heard)
+        return Committed(answers, facts, self.chain.view, took_s, timings, self.chain.take_repaired(), carried_out)
 
 
 def _stands(answer: Told) -> bool:
@@ -367,7 +367,6 @@ class _Teller:
             answers = await create(large, turns.chain, self._writer)
             del turns.creating[id(large.delivery)]
             # Also where it is refused: others were evicted for it; or it was half made, and is whole now.
-            if facts := await to_thread.run_sync(turns.chain.take_facts_beside, limiter=self._writer):
-                self._publish(Committed([], facts, turns.chain.view, 0.0))
+            self._publish(Committed([], [], turns.chain.view, 0.0))
         gap.fill(answers)
         sender.settled()

@@ -417,9 +417,9 @@ class SubscriberScenarios(RuleBasedStateMachine):
         assert self.audience.newest == len(self.history)
 
     def publish(self) -> None:
-        facts = self.chain.take_facts()
-        self.history += [plain(fact) for fact in facts]
-        self.audience.hear(facts)
+        if facts := self.chain.changes.take():
+            self.history += [plain(fact) for fact in facts]
+            self.audience.tell(facts)
 
     def commit(self, count: int, *, told: bool = True) -> None:
         for _ in range(count):

@@ -29,9 +29,9 @@ class Filled(Fault):
 def submit(house: House, made: Tx = LARGE) -> tuple[str, list[str]]:
     """Return the answer to a submission, and what others heard of it."""
     sender = Listener()
-    published = follow(house.chain, Line([message(TxSubmitted(tx=made, seq=1), sender)]))
+    follow(house.chain, Line([message(TxSubmitted(tx=made, seq=1), sender)]))
     ((_, said),) = sender.said()
-    facts = [fact for committed in published for fact in committed.facts]
+    facts = house.chain.changes.take()
     return said, [fact.status for fact in facts if isinstance(fact, TxStatusChanged) and fact.txid == made.txid]
 
 

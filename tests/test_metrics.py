@@ -222,7 +222,8 @@ def test_deleted_transactions_are_counted_by_commit() -> None:
     statuses = ["pruned", "pruned", "mined"]
     facts: list[Fact] = [TxStatusChanged(txid=bytes([n]) * 32, status=s, height=9) for n, s in enumerate(statuses)]
     numbers.committed(Committed([], facts, View(), 0.02, timings=[("cleanup", 0.02)]))
-    numbers.committed(Committed([], facts[2:], View(), 0.02))
+    numbers.count(facts)
+    numbers.count(facts[2:])
     assert (sum(numbers.batches["cleanup"].counts), numbers.batches["cleanup"].total) == (1, 2)
     assert numbers.batches["cleanup"].counts[BOUNDS.index(3)] == 1
     assert numbers.timings["cleanup"].counts[BOUNDS_S.index(0.025)] == 1
@@ -240,7 +241,7 @@ def test_what_is_at_hand_is_shown() -> None:
         channel = Channel(inbox, 0)
         await channel.reserve(700)
         channel.put(Delivery(b"x", "json", None, None))  # type: ignore[arg-type]
-        connections: Any = SimpleNamespace(inside={1, 2, 3})
+        connections: Any = SimpleNamespace(open={1, 2, 3})
         return _numbers(hub, connections)
 
     numbers = msgspec.msgpack.decode(anyio.run(main), type=Numbers)

@@ -41,11 +41,10 @@ class Life:
     def __init__(self, storage: Storage, disk: Disk) -> None:
         self.storage, self.changes = storage, ChangeLog(disk)
         self.heard = list[TxStatusChanged]()
-        self.teller = FinalStatusReporter(storage, self.changes, cast("Any", self), CapacityLimiter(1), lambda: 7)
-        self.subscribers = self
+        self.teller = FinalStatusReporter(storage, self.changes, self.publish, CapacityLimiter(1), lambda: 7)
 
-    def hear(self, _: Any) -> None:
-        """Stand for the subscribers of the log."""
+    def publish(self) -> None:
+        """Stand for the bus."""
         self.heard += cast("list[TxStatusChanged]", self.changes.take())
 
     async def conclude(self, status: Any, *numbers: int) -> None:

@@ -81,7 +81,7 @@ class Node:
         self.hub = self._hub()
 
     def _hub(self) -> Hub:
-        bus = Bus()
+        bus = Bus(self.turns.chain.changes.take)
         inbox = bus.inbox(capacity=1 << 20)
         hub = Hub(bus, inbox, cast("Welcome", None), frozenset(), self.config)
         hub.view = self.turns.chain.view
@@ -94,7 +94,7 @@ class Node:
         line = json_line(json.dumps(as_hex({"seq": 1} | message)), Sender())
         committed = await to_thread.run_sync(take, self.turns, line, limiter=self.writer)
         self.hub.view, self.hub.network_height = committed.view, self.turns.chain.height
-        self.hub.bus.publish(committed.facts)
+        self.hub.bus.publish()
 
     async def do(self, op: Any) -> None:
         match op:

@@ -227,6 +227,6 @@ class FaultyChain(Chain):
         if self.named and self.faults.crashes("after", self.named):
             self.faults.die()
 
-    def write_alone(self, step: Callable[[Txn], _T], *, quietly: bool = False) -> _T:
-        result: _T = self.faults.write(partial(super().write_alone, quietly=quietly), step, step_name(step))
+    def write_alone(self, step: Callable[[Txn], _T]) -> _T:
+        result: _T = self.faults.write(super().write_alone, step, step_name(step))
         return result
