@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from daemons import Client, Daemon, Encoding, Message, ack, error, running
-from scenarios import at, back_to, block, digest, output, point, tx
+from patience import until
+from scenarios import at, back_to, block, chain, digest, output, point, tx
 from test_transactions_wire import (
     NOWHERE,
     by,
@@ -196,6 +197,22 @@ def test_a_conflicting_one_submitted_again_claims(daemon: Daemon, encoding: Enco
         assert state(client, at("p"), at("q"), at("l")) == [by("l"), by("l"), "free"]
         ack(client.ask(loser), "duplicate", point(one))
         assert children(daemon, "p") == children(daemon, "q") == []
+
+
+@SIZES
+def test_what_was_conflicting_leaves_nothing_claimed_when_it_is_pruned(tmp_path: Path, outputs: int) -> None:
+    """What it claimed is free before and after, also for the same transaction."""
+    limits = {"batch_size": 2, "block_height_retention": 3}
+    pruner = {"unmined_retention": 2, "parent_preservation_blocks": 5}
+    one, loser = block(None, *coins("x", "p")), asked("l", at("p"), at("p", 1), outputs=outputs)
+    with running(tmp_path, transactions=limits, pruner=pruner, recovery={"enabled": False}) as daemon:
+        with daemon.client() as client:
+            done(client, one, loser, said("TxConflicting", "l"), asked("other", at("p")))
+            client.feed(chain(8, one))
+            until(lambda: record(daemon, "l") is None)
+            assert state(client, at("p"), at("p", 1)) == [by("other"), "free"]
+            done(client, said("TxWithdrawn", "other", reason="operator"), loser)
+        daemon.assert_sound()
 
 
 @SIZES
