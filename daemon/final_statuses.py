@@ -57,8 +57,7 @@ class FinalStatusReporter:
                 log.warning("recovery_not_told", why=str(error))
                 await anyio.sleep(_AWAY_S)
                 continue
-            with anyio.move_on_after(every_s):
-                await self._wakeup.wait()
+            await self._wakeup.wait(every_s)
 
     async def tell(self) -> bool:
         """Append what is marked to the log, unless a block does so first, and take the marks away.

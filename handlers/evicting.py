@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic, time
-from typing import Protocol
 
 import anyio
 import structlog
@@ -13,6 +12,7 @@ from anyio import CapacityLimiter, to_thread
 from handlers.chain import Chain
 from handlers.tx_blocks import TxBlocks
 from handlers.utxo import Committed
+from handlers.wakeup import Wakeup
 from storage.blobs import BlobFailed
 from storage.errors import StoreFull
 
@@ -66,13 +66,6 @@ class Evictions:
                 log.warning("blobs_not_swept", error=str(error))
 
 
-class Wakeup(Protocol):
-    """Says that something moved."""
-
-    async def wait(self) -> None:
-        """Wait until it rings."""
-
-
 async def keep_within_age(
     evictions: Evictions,
     may_evict: Callable[[], bool],
@@ -95,7 +88,6 @@ async def keep_within_age(
 async def delete_blobs_along(evictions: Evictions, wakeup: Wakeup, writer: CapacityLimiter) -> None:
     """Delete the blobs of what was removed, until cancelled; `wakeup` rings when transactions have changed."""
     while True:
-        with anyio.move_on_after(_LONGEST_PAUSE_S):
-            await wakeup.wait()
+        await wakeup.wait(_LONGEST_PAUSE_S)
         while evictions.blobs:
             await to_thread.run_sync(evictions.delete_blobs, limiter=writer)

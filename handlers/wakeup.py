@@ -1,4 +1,4 @@
-"""A bell: it wakes a task that then reads in the store what has happened."""
+"""A wakeup: it tells a task that there is something new, which the task then looks up in the store."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import anyio
 
 
 class Wakeup:
-    """Says that something has changed; however often it was rung, it is heard once."""
+    """Says that something has changed. Several notifications before a wait count as one."""
 
     def __init__(self) -> None:
         self._event = anyio.Event()
@@ -15,8 +15,9 @@ class Wakeup:
         """Wake all that wait, or else the next one."""
         self._event.set()
 
-    async def wait(self) -> None:
-        """Wait until it rings."""
-        await self._event.wait()
+    async def wait(self, within_s: float | None = None) -> None:
+        """Wait until notified, or for so long."""
+        with anyio.move_on_after(within_s):
+            await self._event.wait()
         if self._event.is_set():  # otherwise another waiter has replaced it already
             self._event = anyio.Event()

@@ -151,10 +151,10 @@ class Heard(Wakeup):
         self._missed, self._idle = True, anyio.Event()
         super().notify()
 
-    async def wait(self) -> None:
+    async def wait(self, within_s: float | None = None) -> None:
         if not self._missed:
             self._idle.set()
-        await super().wait()
+        await super().wait(within_s)
         self._missed = False
 
     async def idle(self) -> None:

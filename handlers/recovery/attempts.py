@@ -6,7 +6,6 @@ from collections.abc import Callable
 from math import inf
 from time import monotonic
 
-import anyio
 import structlog
 from anyio import CancelScope
 
@@ -73,8 +72,7 @@ class Attempts:
                 if held in self.abandoned:
                     abandoned()
             wait_s = min(self._due.values(), default=now + self._timeout_s) - now
-            with anyio.move_on_after(min(wait_s, self._timeout_s)):  # one that begins now is not due before
-                await self._wakeup.wait()
+            await self._wakeup.wait(min(wait_s, self._timeout_s))  # an attempt that begins now is not due before
 
     def _end(self, held: Held) -> None:
         if not held.cancels:

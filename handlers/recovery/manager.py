@@ -94,21 +94,16 @@ class Manager:
             RuntimeError: already started.
             Exception: something failed that should not.
         """
-        await self.start()
-        try:
+        async with self:
             await self._stop.wait()
-        finally:
-            with CancelScope(shield=True):
-                await self.stop()
-        if self._failure is not None:
-            raise self._failure
 
     async def __aenter__(self) -> Manager:
         await self.start()
         return self
 
     async def __aexit__(self, _: object, raised: BaseException | None, __: object) -> None:
-        await self.stop()
+        with CancelScope(shield=True):
+            await self.stop()
         if self._failure is not None and raised is None:
             raise self._failure
 
@@ -208,7 +203,7 @@ class Manager:
 
     async def _sweep_loop(self) -> None:
         scan_s = self._knobs.scan_interval
-        await _heard(self._wake, self._dice(0.0, min(_FIRST_DELAY_S, scan_s)))
+        await self._wake.wait(self._dice(0.0, min(_FIRST_DELAY_S, scan_s)))
         while not self._stopping:
             try:
                 await self._do_chores()
@@ -217,7 +212,7 @@ class Manager:
                 self.numbers.store_failed("sweep", error)
                 await self._end_session()
             self._report()
-            await _heard(self._wake, scan_s)
+            await self._wake.wait(scan_s)
 
     async def _do_chores(self) -> None:
         """Do what is done once in a scan interval, however often the bell rings."""
@@ -248,7 +243,7 @@ class Manager:
             stuck, held = len(self._attempts.abandoned), len(self._holding)
             room = min(most - len(self._holding.queue) - stuck, _BATCHES * most - held)
             if 2 * room < most and held > stuck:
-                await _heard(self._freed, self._knobs.lease_duration / _BEATS)
+                await self._freed.wait(self._knobs.lease_duration / _BEATS)
                 continue
             if len(await self._claim(room)) < room:
                 return
@@ -386,11 +381,6 @@ class Manager:
             claimed, settled = (now - before for now, before in zip(done, self._told, strict=True))
             log.info("recovery_swept", claimed=claimed, settled=settled, skipped=numbers.stuck, held=numbers.held)
             self._told = done
-
-
-async def _heard(wakeup: Wakeup, within_s: float) -> None:
-    with anyio.move_on_after(within_s):
-        await wakeup.wait()
 
 
 async def _end(task: TaskHandle[None]) -> None:
