@@ -11,7 +11,7 @@ from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from handlers.events import Inbound
 
@@ -25,7 +25,16 @@ def check(raw: bytes | bytearray) -> None:
         msgspec.DecodeError: it has not; the message says where.
     """
     if len(raw) > _LONG:
-        _decoder().decode(raw)
+        read(raw)
+
+
+def read(raw: bytes | bytearray) -> Any:
+    """Return a message of JSON values: byte strings are strings, and what is not said is `msgspec.UNSET`.
+
+    Raises:
+        msgspec.DecodeError: it has not the shape of a message.
+    """
+    return _decoder().decode(raw)
 
 
 @cache
@@ -53,7 +62,8 @@ def _struct(kind: type[Struct]) -> type[Struct]:
     fields: list[Any] = []
     for field in structs.fields(kind):
         here = _as_json(hints[field.name])
-        fields.append((field.encode_name, here) if field.required else (field.encode_name, here | None, None))
+        unset = (field.encode_name, here | UnsetType, UNSET)
+        fields.append((field.encode_name, here) if field.required else unset)
     return msgspec.defstruct(
         kind.__name__, fields, tag_field=config.tag_field, tag=config.tag, kw_only=True, forbid_unknown_fields=True
     )

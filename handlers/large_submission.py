@@ -6,22 +6,22 @@ What can't be done in pieces is bounded, so that one client makes no other wait 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from anyio.lowlevel import checkpoint
-from msgspec import Struct
 
-from handlers import wire
+from handlers import json_shape, wire
 from handlers.events import Output, Tx, TxSubmitted
 from handlers.refusal import Refused
 
 _T = TypeVar("_T")
 
-LONG = 2 << 20  # bytes of a frame that is looked at before it is decoded
-PIECE = 20_000  # outputs that are decoded at once
+LONG = 2 << 20  # bytes of a message that is looked at before it is decoded
+PIECE, JSON_PIECE = 20_000, 5_000  # outputs that are decoded at once
 MOST = 100_000  # inputs of a submission, and of what else all is looked at in one turn
 LONGEST_JSON = 16 << 20  # bytes of a submission
 _LISTS = "inputs", "collateral", "references", "previous", "datums"
@@ -61,42 +61,54 @@ _read_bare = msgspec.msgpack.Decoder(_Bare).decode
 _read_outputs = msgspec.msgpack.Decoder(list[Output]).decode
 
 
-class Outline(Struct, frozen=True):
-    """A frame that submits a transaction of many outputs, of which only their number is known."""
+class Outline(ABC):
+    """A submission of a transaction of many outputs, which are decoded some at a time."""
 
-    frame: bytearray
-    txid: bytes
-    at: int  # where the list of its outputs begins
-    first: int  # where the first of them does
-    outputs: int
+    def __init__(self, txid: bytes, outputs: int, piece: int) -> None:
+        """Take the number of its outputs, and how many of them are decoded at once."""
+        self.txid, self.outputs, self.piece = txid, outputs, piece
+
+    def decode(self, count: int, first: int) -> list[Output]:
+        """Return the next outputs, so many from the one of the number `first` on.
+
+        Raises:
+            Refused: they can't be read.
+        """
+        try:
+            return self._decode(count)
+        except wire.FAULTS as error:
+            text = _PLACE.sub(lambda match: f"`$.tx.outputs[{first + int(match[1])}]", str(error))
+            raise wire.refused(error, text, lambda: "TxSubmitted") from error
+
+    @abstractmethod
+    def _decode(self, count: int) -> list[Output]: ...
+
+    @abstractmethod
+    def rest(self) -> TxSubmitted:
+        """Return the submission without its outputs, once they are decoded.
+
+        Raises:
+            Refused: it is none; a list is too long.
+        """
 
 
-def find(frame: bytes | bytearray) -> Outline | None:
-    """Return what a long frame submits; None where only `wire.decode` can say what it is."""
-    if len(frame) < LONG or wire.peek(frame, "frames") != "TxSubmitted":
+def find(message: bytes | bytearray, encoding: wire.Encoding) -> Outline | None:
+    """Return what a long message submits; None where only `wire.decode` can say what it is.
+
+    Raises:
+        Refused: it would take long to decode.
+    """
+    if len(message) < LONG or wire.peek(message, encoding) != "TxSubmitted":
         return None
     try:
-        for name, at in _fields(frame, 0):
+        if encoding == "json":
+            check_json(message)
+            return _of_line(json_shape.read(message))
+        for name, at in _fields(message, 0):
             if name == "tx":
-                return _find(frame, at)
-    except (*wire.FAULTS, IndexError):
+                return _of_frame(message, at)
+    except (*wire.FAULTS, IndexError, ValueError):
         pass
-    return None
-
-
-def _find(frame: bytes | bytearray, at: int) -> Outline | None:
-    txid, outputs = b"", 0
-    for name, place in _fields(frame, at):
-        if name == "txid":
-            txid = _read_txid(memoryview(frame)[place : _end(frame, place)])
-        elif name == "outputs":
-            outputs = place
-        if txid and outputs:
-            size = _SIZES.get(frame[outputs], 0)
-            first = outputs + 1 + size
-            count = int.from_bytes(frame[outputs + 1 : first], "big")
-            whole = frame if isinstance(frame, bytearray) else bytearray(frame)
-            return Outline(whole, txid, outputs, first, count) if size else None
     return None
 
 
@@ -106,12 +118,11 @@ async def whole(outline: Outline, turn: Turn) -> TxSubmitted:
     Raises:
         Refused: it is none; a list is too long.
     """
-    outputs, at = list[Output](), outline.first
+    outputs = list[Output]()
     try:
         while (left := outline.outputs - len(outputs)) > 0:
-            more, at = await turn(partial(_piece, outline.frame, at, min(PIECE, left), len(outputs)))
-            outputs += more
-        event = await turn(partial(_around, outline, at))
+            outputs += await turn(partial(outline.decode, min(outline.piece, left), len(outputs)))
+        event = await turn(outline.rest)
     except Refused:
         await free(outputs)
         raise
@@ -126,33 +137,78 @@ async def free(outputs: list[Output]) -> None:
         await checkpoint()
 
 
-def _piece(frame: bytearray, at: int, count: int, first: int) -> tuple[list[Output], int]:
-    """Return the outputs that begin at a place, so many from the one of the number `first` on, and where they end.
+class _Line(Outline):
+    """A submission in JSON, decoded to JSON values."""
 
-    The bytes in front of them are made the head of a list meanwhile.
-    """
-    start = at - _HEAD
-    before, frame[start:at] = frame[start:at], _LONG_LIST + count.to_bytes(4, "big")
-    try:
-        end = _end(frame, start)
-        return _read_outputs(memoryview(frame)[start:end]), end
-    except wire.FAULTS as error:
-        text = _PLACE.sub(lambda match: f"`$.tx.outputs[{first + int(match[1])}]", str(error))
-        raise wire.refused(error, text, lambda: "TxSubmitted") from error
-    finally:
-        frame[start:at] = before
+    def __init__(self, message: Any) -> None:
+        """Take a message that `json_shape.read` returned."""
+        super().__init__(bytes.fromhex(message.tx.txid), len(message.tx.outputs), JSON_PIECE)
+        self._message = message
+
+    def _decode(self, count: int) -> list[Output]:
+        values = self._message.tx.outputs
+        some = msgspec.to_builtins(values[:count])
+        del values[:count]
+        return wire.outputs_from_json(some)
+
+    def rest(self) -> TxSubmitted:
+        try:
+            event = wire.from_json(msgspec.to_builtins(self._message))
+        except wire.FAULTS as error:
+            raise wire.refused(error, str(error), lambda: "TxSubmitted") from error
+        assert isinstance(event, TxSubmitted)
+        check_count(len(event.tx.inputs), "$.tx.inputs")
+        wire.check_lengths(event)
+        return event
 
 
-def _around(outline: Outline, end: int) -> TxSubmitted:
-    """Return a submission without its outputs, which end at a place."""
-    rest = outline.frame[: outline.at] + _NOTHING + outline.frame[end:]
-    check_lists(rest)
-    event = wire.decode(rest, "frames")
-    assert isinstance(event, TxSubmitted)
-    (tx, *others) = (at for name, at in _fields(rest, 0) if name == "tx")
-    if others or [name for name, _ in _fields(rest, tx)].count("outputs") > 1:
-        raise Refused("malformed", "a transaction has one list of outputs - at `$.tx.outputs`")
-    return event
+def _of_line(message: Any) -> Outline | None:
+    return None if message.tx.outputs is msgspec.UNSET else _Line(message)
+
+
+class _Frame(Outline):
+    """A submission in a frame, of which nothing but its first fields was looked at."""
+
+    def __init__(self, frame: bytes | bytearray, txid: bytes, outputs: int, at: int, first: int) -> None:
+        """Take where the list of its outputs begins, and where the first of them does."""
+        super().__init__(txid, outputs, PIECE)
+        self.frame = frame if isinstance(frame, bytearray) else bytearray(frame)
+        self._at, self._next = at, first
+
+    def _decode(self, count: int) -> list[Output]:
+        """See `Outline`. The bytes in front of the outputs are made the head of a list meanwhile."""
+        frame, start, at = self.frame, self._next - _HEAD, self._next
+        before, frame[start:at] = frame[start:at], _LONG_LIST + count.to_bytes(4, "big")
+        try:
+            self._next = _end(frame, start)
+            return _read_outputs(memoryview(frame)[start : self._next])
+        finally:
+            frame[start:at] = before
+
+    def rest(self) -> TxSubmitted:
+        rest = self.frame[: self._at] + _NOTHING + self.frame[self._next :]
+        check_lists(rest)
+        event = wire.decode(rest, "frames")
+        assert isinstance(event, TxSubmitted)
+        (tx, *others) = (at for name, at in _fields(rest, 0) if name == "tx")
+        if others or [name for name, _ in _fields(rest, tx)].count("outputs") > 1:
+            raise Refused("malformed", "a transaction has one list of outputs - at `$.tx.outputs`")
+        return event
+
+
+def _of_frame(frame: bytes | bytearray, at: int) -> Outline | None:
+    txid, outputs = b"", 0
+    for name, place in _fields(frame, at):
+        if name == "txid":
+            txid = _read_txid(memoryview(frame)[place : _end(frame, place)])
+        elif name == "outputs":
+            outputs = place
+        if txid and outputs:
+            size = _SIZES.get(frame[outputs], 0)
+            first = outputs + 1 + size
+            count = int.from_bytes(frame[outputs + 1 : first], "big")
+            return _Frame(frame, txid, count, outputs, first) if size else None
+    return None
 
 
 def check_lists(frame: bytes | bytearray) -> None:

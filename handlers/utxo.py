@@ -179,9 +179,9 @@ class Turns:
 
     def _long(self, delivery: Delivery) -> Large | None:
         """Return a long submission that is large by the number of its outputs: it is decoded in turns of its own."""
-        if self.chain.tx_blocks is None or delivery.encoding != "frames":
+        if self.chain.tx_blocks is None:
             return None
-        found = large_submission.find(delivery.raw)
+        found = large_submission.find(delivery.raw, delivery.encoding)
         if found is None or found.outputs <= self.chain.tx_blocks.transactions.rules.batch_size:
             return None
         return self._admit_large(delivery, found, found.txid)

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct, inspect
 
 from handlers import json_shape, unknown_fields
-from handlers.events import BlockApplied, Inbound, Outbound, Tx, TxSubmitted
+from handlers.events import BlockApplied, Inbound, Outbound, Output, Tx, TxSubmitted
 from handlers.refusal import Refused
 
 Encoding = Literal["json", "frames"]
@@ -110,8 +110,21 @@ def _envelope(raw: bytes | bytearray, encoding: Encoding) -> _Envelope:
 
 def _read_json(raw: bytes | bytearray) -> Inbound:
     json_shape.check(raw)
-    message: Inbound = msgspec.convert(_unhex(msgspec.json.decode(raw)), Inbound, builtin_types=(bytes,))
-    return message
+    return from_json(msgspec.json.decode(raw))
+
+
+def from_json(message: Any) -> Inbound:
+    """Return a message of JSON values, or raise `Refused` or one of `FAULTS`."""
+    made: Inbound = msgspec.convert(_unhex(message), Inbound, builtin_types=(bytes,))
+    return made
+
+
+def outputs_from_json(values: list[Any]) -> list[Output]:
+    """Return outputs of JSON values, or raise one of `FAULTS` with the place `$[n]`."""
+    try:
+        return msgspec.convert(_OUTPUTS(values), list[Output], builtin_types=(bytes,))
+    except _NotHex as error:
+        raise msgspec.ValidationError(f"{error.what} - at `${error.place}`") from error
 
 
 def check_lengths(message: Inbound) -> None:
@@ -243,7 +256,7 @@ def _reader(kind: inspect.Type) -> _Reader | None:
 
 def _each(readers: list[_Reader | None], *, repeated: bool) -> _Reader:
     def read(value: Any) -> Any:
-        if not isinstance(value, list):
+        if not isinstance(value, list | tuple):
             return value
         row, n = [], 0
         try:
@@ -283,4 +296,5 @@ def _readers() -> dict[str, _Reader]:
 
 
 _READERS = _readers()
+_OUTPUTS = _each([_reader(inspect.type_info(Output))], repeated=True)
 MESSAGES = frozenset(str(kind.__struct_config__.tag) for kind in Inbound.__args__)

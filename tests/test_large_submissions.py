@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from daemons import Client, Daemon, Message
+from daemons import Client, Daemon, Encoding, Message, encoded
 from scenarios import digest
 
 from handlers import columns, wire
@@ -19,6 +19,12 @@ from handlers.refusal import Refused
 pytestmark = pytest.mark.configured(chain={"family": "bitcoin", "network": "regtest"})
 
 MANY = 2 * PIECE + 17
+BOTH = pytest.mark.parametrize("encoding", ["frames", "json"])
+
+
+def body(message: Message, encoding: Encoding) -> bytes:
+    """Return a message without what frames it."""
+    return encoded(message, "json")[:-1] if encoding == "json" else msgspec.msgpack.encode(message)
 
 
 def submitted(**more: Any) -> Message:
@@ -29,8 +35,8 @@ def submitted(**more: Any) -> Message:
     return {"type": "TxSubmitted", "seq": 3, "tx": tx | more.pop("tx", {})} | more
 
 
-def found(frame: bytes) -> Outline:
-    outline = find(frame)
+def found(frame: bytes | bytearray, encoding: Encoding = "frames") -> Outline:
+    outline = find(frame, encoding)
     assert outline is not None
     return outline
 
@@ -50,14 +56,21 @@ def pieces(outline: Outline) -> tuple[TxSubmitted, int]:
 @pytest.mark.parametrize(
     "more", [{}, {"locked": True, "on_spent": "record", "input_hashes": [None]}, {"tx": {"previous": [[5, b"\x01"]]}}]
 )
-def test_a_long_submission_is_what_it_is_at_once(more: Message) -> None:
-    frame = msgspec.msgpack.encode(submitted(**more))
-    outline = found(frame)
+@BOTH
+def test_a_long_submission_is_what_it_is_at_once(more: Message, encoding: Encoding) -> None:
+    message = body(submitted(**more), encoding)
+    outline = found(message, encoding)
     assert (outline.txid, outline.outputs) == (digest("large"), MANY)
     made, turns = pieces(outline)
-    assert made == wire.decode(frame, "frames")
-    assert type(made) is TxSubmitted and turns == 4
-    assert outline.frame == frame
+    assert made == wire.decode(message, encoding)
+    assert type(made) is TxSubmitted and turns == -(-MANY // outline.piece) + 1
+
+
+def test_a_frame_is_as_it_was_when_it_is_decoded() -> None:
+    frame = bytearray(body(submitted(), "frames"))
+    before = bytes(frame)
+    pieces(found(frame))
+    assert frame == before
 
 
 def rearranged(message: Message, *last: str) -> Message:
@@ -105,8 +118,9 @@ def test_only_long_frames_are_looked_at() -> None:
     message = submitted()
     message["tx"]["outputs"] = message["tx"]["outputs"][:100]
     frame = msgspec.msgpack.encode(message)
-    assert len(frame) < LONG and find(frame) is None
-    assert find(msgspec.msgpack.encode(submitted(type="BlockApplied"))) is None
+    assert len(frame) < LONG and find(frame, "frames") is None
+    for encoding in ("frames", "json"):
+        assert find(body(submitted(type="BlockApplied"), encoding), encoding) is None
 
 
 @pytest.mark.parametrize("length", [LONG, -1], ids=["many missing", "one byte missing"])
@@ -132,12 +146,25 @@ def broken() -> Iterator[tuple[Message, str]]:
 
 
 @pytest.mark.parametrize(("message", "said"), [*broken()], ids=["type", "name", "fee", "hashes", "previous"])
-def test_what_is_wrong_is_named_as_at_once(message: Message, said: str) -> None:
-    frame = msgspec.msgpack.encode(message)
+@BOTH
+def test_what_is_wrong_is_named_as_at_once(message: Message, said: str, encoding: Encoding) -> None:
+    compare(body(message, encoding), encoding, said)
+
+
+@pytest.mark.parametrize(("changed", "name"), [({"address": "zz"}, "address"), ({"value": 1 << 64}, "value")])
+def test_what_is_wrong_with_values_of_json_is_named_as_at_once(changed: Message, name: str) -> None:
+    message, late = submitted(), 2 * PIECE + 3
+    message["tx"]["outputs"][late] |= changed
+    compare(body(message, "json"), "json", f"at `$.tx.outputs[{late}].{name}`")
+
+
+def compare(message: bytes, encoding: Encoding, said: str) -> None:
+    """See a message refused in pieces as it is at once."""
     with pytest.raises(Refused) as at_once:
-        wire.decode(frame, "frames")
+        wire.decode(message, encoding)
     with pytest.raises(Refused) as in_pieces:
-        pieces(found(frame))
+        outline = find(message, encoding)
+        pieces(outline) if outline is not None else wire.decode(message, encoding)
     assert in_pieces.value.refusal == at_once.value.refusal
     assert said in in_pieces.value.refusal.message
 
