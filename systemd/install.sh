@@ -55,7 +55,8 @@ remove_all() {
   rm -f "$root/usr/local/lib/sysusers.d/utxod.conf" "$root/usr/local/lib/tmpfiles.d/utxod.conf" \
     "$share/man/man1/utxod.1" "$root/usr/local/bin/utxod"
   rm -rf "$share/doc/utxod" "$root$prefix"
-  [ -z "$purge" ] || rm -rf "$root/etc/utxod" "$root/var/lib/utxod" "$root/var/backups/utxod"
+  [ -z "$purge" ] || rm -rf "$root/etc/utxod" "$root/var/lib/utxod" "$root/var/backups/utxod" \
+    "$root/var/lib/systemd/timers/stamp-utxod-backup.timer"
   if systemd_runs; then systemctl daemon-reload; fi
   if [ -z "$purge" ]; then echo "removed; /etc/utxod, /var/lib/utxod and /var/backups/utxod were kept"; else echo removed; fi
 }

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import gmtime, strftime
 from typing import Any
 
 import pytest
@@ -235,6 +236,17 @@ def test_a_feed_reaches_other_machines_only_with_a_drop_in(here: Machine) -> Non
     here.run("systemctl", "restart", feed)
     until(lambda: "refused" in said(here, feed), why=said(here, feed))  # nobody listens there
     here.run("systemctl", "stop", feed)
+
+
+def test_backups_are_made_and_the_oldest_removed(here: Machine) -> None:
+    backups = here.file("/var/backups/utxod")
+    drop_in(here, STRICTER, "Environment=KEEP=2", unit="utxod-backup.service")
+    for made in range(1, 4):
+        here.run("systemctl", "start", "utxod-backup.service")
+        assert len(list(backups.iterdir())) == min(made, 2), said(here, "utxod-backup.service")
+        until(lambda: not (backups / strftime("%Y%m%dT%H%M%SZ", gmtime())).exists())  # names have whole seconds
+    newest = f"/var/backups/utxod/{max(path.name for path in backups.iterdir())}"
+    assert "restored" in here.run("utxod", "restore", newest, "/srv/restored").stdout
 
 
 def test_every_command_of_the_page_runs(here: Machine) -> None:
