@@ -112,6 +112,8 @@ class HeadReader:
             raise _malformed("the head does not end with an empty line")
         request = self._request()
         self._begin()
+        if request.length:  # the parser waits for the body, which it is not given
+            self._parser = httptools.HttpRequestParser(self)
         return request, data[end:]
 
     def _feed(self, data: bytes) -> None:

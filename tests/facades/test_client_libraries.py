@@ -5,23 +5,30 @@ They are installed where CLIENTS_FOLDER says, once; without it these tests are s
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import which
+from typing import Any
 
 import httpx
 import pytest
-from preview import CODEC, feed, own_listener, served
+from chain_model import Coin, datum_of
+from preview import CODEC, blocks, coins, feed, own_listener, served
 from questions import Asked, short_folder
-from stand_in import Node, node
+from stand_in import Node, ada, node
 
 from feeds.cardano.eras import PREVIEW
 from feeds.cardano.transaction import read_transaction
+from formats import bech32
 from handlers.events import BlockApplied, GenesisOutputs, Output, Tx
+from storage.indexes import payment_credential, stake_credential
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent / "clients"
@@ -123,3 +130,92 @@ def test_the_examples_of_the_documentation(python: Path, example: str) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith(str(made.blocks[-1].slot)), done.stdout
+
+
+# --- clients of Node.js ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def modules() -> Path:
+    """Return the folder of Node.js' clients, made if what is wanted has changed."""
+    folder, lock = Path(str(FOLDER)).expanduser() / "node", HERE / "package-lock.json"
+    stamp = folder / "installed.json"
+    if not stamp.exists() or stamp.read_text() != lock.read_text():
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("package.json", "package-lock.json"):
+            (folder / name).write_text((HERE / name).read_text())
+        subprocess.run(["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"], cwd=folder, check=True)
+        stamp.write_text(lock.read_text())
+    return folder
+
+
+def places(kept: Callable[[Coin], object]) -> list[list[Any]]:
+    return sorted([coin.txid.hex(), coin.number] for coin in coins().values() if not coin.spend and kept(coin))
+
+
+def holds(coin: Coin, unit: str) -> bool:
+    return any((policy + name).hex() == unit for policy, name, _ in coin.output.assets)
+
+
+@pytest.mark.skipif(which("npm") is None, reason="needs npm")
+def test_clients_of_nodejs(modules: Path) -> None:
+    """The providers of Lucid Evolution, Blaze and blockfrost-js get what the store has."""
+    live = [coin for coin in coins().values() if not coin.spend and coin.output.assets and not coin.output.script_ref]
+    wanted = next(coin for coin in live if stake_credential(coin.output.address) and coin.output.address[0] == 0)
+    address = wanted.output.address
+    units = Counter((p + n).hex() for coin in coins().values() if not coin.spend for p, n, _ in coin.output.assets)
+    unit = (wanted.output.assets[0][0] + wanted.output.assets[0][1]).hex()
+    only = next(each for each, count in units.items() if count == 1 and len(each) > 56)
+    datum = next(coin for coin in coins().values() if coin.output.inline_datum is not None)
+    digest = datum_of(datum)
+    assert digest is not None and datum.output.inline_datum is not None
+    stake = bech32.encode("stake_test", *bech32.symbols(b"\xe0" + address[29:57]))
+    (port, here), (front, ogmios) = own_listener(), own_listener()
+    tables = {"http": {"listen": here}, "ogmios": {"listen": ogmios}}
+    with (
+        node() as upstream,
+        short_folder() as folder,
+        served(folder, upstream={"ogmios": upstream.url}, **tables),
+    ):
+        account = {"delegate": {"id": "pool1x"}, "rewards": ada(7), "deposit": ada(2_000_000)}
+        upstream.accounts = {address[29:57].hex(): account}
+        base = f"http://127.0.0.1:{port}"
+        asked = {
+            "kupo": f"{base}/kupo",
+            "ogmios": f"http://127.0.0.1:{front}",
+            "blockfrost": f"{base}/blockfrost/preview/api/v0",
+            "address": CODEC.write(address),
+            "credential": address[1:29].hex(),
+            "unit": unit,
+            "only": only,
+            "reference": {"txHash": wanted.txid.hex(), "outputIndex": wanted.number},
+            "datum_hash": digest.hex(),
+            "stake": stake,
+        }
+        (modules / "queries.mjs").write_text((HERE / "queries.mjs").read_text())
+        command = ["node", "--no-warnings", "queries.mjs"]
+        done = subprocess.run(
+            command, cwd=modules, input=json.dumps(asked), capture_output=True, text=True, timeout=120, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert not [answer for answer in answers if "result" not in answer], done.stdout
+    own: Callable[[Coin], object] = lambda coin: coin.output.address == address  # noqa: E731
+    expected = {
+        "parameters": 44,
+        "address": places(own),
+        "credential": places(lambda coin: payment_credential(coin.output.address) == address[1:29]),
+        "unit": places(lambda coin: own(coin) and holds(coin, unit)),
+        "one": places(lambda coin: holds(coin, only)),
+        "references": [[wanted.txid.hex(), wanted.number]],
+        "datum": datum.output.inline_datum.hex(),
+        "delegation": {"poolId": "pool1x", "rewards": "7"},
+        "block": blocks()[-1].hash.hex(),
+        "genesis": 2,
+        "holders": len({coin.output.address for coin in coins().values() if not coin.spend and holds(coin, unit)}),
+        "transaction": sum(coin.txid == wanted.txid for coin in coins().values()),
+    }
+    for answer in answers:
+        result = sorted(answer["result"]) if isinstance(answer["result"], list) else answer["result"]
+        assert result == expected[answer["call"]], answer
+    assert len(answers) == 27

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from time import sleep
 from typing import Any
 
 import cbor2
@@ -12,6 +13,7 @@ import pytest
 from chain_model import Coin
 from preview import CODEC, before, blocks, coins, own_listener, served
 from questions import Asked, short_folder
+from raw_http import Connection, get
 from stand_in import PARAMETERS, Node, node
 from websockets.sync.client import ClientConnection, connect
 
@@ -155,6 +157,34 @@ def test_what_the_node_takes_is_pending_here(front: Served, over: str) -> None:
     txid = read_transaction(raw).txid.hex()
     assert answer["result"]["transaction"]["id"] == txid
     assert front.asking.get(f"/api/v1/txs/{txid}")["status"] == "unmined"
+
+
+def test_requests_with_bodies_on_one_connection(front: Served) -> None:
+    """Whole, in pieces, and several at once."""
+    body = json.dumps(request(TIP)).encode()
+    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n" % len(body)
+    with Connection(int(front.ws.rsplit(":", 1)[1].rstrip("/"))) as connection:
+        for _ in range(3):
+            connection.send(head + b"\r\n" + body)
+            assert connection.answer().status == 200
+            for piece in (head, b"\r\n", body[:5], body[5:]):
+                connection.send(piece)
+                sleep(0.01)
+            assert connection.answer().status == 200
+            connection.send((head + b"\r\n" + body) * 2 + get())
+            assert [connection.answer().status for _ in range(3)] == [200, 200, 404]
+            connection.send(head + b"Expect: 100-continue\r\n\r\n")
+            assert connection.answer(bodyless=True).status == 100
+            connection.send(body)
+            assert connection.answer().status == 200
+    for more, status, code in (
+        (b"Content-Length: 300000\r\n", 413, "body_not_accepted"),
+        (b"Transfer-Encoding: chunked\r\n", 411, "length_required"),
+    ):
+        with Connection(int(front.ws.rsplit(":", 1)[1].rstrip("/"))) as connection:
+            connection.send(b"POST / HTTP/1.1\r\nHost: localhost\r\n" + more + b"\r\n")
+            answer = connection.answer()
+            assert (answer.status, answer.error()) == (status, code)
 
 
 def test_other_requests(front: Served) -> None:
