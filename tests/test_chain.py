@@ -413,6 +413,14 @@ def test_the_network_height_of_the_sender_decides_how_deep_a_block_lies(tmp_path
         assert chain.view.floor == BLOCKS[1].point
 
 
+def test_a_block_whose_height_falls_is_no_deeper_than_the_highest(tmp_path: Path) -> None:
+    high, low = msgspec.structs.replace(BLOCKS[0], height=10), msgspec.structs.replace(BLOCKS[1], height=3)
+    with open_chain(tmp_path, prune_depth=3, rollback_window=2) as chain:
+        for each in (high, low):
+            follow(chain, Line([message(each, Listener(12))]))
+        assert list(dump(chain.store)["undo"]) == [1, 2]
+
+
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 

@@ -26,10 +26,12 @@ import storage.history.view
 from handlers.chain import Chain
 from handlers.events import BlockApplied, OutPoint
 from storage.disk import META, Disk, Txn
-from storage.history.layout import TABLES, TXID_ENTRY, Numbers, Records, State, Words
+from storage.history.bits import Bits
+from storage.history.layout import HEAD_BYTES, TABLES, TX, TX_RECORD, TXID_ENTRY, Numbers, Records, State, Words
 from storage.history.merging import count_runs
 from storage.history.runs import Index, Manifest, Run
 from storage.history.stored import Stored
+from storage.history.values import Values
 from storage.history.verify import verify
 
 OPTIONS = Options(rollback_window=4, prune_depth=4, may_prune=True, map_size=1 << 24)
@@ -43,6 +45,26 @@ def chain_of(length: int, width: int) -> Sequence[BlockApplied]:
         paid = [tx(f"{n} {k}", output("ann"), spends=[at(f"{n - 1} {k}")] if n else []) for k in range(width)]
         blocks.append(block(blocks[-1] if blocks else None, *paid))
     return blocks
+
+
+def test_values_of_which_little_is_left_are_joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 4 * TX_RECORD.itemsize + HEAD_BYTES)
+    records, live = np.zeros(40, TX_RECORD), Bits()
+    records["number"] = np.arange(40)
+    live.set(np.arange(0, 40, 4))
+    with Disk(tmp_path, TABLES, map_size=1 << 24, durable=False) as disk:
+        values = Values(disk.tables[TX], TX_RECORD, heap=False)
+        disk.write(lambda txn: values.append(txn, records))
+        assert len(values.firsts) == 10
+
+        def thin(txn: Txn) -> list[int]:
+            return [values.thin(txn, 40, 40, live, lambda some: live.has(some["number"])) for _ in range(6)]
+
+        assert sum(disk.write(thin)) == 27  # three of each but of the last value, which may go on
+        assert len(values.firsts) < 10
+        with disk.read() as txn:
+            kept = np.arange(0, 40, 4)
+            assert len(values.missing(txn, kept)) == 0
 
 
 def test_a_merge_that_keeps_little_leaves_a_whole_filter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -684,6 +684,7 @@ def test_the_tag_tells_the_forms_apart(told: Asked) -> None:
     [
         ("application/cbor", "application/cbor"),
         ("application/cbor, application/json;q=0.5", "application/cbor"),
+        ("application/cbor, */*", "application/cbor"),
         ("text/html, application/cbor;q=0.9, */*;q=0.1", "application/cbor"),
         ("Application/CBOR", "application/cbor"),
         ("application/json", "application/json"),

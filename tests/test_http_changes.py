@@ -183,9 +183,25 @@ def test_a_cursor_goes_on_while_its_block_stays(tmp_path: Path) -> None:
         with query.snapshot() as shot, pytest.raises(PointRemoved) as gone:
             Changes(shot).go_on(cursor)
         assert gone.value.ancestor is None
+        feed(chain, block(None, salt="other"))  # another block in its place
+        with query.snapshot() as shot, pytest.raises(PointRemoved):
+            Changes(shot).go_on(cursor)
         for wrong in ("", "x", "kAAA", cursor[:-3]):
             with query.snapshot() as shot, pytest.raises(BadCursor):
                 Changes(shot).go_on(wrong)
+
+
+def test_the_block_at_the_floor_has_no_effects_any_more(tmp_path: Path) -> None:
+    with open_made_chain(tmp_path, prune_depth=2, rollback_window=2) as chain:
+        made = [block(None, tx("0", output("ann")))]
+        for n in range(1, 6):
+            made.append(block(made[-1], tx(f"{n}", output("ann"))))
+        feed(chain, *made)
+        prune_all(chain)
+        with chain.store.disk.read() as txn:
+            stored = chain.store.stored(txn)
+            floor = stored.state.floor
+            assert [stored.undo(ordinal) for ordinal in (floor, floor + 1)] == [None, []]
 
 
 # --- over HTTP ---------------------------------------------------------------------------------------------------

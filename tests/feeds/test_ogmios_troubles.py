@@ -144,7 +144,7 @@ def test_a_password_is_not_shown() -> None:
     assert "secret" not in fails("ws://me:secret@127.0.0.1:1/", patience_s=0.1)
 
 
-@pytest.mark.parametrize(("status", "again"), [(404, False), (401, False), (503, True)])
+@pytest.mark.parametrize(("status", "again"), [(404, False), (451, False), (500, True), (503, True)])
 def test_a_server_of_another_kind(status: int, again: bool) -> None:
     heard: list[str] = []
     with serving(blocks(3)) as server:
