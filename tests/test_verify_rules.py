@@ -303,9 +303,96 @@ for name, (ordinal, changed, finding) in BLOCKS.items():
     )
 
 
-@says("block 50 has no row")
-def a_block_is_gone(hand: Hand) -> None:
-    hand.delete(BLOCK, U32.pack(50))
+CASES |= {
+    "a_block_is_gone": (lambda hand: hand.delete(BLOCK, U32.pack(50)), "block 50 has no row"),
+    "no_genesis": (lambda hand: hand.delete(META, b"genesis"), "block 0 without a digest"),
+    "a_strange_row": (
+        lambda hand: hand.put(META, b"what", b"1"),
+        "utxo_meta has a row b'what', which nothing has written",
+    ),
+    "an_index_that_nobody_knows": (lambda hand: hand.put(META, b"indexes", b"address_hush"), "the list of indexes is"),
+    "the_change_log_is_shorter": (
+        lambda hand: hand.delete("change_log", hand.rows("change_log")[-1][0]),
+        "the change log ends at block",
+    ),
+    "a_bit_of_a_dead_output": (lambda hand: hand.flip(hand.dead(), hand.live()[0]), "is unspent, but has no record"),
+    "a_bit_less": (lambda hand: hand.flip(hand.live()[0]), r"\d+ outputs are unspent, the counter says"),
+    "a_bit_above_all": (lambda hand: hand.flip(hand.state.next_number), "at or above number"),
+    "a_chunk_above_all": (lambda hand: hand.flip(99_999), "at or above number"),
+    "a_recent_transaction_is_gone": (
+        lambda hand: hand.change(TX, hand.stored.tx_of(hand.state.next_number - 1).number, None),
+        "has no record, and may be rolled back",
+    ),
+    "an_old_transaction_is_gone": (
+        lambda hand: hand.change(TX, hand.stored.tx_of(hand.live()[0]).number, None),
+        "is of a transaction that has no record",
+    ),
+    "a_transaction_of_another_block": (
+        lambda hand: hand.change(TX, 0, lambda tx: tx.__setitem__("block", 3)),
+        "is in block 0, not in 3",
+    ),
+    "a_transaction_with_more_outputs": (
+        lambda hand: hand.change(TX, 0, lambda tx: tx.__setitem__("counts", 999 << 3)),
+        "does not follow the one that ends at",
+    ),
+    "a_transaction_beyond_its_block": (
+        lambda hand: hand.change(TX, 0, lambda tx: tx.__setitem__("counts", 999 << 3)),
+        "has outputs beyond its block 0",
+    ),
+    "a_return_of_what_did_not_fail": (
+        lambda hand: hand.change(TX, 0, lambda tx: tx.__setitem__("counts", tx["counts"] | 2)),
+        "has a collateral return, but did not fail",
+    ),
+    "a_transaction_with_another_id": (
+        lambda hand: hand.change(TX, 0, lambda tx: tx["id"].__setitem__((0, 3), 5)),
+        "index txid misses transaction 0 ",
+    ),
+    "a_live_output_is_gone": (lambda hand: hand.change(OUTPUT, hand.live()[0], None), "is unspent, but has no record"),
+    "a_spent_output_is_gone": (
+        lambda hand: hand.change(OUTPUT, int(hand.spends()[0][1]["number"][0]), None),
+        "may be unspent again, but has no record",
+    ),
+    "another_address": (
+        lambda hand: hand.change_body(hand.live()[0], lambda address, extra: (address[:-1] + b"?", extra)),
+        "index address_hash misses output",
+    ),
+    "an_extra_of_garbage": (
+        lambda hand: hand.change_body(hand.live()[0], lambda address, _: (address, b"\x93\xc1")),
+        "cannot be read",
+    ),
+    "datums_of_garbage": (
+        lambda hand: hand.put(UNDO, _datums(hand)[0], seal(1, b"\xc1")),
+        "of the undo log of block .* cannot be read",
+    ),
+    "an_undo_log_too_much": (
+        lambda hand: hand.put(UNDO, UNDO_KEY.pack(71, 0), seal(0)),
+        "there is an undo log of block 71",
+    ),
+    "a_spender_is_not_found": (
+        lambda hand: hand.drop_entry("spender", hand.manifest("spender").runs[-1].high - 1 and _recent_spender(hand)),
+        "index spender misses transaction",
+    ),
+    "a_transaction_is_not_found": (
+        lambda hand: hand.drop_entry("txid", hand.stored.tx_of(hand.live()[-1]).number),
+        "index txid misses transaction",
+    ),
+    "a_value_of_a_run_is_gone": (
+        lambda hand: hand.delete(RUN, next(hand.entries("stake_credential"))[0]),
+        "entries, its list says",
+    ),
+    "a_part_of_a_filter_is_gone": (
+        lambda hand: hand.delete(FILTER, UNDO_KEY.pack(hand.manifest("txid").runs[0].id, 0)),
+        "part 0 of the filter of run",
+    ),
+    "a_part_of_a_filter_is_short": (
+        lambda hand: hand.put(FILTER, UNDO_KEY.pack(hand.manifest("txid").runs[0].id, 0), seal(0)),
+        "part 0 of the filter of run",
+    ),
+    "a_filter_of_nobody": (
+        lambda hand: hand.put(FILTER, UNDO_KEY.pack(9999, 0), seal(1, bytes(8))),
+        "there is a filter of run 9999",
+    ),
+}
 
 
 @says("the last block is 71, the tip is 70")
@@ -316,21 +403,6 @@ def a_block_above_the_tip(hand: Hand) -> None:
     )
 
 
-@says("block 0 without a digest")
-def no_genesis(hand: Hand) -> None:
-    hand.delete(META, b"genesis")
-
-
-@says("utxo_meta has a row b'what', which nothing has written")
-def a_strange_row(hand: Hand) -> None:
-    hand.put(META, b"what", b"1")
-
-
-@says("the list of indexes is")
-def an_index_that_nobody_knows(hand: Hand) -> None:
-    hand.put(META, b"indexes", b"address_hush")
-
-
 @says("the merge of address_hash reads runs of other levels")
 def a_merge_of_several_levels(hand: Hand) -> None:
     manifest = hand.manifest("address_hash")
@@ -338,86 +410,6 @@ def a_merge_of_several_levels(hand: Hand) -> None:
     for run in manifest.runs:
         run.level += run.id == longest(manifest).inputs[0]
     hand.put_manifest("address_hash", manifest)
-
-
-@says("the change log ends at block")
-def the_change_log_is_shorter(hand: Hand) -> None:
-    hand.delete("change_log", hand.rows("change_log")[-1][0])
-
-
-@says("is unspent, but has no record")
-def a_bit_of_a_dead_output(hand: Hand) -> None:
-    hand.flip(hand.dead(), hand.live()[0])
-
-
-@says(r"\d+ outputs are unspent, the counter says")
-def a_bit_less(hand: Hand) -> None:
-    hand.flip(hand.live()[0])
-
-
-@says("at or above number")
-def a_bit_above_all(hand: Hand) -> None:
-    hand.flip(hand.state.next_number)
-
-
-@says("at or above number")
-def a_chunk_above_all(hand: Hand) -> None:
-    hand.flip(99_999)
-
-
-@says("has no record, and may be rolled back")
-def a_recent_transaction_is_gone(hand: Hand) -> None:
-    hand.change(TX, hand.stored.tx_of(hand.state.next_number - 1).number, None)
-
-
-@says("is of a transaction that has no record")
-def an_old_transaction_is_gone(hand: Hand) -> None:
-    hand.change(TX, hand.stored.tx_of(hand.live()[0]).number, None)
-
-
-@says("is in block 0, not in 3")
-def a_transaction_of_another_block(hand: Hand) -> None:
-    hand.change(TX, 0, lambda tx: tx.__setitem__("block", 3))
-
-
-@says("does not follow the one that ends at")
-def a_transaction_with_more_outputs(hand: Hand) -> None:
-    hand.change(TX, 0, lambda tx: tx.__setitem__("counts", 999 << 3))
-
-
-@says("has outputs beyond its block 0")
-def a_transaction_beyond_its_block(hand: Hand) -> None:
-    hand.change(TX, 0, lambda tx: tx.__setitem__("counts", 999 << 3))
-
-
-@says("has a collateral return, but did not fail")
-def a_return_of_what_did_not_fail(hand: Hand) -> None:
-    hand.change(TX, 0, lambda tx: tx.__setitem__("counts", tx["counts"] | 2))
-
-
-@says("index txid misses transaction 0 ")
-def a_transaction_with_another_id(hand: Hand) -> None:
-    hand.change(TX, 0, lambda tx: tx["id"].__setitem__((0, 3), 5))
-
-
-@says("is unspent, but has no record")
-def a_live_output_is_gone(hand: Hand) -> None:
-    hand.change(OUTPUT, hand.live()[0], None)
-
-
-@says("may be unspent again, but has no record")
-def a_spent_output_is_gone(hand: Hand) -> None:
-    hand.change(OUTPUT, int(hand.spends()[0][1]["number"][0]), None)
-
-
-@says("index address_hash misses output")
-def another_address(hand: Hand) -> None:
-    hand.change_body(hand.live()[0], lambda address, extra: (address[:-1] + b"?", extra))
-
-
-@says("cannot be read")
-def an_extra_of_garbage(hand: Hand) -> None:
-    hand.change_body(hand.live()[0], lambda address, _: (address, b"\x93\xc1"))
 
 
 @says("is a collateral return, or should be")
@@ -485,22 +477,12 @@ def fewer_datums_than_counted(hand: Hand) -> None:
     hand.put(UNDO, key, seal(2, msgspec.msgpack.encode((UNDO_KEY.unpack(key)[0], [b"d"]))))
 
 
-@says("of the undo log of block .* cannot be read")
-def datums_of_garbage(hand: Hand) -> None:
-    hand.put(UNDO, _datums(hand)[0], seal(1, b"\xc1"))
-
-
 @says("has a datum whose hash it does not name")
 def a_datum_of_another_hash(hand: Hand) -> None:
     def change(address: bytes, raw: bytes) -> tuple[bytes, bytes]:
         return address, msgspec.msgpack.encode(msgspec.structs.replace(to_extra(raw), datum=b"another"))
 
     hand.change_body(hand.live()[0], change)
-
-
-@says("there is an undo log of block 71")
-def an_undo_log_too_much(hand: Hand) -> None:
-    hand.put(UNDO, UNDO_KEY.pack(71, 0), seal(0))
 
 
 @says(r"block \d+ spent \d+ outputs, its undo log has")
@@ -551,11 +533,6 @@ def spends_out_of_order(hand: Hand) -> None:
     hand.replace(UNDO, key, spends[::-1])
 
 
-@says("index spender misses transaction")
-def a_spender_is_not_found(hand: Hand) -> None:
-    hand.drop_entry("spender", hand.manifest("spender").runs[-1].high - 1 and _recent_spender(hand))
-
-
 def _recent_spender(hand: Hand) -> int:
     return max(int(n) for _, entries in hand.entries("spender") for n in entries["number"])
 
@@ -569,11 +546,6 @@ for name in ("address_hash", "payment_credential", "stake_credential", "policy",
         raise AssertionError(f"{kind} finds nothing")
 
     CASES[f"an output is not found by {name}"] = (drop_one, f"index {name} misses output")
-
-
-@says("index txid misses transaction")
-def a_transaction_is_not_found(hand: Hand) -> None:
-    hand.drop_entry("txid", hand.stored.tx_of(hand.live()[-1]).number)
 
 
 @says("which is not its own")
@@ -620,11 +592,6 @@ def a_value_under_another_key(hand: Hand) -> None:
     hand.put(RUN, runs.KEY.pack(run, prefix - 1, number), seal(len(entries), entries.tobytes()))
 
 
-@says("entries, its list says")
-def a_value_of_a_run_is_gone(hand: Hand) -> None:
-    hand.delete(RUN, next(hand.entries("stake_credential"))[0])
-
-
 @says("the merge of address_hash has written other entries")
 def a_merge_has_lost_an_entry(hand: Hand) -> None:
     merge = longest(hand.manifest("address_hash"))
@@ -644,25 +611,10 @@ def a_run_of_nobody(hand: Hand) -> None:
     hand.put(RUN, runs.KEY.pack(9999, prefix, number), seal(len(entries), entries.tobytes()))
 
 
-@says("part 0 of the filter of run")
-def a_part_of_a_filter_is_gone(hand: Hand) -> None:
-    hand.delete(FILTER, UNDO_KEY.pack(hand.manifest("txid").runs[0].id, 0))
-
-
-@says("part 0 of the filter of run")
-def a_part_of_a_filter_is_short(hand: Hand) -> None:
-    hand.put(FILTER, UNDO_KEY.pack(hand.manifest("txid").runs[0].id, 0), seal(0))
-
-
 @says(r"the filter of run \d+ does not let entry [0-9a-f]{16} pass")
 def an_empty_filter(hand: Hand) -> None:
     key, value = hand.rows(FILTER)[0]
     hand.put(FILTER, key, seal(count_of(value), bytes(8 * count_of(value))))
-
-
-@says("there is a filter of run 9999")
-def a_filter_of_nobody(hand: Hand) -> None:
-    hand.put(FILTER, UNDO_KEY.pack(9999, 0), seal(1, bytes(8)))
 
 
 for table in (*CHAIN_TABLES, *MMR_TABLES):
