@@ -107,6 +107,7 @@ def test_a_rollback_takes_back_what_was_asked_for() -> None:
         (World(tip=111, node=Node("catching_up", 200, 111)), "catching_up"),
         (World(tip=111, node=Node("running", 105, 111)), "node_behind"),
         (World(tip=111, node=Node("running", 100, 100)), None),  # it said so a while ago, and was with us
+        (World(tip=115, node=Node("running", 111, 115)), None),  # it has the block that is asked for
         (World(tip=111, network_height=117), "catching_up"),
         (World(tip=111, network_height=116), None),
     ],

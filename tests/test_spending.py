@@ -318,6 +318,21 @@ def families(draw: st.DrawFn) -> dict[bytes, tuple[Record, list[OutPoint]]]:
     return dict(draw(st.permutations(list(found.items()))))
 
 
+@pytest.mark.parametrize(
+    ("code", "faults", "loses_to"),
+    [
+        ("UTXO_ERROR", [("SPENT", OTHER), ("SPENT", b"\x0c" * 32)], OTHER),
+        ("UTXO_ERROR", [("SPENT", OTHER), ("UTXO_NOT_FOUND", None)], None),
+        ("UTXO_ERROR", [("SPENT", OTHER), ("SPENT", NAME)], None),
+        ("CREATING", [("SPENT", OTHER)], None),
+    ],
+)
+def test_who_loses_to_others(code: str, faults: list[tuple[str, bytes | None]], loses_to: bytes | None) -> None:
+    """Only a transaction whose every fault is that somebody else has the input."""
+    inputs = {n: Fault(why, by and (by, 0)) for n, (why, by) in enumerate(faults)}
+    assert TxFault(code, "", inputs=inputs).rival(NAME) == loses_to
+
+
 @given(families())
 def test_parents_come_first(transactions: dict[bytes, tuple[Record, list[OutPoint]]]) -> None:
     order = parents_first(transactions)
