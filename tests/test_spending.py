@@ -329,7 +329,7 @@ def families(draw: st.DrawFn) -> dict[bytes, tuple[Record, list[OutPoint]]]:
 )
 def test_who_loses_to_others(code: str, faults: list[tuple[str, bytes | None]], loses_to: bytes | None) -> None:
     """Only a transaction whose every fault is that somebody else has the input."""
-    inputs = {n: Fault(why, by and (by, 0)) for n, (why, by) in enumerate(faults)}
+    inputs = {n: Fault(why, (by, 0) if by else None) for n, (why, by) in enumerate(faults)}
     assert TxFault(code, "", inputs=inputs).rival(NAME) == loses_to
 
 
