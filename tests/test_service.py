@@ -106,6 +106,15 @@ def notified(tmp_path: Path) -> Iterator[socket.socket]:
         yield notified
 
 
+def until_silent(notified: socket.socket, seconds: float) -> None:
+    """Wait until nothing has been said for so long."""
+    notified.settimeout(seconds)
+    with pytest.raises(TimeoutError):
+        while True:
+            notified.recv(4096)
+    notified.settimeout(PATIENCE_S)
+
+
 def test_all_words_in_their_order_under_socket_activation(tmp_path: Path, notified: socket.socket) -> None:
     """The daemon is started by the first connection, as `systemd-socket-activate` does it."""
     if (activate := shutil.which("systemd-socket-activate")) is None:
@@ -142,20 +151,18 @@ def test_a_writer_that_hangs_does_not_feed_the_watchdog(tmp_path: Path, notified
     with running(tmp_path, told, shutdown_timeout="1s") as daemon:
         words(notified, "WATCHDOG=1")
         with lmdb.open(str(tmp_path / "data" / "lmdb"), max_dbs=4) as env, env.begin(write=True):
-            notified.settimeout(1.0)  # ten times as long as systemd would wait
-            with pytest.raises(TimeoutError):
-                while True:  # one may be on its way
-                    notified.recv(4096)
+            until_silent(notified, 1.0)  # ten times as long as systemd would wait
             with daemon.client() as client:
                 assert client.hello()
-            notified.settimeout(PATIENCE_S)
         words(notified, "WATCHDOG=1")
 
 
 def test_systemd_hears_at_once_that_the_daemon_stops(tmp_path: Path, notified: socket.socket) -> None:
-    """Also while what was received waits for the disk."""
-    with running(tmp_path, {"NOTIFY_SOCKET": str(tmp_path / "notify")}) as daemon, daemon.client() as client:
+    """Also while what was received, and the turn for the watchdog, wait for the disk."""
+    told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "20000"}
+    with running(tmp_path, told) as daemon, daemon.client() as client:
         with lmdb.open(str(tmp_path / "data" / "lmdb"), max_dbs=4) as env, env.begin(write=True):
+            until_silent(notified, 0.5)
             client.send({"seq": 1} | block(None))
             client.taken()
             daemon.process.terminate()
