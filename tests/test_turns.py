@@ -5,6 +5,7 @@ How long that takes depends on the machine. What does not is how much of the flo
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -197,3 +198,31 @@ def test_a_batch_is_full_when_its_commit_would_take_too_long(tmp_path: Path) -> 
         turns.pace = Pace()
         assert 0 < len(turns.take(many, monotonic(), expected_s / 4)) < len(many)
         turns.finish()
+
+
+@pytest.mark.parametrize(
+    ("waiting", "limit_s", "most", "committed"),
+    [(0, 60.0, 1 << 20, 3), (1, 60.0, 1 << 20, None), (1, 60.0, 10, 3), (1, 0.0, 1 << 20, 1)],
+    ids=["nothing waits", "more waits", "many bytes", "time is over"],
+)
+def test_what_is_taken_is_committed_in_the_same_turn(
+    tmp_path: Path, waiting: int, limit_s: float, most: int, committed: int | None
+) -> None:
+    """Unless more messages wait that belong to the same batch: another writer never comes between."""
+    sender = Listener()
+    with open_house(tmp_path) as house:
+        deliveries = [message(TxSubmitted(tx=Tx(digest(n), [], [paid("ann")]), seq=n), sender) for n in range(3)]
+        left, done = house.turns.turn(deliveries, monotonic(), limit_s, most, range(waiting))
+        assert (done and len(done.answers), len(left)) == (committed, 3 - (committed or 3))
+
+
+def test_the_collector_waits_for_large_transactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would visit each of their outputs; but it does not wait for ever."""
+    collected, commits = list[int](), 0
+    monkeypatch.setattr(gc, "collect", lambda: collected.append(commits))
+    with open_house(tmp_path) as house:
+        turns = house.turns
+        for commits in range(1, 2049):
+            turns.creating = {1: 1} if commits > 128 else {}
+            turns.finish()
+    assert collected == [64, 128, 128 + 1024]
