@@ -25,12 +25,14 @@ from daemon.metrics import SHOWN_EVERY_S, daemon_numbers
 from daemon.metrics import folder as metrics_folder
 from daemon.store import open_chain, open_disk, windows
 from handlers import wire
+from handlers.claims import spend
 from handlers.events import BlockApplied, OutPoint, Output, Tx
 from handlers.new_records import draft, put_page
-from handlers.transactions import Mined, Transactions
+from handlers.spending import Mined
+from handlers.transactions import Transactions
 from storage.disk import Txn
-from storage.ghost_records import GhostTxStore
 from storage.history.store import HistoryStore
+from storage.pool import Pool
 
 _CONFIG = """data_dir = "{folder}"
 [chain]
@@ -159,11 +161,12 @@ def _id(name: str) -> bytes:
 
 def _records(txn: Txn, transactions: Transactions, first: int) -> None:
     """Make records of transactions that were mined and are all spent, long enough ago."""
-    transactions.height = 1
+    view = transactions.view(txn)
     for number in range(first, first + _CHUNK):
         made = Tx(_id(f"record {number}"), [(_id(f"before {number}"), 0)], [Output(b"\x51", number)])
-        put_page(transactions, txn, made, draft(transactions.rules, made, 1, mined=[Mined(1, 1)]), 0)
-        transactions.spend(txn, _id(f"after {number}"), [(made.txid, 0)], 2)
+        put_page(view, made, draft(transactions.rules, made, 1, mined=[Mined(1, 1)]), 0)
+        spend(view, _id(f"after {number}"), [(made.txid, 0)], 2)
+    view.flush()
 
 
 # --- the blocks ----------------------------------------------------------------------------------------------------
@@ -201,10 +204,10 @@ def _frames(tip: BlockApplied, blocks: int, txs: int) -> Iterator[bytes]:
 def _left(config: Config) -> bool:
     """Return whether more is due than the last blocks leave behind."""
     with open_disk(config, readonly=True) as disk, disk.read() as txn:
-        utxo, records = HistoryStore(disk), GhostTxStore(disk)
+        utxo, pool = HistoryStore(disk), Pool(disk)
         state = utxo.state(txn)
         height = utxo.block_at(txn, state.tip).height
-        due = next(records.due(txn, records.delete_at, height - 5, 1), None)
+        due = next(pool.due(txn, pool.delete_at, height - 5, 1), None)
         return due is not None or windows(config).backlog(state) > 5
 
 

@@ -16,12 +16,12 @@ import msgspec
 from config.settings import Config
 from daemon.store import (
     TABLES,
-    chain_txs,
     folder,
     leaf_writer,
     limited,
     open_disk,
     open_store,
+    reading,
 )
 from handlers.audit import Audited, audit
 from storage.disk import Disk
@@ -105,7 +105,7 @@ def _walk(config: Config, disk: Disk, place: Path | None, tell: Tell) -> Audited
     def records(seen: Disk) -> list[str]:
         nonlocal audited
         if config.transactions.enabled:
-            audited = audit(chain_txs(HistoryStore(seen), config), config.transactions.block_height_retention)
+            audited = audit(reading(HistoryStore(seen), config))
         return audited.findings
 
     with _in_place(disk) if place is None else nullcontext():

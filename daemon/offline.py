@@ -77,9 +77,6 @@ def prune(config: Config) -> str:
         total, counts = Gone(), dict[str, int]()
         if chain.height:
             records = transactions(store, config) if config.transactions.enabled else None
-            if records is not None:
-                with disk.read() as txn:
-                    records.read_height(txn)
             pruner = open_pruner(config, disk, records, changes)
             counts = _cycle(pruner, Request(chain.height, "applied"), chain.state.persisted, changes)
             total = _prune_tables(chain)
@@ -179,15 +176,16 @@ def _pass(tx_blocks: TxBlocks) -> int:
     seen, repaired, after = 0, 0, b""
 
     def step(txn: Txn) -> list[bytes]:
-        txids = list(islice(tx_blocks.store.txids(txn, after), _RECORDS))
-        tx_blocks.begin(txn)
-        tx_blocks.agree(txn, txids)
+        txids = list(islice(tx_blocks.pool.txids(txn, after), _RECORDS))
+        view = tx_blocks.begin(txn)
+        tx_blocks.agree(view, txids)
+        view.flush()
         return txids
 
     while txids := tx_blocks.changes.write(step):
         tx_blocks.settle()
         tx_blocks.changes.take()  # nobody listens
-        seen, after = seen + len(txids), txids[-1] + b"\xff" * 5
+        seen, after = seen + len(txids), txids[-1] + b"\xff" * 9
         repaired += tx_blocks.take_repaired()
         log.info("records_checked", transactions=seen, repaired=repaired)
     return repaired

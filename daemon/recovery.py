@@ -31,8 +31,8 @@ from handlers.recovery.outcome import Handler
 from handlers.recovery.own import InTurn
 from handlers.recovery.records import Records
 from handlers.recovery.survey import Survey, Turn
+from handlers.transactions import TxView
 from handlers.utxo import Turns
-from storage.disk import Txn
 from storage.errors import PackageMissing, StoreError
 from storage.recovery.rows import StoreAway
 from storage.recovery.sqlite import SqliteStorage
@@ -173,7 +173,7 @@ async def recover_along(
         wrote=teller.notify,
     )
 
-    def write(step: Callable[[Txn], T]) -> Awaitable[T]:
+    def write(step: Callable[[TxView], T]) -> Awaitable[T]:
         return turn(partial(turns.chain.write_alone, step))
 
     healing = Healing(records, turn, write, changes.tell, hub.bus.publish, tip)

@@ -20,14 +20,14 @@ from handlers.change_log import ChangeLog
 from handlers.leaves import LeafWriter
 from handlers.query import Query
 from handlers.rendering import OutputRenderer
-from handlers.transactions import Rules, Transactions
+from handlers.spending import Rules
+from handlers.transactions import Transactions
 from handlers.tx_blocks import TxBlocks
 from storage.blobs import Blobs, Late, open_blobs
 from storage.change_log import TABLES as LOG_TABLES
 from storage.change_log import Retention
 from storage.disk import META, Disk
 from storage.errors import SnapshotExpired
-from storage.ghost_records import GhostTxStore
 from storage.history.layout import FORMAT
 from storage.history.layout import TABLES as HISTORY_TABLES
 from storage.history.mined import MinedStore
@@ -35,7 +35,8 @@ from storage.history.store import HistoryStore
 from storage.home import refuse_copy, settle
 from storage.indexes import CARDANO_ONLY, NAMES
 from storage.jobs import TABLES as JOB_TABLES
-from storage.transactions import TABLES as TX_TABLES
+from storage.pool import TABLES as TX_TABLES
+from storage.pool import Pool
 from storage.windows import Windows
 
 log = structlog.get_logger("store")
@@ -147,14 +148,14 @@ def open_changes(disk: Disk, config: Config) -> ChangeLog:
 
 def open_tx_blocks(store: HistoryStore, config: Config, changes: ChangeLog | None = None) -> TxBlocks | None:
     """Open the transaction store beside the UTXO store, if the configuration wants it."""
-    records = GhostTxStore(store.disk)
+    pool = Pool(store.disk)
     if not config.transactions.enabled:
-        if records.give_up():
+        if pool.give_up():
             log.warning(
                 "records_go_stale", advice="transactions.enabled is off: their records are dropped when it is on"
             )
         return None
-    if records.drop_stale():
+    if pool.drop_stale():
         log.warning("stale_records_dropped", reason="blocks may have come while transactions.enabled was off")
     return TxBlocks(transactions(store, config), changes or open_changes(store.disk, config))
 
@@ -187,12 +188,7 @@ def _transactions(store: HistoryStore, config: Config, blobs: Blobs) -> Transact
         max_pending_count=wish.max_pending_count,
         max_pending_age_s=wish.max_pending_age,
     )
-    return Transactions(chain_txs(store, config), blobs, rules)
-
-
-def chain_txs(store: HistoryStore, config: Config) -> MinedStore:
-    """Return the chain as the transaction store sees it."""
-    return MinedStore(store, GhostTxStore(store.disk), config.transactions.coinbase_maturity)
+    return Transactions(Pool(store.disk), MinedStore(store, wish.coinbase_maturity), blobs, rules)
 
 
 def chain_name(config: Config) -> str:

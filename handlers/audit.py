@@ -1,48 +1,32 @@
 """Walking the transaction store by its own rules, and beside the UTXO store: both must tell the same story.
 
-Reads one consistent state row by row, writes nothing, and names what is wrong. Damage is what rows of the transaction
-store say against each other. Where records and the chain say different things, the store is sound and the chain lied:
+Reads one consistent state, writes nothing, and names what is wrong. Damage is what rows of the transaction store say
+against each other. Where records and the chain say different things, the store is sound and the chain lied:
 `utxod reindex --records` settles that. What a creation has left half-made heals by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby, islice
+from itertools import islice
 
 from msgspec import Struct, structs
 
 from handlers import spending
 from handlers.audit_reassigned import ReassignedAudit
-from handlers.transactions import show
-from storage import keys
+from handlers.transactions import Transactions, TxView, show
+from storage import heights, keys
 from storage.chain_txs import NOTHING, ChainTx
 from storage.damage import UNREADABLE
 from storage.disk import Txn
 from storage.errors import StoreError
 from storage.ghost_check import findings
 from storage.history.layout import REPLACED
-from storage.history.mined import MinedStore
 from storage.jobs import JobStore
-from storage.rows import unpack
-from storage.transactions import (
-    BODY_PAGE,
-    CLAIM,
-    FROZEN,
-    HASH,
-    LOCK_PAGE,
-    Body,
-    Lock,
-    OutPoint,
-    Page,
-    Record,
-    claim,
-    claimant,
-)
+from storage.pool_layout import BODY_PAGE, CLAIM, FROZEN, HASH, LOCK_PAGE, OutPoint, Record, claim, claimant
 
 _MOST = 100  # findings that are reported
 _UNREADABLE = (StoreError, *UNREADABLE)
-_PAGE_KEY, _SLOT_KEY = HASH + 4, HASH + 8
 
 
 class Audited(Struct, frozen=True):
@@ -53,24 +37,26 @@ class Audited(Struct, frozen=True):
     contradictions: list[str] = []
 
 
-def audit(chain: MinedStore, retention: int) -> Audited:
-    """Return what is wrong with the transaction store beside a chain; nothing for a sound one."""
-    walk = _Audit(chain, retention)
-    with chain.store.disk.read() as txn:
+def audit(transactions: Transactions) -> Audited:
+    """Return what is wrong with the transaction store beside its chain; nothing for a sound one."""
+    walk = _Audit(transactions)
+    with transactions.pool.disk.read() as txn:
         findings = list(islice(walk.findings(txn), _MOST))
     return Audited(findings, walk.half_made, walk.contradictions)
 
 
 class _Seen:
-    """What one transaction's rows have said so far; they come in key order, a page before its slots."""
+    """One transaction: its record if it has one or is a ghost, what the chain has, and what its rows have said."""
 
-    def __init__(self, txid: bytes, chain: ChainTx | None, left: int) -> None:
-        self.txid, self.chain, self.left = txid, chain, left
-        self.record: Record | None = None
-        self.page: Page | None = None
-        self.number = self.slots = self.spent = 0  # of the page
-        self.deleted: set[bytes] = set()
-        self.outputs = self.pages = self.spent_pages = 0
+    def __init__(self, view: TxView, txid: bytes, left: int) -> None:
+        held = view.pooled(txid)
+        self.view, self.txid, self.left = view, txid, left
+        self.name = f"transaction {txid.hex()}"
+        self.record = None if held is None else held.record
+        self.ghost = held is not None and held.ghost is not None
+        self.chain: ChainTx | None = view.chain.find(view.txn, txid)
+        self.pages: list[int] = []  # further ones
+        self.outputs = self.spent_pages = 0
         self.body = self.lock = False
 
     @property
@@ -82,32 +68,25 @@ class _Seen:
         """Return whether the pruner is about to remove a page: an earlier record of the id had it."""
         return 0 < number <= self.left and (self.record is None or number > self.record.pages)
 
-    def turn(self, number: int, page: Page) -> None:
-        """Begin a page."""
-        self.page, self.number, self.slots, self.spent = page, number, 0, 0
-        self.deleted = set(page.deleted_children)
-
-    def output(self, slot: int) -> OutPoint:
-        """Return the output of a slot of this page."""
-        assert self.record is not None
-        return self.txid, self.number * self.record.page_size + slot if self.number else slot
-
 
 class _Audit:
-    def __init__(self, chain: MinedStore, retention: int) -> None:
-        self.chain, self.store, self.retention = chain, chain.store, retention
-        self.jobs = JobStore(self.store.disk)
+    def __init__(self, transactions: Transactions) -> None:
+        self.transactions, self.chain, self.pool = transactions, transactions.chain, transactions.pool
+        self.retention = transactions.rules.retention
+        self.jobs = JobStore(self.pool.disk)
         self.half_made: list[str] = []
         self.contradictions: list[str] = []
-        self.reassigned = ReassignedAudit(chain, self._contradict)
+        self.reassigned = ReassignedAudit(self.pool, self.chain, self._contradict)
+        self._height = self._submissions = self._weight = 0
 
     def findings(self, txn: Txn) -> Iterator[str]:
         """Yield what is wrong."""
+        self._height = self.transactions.view(txn).height
         walks = {
             "transactions": self._each(txn),
             "indexes": self._strays(txn),
             "pending submissions": self._pending(txn),
-            "ghosts": findings(self.store.ghosts, txn),
+            "ghosts": findings(self.pool.ghosts, txn),
             "reassigned outputs": self.reassigned.rows(txn),
         }
         for what, walk in walks.items():
@@ -117,26 +96,22 @@ class _Audit:
                 yield f"the {what} can't be read to the end: {type(error).__name__}: {error}"
 
     def _each(self, txn: Txn) -> Iterator[str]:
-        for txid, rows in groupby(self.store.rows(txn, self.store.tx), lambda item: item[0][:HASH]):
+        for txid in self.pool.txids(txn):
             try:
-                yield from self._transaction(txn, txid, rows)
+                view = TxView(self.transactions, txn, self._height)  # which keeps nothing of the one before
+                yield from self._transaction(_Seen(view, txid, self.jobs.left_of(txn, txid)))
             except _UNREADABLE as error:
                 yield f"transaction {txid.hex()} can't be read: {type(error).__name__}: {error}"
 
-    def _transaction(self, txn: Txn, txid: bytes, rows: Iterator[tuple[bytes, bytes]]) -> Iterator[str]:
-        seen = _Seen(txid, self.chain.find(txn, txid), self.jobs.left_of(txn, txid))
-        for key, row in rows:
-            if len(key) == _SLOT_KEY:
-                yield from self._slot(txn, seen, keys.number(key[HASH:_PAGE_KEY]), keys.number(key[_PAGE_KEY:]), row)
-            elif len(key) != _PAGE_KEY:
-                yield f"row {key.hex()} is none that the transaction store has"
-            else:
-                yield from self._page(txn, seen, keys.number(key[HASH:]), row)
-        yield from self._close(seen)
+    def _transaction(self, seen: _Seen) -> Iterator[str]:
+        yield from self._rows(seen)
+        yield from self._claims(seen)
         if seen.record is not None:
-            yield from self._record(txn, seen, seen.record)
+            for number in [0, *seen.pages]:
+                yield from self._page(seen, seen.record, number)
+            yield from self._record(seen, seen.record)
         elif seen.lock:
-            self._half(f"transaction {txid.hex()} was begun: it has a lock and nothing else")
+            self._half(f"{seen.name} was begun: it has a lock and nothing else")
 
     def _half(self, note: str) -> None:
         if len(self.half_made) < _MOST:
@@ -146,81 +121,99 @@ class _Audit:
         if len(self.contradictions) < _MOST:
             self.contradictions.append(note)
 
-    # --- pages ---------------------------------------------------------------------------------------------------
+    # --- rows ----------------------------------------------------------------------------------------------------
 
-    def _page(self, txn: Txn, seen: _Seen, number: int, row: bytes) -> Iterator[str]:
-        name = seen.txid.hex()
-        if number == LOCK_PAGE:
-            unpack(Lock, row, f"the lock of {name}")
-            seen.lock = True
-        elif number == BODY_PAGE:
-            body, seen.body = unpack(Body, row, f"the body of {name}"), True
-            if body.previous is not None and len(body.previous) != len(body.inputs):
-                yield f"transaction {name} has {len(body.inputs)} inputs, but knows what {len(body.previous)} spend"
-            if seen.record is None:
-                yield f"transaction {name} has a body, but no record"
-            else:
-                self._inputs(txn, seen.txid, seen.record, body)
-        elif number == 0:
-            seen.record = unpack(Record, row, f"the record of {name}")
-            seen.turn(0, seen.record)
-        else:
-            yield from self._close(seen)
+    def _rows(self, seen: _Seen) -> Iterator[str]:
+        """Check which rows there are beside the record."""
+        for key, _ in self.pool.rows_of(seen.view.txn, self.pool.tx, seen.txid):
+            rest = key[HASH:]
+            number = keys.number(rest) if len(rest) >= 4 else 0
+            if len(rest) == 4 and number == LOCK_PAGE:
+                seen.lock = seen.view.rows.lock(seen.txid) is not None
+            elif len(rest) == 4 and number == BODY_PAGE:
+                seen.body = True
+                if seen.record is None:
+                    yield f"{seen.name} has a body, but no record"
+            elif len(rest) in {4, 8} and seen.swept(number):
+                continue
+            elif len(rest) == 4:
+                seen.pages.append(number)
+                if seen.record is None:
+                    yield f"page {number} of {seen.name} has no record"
+                elif number != len(seen.pages):
+                    yield f"{seen.name} has a page {number}, but none {len(seen.pages)}"
+            elif len(rest) == 8:
+                if seen.record is None or seen.record.inline or number > seen.record.pages:
+                    yield f"{seen.name} has names of page {number}, which is not there"
+            elif rest:
+                yield f"row {key.hex()} is none that the transaction store has"
+
+    def _claims(self, seen: _Seen) -> Iterator[str]:
+        """Check that claims are on outputs that are there."""
+        names = dict[int, set[int]]()
+        for key, by in self.pool.rows_of(seen.view.txn, self.pool.claim, seen.txid):
+            if len(key) != HASH + 8 or len(by) != CLAIM:
+                yield f"row {key.hex()} is no claim: it has {len(by)} bytes"
+                continue
+            number, slot = keys.number(key[HASH:]), keys.number(key[HASH + 4 :])
             if seen.swept(number):
-                return
-            seen.turn(number, unpack(Page, row, f"page {number} of {name}"))
-            seen.pages += 1
-            if seen.record is None:
-                yield f"page {number} of transaction {name} has no record"
-            elif number != seen.pages:
-                yield f"transaction {name} has a page {number}, but none {seen.pages}"
+                continue
+            if seen.record is None or seen.ghost:
+                if number:
+                    yield f"a claim on page {number} of {seen.name} has no record"
+                elif seen.record is None:
+                    self._beside(seen, slot, by)
+                continue
+            if number not in names:
+                names[number] = {at for at, _ in seen.view.rows.names(seen.txid, seen.record, number)}
+            if slot not in names[number]:
+                yield f"slot {slot} of page {number} of {seen.name} is claimed, and there is nothing to be spent"
 
-    def _close(self, seen: _Seen) -> Iterator[str]:
-        """End a page: its counters are what its slots say."""
-        page, seen.page = seen.page, None
-        if page is None or seen.record is None:
+    def _beside(self, seen: _Seen, index: int, by: bytes) -> None:
+        """Check a claim, or a freeze, on an output of a transaction that only the chain tells of."""
+        name = show((seen.txid, index))
+        stored = None if seen.chain is None else self.chain.told(seen.view.txn, seen.chain, index)
+        if stored is None or len(stored) > HASH:
+            state = "does not have" if stored is None else "has spent"
+            self._contradict(f"output {name} is claimed or frozen beside the UTXO store, which {state} it")
+        if by != FROZEN:
+            if self.chain.find(seen.view.txn, by[:HASH]) is not None:
+                self._contradict(
+                    f"output {name} is claimed by {by[:HASH].hex()}, which is in a block without spending it"
+                )
+            elif not self._known(seen, by[:HASH]):
+                self._contradict(f"output {name} is claimed by {by[:HASH].hex()}, which is not known")
+
+    def _page(self, seen: _Seen, record: Record, number: int) -> Iterator[str]:
+        """Check a page: its counters are what its slots say."""
+        page = seen.view.rows.page(seen.txid, number) if number else record
+        if page is None:
             return
-        where = f"page {seen.number} of transaction {seen.txid.hex()}"
-        if page.recorded != seen.slots:
-            yield f"{where} says {page.recorded} recorded outputs, its slots are {seen.slots}"
-        if page.spent != seen.spent:
-            yield f"{where} says {page.spent} spent outputs, of its slots {seen.spent} are"
-        if page.creating and not seen.record.creating:
+        where, deleted, slots, spent = f"page {number} of {seen.name}", set(page.deleted_children), 0, 0
+        for slot, row in seen.view.slots(seen.txid, number):
+            outpoint = seen.txid, number * record.page_size + slot if number else slot
+            slots, spent = slots + 1, spent + spending.spent(row)
+            if slot >= page.outputs:
+                yield f"output {show(outpoint)} is beyond the {page.outputs} of its page"
+            self._spender(seen, record, deleted, outpoint, row)
+            if page.reassignments:
+                yield from self.reassigned.slot(seen.view.txn, page, slot, outpoint, row, seen.chain)
+        if page.recorded != slots:
+            yield f"{where} says {page.recorded} recorded outputs, its slots are {slots}"
+        if page.spent != spent:
+            yield f"{where} says {page.spent} spent outputs, of its slots {spent} are"
+        if page.creating and not record.creating:
             yield f"{where} is being created, the transaction is not"
         seen.outputs += page.outputs
-        seen.spent_pages += bool(seen.number) and page.all_spent
+        seen.spent_pages += bool(number) and page.all_spent
 
-    # --- slots ---------------------------------------------------------------------------------------------------
-
-    def _slot(self, txn: Txn, seen: _Seen, number: int, slot: int, row: bytes) -> Iterator[str]:
-        if len(row) not in {HASH, HASH + CLAIM}:
-            yield f"slot {slot} of page {number} of transaction {seen.txid.hex()} has {len(row)} bytes"
-        elif seen.swept(number):
-            return
-        elif seen.record is None:
-            if number == 0:
-                yield from self._beside(txn, seen, slot, row)
-            else:
-                yield f"slot {slot} of page {number} of transaction {seen.txid.hex()} has no record"
-        elif seen.page is None or seen.number != number:
-            yield f"slot {slot} of page {number} of transaction {seen.txid.hex()} has no page"
-        else:
-            seen.slots += 1
-            seen.spent += spending.spent(row)
-            outpoint = seen.output(slot)
-            if slot >= seen.page.outputs:
-                yield f"output {show(outpoint)} is beyond the {seen.page.outputs} of its page"
-            self._spender(txn, seen, seen.record, outpoint, row)
-            if seen.page.reassignments:
-                yield from self.reassigned.slot(txn, seen.page, slot, outpoint, row, seen.chain)
-
-    def _spender(self, txn: Txn, seen: _Seen, record: Record, outpoint: OutPoint, row: bytes) -> None:
+    def _spender(self, seen: _Seen, record: Record, deleted: set[bytes], outpoint: OutPoint, row: bytes) -> None:
         """Check that a spender is known, and that the UTXO store knows the same one."""
-        stored = None if seen.chain is None else self.chain.told(txn, seen.chain, outpoint[1])
+        stored = None if seen.chain is None else self.chain.told(seen.view.txn, seen.chain, outpoint[1])
         by = claimant(row)[0] if spending.spent(row) else None
         pruned = stored is None and record.mined  # long ago, and the spender with it, perhaps
         pruned = pruned or record.conflicting  # then it is the collateral return of one that failed
-        if by is not None and by not in seen.deleted and not pruned and not self._known(txn, by):
+        if by is not None and by not in deleted and not pruned and not self._known(seen, by):
             self._contradict(f"output {show(outpoint)} is spent by {by.hex()}, which is not known")
         if seen.chain is None or seen.failed:
             return
@@ -228,7 +221,7 @@ class _Audit:
             if by is None:
                 self._contradict(f"output {show(outpoint)} is not spent here, but gone from the UTXO store")
         elif len(stored) == HASH:
-            home = None if by is None else self.chain.find(txn, by)
+            home = None if by is None else self.chain.find(seen.view.txn, by)
             if (
                 by is not None and home is not None and home.number > seen.chain.number
             ):  # else it was missing to the block
@@ -241,58 +234,43 @@ class _Audit:
                 f"output {show(outpoint)} is spent by {there[:HASH].hex()} in the UTXO store, by {who} here"
             )
 
-    def _known(self, txn: Txn, txid: bytes) -> bool:
-        return self.store.has(txn, txid) or self.chain.find(txn, txid) is not None
-
-    def _beside(self, txn: Txn, seen: _Seen, index: int, row: bytes) -> Iterator[str]:
-        """Check a claim, or a freeze, on an output of a transaction that only the chain tells of."""
-        name = show((seen.txid, index))
-        stored = None if seen.chain is None else self.chain.told(txn, seen.chain, index)
-        if stored is None or len(stored) > HASH:
-            state = "does not have" if stored is None else "has spent"
-            self._contradict(f"output {name} is claimed or frozen beside the UTXO store, which {state} it")
-        if len(row) == HASH:
-            yield f"output {name} is neither claimed nor frozen, and has a row"
-        elif row[HASH:] != FROZEN:
-            by = claimant(row)[0]
-            if self.chain.find(txn, by) is not None:
-                self._contradict(f"output {name} is claimed by {by.hex()}, which is in a block without spending it")
-            elif not self.store.has(txn, by):
-                self._contradict(f"output {name} is claimed by {by.hex()}, which is not known")
+    def _known(self, seen: _Seen, txid: bytes) -> bool:
+        return self.pool.has(seen.view.txn, txid) or self.chain.find(seen.view.txn, txid) is not None
 
     # --- the whole transaction -----------------------------------------------------------------------------------
 
-    def _inputs(self, txn: Txn, txid: bytes, record: Record, body: Body) -> None:
+    def _inputs(self, seen: _Seen, record: Record) -> None:
         """Check that an unmined transaction holds what it spends; a conflicting one need not."""
         if record.unmined_since is None or record.conflicting or record.creating:
             return
-        for n, outpoint in enumerate(body.inputs):
-            if outpoint == NOTHING:
+        inputs = seen.view.inputs(seen.txid)
+        for n, outpoint in enumerate(inputs):
+            held = None if outpoint == NOTHING else seen.view.get(outpoint[0])
+            if held is None:
                 continue
-            known, row = self._output(txn, outpoint)
-            if known and (row is None or not spending.spent(row) or not _holds(txid, body.inputs, n, row)):
-                self._contradict(f"input {n} of transaction {txid.hex()}, {show(outpoint)}, is not held by it")
+            row = seen.view.slot(held, outpoint[1])[3]
+            if row is None or not spending.spent(row) or not _holds(seen.txid, inputs, n, row):
+                self._contradict(f"input {n} of {seen.name}, {show(outpoint)}, is not held by it")
 
-    def _output(self, txn: Txn, outpoint: OutPoint) -> tuple[bool, bytes | None]:
-        """Return whether an output's transaction is known, and the output's slot."""
-        record = self.store.record(txn, outpoint[0])
-        if record is not None:
-            return True, self.store.slot(txn, outpoint[0], *record.place(outpoint[1]))
-        chain = self.chain.find(txn, outpoint[0])
-        return chain is not None, None if chain is None else self.chain.slot(txn, chain, outpoint[1])
-
-    def _record(self, txn: Txn, seen: _Seen, record: Record) -> Iterator[str]:
-        name = f"transaction {seen.txid.hex()}"
-        for field in self.store.not_indexed(txn, seen.txid, record):
+    def _record(self, seen: _Seen, record: Record) -> Iterator[str]:
+        name = seen.name
+        for field in [] if seen.ghost else self.pool.not_indexed(seen.view.txn, seen.txid, record):
             yield f"{name} has {field} {getattr(record, field)}, the index does not have it"
-        if not seen.body:
-            yield f"{name} has a record, but no body"
+        if record.apart != seen.body:
+            yield f"{name} has {'no' if record.apart else 'a'} body, its record says otherwise"
+        body = seen.view.body(seen.txid)
+        if body.previous is not None and len(body.previous) != len(body.inputs):
+            yield f"{name} has {len(body.inputs)} inputs, but knows what {len(body.previous)} spend"
+        if record.submission is not None:
+            self._submissions, self._weight = self._submissions + 1, self._weight + record.weight
+        self._inputs(seen, record)
         if record.creating:
             if not seen.lock:
-                self._half(f"{name} is half-made: {seen.pages + 1} of {record.pages + 1} pages, and nobody goes on")
+                there = f"{len(seen.pages) + 1} of {record.pages + 1} pages"
+                self._half(f"{name} is half-made: {there}, and nobody goes on")
             return
-        if seen.pages != record.pages:
-            yield f"{name} has {seen.pages} further pages, its record says {record.pages}"
+        if len(seen.pages) != record.pages:
+            yield f"{name} has {len(seen.pages)} further pages, its record says {record.pages}"
         elif seen.outputs != record.total:
             yield f"{name} has {seen.outputs} outputs on its pages, its record says {record.total}"
         elif seen.spent_pages != (record.spent_pages or 0):
@@ -301,7 +279,7 @@ class _Audit:
             yield f"{name} is locked by an operator, and not locked"
         yield from self._blocks(name, record)
         yield from self._going(name, record)
-        self._missing(txn, seen, record)
+        self._missing(seen, record)
 
     @staticmethod
     def _blocks(name: str, record: Record) -> Iterator[str]:
@@ -327,7 +305,7 @@ class _Audit:
         elif record.delete_at is not None and settled.delete_at is None:
             yield f"{name} is to be deleted at {record.delete_at}, the rule does not say so"
 
-    def _missing(self, txn: Txn, seen: _Seen, record: Record) -> None:
+    def _missing(self, seen: _Seen, record: Record) -> None:
         """Check that what is in a block does not wait, and what the UTXO store has unspent has a slot here.
 
         What only carries data has none.
@@ -338,10 +316,14 @@ class _Audit:
             self._contradict(
                 f"transaction {seen.txid.hex()} is in block {seen.chain.ordinal}, its record says it waits"
             )
-        for index, row in self.chain.slots(txn, seen.chain).items():
-            if len(row) > HASH or self.store.slot(txn, seen.txid, *record.place(index)) is not None:
+        view, there = seen.view, {*()}
+        for number in range(len(seen.pages) + 1):
+            first = number * record.page_size if number else 0
+            there |= {first + slot for slot, _ in view.rows.names(seen.txid, record, number)}
+        for index, row in self.chain.slots(view.txn, seen.chain)[0].items():
+            if len(row) > HASH or index in there:
                 continue
-            address, value = self.chain.paid(txn, seen.chain, index)
+            address, value = self.chain.paid(view.txn, seen.chain, index)
             if not spending.data_output(value, address):
                 self._contradict(
                     f"output {show((seen.txid, index))} is unspent in the UTXO store, and has no slot here"
@@ -351,23 +333,30 @@ class _Audit:
 
     def _strays(self, txn: Txn) -> Iterator[str]:
         """Check that an index leads to records that say the same."""
-        for db, field in self.store.indexes():
-            for key, txid in self.store.rows(txn, db):
-                at = keys.number(key)
+        for db, field in self.pool.indexes:
+            for at, txid in heights.entries(txn, db, keys.LAST_U32, 0, None):
                 try:
-                    record = self.store.record(txn, txid)
+                    record = self.pool.record(txn, txid)
                 except StoreError:  # told of already
                     continue
                 if record is None or getattr(record, field) != at:
                     yield f"the index of {field} has transaction {txid.hex()} at {at}, its record does not say so"
 
     def _pending(self, txn: Txn) -> Iterator[str]:
-        yield from self.store.pending.findings(txn)
-        for txid in self.store.pending.oldest(txn):
-            record = self.store.record(txn, txid)
-            if record is None or record.unmined_since is None:
-                state = "has no record" if record is None else "is mined"
-                yield f"transaction {txid.hex()} is counted as a pending submission, but {state}"
+        """Check that the order of submissions and their totals are what the records say."""
+        ordered = 0
+        for number, txid in self.pool.pending.ordered(txn):
+            ordered += 1
+            record = self.pool.record(txn, txid)
+            if record is None or record.unmined_since is None or record.submission != number:
+                state = "has no record" if record is None else "does not say so"
+                yield f"transaction {txid.hex()} is counted as a pending submission, {number}, but {state}"
+        totals = self.pool.pending.totals(txn)
+        if ordered != self._submissions:
+            yield f"{self._submissions} submissions wait, {ordered} are in their order"
+        if (totals.count, totals.size) != (self._submissions, self._weight):
+            there = f"{self._submissions} submissions wait, of {self._weight} bytes"
+            yield f"{there}; the totals say {totals.count}, of {totals.size}"
 
 
 def _claim(stored: bytes) -> bytes | None:

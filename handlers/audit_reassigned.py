@@ -9,16 +9,18 @@ from handlers.transactions import show
 from storage.chain_txs import ChainTx
 from storage.disk import Txn
 from storage.history.mined import MinedStore
+from storage.pool import Pool
+from storage.pool_layout import HASH, OutPoint, Page
+from storage.pool_rows import PoolRows
 from storage.reassigned import Moves, owner_keys
 from storage.rows import unpack
-from storage.transactions import HASH, OutPoint, Page
 
 
 class ReassignedAudit:
     """What is said of reassigned outputs."""
 
-    def __init__(self, chain: MinedStore, contradict: Callable[[str], None]) -> None:
-        self._chain, self._store, self._contradict = chain, chain.store, contradict
+    def __init__(self, pool: Pool, chain: MinedStore, contradict: Callable[[str], None]) -> None:
+        self._pool, self._chain, self._contradict = pool, chain, contradict
 
     def slot(
         self, txn: Txn, page: Page, slot: int, outpoint: OutPoint, row: bytes, found: ChainTx | None
@@ -27,8 +29,8 @@ class ReassignedAudit:
         entries = [each for each in page.reassignments if each.slot == slot]
         if not entries:
             return
-        name, moves = show(outpoint), self._store.reassigned.find(txn, *outpoint)
-        said = [(each.height, each.since) for each in entries if each.since is not None]
+        name, moves = show(outpoint), self._pool.reassigned.find(txn, *outpoint)
+        said = [(each.height, each.since) for each in entries]
         there = [] if moves is None else [(each.height, each.since) for each in moves.given]
         if said != there:
             yield f"output {name} was reassigned at {said} by its record, at {there} by the table of reassigned outputs"
@@ -47,19 +49,20 @@ class ReassignedAudit:
 
     def rows(self, txn: Txn) -> Iterator[str]:
         """Yield which rows of the table of reassigned outputs are missing, and which should not be there."""
-        for front, raw, outpoint in self._store.reassigned.rows(txn):
+        for front, raw, outpoint in self._pool.reassigned.rows(txn):
             name = show(outpoint)
             if raw is None:
-                moves = self._store.reassigned.find(txn, *outpoint)
+                moves = self._pool.reassigned.find(txn, *outpoint)
                 if moves is None or front not in owner_keys(moves):
                     yield f"output {name} is listed under an owner who never had it"
                 continue
             moves = unpack(Moves, raw, f"the row of reassigned output {name}")
             for key in owner_keys(moves):
-                if not self._store.reassigned.listed(txn, key, outpoint):
+                if not self._pool.reassigned.listed(txn, key, outpoint):
                     yield f"output {name} was reassigned, and is not listed under each of its owners"
-            record = self._store.record(txn, outpoint[0])
+            rows = PoolRows(self._pool, txn)
+            record = rows.record(outpoint[0])
             number, slot = (0, 0) if record is None else record.place(outpoint[1])
-            page = self._store.page(txn, outpoint[0], number) if record else None
+            page = rows.page(outpoint[0], number) if record else None
             if page is None or all(each.slot != slot for each in page.reassignments):
                 yield f"output {name} was reassigned, its record does not say so"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from handlers.events import BlockCommitted
-from storage.disk import Txn
+from handlers.events import BlockCommitted, OutPoint
 from storage.history.batch import Done, Waiting
 
 
@@ -17,9 +17,10 @@ class Batch:
         self.ordinals: dict[bytes, int] = {}  # of these blocks, by hash
         self.done: list[Done] = []  # what the commit under way did to them
         self.deep = True  # every block lies deeper below the network's tip than any window
-        self.steps: list[Callable[[Txn], None]] = []  # what messages do besides, in their order
+        self.steps: list[Callable[[Any], None]] = []  # what is done besides, in order; given the view
         self.ordinary = True  # every block is one that columns were read of
         self.touched: set[bytes] = set()  # transactions that these steps may give a record
+        self.claimed: list[OutPoint] = []  # outputs that these steps may claim
         self.reused: set[bytes] = set()  # ids that an earlier transaction had
 
     def committed(self, number: int) -> BlockCommitted:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from handlers import spending
 from handlers.events import Output, Tx
+from storage.pool_layout import NO_NAME, output_hash
 from storage.rows import Body, pack
 
 
@@ -31,7 +35,20 @@ def body(output: Output, *, collateral_return: bool = False) -> bytes:
     )
 
 
+def names(txid: bytes, outputs: Iterable[Output], first: int = 0) -> list[bytes]:
+    """Return the names of outputs, the first of which has a number; those that nobody can spend have none."""
+    return [
+        output_hash(txid, index, body(output)) if kept(output) else NO_NAME
+        for index, output in enumerate(outputs, first)
+    ]
+
+
 def returned(tx: Tx) -> Output | None:
     """Return what a transaction that failed phase 2 creates; what nobody can spend is never stored."""
     back = tx.collateral_return
     return back if back is not None and back.spendable else None
+
+
+def kept(output: Output) -> bool:
+    """Return whether an output gets a slot: what only carries data can never be spent."""
+    return output.spendable and not spending.data_output(output.value, output.address)

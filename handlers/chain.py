@@ -20,19 +20,20 @@ from handlers.events import (
     BlockApplied,
     BlockPersisted,
     GenesisOutputs,
+    OutPoint,
     Point,
     Rollback,
     RolledBack,
 )
 from handlers.points import Reach
 from handlers.refusal import Refused
+from handlers.transactions import TxView
 from handlers.tx_blocks import TxBlocks
 from storage import keys
 from storage.disk import Txn
 from storage.errors import StoreFull
 from storage.history.layout import State
 from storage.history.store import HistoryStore
-from storage.rollback_records import Undone
 from storage.windows import Gone, Windows
 
 _T = TypeVar("_T")
@@ -138,10 +139,9 @@ class Chain(Durable):
         with self.store.disk.read() as txn:
             return self.store.ordinal_of(txn, block_hash)
 
-    def _connect(self, txn: Txn, block: BlockApplied, number: int) -> None:
-        """Carry out on the records of transactions what a block did."""
+    def _connect(self, view: TxView, block: BlockApplied, number: int) -> None:
         assert self.tx_blocks is not None
-        self.tx_blocks.connect(txn, block, self.batch.blocks[number].columns, self.batch.touched)
+        self.tx_blocks.connect(view, block, self.batch.blocks[number].columns, self.batch.touched)
 
     def _see_depth(self, height: int, network_height: int | None) -> None:
         """Note whether a block lies deeper below the network's tip than any window."""
@@ -149,13 +149,14 @@ class Chain(Durable):
         far = network_height is not None and network_height - self._highest > self.windows.keep_undo
         self.batch.deep &= far and self.store.mmr is None  # there every output has a leaf, live or not
 
-    def step(self, work: Callable[[Txn], None], touched: Iterable[bytes]) -> None:
+    def step(self, work: Callable[[TxView], None], touched: Iterable[bytes], claimed: Iterable[OutPoint]) -> None:
         """Let `work` on the records of transactions wait for the commit, after all that waits already.
 
-        `touched` are the transactions that it may give a record, or a claim on an output.
+        `touched` are the transactions that it may give a record, or a claim on an output; `claimed` are such outputs.
         """
         self.batch.steps.append(work)
         self.batch.touched.update(touched)
+        self.batch.claimed += claimed
 
     # --- commits -------------------------------------------------------------------------------------------------
 
@@ -186,18 +187,20 @@ class Chain(Durable):
         self.missing += [(Point(b.height, b.slot, b.hash), each.missing) for b, each in points if each.missing]
         self._settle(state)
 
-    def _tell(self, _: Txn, number: int) -> None:
+    def _tell(self, _: object, number: int) -> None:
         """Tell that a block of the batch is committed. A step that has the batch itself would be in a cycle with it."""
         self.changes.tell(self.batch.committed(number))
 
     def _take_steps(self, txn: Txn, batch: Batch) -> None:
         """Tell of blocks, and carry out what waits for records; it may be done again when the map was too small."""
-        if self.tx_blocks:
-            self.tx_blocks.begin(txn)
+        view = self.tx_blocks.begin(txn) if self.tx_blocks else None
+        if view is not None and batch.claimed:
+            view.read_ahead(batch.touched, batch.claimed)
         for step in batch.steps:
-            step(txn)
-        if self.tx_blocks:
-            self.tx_blocks.agree(txn, batch.reused)
+            step(view)
+        if self.tx_blocks and view is not None:
+            self.tx_blocks.agree(view, batch.reused)
+            view.flush()
 
     def prune(self) -> Gone:
         """Take one bounded step of pruning in a commit of its own; return what went."""
@@ -261,14 +264,16 @@ class Chain(Durable):
         with self.store.disk.read() as txn:
             self._look(txn)
 
-    def write_alone(self, step: Callable[[Txn], _T]) -> _T:
+    def write_alone(self, step: Callable[[TxView], _T]) -> _T:
         """Do one step on records in a commit of its own, whatever waits."""
         assert self.tx_blocks is not None
         tx_blocks = self.tx_blocks
 
         def work(txn: Txn) -> _T:
-            tx_blocks.begin(txn)
-            return step(txn)
+            view = tx_blocks.begin(txn)
+            done = step(view)
+            view.flush()
+            return done
 
         done = self.changes.write(work)
         tx_blocks.settle()
@@ -311,17 +316,15 @@ class Chain(Durable):
         return True
 
     def _take_back(self, txn: Txn, target: int) -> State:
-        left: Undone | None = None
-        if self.tx_blocks:
-            self.tx_blocks.begin(txn)
-            left = self.tx_blocks.disconnect(txn, self.state.tip, target)
+        view = self.tx_blocks.begin(txn, target) if self.tx_blocks else None
+        left = self.tx_blocks.disconnect(view, self.state.tip, target) if self.tx_blocks and view else None
         self.history.rollback(txn, target)
         tip = self._reach_of(self.history.state).point(txn, target)
         self.history.state.persisted = persisted.kept(self.state.persisted, tip)
         self.history.save(txn)
-        if self.tx_blocks and left:
+        if self.tx_blocks and view and left:
             self._read_anew()
-            self.tx_blocks.settle_undone(txn, left)
+            self.tx_blocks.settle_undone(view, left)
         return msgspec.structs.replace(self.history.state)
 
     # --- other facts ---------------------------------------------------------------------------------------------

@@ -6,54 +6,56 @@ from collections import deque
 from collections.abc import Container, Mapping, Sequence
 
 from handlers import spending
+from handlers.claims import spend
 from handlers.spending import TxFault
 from handlers.states import refuse_if_in_chain, set_conflicting
-from handlers.transactions import PLACEHOLDER, Transactions, show
-from storage.disk import Txn
-from storage.transactions import Record, claimant
+from handlers.transactions import PLACEHOLDER, TxView, show
+from storage.pool_layout import claimant
 
 
-def children(transactions: Transactions, txn: Txn, txid: bytes) -> list[bytes]:
+def children(view: TxView, txid: bytes) -> list[bytes]:
     """Return who spends an output of a transaction, or would: conflicting children and recorded spenders."""
     if txid == PLACEHOLDER:
         return []
-    record = transactions.store.record(txn, txid)
+    record = view.record(txid)
     found = dict.fromkeys(record.conflicting_children if record else [])
-    found.update(dict.fromkeys(transactions.store.spenders(txn, txid, record or Record(0, 0))))
+    for number in range(record.pages + 1 if record else 1):
+        rows = (row for _, row in view.slots(txid, number) if spending.spent(row))
+        found.update(dict.fromkeys(claimant(row)[0] for row in rows))
     return list(found)
 
 
-def descendants(transactions: Transactions, txn: Txn, txid: bytes, known: Container[bytes] = ()) -> list[bytes]:
+def descendants(view: TxView, txid: bytes, known: Container[bytes] = ()) -> list[bytes]:
     """Return who builds on a transaction, nearest first; whoever is `known` is passed by, and not asked."""
     found: dict[bytes, None] = {}
-    waiting = deque(children(transactions, txn, txid))
+    waiting = deque(children(view, txid))
     while waiting:
         child = waiting.popleft()
         if child not in found and child != txid and child not in known:
             found[child] = None
-            waiting += children(transactions, txn, child)
+            waiting += children(view, child)
     return list(found)
 
 
-def counter_conflicting(transactions: Transactions, txn: Txn, txid: bytes) -> list[bytes]:
+def counter_conflicting(view: TxView, txid: bytes) -> list[bytes]:
     """Return the transaction itself and all that can't be true beside it.
 
     Raises:
         TxFault: `PROCESSING`: it names an output that does not exist, or what it conflicts with can't give way.
     """
-    held = transactions.hold(txn, txid)
+    held = view.get(txid)
     if held is None:
         raise TxFault("PROCESSING", f"transaction {txid.hex()} is not known")
     found = {txid: None}
-    for n, outpoint in enumerate(transactions.inputs(txn, held)):
-        parent = transactions.hold(txn, outpoint[0])
-        row = transactions.slot(txn, parent, outpoint[1])[3] if parent else None
+    for n, outpoint in enumerate(view.spends(held)):
+        parent = view.get(outpoint[0])
+        row = view.slot(parent, outpoint[1])[3] if parent else None
         if row is None:
             raise TxFault("PROCESSING", f"input {n} of {txid.hex()} names {show(outpoint)}, which does not exist")
         if spending.frozen(row):
             raise TxFault("PROCESSING", f"input {n} of {txid.hex()} names {show(outpoint)}, which is frozen")
         if spending.spent(row) and (loser := claimant(row)[0]) != txid:  # what builds on itself need not give way
-            builds_on = descendants(transactions, txn, loser)
+            builds_on = descendants(view, loser)
             if txid in builds_on:
                 raise TxFault(
                     "PROCESSING", f"transaction {txid.hex()} builds on {loser.hex()}, against which it stands"
@@ -62,52 +64,52 @@ def counter_conflicting(transactions: Transactions, txn: Txn, txid: bytes) -> li
     return list(found)
 
 
-def decide(transactions: Transactions, txn: Txn, winners: Sequence[bytes], height: int) -> list[bytes]:
+def decide(view: TxView, winners: Sequence[bytes], height: int) -> list[bytes]:
     """Let conflicting transactions win: what stood against them gives way, all in one. Returns the losers.
 
     Raises:
         TxFault: `PROCESSING`: a winner is not conflicting, or what it conflicts with can't give way; `UTXO_ERROR`.
     """
-    with transactions.all_or_nothing(txn) as child:
+    with view.all_or_nothing():
         losers: dict[bytes, None] = {}
         for winner in winners:
-            record = None if winner == PLACEHOLDER else transactions.store.record(child, winner)
+            record = None if winner == PLACEHOLDER else view.record(winner)
             if record is None or not record.conflicting:
                 raise TxFault("PROCESSING", f"transaction {winner.hex()} is not conflicting: it can't win")
-            refuse_if_in_chain(transactions, child, winner, "PROCESSING")
-            losers.update(dict.fromkeys(counter_conflicting(transactions, child, winner)))
+            refuse_if_in_chain(view, winner, "PROCESSING")
+            losers.update(dict.fromkeys(counter_conflicting(view, winner)))
         losing = [txid for txid in losers if txid not in winners]
         for txid in losing:
-            _check_can_lose(transactions, child, txid)
-        give_way(transactions, child, losing)
+            _check_can_lose(view, txid)
+        give_way(view, losing)
         for winner in winners:
-            inputs = transactions.store.body(child, winner).inputs
-            transactions.spend(child, winner, inputs, height, ignore_locked=True, ignore_conflicting=True)
-            set_conflicting(transactions, child, winner, on=False)
+            inputs = view.inputs(winner)
+            spend(view, winner, inputs, height, ignore_locked=True, ignore_conflicting=True)
+            set_conflicting(view, winner, on=False)
         return list(losers)
 
 
-def _check_can_lose(transactions: Transactions, txn: Txn, txid: bytes) -> None:
-    held = transactions.hold(txn, txid)
+def _check_can_lose(view: TxView, txid: bytes) -> None:
+    held = view.get(txid)
     if held is None:
         raise TxFault("PROCESSING", f"transaction {txid.hex()} spends here, but is not known")
     if held.record.mined:
         raise TxFault("PROCESSING", f"transaction {txid.hex()} is in block {held.record.block_heights[-1]}")
     for number in range(held.record.pages + 1):
-        if any(spending.frozen(row) for _, row in transactions.store.slots(txn, txid, number)):
+        if any(spending.frozen(row) for _, row in view.slots(txid, number)):
             raise TxFault("PROCESSING", f"transaction {txid.hex()} has frozen outputs")
 
 
-def give_way(transactions: Transactions, txn: Txn, losers: Sequence[bytes]) -> None:
+def give_way(view: TxView, losers: Sequence[bytes]) -> None:
     """Make transactions conflicting, and what they spend unspent."""
     for txid in losers:
-        if transactions.store.record(txn, txid) is not None:
-            set_conflicting(transactions, txn, txid, on=True)
+        if view.record(txid) is not None:
+            set_conflicting(view, txid, on=True)
     for txid in losers:
-        transactions.release_inputs(txn, txid)
+        view.release_inputs(txid)
 
 
-def condemn(transactions: Transactions, txn: Txn, txids: Sequence[bytes]) -> list[bytes]:
+def condemn(view: TxView, txids: Sequence[bytes]) -> list[bytes]:
     """Make transactions conflicting, with all that builds on them, and release what they claim; return them all.
 
     Raises:
@@ -115,16 +117,16 @@ def condemn(transactions: Transactions, txn: Txn, txids: Sequence[bytes]) -> lis
     """
     losing: dict[bytes, None] = {}
     for txid in txids:
-        if transactions.need(txn, txid).creating:
+        if view.need(txid).creating:
             raise TxFault("CREATING", f"transaction {txid.hex()} is being created")
-        refuse_if_in_chain(transactions, txn, txid)
-        losing.update(dict.fromkeys([txid, *descendants(transactions, txn, txid)]))
-    condemned = [txid for txid in losing if transactions.chain.find(txn, txid) is None]
-    give_way(transactions, txn, condemned)
+        refuse_if_in_chain(view, txid)
+        losing.update(dict.fromkeys([txid, *descendants(view, txid)]))
+    condemned = [txid for txid in losing if view.chain.find(view.txn, txid) is None]
+    give_way(view, condemned)
     return condemned
 
 
-def readmit(transactions: Transactions, txn: Txn, txid: bytes, wanted: Mapping[int, bytes] | None = None) -> None:
+def readmit(view: TxView, txid: bytes, wanted: Mapping[int, bytes] | None = None) -> None:
     """Let a conflicting transaction claim its inputs again, all or none, and wait for a block.
 
     `wanted` are hashes of what it spends, by the numbers of the inputs.
@@ -132,9 +134,9 @@ def readmit(transactions: Transactions, txn: Txn, txid: bytes, wanted: Mapping[i
     Raises:
         TxFault: `TX_NOT_FOUND`; `IN_CHAIN`: it failed in our chain; `UTXO_ERROR` with every input it can't claim.
     """
-    if transactions.need(txn, txid).conflicting:
-        refuse_if_in_chain(transactions, txn, txid)
-        inputs = transactions.store.body(txn, txid).inputs
+    if view.need(txid).conflicting:
+        refuse_if_in_chain(view, txid)
+        inputs = view.inputs(txid)
         # A parent that is gone was spent by others: it is no excuse here.
-        transactions.spend(txn, txid, inputs, transactions.height + 1, wanted=wanted, is_new=True)
-        set_conflicting(transactions, txn, txid, on=False)
+        spend(view, txid, inputs, view.height + 1, wanted=wanted, is_new=True)
+        set_conflicting(view, txid, on=False)

@@ -20,11 +20,11 @@ import structlog
 from handlers import new_records
 from handlers.events import Tx
 from handlers.spending import TxFault
-from handlers.transactions import Transactions, blob_name
+from handlers.transactions import Transactions, TxView
+from storage.blobname import blob_name
 from storage.blobs import BlobFailed
-from storage.disk import Txn
 from storage.errors import StoreFull
-from storage.transactions import Lock, Record
+from storage.pool_layout import Lock, Record
 
 _T = TypeVar("_T")
 log = structlog.get_logger("transactions")
@@ -33,7 +33,7 @@ log = structlog.get_logger("transactions")
 class Write(Protocol):
     """How one step reaches the disk: a commit of its own."""
 
-    def __call__(self, step: Callable[[Txn], _T]) -> Awaitable[_T]:
+    def __call__(self, step: Callable[[TxView], _T]) -> Awaitable[_T]:
         """Run a step in a write transaction and commit it."""
 
 
@@ -46,18 +46,18 @@ def lock_ttl(records: int) -> int:
     return min(30 + 2 * records, 300)
 
 
-def acquire(transactions: Transactions, txn: Txn, txid: bytes, owner: bytes, records: int, now: float) -> None:
+def acquire(view: TxView, txid: bytes, owner: bytes, records: int, now: float) -> None:
     """Take the lock of a transaction's creation.
 
     Raises:
         TxFault: `TX_EXISTS`: another has it.
     """
-    held = transactions.store.lock(txn, txid)
-    if held is not None and held.expires_at > now and not orphaned(transactions, held):
+    held = view.rows.lock(txid)
+    if held is not None and held.expires_at > now and not orphaned(view.transactions, held):
         message = f"transaction {txid.hex()} is being created by process {held.process_id} on {held.hostname}"
         raise TxFault("TX_EXISTS", message)
     lock = Lock(owner, now, now + lock_ttl(records), os.getpid(), socket.gethostname(), records)
-    transactions.store.put_lock(txn, txid, lock)
+    view.rows.put_lock(txid, lock)
 
 
 def orphaned(transactions: Transactions, lock: Lock) -> bool:
@@ -74,12 +74,12 @@ def ended(transactions: Transactions, lock: Lock) -> bool:
     return lock.expires_at <= time() or orphaned(transactions, lock)
 
 
-def release(transactions: Transactions, txn: Txn, txid: bytes, owner: bytes) -> bool:
+def release(view: TxView, txid: bytes, owner: bytes) -> bool:
     """Give the lock back if it is still ours; another's stays."""
-    held = transactions.store.lock(txn, txid)
+    held = view.rows.lock(txid)
     if held is None or held.owner != owner:
         return False
-    transactions.store.put_lock(txn, txid, None)
+    view.rows.put_lock(txid, None)
     return True
 
 
@@ -96,7 +96,7 @@ class Creation:
         wanted: Mapping[int, bytes] | None = None,
         keeps_loser: bool = False,
         clock: Callable[[], float] = time,
-        created: Callable[[bytes | None], None] = lambda _: None,
+        created: Callable[[TxView, bytes | None], None] = lambda *_: None,
     ) -> None:
         """Take the transaction; `wanted` are hashes of what it spends, by the numbers of the inputs.
 
@@ -184,23 +184,22 @@ class Creation:
 
     # --- steps, each a commit ------------------------------------------------------------------------------------
 
-    def begin(self, txn: Txn) -> None:
+    def begin(self, view: TxView) -> None:
         """Take the lock, unless the transaction is there or can't be.
 
         Raises:
             TxFault: `TX_EXISTS`, `PROCESSING` or `UTXO_ERROR`.
         """
-        transactions, tx = self.transactions, self.tx
+        tx = self.tx
         if not tx.outputs:
             raise TxFault("PROCESSING", f"transaction {tx.txid.hex()} has no outputs")
-        held = transactions.hold(txn, tx.txid)
+        held = view.get(tx.txid)
         if held is not None and not held.record.creating:
             raise TxFault("TX_EXISTS", f"transaction {tx.txid.hex()} exists")
-        acquire(transactions, txn, tx.txid, self.owner, self.records, self._clock())
+        acquire(view, tx.txid, self.owner, self.records, self._clock())
         if self.spends:
             new_records.claim_inputs(
-                transactions,
-                txn,
+                view,
                 tx.txid,
                 tx.inputs,
                 self._wanted,
@@ -209,50 +208,50 @@ class Creation:
                 only_check=True,
             )
 
-    def page(self, number: int, txn: Txn) -> None:
+    def page(self, number: int, view: TxView) -> None:
         """Store one page, if an earlier attempt has not."""
-        self._still_ours(txn)
-        store, txid = self.transactions.store, self.tx.txid
+        self._still_ours(view)
+        txid = self.tx.txid
         if self.wrote_master and number:  # what is here belongs to a life that was pruned, and not to its end
-            store.remove_page(txn, txid, number)
-        if store.page(txn, txid, number) is None:
-            new_records.put_page(self.transactions, txn, self.tx, self.draft, number, creating=True)
+            view.rows.remove_page(txid, number)
+        if view.rows.page(txid, number) is None:
+            new_records.put_page(view, self.tx, self.draft, number, creating=True)
             self.wrote_master |= number == 0
 
-    def clear(self, number: int, txn: Txn) -> None:
+    def clear(self, number: int, view: TxView) -> None:
         """Clear one page's flag."""
-        self._still_ours(txn)
-        page = self.transactions.store.page(txn, self.tx.txid, number)
+        self._still_ours(view)
+        page = view.rows.page(self.tx.txid, number)
         if page is None:
             raise Overtaken(f"page {number} is gone")
         page.creating = False
-        self.transactions.store.put_page(txn, self.tx.txid, number, page)
+        view.rows.put_page(self.tx.txid, number, page)
 
-    def remove(self, number: int, txn: Txn) -> None:
+    def remove(self, number: int, view: TxView) -> None:
         """Remove one page."""
-        self._still_ours(txn)
-        self.transactions.store.remove_page(txn, self.tx.txid, number)
+        self._still_ours(view)
+        view.rows.remove_page(self.tx.txid, number)
 
-    def clear_master(self, txn: Txn) -> None:
+    def clear_master(self, view: TxView) -> None:
         """Clear the master's flag and spend the inputs.
 
         Raises:
             TxFault: `UTXO_ERROR`: another has spent one meanwhile.
         """
-        self._still_ours(txn)
+        self._still_ours(view)
         rival = new_records.finish(
-            self.transactions, txn, self.tx.txid, spends=self.spends, wanted=self._wanted, keeps_loser=self.keeps_loser
+            view, self.tx.txid, spends=self.spends, wanted=self._wanted, keeps_loser=self.keeps_loser
         )
-        self._created(rival)
+        self._created(view, rival)
 
-    def end(self, txn: Txn) -> None:
+    def end(self, view: TxView) -> None:
         """Give the lock back."""
-        release(self.transactions, txn, self.tx.txid, self.owner)
+        release(view, self.tx.txid, self.owner)
 
-    def _still_ours(self, txn: Txn) -> None:
-        held = self.transactions.store.lock(txn, self.tx.txid)
+    def _still_ours(self, view: TxView) -> None:
+        held = view.rows.lock(self.tx.txid)
         if held is None or held.owner != self.owner:
             raise Overtaken("another has taken over its creation")
-        known = self.transactions.hold(txn, self.tx.txid)
+        known = view.get(self.tx.txid)
         if known is not None and not known.record.creating:
             raise Overtaken("a block has it")

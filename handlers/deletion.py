@@ -15,15 +15,16 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 
 from handlers import spending
-from handlers.parent_pages import ParentPages
+from handlers.parent_marks import ParentMarks
 from handlers.spending import TxFault
 from handlers.states import preserve
-from handlers.transactions import Transactions, blob_name
+from handlers.transactions import Held, Transactions, TxView
 from storage import heights, keys
+from storage.blobname import blob_name
 from storage.blobs import BlobFailed
 from storage.disk import Db, Txn
 from storage.errors import Damaged
-from storage.transactions import FROZEN, HASH, Record, claimant
+from storage.pool_layout import FROZEN, HASH, Record, claimant
 
 # A record that decodes may still say nonsense: a page size of nothing, a number that no key can hold.
 UNREADABLE = (Damaged, ValueError, ArithmeticError, struct.error)
@@ -88,7 +89,7 @@ class Deletion:
     """The pruner's operations on the transaction store."""
 
     def __init__(self, transactions: Transactions, unmined_retention: int, parent_preservation_blocks: int) -> None:
-        self.transactions, self.store = transactions, transactions.store
+        self.transactions, self.pool = transactions, transactions.pool
         self.unmined_retention, self.preservation = unmined_retention, parent_preservation_blocks
 
     # --- parents of what waits -----------------------------------------------------------------------------------
@@ -105,14 +106,16 @@ class Deletion:
         step = Preserved()
         if height <= self.unmined_retention:
             return step
-        until = height + self.preservation
-        places = self._places(txn, self.store.unmined, height - self.unmined_retention, after, limit, lowest=0)
+        until, view = height + self.preservation, self.transactions.view(txn)
+        places = self._places(txn, self.pool.unmined, height - self.unmined_retention, after, limit, lowest=0)
         for _, txid in places:
-            inputs = self.store.inputs(txn, txid)
+            inputs = view.inputs(txid)
             step.processed += bool(inputs)
-            for parent, record in self.store.written(txn, dict.fromkeys(parent for parent, _ in inputs)).items():
-                if record.preserve_until is None or record.preserve_until < until:
-                    step.parents += preserve(self.transactions, txn, parent, until)
+            for parent in dict.fromkeys(parent for parent, _ in inputs):
+                record = view.rows.record(parent)
+                if record is not None and (record.preserve_until is None or record.preserve_until < until):
+                    step.parents += preserve(view, parent, until)
+        view.flush()
         step.next = places[-1] if limit is not None and len(places) == limit else None
         return step
 
@@ -120,23 +123,24 @@ class Deletion:
         self, txn: Txn, height: int, limit: int | None = None, after: Place | None = None
     ) -> Expired:
         """End preservations that reach to `height` or less; the normal rule decides again about these transactions."""
-        step = Expired()
-        places = self._places(txn, self.store.preserved, height, after, limit)
+        step, view = Expired(), self.transactions.view(txn)
+        places = self._places(txn, self.pool.preserved, height, after, limit)
         for place in places:
             try:
-                record = self.store.record(txn, place.txid)
+                record = view.record(place.txid)
                 if record is None or record.preserve_until != place.height:
                     raise Damaged(
                         f"the index of preservations has {place.txid.hex()} at {place.height}, not its record"
                     )
-                if not self._indexed(txn, place.txid, record):
+                if self.pool.not_indexed(txn, place.txid, record):
                     raise Damaged(f"an index does not have what the record of {place.txid.hex()} says")
             except UNREADABLE as error:
                 step.errors[place.txid] = str(error)
                 continue
             record.preserve_until = record.delete_at = None
-            self.transactions.settle(txn, place.txid, record, height)
+            view.settle(place.txid, record, height)
             step.ended += 1
+        view.flush()
         step.next = places[-1] if limit is not None and len(places) == limit else None
         return step
 
@@ -164,7 +168,7 @@ class Deletion:
         """
         if safe <= 0:
             raise TxFault("PROCESSING", "nothing can be deleted at height 0")
-        places = self._places(txn, self.store.delete_at, safe, after, limit)
+        places = self._places(txn, self.pool.delete_at, safe, after, limit)
         terms = _Terms(safe, defensive, by_page=max_rows is not None, blobs="delete" if blobs else "wait")
         step, done = self._delete_each(txn, places, terms, max_rows)
         step.next = places[done - 1] if done and (done < len(places) or done == limit) else None
@@ -178,10 +182,11 @@ class Deletion:
         self, txn: Txn, places: Sequence[Place], terms: _Terms, max_rows: int | None
     ) -> tuple[Deleted, int]:
         """Delete what may go; return how far it came."""
-        step, pages, done = Deleted(), ParentPages(self.store, txn), 0
+        step, view, done = Deleted(), self.transactions.view(txn), 0
+        marks = ParentMarks(view)
         for place in places:
             try:
-                self._delete(txn, place, terms, pages, step)
+                self._delete(view, place, terms, marks, step)
             except HeldBack as reason:
                 step.skipped[place.txid] = str(reason)
             except (BlobFailed, *UNREADABLE) as error:
@@ -189,14 +194,15 @@ class Deletion:
             done += 1
             if max_rows is not None and step.rows >= max_rows:
                 break
-        step.parents = pages.write()
+        step.parents = len(marks.pages)
+        view.flush()
         return step, done
 
-    def _delete(self, txn: Txn, place: Place, terms: _Terms, pages: ParentPages, step: Deleted) -> None:
+    def _delete(self, view: TxView, place: Place, terms: _Terms, marks: ParentMarks, step: Deleted) -> None:
         txid = place.txid
-        record = self._check(txn, place, terms, pages)
-        self._settle_claims(txn, txid, record, pages)
-        marks = list(self._marks(txn, txid, pages))
+        record = self._check(view, place, terms, marks)
+        self._settle_claims(view, txid, record)
+        parents = list(self._parents(view, txid, marks))
         if record.external:
             name = blob_name(txid, partial=record.partial)
             if terms.blobs == "wait":
@@ -206,79 +212,79 @@ class Deletion:
                 self.transactions.blobs.delete(name)
             step.blobs.append(name)
         # From here on nothing can fail: everything that is written was read.
-        for parent, number, spends in marks:
-            pages.mark(parent, number, txid, spends=spends)
-        pages.forget(txid)
+        for parent, number, spends in parents:
+            marks.mark(parent, number, txid, spends=spends)
+        marks.forget(txid, record)
         if terms.by_page and record.pages:
-            self.store.remove_page(txn, txid, 0)
+            view.rows.remove_page(txid, 0)
             step.left.append((txid, record.pages))
         else:
-            self.store.remove(txn, txid)
+            view.remove(txid)
         step.deleted.append(txid)
         step.records += 1 + record.pages
         step.rows += 2 + record.recorded
 
-    def _check(self, txn: Txn, place: Place, terms: _Terms, pages: ParentPages) -> Record:
+    def _check(self, view: TxView, place: Place, terms: _Terms, marks: ParentMarks) -> Record:
         """Return the record of what may be deleted.
 
         Raises:
             HeldBack: it may not, now.
             Damaged: it can't be read.
         """
-        txid, record = place.txid, pages.master(place.txid)
-        if record is None or record.delete_at != place.height or not self._indexed(txn, txid, record):
+        txid, record = place.txid, view.record(place.txid)
+        if record is None or record.delete_at != place.height or self.pool.not_indexed(view.txn, txid, record):
             raise Damaged(f"the index of what is to be deleted has {txid.hex()} at {place.height}, not its record")
         if record.preserve_until is not None:
             raise HeldBack("preserved")
         if record.creating:
             raise HeldBack("creating")
-        if (record.reassignments or record.pages) and self._may_come_back(txn, txid):
+        if (record.reassignments or record.pages) and self._may_come_back(view, txid):
             raise HeldBack("reassigned")
-        if record.pages and not terms.defensive and self.store.unmined_count(txn) < record.total:
-            self._check_unmined(txn, txid, record, pages)
+        few = record.pages and not terms.defensive and self.pool.unmined_count(view.txn) < record.total
+        if few and self._check_unmined(view, txid, record, marks):
             return record
         for number in range(record.pages + 1):
-            page = pages.get(txid, number)
-            if page is not None:
-                self._check_spenders(txn, txid, number, pages.children(txid, number), terms)
+            if marks.page(txid, number) is not None:
+                self._check_spenders(view, txid, number, marks.children(txid, number), terms)
         return record
 
-    def _may_come_back(self, txn: Txn, txid: bytes) -> bool:
+    def _may_come_back(self, view: TxView, txid: bytes) -> bool:
         """Return whether a rollback may bring an output back that was reassigned: it is still its new owner's then."""
-        chain, given = self.transactions.chain, self.store.reassigned.of(txn, txid)
-        found = chain.find(txn, txid) if given else None
-        return found is not None and any(chain.told(txn, found, index) is not None for index, _ in given)
+        found = view.chain.find(view.txn, txid) if (given := self.pool.reassigned.of(view.txn, txid)) else None
+        return found is not None and any(view.chain.told(view.txn, found, index) is not None for index, _ in given)
 
-    def _check_unmined(self, txn: Txn, txid: bytes, record: Record, pages: ParentPages) -> None:
-        """Hold a large transaction back for a child that is unmined: looking through these is the shorter way."""
+    def _check_unmined(self, view: TxView, txid: bytes, record: Record, marks: ParentMarks) -> bool:
+        """Hold a large transaction back for a child that is unmined: looking through these is the shorter way.
+
+        Return False if one of them can't be read: what it spends is not known then.
+        """
         try:
-            for _, child in self.store.due(txn, self.store.unmined, keys.LAST_U32):
-                spent = {
-                    record.place(index)[0] for parent, index in self.store.body(txn, child).inputs if parent == txid
-                }
-                if any(child not in pages.children(txid, number) for number in spent):
-                    waits = self.store.record(txn, child)
+            for _, child in self.pool.due(view.txn, self.pool.unmined, keys.LAST_U32):
+                spent = {record.place(index)[0] for parent, index in view.inputs(child) if parent == txid}
+                if any(child not in marks.children(txid, number) for number in spent):
+                    waits = view.record(child)
                     if waits is not None and not waits.conflicting:
                         raise HeldBack("unmined_child")
-        except UNREADABLE as error:
-            raise HeldBack("unreadable_child") from error
+        except UNREADABLE:
+            return False
+        return True
 
-    def _check_spenders(self, txn: Txn, txid: bytes, number: int, gone: Collection[bytes], terms: _Terms) -> None:
+    def _check_spenders(self, view: TxView, txid: bytes, number: int, gone: Collection[bytes], terms: _Terms) -> None:
         looked: set[bytes] = set()
-        for _, row in self.store.slots(txn, txid, number):
+        for _, row in view.slots(txid, number):
             if len(row) == HASH or row[HASH:] == FROZEN:
                 continue
             child = claimant(row)[0]
             if child not in looked and child not in gone:
                 looked.add(child)
-                self._check_spender(txn, child, terms)
+                self._check_spender(view, child, terms)
 
-    def _check_spender(self, txn: Txn, child: bytes, terms: _Terms) -> None:
+    def _check_spender(self, view: TxView, child: bytes, terms: _Terms) -> None:
         """Hold a parent back for a child that may still need it."""
         try:
-            record = self.store.record(txn, child)
+            record = view.record(child)
             if record is None and terms.defensive:
-                held = self.transactions.hold(txn, child)
+                held = view.get(child)
                 record = None if held is None else held.record
         except UNREADABLE as error:
             raise HeldBack("unreadable_child") from error
@@ -292,62 +298,58 @@ class Deletion:
     def _deep(self, record: Record, height: int) -> bool:
         return record.mined and height >= max(record.block_heights) + self.transactions.rules.retention
 
-    def _settle_claims(self, txn: Txn, txid: bytes, record: Record, pages: ParentPages) -> None:
+    def _settle_claims(self, view: TxView, txid: bytes, record: Record) -> None:
         """End claims on parents without a record: a loser's is free again, for another the parent gets a record."""
-        for parent, index in self.store.body(txn, txid).inputs:
-            if pages.master(parent) is not None:
-                continue
-            row = self.store.slot(txn, parent, 0, index)
-            if row is None or not spending.spent(row) or claimant(row)[0] != txid:
+        for parent, index in view.inputs(txid):
+            claimed = None if view.record(parent) is not None else view.claimed(parent, index)
+            if claimed is None or claimed[:HASH] != txid:
                 continue
             if record.conflicting:
-                self.store.drop_slot(txn, parent, 0, index)
-            elif self.transactions.hold(txn, parent) is not None:
-                pages.learn(parent, self.transactions.need(txn, parent))
+                view.drop_claim(parent, index)
+            elif view.get(parent) is not None:
+                view.need(parent)
 
-    def _marks(self, txn: Txn, txid: bytes, pages: ParentPages) -> Iterator[tuple[bytes, int, bool]]:
+    def _parents(self, view: TxView, txid: bytes, marks: ParentMarks) -> Iterator[tuple[bytes, int, bool]]:
         """Yield the pages of parents that have to hear of a deletion, and whether the child spends there.
 
         A parent that is gone is not made anew, and one without a record needs no marker: the chain tells.
         """
-        for parent, index in self.store.body(txn, txid).inputs:
-            record = pages.master(parent)
+        for parent, index in view.inputs(txid):
+            record = view.record(parent)
             if record is None:
                 continue
             if txid in record.conflicting_children:
                 yield parent, 0, False
-            number, slot = record.place(index)
-            if pages.get(parent, number) is None:
+            number, _ = record.place(index)
+            if marks.page(parent, number) is None:
                 continue
-            row = self.store.slot(txn, parent, number, slot)
+            row = view.slot(Held(parent, record), index)[3]
             if spending.spent(row) and row is not None and claimant(row)[0] == txid:
                 yield parent, number, True
 
-    def _indexed(self, txn: Txn, txid: bytes, record: Record) -> bool:
-        """Return whether the indexes have what a record says: else it could not be rewritten or removed."""
-        return not self.store.not_indexed(txn, txid, record)
-
     def sweep_page(self, txn: Txn, txid: bytes, number: int) -> None:
         """Remove a page that a deleted large transaction has left; one that has come again keeps those that it has."""
-        record = self.store.record(txn, txid)
+        view = self.transactions.view(txn)
+        record = view.record(txid)
         if record is None or number > record.pages:
-            self.store.remove_page(txn, txid, number)
+            view.rows.remove_page(txid, number)
+        view.flush()
 
     def past_due(self, txn: Txn, height: int) -> int:
         """Return how many records should be gone at a height and are not."""
-        return heights.count(txn, self.store.delete_at, height, first=1)
+        return heights.count(txn, self.pool.delete_at, height, first=1)
 
     def busy(self, txn: Txn, height: int, safe: int) -> bool:
         """Return whether a cycle would find anything to look at."""
         cutoff = height - self.unmined_retention
-        looks = ((self.store.unmined, cutoff, 0), (self.store.preserved, height, 1), (self.store.delete_at, safe, 1))
+        looks = ((self.pool.unmined, cutoff, 0), (self.pool.preserved, height, 1), (self.pool.delete_at, safe, 1))
         return any(at > 0 and self._places(txn, db, at, None, 1, lowest=lowest) for db, at, lowest in looks)
 
     def _places(
         self, txn: Txn, db: Db, height: int, after: Place | None, limit: int | None, lowest: int = 1
     ) -> list[Place]:
         """Return the entries of an index from `lowest` up to `height`, lowest first, that come after one."""
-        return [Place(*entry) for entry in islice(self.store.due(txn, db, height, lowest, after), limit)]
+        return [Place(*entry) for entry in islice(self.pool.due(txn, db, height, lowest, after), limit)]
 
 
 def safe_height(requested: int, persisted: int | None, retention: int) -> int:

@@ -37,10 +37,10 @@ class Evictions:
         """Evict some, in a commit of their own; None when there is nothing more to evict now."""
         now = int(time() * 1000)
         with self._chain.store.disk.read() as txn:
-            if not self._evictor.aged(txn, now):
+            if not self._evictor.aged(self._transactions.view(txn), now):
                 return None
         try:
-            self._chain.write_alone(lambda txn: self._evictor.evict_aged(txn, now))
+            self._chain.write_alone(lambda view: self._evictor.evict_aged(view, now))
         except StoreFull as full:  # deleting needs new pages too: try again later
             log.warning("store_full", during="eviction", error=str(full))
             return None

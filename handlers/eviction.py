@@ -8,7 +8,7 @@ neither. Only submissions count: what was in a block and waits again after a rol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from time import time
 from typing import Any
 
@@ -21,10 +21,9 @@ from handlers.creation import Write
 from handlers.events import Tx, TxSubmitted
 from handlers.new_records import claim_inputs, known, large, size_of
 from handlers.removal import Removal
-from handlers.spending import TxFault
-from handlers.transactions import Transactions
-from storage.disk import Txn
-from storage.transactions import Record, claimant
+from handlers.spending import Rules, TxFault
+from handlers.transactions import TxView
+from storage.pool_layout import Record, claimant
 
 log = structlog.get_logger("transactions")
 
@@ -71,27 +70,21 @@ async def room_for(event: TxSubmitted, evictor: Evictor, write: Write) -> int:
     """
     evicted = 0
     for _ in range(_STEPS):
-        gone, fits = await write(lambda txn: evictor.make_room(txn, event))
+        gone, fits = await write(lambda view: evictor.make_room(view, event))
         evicted += gone
         if fits:
             return evicted
-    raise await write(lambda txn: evictor.refusal(txn, evicted))
+    raise await write(lambda view: evictor.refusal(view, evicted))
 
 
-Tell = Callable[[bytes, str, int | None, AnyCause], None]  # transaction, status, height (that of the tip), cause
+Tell = Callable[[TxView, bytes, str, int | None, AnyCause], None]  # transaction, status, height or None, cause
 
 
 class Evictor:
     """Evicts pending submissions, inside the write transaction of whoever calls. `tell` hears of each one."""
 
-    def __init__(
-        self,
-        removal: Removal,
-        transactions: Transactions,
-        tell: Tell,
-    ) -> None:
-        self._removal, self._transactions, self._tell = removal, transactions, tell
-        self._store, self._rules = transactions.store, transactions.rules
+    def __init__(self, removal: Removal, rules: Rules, tell: Tell) -> None:
+        self._removal, self._rules, self._tell = removal, rules, tell
         self.numbers = EvictionNumbers()
         self._path: dict[bytes, _Visit] = {}  # from the oldest submission to one that builds on it
         self._gone = {"limit": _Gone(), "age": _Gone()}
@@ -115,7 +108,7 @@ class Evictor:
         self._wrote = False
         self.begin()
 
-    def withdraw(self, txn: Txn, txid: bytes, reason: str) -> bool:
+    def withdraw(self, view: TxView, txid: bytes, reason: str) -> bool:
         """Take a transaction of the pool, and what builds on it, out of it, as far as one step goes.
 
         Return whether that is all: nothing is left, or something of it has to stay.
@@ -124,7 +117,7 @@ class Evictor:
         rows, passed = _ROWS, set[bytes]()
         try:
             while rows > 0 and self._path:
-                rows -= self._visit(txn, _Gone(), passed, Withdrawn(reason))
+                rows -= self._visit(view, _Gone(), passed, Withdrawn(reason))
             return not self._path
         finally:
             self._path = others
@@ -139,7 +132,7 @@ class Evictor:
 
     # --- limits --------------------------------------------------------------------------------------------------
 
-    def make_room(self, txn: Txn, event: TxSubmitted) -> tuple[int, bool]:
+    def make_room(self, view: TxView, event: TxSubmitted) -> tuple[int, bool]:
         """Evict for a submission, in one step, what it does not build on.
 
         What is known already, or can't be submitted, evicts nobody. Returns how many transactions went, and whether
@@ -150,73 +143,71 @@ class Evictor:
         """
         tx = event.tx
         size, most = size_of(tx), self._rules.max_pending_bytes
-        if not self._full(txn, size) or self._half_made(txn, tx) or known(self._transactions, txn, tx):
+        if not self._full(view, size) or self._half_made(view, tx) or known(view, tx):
             return 0, True
         if most and size > most:
             what = f"transaction {tx.txid.hex()} would take {size} bytes, transactions.max_pending_bytes is {most}"
             raise PendingFull("too_large", what, bytes=size, max_pending_bytes=most)
         keeps_loser = event.on_spent == "record"
-        claim_inputs(
-            self._transactions, txn, tx.txid, tx.inputs, event.wanted, keeps_loser=keeps_loser, only_check=True
-        )
+        claim_inputs(view, tx.txid, tx.inputs, event.wanted, keeps_loser=keeps_loser, only_check=True)
         before = self._gone["limit"].count
-        if (spared := self._ancestors(txn, tx)) is not None:
-            self._step(txn, "limit", lambda: self._full(txn, size), spared)
-        return self._gone["limit"].count - before, not self._full(txn, size)
+        if (spared := self._ancestors(view, tx)) is not None:
+            self._step(view, "limit", lambda: self._full(view, size), spared)
+        return self._gone["limit"].count - before, not self._full(view, size)
 
-    def _half_made(self, txn: Txn, tx: Tx) -> bool:
+    def _half_made(self, view: TxView, tx: Tx) -> bool:
         """Return whether this is another attempt at a large transaction that was interrupted: it has its room."""
-        record = self._store.record(txn, tx.txid)
+        record = view.record(tx.txid)
         return record is not None and record.creating and large(self._rules, tx)
 
-    def refusal(self, txn: Txn, evicted: int) -> PendingFull:
+    def refusal(self, view: TxView, evicted: int) -> PendingFull:
         """Return why a submission is refused for which so many evictions were not enough."""
-        totals = self._store.pending.totals(txn)
+        totals = view.rows.totals
         what = f"{totals.count} transactions of {totals.size} bytes wait for a block: there is no room for another"
         advice = "send it again later, or raise transactions.max_pending_count and max_pending_bytes"
         return PendingFull("PENDING_FULL", f"{what}; {advice}", count=totals.count, bytes=totals.size, evicted=evicted)
 
-    def _full(self, txn: Txn, size: int) -> bool:
-        rules, totals = self._rules, self._store.pending.totals(txn)
+    def _full(self, view: TxView, size: int) -> bool:
+        rules, totals = self._rules, view.rows.totals
         return bool(
             (rules.max_pending_count and totals.count >= rules.max_pending_count)
             or (rules.max_pending_bytes and totals.size + size > rules.max_pending_bytes)
         )
 
-    def _ancestors(self, txn: Txn, tx: Tx) -> set[bytes] | None:
+    def _ancestors(self, view: TxView, tx: Tx) -> set[bytes] | None:
         """Return the unmined transactions that a submission builds on, None when they are too many."""
         found, waiting = set[bytes](), [txid for txid, _ in tx.inputs]
         while waiting:
             if (txid := waiting.pop()) in found:
                 continue
-            record = self._store.record(txn, txid)
+            record = view.record(txid)
             if record is not None and record.unmined_since is not None:
                 found.add(txid)
-                waiting += [parent for parent, _ in self._store.body(txn, txid).inputs]
+                waiting += [parent for parent, _ in view.inputs(txid)]
             if len(found) > _ANCESTORS:
                 return None
         return found
 
     # --- age -----------------------------------------------------------------------------------------------------
 
-    def aged(self, txn: Txn, now: int) -> bool:
+    def aged(self, view: TxView, now: int) -> bool:
         """Return whether the oldest submission is older than may be; `now` in milliseconds."""
-        oldest = next(self._store.pending.oldest(txn), None)
-        entry = None if oldest is None else self._store.pending.find(txn, oldest)
-        return bool(self._rules.max_pending_age_s and entry and now - entry.at > self._rules.max_pending_age_s * 1000)
+        oldest = next(_oldest(view), None) if self._rules.max_pending_age_s else None
+        record = None if oldest is None else view.record(oldest)
+        return record is not None and now - record.created_at > self._rules.max_pending_age_s * 1000
 
     @property
     def under_way(self) -> bool:
         """Return whether the last step has stopped within a package."""
         return bool(self._path)
 
-    def evict_aged(self, txn: Txn, now: int) -> None:
+    def evict_aged(self, view: TxView, now: int) -> None:
         """Evict some of what is too old."""
-        self._step(txn, "age", lambda: self.aged(txn, now), ())
+        self._step(view, "age", lambda: self.aged(view, now), ())
 
     # --- a step --------------------------------------------------------------------------------------------------
 
-    def _step(self, txn: Txn, reason: str, wanted: Callable[[], bool], spared: Collection[bytes]) -> None:
+    def _step(self, view: TxView, reason: str, wanted: Callable[[], bool], spared: Collection[bytes]) -> None:
         """Evict whole packages while that is wanted, as far as one step goes."""
         rows, self._wrote, passed = _ROWS, True, set(spared)
         cause: AnyCause = Expired() if reason == "age" else Withdrawn("evicted")
@@ -224,28 +215,28 @@ class Evictor:
             self._path.clear()
         while rows > 0 and (self._path or wanted()):
             if not self._path:
-                oldest = next((txid for txid in self._store.pending.oldest(txn) if txid not in passed), None)
+                oldest = next((txid for txid in _oldest(view) if txid not in passed), None)
                 if oldest is None:
                     return
                 self._path = {oldest: _Visit()}
-            rows -= self._visit(txn, self._gone[reason], passed, cause)
+            rows -= self._visit(view, self._gone[reason], passed, cause)
 
-    def _visit(self, txn: Txn, gone: _Gone, passed: set[bytes], cause: AnyCause) -> int:
+    def _visit(self, view: TxView, gone: _Gone, passed: set[bytes], cause: AnyCause) -> int:
         """Go one transaction on, or remove one; return how many rows were looked at.
 
         When something on the way has to stay, the submission at its beginning is put back in line, and is `passed`.
         """
         txid, at = next(reversed(self._path.items()))
-        record = self._store.record(txn, txid)
+        record = view.record(txid)
         if record is None or record.unmined_since is None:  # a block has it meanwhile, or it went
             del self._path[txid]
             return 1
         rows = 1
         if not at.children:
-            held_back, rows = self._look(txn, txid, record, at)
+            held_back, rows = self._look(view, txid, record, at)
             if held_back:
                 first = next(iter(self._path))
-                self._store.pending.put_back(txn, first)
+                _put_back(view, first)
                 self._path.clear()
                 passed.add(first)
                 return rows
@@ -254,25 +245,25 @@ class Evictor:
         elif at.page < record.pages:
             at.page += 1
         else:
-            self._remove(txn, txid, record, gone)
-            self._tell(txid, "withdrawn" if cause == Withdrawn("operator") else "pruned", None, cause)
+            self._remove(view, txid, record, gone)
+            self._tell(view, txid, "withdrawn" if cause == Withdrawn("operator") else "pruned", None, cause)
             del self._path[txid]
         return rows
 
-    def _look(self, txn: Txn, txid: bytes, record: Record, at: _Visit) -> tuple[bool, int]:
+    def _look(self, view: TxView, txid: bytes, record: Record, at: _Visit) -> tuple[bool, int]:
         """Find what builds on a page; return whether something there has to stay, and how many rows that were."""
-        page = self._store.page(txn, txid, at.page)
+        page = view.rows.page(txid, at.page)
         if record.creating or page is None or page.reassignments:
             return True, 1
         rows, found = 1, dict[bytes, None]() if at.page else dict.fromkeys(record.conflicting_children)
-        for _, row in self._store.slots(txn, txid, at.page):
+        for _, row in view.slots(txid, at.page):
             rows += 1
             if spending.frozen(row):
                 return True, rows
             if spending.spent(row):
                 found[claimant(row)[0]] = None
         for child in found:
-            other = self._store.record(txn, child)
+            other = view.record(child)
             if other is None:
                 continue
             if other.unmined_since is None or child in self._path:
@@ -282,10 +273,23 @@ class Evictor:
                 break
         return False, rows + len(at.children)
 
-    def _remove(self, txn: Txn, txid: bytes, record: Record, gone: _Gone) -> None:
-        entry = self._store.pending.find(txn, txid)
-        self._removal.remove(txn, txid, record)
+    def _remove(self, view: TxView, txid: bytes, record: Record, gone: _Gone) -> None:
+        self._removal.remove(view, txid, record)
         gone.count += 1
-        if entry is not None:
-            gone.size += entry.size
-            gone.oldest_at = entry.at if gone.oldest_at is None else min(gone.oldest_at, entry.at)
+        if record.submission is not None:
+            gone.size += record.weight
+            gone.oldest_at = min(gone.oldest_at or record.created_at, record.created_at)
+
+
+def _oldest(view: TxView) -> Iterator[bytes]:
+    """Yield the submissions that wait, the oldest first."""
+    view.flush()
+    return (txid for _, txid in view.pool.pending.ordered(view.txn))
+
+
+def _put_back(view: TxView, txid: bytes) -> None:
+    """Let a submission be the last in the order, as old as it is."""
+    record = view.record(txid)
+    if record is not None and record.submission is not None:
+        record.submission = view.rows.next_number()
+        view.put(txid, record)

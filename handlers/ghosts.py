@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from storage.disk import Txn
-from storage.ghost_records import GhostTxStore
+from handlers.transactions import TxView
 from storage.history.arrays import first_places, places_among_distinct, same_rows
 from storage.history.batch import Columns
 from storage.history.layout import Flags, Numbers, Records, outputs_in, words
@@ -32,50 +31,63 @@ class Connected(NamedTuple):
     rivals: dict[bytes, bytes] = {}
 
 
-def connect(txn: Txn, store: GhostTxStore, block: Columns) -> Connected:
+def connect(view: TxView, block: Columns) -> Connected:
     """Let a block that is in the chain end the ghosts that it has, or that it has anything else to do with."""
-    ghosts = store.ghosts
+    ghosts, txn = view.ghosts, view.txn
     if not ghosts.any(txn):
         return Connected()
+    view.flush()
     numbers = ghosts.find_many(txn, block.txids)
-    same = _same(txn, store, block, numbers)
+    same = _same(view, block, numbers)
     mined = [block.txids[at].tobytes() for at in np.flatnonzero(same).tolist()]
     if mined:
         ghosts.end(txn, numbers[same])
+        view.forget_ghosts()
     given_rows = [block.txids[at].tobytes() for at in np.flatnonzero((numbers >= 0) & ~same).tolist()]
     spender = np.repeat(np.arange(len(block.txids)), block.inputs_of)
     places, spends = ghosts.claims_on(txn, block.previous, block.index)
-    who = [record.tobytes() for record in _ids(txn, store, spends["spender"])]
+    who = [record.tobytes() for record in _ids(view, spends["spender"])]
     by = [block.txids[at].tobytes() for at in spender[places].tolist()]
     claims = zip(who, by, places.tolist(), strict=True)
     rivals = {loser: (winner, at) for loser, winner, at in claims if loser != winner}
     left = np.flatnonzero(ghosts.find_many(txn, block.previous) >= 0)
     given_rows += [block.previous[at].tobytes() for at in left.tolist()]
     given_rows += rivals
-    given_rows = [txid for txid in dict.fromkeys(given_rows) if store.make_rows(txn, txid)]
-    lost = {loser: winner for loser, (winner, at) in rivals.items() if not _stands(txn, store, block, at)}
+    given_rows = [txid for txid in dict.fromkeys(given_rows) if view.touch(txid)]
+    lost = {loser: winner for loser, (winner, at) in rivals.items() if not _stands(view, block, at)}
     return Connected(mined, given_rows, lost)
 
 
-def _stands(txn: Txn, store: GhostTxStore, block: Columns, at: int) -> bool:
+def _stands(view: TxView, block: Columns, at: int) -> bool:
     """Return whether a claim on what an input spends is in a row, where whoever carries the block out finds it."""
     parent = block.previous[at].tobytes()
-    return store.has(txn, parent) or store.slot(txn, parent, 0, int(block.index[at])) is not None
+    return view.pooled(parent) is not None or view.claimed(parent, int(block.index[at])) is not None
 
 
-def new_ghosts(txn: Txn, store: GhostTxStore, back: RolledBack) -> Flags:
+def make_room(view: TxView) -> None:
+    """Give records to the ghosts of the smallest generations, so that there is room for another one."""
+    while len(generations := view.ghosts.generations(view.txn)) >= GENERATIONS:
+        smallest, left = min(generations, key=lambda each: each.left), list[bytes]()
+        for records in view.ghosts.parts(view.txn, smallest):
+            left += [each.tobytes() for each in records["id"][view.ghosts.live(view.txn, records["number"])]]
+        for txid in left:
+            view.touch(txid)
+
+
+def new_ghosts(view: TxView, back: RolledBack) -> Flags:
     """Return which transactions of blocks that go back become ghosts: nothing is to be said of them but that.
 
     One that has rows, failed, or is a coinbase does not, nor one of several with one id, nor who spends from these or
     spends what was reassigned. Few are not worth a generation of their own: each one is looked at by every look-up.
     """
+    view.flush()
     ids = back.txs["id"]
     plain: Flags = back.txs["counts"] & (TxFlag.INVALID | TxFlag.COINBASE) == 0
-    apart = back.reused if store.bare(txn) else back.reused | store.with_rows(txn, back.txids())
+    apart = back.reused if view.pool.bare(view.txn) else back.reused | view.pool.with_rows(view.txn, back.txids())
     if apart:
         some = np.flatnonzero(np.isin(ids[:, 0], words(b"".join(apart))[:, 0]))
         plain[[at for at in some.tolist() if ids[at].tobytes() in apart]] = False
-    parents = back.reused | {txid for _, _, (txid, _) in store.reassigned.rows(txn)}
+    parents = back.reused | {txid for _, _, (txid, _) in view.pool.reassigned.rows(view.txn)}
     if parents:
         of_these = np.isin(back.parents[:, 0], words(b"".join(parents))[:, 0])
         plain &= ~np.isin(back.txs["number"], back.spends["spender"][of_these])
@@ -96,13 +108,13 @@ def _losing(back: RolledBack) -> list[int]:
     return sorted(losing)
 
 
-def _ids(txn: Txn, store: GhostTxStore, numbers: Numbers) -> Numbers:
+def _ids(view: TxView, numbers: Numbers) -> Numbers:
     wanted, back = places_among_distinct(numbers)
-    ids: Numbers = store.ghosts.records(txn, wanted)["id"].take(back, axis=0)
+    ids: Numbers = view.ghosts.records(view.txn, wanted)["id"].take(back, axis=0)
     return ids
 
 
-def _same(txn: Txn, store: GhostTxStore, block: Columns, numbers: Numbers) -> Flags:
+def _same(view: TxView, block: Columns, numbers: Numbers) -> Flags:
     """Return which transactions of a block are ghosts, spend and pay the same, and have no rows beside."""
     same: Flags = (numbers >= 0) & (block.flags & (TxFlag.INVALID | TxFlag.COINBASE) == 0)
     wanted, first = first_places(numbers[same])
@@ -110,12 +122,12 @@ def _same(txn: Txn, store: GhostTxStore, block: Columns, numbers: Numbers) -> Fl
     same[:] = False
     if len(at) == 0:
         return same
-    records = store.ghosts.records(txn, wanted)
+    records = view.ghosts.records(view.txn, wanted)
     good = (records["spent"] == block.inputs_of[at]) & (outputs_in(records["counts"]) == block.outputs_of[at])
     at, records = at[good], records.compress(good)
-    good = _spend_alike(txn, store, block, at, records) & _pay_alike(txn, store, block, at, wanted[good])
-    if not store.bare(txn):
-        beside = store.with_rows(txn, [block.txids[n].tobytes() for n in at.tolist()])
+    good = _spend_alike(view, block, at, records) & _pay_alike(view, block, at, wanted[good])
+    if not view.pool.bare(view.txn):
+        beside = view.pool.with_rows(view.txn, [block.txids[n].tobytes() for n in at.tolist()])
         good &= np.array([block.txids[n].tobytes() not in beside for n in at.tolist()], np.bool_)
     same[at[good]] = True
     return same
@@ -135,17 +147,17 @@ def _all_of(good: Flags, counts: Numbers) -> Flags:
     return flags
 
 
-def _spend_alike(txn: Txn, store: GhostTxStore, block: Columns, at: Numbers, records: Records) -> Flags:
+def _spend_alike(view: TxView, block: Columns, at: Numbers, records: Records) -> Flags:
     counts = block.inputs_of[at]
     own = _ranges((np.cumsum(block.inputs_of) - block.inputs_of)[at], counts)
-    spends = store.ghosts.spends_of(txn, records)
+    spends = view.ghosts.spends_of(view.txn, records)
     good = same_rows(spends["parent"], block.previous.take(own, axis=0)) & (spends["index"] == block.index[own])
     good &= spends["input"] == _ranges(np.zeros(len(counts), np.int64), counts)
     return _all_of(good, counts)
 
 
-def _pay_alike(txn: Txn, store: GhostTxStore, block: Columns, at: Numbers, numbers: Numbers) -> Flags:
+def _pay_alike(view: TxView, block: Columns, at: Numbers, numbers: Numbers) -> Flags:
     counts = block.outputs_of[at]
     own = _ranges((np.cumsum(block.outputs_of) - block.outputs_of)[at], counts)
-    there, values = store.ghosts.values_of(txn, _ranges(numbers, counts))
+    there, values = view.ghosts.values_of(view.txn, _ranges(numbers, counts))
     return _all_of((there == block.spendable[own]) & (~there | (values == block.values[own])), counts)

@@ -18,7 +18,7 @@ from handlers.refusal import Refusal, Refused, no_room
 from handlers.spending import TxFault
 from handlers.submission import create_large
 from handlers.thread import on_thread
-from storage.disk import Txn
+from handlers.transactions import TxView
 from storage.errors import StoreFull
 
 _T = TypeVar("_T")
@@ -38,7 +38,7 @@ async def create(large: Large, chain: Chain, writer: CapacityLimiter) -> list[An
     assert chain.tx_blocks is not None
     tx_blocks, transactions, height = chain.tx_blocks, chain.tx_blocks.transactions, chain.height
 
-    async def write(step: Callable[[Txn], _T]) -> _T:
+    async def write(step: Callable[[TxView], _T]) -> _T:
         return await on_thread(chain.write_alone, step, limiter=writer)
 
     async def turn(step: Callable[[], _T]) -> _T:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from handlers import bodies, spending
+from handlers.claims import spend
 from handlers.events import Output, Tx
-from handlers.spending import TxFault
+from handlers.spending import Mined, Rules, TxFault
 from handlers.states import clear_creating, enter_child
-from handlers.transactions import Mined, Rules, Transactions, kept, now
-from storage.disk import Txn
-from storage.transactions import ALL_IN_ONE, HIGHEST, Body, Heights, OutPoint, Page, Record, output_hash
+from handlers.transactions import TxView, now
+from storage.pool_layout import ALL_IN_ONE, HIGHEST, NO_NAME, Body, OutPoint, Page, Record
 
 _RECORD, _INPUT, _OUTPUT = 400, 80, 120  # bytes on disk, about: rows, their keys and their places in the indexes
 _VALUE = 12  # with the lengths beside it
@@ -22,7 +22,7 @@ def size_of(tx: Tx) -> int:
     return size + sum(_VALUE + len(each[1]) for each in tx.previous if each is not None) if tx.previous else size
 
 
-def known(transactions: Transactions, txn: Txn, tx: Tx) -> bool:
+def known(view: TxView, tx: Tx) -> bool:
     """Return whether a transaction need not be created.
 
     Raises:
@@ -30,15 +30,14 @@ def known(transactions: Transactions, txn: Txn, tx: Tx) -> bool:
     """
     if not tx.outputs:
         raise TxFault("PROCESSING", f"transaction {tx.txid.hex()} has no outputs")
-    held = transactions.hold(txn, tx.txid)
+    held = view.get(tx.txid)
     if held is not None and held.record.creating:
         raise TxFault("TX_EXISTS", f"transaction {tx.txid.hex()} is being created")
     return held is not None
 
 
 def claim_inputs(
-    transactions: Transactions,
-    txn: Txn,
+    view: TxView,
     txid: bytes,
     inputs: Sequence[OutPoint],
     wanted: Mapping[int, bytes],
@@ -54,9 +53,9 @@ def claim_inputs(
     Raises:
         TxFault: `UTXO_ERROR` with every input that can't be spent, or `PROCESSING`.
     """
-    height = transactions.height + 1
+    height = view.height + 1
     try:
-        transactions.spend(txn, txid, inputs, height, wanted=wanted, is_new=is_new, only_check=only_check)
+        spend(view, txid, inputs, height, wanted=wanted, is_new=is_new, only_check=only_check)
     except TxFault as fault:
         rival = fault.rival(txid) if keeps_loser else None
         if rival is None:
@@ -103,7 +102,7 @@ def draft(
         lock_time=tx.lock_time,
     )
     if is_paged:  # nothing will ever spend what holds nothing
-        barren = sum(not any(map(kept, _part(tx, record, number))) for number in range(1, record.pages + 1))
+        barren = sum(not any(map(bodies.kept, _part(tx, record, number))) for number in range(1, record.pages + 1))
         record.spent_pages = barren or None
     return record
 
@@ -126,43 +125,38 @@ def external(rules: Rules, tx: Tx) -> bool:
 
 
 def put_page(
-    transactions: Transactions,
-    txn: Txn,
+    view: TxView,
     tx: Tx,
     record: Record,
     number: int,
     *,
     creating: bool = False,
-    was: Heights | None = None,
+    is_new: bool = False,
 ) -> None:
-    """Store one page of a new transaction, with its slots; its bytes are a blob already, if they are to be one.
+    """Store one page of a new transaction, with its names; its bytes are a blob already, if they are to be one.
 
-    `was` is `NOWHERE` if it is known that there is no record yet.
+    `is_new` says that nothing of the transaction is stored yet.
     """
-    store, outputs = transactions.store, _part(tx, record, number)
-    first = number * record.page_size
-    rows = [
-        (slot, output_hash(tx.txid, first + slot, bodies.body(output)))
-        for slot, output in enumerate(outputs)
-        if kept(output)
-    ]
+    outputs, first = _part(tx, record, number), number * record.page_size
+    names = bodies.names(tx.txid, outputs, first)
     page = record if number == 0 else Page(0, 0)
-    page.outputs, page.recorded, page.creating = len(outputs), len(rows), creating
+    page.outputs, page.recorded, page.creating = len(names), len(names) - names.count(NO_NAME), creating
     if not creating:  # nothing may ever come that settles what has nothing to spend
-        spending.settle(record, max(record.block_heights, default=transactions.height), transactions.rules.retention)
-    store.put_page(txn, tx.txid, number, page, was)
-    store.put_slots(txn, tx.txid, number, rows)
+        spending.settle(record, max(record.block_heights, default=view.height), view.rules.retention)
+    view.rows.put_names(tx.txid, record, number, names)
     if number == 0:
-        store.put_body(txn, tx.txid, Body(tx.inputs, None if record.external else tx.raw, tx.previous))
+        view.rows.put_body(tx.txid, record, Body(tx.inputs, None if record.external else tx.raw, tx.previous))
         if record.unmined_since is not None:
-            store.pending.add(txn, tx.txid, size_of(tx), record.created_at)
+            record.submission, record.weight = view.rows.next_number(), size_of(tx)
+        (view.rows.add if is_new else view.rows.put)(tx.txid, record)
         if record.conflicting:
-            enter_child(transactions, txn, tx.txid, on=True)
+            enter_child(view, tx.txid, on=True)
+    else:
+        view.rows.put_page(tx.txid, number, page)
 
 
 def finish(
-    transactions: Transactions,
-    txn: Txn,
+    view: TxView,
     txid: bytes,
     *,
     spends: bool,
@@ -177,13 +171,13 @@ def finish(
         TxFault: `UTXO_ERROR`: an input can't be spent any more; `CREATING`: a page is missing. The caller's write
             transaction has to be given up then.
     """
-    inputs, rival = transactions.store.body(txn, txid).inputs, None
+    inputs, rival = view.inputs(txid), None
     if spends:
-        rival = claim_inputs(transactions, txn, txid, inputs, wanted or {}, keeps_loser=keeps_loser)
-    record = transactions.need(txn, txid)
-    clear_creating(transactions, txn, txid, record)
+        rival = claim_inputs(view, txid, inputs, wanted or {}, keeps_loser=keeps_loser)
+    record = view.need(txid)
+    clear_creating(view, txid, record)
     record.creating, record.conflicting = False, record.conflicting or rival is not None
-    transactions.settle(txn, txid, record, max(record.block_heights, default=transactions.height))
+    view.settle(txid, record, max(record.block_heights, default=view.height))
     if rival is not None:
-        enter_child(transactions, txn, txid, on=True)
+        enter_child(view, txid, on=True)
     return rival

@@ -10,6 +10,7 @@ from handlers.causes import Decided, InBlock, Withdrawn
 from handlers.events import (
     AckStatus,
     OperatorMessage,
+    OutPoint,
     OutputReassigned,
     OutputsFrozen,
     OutputsUnfrozen,
@@ -25,13 +26,12 @@ from handlers.events import (
 )
 from handlers.eviction import Evictor, PendingFull
 from handlers.refusal import Refusal
-from handlers.spending import TxFault
+from handlers.spending import Mined, TxFault
 from handlers.submission import submit
-from handlers.transactions import Mined
+from handlers.transactions import TxView
 from handlers.tx_blocks import TxBlocks
-from storage.disk import Txn
 from storage.errors import StoreFull
-from storage.transactions import HASH
+from storage.pool_layout import HASH
 
 MESSAGES = TxMessage.__args__
 _RETRYABLE = {"CREATING", "LOCKED", "STORAGE_ERROR", "FROZEN_UNTIL", "COINBASE_IMMATURE", "PENDING_FULL"}
@@ -58,24 +58,28 @@ class Order:
             case event:
                 return event.txids
 
-    def carry_out(self, txn: Txn, tx_blocks: TxBlocks) -> None:
+    def claimed(self) -> Iterable[OutPoint]:
+        """Return the outputs that it may claim."""
+        return self.event.tx.inputs if isinstance(self.event, TxSubmitted) else ()
+
+    def carry_out(self, view: TxView, tx_blocks: TxBlocks) -> None:
         """Do what the message says, or find why not."""
         self.refused = None
         try:
             if isinstance(self.event, TxSubmitted):  # checks before it writes, so it needs no transaction inside
-                self._make_room(txn, tx_blocks.evictor, self.event)
-                self.status = submit(txn, tx_blocks, self.event)
+                self._make_room(view, tx_blocks.evictor, self.event)
+                self.status = submit(view, tx_blocks, self.event)
             else:
-                _all_or_nothing(txn, tx_blocks, self.event)
+                _all_or_nothing(view, tx_blocks, self.event)
         except TxFault as fault:
             self.refused = refusal(fault)
         if tx_blocks.evictor.under_way:
             tx_blocks.evictor.look_again(None if isinstance(self.event, OperatorMessage) else self.touched())
 
-    def _make_room(self, txn: Txn, evictor: Evictor, event: TxSubmitted) -> None:
-        self.evicted, fits = evictor.make_room(txn, event)
+    def _make_room(self, view: TxView, evictor: Evictor, event: TxSubmitted) -> None:
+        self.evicted, fits = evictor.make_room(view, event)
         if not fits:
-            raise evictor.refusal(txn, self.evicted)
+            raise evictor.refusal(view, self.evicted)
 
 
 def refusal(fault: TxFault) -> Refusal:
@@ -90,67 +94,65 @@ def refusal(fault: TxFault) -> Refusal:
     return Refusal(fault.code, fault.message, retryable=retryable, detail={"inputs": fault.told()})
 
 
-def _all_or_nothing(txn: Txn, tx_blocks: TxBlocks, event: TxMessage) -> None:
+def _all_or_nothing(view: TxView, tx_blocks: TxBlocks, event: TxMessage) -> None:
     facts = tx_blocks.changes.facts
     before = len(facts)
     try:
-        with tx_blocks.transactions.all_or_nothing(txn) as child:
-            _do(child, tx_blocks, event)
+        with view.all_or_nothing():
+            _do(view, tx_blocks, event)
     except TxFault:
         del facts[before:]
         raise
 
 
-def _do(txn: Txn, tx_blocks: TxBlocks, event: TxMessage) -> None:
-    transactions = tx_blocks.transactions
+def _do(view: TxView, tx_blocks: TxBlocks, event: TxMessage) -> None:
     match event:
         case TxWithdrawn():
-            for txid in tx_blocks.removal.withdraw(txn, event.txids):
-                tx_blocks.tell(txid, "withdrawn", cause=Withdrawn(event.reason))
+            for txid in tx_blocks.removal.withdraw(view, event.txids):
+                tx_blocks.tell(view, txid, "withdrawn", cause=Withdrawn(event.reason))
         case TxLocked() | TxUnlocked():
             for txid in event.txids:
-                states.set_locked(transactions, txn, txid, on=isinstance(event, TxLocked))
+                states.set_locked(view, txid, on=isinstance(event, TxLocked))
         case TxMined():
             for txid in event.txids:
-                _set_mined(txn, tx_blocks, event, txid)
+                _set_mined(view, tx_blocks, event, txid)
         case OutputsFrozen():
             for outpoint in event.outpoints:
-                states.freeze(transactions, txn, outpoint)
+                states.freeze(view, outpoint)
         case OutputsUnfrozen():
             for outpoint in event.outpoints:
-                states.unfreeze(transactions, txn, outpoint)
+                states.unfreeze(view, outpoint)
         case OutputReassigned():
-            held = transactions.hold(txn, event.outpoint[0])
-            row = transactions.slot(txn, held, event.outpoint[1])[3] if held else None
-            name = blake2b((row or b"")[:HASH] + event.address, digest_size=HASH).digest()
-            states.reassign(transactions, txn, event.outpoint, name, event.address)
+            name = blake2b((view.row(event.outpoint) or b"")[:HASH] + event.address, digest_size=HASH).digest()
+            states.reassign(view, event.outpoint, name, event.address)
         case TxConflicting():
-            for txid in conflicts.condemn(transactions, txn, event.txids) if event.value else event.txids:
+            for txid in conflicts.condemn(view, event.txids) if event.value else event.txids:
                 if not event.value:
-                    conflicts.readmit(transactions, txn, txid)
-                tx_blocks.tell(txid, "conflicting" if event.value else "pending", cause=Decided())
+                    conflicts.readmit(view, txid)
+                tx_blocks.tell(view, txid, "conflicting" if event.value else "pending", cause=Decided())
         case WinnersDecided():
-            for txid in conflicts.decide(transactions, txn, event.txids, transactions.height + 1):
-                tx_blocks.tell(txid, "pending" if txid in event.txids else "conflicting", cause=Decided())
+            for txid in conflicts.decide(view, event.txids, view.height + 1):
+                tx_blocks.tell(view, txid, "pending" if txid in event.txids else "conflicting", cause=Decided())
         case TxPreserved():
             for txid in event.txids:
-                states.preserve(transactions, txn, txid, event.until)
+                states.preserve(view, txid, event.until)
 
 
-def _set_mined(txn: Txn, tx_blocks: TxBlocks, event: TxMined, txid: bytes) -> None:
+def _set_mined(view: TxView, tx_blocks: TxBlocks, event: TxMined, txid: bytes) -> None:
     """Enter a block beside our chain, or remove it; tell what has become true by that.
 
     What waits for a block again claims its inputs as any other, or loses.
     """
-    transactions, at = tx_blocks.transactions, Mined(event.block_id, event.height, event.subtree_index)
-    before = transactions.hold(txn, txid) if event.unset else None
-    states.set_mined(transactions, txn, txid, at, longest=event.longest, unset=event.unset)
+    at = Mined(event.block_id, event.height, event.subtree_index)
+    held = view.get(txid)
+    known, mined = held is not None, held is not None and held.record.mined
+    states.set_mined(view, txid, at, longest=event.longest, unset=event.unset)
     if not event.unset:
-        if event.longest or transactions.need(txn, txid).mined:
-            tx_blocks.tell(txid, "mined", event.height, InBlock())
+        if event.longest or view.need(txid).mined:
+            tx_blocks.tell(view, txid, "mined", event.height, InBlock())
         return
-    if before is None or transactions.need(txn, txid).mined:
+    if not known or view.need(txid).mined:
         return
-    tx_blocks.agree(txn, [txid])
-    if before.record.mined and not transactions.need(txn, txid).conflicting:
-        tx_blocks.tell(txid, "pending", event.height)
+    tx_blocks.agree(view, [txid])
+    if mined and not view.need(txid).conflicting:
+        tx_blocks.tell(view, txid, "pending", event.height)

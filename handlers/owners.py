@@ -18,8 +18,8 @@ from storage.disk import META, Disk, Txn
 from storage.history.layout import Found, Numbers
 from storage.history.output_keys import RULES
 from storage.history.stored import Stored
+from storage.pool import is_stale
 from storage.reassigned import KINDS, TABLE, Given, ReassignedStore
-from storage.transactions import is_stale
 
 
 class Moved(NamedTuple):

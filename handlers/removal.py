@@ -14,17 +14,17 @@ from handlers import spending
 from handlers.conflicts import children
 from handlers.spending import TxFault
 from handlers.states import enter_child
-from handlers.transactions import Transactions, blob_name
-from storage.disk import Txn
+from handlers.transactions import TxView
+from storage.blobname import blob_name
 from storage.jobs import JobStore
-from storage.transactions import Record
+from storage.pool_layout import Record
 
 
 class Removal:
     """Removes transactions inside the write transaction of whoever calls."""
 
-    def __init__(self, transactions: Transactions) -> None:
-        self._transactions, self._store = transactions, transactions.store
+    def __init__(self, jobs: JobStore) -> None:
+        self._jobs = jobs
         self.blobs: list[str] = []  # of what is gone, to be deleted
         self._left: list[str] = []  # by the write under way
 
@@ -37,21 +37,21 @@ class Removal:
         self.blobs += self._left
         self._left = []
 
-    def remove(self, txn: Txn, txid: bytes, record: Record) -> None:
+    def remove(self, view: TxView, txid: bytes, record: Record) -> None:
         """Remove a transaction; whatever builds on it is gone already, or goes in the same write."""
-        self._transactions.release_inputs(txn, txid)
-        enter_child(self._transactions, txn, txid, on=False)
+        view.release_inputs(txid)
+        enter_child(view, txid, on=False)
         if record.external:
             self._left.append(blob_name(txid, partial=record.partial))
         if record.pages:
-            self._store.remove_page(txn, txid, 0)
-            JobStore(self._store.disk).leave(txn, [(txid, record.pages)])
+            view.rows.remove_page(txid, 0)
+            self._jobs.leave(view.txn, [(txid, record.pages)])
         else:
-            self._store.remove(txn, txid)
+            view.remove(txid)
 
     # --- withdrawing ---------------------------------------------------------------------------------------------
 
-    def withdraw(self, txn: Txn, txids: Iterable[bytes]) -> list[bytes]:
+    def withdraw(self, view: TxView, txids: Iterable[bytes]) -> list[bytes]:
         """Remove transactions and what builds on them; return all of them, nearest first.
 
         Everything is checked before the first one is removed. A transaction with a frozen or reassigned output stays:
@@ -66,32 +66,32 @@ class Removal:
             txid, why = waiting.popleft()
             if txid in found:
                 continue
-            if self._check(txn, txid, why):
+            if self._check(view, txid, why):
                 found[txid] = None
                 builds = why or f", which builds on {txid.hex()}"
-                waiting += ((child, builds) for child in children(self._transactions, txn, txid))
+                waiting += ((child, builds) for child in children(view, txid))
             elif not why:
                 raise TxFault("TX_NOT_FOUND", f"transaction {txid.hex()} is not known")
         for txid in found:
-            record = self._store.record(txn, txid)  # others have left it meanwhile
+            record = view.record(txid)  # others have left it meanwhile
             assert record is not None
-            self.remove(txn, txid, record)
+            self.remove(view, txid, record)
         return list(found)
 
-    def _check(self, txn: Txn, txid: bytes, why: str) -> bool:
+    def _check(self, view: TxView, txid: bytes, why: str) -> bool:
         """Return whether a transaction that may be withdrawn is known. `why` says what it builds on.
 
         Raises:
             TxFault: it may not: `CREATING`, `IN_CHAIN`, or `FROZEN`.
         """
-        transactions, record = self._transactions, self._store.record(txn, txid)
-        if txid in transactions.on_their_way or (record is not None and record.creating):
+        record = view.record(txid)
+        if txid in view.transactions.on_their_way or (record is not None and record.creating):
             raise TxFault("CREATING", f"transaction {txid.hex()}{why} is being created: send it again later")
-        if transactions.chain.find(txn, txid) is not None or (record is not None and record.unmined_since is None):
+        if view.chain.find(view.txn, txid) is not None or (record is not None and record.unmined_since is None):
             raise TxFault("IN_CHAIN", f"transaction {txid.hex()}{why} is in a block: only a rollback undoes that")
         for number in range(record.pages + 1 if record else 0):
-            page = self._store.page(txn, txid, number)
+            page = view.rows.page(txid, number)
             reassigned = page is not None and page.reassignments
-            if reassigned or any(spending.frozen(row) for _, row in self._store.slots(txn, txid, number)):
+            if reassigned or any(spending.frozen(row) for _, row in view.slots(txid, number)):
                 raise TxFault("FROZEN", f"transaction {txid.hex()}{why} has a frozen or reassigned output")
         return record is not None

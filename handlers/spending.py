@@ -10,12 +10,34 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from storage.transactions import FROZEN, HASH, HIGHEST, OutPoint, Page, Record, claimant
+from storage.pool_layout import FROZEN, HASH, HIGHEST, OutPoint, Page, Record, claimant
 
 Code = str  # a name of the protocol, section 1.2
 
 REASSIGN_DELAY = 1000  # blocks until a reassigned output may be spent
 _UNSPENT = (b"", FROZEN)  # in place of a spender
+
+
+class Rules(Struct, frozen=True):
+    """What the configuration says of transactions."""
+
+    batch_size: int = 20_000
+    retention: int = 288
+    maturity: int = 100
+    reassign_delay: int = REASSIGN_DELAY
+    max_inline_bytes: int = 1 << 20
+    externalize_all: bool = False
+    max_pending_bytes: int = 0  # of submissions; 0 is no limit
+    max_pending_count: int = 0
+    max_pending_age_s: float = 0.0
+
+
+class Mined(Struct, frozen=True):
+    """A block that a transaction is in."""
+
+    block_id: int
+    height: int
+    subtree: int | None = None
 
 
 class Fault(Struct, frozen=True):

@@ -5,132 +5,126 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from handlers import spending
-from handlers.spending import Fault, TxFault
-from handlers.transactions import PLACEHOLDER, Held, Mined, Transactions, show
-from storage.disk import Txn
+from handlers.spending import Fault, Mined, TxFault
+from handlers.transactions import PLACEHOLDER, Held, TxView, show
+from storage.pool_layout import FROZEN, HASH, HIGHEST, OutPoint, Page, Record
 from storage.reassigned import Given, Moves, Reassignment
-from storage.transactions import FROZEN, HASH, HIGHEST, OutPoint, Page, Record
 
 
-def set_mined(
-    transactions: Transactions, txn: Txn, txid: bytes, at: Mined, *, longest: bool = True, unset: bool = False
-) -> list[int]:
+def set_mined(view: TxView, txid: bytes, at: Mined, *, longest: bool = True, unset: bool = False) -> list[int]:
     """Enter a block, or remove it; return the blocks that the transaction is in then.
 
     Raises:
         TxFault: `TX_NOT_FOUND`; to unset what is not known is nothing. `IN_CHAIN`: our chain says otherwise.
     """
-    held = transactions.hold(txn, txid)
+    held = view.get(txid)
     if held is None and unset:
         return []
     if held is not None:
-        (_refuse_to_unset if unset else _refuse_to_set)(transactions, txn, held, at)
-    record = transactions.need(txn, txid)
+        (_refuse_to_unset if unset else _refuse_to_set)(view, held, at)
+    record = view.need(txid)
     if unset:
-        spending.unmine(record, at.block_id, transactions.height + 1)
+        spending.unmine(record, at.block_id, view.height + 1)
     else:
         spending.mine(record, at.block_id, at.height, at.subtree, longest=longest)
-    clear_creating(transactions, txn, txid, record)
-    transactions.settle(txn, txid, record, at.height)
+    clear_creating(view, txid, record)
+    view.settle(txid, record, at.height)
     return record.block_ids
 
 
-def refuse_if_in_chain(
-    transactions: Transactions, txn: Txn, txid: bytes, code: str = "IN_CHAIN", *, block_id: int | None = None
-) -> None:
+def refuse_if_in_chain(view: TxView, txid: bytes, code: str = "IN_CHAIN", *, block_id: int | None = None) -> None:
     """Refuse to change what our chain says of a transaction.
 
     Raises:
         TxFault: `code`: the chain has it, in the block `block_id` if that is given.
     """
-    found = transactions.chain.find(txn, txid)
-    mined = None if found is None else transactions.chain.record(txn, found)
+    found = view.chain.find(view.txn, txid)
+    mined = None if found is None else view.chain.record(view.txn, found)
     if mined is not None and block_id in (None, *mined.block_ids):
         height = mined.block_heights[0]
         raise TxFault(code, f"transaction {txid.hex()} is in block {height} of our chain: only a rollback undoes that")
 
 
-def _refuse_to_unset(transactions: Transactions, txn: Txn, held: Held, at: Mined) -> None:
+def _refuse_to_unset(view: TxView, held: Held, at: Mined) -> None:
     """Refuse to take a transaction out of a block of our chain.
 
     Which transactions a block below the floor had may be forgotten: what the record says of it stands.
     """
-    refuse_if_in_chain(transactions, txn, held.txid, block_id=at.block_id)
-    record, chain = held.record, transactions.chain
+    refuse_if_in_chain(view, held.txid, block_id=at.block_id)
+    record, chain = held.record, view.chain
     if at.block_id not in record.block_ids:
         return
     height = record.block_heights[record.block_ids.index(at.block_id)]
-    ordinal = transactions.own_block(txn, height, at.block_id)
-    if ordinal is None or (ordinal > chain.blocks.state(txn).floor and chain.find(txn, held.txid) is None):
+    ordinal = view.own_block(height, at.block_id)
+    if ordinal is None or (ordinal > chain.blocks.state(view.txn).floor and chain.find(view.txn, held.txid) is None):
         return
     what = f"transaction {held.txid.hex()} is in block {at.block_id} of our chain: only a rollback undoes that"
     raise TxFault("IN_CHAIN", what)
 
 
-def _refuse_to_set(transactions: Transactions, txn: Txn, held: Held, at: Mined) -> None:
+def _refuse_to_set(view: TxView, held: Held, at: Mined) -> None:
     """Refuse to put a transaction into a block of our chain that does not have it, or had it as one that failed."""
-    found = transactions.chain.find(txn, held.txid)
+    found = view.chain.find(view.txn, held.txid)
     if at.block_id in held.record.block_ids and not (found is not None and found.failed):
         return
-    if transactions.own_block(txn, at.height, at.block_id) is not None:
+    if view.own_block(at.height, at.block_id) is not None:
         what = f"transaction {held.txid.hex()} is not among those of block {at.block_id}, which is in our chain"
         raise TxFault("IN_CHAIN", what)
 
 
-def clear_creating(transactions: Transactions, txn: Txn, txid: bytes, record: Record) -> None:
+def clear_creating(view: TxView, txid: bytes, record: Record) -> None:
     """End the creation of a transaction's other pages.
 
     Raises:
         TxFault: `CREATING`: a page is missing.
     """
     for number in range(1, record.pages + 1):
-        page = transactions.store.page(txn, txid, number)
+        page = view.rows.page(txid, number)
         if page is None:
             raise TxFault("CREATING", f"page {number} of transaction {txid.hex()} is missing: create it again")
         if page.creating:
             page.creating = False
-            transactions.store.put_page(txn, txid, number, page)
+            view.rows.put_page(txid, number, page)
 
 
-def set_locked(transactions: Transactions, txn: Txn, txid: bytes, *, on: bool) -> int:
+def set_locked(view: TxView, txid: bytes, *, on: bool) -> int:
     """Lock a transaction's outputs for an operator, or end any lock; return how many further pages it has.
 
     Raises:
         TxFault: `TX_NOT_FOUND`.
     """
-    record = transactions.need(txn, txid)
+    record = view.need(txid)
     record.locked = record.locked_by_operator = on
     if on:
         record.delete_at = None
-        transactions.store.put_record(txn, txid, record)
+        view.put(txid, record)
     else:
-        transactions.settle(txn, txid, record)
+        view.settle(txid, record)
     return record.pages
 
 
-def freeze(transactions: Transactions, txn: Txn, outpoint: OutPoint, wanted: bytes | None = None) -> None:
+def freeze(view: TxView, outpoint: OutPoint, wanted: bytes | None = None) -> None:
     """Let nobody spend an output.
 
     Raises:
         TxFault: `TX_NOT_FOUND`, `UTXO_NOT_FOUND`, `UTXO_HASH_MISMATCH`, `ALREADY_FROZEN`, or `SPENT`.
     """
-    held, *_ = _find(transactions, txn, outpoint, wanted, spending.freeze_fault)
-    transactions.assign(txn, held, outpoint[1], FROZEN)
+    held, *_ = _find(view, outpoint, wanted, spending.freeze_fault)
+    view.claim(held, outpoint[1], FROZEN)
 
 
-def unfreeze(transactions: Transactions, txn: Txn, outpoint: OutPoint, wanted: bytes | None = None) -> None:
+def unfreeze(view: TxView, outpoint: OutPoint, wanted: bytes | None = None) -> None:
     """Let an output be spent again.
 
     Raises:
         TxFault: `TX_NOT_FOUND`, `UTXO_NOT_FOUND`, `UTXO_HASH_MISMATCH`, or `UTXO_NOT_FROZEN`.
     """
-    held, *_ = _find(transactions, txn, outpoint, wanted, spending.thaw_fault)
-    transactions.assign(txn, held, outpoint[1], b"")
+    held, *_ = _find(view, outpoint, wanted, spending.thaw_fault)
+    view.claim(held, outpoint[1], b"")
 
 
 def reassign(
-    transactions: Transactions,
-    txn: Txn,
+    view: TxView,
     outpoint: OutPoint,
     new_hash: bytes,
     address: bytes,
@@ -141,30 +135,30 @@ def reassign(
     Raises:
         TxFault: as `unfreeze`.
     """
-    _find(transactions, txn, outpoint, wanted, spending.thaw_fault)
-    transactions.need(txn, outpoint[0])
-    held, page, number, slot, row = _find(transactions, txn, outpoint, wanted, spending.thaw_fault)
-    store, height = transactions.store, transactions.height
-    store.put_slot(txn, held.txid, number, slot, new_hash)
-    since = height + transactions.rules.reassign_delay
+    _find(view, outpoint, wanted, spending.thaw_fault)
+    view.need(outpoint[0])
+    held, page, number, slot, row = _find(view, outpoint, wanted, spending.thaw_fault)
+    height = view.height
+    view.rows.put_name(held.txid, held.record, number, slot, new_hash)
+    view.rows.put_claim(held.txid, number, slot, None)
+    since = height + view.rules.reassign_delay
     page.reassignments = [*page.reassignments, Reassignment(slot, row[:HASH], new_hash, height, since)]
     page.spendable_in = {**page.spendable_in, slot: since}
-    store.put_page(txn, held.txid, number, page)
-    known = store.reassigned.find(txn, *outpoint) or Moves(_first_owner(transactions, txn, outpoint), [])
-    store.reassigned.put(txn, *outpoint, Moves(known.first, [*known.given, Given(address, height, since)]))
+    view.rows.put_page(held.txid, number, page)
+    known = view.pool.reassigned.find(view.txn, *outpoint) or Moves(_first_owner(view, outpoint), [])
+    view.pool.reassigned.put(view.txn, *outpoint, Moves(known.first, [*known.given, Given(address, height, since)]))
 
 
-def _first_owner(transactions: Transactions, txn: Txn, outpoint: OutPoint) -> bytes | None:
+def _first_owner(view: TxView, outpoint: OutPoint) -> bytes | None:
     """Return to whom the chain says that an output belongs, if it has it."""
-    found = transactions.chain.find(txn, outpoint[0])
-    if found is None or transactions.chain.told(txn, found, outpoint[1]) is None:
+    found = view.chain.find(view.txn, outpoint[0])
+    if found is None or view.chain.told(view.txn, found, outpoint[1]) is None:
         return None
-    return transactions.chain.paid(txn, found, outpoint[1])[0]
+    return view.chain.paid(view.txn, found, outpoint[1])[0]
 
 
 def _find(
-    transactions: Transactions,
-    txn: Txn,
+    view: TxView,
     outpoint: OutPoint,
     wanted: bytes | None,
     fault_of: Callable[[bytes | None, bytes | None], Fault | None],
@@ -174,10 +168,10 @@ def _find(
     Raises:
         TxFault: `TX_NOT_FOUND`, or the fault's code.
     """
-    held = transactions.hold(txn, outpoint[0])
+    held = view.get(outpoint[0])
     if held is None:
         raise TxFault("TX_NOT_FOUND", f"transaction {outpoint[0].hex()} is not known")
-    page, number, slot, row = transactions.slot(txn, held, outpoint[1])
+    page, number, slot, row = view.slot(held, outpoint[1])
     fault = fault_of(row, wanted)
     if fault is not None or row is None:
         fault = fault or Fault("UTXO_NOT_FOUND")
@@ -185,17 +179,17 @@ def _find(
     return held, page, number, slot, row
 
 
-def preserve(transactions: Transactions, txn: Txn, txid: bytes, until: int) -> bool:
+def preserve(view: TxView, txid: bytes, until: int) -> bool:
     """Keep a transaction until a height, whatever the rule says; return False when it is not known."""
-    if transactions.hold(txn, txid) is None:
+    if view.get(txid) is None:
         return False
-    record = transactions.need(txn, txid)
+    record = view.need(txid)
     record.preserve_until, record.delete_at = min(until, HIGHEST), None
-    transactions.store.put_record(txn, txid, record)
+    view.put(txid, record)
     return True
 
 
-def set_conflicting(transactions: Transactions, txn: Txn, txid: bytes, *, on: bool) -> None:
+def set_conflicting(view: TxView, txid: bytes, *, on: bool) -> None:
     """Say that a transaction conflicts with another, or does no longer; its parents remember it.
 
     Raises:
@@ -203,21 +197,20 @@ def set_conflicting(transactions: Transactions, txn: Txn, txid: bytes, *, on: bo
     """
     if txid == PLACEHOLDER:
         return
-    record = transactions.need(txn, txid)
+    record = view.need(txid)
     record.conflicting = on
-    transactions.settle(txn, txid, record)
-    enter_child(transactions, txn, txid, on=on)
+    view.settle(txid, record)
+    enter_child(view, txid, on=on)
 
 
-def enter_child(transactions: Transactions, txn: Txn, txid: bytes, *, on: bool) -> None:
+def enter_child(view: TxView, txid: bytes, *, on: bool) -> None:
     """Enter a transaction at its parents as a conflicting child, or remove it; who is gone is not made anew."""
-    store = transactions.store
-    for parent in dict.fromkeys(parent for parent, _ in store.body(txn, txid).inputs):
-        record = store.record(txn, parent)
-        if record is None and on and transactions.hold(txn, parent) is not None:
-            record = transactions.need(txn, parent)
+    for parent in dict.fromkeys(parent for parent, _ in view.inputs(txid)):
+        record = view.record(parent)
+        if record is None and on and view.get(parent) is not None:
+            record = view.need(parent)
         if parent == txid or record is None or (txid in record.conflicting_children) == on:
             continue
         others = [child for child in record.conflicting_children if child != txid]
         record.conflicting_children = [*others, txid] if on else others
-        store.put_record(txn, parent, record)
+        view.put(parent, record)

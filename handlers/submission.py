@@ -14,57 +14,56 @@ from handlers.events import AckStatus, TxSubmitted
 from handlers.new_records import draft
 from handlers.spending import TxFault
 from handlers.states import set_locked
+from handlers.transactions import TxView
 from handlers.tx_blocks import TxBlocks
-from storage.disk import Txn
-from storage.transactions import NOWHERE
 
 log = structlog.get_logger("transactions")
 
 
-def submit(txn: Txn, tx_blocks: TxBlocks, event: TxSubmitted) -> AckStatus:
+def submit(view: TxView, tx_blocks: TxBlocks, event: TxSubmitted) -> AckStatus:
     """Submit a transaction that needs one commit.
 
     Raises:
         TxFault: `UTXO_ERROR` with every input that can't be spent, `PROCESSING` or `TX_EXISTS`; nothing was written.
     """
-    transactions, tx = tx_blocks.transactions, event.tx
-    if new_records.known(transactions, txn, tx):
-        return _submit_again(txn, tx_blocks, event)
+    tx = event.tx
+    if new_records.known(view, tx):
+        return _submit_again(view, tx_blocks, event)
     keeps_loser = event.on_spent == "record"
-    rival = new_records.claim_inputs(transactions, txn, tx.txid, tx.inputs, event.wanted, keeps_loser=keeps_loser)
-    record = draft(transactions.rules, tx, transactions.height, locked=event.locked, conflicting=rival is not None)
-    new_records.put_page(transactions, txn, tx, record, 0, was=NOWHERE)
-    _tell(tx_blocks, tx.txid, rival)
+    rival = new_records.claim_inputs(view, tx.txid, tx.inputs, event.wanted, keeps_loser=keeps_loser)
+    record = draft(view.rules, tx, view.height, locked=event.locked, conflicting=rival is not None)
+    new_records.put_page(view, tx, record, 0, is_new=True)
+    _tell(view, tx_blocks, tx.txid, rival)
     return "accepted"
 
 
-def _tell(tx_blocks: TxBlocks, txid: bytes, rival: bytes | None) -> None:
+def _tell(view: TxView, tx_blocks: TxBlocks, txid: bytes, rival: bytes | None) -> None:
     """Tell that a transaction waits, or is conflicting because `rival` has an input of it."""
     if rival is None:
-        tx_blocks.tell(txid, "pending", cause=Submitted())
+        tx_blocks.tell(view, txid, "pending", cause=Submitted())
     else:
-        tx_blocks.tell(txid, "conflicting", cause=DoubleSpend(by=rival))
+        tx_blocks.tell(view, txid, "conflicting", cause=DoubleSpend(by=rival))
 
 
-def _submit_again(txn: Txn, tx_blocks: TxBlocks, event: TxSubmitted) -> AckStatus:
+def _submit_again(view: TxView, tx_blocks: TxBlocks, event: TxSubmitted) -> AckStatus:
     """Submit a known transaction again: one that is conflicting claims its inputs, all or none.
 
     Raises:
         TxFault: `UTXO_ERROR` with every input that it can't claim, unless it is to be recorded as conflicting.
     """
-    transactions, txid = tx_blocks.transactions, event.tx.txid
-    record = transactions.store.record(txn, txid)
-    if record is None or not record.conflicting or transactions.chain.find(txn, txid) is not None:
+    txid = event.tx.txid
+    record = view.record(txid)
+    if record is None or not record.conflicting or view.chain.find(view.txn, txid) is not None:
         return "duplicate"
     try:
-        readmit(transactions, txn, txid, event.wanted)
+        readmit(view, txid, event.wanted)
     except TxFault:
         if event.on_spent == "record":
             return "duplicate"
         raise
     if event.locked:
-        set_locked(transactions, txn, txid, on=True)
-    tx_blocks.tell(txid, "pending", cause=Submitted())
+        set_locked(view, txid, on=True)
+    tx_blocks.tell(view, txid, "pending", cause=Submitted())
     return "accepted"
 
 
@@ -83,13 +82,13 @@ async def create_large(
     """
     transactions, tx = tx_blocks.transactions, event.tx
 
-    def created(rival: bytes | None) -> None:
+    def created(view: TxView, rival: bytes | None) -> None:
         tx_blocks.evictor.look_again(txid for txid, _ in tx.inputs)
-        _tell(tx_blocks, tx.txid, rival)
+        _tell(view, tx_blocks, tx.txid, rival)
 
-    def submit_existing(txn: Txn) -> AckStatus | None:
-        held = transactions.hold(txn, tx.txid)
-        return None if held is None or held.record.creating else _submit_again(txn, tx_blocks, event)
+    def submit_existing(view: TxView) -> AckStatus | None:
+        held = view.get(tx.txid)
+        return None if held is None or held.record.creating else _submit_again(view, tx_blocks, event)
 
     record, keeps_loser = draft(transactions.rules, tx, height, locked=event.locked), event.on_spent == "record"
     creation = Creation(transactions, tx, record, wanted=event.wanted, keeps_loser=keeps_loser, created=created)

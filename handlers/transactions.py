@@ -1,276 +1,391 @@
-"""Transactions in hand: looking at them and spending their outputs, inside the write transaction of whoever calls.
+"""Transactions as one commit, or one question, sees them: the chain's, ghosts, and those that have a record.
 
-An operation checks first and writes then: one that raises has written nothing. A transaction of the chain that nothing
-else happened to has no record (`storage.chain_txs`); its outputs can be claimed all the same, by a slot's row alone,
-and a record is made of it when an operation needs one.
+A `TxView` is made for one LMDB transaction. It answers for all three alike, and whatever changes a claim, a mark or a
+record does it here: nothing is written before `flush`. An operation checks first and changes then: one that raises has
+changed nothing. A transaction of the chain that nothing else happened to has no record; its outputs can be claimed all
+the same, and a record is made of it when an operation needs one. A ghost gets its record when it is touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import time
 
+import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from handlers import spending
-from handlers.events import Output
-from handlers.spending import Fault, TxFault
+from handlers.spending import Rules, TxFault
+from storage.blobname import blob_name
 from storage.blobs import Blobs
-from storage.chain_txs import ChainTx
+from storage.chain_txs import ChainTx, count, in_order
 from storage.disk import Txn
+from storage.ghost_layout import Ghost
+from storage.ghost_records import name_of, record_of
 from storage.history.mined import MinedStore
-from storage.reassigned_spent import mark_spent
-from storage.transactions import HASH, HIGHEST, Body, Heights, OutPoint, Page, Record, claim
+from storage.pool import Pool
+from storage.pool_layout import FROZEN, HASH, HIGHEST, NO_NAME, Body, OutPoint, Page, Record, claim
+from storage.pool_rows import PoolRows
 
 PLACEHOLDER = b"\xff" * 32  # the coinbase placeholder, and the spender in a frozen slot
-UNKNOWN = Fault("TX_NOT_FOUND")
-
-
-class Rules(Struct, frozen=True):
-    """What the configuration says of transactions."""
-
-    batch_size: int = 20_000
-    retention: int = 288
-    maturity: int = 100
-    reassign_delay: int = spending.REASSIGN_DELAY
-    max_inline_bytes: int = 1 << 20
-    externalize_all: bool = False
-    max_pending_bytes: int = 0  # of submissions; 0 is no limit
-    max_pending_count: int = 0
-    max_pending_age_s: float = 0.0
-
-
-class Mined(Struct, frozen=True):
-    """A block that a transaction is in."""
-
-    block_id: int
-    height: int
-    subtree: int | None = None
 
 
 class Held(Struct):
-    """A transaction in hand. `chain_tx` is set if it has no record of its own, `was` if its record was just read."""
+    """A transaction in hand. `chain_tx` or `ghost` is set if it has no record of its own."""
 
     txid: bytes
     record: Record
     chain_tx: ChainTx | None = None
-    was: Heights | None = None
+    ghost: Ghost | None = None
 
 
 Slot = tuple[Page, int, int, bytes | None]  # an output's page, that page's number, the slot's number and its row
 
 
 class Transactions:
-    """Transactions as their records and the chain describe them, and the claims on their outputs."""
+    """Where transactions are known from, and what outlives a commit."""
 
-    def __init__(self, chain: MinedStore, blobs: Blobs, rules: Rules) -> None:
-        self.store, self.chain, self.blobs, self.rules = chain.store, chain, blobs, rules
-        self.height = 0  # of the chain's tip, or of the block that is being carried out
+    def __init__(self, pool: Pool, chain: MinedStore, blobs: Blobs, rules: Rules) -> None:
+        self.pool, self.chain, self.blobs, self.rules = pool, chain, blobs, rules
         self.on_their_way: set[bytes] = set()  # large transactions that wait for their first page
         self.given_up: dict[bytes, float] = {}  # owners of locks that they could not give back, and when those end
-        self._asked: tuple[Txn, int, int] | None = None  # the block of our chain that was looked for last, its ordinal
+
+    def view(self, txn: Txn, tip: int | None = None) -> TxView:
+        """Return what one LMDB transaction sees; `tip` is the ordinal of the block that will be the tip."""
+        ordinal = self.chain.blocks.state(txn).tip if tip is None else tip
+        height = min(self.chain.blocks.block_at(txn, ordinal).height, HIGHEST) if ordinal else 0
+        return TxView(self, txn, height)
+
+    def speaks_of(self, txn: Txn, txid: bytes) -> bool:
+        """Return whether a transaction has a record, readable or not, or somebody is about to make one."""
+        return self.pool.has(txn, txid) or self.pool.lock(txn, txid) is not None or txid in self.on_their_way
+
+    def blob(self, held: Held) -> bytes | None:
+        """Return the bytes of a transaction that are a blob; it takes its time.
+
+        Raises:
+            BlobFailed: its store does not answer.
+        """
+        return self.blobs.get(blob_name(held.txid, partial=held.record.partial))
+
+
+class TxView:
+    """One LMDB transaction's view, at the height of the tip or of the block that is being carried out."""
+
+    def __init__(self, transactions: Transactions, txn: Txn, height: int) -> None:
+        self.transactions, self.height = transactions, height
+        self.pool, self.chain, self.rules = transactions.pool, transactions.chain, transactions.rules
+        self.ghosts, self.rows = self.pool.ghosts, PoolRows(self.pool, txn)
+        self._haunting: dict[bytes, Held] = {}  # ghosts that were looked at
+        self._asked: tuple[int, int] | None = None  # the block of our chain that was looked for last, its ordinal
         self._answer: int | None = None
 
-    def read_height(self, txn: Txn, tip: int | None = None) -> int:
-        """Take over the height of the chain's tip, or of the block that will be it; return it."""
-        ordinal = self.chain.blocks.state(txn).tip if tip is None else tip
-        self.height = min(self.chain.blocks.block_at(txn, ordinal).height, HIGHEST) if ordinal else 0
-        return self.height
+    @property
+    def txn(self) -> Txn:
+        """Return the LMDB transaction."""
+        return self.rows.txn
 
     # --- looking -------------------------------------------------------------------------------------------------
 
-    def hold(self, txn: Txn, txid: bytes) -> Held | None:
-        """Return a transaction that is known, by a record or by the chain."""
-        record = self.store.record(txn, txid)
-        if record is not None:
-            return Held(txid, record, None, record.heights)
-        found = self.chain.find(txn, txid)
-        return None if found is None else Held(txid, self.chain.record(txn, found), found)
+    def get(self, txid: bytes) -> Held | None:
+        """Return a transaction that is known, by a record, as a ghost or by the chain."""
+        if (held := self.pooled(txid)) is not None:
+            return held
+        found = self.chain.find(self.txn, txid)
+        return None if found is None else Held(txid, self.chain.record(self.txn, found), found)
 
-    def need(self, txn: Txn, txid: bytes) -> Record:
-        """Return a transaction's own record, made now if only the chain tells of it.
+    def pooled(self, txid: bytes) -> Held | None:
+        """Return a transaction that has a record, or is a ghost."""
+        record = self.rows.record(txid)
+        if record is not None:
+            return Held(txid, record)
+        if not self.ghosts.any(self.txn):
+            return None
+        if txid not in self._haunting and (ghost := self.ghosts.find(self.txn, txid)) is not None:
+            self._haunting[txid] = Held(txid, self._ghost_record(ghost), ghost=ghost)
+        return self._haunting.get(txid)
+
+    def record(self, txid: bytes) -> Record | None:
+        """Return the record of a transaction, or that of a ghost; None for one that only the chain knows."""
+        held = self.pooled(txid)
+        return None if held is None else held.record
+
+    def _ghost_record(self, ghost: Ghost) -> Record:
+        claimed = [index for index, by in self.rows.claims(ghost.txid, 0).items() if by != FROZEN]
+        return record_of(self.ghosts, self.txn, ghost, claimed)
+
+    def slot(self, held: Held, index: int) -> Slot:
+        """Return the slot of an output: its name, and behind that who spends it, or that it is frozen."""
+        number, slot = held.record.place(index)
+        page = self.rows.page(held.txid, number) if number else held.record
+        if page is None:
+            return held.record, number, slot, None
+        if held.chain_tx is not None:
+            name = self.chain.told(self.txn, held.chain_tx, index)
+        elif held.ghost is not None:
+            name = name_of(self.ghosts, self.txn, held.ghost, index)
+        else:
+            name = self.rows.name(held.txid, held.record, number, slot)
+        if name is None:
+            return page, number, slot, None
+        own = held.chain_tx is None and held.ghost is None
+        by = self.rows.claim(held.txid, number, slot) if own else self.claimed(held.txid, slot)
+        return page, number, slot, name if by is None else name[:HASH] + by
+
+    def claimed(self, txid: bytes, index: int) -> bytes | None:
+        """Return the claim on an output of a transaction that has no record."""
+        by = self.rows.claim(txid, 0, index)
+        if by is None and self.ghosts.any(self.txn):
+            ghost = self.ghosts.claims(self.txn, txid, index).get(index)
+            by = None if ghost is None else claim(*ghost)
+        return by
+
+    def row(self, outpoint: OutPoint) -> bytes | None:
+        """Return what the slot of an output says."""
+        held = self.get(outpoint[0])
+        return None if held is None else self.slot(held, outpoint[1])[3]
+
+    def slots(self, txid: bytes, page: int = 0) -> Iterator[tuple[int, bytes]]:
+        """Yield the slots of a page of a record or a ghost; of a transaction of the chain those that are claimed."""
+        record = self.rows.record(txid)
+        if record is not None:
+            claims = self.rows.claims(txid, page)
+            for slot, name in self.rows.names(txid, record, page):
+                yield slot, name + claims.get(slot, b"")
+        elif page == 0:
+            yield from sorted(self._beside(txid).items())
+
+    def _beside(self, txid: bytes) -> dict[int, bytes]:
+        """Return the slots of a ghost, or the claimed ones of a transaction of the chain."""
+        claims, any_ghosts = self.rows.claims(txid, 0), self.ghosts.any(self.txn)
+        ghost = self.ghosts.find(self.txn, txid) if any_ghosts else None
+        if any_ghosts:
+            theirs = self.ghosts.claims(self.txn, txid)
+            claims = {index: claim(*by) for index, by in theirs.items()} | claims
+        if ghost is not None:
+            names = {i: name_of(self.ghosts, self.txn, ghost, i) for i in self.ghosts.indexes(self.txn, ghost)}
+            return {index: (name or NO_NAME) + claims.get(index, b"") for index, name in names.items()}
+        found = self.chain.find(self.txn, txid) if claims else None
+        told = {index: found and self.chain.told(self.txn, found, index) for index in claims}
+        return {index: (told[index] or NO_NAME)[:HASH] + by for index, by in claims.items()}
+
+    def counted(self, tx: ChainTx) -> tuple[Record, dict[int, bytes]]:
+        """Return the whole record that a transaction of the chain would have, and its slots.
+
+        `delete_at` is when a record of its own would go: so long after the last spend in a block.
+        """
+        record, (slots, last) = self.chain.record(self.txn, tx), self.chain.slots(self.txn, tx)
+        slots.update((index, row) for index, row in self._beside(tx.txid).items() if index in slots)
+        count(record, slots)
+        if slots and record.all_spent and last is not None:
+            record.delete_at = last + self.rules.retention
+        return record, slots
+
+    def body(self, txid: bytes) -> Body:
+        """Return inputs and bytes of a transaction with a record, and the inputs of a ghost."""
+        return Body(self.inputs(txid)) if self.rows.record(txid) is None else self.rows.body(txid)
+
+    def inputs(self, txid: bytes) -> list[OutPoint]:
+        """Return what a transaction that has a record, or is a ghost, spends."""
+        if self.rows.record(txid) is not None or not self.ghosts.any(self.txn):
+            return self.rows.inputs(txid)
+        ghost = self.ghosts.find(self.txn, txid)
+        return [] if ghost is None else in_order(self.ghosts.inputs(self.txn, ghost))
+
+    def spends(self, held: Held) -> Sequence[OutPoint]:
+        """Return what a transaction spends, as far as it is known."""
+        return self.inputs(held.txid) if held.chain_tx is None else self.chain.inputs(self.txn, held.chain_tx)
+
+    def own_block(self, height: int, block_id: int) -> int | None:
+        """Return the ordinal of a block of our chain; a message asks for the same one again and again."""
+        if self._asked != (height, block_id):
+            self._asked = height, block_id
+            self._answer = self.chain.blocks.ordinal_at(self.txn, height, block_id)
+        return self._answer
+
+    # --- records -------------------------------------------------------------------------------------------------
+
+    def need(self, txid: bytes) -> Record:
+        """Return a transaction's own record, made now if it has none.
 
         Raises:
             TxFault: `TX_NOT_FOUND`.
         """
-        held = self.hold(txn, txid)
+        held = self.get(txid)
         if held is None:
             raise TxFault("TX_NOT_FOUND", f"transaction {txid.hex()} is not known")
-        return held.record if held.chain_tx is None else self.make_record(txn, held.chain_tx)
+        self._own(held)
+        return held.record
 
-    def make_record(self, txn: Txn, tx: ChainTx, *, spent: Sequence[OutPoint] | None = None) -> Record:
+    def _own(self, held: Held) -> None:
+        if held.chain_tx is not None:
+            held.record, held.chain_tx = self.make_record(held.chain_tx), None
+        elif held.ghost is not None:
+            self.touch(held.txid)
+
+    def make_record(self, tx: ChainTx, *, spent: Sequence[OutPoint] | None = None) -> Record:
         """Make a record of a transaction of the chain, with all that the chain still tells of it."""
-        record, slots = self.chain.counted(txn, tx, self.rules.retention)
+        record, slots = self.counted(tx)
         record.created_at = now()
         record.delete_at = None
         spending.settle(record, max(self.height, 1), self.rules.retention)
-        inputs = self.chain.inputs(txn, tx) if spent is None else spent
-        for index, _ in list(self.store.slots(txn, tx.txid)):
-            if index not in slots:  # the chain does not have it
-                self.store.drop_slot(txn, tx.txid, 0, index)
-        self.store.put_record(txn, tx.txid, record)
-        self.store.put_body(txn, tx.txid, Body(list(inputs)))
-        self.store.put_slots(txn, tx.txid, 0, sorted(slots.items()))
+        inputs = self.chain.inputs(self.txn, tx) if spent is None else spent
+        self.enter(tx.txid, record, slots, Body(list(inputs)))
         return record
 
-    def slot(self, txn: Txn, held: Held, index: int) -> Slot:
-        """Return the slot of an output."""
-        if held.chain_tx is not None:
-            return held.record, 0, index, self.chain.slot(txn, held.chain_tx, index)
-        number, slot = held.record.place(index)
-        page = self.store.page(txn, held.txid, number) if number else held.record
-        if page is None:
-            return held.record, number, slot, None
-        return page, number, slot, self.store.slot(txn, held.txid, number, slot)
+    def enter(self, txid: bytes, record: Record, slots: Mapping[int, bytes], body: Body) -> None:
+        """Store a record of one page with exactly these slots, in place of what there was of their claims."""
+        self.rows.put(txid, record)
+        names = [slots.get(index, NO_NAME)[:HASH] for index in range(record.total)]
+        self.rows.put_names(txid, record, 0, names)
+        self.rows.put_body(txid, record, body)
+        claims = self.rows.claims(txid, 0)
+        for index in {*claims, *slots}:
+            if (by := slots.get(index, b"")[HASH:]) != claims.get(index, b""):
+                self.rows.put_claim(txid, 0, index, by or None)
 
-    def inputs(self, txn: Txn, held: Held) -> Sequence[OutPoint]:
-        """Return what a transaction spends, as far as it is known."""
-        if held.chain_tx is not None:
-            return self.chain.inputs(txn, held.chain_tx)
-        return self.store.body(txn, held.txid).inputs
-
-    def own_block(self, txn: Txn, height: int, block_id: int) -> int | None:
-        """Return the ordinal of a block of our chain; a message asks for the same one again and again."""
-        asked = txn, height, block_id
-        if self._asked != asked:
-            self._asked, self._answer = asked, self.chain.blocks.ordinal_at(txn, height, block_id)
-        return self._answer
-
-    def speaks_of(self, txn: Txn, txid: bytes) -> bool:
-        """Return whether a transaction has a record, readable or not, or somebody is about to make one."""
-        known = self.store.has(txn, txid) or self.store.lock(txn, txid) is not None
-        return known or txid in self.on_their_way
-
-    # --- spending ------------------------------------------------------------------------------------------------
-
-    def spend(
-        self,
-        txn: Txn,
-        txid: bytes,
-        outpoints: Sequence[OutPoint],
-        height: int,
-        *,
-        wanted: Mapping[int, bytes] | None = None,
-        ignore_locked: bool = False,
-        ignore_conflicting: bool = False,
-        is_new: bool = False,
-        only_check: bool = False,
-    ) -> None:
-        """Spend outputs for `txid`, all or none; `wanted` are the hashes that the caller knows of them.
-
-        `is_new` says that the spender has no record yet: then a parent that is gone can't be excused. With `only_check`
-        nothing is written.
-
-        Raises:
-            TxFault: `UTXO_ERROR` with every input that can't be spent, or `PROCESSING`.
-        """
-        if height <= 0:
-            raise TxFault("PROCESSING", "nothing can be spent at height 0")
-        parents = {parent: self.hold(txn, parent) for parent in {parent for parent, _ in outpoints}}
-        faults, taken, slots = dict[int, Fault](), dict[OutPoint, int](), dict[int, Slot]()
-        for n, outpoint in enumerate(outpoints):
-            parent, index = outpoint
-            if (held := parents[parent]) is None:
-                faults[n] = Fault("CREATING") if parent in self.on_their_way else UNKNOWN
-                continue
-            fault = spending.record_fault(
-                held.record, height, ignore_locked=ignore_locked, ignore_conflicting=ignore_conflicting
-            )
-            if fault is None:
-                slots[n] = page, _, slot, row = self.slot(txn, held, index)
-                fault = spending.slot_fault(page, slot, row, claim(txid, n), height, (wanted or {}).get(n))
-            if fault is None and (first := taken.setdefault(outpoint, n)) != n:
-                fault = Fault("SPENT", (txid, first))
-            if fault is not None:
-                faults[n] = fault
-        if UNKNOWN in faults.values() and not is_new and self.hold(txn, txid) is not None:
-            faults = {n: fault for n, fault in faults.items() if fault != UNKNOWN}  # pruned, and the spender accepted
-        if faults:
-            what = ", ".join(f"{show(outpoints[n])} {fault.code}" for n, fault in list(faults.items())[:10])
-            raise TxFault(
-                "UTXO_ERROR", f"transaction {txid.hex()} can't spend {what}", inputs=faults, outpoints=outpoints
-            )
-        if only_check:
-            return
-        changed = dict[bytes, Held]()
-        for n, (parent, index) in enumerate(outpoints):
-            held, found = parents[parent], slots.get(n)
-            if found is not None and found[1]:
-                found = None  # several inputs may be on this page, and each has read it for itself
-            if held is not None and self.assign(txn, held, index, claim(txid, n), found) and held.chain_tx is None:
-                changed[parent] = held
-        for parent, held in changed.items():
-            self.settle(txn, parent, held.record, height, held.was)
-
-    def assign(self, txn: Txn, held: Held, index: int, by: bytes, found: Slot | None = None) -> bool:
-        """Let an output be spent by `by`, frozen, or with nothing unspent; return whether the output exists.
-
-        It is counted on its page and its master; the master is the caller's to settle and store. Of a transaction
-        without a record only the claim or the freeze is stored: the chain tells of what is unspent. `found` is its
-        slot if the caller has read it since it last changed.
-        """
-        page, number, slot, row = self.slot(txn, held, index) if found is None else found
-        if row is None:
+    def touch(self, txid: bytes) -> bool:
+        """Give a ghost a record, and its claims rows; return False for what is no ghost."""
+        held = self.pooled(txid)
+        if held is None or held.ghost is None:
             return False
-        if held.chain_tx is not None and not by:
-            self.store.drop_slot(txn, held.txid, 0, slot)
-        elif row[HASH:] != by:
-            if held.chain_tx is None:
-                spending.assign(held.record, page, row, by)
-            self.store.put_slot(txn, held.txid, number, slot, row[:HASH] + by)
-            if number:
-                self.store.put_page(txn, held.txid, number, page)
-            if not by:
-                # A block may count as spending it for which the chain had no such output: then nothing was undone.
-                mark_spent(self.store, txn, held.txid, held.record, index, spent=False)
+        ghost, record, slots = held.ghost, held.record, self._beside(txid)
+        record.spent, inputs = self._ghost_record(ghost).spent, self.ghosts.inputs(self.txn, ghost)
+        self.ghosts.end(self.txn, np.array([ghost.number], np.int64))
+        held.ghost = None
+        del self._haunting[txid]
+        self.enter(txid, record, slots, Body(in_order(inputs)))
+        for at, (parent, index) in inputs:
+            if self.rows.record(parent) is None and self.row((parent, index)) is not None:
+                self.rows.put_claim(parent, 0, index, claim(txid, at))
         return True
 
-    def settle(
-        self, txn: Txn, txid: bytes, record: Record, height: int | None = None, was: Heights | None = None
-    ) -> None:
-        """Store a master that has changed, with the height at which the transaction is to be deleted by that."""
-        spending.settle(record, self.height if height is None else height, self.rules.retention)
-        self.store.put_record(txn, txid, record, was)
+    def forget_ghosts(self) -> None:
+        """Forget what was read of ghosts: some have ended."""
+        self._haunting.clear()
 
-    def release(self, txn: Txn, outpoint: OutPoint, by: bytes) -> None:
+    def put(self, txid: bytes, record: Record) -> None:
+        """Store a record that has changed; what was a ghost is none then."""
+        if self.rows.record(txid) is None:
+            self.touch(txid)
+        self.rows.put(txid, record)
+
+    def settle(self, txid: bytes, record: Record, height: int | None = None) -> None:
+        """Store a record that has changed, with the height at which the transaction is to be deleted by that."""
+        spending.settle(record, self.height if height is None else height, self.rules.retention)
+        self.put(txid, record)
+
+    def remove(self, txid: bytes) -> None:
+        """Remove a record, with all that belongs to it, and all claims on its outputs."""
+        self.touch(txid)
+        self.rows.remove(txid)
+
+    # --- claims and marks ----------------------------------------------------------------------------------------
+
+    def claim(self, held: Held, index: int, by: bytes, found: Slot | None = None) -> bool:
+        """Let an output be spent by `by`, frozen, or with nothing unspent; return whether the output exists.
+
+        It is counted on its page and its record; the record is the caller's to settle. Of a transaction of the chain
+        only the claim or the freeze is stored: the chain tells of what is unspent. `found` is the slot if it is known.
+        """
+        if held.ghost is not None:
+            self._own(held)
+        if found is None or (found[1] == 0 and found[0] is not held.record):  # it has its own record since
+            found = self.slot(held, index)
+        page, number, slot, row = found
+        if row is None:
+            return False
+        if row[HASH:] == by:
+            return True
+        self._touch_claimant(held.txid, index if number == 0 else None)
+        self.rows.put_claim(held.txid, number, slot, by or None)
+        if held.chain_tx is None:
+            spending.assign(held.record, page, row, by)
+            if number:
+                self.rows.put_page(held.txid, number, page)
+            if not by:
+                # A block may count as spending it for which the chain had no such output: then nothing was undone.
+                self.mark_spent(held.txid, held.record, index, spent=False)
+        return True
+
+    def drop_claim(self, txid: bytes, index: int) -> None:
+        """Remove a claim on an output of a transaction of the chain: a block spends it, or nobody does."""
+        self._touch_claimant(txid, index)
+        self.rows.put_claim(txid, 0, index, None)
+
+    def _touch_claimant(self, txid: bytes, index: int | None) -> None:
+        """Give the ghost that claims an output a record: the claim is about to change."""
+        if index is not None and self.ghosts.any(self.txn):
+            by = self.ghosts.claims(self.txn, txid, index).get(index)
+            if by is not None:
+                self.touch(by[0])
+
+    def mark_spent(self, txid: bytes, record: Record, index: int, *, spent: bool) -> bool:
+        """Say whether a block spends an output, if that was reassigned; return whether it was, and this is new.
+
+        The record in hand is the caller's to settle.
+        """
+        number, slot = record.place(index)
+        page = self.rows.page(txid, number) if number else record
+        if page is None or all(each.slot != slot or each.spent == spent for each in page.reassignments):
+            return False
+        was = page.all_spent
+        page.reassignments = [replace(each, spent=spent) if each.slot == slot else each for each in page.reassignments]
+        if number:
+            record.spent_pages = (record.spent_pages or 0) + page.all_spent - was
+            self.rows.put_page(txid, number, page)
+        return True
+
+    def release(self, outpoint: OutPoint, by: bytes) -> None:
         """Give up the claim of `by` on an output, whatever state that is in.
 
         Where the chain has the output spent, its spender takes the claim's place. An output that is unknown, frozen,
         or claimed by another stays as it is, and so does one that the chain does not have any more.
         """
-        held = self.hold(txn, outpoint[0])
-        row = self.slot(txn, held, outpoint[1])[3] if held else None
-        if held is None or row is None or row[HASH:] != by:
+        held = self.get(outpoint[0])
+        found = None if held is None else self.slot(held, outpoint[1])
+        if held is None or found is None or found[3] is None or found[3][HASH:] != by:
             return
-        found = self.chain.find(txn, held.txid)
-        told = row[:HASH] if found is None else self.chain.told(txn, found, outpoint[1])
+        tx = self.chain.find(self.txn, held.txid)
+        told = found[3][:HASH] if tx is None else self.chain.told(self.txn, tx, outpoint[1])
         if told is None:
             return
-        self.assign(txn, held, outpoint[1], told[HASH:] if held.chain_tx is None else b"")
+        self.claim(held, outpoint[1], told[HASH:] if held.chain_tx is None else b"")
         if held.chain_tx is None:
-            self.settle(txn, held.txid, held.record)
+            self.settle(held.txid, held.record)
 
-    def release_inputs(self, txn: Txn, txid: bytes) -> None:
+    def release_inputs(self, txid: bytes) -> None:
         """Give up what a transaction claims."""
-        for n, outpoint in enumerate(self.store.body(txn, txid).inputs):
-            self.release(txn, outpoint, claim(txid, n))
+        for n, outpoint in enumerate(self.inputs(txid)):
+            self.release(outpoint, claim(txid, n))
+
+    # --- writing -------------------------------------------------------------------------------------------------
+
+    def read_ahead(self, txids: Iterable[bytes], outpoints: Iterable[OutPoint]) -> None:
+        """Read at once what will be asked for."""
+        self.rows.read_ahead(txids, outpoints)
+
+    def flush(self) -> None:
+        """Write what was changed, indexes and totals with it; whoever walks through a table does this before."""
+        self.rows.flush()
 
     @contextmanager
-    def all_or_nothing(self, txn: Txn) -> Iterator[Txn]:
-        """Give a transaction inside the transaction: an error takes back what was written in it, and only that."""
-        with self.store.disk.env.begin(write=True, parent=txn) as child:
-            yield child
-
-
-def kept(output: Output) -> bool:
-    """Return whether an output gets a slot: what only carries data can never be spent."""
-    return output.spendable and not spending.data_output(output.value, output.address)
-
-
-def blob_name(txid: bytes, *, partial: bool) -> str:
-    """Return the name of a transaction's bytes; without inputs they are no whole transaction."""
-    return f"{txid.hex()}.{'outputs' if partial else 'tx'}"
+    def all_or_nothing(self) -> Iterator[None]:
+        """Let changes be in a transaction inside the transaction: an error takes back these changes, and only these."""
+        self.flush()
+        outer = self.rows.txn
+        try:
+            with self.pool.disk.env.begin(write=True, parent=outer) as child:
+                self.rows.txn = child
+                yield
+                self.flush()
+        except BaseException:
+            self.rows.forget()
+            raise
+        finally:
+            self.rows.txn = outer
 
 
 def show(outpoint: OutPoint) -> str:

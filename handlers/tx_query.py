@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from handlers import spending
 from handlers.answers import Hash, Hex
-from handlers.transactions import Held, Transactions, blob_name
-from storage.disk import Txn
-from storage.transactions import HASH, Body, Page, claimant
+from handlers.transactions import Held, TxView
+from storage.pool_layout import FROZEN, HASH, Body, claimant
 
 _COUNTED = 20_000  # outputs of a transaction without a record that are looked at to count them
 Status = Literal["creating", "conflicting", "unmined", "mined"]
@@ -104,26 +102,26 @@ def inpoints(body: Body) -> list[Inpoint]:
 
 
 class TxQuery:
-    """Questions to the transaction store, each in a read transaction of the caller."""
+    """Questions to the transaction store, in one snapshot."""
 
-    def __init__(self, transactions: Transactions) -> None:
-        self._transactions = transactions
-        self._store = transactions.store
+    def __init__(self, view: TxView) -> None:
+        self._view = view
 
-    def find(self, txn: Txn, txid: bytes, height: int) -> Held | None:
-        """Return a transaction that is known at a height; one whose record would be gone by now is not."""
-        held = self._transactions.hold(txn, txid)
+    def find(self, txid: bytes) -> Held | None:
+        """Return a transaction that is known; one whose record would be gone by now is not."""
+        held = self._view.get(txid)
         if held is None or held.chain_tx is None or held.record.total > _COUNTED:
             return held
-        held.record, _ = self._transactions.chain.counted(txn, held.chain_tx, self._transactions.rules.retention)
+        held.record, _ = self._view.counted(held.chain_tx)
         due = held.record.delete_at
-        return held if due is None or due > height else None
+        return held if due is None or due > self._view.height else None
 
-    def transaction(self, txn: Txn, held: Held) -> Transaction:
+    def transaction(self, held: Held) -> Transaction:
         """Return a transaction."""
         record = held.record
         counted = held.chain_tx is None or bool(record.recorded) or record.total <= _COUNTED
-        pages = {0: record, **{n: page for n in range(1, record.pages + 1) if (page := self._page(txn, held, n))}}
+        further = {n: self._view.rows.page(held.txid, n) for n in range(1, record.pages + 1)}
+        pages = {0: record, **{n: page for n, page in further.items() if page is not None}}
         return Transaction(
             txid=held.txid.hex(),
             status=_status(held),
@@ -138,7 +136,7 @@ class TxQuery:
             locked_by_operator=record.locked_by_operator,
             creating=record.creating,
             conflicting=record.conflicting,
-            frozen=self._frozen(txn, held, counted=counted),
+            frozen=self._frozen(held, counted=counted),
             external=record.external,
             partial=record.partial,
             unmined_since=record.unmined_since,
@@ -157,7 +155,7 @@ class TxQuery:
                     each.old_hash.hex(),
                     each.new_hash.hex(),
                     each.height,
-                    page.spendable_in[each.slot] if each.since is None else each.since,
+                    each.since,
                 )
                 for n, page in pages.items()
                 for each in page.reassignments
@@ -166,53 +164,34 @@ class TxQuery:
             size_in_bytes=record.size,
             version=record.version,
             lock_time=record.lock_time,
-            tx_inpoints=self._inpoints(txn, held),
+            tx_inpoints=self._inpoints(held),
         )
 
-    def _inpoints(self, txn: Txn, held: Held) -> list[Inpoint]:
-        if held.chain_tx is None:
-            return inpoints(self._store.body(txn, held.txid))
-        return inpoints(Body(list(self._transactions.inputs(txn, held))))
+    def _inpoints(self, held: Held) -> list[Inpoint]:
+        view = self._view
+        return inpoints(view.body(held.txid) if held.chain_tx is None else Body(list(view.spends(held))))
 
-    def _frozen(self, txn: Txn, held: Held, *, counted: bool) -> bool | None:
+    def _frozen(self, held: Held, *, counted: bool) -> bool | None:
         """Return whether all slots are frozen: it looks no further than to the first that is not."""
-        record, pages = held.record, range(held.record.pages + 1)
-        if held.chain_tx is not None:  # what is frozen of it stands beside the chain
-            frozen = sum(spending.frozen(row) for _, row in self._store.slots(txn, held.txid))
+        view, record, found = self._view, held.record, False
+        if held.chain_tx is not None or held.ghost is not None:  # what is frozen of it stands beside
+            frozen = sum(spending.frozen(row) for _, row in view.slots(held.txid))
             return frozen > 0 and frozen == record.recorded if counted else None
-        slots = [row for n in pages for _, row in islice(self._store.slots(txn, held.txid, n), 1)]
-        if not slots or not all(map(spending.frozen, slots)):
-            return False
-        return all(spending.frozen(row) for n in pages for _, row in self._store.slots(txn, held.txid, n))
-
-    def raw(self, txn: Txn, held: Held) -> bytes | None:
-        """Return the bytes that are kept with the record."""
-        return None if held.chain_tx is not None else self._store.body(txn, held.txid).raw
-
-    def blob(self, held: Held) -> bytes | None:
-        """Return the bytes that are a blob; it takes its time.
-
-        Raises:
-            BlobFailed: its store does not answer.
-        """
-        return self._transactions.blobs.get(blob_name(held.txid, partial=held.record.partial))
-
-    def slots(self, txn: Txn, held: Held, indexes: Sequence[int]) -> list[Slot]:
-        """Return some of a transaction's slots, in the order of `indexes`."""
-        if held.chain_tx is not None:
-            return [_slot(index, self._transactions.slot(txn, held, index)[3], None) for index in indexes]
-        found, pages = [], dict[int, Page | None]({0: held.record})
-        for index in indexes:
-            number, slot = held.record.place(index)
-            if number not in pages:  # of which few are asked for, and each may be long
-                pages[number] = self._page(txn, held, number)
-            page = pages[number]
-            row = None if page is None else self._store.slot(txn, held.txid, number, slot)
-            found.append(_slot(index, row, None if page is None else page.spendable_in.get(slot)))
+        for number in range(record.pages + 1):
+            for slot, _ in view.rows.names(held.txid, record, number):
+                if view.rows.claim(held.txid, number, slot) != FROZEN:
+                    return False
+                found = True
         return found
 
-    def _page(self, txn: Txn, held: Held, number: int) -> Page | None:
-        return self._store.page(txn, held.txid, number)
+    def raw(self, held: Held) -> bytes | None:
+        """Return the bytes that are kept with the record."""
+        return None if held.chain_tx is not None else self._view.body(held.txid).raw
+
+    def slots(self, held: Held, indexes: Sequence[int]) -> list[Slot]:
+        """Return some of a transaction's slots, in the order of `indexes`."""
+        found = [(index, self._view.slot(held, index)) for index in indexes]
+        return [_slot(index, row, page.spendable_in.get(slot)) for index, (page, _, slot, row) in found]
 
 
 def _slot(index: int, row: bytes | None, spendable_in: int | None) -> Slot:

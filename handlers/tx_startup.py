@@ -7,46 +7,46 @@ from collections.abc import Iterator
 from handlers import new_records
 from handlers.spending import TxFault
 from handlers.states import set_locked
-from handlers.transactions import Transactions
-from storage.disk import Txn
-from storage.transactions import ALL_IN_ONE, Record
+from handlers.transactions import TxView
+from storage import heights, keys
+from storage.pool_layout import Record
 
 
-def end_locks(transactions: Transactions, txn: Txn) -> int:
+def end_locks(view: TxView) -> int:
     """End the locks of submissions; return how many transactions wait for a block, ghosts and coinbases apart."""
     waiting = 0
-    for txid, record in _unmined(transactions, txn):
+    for txid, record in _unmined(view):
         if not record.conflicting and not record.creating:
             if record.locked and not record.locked_by_operator:
-                set_locked(transactions, txn, txid, on=False)
+                set_locked(view, txid, on=False)
             waiting += not record.is_coinbase
     return waiting
 
 
-def _unmined(transactions: Transactions, txn: Txn) -> Iterator[tuple[bytes, Record]]:
+def _unmined(view: TxView) -> Iterator[tuple[bytes, Record]]:
     """Yield the transactions with a record of their own that wait for a block, the oldest first."""
-    for txid in list(transactions.store.recorded(txn, ALL_IN_ONE)):
-        record = transactions.store.record(txn, txid)
+    for _, txid in list(heights.entries(view.txn, view.pool.unmined, keys.LAST_U32, 0, None)):
+        record = view.record(txid)
         if record is not None:
             yield txid, record
 
 
-def heal(transactions: Transactions, txn: Txn) -> tuple[list[bytes], list[bytes]]:
+def heal(view: TxView) -> tuple[list[bytes], list[bytes]]:
     """End what creations left half-made, when nobody creates: whole ones are finished, the others removed.
 
     Returns the finished and the removed.
     """
     finished, removed = list[bytes](), list[bytes]()
-    for txid, record in _unmined(transactions, txn):
+    for txid, record in _unmined(view):
         if not record.creating:
             continue
         try:
-            with transactions.all_or_nothing(txn) as child:
-                new_records.finish(transactions, child, txid, spends=True)
+            with view.all_or_nothing():
+                new_records.finish(view, txid, spends=True)
         except TxFault:
-            transactions.store.remove(txn, txid)
+            view.remove(txid)
             removed.append(txid)
         else:
             finished.append(txid)
-        transactions.store.put_lock(txn, txid, None)
+        view.rows.put_lock(txid, None)
     return finished, removed

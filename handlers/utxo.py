@@ -198,7 +198,7 @@ class Turns:
                 return [self._admit_large(delivery, event, event.tx.txid)]
         self.pace.add(event, len(delivery.raw))
         order = Order(event)
-        self.chain.step(lambda txn: order.carry_out(txn, tx_blocks), order.touched())
+        self.chain.step(lambda view: order.carry_out(view, tx_blocks), order.touched(), order.claimed())
         return order
 
     def _admit_large(self, delivery: Delivery, event: TxSubmitted | Outline, txid: bytes) -> Large:

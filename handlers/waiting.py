@@ -16,11 +16,10 @@ from msgspec import Meta, Struct
 from handlers import cursors, spending
 from handlers.answers import Hash
 from handlers.cursors import BadCursor
-from handlers.transactions import Transactions
+from handlers.transactions import TxView
 from handlers.tx_query import Inpoint, inpoints
 from storage import keys
-from storage.disk import Txn
-from storage.transactions import OutPoint, Record, claimant
+from storage.pool_layout import OutPoint, Record, claimant
 
 Status = Literal["unmined", "conflicting"]
 Order = Literal["parents_first", "age"]
@@ -30,7 +29,6 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 LOOKS = 20_000  # transactions, inputs and outputs that are looked at before a page ends early
 MOST_LOOKS = 200_000  # for one package, or for the pages before the one that is asked for
 _TURN = 500  # of them at a time
-_RAW = 1 << 14  # bytes of a transaction that are read as one look
 
 
 class Waiting(Struct, frozen=True):
@@ -73,7 +71,6 @@ class _Seen(Struct, frozen=True):
     key: bytes
     inputs: list[OutPoint]
     conflicting_children: list[bytes]
-    page_size: int
     pages: int
 
 
@@ -97,8 +94,8 @@ def resumed(cursor: str, status: Status, order: Order) -> Place:
 class WaitingList:
     """A walk along what waits, in one snapshot."""
 
-    def __init__(self, transactions: Transactions, txn: Txn, status: Status, order: Order) -> None:
-        self._store, self._txn = transactions.store, txn
+    def __init__(self, view: TxView, status: Status, order: Order) -> None:
+        self._view = view
         self._status, self._order = status, order
         self._looks, self._turn_at = 0, _TURN
         self._seen: dict[bytes, _Seen | None] = {}
@@ -131,7 +128,7 @@ class WaitingList:
         return [self._waiting(txid) for txid in self.found]
 
     def _waiting(self, txid: bytes) -> Waiting:
-        record = self._store.record(self._txn, txid)
+        record = self._view.record(txid)
         assert record is not None and record.unmined_since is not None
         return Waiting(
             txid=txid.hex(),
@@ -142,14 +139,15 @@ class WaitingList:
             fee=record.fee,
             size_in_bytes=record.size,
             total_utxos=record.total,
-            tx_inpoints=inpoints(self._store.body(self._txn, txid)),
+            tx_inpoints=inpoints(self._view.body(txid)),
         )
 
     # --- the index -----------------------------------------------------------------------------------------------
 
     def _entries(self, after: Place | None) -> Iterator[tuple[int, bytes]]:
         """Yield the entries of the index behind a place; one of which not all was listed is the first."""
-        for entry in self._store.due(self._txn, self._store.unmined, keys.HIGHEST, after.height if after else 0):
+        pool, first = self._view.pool, after.height if after else 0
+        for entry in pool.due(self._view.txn, pool.unmined, keys.HIGHEST, first):
             if after is None or entry > after[:2] or (entry == after[:2] and after.listed is not None):
                 yield entry
 
@@ -182,7 +180,7 @@ class WaitingList:
             return list(found)
         package: dict[bytes, tuple[Record, list[OutPoint]]] = {}
         for txid in found:
-            record, seen = self._store.record(self._txn, txid), self._seen[txid]
+            record, seen = self._view.record(txid), self._seen[txid]
             assert record is not None and seen is not None
             package[txid] = record, seen.inputs
         return spending.parents_first(package)
@@ -197,17 +195,17 @@ class WaitingList:
 
     def _read(self, txid: bytes) -> _Seen | None:
         self._looks += 1
-        record = self._store.record(self._txn, txid)
+        record = self._view.record(txid)
         if record is None or record.unmined_since is None or record.creating or record.is_coinbase:
             return None
         if record.conflicting != (self._status == "conflicting"):
             return None
         key = keys.u32(record.unmined_since) + txid
         if self._order == "age":
-            return _Seen(key, [], [], 0, 0)
-        body = self._store.body(self._txn, txid)
-        self._looks += len(body.inputs) + len(body.raw or b"") // _RAW
-        return _Seen(key, body.inputs, record.conflicting_children, record.page_size, record.pages)
+            return _Seen(key, [], [], 0)
+        inputs = self._view.inputs(txid)
+        self._looks += len(inputs)
+        return _Seen(key, inputs, record.conflicting_children, record.pages)
 
     def _find_last(self, txid: bytes) -> Iterator[None]:
         """Find the last place that a transaction, or one that it builds on, has."""
@@ -233,7 +231,7 @@ class WaitingList:
         for parent, index in inputs:
             if parent in known or (seen := self._see(parent)) is None:
                 continue
-            row = self._store.slot(self._txn, parent, *divmod(index, seen.page_size))
+            row = self._view.row((parent, index))
             claimed = row is not None and spending.spent(row) and claimant(row)[0] == txid
             if claimed or txid in seen.conflicting_children:
                 known.add(parent)
@@ -245,7 +243,7 @@ class WaitingList:
         assert seen is not None
         yield from seen.conflicting_children
         for number in range(seen.pages + 1):
-            for _, row in self._store.slots(self._txn, txid, number):
+            for _, row in self._view.slots(txid, number):
                 self._looks += 1
                 if spending.spent(row):
                     yield claimant(row)[0]

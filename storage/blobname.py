@@ -20,3 +20,8 @@ def checked(name: str) -> str:
 def leftover(name: str) -> str:
     """Return a name that is nobody else's, for what is not yet a blob and for what `check` writes."""
     return f".{name}.{secrets.token_hex(8)}.part"
+
+
+def blob_name(txid: bytes, *, partial: bool) -> str:
+    """Return the name of a transaction's bytes; without inputs they are no whole transaction."""
+    return f"{txid.hex()}.{'outputs' if partial else 'tx'}"

@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from storage import keys
 from storage.errors import Damaged
+from storage.pool_layout import FROZEN, HASH, HIGHEST, OutPoint, Record
 from storage.rows import TxFlag
-from storage.transactions import HASH, HIGHEST, OutPoint, Record
 
 NOTHING: OutPoint = (bytes(32), keys.LAST_U32)  # in place of an input that was missing, or listed twice
 _MOST_INPUTS = 1 << 24  # of a transaction: its block would not fit into a message
@@ -115,5 +115,5 @@ def mined_record(height: int, block_id: int | None, details: Details, maturity: 
 def count(record: Record, slots: dict[int, bytes]) -> None:
     """Let a record count these slots."""
     record.recorded = len(slots)
-    record.spent = sum(len(row) > HASH and row[HASH:] != b"\xff" * 36 for row in slots.values())
+    record.spent = sum(len(row) > HASH and row[HASH:] != FROZEN for row in slots.values())
     record.total = record.outputs = max(record.total, max(slots, default=-1) + 1)

@@ -31,14 +31,14 @@ OutPoint = tuple[bytes, int]
 class Reassignment(Struct, array_like=True, frozen=True):
     """A slot that was given to another owner at a height, and is theirs `since` another.
 
-    `spent` says that a block of our chain spends it. Rows of earlier builds do not have the last two.
+    `spent` says that a block of our chain spends it.
     """
 
     slot: int
     old_hash: bytes
     new_hash: bytes
     height: int
-    since: int | None = None
+    since: int
     spent: bool = False
 
 

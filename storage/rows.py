@@ -69,15 +69,14 @@ def unpack(kind: type[_T], raw: bytes, what: str) -> _T:
     """Return the row in `raw`.
 
     Raises:
-        Damaged: the bytes are no such row, or fields are missing; `what` says which row it was. `EARLIER` of
-            a kind are the numbers of fields that rows of earlier builds have.
+        Damaged: the bytes are no such row, or fields are missing; `what` says which row it was.
     """
     try:
         row = msgspec.msgpack.decode(raw, type=kind)
     except msgspec.DecodeError as error:
         raise Damaged(f"{what} cannot be read: {error}") from error
     wanted, written = len(kind.__struct_fields__), _length(raw)
-    if written < wanted and written not in getattr(kind, "EARLIER", ()):  # a default would be a wrong answer
+    if written < wanted:  # a default would be a wrong answer
         raise Damaged(f"{what} cannot be read: it has {written} of {wanted} fields")
     return row
 

@@ -12,25 +12,27 @@ import anyio
 from anyio import CapacityLimiter, to_thread
 from chains import output, txid
 from messages import Listener, message
-from stores import ALL_TABLES, chain_txs, create, open_store
+from stores import ALL_TABLES, OnDisk, create, open_store, open_transactions, write
 
 from handlers.chain import Chain
 from handlers.change_log import ChangeLog
+from handlers.claims import spend
 from handlers.deletion import Deletion
 from handlers.delivery import Answer
 from handlers.events import Inbound, OutPoint, Tx, TxStatusChanged
 from handlers.prune_cycle import Cycle, Terms
 from handlers.prune_request import Request
 from handlers.pruner import Pruner, Writer, keep_pruned
-from handlers.transactions import Mined, Rules, Transactions
+from handlers.spending import Mined, Rules
+from handlers.transactions import TxView
 from handlers.tx_blocks import TxBlocks
 from handlers.utxo import Committed, Turns
 from handlers.wakeup import Wakeup
 from storage.blobs import Blobs, Files
 from storage.change_log import Retention
-from storage.disk import GIB, Disk, Txn
+from storage.disk import GIB, Disk
 from storage.jobs import Job, JobStore
-from storage.transactions import Record
+from storage.pool_layout import Record
 from storage.windows import Windows
 
 RETENTION, UNMINED, PRESERVATION = 10, 5, 40
@@ -46,8 +48,8 @@ class House:
         self.folder, self.disk = folder, disk
         self.utxo, self.jobs = open_store(disk, kind, indexes=["address_hash"]), JobStore(disk)
         rules = Rules(batch_size=page, retention=RETENTION, maturity=0, max_inline_bytes=1000)
-        self.transactions = Transactions(chain_txs(self.utxo), blobs, rules)
-        self.store = self.transactions.store
+        self.transactions = open_transactions(self.utxo, rules, blobs)
+        self.store = OnDisk(self.transactions)
         self.changes = ChangeLog(disk, Retention(count=1000))
         self.chain = Chain(self.utxo, windows, terms.batch_size, TxBlocks(self.transactions, self.changes))
         self.turns = Turns(self.chain)
@@ -57,17 +59,17 @@ class House:
 
     # --- transactions without blocks -----------------------------------------------------------------------------
 
-    def write(self, step: Callable[[Txn], Any]) -> Any:
-        return self.disk.write(step)
+    def write(self, step: Callable[[TxView], Any]) -> Any:
+        return write(self.transactions, step)
 
     def create(self, made: Tx, height: int, *, mined: int | None = None, **parts: Any) -> None:
         """Make a record, mined at a height or not, and let it spend what it spends of what is there."""
         at = () if mined is None else (Mined(mined, mined),)
 
-        def step(txn: Txn) -> None:
-            self.transactions.height = height
-            create(self.transactions, txn, made, height, mined=at, **parts)
-            self.transactions.spend(txn, made.txid, made.inputs, height, ignore_locked=True)
+        def step(view: TxView) -> None:
+            view.height = height
+            create(view, made, height, mined=at, **parts)
+            spend(view, made.txid, made.inputs, height, ignore_locked=True)
 
         self.write(step)
 
@@ -77,7 +79,7 @@ class House:
 
     def spoil(self, key: bytes, value: bytes = b"\xc1") -> None:
         """Put bytes that nobody can read where a record, a page or a body is."""
-        self.write(lambda txn: txn.put(key, value, db=self.store.tx))
+        self.disk.write(lambda txn: txn.put(key, value, db=self.transactions.pool.tx))
 
     # --- cycles --------------------------------------------------------------------------------------------------
 

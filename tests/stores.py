@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import pytest
 from chains import LEAVES, TABLES
@@ -17,15 +17,18 @@ import storage.history.runs
 import storage.history.values
 from handlers import new_records, spending
 from handlers.events import OutPoint, Tx
-from handlers.spending import TxFault
-from handlers.transactions import PLACEHOLDER, Transactions, show
+from handlers.spending import Rules, TxFault
+from handlers.transactions import PLACEHOLDER, Transactions, TxView, show
+from storage.blobs import Blobs, Files
 from storage.disk import Disk, Txn
-from storage.ghost_records import GhostTxStore
 from storage.history.mined import MinedStore
 from storage.history.store import HistoryStore
 from storage.jobs import TABLES as JOB_TABLES
-from storage.transactions import HASH, claimant
-from storage.transactions import TABLES as TX_TABLES
+from storage.pool import TABLES as TX_TABLES
+from storage.pool import Pool
+from storage.pool_layout import HASH, Body, Lock, Page, Record, claimant
+
+_T = TypeVar("_T")
 
 ALL_TABLES = (*TABLES, *TX_TABLES, *JOB_TABLES)
 
@@ -39,9 +42,104 @@ def open_store(
     return store
 
 
-def chain_txs(store: HistoryStore, maturity: int = 0, records: GhostTxStore | None = None) -> MinedStore:
-    """Return what the transaction store asks of a chain."""
-    return MinedStore(store, records or GhostTxStore(store.disk), maturity)
+class AtHeight(Transactions):
+    """Transactions whose views are at a height that a test sets, if it does."""
+
+    height: int | None = None
+
+    def view(self, txn: Txn, tip: int | None = None) -> TxView:
+        view = super().view(txn, tip)
+        view.height = view.height if self.height is None else self.height
+        return view
+
+
+def open_transactions(store: HistoryStore, rules: Rules, blobs: Blobs | None = None) -> AtHeight:
+    """Open the transaction store beside a chain."""
+    blobs = blobs or Files(store.disk.folder.parent / "blobs")
+    return AtHeight(Pool(store.disk), MinedStore(store, rules.maturity), blobs, rules)
+
+
+def write(transactions: Transactions, step: Callable[[TxView], _T]) -> _T:
+    """Do one step in a commit of its own, as whoever follows the chain does."""
+
+    def work(txn: Txn) -> _T:
+        view = transactions.view(txn)
+        done = step(view)
+        view.flush()
+        return done
+
+    return transactions.pool.disk.write(work)
+
+
+class OnDisk:
+    """OnDisk, slots and bodies as they are on disk: what tests look at, and change behind the store's back."""
+
+    def __init__(self, where: Transactions | Disk) -> None:
+        if isinstance(where, Disk):
+            where = open_transactions(HistoryStore(where, LEAVES), Rules(maturity=0))
+        self.transactions, self.pool, self.disk = where, where.pool, where.pool.disk
+
+    def _view(self, txn: Txn) -> TxView:
+        return TxView(self.transactions, txn, 0)
+
+    def record(self, txn: Txn, txid: bytes) -> Record | None:
+        return self._view(txn).record(txid)
+
+    def page(self, txn: Txn, txid: bytes, number: int) -> Page | None:
+        return self._view(txn).rows.page(txid, number) if number else self.record(txn, txid)
+
+    def slot(self, txn: Txn, txid: bytes, page: int, slot: int) -> bytes | None:
+        return dict(self._view(txn).slots(txid, page)).get(slot)
+
+    def slots(self, txn: Txn, txid: bytes, page: int = 0) -> Iterator[tuple[int, bytes]]:
+        return self._view(txn).slots(txid, page)
+
+    def body(self, txn: Txn, txid: bytes) -> Body:
+        return self._view(txn).body(txid)
+
+    def lock(self, txn: Txn, txid: bytes) -> Lock | None:
+        return self._view(txn).rows.lock(txid)
+
+    def put_record(self, txn: Txn, txid: bytes, record: Record) -> None:
+        self.put_page(txn, txid, 0, record)
+
+    def put_page(self, txn: Txn, txid: bytes, number: int, page: Page) -> None:
+        view = self._view(txn)
+        view.rows.put_page(txid, number, page)
+        view.flush()
+
+    def put_slot(self, txn: Txn, txid: bytes, page: int, slot: int, row: bytes) -> None:
+        view = self._view(txn)
+        record = view.record(txid)
+        if record is not None:
+            self._name(view, record, txid, page, slot, row[:HASH])
+        view.rows.put_claim(txid, page, slot, row[HASH:] or None)
+        view.flush()
+
+    def drop_slot(self, txn: Txn, txid: bytes, page: int, slot: int) -> None:
+        self.put_slot(txn, txid, page, slot, bytes(HASH))
+
+    def _name(self, view: TxView, record: Record, txid: bytes, page: int, slot: int, name: bytes) -> None:
+        while record.inline and len(record.names) <= slot * HASH:
+            record.names += bytes(HASH)
+        view.rows.put_name(txid, record, page, slot, name)
+        view.put(txid, record)
+
+    def put_body(self, txn: Txn, txid: bytes, body: Body) -> None:
+        view = self._view(txn)
+        record = view.record(txid)
+        assert record is not None
+        view.rows.put_body(txid, record, body)
+        view.put(txid, record)
+        view.flush()
+
+    def put_lock(self, txn: Txn, txid: bytes, lock: Lock | None) -> None:
+        view = self._view(txn)
+        view.rows.put_lock(txid, lock)
+        view.flush()
+
+    def remove_page(self, txn: Txn, txid: bytes, number: int) -> None:
+        self._view(txn).rows.remove_page(txid, number)
 
 
 class Looked(Struct, frozen=True):
@@ -52,14 +150,14 @@ class Looked(Struct, frozen=True):
     spender: tuple[bytes, int] | None = None
 
 
-def look(transactions: Transactions, txn: Txn, outpoint: OutPoint, wanted: bytes | None = None) -> Looked:
+def look(view: TxView, outpoint: OutPoint, wanted: bytes | None = None) -> Looked:
     """Say whether an output may be spent, or why not.
 
     Raises:
         TxFault: the hash is another output's.
     """
-    held = transactions.hold(txn, outpoint[0])
-    page, _, slot, row = transactions.slot(txn, held, outpoint[1]) if held else (None, 0, 0, None)
+    held = view.get(outpoint[0])
+    page, _, slot, row = view.slot(held, outpoint[1]) if held else (None, 0, 0, None)
     if held is None or page is None or row is None:
         return Looked("NOT_FOUND")
     if wanted is not None and row[:HASH] != wanted:
@@ -67,9 +165,9 @@ def look(transactions: Transactions, txn: Txn, outpoint: OutPoint, wanted: bytes
     status, spender = "OK", None
     if spending.spent(row):
         status, spender = "SPENT", claimant(row)
-    if page.spendable_in.get(slot, 0) > transactions.height:
+    if page.spendable_in.get(slot, 0) > view.height:
         status = "IMMATURE"
-    if held.record.spending_height is not None and held.record.spending_height > transactions.height + 1:
+    if held.record.spending_height is not None and held.record.spending_height > view.height + 1:
         status = "IMMATURE"
     if spending.frozen(row):
         status, spender = "FROZEN", (PLACEHOLDER, outpoint[1])
@@ -80,20 +178,20 @@ def look(transactions: Transactions, txn: Txn, outpoint: OutPoint, wanted: bytes
     return Looked(status, row[:HASH], spender)
 
 
-def create(transactions: Transactions, txn: Txn, tx: Tx, height: int, **about: Any) -> None:
+def create(view: TxView, tx: Tx, height: int, **about: Any) -> None:
     """Create the record of a transaction that fits one page, whatever it spends."""
-    if new_records.known(transactions, txn, tx):
+    if new_records.known(view, tx):
         raise TxFault("TX_EXISTS", f"transaction {tx.txid.hex()} exists")
-    record = new_records.draft(transactions.rules, tx, height, **about)
-    new_records.put_page(transactions, txn, tx, record, 0)
+    record = new_records.draft(view.rules, tx, height, **about)
+    new_records.put_page(view, tx, record, 0)
 
 
-def submit(transactions: Transactions, txn: Txn, tx: Tx, *, locked: bool = False) -> bool:
+def submit(view: TxView, tx: Tx, *, locked: bool = False) -> bool:
     """Spend what a transaction spends and keep it as unmined; return False when it is known already."""
-    if new_records.known(transactions, txn, tx):
+    if new_records.known(view, tx):
         return False
-    new_records.claim_inputs(transactions, txn, tx.txid, tx.inputs, {}, keeps_loser=False)
-    create(transactions, txn, tx, transactions.height, locked=locked)
+    new_records.claim_inputs(view, tx.txid, tx.inputs, {}, keeps_loser=False)
+    create(view, tx, view.height, locked=locked)
     return True
 
 

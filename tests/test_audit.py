@@ -16,22 +16,26 @@ import pytest
 from daemons import Daemon, environment, home, running
 from msgspec.structs import replace
 from scenarios import address, at, block, digest, output, tx
+from stores import OnDisk
 
 from config.load import load
 from daemon.offline import reindex_records
-from daemon.store import chain_txs, open_disk, open_store
+from daemon.store import open_disk, open_store, reading
 from handlers.audit import Audited, audit
 from storage import keys
 from storage.disk import Txn
-from storage.ghost_records import GhostTxStore
 from storage.jobs import JobStore
+from storage.pending import TABLE as PENDING
+from storage.pending import Totals
+from storage.pool_layout import BODY_PAGE, FROZEN, HASH, Apart, Body, Lock, Page, Record, claim
 from storage.reassigned import TABLE as REASSIGNED
 from storage.rows import pack
-from storage.transactions import BODY_PAGE, FROZEN, HASH, MASTER, Body, Lock, Page, Record, claim
 
 RETENTION = 200
+NO_BODY = Apart(None, None, None)
+MASTER = keys.u32(0)
 LOCK = Lock(b"owner", 1.0, 2.0, 1, "host", 3)
-Damage = Callable[[GhostTxStore, Txn], object]
+Damage = Callable[[OnDisk, Txn], object]
 
 
 def name(of: str) -> bytes:
@@ -79,20 +83,20 @@ def store(whole: Path, tmp_path: Path) -> Iterator[Daemon]:
 
 def harm(daemon: Daemon, damage: Damage) -> None:
     with open_disk(load(daemon.config, {})) as disk:
-        disk.write(lambda txn: damage(GhostTxStore(disk), txn))
+        disk.write(lambda txn: damage(OnDisk(disk), txn))
 
 
 def audited(daemon: Daemon) -> Audited:
     config = load(daemon.config, {})
     with open_disk(config, readonly=True) as disk:
-        return audit(chain_txs(open_store(disk, config), config), RETENTION)
+        return audit(reading(open_store(disk, config), config))
 
 
 def rows(daemon: Daemon) -> dict[str, dict[bytes, bytes]]:
     """Return every row of the transaction store, by table; an index has the transactions of a height together."""
     with open_disk(load(daemon.config, {}), readonly=True) as disk, disk.read() as txn:
         tables: dict[str, dict[bytes, bytes]] = {}
-        for table in ("tx", "tx_delete_at", "tx_unmined", "tx_preserved"):
+        for table in ("tx", "tx_claim", "tx_delete_at", "tx_unmined", "tx_preserved"):
             for key, row in txn.cursor(disk.tables[table]):
                 kept = tables.setdefault(table, {})
                 kept[key] = kept.get(key, b"") + row
@@ -105,7 +109,7 @@ def rows(daemon: Daemon) -> dict[str, dict[bytes, bytes]]:
 def record(of: str, **fields: Any) -> Damage:
     """Return what writes fields of a master behind the store's back, the indexes in step."""
 
-    def damage(store: GhostTxStore, txn: Txn) -> None:
+    def damage(store: OnDisk, txn: Txn) -> None:
         kept = store.record(txn, name(of))
         assert kept is not None
         for field, value in fields.items():
@@ -117,7 +121,7 @@ def record(of: str, **fields: Any) -> Damage:
 
 
 def page(of: str, number: int, **fields: Any) -> Damage:
-    def damage(store: GhostTxStore, txn: Txn) -> None:
+    def damage(store: OnDisk, txn: Txn) -> None:
         kept = store.page(txn, name(of), number)
         assert kept is not None
         for field, value in fields.items():
@@ -130,7 +134,7 @@ def page(of: str, number: int, **fields: Any) -> Damage:
 def slot(of: str, number: int, index: int, tail: bytes | None, *, spent: int = 0) -> Damage:
     """Return what gives a slot another end, and counts that."""
 
-    def damage(store: GhostTxStore, txn: Txn) -> None:
+    def damage(store: OnDisk, txn: Txn) -> None:
         row = store.slot(txn, name(of), number, index) or digest("hash")
         if tail is None:
             store.drop_slot(txn, name(of), number, index)
@@ -148,7 +152,7 @@ def both(*damages: Damage) -> Damage:
 
 
 def index(table: str, at_height: int, txid: bytes, *, remove: bool = False) -> Damage:
-    def damage(store: GhostTxStore, txn: Txn) -> None:
+    def damage(store: OnDisk, txn: Txn) -> None:
         db = store.disk.tables[table]
         if remove:
             assert txn.delete(keys.u32(at_height), txid, db)
@@ -169,7 +173,7 @@ def delete(key: bytes, table: str = "tx") -> Damage:
 def given(**fields: Any) -> Damage:
     """Return what changes the reassignment in a record."""
 
-    def damage(store: GhostTxStore, txn: Txn) -> None:
+    def damage(store: OnDisk, txn: Txn) -> None:
         kept = store.record(txn, name("r"))
         assert kept is not None
         [each] = kept.reassignments
@@ -209,9 +213,21 @@ KINDS: dict[str, tuple[Damage, str]] = {
         both(slot("m", 0, 7, b""), record("m", recorded=3)),
         "is beyond the 2 of its page",
     ),
-    "a slot without a page": (put(name("big") + keys.u32(2) + keys.u32(1), digest("h")), "page 2"),
-    "a slot of a page that is nowhere": (put(name("m") + keys.u32(1) + MASTER, digest("h")), "has no page"),
-    "a slot of a wrong length": (slot("m", 0, 1, b"short"), "has 37 bytes"),
+    "names of a page that is not there": (put(name("big") + keys.u32(3) + MASTER, digest("h")), "names of page 3"),
+    "names beside a record that has them": (put(name("m") + MASTER + MASTER, digest("h")), "names of page 0"),
+    "a claim of a page that is not there": (
+        put(name("big") + keys.u32(9) + MASTER, BY_U, "tx_claim"),
+        "slot 0 of page 9",
+    ),
+    "a claim of what can't be spent": (put(name("m") + MASTER + keys.u32(7), BY_U, "tx_claim"), "nothing to be spent"),
+    "a claim of a wrong length": (put(name("m") + MASTER + keys.u32(1), b"short", "tx_claim"), "it has 5 bytes"),
+    "a claim with a wrong key": (put(name("m") + MASTER, BY_U, "tx_claim"), "is no claim"),
+    "a submission that is not in the order": (delete(b"\0" + bytes(8), PENDING), "in their order"),
+    "a submission in the order that is none": (
+        put(b"\0" + bytes(7) + b"\x77", name("m"), PENDING),
+        "is counted as a pending submission, 119",
+    ),
+    "wrong totals of submissions": (put(b"\1", pack(Totals(1, 2)), PENDING), "the totals say 1, of 2"),
     "an index row too many": (index("tx_unmined", 3, name("m")), "the index of unmined_since has transaction"),
     "an index row of nobody": (index("tx_preserved", 3, name("nobody")), "the index of preserve_until has transaction"),
     "an index row too few": (index("tx_preserved", 50, name("raw"), remove=True), "the index does not have it"),
@@ -223,11 +239,12 @@ KINDS: dict[str, tuple[Damage, str]] = {
     "blocks without heights": (record("m", block_heights=[]), "has 1 blocks, 0 heights"),
     "mined and unmined": (record("m", unmined_since=2), "is mined and unmined"),
     "neither mined nor unmined": (record("u", unmined_since=None), "is neither mined nor unmined"),
-    "a claim that claims nothing": (slot("p", 0, 0, b""), "is neither claimed nor frozen, and has a row"),
-    "a body without a record": (put(name("x") + BODY, pack(Body([]))), "has a body, but no record"),
-    "a record without a body": (delete(name("u") + BODY), "has a record, but no body"),
+    "a body without a record": (put(name("x") + BODY, pack(NO_BODY)), "has a body, but no record"),
+    "a body that its record does not know": (put(name("u") + BODY, pack(NO_BODY)), "has a body, its record says"),
+    "a body that is not there": (delete(name("raw") + BODY), "has no body, its record says"),
     "a page without a record": (put(name("x") + keys.u32(1), pack(Page(0, 0))), "page 1 of transaction"),
-    "a slot on a page without a record": (put(name("x") + keys.u32(1) + MASTER, digest("h")), "has no record"),
+    "names without a record": (put(name("x") + keys.u32(1) + MASTER, digest("h")), "names of page 1"),
+    "a claim of a page without a record": (put(name("x") + keys.u32(1) + MASTER, BY_U, "tx_claim"), "has no record"),
     "a row of no kind": (put(name("x") + b"123", b""), "is none that the transaction store has"),
     "a reassignment that its record does not know": (record("r", reassignments=[]), "its record does not say so"),
     "a reassignment at another height": (
@@ -245,7 +262,7 @@ KINDS: dict[str, tuple[Damage, str]] = {
     "a row of one who never owned it": (put(heir_row("z"), b"", REASSIGNED), "under an owner who never had it"),
     "a row of what was not reassigned": (put(heir_row("z")[:-1] + b"\7", b"", REASSIGNED), "who never had it"),
     "owners that can't be read": (put(b"\0" + GIVEN, b"\xc1", REASSIGNED), "the row of reassigned output"),
-    "a record that can't be read": (put(name("u") + MASTER, b"\xc1"), f"transaction {name('u').hex()} can't be read"),
+    "a record that can't be read": (put(name("u"), b"\xc1"), f"transaction {name('u').hex()} can't be read"),
     "a page size of nothing": (record("big", page_size=0), "can't be read: ZeroDivisionError"),
 }
 # The records and the chain say different things: the store is sound.
@@ -268,7 +285,7 @@ CONTRADICTIONS: dict[str, tuple[Damage, str]] = {
     ),
     "unspent here, not there at all": (
         both(
-            put(name("m") + MASTER + keys.u32(2), digest("h")),
+            slot("m", 0, 2, b""),
             record("m", recorded=3, outputs=3, total=3, delete_at=None),
         ),
         "is not spent here, but gone from the UTXO store",
@@ -284,7 +301,7 @@ CONTRADICTIONS: dict[str, tuple[Damage, str]] = {
     "a freeze of what is not there": (slot("p", 0, 9, FROZEN), "beside the UTXO store, which does not have it"),
     "a freeze of nobody's output": (slot("nobody", 0, 0, FROZEN), "beside the UTXO store, which does not have it"),
     "a first owner that the chain does not know": (
-        lambda store, txn: store.reassigned.place(txn, name("r"), [b"", b"somebody"]),
+        lambda store, txn: store.pool.reassigned.place(txn, name("r"), [b"", b"somebody"]),
         "was reassigned by another owner than the one in the UTXO store",
     ),
     "a reassigned output that no block spends": (
@@ -293,7 +310,7 @@ CONTRADICTIONS: dict[str, tuple[Damage, str]] = {
     ),
     "waiting, and in a block": (record("m", main_ids=[], unmined_since=2, delete_at=None), "its record says it waits"),
     "claims of what is not there": (
-        put(name("nobody") + MASTER + MASTER, digest("h") + BY_U),
+        put(name("nobody") + MASTER + MASTER, BY_U, "tx_claim"),
         "which does not have it",
     ),
 }
@@ -353,19 +370,19 @@ def test_rebuilding_a_record_keeps_what_only_it_knows(store: Daemon) -> None:
     known = {"preserve_until": 70, "delete_at": None, "born": 2, "created_at": 12345, "locked": True}
     harm(store, both(slot("m", 0, 0, b"", spent=-1), slot("m", 0, 1, FROZEN, spent=-1), record("m", **known)))
     with open_disk(load(store.config, {})) as disk:
-        disk.write(lambda txn: GhostTxStore(disk).put_body(txn, name("m"), Body([(name("p"), 2)], b"raw")))
+        disk.write(lambda txn: OnDisk(disk).put_body(txn, name("m"), Body([(name("p"), 2)], b"raw")))
     reindex_records(load(store.config, {}))
     with open_disk(load(store.config, {}), readonly=True) as disk, disk.read() as txn:
-        kept, body = GhostTxStore(disk).record(txn, name("m")), GhostTxStore(disk).body(txn, name("m"))
-        frozen = GhostTxStore(disk).slot(txn, name("m"), 0, 1)
+        kept, body = OnDisk(disk).record(txn, name("m")), OnDisk(disk).body(txn, name("m"))
+        frozen = OnDisk(disk).slot(txn, name("m"), 0, 1)
     assert kept is not None and {field: getattr(kept, field) for field in known} == known
     assert body == Body([(name("p"), 2)], b"raw")
     assert frozen is not None and frozen[HASH:] == FROZEN
 
 
 def test_rebuilding_records_may_be_killed_and_run_again(store: Daemon) -> None:
-    strays = {name(f"stray {n}") + MASTER + MASTER: digest("h") + BY_NOBODY for n in range(20_000)}
-    harm(store, lambda kept, txn: txn.cursor(kept.tx).putmulti(sorted(strays.items())))
+    strays = {name(f"stray {n}") + MASTER + MASTER: BY_NOBODY for n in range(20_000)}
+    harm(store, lambda kept, txn: txn.cursor(kept.pool.claim).putmulti(sorted(strays.items())))
     command = [sys.executable, "-m", "daemon.cli", "reindex", "--records", "--config", str(store.config)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment()) as process:
         assert process.stderr is not None
@@ -375,7 +392,7 @@ def test_rebuilding_records_may_be_killed_and_run_again(store: Daemon) -> None:
                 break
         process.stderr.read()
     assert process.returncode == -signal.SIGKILL
-    assert 0 < len(strays.keys() & rows(store)["tx"].keys()) < len(strays)
+    assert 0 < len(strays.keys() & rows(store)["tx_claim"].keys()) < len(strays)
     assert "rebuilt 0 records" not in reindex_records(load(store.config, {}))
     assert audited(store) == Audited([], [])
 
@@ -432,10 +449,11 @@ def test_what_is_half_made_is_no_damage(store: Daemon) -> None:
 def test_pages_that_the_pruner_is_about_to_remove(store: Daemon) -> None:
     """A large transaction goes page by page: its master first, and what is left is on a list."""
 
-    def damage(kept: GhostTxStore, txn: Txn) -> None:
+    def damage(kept: OnDisk, txn: Txn) -> None:
         for number in (1, 2):
-            txn.put(name("x") + keys.u32(number), pack(Page(1, 1)), db=kept.tx)
-            txn.put(name("x") + keys.u32(number) + MASTER, digest("h"), db=kept.tx)
+            txn.put(name("x") + keys.u32(number), pack(Page(1, 1)), db=kept.pool.tx)
+            txn.put(name("x") + keys.u32(number) + MASTER, digest("h"), db=kept.pool.tx)
+            txn.put(name("x") + keys.u32(number) + MASTER, BY_U, db=kept.pool.claim)
         JobStore(kept.disk).leave(txn, [(name("x"), 2)])
 
     harm(store, damage)
@@ -452,30 +470,30 @@ def test_a_spender_that_was_pruned(store: Daemon) -> None:
 
 
 def test_many_findings_are_told_up_to_a_hundred(store: Daemon) -> None:
-    rows = [(digest("x", n) + BODY, pack(Body([]))) for n in range(300)]
-    harm(store, lambda kept, txn: [txn.put(key, row, db=kept.tx) for key, row in rows])
+    rows = [(digest("x", n) + BODY, pack(NO_BODY)) for n in range(300)]
+    harm(store, lambda kept, txn: [txn.put(key, row, db=kept.pool.tx) for key, row in rows])
     assert len(audited(store).findings) == 100
 
 
-@pytest.mark.parametrize("table", ["tx", "tx_delete_at", "tx_unmined", "tx_preserved"])
+@pytest.mark.parametrize("table", ["tx", "tx_claim", "tx_delete_at", "tx_unmined", "tx_preserved"])
 def test_any_row_that_is_cut_or_changed_is_an_answer(store: Daemon, table: str) -> None:
     """Whatever is in a row, it is found or does not matter; nothing of it ends in a crash."""
     random = Random(table)
     config = load(store.config, {})
     with open_disk(config) as disk:
-        db, chain = disk.tables[table], chain_txs(open_store(disk, config), config)
+        db, transactions = disk.tables[table], reading(open_store(disk, config), config)
         with disk.read() as txn:
             rows = list(txn.cursor(db))
-        sound = audit(chain, RETENTION)
-        for _ in range(60 if table == "tx" else 10):
+        sound = audit(transactions)
+        for _ in range(60 if table in ("tx", "tx_claim") else 10):
             key, value = random.choice(rows)
             harmed = bytearray(value)
             harmed[random.randrange(len(harmed))] ^= 1 << random.randrange(8)
-            cut = not table.startswith("tx_") and random.random() < 0.5
+            cut = table in ("tx", "tx_claim") and random.random() < 0.5
             row = value[: random.randrange(len(value))] if cut else bytes(harmed)
             disk.write(lambda txn, key=key, value=value: txn.delete(key, value, db))  # type: ignore[misc]
             disk.write(lambda txn, key=key, row=row: txn.put(key, row, db=db))  # type: ignore[misc]
-            assert isinstance(audit(chain, RETENTION), Audited)
+            assert isinstance(audit(transactions), Audited)
             disk.write(lambda txn, key=key, row=row: txn.delete(key, row, db))  # type: ignore[misc]
             disk.write(lambda txn, key=key, value=value: txn.put(key, value, db=db))  # type: ignore[misc]
-        assert audit(chain, RETENTION) == sound == Audited([], [])
+        assert audit(transactions) == sound == Audited([], [])

@@ -16,25 +16,25 @@ import pytest
 from chains import at, back_to, block, dump, feed, output, rows, script, tx, txid
 from messages import Listener, message, take
 from msgspec import structs
-from stores import ALL_TABLES, Looked, chain_txs, create, look, open_store, submit
+from stores import ALL_TABLES, AtHeight, Looked, create, look, open_store, open_transactions, submit, write
 
 from handlers import conflicts, new_records, states
 from handlers.audit import Audited, audit
 from handlers.bodies import body
 from handlers.chain import Chain
+from handlers.claims import spend
 from handlers.columns import RawBlock
 from handlers.creation import Creation, Overtaken
 from handlers.events import OutPoint, Tx, TxSubmitted
-from handlers.spending import TxFault
-from handlers.transactions import Mined, Rules, Transactions
+from handlers.spending import Mined, Rules, TxFault
+from handlers.transactions import TxView
 from handlers.tx_blocks import TxBlocks
 from handlers.utxo import Turns
-from storage.blobs import Files
-from storage.disk import Disk, Txn
+from storage.disk import Disk
 from storage.errors import Damaged
 from storage.history.layout import OUTPUT
+from storage.pool_layout import FROZEN, Record, claim, claim_key, output_hash
 from storage.reassigned import Reassignment
-from storage.transactions import FROZEN, Record, claim, output_hash, slot_key
 from storage.windows import Windows
 
 MATURITY, RETENTION = 5, 10
@@ -53,22 +53,23 @@ class House:
 
     disk: Disk
     chain: Chain
-    real: Transactions
+    real: AtHeight
 
-    def write(self, work: Callable[[Txn], object]) -> object:
-        return self.disk.write(work)
+    def write(self, work: Callable[[TxView], object]) -> object:
+        return write(self.real, work)
 
     def look(self, outpoint: OutPoint) -> Looked:
         with self.disk.read() as txn:
-            return look(self.real, txn, outpoint)
+            return look(self.real.view(txn), outpoint)
 
     def rows(self) -> dict[bytes, bytes]:
+        """Return all records and claims."""
         with self.disk.read() as txn:
-            return dict(txn.cursor(self.real.store.tx))
+            return dict(txn.cursor(self.real.pool.tx)) | dict(txn.cursor(self.real.pool.claim))
 
     def record(self, name: str) -> Record:
         with self.disk.read() as txn:
-            held = self.real.hold(txn, txid(name))
+            held = self.real.view(txn).get(txid(name))
             assert held is not None
             return held.record
 
@@ -78,7 +79,7 @@ def house(tmp_path: Path) -> Iterator[House]:
     with Disk(tmp_path / "lmdb", ALL_TABLES, durable=False) as disk:
         store = open_store(disk, chain="bitcoin/mainnet")
         rules = Rules(retention=RETENTION, maturity=MATURITY, reassign_delay=4)
-        real = Transactions(chain_txs(store, MATURITY), Files(tmp_path / "blobs"), rules)
+        real = open_transactions(store, rules)
         chain = Chain(store, Windows(10, 10), 10, TxBlocks(real))
         assert chain.apply(FIRST, None)
         assert chain.apply(SECOND, None)
@@ -89,7 +90,7 @@ def house(tmp_path: Path) -> Iterator[House]:
         yield house
 
 
-def refusal(house: House, work: Callable[[Txn], object]) -> tuple[str, dict[int, str]]:
+def refusal(house: House, work: Callable[[TxView], object]) -> tuple[str, dict[int, str]]:
     """Return why something is refused, which must change nothing."""
     before = house.rows()
     with pytest.raises(TxFault) as caught:
@@ -114,24 +115,24 @@ def test_what_the_chain_tells(house: House) -> None:
     assert (record.total, record.fee, record.size, record.is_coinbase, record.mined) == (4, 3, 250, False, True)
     assert house.record("coinbase").spending_height == 1 + MATURITY
     with pytest.raises(TxFault, match="not"), house.disk.read() as txn:
-        look(house.real, txn, at("fund"), b"\xee" * 32)
+        look(house.real.view(txn), at("fund"), b"\xee" * 32)
 
 
 def test_a_claim_is_one_row(house: House) -> None:
     """An unmined transaction spends what a block created: no record is made of the parent."""
-    house.write(lambda txn: submit(house.real, txn, child("child", at("fund"))))
+    house.write(lambda view: submit(view, child("child", at("fund"))))
     rows = house.rows()
-    key = slot_key(txid("fund"), 0, 0)
+    key = claim_key(txid("fund"), 0, 0)
     assert [at for at in rows if at.startswith(txid("fund"))] == [key]
-    assert rows[key] == output_hash(*at("fund"), body(PAY)) + claim(txid("child"), 0)
+    assert rows[key] == claim(txid("child"), 0)
     assert house.look(at("fund")).spender == (txid("child"), 0)
-    house.write(lambda txn: house.real.spend(txn, txid("child"), [at("fund")], 3))
+    house.write(lambda view: spend(view, txid("child"), [at("fund")], 3))
     assert house.rows() == rows
     rival = child("rival", at("fund", 2), at("fund"))
-    assert refusal(house, lambda txn: submit(house.real, txn, rival)) == ("UTXO_ERROR", {1: "SPENT"})
-    house.write(lambda txn: house.real.release(txn, at("fund"), claim(txid("rival"), 0)))
+    assert refusal(house, lambda view: submit(view, rival)) == ("UTXO_ERROR", {1: "SPENT"})
+    house.write(lambda view: view.release(at("fund"), claim(txid("rival"), 0)))
     assert house.rows() == rows  # another's claim stays
-    house.write(lambda txn: house.real.release(txn, at("fund"), claim(txid("child"), 0)))
+    house.write(lambda view: view.release(at("fund"), claim(txid("child"), 0)))
     assert key not in house.rows()
     assert house.look(at("fund")).status == "OK"
 
@@ -140,102 +141,105 @@ def test_a_claim_is_one_row(house: House) -> None:
 def test_what_cant_be_spent(house: House, recorded: bool) -> None:
     if recorded:
         for name in ("fund", "coinbase"):
-            house.write(lambda txn, name=name: house.real.need(txn, txid(name)))  # type: ignore[misc]
+            house.write(lambda view, name=name: view.need(txid(name)))  # type: ignore[misc]
     inputs = [at("fund", 3), at("fund", 1), at("fund", 9), at("nobody"), at("fund", 2), at("fund", 2), at("coinbase")]
     codes = ["SPENT", "UTXO_NOT_FOUND", "UTXO_NOT_FOUND", "TX_NOT_FOUND", "SPENT", "COINBASE_IMMATURE"]
     wanted = dict(zip([0, 1, 2, 3, 5, 6], codes, strict=True))
-    assert refusal(house, lambda txn: submit(house.real, txn, child("child", *inputs))) == ("UTXO_ERROR", wanted)
+    assert refusal(house, lambda view: submit(view, child("child", *inputs))) == ("UTXO_ERROR", wanted)
     house.real.height = MATURITY  # the next block is ripe for it; but the output is spent in the chain
     late = child("late", at("coinbase"))
-    assert refusal(house, lambda txn: submit(house.real, txn, late)) == ("UTXO_ERROR", {0: "SPENT"})
+    assert refusal(house, lambda view: submit(view, late)) == ("UTXO_ERROR", {0: "SPENT"})
 
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_freezing(house: House, recorded: bool) -> None:
     if recorded:
-        house.write(lambda txn: house.real.need(txn, txid("fund")))
+        house.write(lambda view: view.need(txid("fund")))
     before, out = house.rows(), at("fund", 2)
-    house.write(lambda txn: states.freeze(house.real, txn, out))
-    assert house.rows()[slot_key(txid("fund"), 0, 2)][32:] == FROZEN
-    assert len(house.rows()) == max(len(before), 1)
+    house.write(lambda view: states.freeze(view, out))
+    assert house.rows()[claim_key(txid("fund"), 0, 2)] == FROZEN
+    assert len(house.rows()) == len(before) + 1
     assert house.look(out).status == "FROZEN"
-    frozen = refusal(house, lambda txn: submit(house.real, txn, child("child", out)))
+    frozen = refusal(house, lambda view: submit(view, child("child", out)))
     assert frozen == ("UTXO_ERROR", {0: "FROZEN"})
-    assert refusal(house, lambda txn: states.freeze(house.real, txn, out))[0] == "ALREADY_FROZEN"
-    house.write(lambda txn: states.unfreeze(house.real, txn, out))
+    assert refusal(house, lambda view: states.freeze(view, out))[0] == "ALREADY_FROZEN"
+    house.write(lambda view: states.unfreeze(view, out))
     assert house.rows() == before
-    assert refusal(house, lambda txn: states.unfreeze(house.real, txn, out))[0] == "UTXO_NOT_FROZEN"
-    assert refusal(house, lambda txn: states.freeze(house.real, txn, at("fund", 3)))[0] == "SPENT"
-    assert refusal(house, lambda txn: states.freeze(house.real, txn, at("fund", 1)))[0] == "UTXO_NOT_FOUND"
-    assert refusal(house, lambda txn: states.freeze(house.real, txn, at("nobody")))[0] == "TX_NOT_FOUND"
+    assert refusal(house, lambda view: states.unfreeze(view, out))[0] == "UTXO_NOT_FROZEN"
+    assert refusal(house, lambda view: states.freeze(view, at("fund", 3)))[0] == "SPENT"
+    assert refusal(house, lambda view: states.freeze(view, at("fund", 1)))[0] == "UTXO_NOT_FOUND"
+    assert refusal(house, lambda view: states.freeze(view, at("nobody")))[0] == "TX_NOT_FOUND"
 
 
 def test_a_reassignment_needs_a_record(house: House) -> None:
     out, new = at("fund", 2), b"\xdd" * 32
-    assert refusal(house, lambda txn: states.reassign(house.real, txn, out, new, b"heir"))[0] == "UTXO_NOT_FROZEN"
-    house.write(lambda txn: states.freeze(house.real, txn, out))
-    house.write(lambda txn: submit(house.real, txn, child("child", at("fund"))))
-    house.write(lambda txn: states.reassign(house.real, txn, out, new, b"heir"))
+    assert refusal(house, lambda view: states.reassign(view, out, new, b"heir"))[0] == "UTXO_NOT_FROZEN"
+    house.write(lambda view: states.freeze(view, out))
+    house.write(lambda view: submit(view, child("child", at("fund"))))
+    house.write(lambda view: states.reassign(view, out, new, b"heir"))
     record = house.record("fund")
     assert (record.recorded, record.spent, record.counted) == (3, 2, 4)
     assert record.reassignments == [Reassignment(2, output_hash(*out, body(PAY)), new, HEIGHT, HEIGHT + 4)]
     assert house.look(out) == Looked("IMMATURE", new)
     assert house.look(at("fund")).spender == (txid("child"), 0), "the claim came along"
-    early = refusal(house, lambda txn: submit(house.real, txn, child("heir", out)))
+    early = refusal(house, lambda view: submit(view, child("heir", out)))
     assert early == ("UTXO_ERROR", {0: "FROZEN_UNTIL"})
     house.real.height = HEIGHT + 3
-    house.write(lambda txn: submit(house.real, txn, child("heir", out)))
+    house.write(lambda view: submit(view, child("heir", out)))
     assert house.record("fund").delete_at is None, "all of it is spent, but a reassigned output keeps it"
 
 
-NEEDS: list[Callable[[Transactions, Txn], object]] = [
-    lambda real, txn: states.set_mined(real, txn, txid("fund"), Mined(71, 2)),
-    lambda real, txn: states.set_locked(real, txn, txid("fund"), on=True),
-    lambda real, txn: states.preserve(real, txn, txid("fund"), 99),
-    lambda real, txn: states.set_conflicting(real, txn, txid("fund"), on=True),
+NEEDS: list[Callable[[TxView], object]] = [
+    lambda view: states.set_mined(view, txid("fund"), Mined(71, 2)),
+    lambda view: states.set_locked(view, txid("fund"), on=True),
+    lambda view: states.preserve(view, txid("fund"), 99),
+    lambda view: states.set_conflicting(view, txid("fund"), on=True),
 ]
 
 
 @pytest.mark.parametrize("need", NEEDS)
-def test_a_record_has_all_that_the_chain_tells(need: Callable[[Transactions, Txn], object], house: House) -> None:
+def test_a_record_has_all_that_the_chain_tells(need: Callable[[TxView], object], house: House) -> None:
     with house.disk.read() as txn:
-        found = house.real.chain.find(txn, txid("fund"))
+        view = house.real.view(txn)
+        found = view.chain.find(txn, txid("fund"))
         assert found
-        counted, slots = house.real.chain.counted(txn, found, RETENTION)
+        counted, slots = view.counted(found)
     looked = [house.look(at("fund", index)) for index in range(5)]
-    house.write(lambda txn: need(house.real, txn))
+    house.write(need)
     record = house.record("fund")
     assert (record.outputs, record.recorded, record.spent, record.total) == (4, 3, 1, 4)
     assert (counted.outputs, counted.recorded, counted.spent, counted.total) == (4, 3, 1, 4)
     assert (record.block_ids, record.main_ids, record.fee, record.size) == ([71], [71], 3, 250)
     with house.disk.read() as txn:
-        assert dict(house.real.store.slots(txn, txid("fund"))) == slots
-        assert house.real.store.body(txn, txid("fund")).inputs == [at("coinbase")]
+        view = house.real.view(txn)
+        assert dict(view.slots(txid("fund"))) == slots
+        assert view.inputs(txid("fund")) == [at("coinbase")]
     if not record.locked and not record.conflicting:
         assert [house.look(at("fund", index)) for index in range(5)] == looked
 
 
 def test_what_is_all_spent_goes_so_long_after_the_last_spend(house: House) -> None:
     with house.disk.read() as txn:
-        found = house.real.chain.find(txn, txid("coinbase"))
+        view = house.real.view(txn)
+        found = view.chain.find(txn, txid("coinbase"))
         assert found
-        counted, _ = house.real.chain.counted(txn, found, RETENTION)
+        counted, _ = view.counted(found)
         assert counted.delete_at == HEIGHT + RETENTION
     house.real.height = 7
-    house.write(lambda txn: house.real.need(txn, txid("coinbase")))
+    house.write(lambda view: view.need(txid("coinbase")))
     assert house.record("coinbase").delete_at == 7 + RETENTION
 
 
 def test_a_transaction_of_the_chain_is_no_new_one(house: House) -> None:
-    assert house.write(lambda txn: submit(house.real, txn, FUND)) is False
-    assert refusal(house, lambda txn: create(house.real, txn, FUND, 2))[0] == "TX_EXISTS"
+    assert house.write(lambda view: submit(view, FUND)) is False
+    assert refusal(house, lambda view: create(view, FUND, 2))[0] == "TX_EXISTS"
     assert house.rows() == {}
 
 
 def test_a_conflict_with_the_chain_cant_be_won(house: House) -> None:
-    house.write(lambda txn: create(house.real, txn, child("wins", at("fund", 3)), 2, conflicting=True))
+    house.write(lambda view: create(view, child("wins", at("fund", 3)), 2, conflicting=True))
     assert house.record("fund").conflicting_children == [txid("wins")]
-    refused = refusal(house, lambda txn: conflicts.decide(house.real, txn, [txid("wins")], 3))
+    refused = refusal(house, lambda view: conflicts.decide(view, [txid("wins")], 3))
     assert refused[0] == "PROCESSING"
     assert house.look(at("fund", 3)).spender == (txid("spender"), 0)
 
@@ -244,21 +248,21 @@ def test_a_conflict_with_the_chain_cant_be_won(house: House) -> None:
 def test_who_takes_an_output_over_is_not_counted_twice(house: House, recorded: bool) -> None:
     """A block may spend what an unmined transaction has claimed, and what is frozen."""
     if recorded:
-        house.write(lambda txn: house.real.need(txn, txid("fund")))
-    house.write(lambda txn: submit(house.real, txn, child("child", at("fund"))))
-    house.write(lambda txn: states.freeze(house.real, txn, at("fund", 2)))
+        house.write(lambda view: view.need(txid("fund")))
+    house.write(lambda view: submit(view, child("child", at("fund"))))
+    house.write(lambda view: states.freeze(view, at("fund", 2)))
     for index, name in ((0, "block"), (2, "block"), (2, "other")):
 
-        def take(txn: Txn, index: int = index, name: str = name) -> None:
-            held = house.real.hold(txn, txid("fund"))
+        def take(view: TxView, index: int = index, name: str = name) -> None:
+            held = view.get(txid("fund"))
             assert held is not None
-            house.real.assign(txn, held, index, claim(txid(name), 1))
+            view.claim(held, index, claim(txid(name), 1))
             if held.chain_tx is None:
-                house.real.settle(txn, held.txid, held.record, 3)
+                view.settle(held.txid, held.record, 3)
 
         house.write(take)
         assert house.look(at("fund", index)).spender == (txid(name), 1)
-    house.write(lambda txn: house.real.need(txn, txid("fund")))
+    house.write(lambda view: view.need(txid("fund")))
     record = house.record("fund")
     assert (record.recorded, record.spent) == (3, 3)
 
@@ -278,8 +282,8 @@ def test_a_submission_and_its_block_in_one_commit(house: House, mined: bool) -> 
 
 def test_a_block_of_bytes_mines_what_waits(house: House) -> None:
     """A block is made of objects only where it touches a record: its transaction's, or a claim on what it spends."""
-    house.write(lambda txn: submit(house.real, txn, child("child", at("fund"))))
-    house.write(lambda txn: submit(house.real, txn, child("loser", at("fund", 2))))
+    house.write(lambda view: submit(view, child("child", at("fund"))))
+    house.write(lambda view: submit(view, child("loser", at("fund", 2))))
     house.chain.tx_blocks.settle() if house.chain.tx_blocks else None
     third = block(SECOND, child("child", at("fund")), child("rival", at("fund", 2)))
     take(Turns(house.chain), message(third, Listener()))
@@ -296,10 +300,10 @@ def test_a_rollback_does_not_make_up_what_is_not_there(house: House) -> None:
     house.chain.commit()
     before = dump(house.chain.store)
     outputs = rows(house.chain.store, OUTPUT)
-    house.write(lambda txn: [txn.delete(key, db=house.disk.tables[OUTPUT]) for key in outputs])
+    house.disk.write(lambda txn: [txn.delete(key, db=house.disk.tables[OUTPUT]) for key in outputs])
     with pytest.raises(Damaged, match="is not there"):
         house.chain.rollback(back_to(SECOND))
-    house.write(lambda txn: [txn.put(key, row, db=house.disk.tables[OUTPUT]) for key, row in outputs.items()])
+    house.disk.write(lambda txn: [txn.put(key, row, db=house.disk.tables[OUTPUT]) for key, row in outputs.items()])
     assert dump(house.chain.store) == before
     house.chain.rollback(back_to(SECOND))
     assert house.record("child").unmined_since == 3
@@ -314,9 +318,9 @@ def test_who_builds_on_several_losers_is_looked_for_once(house: House, monkeypat
     third = block(SECOND, *coinbases, block_id=72)
     feed(house.chain, third, block(third, *links, block_id=73))
 
-    def counted(real: Transactions, txn: Txn, name: bytes) -> list[bytes]:
+    def counted(view: TxView, name: bytes) -> list[bytes]:
         asked[name] += 1
-        return children(real, txn, name)
+        return children(view, name)
 
     monkeypatch.setattr(conflicts, "children", counted)
     assert house.chain.rollback(back_to(SECOND))
@@ -329,8 +333,8 @@ def test_who_builds_on_several_losers_is_looked_for_once(house: House, monkeypat
 def test_a_record_that_is_made_while_its_block_waits(begun: int, waiting: int, house: House) -> None:
     """A large submission is stored in commits of its own, also between the arrival of blocks and their commit."""
     paid = tx("paid", PAY, PAY, spends=[at("fund")], raw=b"raw")
-    creation = Creation(house.real, paid, new_records.draft(house.real.rules, paid, HEIGHT), created=lambda _: None)
-    steps: list[Callable[[Txn], None]] = [
+    creation = Creation(house.real, paid, new_records.draft(house.real.rules, paid, HEIGHT), created=lambda *_: None)
+    steps: list[Callable[[TxView], None]] = [
         creation.begin,
         partial(creation.page, 0),
         creation.clear_master,
@@ -339,7 +343,7 @@ def test_a_record_that_is_made_while_its_block_waits(begun: int, waiting: int, h
     third = block(SECOND, structs.replace(paid, raw=None), block_id=72)
     fourth = block(third, tx("child", PAY, spends=[at("paid", 1)]), block_id=73)
 
-    def carry_out(some: list[Callable[[Txn], None]]) -> None:
+    def carry_out(some: list[Callable[[TxView], None]]) -> None:
         for step in some:
             with suppress(TxFault, Overtaken):  # the chain has the transaction already
                 house.chain.write_alone(step)
@@ -356,4 +360,4 @@ def test_a_record_that_is_made_while_its_block_waits(begun: int, waiting: int, h
         if blocks:
             house.chain.rollback(back_to(SECOND))
             feed(house.chain, *blocks)
-        assert audit(house.real.chain, RETENTION) == Audited([], [])
+        assert audit(house.real) == Audited([], [])

@@ -21,17 +21,19 @@ from conformance.transactions_subject import Subject
 from conformance.words import Op
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stores import ALL_TABLES, chain_txs, create, open_store
+from stores import ALL_TABLES, AtHeight, OnDisk, create, open_store, open_transactions, write
 
 from handlers import new_records, tx_startup
+from handlers.claims import spend
 from handlers.creation import Creation, acquire, lock_ttl, release
 from handlers.events import Error, Output, Tx, TxSubmitted
 from handlers.recovery.records import Records
-from handlers.spending import TxFault
-from handlers.transactions import Rules, Transactions
+from handlers.spending import Rules, TxFault
+from handlers.transactions import TxView
 from storage.blobs import Files
-from storage.disk import Disk, Txn
-from storage.transactions import TABLES, Lock, claim
+from storage.disk import Disk
+from storage.pool import TABLES
+from storage.pool_layout import Lock, claim
 
 _T = TypeVar("_T")
 Rows = dict[str, dict[bytes, list[bytes]]]
@@ -115,7 +117,7 @@ def test_the_steps(subject: Subject) -> None:
     seen: list[str] = []
     real = subject.faults.write
 
-    def watched(commit: Callable[..., Any], work: Callable[[Txn], Any], step: str = "") -> Any:
+    def watched(commit: Callable[..., Any], work: Callable[[TxView], Any], step: str = "") -> Any:
         seen.append(step)
         return real(commit, work, step)
 
@@ -162,10 +164,10 @@ def test_a_process_that_dies(step: str, when: str, cure: str, subject: Subject, 
         assert again == ({"result": "ok"} if done <= 1 else {"result": "error", "code": "TX_EXISTS"})
         assert rows(subject) == after
     else:
-        finished, removed = subject.daemon.disk.write(lambda txn: tx_startup.heal(subject.daemon.transactions, txn))
+        finished, removed = subject.daemon.write(tx_startup.heal)
         assert (len(finished), len(removed)) == (int(5 <= done <= WHOLE_AFTER), int(1 < done < 5))
         assert rows(subject) == (after if done >= 5 else before)
-        assert subject.daemon.disk.write(lambda txn: tx_startup.heal(subject.daemon.transactions, txn)) == ([], [])
+        assert subject.daemon.write(tx_startup.heal) == ([], [])
         if cure != "recovery":
             again = subject.run(LARGE | {"afterSeconds": LATER})
             assert again == ({"result": "ok"} if done < 5 else {"result": "error", "code": "TX_EXISTS"})
@@ -237,7 +239,7 @@ def test_recovery_ends_what_could_not_give_its_lock_back(subject: Subject, befor
         subject.run({"op": "fault", "at": step})
     subject.run(LARGE)
     records = Records(subject.daemon.transactions)
-    assert subject.daemon.disk.write(lambda txn: records.heal(txn, subject.words.txid("A"))) is False
+    assert subject.daemon.write(lambda view: records.heal(view, subject.words.txid("A"))) is False
     assert rows(subject, locks=True) == before
 
 
@@ -263,7 +265,7 @@ def test_any_series_of_misfortunes(faults: list[tuple[str, str]], before: Rows, 
             subject.run(LARGE | {"afterSeconds": LATER})
             subject.faults.set.clear()
             check_honest(subject)
-        finished, removed = subject.daemon.disk.write(lambda txn: tx_startup.heal(subject.daemon.transactions, txn))
+        finished, removed = subject.daemon.write(tx_startup.heal)
         assert len(finished) + len(removed) <= 1
         assert rows(subject) in (before, after)
         subject.daemon.restart()
@@ -284,14 +286,10 @@ def test_a_block_cant_have_what_is_not_whole(missing: int, subject: Subject) -> 
 def test_what_is_pruned_and_comes_again_keeps_nothing(subject: Subject, after: Rows) -> None:
     """Its further pages go after the master: a process that dies between leaves spent ones behind."""
     subject.run(LARGE)
-    transactions, spent = subject.daemon.transactions, [subject.words.outpoint(out) for out in ("A:3", "A:6")]
-    subject.daemon.disk.write(lambda txn: transactions.spend(txn, subject.words.txid("B"), spent, 6))
-    subject.daemon.disk.write(lambda txn: subject.daemon.store.remove_page(txn, subject.words.txid("A"), 0))
-    subject.daemon.disk.write(
-        lambda txn: subject.daemon.transactions.release(
-            txn, subject.words.outpoint("P:0"), claim(subject.words.txid("A"), 0)
-        )
-    )
+    spent = [subject.words.outpoint(out) for out in ("A:3", "A:6")]
+    subject.daemon.write(lambda view: spend(view, subject.words.txid("B"), spent, 6))
+    subject.daemon.write(lambda view: view.rows.remove_page(subject.words.txid("A"), 0))
+    subject.daemon.write(lambda view: view.release(subject.words.outpoint("P:0"), claim(subject.words.txid("A"), 0)))
     assert subject.state("A#1")["spentUtxos"] == 1
     assert subject.run(LARGE) == {"result": "ok"}
     assert rows(subject) == after
@@ -322,7 +320,7 @@ def rival(subject: Subject, where: str) -> None:
     """Let another transaction spend the same output, right before a step."""
     real = subject.faults.write
 
-    def watched(commit: Callable[..., Any], work: Callable[[Txn], Any], step: str = "") -> Any:
+    def watched(commit: Callable[..., Any], work: Callable[[TxView], Any], step: str = "") -> Any:
         if step == where:
             subject.faults.write = real  # type: ignore[method-assign]
             subject.run({"op": "spend", "tx": "R", "ins": ["P:0"], "height": 6})
@@ -353,7 +351,7 @@ def test_its_parent_goes_meanwhile(subject: Subject) -> None:
     """A record that is still being made excuses no missing parent: it has not been accepted yet."""
     subject.run({"op": "fault", "at": "clearCreating:0"})
     subject.run(LARGE)
-    subject.daemon.disk.write(lambda txn: subject.daemon.store.remove(txn, subject.words.txid("P")))
+    subject.daemon.write(lambda view: view.remove(subject.words.txid("P")))
     (refused,) = subject.daemon.ask(TxSubmitted(tx=subject.words.tx(LARGE)))
     assert isinstance(refused, Error) and refused.code == "UTXO_ERROR"
     assert refused.detail["inputs"] == [{"outpoint": subject.words.outpoint("P:0"), "code": "TX_NOT_FOUND"}]
@@ -379,7 +377,7 @@ def test_removing_it_is_interrupted(number: int, kind: str, subject: Subject, be
     assert (state is None) == ((number, kind) == (0, "after"))
     assert state is None or state["creating"]
     assert subject.run(LARGE | {"afterSeconds": LATER})["code"] == "UTXO_ERROR"
-    subject.daemon.disk.write(lambda txn: tx_startup.heal(subject.daemon.transactions, txn))
+    subject.daemon.write(tx_startup.heal)
     assert slots(subject, "P") == ["R:0"]
     left = rows(subject, without="R")
     assert left["tx"].keys() == before["tx"].keys()
@@ -393,8 +391,8 @@ def creation(subject: Subject, later_s: float = 0.0) -> Creation:
 
 
 def writer(subject: Subject) -> Callable[..., Any]:
-    async def write(step: Callable[[Txn], _T]) -> _T:
-        return subject.daemon.disk.write(step)
+    async def write(step: Callable[[TxView], _T]) -> _T:
+        return subject.daemon.write(step)
 
     return write
 
@@ -418,13 +416,13 @@ def test_a_creator_that_was_thought_dead(stall: str, subject: Subject, after: Ro
         stalled, go_on = asyncio.Event(), asyncio.Event()
         at = -1
 
-        async def slow(step: Callable[[Txn], _T]) -> _T:
+        async def slow(step: Callable[[TxView], _T]) -> _T:
             nonlocal at
             at += 1
             if STEPS[at] == stall and not stalled.is_set():
                 stalled.set()
                 await go_on.wait()
-            return subject.daemon.disk.write(step)
+            return subject.daemon.write(step)
 
         first = asyncio.create_task(attempt(creation(subject), slow, subject))
         await stalled.wait()
@@ -446,16 +444,16 @@ def test_a_creator_that_was_thought_dead(stall: str, subject: Subject, after: Ro
 def test_a_creator_that_comes_back_before_the_other_is_done(subject: Subject, after: Rows) -> None:
     """The lock tells them apart: the first stops, and does not give back what is the other's."""
     first, second = creation(subject), creation(subject, lock_ttl(4) + 1)
-    steps: list[Callable[[Txn], Any]] = [first.begin, lambda txn: first.page(0, txn)]
+    steps: list[Callable[[TxView], Any]] = [first.begin, lambda view: first.page(0, view)]
     for step in steps:
-        subject.daemon.disk.write(step)
-    subject.daemon.disk.write(second.begin)
+        subject.daemon.write(step)
+    subject.daemon.write(second.begin)
     for name in ("page", "clear", "remove"):
         with pytest.raises(Exception, match="another has taken over"):
-            subject.daemon.disk.write(lambda txn, name=name: getattr(first, name)(1, txn))  # type: ignore[misc]
+            subject.daemon.write(lambda view, name=name: getattr(first, name)(1, view))  # type: ignore[misc]
     with pytest.raises(Exception, match="another has taken over"):
-        subject.daemon.disk.write(first.clear_master)
-    subject.daemon.disk.write(first.end)
+        subject.daemon.write(first.clear_master)
+    subject.daemon.write(first.end)
     assert subject.state("A")["lock"]["owner"] == second.owner.decode(errors="backslashreplace")
     assert asyncio.run(attempt(creation(subject, LATER), writer(subject), subject)) == "TX_EXISTS"
     assert rows(subject) == after
@@ -467,10 +465,10 @@ def test_any_interleaving_has_one_winner(seed: int, count: int, after: Rows) -> 
     random = Random(seed)
 
     async def story(subject: Subject) -> list[str]:
-        async def write(step: Callable[[Txn], _T]) -> _T:
+        async def write(step: Callable[[TxView], _T]) -> _T:
             for _ in range(random.randrange(4)):
                 await asyncio.sleep(0)
-            return subject.daemon.disk.write(step)
+            return subject.daemon.write(step)
 
         return await asyncio.gather(*(attempt(creation(subject), write, subject) for _ in range(count)))
 
@@ -488,10 +486,10 @@ def test_any_interleaving_has_one_winner(seed: int, count: int, after: Rows) -> 
 )
 def test_how_long_a_lock_counts(records: int, seconds: int, subject: Subject) -> None:
     assert lock_ttl(records) == seconds
-    transactions, txid, now = subject.daemon.transactions, subject.words.txid("A"), 1000.0
+    txid, now = subject.words.txid("A"), 1000.0
 
     def take(owner: bytes, at: float) -> Lock | None:
-        subject.daemon.disk.write(lambda txn: acquire(transactions, txn, txid, owner, records, at))
+        subject.daemon.write(lambda view: acquire(view, txid, owner, records, at))
         with subject.daemon.disk.read() as txn:
             return subject.daemon.store.lock(txn, txid)
 
@@ -505,7 +503,7 @@ def test_how_long_a_lock_counts(records: int, seconds: int, subject: Subject) ->
     assert second is not None
     assert second.owner == b"second"
     for owner, released in ((b"first", False), (b"second", True), (b"second", False)):
-        assert subject.daemon.disk.write(lambda txn, owner=owner: release(transactions, txn, txid, owner)) is released  # type: ignore[misc]
+        assert subject.daemon.write(lambda view, owner=owner: release(view, txid, owner)) is released  # type: ignore[misc]
 
 
 # --- kill -9 -------------------------------------------------------------------------------------------------------
@@ -522,19 +520,19 @@ TXID, ROOT = b"\xaa" * 32, b"\xbb" * 32
 RULES = Rules(batch_size=PAGE)
 
 
-def open_transactions(folder: Path, *, durable: bool = False) -> tuple[Disk, Transactions]:
+def open_folder(folder: Path, *, durable: bool = False) -> tuple[Disk, AtHeight]:
     disk = Disk(folder / "lmdb", ALL_TABLES, durable=durable)
-    return disk, Transactions(chain_txs(open_store(disk)), Files(folder / "blobs"), RULES)
+    return disk, open_transactions(open_store(disk), RULES, Files(folder / "blobs"))
 
 
 async def create_in(folder: Path) -> str:
     """Create a large transaction on a durable disk, and say every step."""
-    disk, transactions = open_transactions(folder, durable=__name__ != "test_creation")
+    disk, transactions = open_folder(folder, durable=__name__ != "test_creation")
 
-    async def write(step: Callable[[Txn], _T]) -> _T:
+    async def say(step: Callable[[TxView], _T]) -> _T:
         sys.stdout.write(".")
         sys.stdout.flush()
-        return disk.write(step)
+        return write(transactions, step)
 
     async def put_blob(name: str, data: bytes) -> None:
         transactions.blobs.put(name, data)
@@ -544,11 +542,11 @@ async def create_in(folder: Path) -> str:
     large = Tx(TXID, [(ROOT, 0)], outputs, raw=b"raw" * 1000)
     with closing(disk):
         transactions.height = 200
-        if disk.write(lambda txn: transactions.hold(txn, ROOT)) is None:
-            disk.write(lambda txn: create(transactions, txn, root, 1))
+        if write(transactions, lambda view: view.get(ROOT)) is None:
+            write(transactions, lambda view: create(view, root, 1))
         creation = Creation(transactions, large, new_records.draft(transactions.rules, large, 200), clock=lambda: 1e12)
         try:
-            await creation.run(write, put_blob)
+            await creation.run(say, put_blob)
         except TxFault as fault:
             return fault.code
     return "ok"
@@ -562,34 +560,34 @@ def test_kill(seed: int, tmp_path: Path) -> None:
         assert child.stdout is not None
         assert len(child.stdout.read(steps)) == steps
         child.kill()
-    disk, transactions = open_transactions(tmp_path)
+    disk, transactions = open_folder(tmp_path)
     transactions.height = 200
     with closing(disk):
         with disk.read() as txn:
-            record = transactions.store.record(txn, TXID)
-            claimed = transactions.store.slot(txn, ROOT, 0, 0) or b""
+            record = OnDisk(transactions).record(txn, TXID)
+            claimed = OnDisk(transactions).slot(txn, ROOT, 0, 0) or b""
             assert (len(claimed) > 32) == (record is not None and not record.creating)
-        finished, removed = disk.write(lambda txn: tx_startup.heal(transactions, txn))
+        finished, removed = write(transactions, tx_startup.heal)
         assert len(finished) + len(removed) == (record is not None and record.creating)
         with disk.read() as txn:
-            transactions.store.lock(txn, TXID)
-            left = [key for key, _ in txn.cursor(transactions.store.tx) if key.startswith(TXID) and key[32:] < b"\xfe"]
-            assert len(left) == (0 if removed or record is None else PAGES * (PAGE + 1))
+            OnDisk(transactions).lock(txn, TXID)
+            left = [key for key, _ in txn.cursor(transactions.pool.tx) if key.startswith(TXID) and key[32:] < b"\xfe"]
+            assert len(left) == (0 if removed or record is None else 2 * PAGES)
     assert asyncio.run(create_again(tmp_path)) == ("ok" if removed or record is None else "TX_EXISTS")
-    disk, transactions = open_transactions(tmp_path)
+    disk, transactions = open_folder(tmp_path)
     with closing(disk), disk.read() as txn:
-        whole = transactions.store.record(txn, TXID)
+        whole = OnDisk(transactions).record(txn, TXID)
         assert whole is not None
         assert not whole.creating
-        assert transactions.store.slot(txn, ROOT, 0, 0) == claimed[:32] + claim(TXID, 0) or len(claimed) == 32
-        found = [row for number in range(PAGES) for row in transactions.store.slots(txn, TXID, number)]
+        assert OnDisk(transactions).slot(txn, ROOT, 0, 0) == claimed[:32] + claim(TXID, 0) or len(claimed) == 32
+        found = [row for number in range(PAGES) for row in OnDisk(transactions).slots(txn, TXID, number)]
         assert [len(row) for _, row in found] == [32] * (PAGES * PAGE)
     assert transactions.blobs.get(f"{TXID.hex()}.tx") == b"raw" * 1000
 
 
 async def create_again(folder: Path) -> str:
     """Create it in this process, after whatever lock is left has ended."""
-    disk, transactions = open_transactions(folder)
-    disk.write(lambda txn: transactions.store.put_lock(txn, TXID, None))
+    disk, transactions = open_folder(folder)
+    write(transactions, lambda view: view.rows.put_lock(TXID, None))
     disk.close()
     return await create_in(folder)

@@ -10,11 +10,13 @@ from chains import Branches, txid
 from msgspec import Struct
 from pruning import PRESERVATION, RETENTION, UNMINED, House, open_house, pay
 
-from handlers import conflicts, new_records, spending, states
+from handlers import conflicts, new_records, states
+from handlers.claims import spend
 from handlers.deletion import safe_height
+from handlers.events import OutPoint
 from handlers.prune_cycle import Terms
-from handlers.spending import TxFault
-from handlers.transactions import Mined
+from handlers.spending import Mined, TxFault
+from handlers.transactions import TxView
 from storage.disk import Txn
 
 PAGE = 3
@@ -148,38 +150,36 @@ class Scenario:
             self.height,
         )
 
-        def write(txn: Txn) -> None:
+        def write(view: TxView) -> None:
             record = new_records.draft(transactions.rules, made, height, mined=[Mined(height, height)] if mined else [])
             for number in range(record.pages + 1):
-                new_records.put_page(transactions, txn, made, record, number)
-            transactions.spend(txn, made.txid, made.inputs, height)
+                new_records.put_page(view, made, record, number)
+            spend(view, made.txid, made.inputs, height)
 
         self.house.write(write)
         self.model.create(name, inputs, outs, height, mined=mined)
 
     def _mine(self, life: Life) -> None:
         height, name = self.height, txid(life.name)
-        self.house.write(lambda txn: states.set_mined(self.house.transactions, txn, name, Mined(height, height)))
+        self.house.write(lambda view: states.set_mined(view, name, Mined(height, height)))
         life.mined, life.since = max(life.mined or 0, height), None
         life.settle(height)
 
     def _unmine(self, life: Life) -> None:
         if life.since is None:
             self.branches.meet("taken off the longest chain")
-            self.house.write(lambda txn: self._take_off(txn, txid(life.name)))
+            self.house.write(lambda view: self._take_off(view, txid(life.name)))
             life.since = self.height
             life.settle(self.height)
 
-    def _take_off(self, txn: Txn, name: bytes) -> None:
-        transactions = self.house.transactions
-        record = transactions.need(txn, name)
+    def _take_off(self, view: TxView, name: bytes) -> None:
+        record = view.need(name)
         record.main_ids, record.unmined_since = [], self.height
-        spending.settle(record, self.height, transactions.rules.retention)
-        transactions.store.put_record(txn, name, record)
+        view.settle(name, record, self.height)
 
     def _conflict(self, life: Life) -> None:
-        def write(txn: Txn) -> None:
-            conflicts.give_way(self.house.transactions, txn, [txid(life.name)])
+        def write(view: TxView) -> None:
+            conflicts.give_way(view, [txid(life.name)])
 
         self.house.write(write)
         life.conflicting = True
@@ -191,7 +191,7 @@ class Scenario:
 
     def _preserve(self, life: Life) -> None:
         until = self.height + self.random.randrange(1, 30)
-        self.house.write(lambda txn: states.preserve(self.house.transactions, txn, txid(life.name), until))
+        self.house.write(lambda view: states.preserve(view, txid(life.name), until))
         life.preserve, life.due = until, None
 
     def _cycle(self) -> None:
@@ -207,7 +207,7 @@ class Scenario:
 
     def _compare(self, before: dict[str, Life]) -> None:
         with self.house.disk.read() as txn:
-            assert set(self.house.store.txids(txn)) == {txid(name) for name in self.model.lives}
+            assert set(self.house.transactions.pool.txids(txn)) == {txid(name) for name in self.model.lives}
             for name, life in self.model.lives.items():
                 record = self.house.store.record(txn, txid(name))
                 assert record is not None
@@ -221,8 +221,12 @@ class Scenario:
                     page = self.house.store.page(txn, txid(name), number)
                     assert page is not None
                     assert set(page.deleted_children) == {txid(child) for child in life.deleted.get(number, set())}
-            indexed = {txid_ for db, _ in self.house.store.indexes() for _, txid_ in txn.cursor(db)}
+            indexed = {txid_ for db, _ in self.house.transactions.pool.indexes for _, txid_ in txn.cursor(db)}
             assert indexed <= {txid(name) for name in self.model.lives}, "no index speaks of what is gone"
+
+    def _spend_again(self, txn: Txn, life: Life, inputs: list[OutPoint]) -> None:
+        view = self.house.transactions.view(txn)
+        spend(view, txid(life.name), inputs, self.height, is_new=True, only_check=True)
 
     def _replay(self, gone: list[Life]) -> None:
         """Nobody who is gone can spend again what his parent remembers."""
@@ -233,8 +237,13 @@ class Scenario:
                 if alive is not None and life.name in alive.deleted.get(index // PAGE, set()):
                     self.branches.meet("a replay refused")
                     with self.house.disk.read() as txn, pytest.raises(TxFault):
-                        self.house.transactions.spend(
-                            txn, txid(life.name), inputs, self.height, is_new=True, only_check=True
+                        spend(
+                            self.house.transactions.view(txn),
+                            txid(life.name),
+                            inputs,
+                            self.height,
+                            is_new=True,
+                            only_check=True,
                         )
 
 

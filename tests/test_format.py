@@ -140,7 +140,7 @@ def prefix(digest: bytes) -> int:
 
 
 def test_the_format_has_a_number_and_a_page() -> None:
-    assert FORMAT == 2
+    assert FORMAT == 3
     assert tuple(f"history_{name}" for name in ("block", "tx", "output", "live", "undo", "run", "filter")) == TABLES
     assert (TX_RECORD.itemsize, OUTPUT_RECORD.itemsize, SPEND.itemsize, TXID_ENTRY.itemsize) == (64, 24, 16, 24)
     page = (Path(__file__).parent.parent / "docs" / "format.md").read_text()
@@ -320,7 +320,7 @@ def test_the_meta_rows(told: Chain) -> None:
         lists[f"runs:{kind}".encode()] += bytes((0x97, run, low, high, 0, entries, entries, entries))
         counts[f"runs:{kind}".encode()] += 1
     assert rows(told.store, "utxo_meta") == {
-        b"format": bytes.fromhex("00000002"),
+        b"format": bytes.fromhex("00000003"),
         b"chain": b"cardano/mainnet",
         b"genesis": bytes.fromhex("525dd42f11ded063c8266ce92609da47d24ac3ab0473aa580ab9140ead90f180"),
         b"indexes": ",".join(NAMES).encode(),

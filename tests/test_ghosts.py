@@ -27,7 +27,7 @@ from handlers import conflicts
 from handlers.audit import Audited, audit
 from handlers.causes import BlockRolledBack, InBlock
 from handlers.events import Fact, Inbound, TxStatusChanged
-from handlers.transactions import Rules
+from handlers.spending import Rules
 from storage.disk import Disk, Txn
 from storage.ghost_index import BY_ID, BY_PARENT
 from storage.ghost_layout import INDEX, LIVE, META, SPEND, TABLES
@@ -65,7 +65,7 @@ class Twin:
         house.transactions.rules = Rules(
             batch_size=LARGE, retention=RETENTION, maturity=MATURITY, reassign_delay=3, max_inline_bytes=INLINE
         )
-        self.store = house.transactions.store
+        self.store = house.transactions.pool
 
     def tell(self, events: list[Inbound]) -> tuple[list[tuple[int | None, str]], list[Fact]]:
         """Tell each message by itself; return the answers and the facts."""
@@ -74,7 +74,7 @@ class Twin:
             for committed in follow(self.house.chain, Line([message(event, sender)])):
                 facts += sorted((structs.replace(fact, sequence=None) for fact in committed.facts), key=repr)
             if self.with_rows:
-                self.house.disk.write(lambda txn: self.store.make_rows_of(txn, self.store.ghosts.txids(txn)))
+                self.house.write(lambda view: [view.touch(txid) for txid in self.store.ghosts.txids(view.txn)])
                 assert self.ghosts() == 0
         return sender.said(), facts
 
@@ -84,20 +84,21 @@ class Twin:
 
     def answers(self, world: World) -> dict[str, object]:
         """Return what is said of every transaction that was ever told, and of its outputs."""
-        real, found = self.house.transactions, dict[str, object]()
+        found = dict[str, object]()
         with self.house.disk.read() as txn:
+            view = self.house.transactions.view(txn)
             for name in world.txs:
-                held = real.hold(txn, name)
+                held = view.get(name)
                 if held is None:
                     found[name.hex()] = None
                     continue
                 record = held.record
-                outputs = [look(real, txn, (name, index)) for index in range(LARGE + 2)]
+                outputs = [look(view, (name, index)) for index in range(LARGE + 2)]
                 state = record.mined, record.conflicting, record.locked, record.unmined_since, record.block_ids
-                children = sorted(conflicts.children(real, txn, name))
-                found[name.hex()] = state, record.conflicting_children, outputs, real.inputs(txn, held), children
+                children = sorted(conflicts.children(view, name))
+                found[name.hex()] = state, record.conflicting_children, outputs, view.spends(held), children
             found["waiting"] = list(self.store.due(txn, self.store.unmined, 2**32 - 1)), self.store.unmined_count(txn)
-        assert audit(self.house.chain.tx_blocks.chain, RETENTION).findings == []  # type: ignore[union-attr]
+        assert audit(self.house.transactions).findings == []
         return found
 
 
@@ -164,17 +165,17 @@ def test_a_rollback_writes_no_records_and_the_same_blocks_leave_nothing(house: H
     feed(house.chain, TWO, THREE)
     assert rows(house) == {}
     assert told(house) == [(name, "mined", InBlock()) for name in ("a", "b", "c", "d")]
-    assert audit(house.chain.tx_blocks.chain, RETENTION) == Audited([], [])  # type: ignore[union-attr]
+    assert audit(house.transactions) == Audited([], [])
 
 
 def test_only_what_a_block_contradicts_gets_rows(house: House) -> None:
     house.chain.rollback(back_to(ONE))
     feed(house.chain, block(ONE, tx("rival", PAY, spends=[at("other")])))
     with house.disk.read() as txn:
-        store = house.transactions.store
+        store, records = house.transactions.pool, house.store
         kept = {name: store.ghosts.find(txn, txid(name)) is not None for name in "abcd"}
         assert kept == {"a": True, "b": True, "c": True, "d": False}
-        lost = store.record(txn, txid("d"))
+        lost = records.record(txn, txid("d"))
         assert lost is not None
         assert lost.conflicting
 
@@ -183,8 +184,8 @@ def test_a_rival_of_a_parent_takes_all_that_builds_on_it(house: House) -> None:
     house.chain.rollback(back_to(ONE))
     feed(house.chain, block(ONE, tx("rival", PAY, spends=[at("coin")])))
     with house.disk.read() as txn:
-        store = house.transactions.store
-        states = {name: store.record(txn, txid(name)) for name in "abcd"}
+        store = house.transactions.pool
+        states = {name: house.store.record(txn, txid(name)) for name in "abcd"}
         assert {name: state and state.conflicting for name, state in states.items()} == {
             "a": True,
             "b": True,
@@ -199,7 +200,7 @@ def test_another_content_under_the_same_id_is_no_ghost_again(house: House) -> No
     other = tx("d", PAY, output("bob", 8), spends=[at("other")])
     feed(house.chain, block(TWO, other))
     with house.disk.read() as txn:
-        record = house.transactions.store.record(txn, txid("d"))
+        record = house.store.record(txn, txid("d"))
         assert record is not None
         assert (record.mined, record.total) == (True, 2)
 
@@ -207,14 +208,14 @@ def test_another_content_under_the_same_id_is_no_ghost_again(house: House) -> No
 def test_a_generation_ends_with_its_last_ghost(house: House) -> None:
     house.chain.rollback(back_to(TWO))
     house.chain.rollback(back_to(ONE))
-    store = house.transactions.store
+    store = house.transactions.pool
     with house.disk.read() as txn:
         assert [each.left for each in store.ghosts.generations(txn)] == [2, 2]
         assert list(store.due(txn, store.unmined, 10)) == sorted(
             (height, txid(name)) for height, name in ((2, "a"), (2, "b"), (3, "c"), (3, "d"))
         )
         assert [txid(name) in set(store.txids(txn)) for name in "abcd"] == [True] * 4
-    house.disk.write(lambda txn: store.make_rows_of(txn, [txid("c"), txid("d")]))
+    house.write(lambda view: [view.touch(txid("c")), view.touch(txid("d"))])
     with house.disk.read() as txn:
         assert [(each.number, each.left) for each in store.ghosts.generations(txn)] == [(1, 2)]
         assert [height for height, _ in store.ghosts.by_height(txn, 0, 10)] == [2, 2]
@@ -305,18 +306,18 @@ def _flip(table: str) -> Callable[[Txn, House], object]:
 )
 def test_damage_is_found(house: House, damage: Callable[[Txn, House], object], said: str) -> None:
     house.chain.rollback(back_to(ONE))
-    assert audit(house.chain.tx_blocks.chain, RETENTION) == Audited([], [])  # type: ignore[union-attr]
+    assert audit(house.transactions) == Audited([], [])
     house.disk.write(lambda txn: damage(txn, house))
-    found = audit(house.chain.tx_blocks.chain, RETENTION).findings  # type: ignore[union-attr]
+    found = audit(house.transactions).findings
     assert any(said in each for each in found), found
 
 
 def test_a_wrong_count_is_found(house: House) -> None:
     house.chain.rollback(back_to(ONE))
-    ghosts = house.transactions.store.ghosts
+    ghosts = house.transactions.pool.ghosts
     with house.disk.read() as txn:
         number = int(ghosts.find_many(txn, words(txid("a")))[0])
         assert ghosts.index_size(txn, ghosts.generations(txn)[0], BY_ID) == (4, True)
     house.disk.write(lambda txn: set_stored(txn, house.disk.tables[LIVE], np.array([number]), to=False))
-    found = audit(house.chain.tx_blocks.chain, RETENTION).findings  # type: ignore[union-attr]
+    found = audit(house.transactions).findings
     assert "generation 0 of the ghosts has 3 ghosts, it says 4" in found

@@ -32,7 +32,7 @@ from handlers.chain import Chain
 from handlers.events import Inbound
 from handlers.prune_cycle import Terms
 from handlers.pruner import Pruner
-from handlers.transactions import Rules
+from handlers.spending import Rules
 from handlers.tx_blocks import TxBlocks
 from handlers.utxo import Turns
 from storage.windows import Windows
@@ -140,18 +140,18 @@ class Scenario(RuleBasedStateMachine):
         assert live(self.house.utxo) == {
             point: (coin.output.address, coin.output.value) for point, coin in coins.items()
         }
-        audited = audit(self.tx_blocks.chain, RETENTION)
+        audited = audit(self.tx_blocks.transactions)
         assert (audited.findings, audited.half_made) == ([], [])
         MET.meet("a contradiction", audited.contradictions)
         assert self.lies or audited.contradictions == []
 
     def settle(self) -> None:
         """Let the records be rebuilt; then nothing contradicts the chain, and nothing is left to be done."""
-        contradicted = audit(self.tx_blocks.chain, RETENTION).contradictions
+        contradicted = audit(self.tx_blocks.transactions).contradictions
         rebuilt = agree_all(self.tx_blocks)
         assert rebuilt or not contradicted
         assert self.lies or not rebuilt
-        assert audit(self.tx_blocks.chain, RETENTION) == Audited([], [])
+        assert audit(self.tx_blocks.transactions) == Audited([], [])
         assert agree_all(self.tx_blocks) == 0
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from chains import Branches, at, back_to, block, output, txid
 from messages import Listener, message, take
-from stores import ALL_TABLES, chain_txs, open_store
+from stores import ALL_TABLES, open_store, open_transactions
 
 from handlers import eviction, new_records
 from handlers.audit import audit
@@ -34,11 +34,12 @@ from handlers.events import (
 )
 from handlers.evicting import Evictions
 from handlers.new_records import size_of
-from handlers.transactions import Rules, Transactions
+from handlers.spending import Rules
+from handlers.transactions import TxView
 from handlers.tx_blocks import TxBlocks
 from handlers.utxo import Turns
 from storage.blobs import Files
-from storage.disk import GIB, Disk, Txn
+from storage.disk import GIB, Disk
 from storage.pending import Totals
 from storage.windows import Windows
 
@@ -55,8 +56,8 @@ class Pool:
 
     def __init__(self, disk: Disk, folder: Path, rules: Rules) -> None:
         self.utxo = open_store(disk, indexes=["address_hash"])
-        real = Transactions(chain_txs(self.utxo), Files(folder / "blobs"), rules)
-        self.store = real.store
+        real = open_transactions(self.utxo, rules, Files(folder / "blobs"))
+        self.store = real.pool
         self.tx_blocks = TxBlocks(real)
         self.chain = Chain(self.utxo, Windows(10, 10), 10, self.tx_blocks)
         self.tx_blocks.start()
@@ -78,10 +79,11 @@ class Pool:
     def pending(self) -> list[bytes]:
         """Return the submissions that wait, the oldest first; all that is said of them agrees."""
         with self.utxo.disk.read() as txn:
-            names = list(self.store.pending.oldest(txn))
-            entries = [self.store.pending.find(txn, name) for name in names]
-            assert self.store.pending.totals(txn) == Totals(len(names), sum(entry.size for entry in entries if entry))
-            assert all(self.store.record(txn, name) is not None for name in names)
+            names = [name for _, name in self.store.pending.ordered(txn)]
+            records = self.store.records(txn, names)
+            weight = sum(record.weight for record in records.values())
+            assert self.store.pending.totals(txn) == Totals(len(names), weight)
+            assert [records[name].submission for name in names] == [n for n, _ in self.store.pending.ordered(txn)]
         return names
 
     def known(self, name: bytes) -> bool:
@@ -89,7 +91,7 @@ class Pool:
             return self.store.record(txn, name) is not None
 
     def assert_sound(self) -> None:
-        assert audit(self.tx_blocks.chain, RETENTION).findings == []
+        assert audit(self.tx_blocks.transactions).findings == []
 
 
 def _numbered(event: Any, seq: int) -> Any:
@@ -317,11 +319,11 @@ def test_what_comes_between_two_steps_is_seen(tmp_path: Path, monkeypatch: pytes
     with open_pool(tmp_path, max_pending_age_s=100.0, batch_size=10) as pool:
         old, real = pay("old", outs=30), pool.tx_blocks.transactions
 
-        def make(txn: Txn) -> None:
+        def make(view: TxView) -> None:
             record = new_records.draft(real.rules, old, 0)
             for number in range(record.pages + 1):
-                new_records.put_page(real, txn, old, record, number, creating=True)
-            new_records.finish(real, txn, old.txid, spends=True)
+                new_records.put_page(view, old, record, number, creating=True)
+            new_records.finish(view, old.txid, spends=True)
 
         monkeypatch.setattr("handlers.new_records.now", lambda: int((time() - 200) * 1000))
         pool.chain.write_alone(make)
@@ -492,7 +494,7 @@ class Scenario:
         assert self.pool.pending() == ids(*self.pending)
         unmined = {txid(name) for name in self.unmined()}
         with self.pool.utxo.disk.read() as txn:
-            store = self.pool.tx_blocks.store
+            store = self.pool.tx_blocks.pool
             waiting = {name for _, name in store.due(txn, store.unmined, 2**32 - 1)}
         assert waiting == unmined
 

@@ -35,7 +35,7 @@ def pending(daemon: Daemon) -> list[bytes]:
     """Return the submissions that wait, the oldest first, by what is on disk."""
     with Disk(daemon.folder / "data" / "lmdb", (TABLE,), readonly=True) as disk, disk.read() as txn:
         store = PendingStore(disk)
-        names = list(store.oldest(txn))
+        names = [name for _, name in store.ordered(txn)]
         assert store.totals(txn).count == len(names)
     return names
 

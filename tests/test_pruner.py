@@ -26,22 +26,22 @@ from config.settings import Config, Transactions
 from config.settings import Pruner as Subscription
 from daemon.pruning import terms
 from handlers import new_records, states
+from handlers.claims import spend
 from handlers.deletion import Deleted
 from handlers.events import BlockApplied, BlockPersisted, NodeState, Tx, TxSubmitted
 from handlers.prune_cycle import Terms
 from handlers.prune_report import PrunerJob
 from handlers.prune_request import Node, Request, Requests, World, held_back
 from handlers.pruner import Pruner
-from handlers.spending import TxFault
-from handlers.transactions import Mined
+from handlers.spending import Mined, TxFault
+from handlers.transactions import TxView
 from storage.blobs import BlobFailed, Files
 from storage.damage import damage
-from storage.disk import Txn
 from storage.errors import StoreFull
-from storage.ghost_records import GhostTxStore
 from storage.history.layout import OUTPUT, TX, UNDO
 from storage.jobs import Job
-from storage.transactions import MASTER, Body
+from storage.pool_layout import Body
+from storage.pool_rows import PoolRows
 from storage.windows import Windows
 
 Idle = Callable[[], Awaitable[None]]
@@ -127,7 +127,7 @@ def test_a_cycle_goes_through_its_phases_in_order(tmp_path: Path) -> None:
         house.create(pay("spender", at("spent")), 3, mined=3)
         house.create(pay("kept"), 1, mined=1)
         house.create(pay("keeper", at("kept")), 3, mined=3)
-        house.write(lambda txn: states.preserve(house.transactions, txn, txid("kept"), 12))
+        house.write(lambda view: states.preserve(view, txid("kept"), 12))
         job = house.run_cycle(13)
         assert job.state == "done"
         assert list(job.seconds) == ["preserve", "expire", "transactions", "blobs"]
@@ -157,7 +157,7 @@ def test_parents_are_found_without_reading_bytes(tmp_path: Path, monkeypatch: py
         for n in range(3):
             house.create(pay(f"old {n}"), 1, mined=1)
             house.create(pay(f"waits {n}", at(f"old {n}"), raw=bytes(10_000)), 2)
-        monkeypatch.setattr(GhostTxStore, "body", never)
+        monkeypatch.setattr(PoolRows, "body", never)
         assert house.run_cycle(13).counts["parents_preserved"] == 3
 
 
@@ -170,21 +170,21 @@ def test_a_child_marks_the_page_that_it_spent_from(tmp_path: Path) -> None:
         large = house.record("large")
         assert large and large.deleted_children == [txid("child")]
         with pytest.raises(TxFault) as fault:
-            house.write(lambda txn: house.transactions.spend(txn, txid("child"), [at("large", 1)], 20, is_new=True))
+            house.write(lambda view: spend(view, txid("child"), [at("large", 1)], 20, is_new=True))
         assert fault.value.inputs[0].code == "INVALID_SPEND", "who is gone can't come back"
 
 
 def test_a_large_transaction_goes_page_by_page(tmp_path: Path) -> None:
     with open_house(tmp_path, page=2) as house:
 
-        def make(txn: Txn) -> None:
+        def make(view: TxView) -> None:
             large = pay("large", outs=7)
             record = new_records.draft(house.transactions.rules, large, 1, mined=[])
             for number in range(record.pages + 1):
-                new_records.put_page(house.transactions, txn, large, record, number)
+                new_records.put_page(view, large, record, number)
 
         house.write(make)
-        house.write(lambda txn: states.set_conflicting(house.transactions, txn, txid("large"), on=True))
+        house.write(lambda view: states.set_conflicting(view, txid("large"), on=True))
         record = house.record("large")
         assert record is not None
         assert (record.pages, record.delete_at) == (3, RETENTION)
@@ -195,7 +195,7 @@ def test_a_large_transaction_goes_page_by_page(tmp_path: Path) -> None:
         assert cycle.job.counts["records_deleted"] == 4
         assert cycle.job.counts["blobs_deleted"] == 1
         with house.disk.read() as txn:
-            assert house.store.empty(txn)
+            assert house.transactions.pool.empty(txn)
 
 
 def test_a_cycle_that_has_nothing_to_do_writes_nothing_and_is_counted(tmp_path: Path) -> None:
@@ -216,9 +216,9 @@ def test_the_journal_keeps_what_did_something_or_left_something(tmp_path: Path) 
         house.create(pay("child", at("parent")), 3, mined=3)
         looked = house.run_cycle(12)
         assert (looked.counts, house.journal()) == ({"old_unmined": 1}, [])
-        house.spoil(txid("child") + MASTER)
+        house.spoil(txid("child"))
         assert house.run_cycle(13).skipped == {"unreadable_child": 1}
-        house.write(lambda txn: txn.delete(txid("child") + MASTER, db=house.store.tx))
+        house.disk.write(lambda txn: txn.delete(txid("child"), db=house.transactions.pool.tx))
         house.run_cycle(14)
         house.run_cycle(15)
         assert [(job.number, job.height, job.state) for job in house.journal()] == [(2, 14, "done"), (1, 13, "done")]
@@ -239,7 +239,7 @@ def test_preserving_never_shortens(tmp_path: Path) -> None:
     with open_house(tmp_path) as house:
         house.create(pay("old"), 1, mined=1)
         house.create(pay("waits", at("old")), 2)
-        house.write(lambda txn: states.preserve(house.transactions, txn, txid("old"), 1_000_000))
+        house.write(lambda view: states.preserve(view, txid("old"), 1_000_000))
         house.run_cycle(20)
         assert (old := house.record("old")) and old.preserve_until == 1_000_000
 
@@ -250,44 +250,44 @@ def test_preserving_never_shortens(tmp_path: Path) -> None:
 @pytest.mark.parametrize("defensive", [False, True])
 def test_nothing_goes_while_something_unmined_spends_it(tmp_path: Path, defensive: bool) -> None:
     def delete() -> Deleted:
-        step: Deleted = house.write(lambda txn: house.deletion.delete_due(txn, 118, defensive=defensive))
+        step: Deleted = house.disk.write(lambda txn: house.deletion.delete_due(txn, 118, defensive=defensive))
         return step
 
     with open_house(tmp_path, page=1) as house:
         house.create(pay("parent", outs=1), 1, mined=1)
         house.create(pay("child", at("parent")), 108, mined=108)
-        house.write(lambda txn: states.set_mined(house.transactions, txn, txid("child"), Mined(108, 108), unset=True))
+        house.write(lambda view: states.set_mined(view, txid("child"), Mined(108, 108), unset=True))
         assert delete().skipped == {txid("parent"): "unmined_child"}
         with house.disk.read() as txn:
             assert house.deletion.past_due(txn, 118) == 1
-        house.spoil(txid("child") + MASTER)
+        house.spoil(txid("child"))
         assert delete().skipped == {txid("parent"): "unreadable_child"}
-        house.write(lambda txn: txn.delete(txid("child") + MASTER, db=house.store.tx))
+        house.disk.write(lambda txn: txn.delete(txid("child"), db=house.transactions.pool.tx))
         assert delete().deleted == [txid("parent")]
         with pytest.raises(TxFault, match="height 0"):
-            house.write(lambda txn: house.deletion.delete_due(txn, 0))
+            house.disk.write(lambda txn: house.deletion.delete_due(txn, 0))
 
 
 @pytest.mark.parametrize("crowd", [0, 20])
 def test_a_large_transaction_waits_for_its_unmined_child(tmp_path: Path, crowd: int) -> None:
     """Whether it is asked of its slots or of what is unmined, the answer is the same."""
 
-    def make(txn: Txn) -> None:
+    def make(view: TxView) -> None:
         large = pay("large", outs=7)
         record = new_records.draft(house.transactions.rules, large, 1, mined=[Mined(1, 1)])
         for number in range(record.pages + 1):
-            new_records.put_page(house.transactions, txn, large, record, number)
+            new_records.put_page(view, large, record, number)
 
     def delete() -> Deleted:
-        step: Deleted = house.write(lambda txn: house.deletion.delete_due(txn, 118))
+        step: Deleted = house.disk.write(lambda txn: house.deletion.delete_due(txn, 118))
         return step
 
-    def forgive(txn: Txn) -> None:
+    def forgive(view: TxView) -> None:
         for number in range(4):
-            page = house.store.page(txn, txid("large"), number)
+            page = view.rows.page(txid("large"), number)
             assert page is not None
             page.deleted_children.append(txid("child"))
-            house.store.put_page(txn, txid("large"), number, page)
+            view.rows.put_page(txid("large"), number, page)
 
     with open_house(tmp_path, page=2) as house:
         house.write(make)
@@ -297,9 +297,9 @@ def test_a_large_transaction_waits_for_its_unmined_child(tmp_path: Path, crowd: 
         large = house.record("large")
         assert large is not None
         assert large.delete_at == 108 + RETENTION
-        house.write(lambda txn: states.set_mined(house.transactions, txn, txid("child"), Mined(108, 108), unset=True))
+        house.write(lambda view: states.set_mined(view, txid("child"), Mined(108, 108), unset=True))
         assert delete().skipped == {txid("large"): "unmined_child"}
-        house.spoil(txid("child") + MASTER)
+        house.spoil(txid("child"))
         assert delete().skipped == {txid("large"): "unreadable_child"}
         house.write(forgive)
         assert delete().deleted == [txid("large")]
@@ -315,7 +315,7 @@ def test_defensive_waits_for_the_depth_of_every_child(tmp_path: Path) -> None:
         assert house.run_cycle(9 + RETENTION).counts["transactions_deleted"] == 1
 
 
-@pytest.mark.parametrize("spoiled", ["master", "body", "parent", "child", "index"])
+@pytest.mark.parametrize("spoiled", ["record", "parent", "child", "index"])
 def test_a_record_that_cannot_be_read_stops_nothing(tmp_path: Path, spoiled: str) -> None:
     with open_house(tmp_path, msgspec.structs.replace(TERMS, chunk_size=2)) as house:
         for n in range(7):
@@ -324,18 +324,18 @@ def test_a_record_that_cannot_be_read_stops_nothing(tmp_path: Path, spoiled: str
             house.create(pay(f"grandchild {n}", at(f"child {n}")), 3, mined=3)
         victim = {"parent": "parent 3", "child": "grandchild 3"}.get(spoiled, "child 3")
         match spoiled:
-            case "body":
-                house.spoil(txid(victim) + b"\xff\xff\xff\xfe")
             case "index":
-                house.write(lambda txn: txn.put(b"\0\0\0\x05", txid("nobody"), db=house.store.delete_at))
+                house.disk.write(
+                    lambda txn: txn.put(b"\0\0\0\x05", txid("nobody"), db=house.transactions.pool.delete_at)
+                )
             case _:
-                house.spoil(txid(victim) + MASTER)
+                house.spoil(txid(victim))
         with capture_logs() as logs:
             job = house.run_cycle(3 + RETENTION)
         assert job.state == "done"
         gone = job.counts["transactions_deleted"]
         problems = job.counts.get("errors", 0) + sum(job.skipped.values())
-        assert (gone, problems) == {"master": (12, 2), "parent": (12, 2), "index": (14, 1)}.get(spoiled, (13, 1))
+        assert (gone, problems) == {"record": (12, 2), "parent": (12, 2), "index": (14, 1)}.get(spoiled, (13, 1))
         if spoiled != "child":
             assert any(line["event"] == "records_skipped" and line["log_level"] == "error" for line in logs)
 
@@ -352,9 +352,9 @@ def test_a_blob_that_cannot_be_deleted_keeps_its_record(tmp_path: Path) -> None:
     blobs = Stubborn(tmp_path / "blobs")
     with open_house(tmp_path, blobs=blobs) as house:
 
-        def conflict(txn: Txn, made: Tx) -> None:
-            create(house.transactions, txn, made, 1)
-            states.set_conflicting(house.transactions, txn, made.txid, on=True)
+        def conflict(view: TxView, made: Tx) -> None:
+            create(view, made, 1)
+            states.set_conflicting(view, made.txid, on=True)
 
         for name in ("large", "other", "lost"):
             made = pay(name, at(f"before {name}"), raw=bytes(2000))
@@ -448,7 +448,7 @@ def test_the_node_holds_it_back_and_the_job_says_so(tmp_path: Path) -> None:
 
 
 def test_a_cycle_that_fails_is_tried_again_and_never_done(tmp_path: Path) -> None:
-    body = txid("waits") + b"\xff\xff\xff\xfe"
+    whole: list[bytes] = []
 
     async def story(daemon: Daemon, idle: Idle) -> None:
         chain = blocks(15)
@@ -456,10 +456,10 @@ def test_a_cycle_that_fails_is_tried_again_and_never_done(tmp_path: Path) -> Non
         await idle()
         failed = house.journal()[0]
         assert (failed.state, failed.phase, failed.height) == ("failed", "preserve", 13)
-        assert "the body of" in (failed.error or "")
+        assert "the record of" in (failed.error or "")
         assert house.record("spent") is not None, "nothing is deleted before parents are safe"
         assert house.pruner.requests.done == 0
-        house.write(lambda txn: txn.put(body, msgspec.msgpack.encode(Body([at("elsewhere")])), db=house.store.tx))
+        house.spoil(txid("waits"), whole[0])
         daemon.wakeup.notify()
         await idle()
         assert [(job.state, job.height) for job in house.journal()[:2]] == [("done", 13), ("failed", 13)]
@@ -473,7 +473,8 @@ def test_a_cycle_that_fails_is_tried_again_and_never_done(tmp_path: Path) -> Non
         house.create(pay("spent"), 1, mined=1)
         house.create(pay("spender", at("spent")), 3, mined=3)
         house.create(pay("waits"), 2)
-        house.spoil(body)
+        house.disk.write(lambda txn: whole.append(txn.get(txid("waits"), b"", db=house.transactions.pool.tx)))
+        house.spoil(txid("waits"))
         live(house, story)
 
 
@@ -483,7 +484,7 @@ def test_a_full_store_fails_the_cycle_and_not_the_daemon(tmp_path: Path, monkeyp
             raise StoreFull("no room")
 
         with monkeypatch.context() as patch:
-            patch.setattr(house.store, "remove", full)
+            patch.setattr(PoolRows, "remove", full)
             await daemon.hear(*blocks(13))
             await idle()
         assert house.journal()[0].state == "failed"
@@ -594,7 +595,7 @@ def test_a_silent_persister_blocks_deleting_and_is_spoken_of(tmp_path: Path) -> 
 def test_a_daemon_that_stops_says_so_in_the_journal(tmp_path: Path) -> None:
     with open_house(tmp_path, msgspec.structs.replace(TERMS, history=3)) as house:
         job = Job(1, 5, "applied", "running", 1.0, phase="transactions")
-        house.write(lambda txn: house.jobs.put(txn, job, 3))
+        house.disk.write(lambda txn: house.jobs.put(txn, job, 3))
         house.pruner.begin()
         assert [(job.state, "interrupted" in (job.error or "")) for job in house.journal()] == [("failed", True)]
         for height in range(16, 22):
@@ -632,7 +633,7 @@ def test_damage_in_the_chains_own_tables_ends_the_daemon(tmp_path: Path) -> None
         await daemon.hear(*chain)
         await idle()
         undo = house.disk.tables[UNDO]
-        house.write(lambda txn: txn.put(next(iter(txn.cursor(undo)))[0], b"\x92", db=undo))
+        house.disk.write(lambda txn: txn.put(next(iter(txn.cursor(undo)))[0], b"\x92", db=undo))
         await daemon.hear(*blocks(4, chain[-1]))
         await idle()
 

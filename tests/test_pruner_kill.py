@@ -20,6 +20,7 @@ from handlers import new_records, states
 from handlers.events import Pruned
 from handlers.prune_cycle import PHASES, Terms
 from handlers.prune_request import Request
+from handlers.transactions import TxView
 from storage.disk import Txn
 from storage.history.verify import verify
 from storage.windows import Windows
@@ -53,9 +54,7 @@ def prepare(folder: Path) -> None:
             house.create(pay(f"waits {n}", at(f"old {n}")), 2)
             house.create(pay(f"kept {n}"), 1, mined=1)
             house.create(pay(f"keeper {n}", at(f"kept {n}")), 2, mined=2)
-            house.write(
-                partial(lambda txn, name: states.preserve(house.transactions, txn, name, 20), name=txid(f"kept {n}"))
-            )
+            house.write(partial(lambda view, name: states.preserve(view, name, 20), name=txid(f"kept {n}")))
             house.create(pay(f"parent {n}", outs=2), 1, mined=1)
             house.create(pay(f"child {n}", at(f"parent {n}")), 2, mined=2)
             house.create(pay(f"grandchild {n}", at(f"child {n}")), 3, mined=3)
@@ -63,12 +62,12 @@ def prepare(folder: Path) -> None:
         house.transactions.blobs.put(f"{txid('large').hex()}.tx", b"bytes")
 
 
-def make_large(txn: Txn, house: House) -> None:
-    large = pay("large", at("elsewhere"), outs=7)
+def make_large(view: TxView, house: House) -> None:
+    large, view.height = pay("large", at("elsewhere"), outs=7), 3
     record = new_records.draft(house.transactions.rules, large, 1)
     for number in range(record.pages + 1):
-        new_records.put_page(house.transactions, txn, large, record, number)
-    states.set_conflicting(house.transactions, txn, large.txid, on=True)
+        new_records.put_page(view, large, record, number)
+    states.set_conflicting(view, large.txid, on=True)
 
 
 open_kill_house = partial(open_house, terms=TERMS, windows=Windows(5, 5), page=2, kind="mmr")

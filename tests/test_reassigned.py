@@ -10,11 +10,11 @@ import pytest
 from daemons import PATIENCE_S, Client, Message, utxod
 from questions import Asked, asked, short_folder
 from scenarios import address, at, back_to, block, digest, output, tx
-from stores import ALL_TABLES
+from stores import ALL_TABLES, OnDisk
 
 from storage.disk import Disk
+from storage.pool_layout import Record
 from storage.reassigned import Moves, ReassignedStore
-from storage.transactions import Record, TxStore
 
 DELAY = 2
 PAGE = 3
@@ -125,7 +125,7 @@ def moves(asking: Asked, outpoint: list[Any]) -> Moves | None:
 
 def record(asking: Asked, name: str) -> Record | None:
     with Disk(asking.daemon.folder / "data" / "lmdb", ALL_TABLES, readonly=True) as disk, disk.read() as txn:
-        return TxStore(disk).record(txn, digest("tx", name))
+        return OnDisk(disk).record(txn, digest("tx", name))
 
 
 def test_it_is_the_new_owner_s_from_its_height_on(asking: Asked, client: Client) -> None:

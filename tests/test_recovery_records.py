@@ -35,13 +35,13 @@ def test_what_a_creator_leaves_is_ended_when_its_lock_has(
     records, txid = Records(subject.daemon.transactions), subject.words.txid("A")
     done, left = STEPS.index(step) + 1, rows(subject, locks=True)
     monkeypatch.setattr(handlers.creation, "time", lambda: 0.0)  # its lock counts
-    assert subject.daemon.disk.write(lambda txn: records.heal(txn, txid)) is None
+    assert subject.daemon.write(lambda view: records.heal(view, txid)) is None
     assert rows(subject, locks=True) == left
     monkeypatch.setattr(handlers.creation, "time", lambda: 1e12)  # every lock has ended
-    healed = subject.daemon.disk.write(lambda txn: records.heal(txn, txid))
+    healed = subject.daemon.write(lambda view: records.heal(view, txid))
     assert healed is (None if done > WHOLE_AFTER else done >= 5)
     assert rows(subject) == (after if done >= 5 else before)
-    assert subject.daemon.disk.write(lambda txn: records.heal(txn, txid)) in (None, False)
+    assert subject.daemon.write(lambda view: records.heal(view, txid)) in (None, False)
     check_honest(subject)
 
 
@@ -51,7 +51,7 @@ def test_what_is_on_its_way_is_left_alone(subject: Subject, monkeypatch: pytest.
     monkeypatch.setattr(handlers.creation, "time", lambda: 1e12)
     records, txid, left = Records(subject.daemon.transactions), subject.words.txid("A"), rows(subject, locks=True)
     subject.daemon.transactions.on_their_way.add(txid)
-    assert subject.daemon.disk.write(lambda txn: records.heal(txn, txid)) is None
+    assert subject.daemon.write(lambda view: records.heal(view, txid)) is None
     assert rows(subject, locks=True) == left
 
 
@@ -61,9 +61,8 @@ def test_locks_that_stand_alone_are_found(subject: Subject, monkeypatch: pytest.
     for n in range(5):
         subject.run({"op": "create", "tx": f"T{n}", "outs": 1, "height": 1})
     lone = sorted(subject.words.txid(f"L{n}") for n in range(3))
-    transactions = subject.daemon.transactions
     for txid in lone:
-        subject.daemon.disk.write(partial(acquire, transactions, txid=txid, owner=b"owner", records=2, now=1000.0))
+        subject.daemon.write(partial(acquire, txid=txid, owner=b"owner", records=2, now=1000.0))
     records, found, after, steps = Records(subject.daemon.transactions), list[bytes](), b"", 0
     while True:
         some, further = records.locked(after)
@@ -73,7 +72,7 @@ def test_locks_that_stand_alone_are_found(subject: Subject, monkeypatch: pytest.
         after = further
     assert sorted(set(found)) == lone and steps > 3
     for txid in lone:  # they ended long ago
-        assert subject.daemon.disk.write(lambda txn, txid=txid: records.heal(txn, txid)) is False  # type: ignore[misc]
+        assert subject.daemon.write(lambda view, txid=txid: records.heal(view, txid)) is False  # type: ignore[misc]
     assert records.locked(b"")[0] == []
 
 
@@ -102,7 +101,7 @@ def test_whatever_waits_is_found_in_steps(subject: Subject, monkeypatch: pytest.
     assert sorted(txids) == sorted(subject.words.txid(name) for name in ["P", *(f"W{n}" for n in range(11))])
     assert half_made == [subject.words.txid("A")] and steps > 3
     with pytest.raises(TxFault):
-        subject.daemon.disk.write(lambda txn: subject.daemon.transactions.need(txn, subject.words.txid("nobody")))
+        subject.daemon.write(lambda view: view.need(subject.words.txid("nobody")))
 
 
 @pytest.mark.anyio
@@ -112,9 +111,7 @@ async def test_what_is_half_made_is_ended_at_once_and_at_intervals(
     """What becomes whole is told of; a lock that stands alone goes too."""
     dying(subject, STEPS[5], "after")
     assert await asyncio.to_thread(subject.run, LARGE) == {"result": "error", "code": "CRASH"}
-    subject.daemon.disk.write(
-        lambda txn: acquire(subject.daemon.transactions, txn, subject.words.txid("L"), b"owner", 2, 1000.0)
-    )
+    subject.daemon.write(lambda view: acquire(view, subject.words.txid("L"), b"owner", 2, 1000.0))
     monkeypatch.setattr(handlers.creation, "time", lambda: 1e12)  # every lock has ended
     records, logged, told = Records(subject.daemon.transactions), list[TxStatusChanged](), list[int]()
 
@@ -125,15 +122,13 @@ async def test_what_is_half_made_is_ended_at_once_and_at_intervals(
         told.append(len(logged))
 
     async def write(step: Callable[[Any], Any]) -> Any:
-        return subject.daemon.disk.write(step)
+        return subject.daemon.write(step)
 
     healing = Healing(records, cast("Any", turn), write, logged.append, tell, lambda: 7)
     await healing()
     assert logged == [TxStatusChanged(txid=subject.words.txid("A"), status="pending", height=7, cause=Submitted())]
     assert told == [1, 1] and records.locked(b"") == ([], None)
-    subject.daemon.disk.write(
-        lambda txn: acquire(subject.daemon.transactions, txn, subject.words.txid("M"), b"owner", 2, 1000.0)
-    )
+    subject.daemon.write(lambda view: acquire(view, subject.words.txid("M"), b"owner", 2, 1000.0))
     await healing()  # not due again
     assert records.locked(b"")[0] == [subject.words.txid("M")]
     monkeypatch.setattr(handlers.recovery.chores, "_HEAL_S", 0.0)

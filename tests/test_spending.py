@@ -26,8 +26,8 @@ from handlers.spending import (
     thaw_fault,
     unmine,
 )
+from storage.pool_layout import FROZEN, OutPoint, Page, Record, claim
 from storage.reassigned import Reassignment
-from storage.transactions import FROZEN, OutPoint, Page, Record, claim
 
 NAME, OTHER = b"\x0a" * 32, b"\x0b" * 32
 BY, BY_OTHER = claim(b"\x01" * 32, 0), claim(b"\x02" * 32, 3)
@@ -166,8 +166,8 @@ RULES: list[tuple[dict[str, Any], int | None, int | None]] = [
     (DONE | {"pages": 2, "spent_pages": 2}, None, 110),
     (DONE | {"pages": 1, "spent_pages": None}, None, None),
     (DONE | {"recorded": 0, "spent": 0}, None, 110),  # nothing that could be spent
-    (DONE | {"reassignments": [Reassignment(0, NAME, OTHER, 1)]}, 110, None),  # spent by no block yet
-    (DONE | {"reassignments": [Reassignment(0, NAME, OTHER, 1, spent=True)]}, None, 110),
+    (DONE | {"reassignments": [Reassignment(0, NAME, OTHER, 1, 9)]}, 110, None),  # spent by no block yet
+    (DONE | {"reassignments": [Reassignment(0, NAME, OTHER, 1, 9, spent=True)]}, None, 110),
     (DONE | {"conflicting": True, "spent": 0}, None, 110),
     (DONE | {"conflicting": True}, 105, 105),  # set once
     (DONE | {"preserve_until": 500}, None, None),

@@ -26,8 +26,8 @@ from test_transactions_wire import (
     turn,
 )
 
+from storage.pool_layout import output_hash
 from storage.rows import pack
-from storage.transactions import output_hash
 
 SIZES = pytest.mark.parametrize("outputs", [1, 5], ids=["small", "large"])
 

@@ -20,21 +20,20 @@ from typing import Any, TypeVar
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
-from stores import ALL_TABLES, chain_txs, create, open_store, submit
+from stores import ALL_TABLES, OnDisk, create, open_store, open_transactions, submit, write
 
 from handlers import conflicts, new_records, states, tx_startup
+from handlers.claims import spend
 from handlers.creation import Creation
 from handlers.deletion import Deletion
 from handlers.events import OutPoint, Output, Tx
-from handlers.spending import TxFault
-from handlers.transactions import Mined, Rules, Transactions
-from storage import transactions
-from storage.blobs import Files
+from handlers.spending import Mined, Rules, TxFault
+from handlers.transactions import TxView
+from storage import pool
 from storage.disk import Disk, Txn
 from storage.errors import StoreFull
-from storage.ghost_records import GhostTxStore
 from storage.keys import number
-from storage.transactions import FROZEN, HASH, Page, Record, claim
+from storage.pool_layout import FROZEN, HASH, Page, Record, claim
 
 _T = TypeVar("_T")
 SEEDS = st.integers(0, 2**32 - 1)
@@ -111,9 +110,8 @@ class Scenario(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="utxod-txs-"))
         self.disk = Disk(self.folder / "lmdb", ALL_TABLES, map_size=1 << 24, durable=False)
-        self.store = GhostTxStore(self.disk)
-        chain = chain_txs(open_store(self.disk, chain="bitcoin/mainnet"), RULES.maturity, self.store)
-        self.real = Transactions(chain, Files(self.folder / "blobs"), RULES)
+        self.real = open_transactions(open_store(self.disk, chain="bitcoin/mainnet"), RULES)
+        self.store = OnDisk(self.real)
         self.deletion = Deletion(self.real, 2, 10)
         self.told: dict[bytes, Told] = {}
         self.txs: dict[bytes, Tx] = {}
@@ -127,16 +125,16 @@ class Scenario(RuleBasedStateMachine):
     # --- telling both --------------------------------------------------------------------------------------------
 
     def rows(self) -> dict[str, list[tuple[bytes, bytes]]]:
-        names = [table.rstrip("*") for table in transactions.TABLES]
+        names = [table.rstrip("*") for table in pool.TABLES]
         with self.disk.read() as txn:
             return {name: list(txn.cursor(self.disk.tables[name])) for name in names}
 
-    def same(self, real: Callable[[Txn], object], model: Callable[[], str | None]) -> bool:
+    def same(self, real: Callable[[TxView], object], model: Callable[[], str | None]) -> bool:
         """Do it; both must agree on whether it can be done. Return whether it was."""
         rows, told = self.rows(), deepcopy(self.told)
         wanted = model()
         try:
-            self.disk.write(real)
+            write(self.real, real)
         except TxFault as fault:
             codes = {str(n): found.code for n, found in fault.inputs.items()} if fault.code == "UTXO_ERROR" else {}
             assert (repr(codes) if codes else fault.code) == wanted
@@ -263,8 +261,8 @@ class Scenario(RuleBasedStateMachine):
             MET.add("created")
             return None
 
-        if self.same(lambda txn: submit(self.real, txn, tx, locked=locked), model):
-            assert self.disk.write(lambda txn: submit(self.real, txn, tx)) is False
+        if self.same(lambda view: submit(view, tx, locked=locked), model):
+            assert write(self.real, lambda view: submit(view, tx)) is False
 
     @rule(seed=SEEDS)
     def mined_at_once(self, seed: int) -> None:
@@ -279,7 +277,7 @@ class Scenario(RuleBasedStateMachine):
             self.told[tx.txid].settle(self.height)
             return None
 
-        self.same(lambda txn: create(self.real, txn, tx, self.height, mined=[at]), model)
+        self.same(lambda view: create(view, tx, self.height, mined=[at]), model)
 
     @rule(seed=SEEDS)
     def create_again(self, seed: int) -> None:
@@ -288,7 +286,7 @@ class Scenario(RuleBasedStateMachine):
         if txid is None or self.told[txid].creating:
             return
         MET.add("created again")
-        self.same(lambda txn: create(self.real, txn, self.txs[txid], 1), lambda: "TX_EXISTS")
+        self.same(lambda view: create(view, self.txs[txid], 1), lambda: "TX_EXISTS")
 
     @rule(seed=SEEDS)
     def create_conflicting(self, seed: int) -> None:
@@ -312,7 +310,7 @@ class Scenario(RuleBasedStateMachine):
             self.enter_child(tx.txid, on=True)
             return None
 
-        self.same(lambda txn: create(self.real, txn, tx, self.height, conflicting=True), model)
+        self.same(lambda view: create(view, tx, self.height, conflicting=True), model)
 
     def create_large(self, tx: Tx, stop: int, kind: str) -> None:
         """Create page by page, and stop somewhere: before or after a commit, or with a disk that is full."""
@@ -323,7 +321,7 @@ class Scenario(RuleBasedStateMachine):
         creation = Creation(transactions, tx, draft, clock=lambda: self.now)
         commits: list[str] = []
 
-        async def write(step: Callable[[Txn], _T]) -> _T:
+        async def write_step(step: Callable[[TxView], _T]) -> _T:
             name = (step.func if isinstance(step, partial) else step).__name__
             here = len(commits) == stop
             commits.append("")
@@ -333,7 +331,7 @@ class Scenario(RuleBasedStateMachine):
                 raise Crash
             if here and kind == "fails":
                 raise StoreFull("full")
-            result = self.disk.write(step)
+            result = write(self.real, step)
             commits[-1] = name
             if here and kind == "after":
                 raise Crash
@@ -346,7 +344,7 @@ class Scenario(RuleBasedStateMachine):
         late = self.faults(tx.txid, tx.inputs, self.height + 1, unborn=True)
         code: str | None = None
         try:
-            asyncio.run(creation.run(write, put_blob))
+            asyncio.run(creation.run(write_step, put_blob))
         except Crash:
             code = "CRASH"
         except TxFault as fault:
@@ -390,7 +388,7 @@ class Scenario(RuleBasedStateMachine):
     @rule()
     def recover(self) -> None:
         """As at the start, when nobody creates."""
-        finished, removed = self.disk.write(lambda txn: tx_startup.heal(self.real, txn))
+        finished, removed = write(self.real, lambda view: tx_startup.heal(view))
         waiting = [txid for txid, told in self.told.items() if told.creating]
         waiting.sort(key=lambda txid: (self.told[txid].unmined, txid))
         assert sorted(finished + removed) == sorted(waiting)
@@ -424,7 +422,7 @@ class Scenario(RuleBasedStateMachine):
                 self.take(txid, inputs, height)
             return refused
 
-        self.same(lambda txn: self.real.spend(txn, txid, inputs, height), model)
+        self.same(lambda view: spend(view, txid, inputs, height), model)
 
     @rule(seed=SEEDS)
     def spend_as_a_pruned_one(self, seed: int) -> None:
@@ -440,7 +438,7 @@ class Scenario(RuleBasedStateMachine):
                 self.take(tx.txid, tx.inputs, self.height)
             return refused
 
-        self.same(lambda txn: self.real.spend(txn, tx.txid, tx.inputs, self.height, is_new=True), model)
+        self.same(lambda view: spend(view, tx.txid, tx.inputs, self.height, is_new=True), model)
 
     @rule(seed=SEEDS)
     def release(self, seed: int) -> None:
@@ -469,7 +467,7 @@ class Scenario(RuleBasedStateMachine):
                 self.told[txid].settle(self.height)
             return None
 
-        self.same(lambda txn: self.real.release(txn, (txid, index), claim(*by)), model)
+        self.same(lambda view: view.release((txid, index), claim(*by)), model)
 
     # --- freezing ------------------------------------------------------------------------------------------------
 
@@ -504,10 +502,10 @@ class Scenario(RuleBasedStateMachine):
             MET.add("unfrozen" if what == "unfreeze" else "reassigned")
             return None
 
-        real: dict[str, Callable[[Txn], None]] = {
-            "freeze": lambda txn: states.freeze(self.real, txn, outpoint),
-            "unfreeze": lambda txn: states.unfreeze(self.real, txn, outpoint),
-            "reassign": lambda txn: states.reassign(self.real, txn, outpoint, random.randbytes(32), b"heir"),
+        real: dict[str, Callable[[TxView], None]] = {
+            "freeze": lambda view: states.freeze(view, outpoint),
+            "unfreeze": lambda view: states.unfreeze(view, outpoint),
+            "reassign": lambda view: states.reassign(view, outpoint, random.randbytes(32), b"heir"),
         }
         self.same(real[what], model)
 
@@ -540,7 +538,7 @@ class Scenario(RuleBasedStateMachine):
             mine.settle(at.height)
             return None
 
-        self.same(lambda txn: states.set_mined(self.real, txn, txid, at, longest=longest), model)
+        self.same(lambda view: states.set_mined(view, txid, at, longest=longest), model)
 
     @rule(seed=SEEDS)
     def unmine(self, seed: int) -> None:
@@ -561,7 +559,7 @@ class Scenario(RuleBasedStateMachine):
             mine.settle(at.height)
             return None
 
-        self.same(lambda txn: states.set_mined(self.real, txn, txid, at, unset=True), model)
+        self.same(lambda view: states.set_mined(view, txid, at, unset=True), model)
 
     @rule(seed=SEEDS, on=st.booleans())
     def lock(self, seed: int, on: bool) -> None:
@@ -578,7 +576,7 @@ class Scenario(RuleBasedStateMachine):
                 mine.settle(self.height)
             return None
 
-        self.same(lambda txn: states.set_locked(self.real, txn, txid, on=on), model)
+        self.same(lambda view: states.set_locked(view, txid, on=on), model)
 
     @rule(seed=SEEDS)
     def preserve(self, seed: int) -> None:
@@ -594,7 +592,7 @@ class Scenario(RuleBasedStateMachine):
             MET.add("preserved")
             return None
 
-        self.same(lambda txn: states.preserve(self.real, txn, txid, until), model)
+        self.same(lambda view: states.preserve(view, txid, until), model)
 
     # --- conflicts -----------------------------------------------------------------------------------------------
 
@@ -609,7 +607,7 @@ class Scenario(RuleBasedStateMachine):
             self.set_conflicting(txid, on=on)
             return None
 
-        self.same(lambda txn: states.set_conflicting(self.real, txn, txid, on=on), model)
+        self.same(lambda view: states.set_conflicting(view, txid, on=on), model)
 
     def set_conflicting(self, txid: bytes, *, on: bool) -> None:
         self.told[txid].conflicting = on
@@ -669,7 +667,7 @@ class Scenario(RuleBasedStateMachine):
             return None
 
         order = [*self.told]
-        done = self.same(lambda txn: conflicts.decide(self.real, txn, [txid], self.height + 1), model)
+        done = self.same(lambda view: conflicts.decide(view, [txid], self.height + 1), model)
         assert order == [*self.told]
         MET.update({"rival won"} if done else ())
 
@@ -722,7 +720,7 @@ class Scenario(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        count = self.disk.write(lambda txn: tx_startup.end_locks(self.real, txn))
+        count = write(self.real, lambda view: tx_startup.end_locks(view))
         waiting = {
             txid
             for txid, told in self.told.items()
@@ -741,7 +739,7 @@ class Scenario(RuleBasedStateMachine):
     @invariant()
     def store_equals_model(self) -> None:
         with self.disk.read() as txn:
-            stored = {key[:32] for key, _ in txn.cursor(self.store.tx) if len(key) == 36 and key[32:] == bytes(4)}
+            stored = {key for key, _ in txn.cursor(self.real.pool.tx) if len(key) == 32}
             assert stored == self.told.keys()
             for txid, told in self.told.items():
                 record = self.store.record(txn, txid)
@@ -804,7 +802,7 @@ class Scenario(RuleBasedStateMachine):
     def check_indexes(self, txn: Txn) -> None:
         fields = (("delete_at", "delete_at"), ("unmined", "unmined"), ("preserved", "preserved"))
         for table, name in fields:
-            listed = [(number(key), txid) for key, txid in txn.cursor(getattr(self.store, table))]
+            listed = [(number(key), txid) for key, txid in txn.cursor(getattr(self.real.pool, table))]
             wanted = [(getattr(told, name), txid) for txid, told in self.told.items()]
             assert listed == sorted((at, txid) for at, txid in wanted if at is not None)
 

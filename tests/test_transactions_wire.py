@@ -12,15 +12,13 @@ from random import Random
 from time import monotonic, sleep
 from typing import Any
 
-import msgspec
 import pytest
 from daemons import PATIENCE_S, Client, Daemon, Encoding, Message, ack, running, statuses
 from scenarios import address, at, back_to, block, digest, output, point, tx
-from stores import ALL_TABLES
+from stores import ALL_TABLES, OnDisk
 
 from storage.disk import Disk
-from storage.ghost_records import GhostTxStore
-from storage.transactions import Record
+from storage.pool_layout import Record
 
 NOWHERE = [digest("nowhere"), 0]
 RETRYABLE = {"CREATING", "LOCKED", "STORAGE_ERROR", "FROZEN_UNTIL", "COINBASE_IMMATURE"}
@@ -143,7 +141,7 @@ def coins(*names: str, outputs: int = 2) -> list[Message]:
 
 def record(daemon: Daemon, name: object) -> Record | None:
     with Disk(daemon.folder / "data" / "lmdb", ALL_TABLES, readonly=True) as disk, disk.read() as txn:
-        return GhostTxStore(disk).record(txn, digest("tx", name))
+        return OnDisk(disk).record(txn, digest("tx", name))
 
 
 # --- every message ---------------------------------------------------------------------------------------------------
@@ -293,7 +291,7 @@ def test_what_is_unset_claims_its_inputs_again(paged: Daemon) -> None:
         done(client, one, submit(large("a", 5, at("p"))), submit(large("b", 5, at("q"))))
         assert paged.term() == 0
     with Disk(paged.folder / "data" / "lmdb", ALL_TABLES) as disk:
-        store = GhostTxStore(disk)
+        store = OnDisk(disk)
 
         def unclaim(txn: Any) -> None:
             for name in ("p", "q"):
@@ -536,7 +534,7 @@ def test_raw_bytes_of_a_block_are_kept(tmp_path: Path) -> None:
         two = block(one, *told)
         done(client, one, two)
         with Disk(daemon.folder / "data" / "lmdb", ALL_TABLES, readonly=True) as disk, disk.read() as txn:
-            bodies = [GhostTxStore(disk).body(txn, digest("tx", name)) for name in "ab"]
+            bodies = [OnDisk(disk).body(txn, digest("tx", name)) for name in "ab"]
         assert [body.raw for body in bodies] == [short, None]
         assert [body.inputs for body in bodies] == [[(digest("tx", "p"), 0)], [(digest("tx", "a"), 0)]]
         blobs = [path for path in (daemon.folder / "data" / "blobs").rglob("*") if path.is_file()]
@@ -759,22 +757,6 @@ def test_an_operator_s_lock_outlives_a_restart(daemon: Daemon) -> None:
     daemon.restart()
     with daemon.client() as client:
         assert state(client, at("both"), at("operator's"), at("p")) == ["free", "free", "LOCKED"]
-
-
-def test_a_record_of_an_earlier_build_is_read(daemon: Daemon) -> None:
-    """It has no word about operators' locks: none had any."""
-    with daemon.client() as client:
-        done(client, block(None, *coins("p")), submit(*coins("a"), locked=True))
-    assert daemon.term() == 0
-    with Disk(daemon.folder / "data" / "lmdb", ALL_TABLES) as disk:
-        key, db = digest("tx", "a") + bytes(4), disk.tables["tx"]
-        with disk.read() as txn:
-            fields = msgspec.msgpack.decode(txn.get(key, b"", db=db))
-        disk.write(lambda txn: txn.put(key, msgspec.msgpack.encode(fields[:29]), db=db))
-    daemon.start()
-    with daemon.client() as client:
-        assert state(client, at("a")) == ["free"]
-        done(client, said("TxLocked", "a"))
 
 
 class Traffic:

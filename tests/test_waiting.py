@@ -224,7 +224,7 @@ class Walked:
         with open_query(config) as query, query.snapshot() as shot:
             transactions = reading(shot.store, config)
             while True:
-                walk = WaitingList(transactions, shot.txn, status, order)
+                walk = WaitingList(transactions.view(shot.txn), status, order)
                 self.turns += sum(1 for _ in walk.look(place, 0, 1000, most))
                 self.steps += 1
                 self.txids += ids([{"txid": each.txid} for each in walk.waiting()])

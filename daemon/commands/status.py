@@ -27,7 +27,7 @@ from handlers.readiness import blocks_behind, readiness
 from storage.blobs import Files, open_blobs
 from storage.change_log import LogStore
 from storage.errors import BlobFailed
-from storage.ghost_records import GhostTxStore
+from storage.pool import Pool
 
 _PATIENCE_S = 2.0
 _MOST_READ = 20_000  # unmined transactions whose records are read: more would take too long
@@ -127,7 +127,7 @@ def _store(config: Config, numbers: Numbers | None) -> StoreReport:
     reach, place, blobs = windows(config), folder(config), _blobs(config)
     with open_query(config) as query, limited(query.store.disk), query.snapshot() as shot:
         state, store, tip = shot.state, shot.store, shot.tip()
-        records = GhostTxStore(store.disk)
+        records = Pool(store.disk)
         waiting, conflicting = records.unmined_counts(shot.txn, _MOST_READ) or (None, None)
         floor = shot.point(reach.floor(state))
         return StoreReport(

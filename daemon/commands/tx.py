@@ -66,8 +66,8 @@ def tx(config: Config, text: str, count: int, page: int, *, as_json: bool) -> No
 
 def _told(config: Config, shot: Snapshot, txid: bytes, page: range) -> Told | None:
     transactions, tip = reading(shot.store, config), shot.tip()
-    query = TxQuery(transactions)
-    held = query.find(shot.txn, txid, tip.height if tip else 0)
+    query = TxQuery(transactions.view(shot.txn))
+    held = query.find(txid)
     if held is None:
         return None
     home = transactions.chain.find(shot.txn, txid)
@@ -76,8 +76,8 @@ def _told(config: Config, shot: Snapshot, txid: bytes, page: range) -> Told | No
     return Told(
         tip=None if tip is None else to_tip(tip),
         block=None if block is None else to_tip(block),
-        transaction=query.transaction(shot.txn, held),
-        slots=query.slots(shot.txn, held, indexes),
+        transaction=query.transaction(held),
+        slots=query.slots(held, indexes),
         utxos=[utxo for index in indexes if (utxo := shot.find(txid, index)) is not None],
     )
 

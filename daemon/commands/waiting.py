@@ -17,7 +17,7 @@ def txs(config: Config, status: Status, order: Order, count: int, cursor: str | 
     if not config.transactions.enabled:
         raise Exit("transactions are not kept (transactions.enabled)", FAILED)
     with asking(config) as shot:
-        walk, tip = WaitingList(reading(shot.store, config), shot.txn, status, order), shot.tip()
+        walk, tip = WaitingList(reading(shot.store, config).view(shot.txn), status, order), shot.tip()
         after = None if cursor is None else resumed(cursor, status, order)
         try:
             for _ in walk.look(after, 0, count, MOST_LOOKS):

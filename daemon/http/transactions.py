@@ -30,21 +30,20 @@ class TxRoutes:
     def __init__(self, query: Query, transactions: Transactions) -> None:
         self._query = query
         self.transactions = transactions
-        self._tx_query = TxQuery(transactions)
         self._few, self._blobs = Few("blob store"), Semaphore(_MOST_BLOBS)
 
     async def transaction(self, request: Request) -> Response:
         """One transaction's record."""
         with self._query.snapshot() as shot:
-            held, tip = self._find(shot, request), shot.tip()
-            body = _encode(self._tx_query.transaction(shot.txn, held))
+            (query, held), tip = self._find(shot, request), shot.tip()
+            body = _encode(query.transaction(held))
         return answer(request, tip, body)
 
     async def raw(self, request: Request) -> Response:
         """One transaction's bytes: as hex in JSON, or as they are for who accepts that."""
         with self._query.snapshot() as shot:
-            held, tip = self._find(shot, request), shot.tip()
-            inline = None if held.record.external else self._tx_query.raw(shot.txn, held)
+            (query, held), tip = self._find(shot, request), shot.tip()
+            inline = None if held.record.external else query.raw(held)
         if not held.record.external:
             return _bytes_of(held, request, tip, inline)
         with self._few():
@@ -56,7 +55,7 @@ class TxRoutes:
     def _blob(self, held: Held, request: Request, tip: Point | None) -> Response:
         """Return the answer that is made of a blob; on a thread, so that the loop serves others meanwhile."""
         try:
-            return _bytes_of(held, request, tip, self._tx_query.blob(held))
+            return _bytes_of(held, request, tip, self.transactions.blob(held))
         except BlobFailed as error:
             raise Problem(503, "blob_store_away", str(error), "ask again") from error
 
@@ -64,24 +63,24 @@ class TxRoutes:
         """A page of one transaction's slots, by index."""
         asked = paging(request.scope["query_string"], _NO_SLOT_HAS)
         with self._query.snapshot() as shot:
-            held, tip = self._find(shot, request), shot.tip()
+            (query, held), tip = self._find(shot, request), shot.tip()
             question = held.txid + b"slots"
             order = range(held.record.total) if asked.order == "asc" else range(held.record.total - 1, -1, -1)
             place = resumed(shot, asked, question)
             first = (asked.page - 1) * asked.count if place is None else keys.number(place[4:])
-            body = _encode(self._tx_query.slots(shot.txn, held, order[first : first + asked.count]))
+            body = _encode(query.slots(held, order[first : first + asked.count]))
             headers = {}
             if first + asked.count < len(order):
                 place = bytes(4) + keys.u32(first + asked.count)
                 headers["X-Next-Cursor"] = shot.cut(place, question, asked.order)
         return answer(request, tip, body, more=headers)
 
-    def _find(self, shot: Snapshot, request: Request) -> Held:
-        txid, tip = hex_of(request.path_params["txid"], 32, "txid"), shot.tip()
-        held = self._tx_query.find(shot.txn, txid, tip.height if tip else 0)
+    def _find(self, shot: Snapshot, request: Request) -> tuple[TxQuery, Held]:
+        txid, query = hex_of(request.path_params["txid"], 32, "txid"), TxQuery(self.transactions.view(shot.txn))
+        held = query.find(txid)
         if held is None:
             raise Problem(404, "unknown_transaction", f"transaction {txid.hex()} is not here: never seen, or pruned")
-        return held
+        return query, held
 
 
 def _bytes_of(held: Held, request: Request, tip: Point | None, raw: bytes | None) -> Response:

@@ -33,7 +33,7 @@ class WaitingRoute:
         with good_cursor():
             after = None if asked.cursor is None else resumed(asked.cursor, status, order)
         with self._query.snapshot() as shot:
-            walk, tip = WaitingList(self._transactions, shot.txn, status, order), shot.tip()
+            walk, tip = WaitingList(self._transactions.view(shot.txn), status, order), shot.tip()
             try:
                 for _ in walk.look(after, (asked.page - 1) * asked.count, asked.count):
                     await self._turns.next()

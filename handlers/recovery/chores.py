@@ -14,7 +14,7 @@ from handlers.causes import Submitted
 from handlers.events import TxStatusChanged
 from handlers.recovery.records import Records
 from handlers.recovery.survey import Turn, all_of, waiting
-from storage.disk import Txn
+from handlers.transactions import TxView
 from storage.errors import StoreFull
 from storage.recovery.rows import FINAL, Counts, Status
 from storage.recovery.tables import Storage
@@ -38,7 +38,7 @@ class Healing:
         self,
         records: Records,
         turn: Turn,
-        write: Callable[[Callable[[Txn], bool | None]], Awaitable[bool | None]],
+        write: Callable[[Callable[[TxView], bool | None]], Awaitable[bool | None]],
         tell: Callable[[TxStatusChanged], None],
         told: Callable[[], None],
         tip: Callable[[], int],
@@ -71,8 +71,8 @@ class Healing:
                 self._told()
         self._done = now
 
-    def _heal(self, txid: bytes, txn: Txn) -> bool | None:
-        whole = self._records.heal(txn, txid)
+    def _heal(self, txid: bytes, view: TxView) -> bool | None:
+        whole = self._records.heal(view, txid)
         if whole:
             self._tell(TxStatusChanged(txid=txid, status="pending", height=self._tip(), cause=Submitted()))
         return whole
@@ -81,8 +81,8 @@ class Healing:
 async def withdraw_discarded(
     storage: Storage,
     store: str,
-    write: Callable[[Callable[[Txn], bool]], Awaitable[bool]],
-    withdraw: Callable[[Txn, bytes, str], bool],
+    write: Callable[[Callable[[TxView], bool]], Awaitable[bool]],
+    withdraw: Callable[[TxView, bytes, str], bool],
     told: Callable[[], None],
 ) -> None:
     """Take what an operator has discarded out of the pool of `store`, so that what it claimed is free again.
@@ -94,7 +94,7 @@ async def withdraw_discarded(
     while txids := await storage.withdrawals(store, _WITHDRAWN):
         for txid in txids:
             try:
-                while not await write(lambda txn, txid=txid: withdraw(txn, txid, "operator")):  # type: ignore[misc]
+                while not await write(lambda view, txid=txid: withdraw(view, txid, "operator")):  # type: ignore[misc]
                     pass
             except StoreFull as full:
                 log.warning("store_full", during="recovery", error=str(full))

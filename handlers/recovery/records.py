@@ -15,10 +15,8 @@ from handlers.creation import ended
 from handlers.new_records import finish
 from handlers.recovery.finality import Conflicting, Mined, Pending, State, Unknown
 from handlers.spending import TxFault
-from handlers.transactions import Transactions
+from handlers.transactions import Transactions, TxView
 from storage import keys
-from storage.disk import Txn
-from storage.transactions import LOCK_PAGE
 
 log = structlog.get_logger("recovery")
 
@@ -39,18 +37,19 @@ class Records:
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
-        self._store = transactions.store
+        self._pool = transactions.pool
 
     def states(self, txids: Sequence[bytes]) -> list[State]:
         """Return where transactions are, by the last commit."""
         chain = self._transactions.chain.blocks
-        with self._store.disk.read() as txn:
+        with self._pool.disk.read() as txn:
             tip = chain.state(txn).tip
             height = chain.block_at(txn, tip).height if tip else 0
-            return [self._state(txn, txid, height) for txid in txids]
+            view = self._transactions.view(txn)
+            return [self._state(view, txid, height) for txid in txids]
 
-    def _state(self, txn: Txn, txid: bytes, tip: int) -> State:
-        held = self._transactions.hold(txn, txid)
+    def _state(self, view: TxView, txid: bytes, tip: int) -> State:
+        held = view.get(txid)
         if held is None:
             return Unknown()
         record = held.record
@@ -61,10 +60,10 @@ class Records:
 
     def waiting(self, after: tuple[int, bytes] | None) -> Waiting:
         """Return the next transactions that wait for a block, and those that do not because another has won."""
-        store, found = self._store, Waiting([], [], [], None)
-        with store.disk.read() as txn:
-            seen = list(islice(store.due(txn, store.unmined, keys.LAST_U32, after=after), _SEEKS))
-            records = store.written(txn, [txid for _, txid in seen])
+        pool, found = self._pool, Waiting([], [], [], None)
+        with pool.disk.read() as txn:
+            seen = list(islice(pool.due(txn, pool.unmined, keys.LAST_U32, after=after), _SEEKS))
+            records = pool.records(txn, [txid for _, txid in seen])
         for _, txid in seen:
             record = records.get(txid)
             if record is None:  # a ghost only waits
@@ -81,7 +80,7 @@ class Records:
         None at the end. Blocks that no rollback reaches are left out.
         """
         chain, txids = self._transactions.chain, list[bytes]()
-        with self._store.disk.read() as txn:
+        with self._pool.disk.read() as txn:
             state = chain.blocks.state(txn)
             tip = chain.blocks.block_at(txn, state.tip).height if state.tip else 0
             for ordinal in range(min(state.tip, (below or state.tip + 1) - 1), state.floor, -1):
@@ -95,34 +94,33 @@ class Records:
     def locked(self, after: bytes | None) -> tuple[list[bytes], bytes | None]:
         """Return transactions that have a lock and no record, by a walk over some more of all; None at the end."""
         found = list[bytes]()
-        with self._store.disk.read() as txn:
-            for seeks, txid in enumerate(self._store.txids(txn, after or b"")):
+        with self._pool.disk.read() as txn:
+            for seeks, txid in enumerate(self._pool.txids(txn, after or b"")):
                 if seeks == _SEEKS:
                     return found, txid
-                if self._store.has(txn, txid, LOCK_PAGE) and self._store.record(txn, txid) is None:
+                if self._pool.lock(txn, txid) is not None and self._pool.record(txn, txid) is None:
                     found.append(txid)
         return found, None
 
-    def heal(self, txn: Txn, txid: bytes) -> bool | None:
+    def heal(self, view: TxView, txid: bytes) -> bool | None:
         """End a half-made creation that nobody is at work on: True when it is whole now, False when it is removed.
 
         None when it is somebody's, or no longer half-made.
         """
-        store = self._store
-        record, lock = store.record(txn, txid), store.lock(txn, txid)
+        record, lock = view.record(txid), view.rows.lock(txid)
         if txid in self._transactions.on_their_way or (record is not None and not record.creating):
             return None
         if lock is not None and not ended(self._transactions, lock):
             return None
         if record is None:
-            store.put_lock(txn, txid, None)
+            view.rows.put_lock(txid, None)
             return False
         try:
-            with self._transactions.all_or_nothing(txn) as child:
-                finish(self._transactions, child, txid, spends=True)
+            with view.all_or_nothing():
+                finish(view, txid, spends=True)
         except TxFault as fault:
             log.warning("creation_removed", txid=txid.hex(), why=str(fault))
-            store.remove(txn, txid)
+            view.remove(txid)
             return False
-        store.put_lock(txn, txid, None)
+        view.rows.put_lock(txid, None)
         return True

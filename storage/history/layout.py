@@ -26,7 +26,7 @@ Numbers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]  # one word each, or digests of four words
 Records = npt.NDArray[np.void]
 
-FORMAT = 2
+FORMAT = 3
 BLOCK, TX, OUTPUT, LIVE = "history_block", "history_tx", "history_output", "history_live"
 UNDO, RUN, FILTER = "history_undo", "history_run", "history_filter"
 TABLES = (BLOCK, TX, OUTPUT, LIVE, UNDO, RUN, FILTER)

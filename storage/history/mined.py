@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from storage.chain_txs import ChainTx, Details, GoingBack, Paid, Spend, count, in_order, mined_record
+from storage.chain_txs import ChainTx, Details, GoingBack, Paid, Spend, in_order, mined_record
 from storage.disk import Txn
 from storage.errors import Damaged
 from storage.ghost_layout import Gone
-from storage.ghost_records import GhostTxStore
 from storage.history.arrays import distinct, joined
 from storage.history.layout import (
     NO_FEE,
@@ -36,8 +35,8 @@ from storage.history.layout import (
 )
 from storage.history.store import HistoryStore
 from storage.history.stored import Stored, read_undo
+from storage.pool_layout import HIGHEST, OutPoint, Record, claim, output_hash
 from storage.rows import TxFlag
-from storage.transactions import HIGHEST, OutPoint, Record, claim, output_hash
 
 _FLAGS = TxFlag.INVALID | TxFlag.COLLATERAL_RETURN | TxFlag.COINBASE
 _SPENT = np.dtype([("number", "<i8"), ("spender", "<i8"), ("input", "<u4")])
@@ -93,9 +92,8 @@ class RolledBack(NamedTuple):
 class MinedStore:
     """The transaction store's view of the chain."""
 
-    def __init__(self, blocks: HistoryStore, store: GhostTxStore, maturity: int) -> None:
-        self.blocks, self.store, self.maturity = blocks, store, maturity
-        store.told = self._told
+    def __init__(self, blocks: HistoryStore, maturity: int) -> None:
+        self.blocks, self.maturity = blocks, maturity
         self._look: _Look | None = None
         self._resolved: dict[bytes, ChainTx | None] = {}
 
@@ -144,24 +142,8 @@ class MinedStore:
         details = Details(found.outputs - returns, found.fee, found.size, found.subtree)
         return mined_record(block.height, block.block_id, details, maturity)
 
-    def counted(self, txn: Txn, tx: ChainTx, retention: int) -> tuple[Record, dict[int, bytes]]:
-        """Return the whole record and its slots, with the claims that stand beside it.
-
-        `delete_at` is when a record of its own would go: so long after the last spend in a block.
-        """
-        record, (slots, last) = self.record(txn, tx), self._slots(txn, tx)
-        slots.update((index, row) for index, row in self.store.slots(txn, tx.txid) if index in slots)
-        count(record, slots)
-        if slots and record.all_spent and last:
-            record.delete_at = self._at(txn).block(last).height + retention
-        return record, slots
-
-    def slots(self, txn: Txn, tx: ChainTx) -> dict[int, bytes]:
-        """Return the slots that the chain tells of; claims beside them are not in it."""
-        return self._slots(txn, tx)[0]
-
-    def _slots(self, txn: Txn, tx: ChainTx) -> tuple[dict[int, bytes], int]:
-        """Return the slots, and the last block that spent one."""
+    def slots(self, txn: Txn, tx: ChainTx) -> tuple[dict[int, bytes], int | None]:
+        """Return the slots that the chain tells of, without claims beside it, and the height of the last spend."""
         look, first, last = self._at(txn), tx.number, 0
         end = first + look.stored.tx_of(first).outputs
         numbers = look.stored.outputs.within(first, end)
@@ -175,13 +157,7 @@ class MinedStore:
                 by = look.stored.tx_of(spenders[number])
                 row, last = row + claim(by.txid, look.input_of(by, number)), max(last, by.block)
             slots[number - first] = row
-        return slots, last
-
-    def slot(self, txn: Txn, tx: ChainTx, index: int) -> bytes | None:
-        """Return a slot as a record would have it: a claim first, then what the chain tells."""
-        told = self.told(txn, tx, index)
-        beside = None if told is None else self.store.slot(txn, tx.txid, 0, index)
-        return told if beside is None else beside
+        return slots, look.block(last).height if last else None
 
     def told(self, txn: Txn, tx: ChainTx, index: int) -> bytes | None:
         """Return a slot as the chain tells of it, without a claim beside it."""
@@ -195,10 +171,6 @@ class MinedStore:
             return None
         name = output_hash(tx.txid, index, to_body(found))
         return name if by is None else name + claim(by.txid, look.input_of(by, number))
-
-    def _told(self, txn: Txn, outpoint: OutPoint) -> bytes | None:
-        found = self.find(txn, outpoint[0])
-        return None if found is None else self.told(txn, found, outpoint[1])
 
     def paid(self, txn: Txn, tx: ChainTx, index: int) -> tuple[bytes, int]:
         """Return address and value of an output that has a slot."""

@@ -30,7 +30,7 @@ from storage.history.view import Tell, View
 from storage.jobs import TABLES as JOB_TABLES
 from storage.page_copy import copy_pages
 from storage.pages import check_pages
-from storage.transactions import TABLES as TX_TABLES
+from storage.pool import TABLES as TX_TABLES
 
 MOST = 100  # findings that are reported
 _BACK = 200  # blocks that are taken back in one commit

@@ -29,7 +29,7 @@ from handlers.events import (
     TxMined,
     TxSubmitted,
 )
-from handlers.transactions import Rules
+from handlers.spending import Rules
 
 DEFAULTS: Op = {
     "batchSize": 128,

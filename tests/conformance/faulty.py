@@ -12,11 +12,12 @@ from typing import NoReturn, TypeVar
 
 from handlers.batch import Batch
 from handlers.chain import Chain
+from handlers.transactions import Transactions, TxView
 from storage.blobs import BlobFailed, Files
-from storage.disk import Disk, Txn
+from storage.disk import Txn
 from storage.errors import StoreFull
-from storage.ghost_records import GhostTxStore
-from storage.transactions import Heights, Lock, Page
+from storage.pool_layout import Lock, Page, Record
+from storage.pool_rows import PoolRows
 
 _T = TypeVar("_T")
 
@@ -102,13 +103,13 @@ class Faults:
         self.dead = True
         raise Crash
 
-    def write(self, commit: Callable[[Callable[[Txn], _T]], _T], work: Callable[[Txn], _T], step: str = "") -> _T:
+    def write(self, commit: Callable[[Callable[[TxView], _T]], _T], work: Callable[[TxView], _T], step: str = "") -> _T:
         """Commit one step, unless a fault is set for it: a failed step has changed nothing."""
         if self.dead or self.crashes("before", step):
             self.die()
 
-        def watched(txn: Txn) -> _T:
-            result = work(txn)
+        def watched(view: TxView) -> _T:
+            result = work(view)
             if step and self.hit(*step.split(":")):
                 raise StoreFull(f"{step} was not written")
             return result
@@ -120,7 +121,7 @@ class Faults:
         return result
 
 
-def step_name(step: Callable[[Txn], object]) -> str:
+def step_name(step: Callable[[TxView], object]) -> str:
     """Return the name that the cases have for a step of a creation; empty if it is none."""
     bound, numbers = (step.func, step.args) if isinstance(step, partial) else (step, ())
     names = {
@@ -175,33 +176,54 @@ class FaultyFiles(Files):
         return found
 
 
-class FaultyStore(GhostTxStore):
-    """The tables; a write of a record that a fault is meant for fails."""
+class FaultyRows(PoolRows):
+    """The rows of a write; a change of a record that a fault is meant for fails."""
 
-    def __init__(self, disk: Disk, faults: Faults) -> None:
-        super().__init__(disk)
-        self._faults = faults
+    faults: Faults
 
-    def put_page(self, txn: Txn, txid: bytes, number: int, page: Page, was: Heights | None = None) -> None:
-        faults = self._faults
+    def put(self, txid: bytes, record: Record) -> None:
+        self._watch(txid, 0, record)
+        super().put(txid, record)
+        self.faults.dies_pruning("crash.parent")
+
+    def add(self, txid: bytes, record: Record) -> None:
+        self._watch(txid, 0, record)
+        super().add(txid, record)
+
+    def put_page(self, txid: bytes, number: int, page: Page) -> None:
+        self._watch(txid, number, page)
+        super().put_page(txid, number, page)
+        self.faults.dies_pruning("crash.parent")
+
+    def _watch(self, txid: bytes, number: int, page: Page) -> None:
         if page.creating:
-            faults.seen_creating.add(txid)
-        if (faults.pruning and faults.hit("parentUpdate", txid.hex())) or faults.hit("record.update", txid.hex()):
+            self.faults.seen_creating.add(txid)
+        updates = self.faults.pruning and self.faults.hit("parentUpdate", txid.hex())
+        if updates or self.faults.hit("record.update", txid.hex()):
             raise StoreFull(f"page {number} of {txid.hex()} was not written")
-        super().put_page(txn, txid, number, page, was)
-        faults.dies_pruning("crash.parent")
 
-    def put_lock(self, txn: Txn, txid: bytes, lock: Lock | None) -> None:
+    def put_lock(self, txid: bytes, lock: Lock | None) -> None:
         if lock is not None:
-            self._faults.seen_locks.add(txid)
-        super().put_lock(txn, txid, lock)
+            self.faults.seen_locks.add(txid)
+        super().put_lock(txid, lock)
 
-    def remove(self, txn: Txn, txid: bytes) -> int:
-        if self._faults.hit("record.delete", txid.hex()):
+    def remove(self, txid: bytes) -> None:
+        if self.faults.hit("record.delete", txid.hex()):
             raise StoreFull(f"{txid.hex()} was not removed")
-        pages = super().remove(txn, txid)
-        self._faults.dies_pruning("crash.delete")
-        return pages
+        super().remove(txid)
+        self.faults.dies_pruning("crash.delete")
+
+
+class FaultyTransactions(Transactions):
+    """Transactions whose views change faulty rows."""
+
+    faults: Faults
+
+    def view(self, txn: Txn, tip: int | None = None) -> TxView:
+        view = super().view(txn, tip)
+        view.rows = FaultyRows(self.pool, txn)
+        view.rows.faults = self.faults
+        return view
 
 
 class FaultyChain(Chain):
@@ -227,6 +249,6 @@ class FaultyChain(Chain):
         if self.named and self.faults.crashes("after", self.named):
             self.faults.die()
 
-    def write_alone(self, step: Callable[[Txn], _T]) -> _T:
+    def write_alone(self, step: Callable[[TxView], _T]) -> _T:
         result: _T = self.faults.write(super().write_alone, step, step_name(step))
         return result

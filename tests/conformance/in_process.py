@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 from unittest.mock import patch
 
 import anyio
 import msgspec
 from anyio import CapacityLimiter
-from conformance.faulty import Crash, Faults, FaultyChain, FaultyFiles, FaultyStore
+from conformance.faulty import Crash, Faults, FaultyChain, FaultyFiles, FaultyTransactions
 from conformance.words import digest
 from messages import Line, Listener, message
 from pruning import run_through
-from stores import ALL_TABLES, chain_txs, open_store
+from stores import ALL_TABLES, OnDisk, open_store, write
 
 from handlers.change_log import ChangeLog
 from handlers.creation import release
@@ -24,8 +25,8 @@ from handlers.new_records import large
 from handlers.prune_cycle import Cycle, Terms
 from handlers.prune_request import Request
 from handlers.pruner import Pruner
-from handlers.spending import TxFault
-from handlers.transactions import Rules, Transactions
+from handlers.spending import Rules, TxFault
+from handlers.transactions import TxView
 from handlers.tx_blocks import TxBlocks
 from handlers.tx_query import Slot, Transaction, TxQuery
 from handlers.utxo import Committed, Limits, Turns, follow_chain
@@ -33,9 +34,12 @@ from handlers.waiting import Order, Status, Waiting, WaitingList
 from storage.change_log import Retention
 from storage.disk import Disk
 from storage.errors import StoreError, StoreFull
+from storage.history.mined import MinedStore
 from storage.jobs import JobStore
+from storage.pool import Pool
 from storage.windows import Windows
 
+_T = TypeVar("_T")
 OUR_IDS = 1 << 40  # of blocks: no case has one so high
 ALL = 1 << 20
 PHASES = {
@@ -59,17 +63,21 @@ class InProcess:
         """Open the store as a starting daemon does, but for what it does to transactions that wait (`start`)."""
         self.faults.dead = False
         self.disk = Disk(self.folder / "lmdb", ALL_TABLES, map_size=1 << 26, durable=False)
-        self.store = FaultyStore(self.disk, self.faults)
         history = open_store(self.disk, chain="bitcoin/mainnet")
-        mined = chain_txs(history, rules.maturity, self.store)
-        self.transactions = Transactions(mined, self.files, rules)
+        mined = MinedStore(history, rules.maturity)
+        self.transactions = FaultyTransactions(Pool(self.disk), mined, self.files, rules)
+        self.transactions.faults = self.faults
+        self.store = OnDisk(self.transactions)
         self.tx_blocks = TxBlocks(self.transactions, ChangeLog(self.disk, Retention(count=1000)))
         self.chain = FaultyChain(history, Windows(10_000, 10_000), 500, self.tx_blocks)
         self.chain.faults = self.faults
         self.turns = Turns(self.chain, pruning=False)
-        self.query = TxQuery(self.transactions)
         self.pruner = Pruner(Terms(), JobStore(self.disk), None, self.tx_blocks.changes)
         self.pruner.begin()
+
+    def write(self, step: Callable[[TxView], _T]) -> _T:
+        """Do one step in a commit of its own."""
+        return write(self.transactions, step)
 
     def restart(self) -> None:
         """Open the store again: nothing that was only in memory is left."""
@@ -148,44 +156,50 @@ class InProcess:
 
     def end_creation(self, txid: bytes, owner: bytes) -> bool:
         """Take the last step of a creation: its owner gives back the lock."""
-        return self.chain.write_alone(lambda txn: release(self.transactions, txn, txid, owner))
+        return self.chain.write_alone(lambda view: release(view, txid, owner))
 
     # --- questions -----------------------------------------------------------------------------------------------
 
     def knows(self, txid: bytes) -> bool:
         with self.disk.read() as txn:
-            return self.transactions.hold(txn, txid) is not None
+            return self.transactions.view(txn).get(txid) is not None
 
     def transaction(self, txid: bytes) -> Transaction | None:
         """Return what `/txs/{txid}` answers."""
         with self.disk.read() as txn:
-            held = self.query.find(txn, txid, self.chain.height)
-            return None if held is None else self.query.transaction(txn, held)
+            query = TxQuery(self.transactions.view(txn))
+            held = query.find(txid)
+            return None if held is None else query.transaction(held)
 
     def raw(self, txid: bytes) -> bytes | None:
         """Return what `/txs/{txid}/raw` answers."""
         with self.disk.read() as txn:
-            held = self.query.find(txn, txid, self.chain.height)
-            return None if held is None else self.query.raw(txn, held) or self.query.blob(held)
+            query = TxQuery(self.transactions.view(txn))
+            held = query.find(txid)
+            if held is None or (raw := query.raw(held)) is not None:
+                return None if held is None else raw
+        return self.transactions.blob(held)
 
     def output(self, outpoint: OutPoint) -> Slot | None:
         """Return what `/txs/{txid}/utxos` answers of one output."""
         with self.disk.read() as txn:
-            held = self.query.find(txn, outpoint[0], self.chain.height)
+            query = TxQuery(self.transactions.view(txn))
+            held = query.find(outpoint[0])
             if held is None or outpoint[1] >= held.record.total:
                 return None
-            return self.query.slots(txn, held, [outpoint[1]])[0]
+            return query.slots(held, [outpoint[1]])[0]
 
     def outputs(self, txid: bytes) -> list[Slot]:
         """Return what `/txs/{txid}/utxos` answers."""
         with self.disk.read() as txn:
-            held = self.query.find(txn, txid, self.chain.height)
-            return [] if held is None else self.query.slots(txn, held, range(held.record.total))
+            query = TxQuery(self.transactions.view(txn))
+            held = query.find(txid)
+            return [] if held is None else query.slots(held, range(held.record.total))
 
     def waiting(self, status: Status, order: Order = "age") -> list[Waiting]:
         """Return what `/txs?status=…` answers."""
         with self.disk.read() as txn:
-            found = WaitingList(self.transactions, txn, status, order)
+            found = WaitingList(self.transactions.view(txn), status, order)
             for _ in found.look(None, 0, ALL):
                 pass
             return found.waiting()

@@ -26,7 +26,7 @@ from handlers.events import (
     TxWithdrawn,
     WinnersDecided,
 )
-from storage.transactions import HASH
+from storage.pool_layout import HASH
 
 NOWHERE = digest("nowhere"), 0
 

@@ -6,11 +6,12 @@ from typing import Any
 
 from conformance.faulty import Faults
 from conformance.words import Op, Words
+from stores import OnDisk
 
 from handlers import spending
 from storage.blobs import Files
 from storage.disk import Txn
-from storage.transactions import FROZEN, HASH, Page, Record, TxStore, claimant
+from storage.pool_layout import FROZEN, HASH, Page, Record, claimant
 
 POKED = {  # a field of the cases → of a page
     "spentUtxos": "spent",
@@ -37,9 +38,9 @@ POKED = {  # a field of the cases → of a page
 
 
 class Stored:
-    """Records, pages, locks and blobs as they are on disk."""
+    """OnDisk, pages, locks and blobs as they are on disk."""
 
-    def __init__(self, store: TxStore, files: Files, words: Words, faults: Faults) -> None:
+    def __init__(self, store: OnDisk, files: Files, words: Words, faults: Faults) -> None:
         self.store, self.files, self.words, self.faults = store, files, words, faults
 
     def record(self, name: str) -> Record | None:
@@ -151,7 +152,7 @@ class Stored:
         }
 
 
-def poke(txn: Txn, store: TxStore, words: Words, op: Op) -> None:
+def poke(txn: Txn, store: OnDisk, words: Words, op: Op) -> None:
     """Write raw state of a record."""
     txid, number, fields = words.txid(op["tx"]), op.get("rec", 0), op["fields"]
     page = store.page(txn, txid, number)
@@ -176,7 +177,7 @@ def poke(txn: Txn, store: TxStore, words: Words, op: Op) -> None:
     store.put_page(txn, txid, number, page)
 
 
-def _poke_slots(txn: Txn, store: TxStore, words: Words, txid: bytes, number: int, slots: list[str | None]) -> None:
+def _poke_slots(txn: Txn, store: OnDisk, words: Words, txid: bytes, number: int, slots: list[str | None]) -> None:
     for slot, value in enumerate(slots):
         row = store.slot(txn, txid, number, slot)
         if value is None:

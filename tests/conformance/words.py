@@ -7,7 +7,7 @@ from typing import Any
 
 from handlers.bodies import body
 from handlers.events import OutPoint, Output, Tx
-from storage.transactions import FROZEN, HASH, claim, output_hash
+from storage.pool_layout import FROZEN, HASH, claim, output_hash
 
 Op = dict[str, Any]
 PLACEHOLDER = b"\xff" * HASH  # of a coinbase, and the spender of what is frozen

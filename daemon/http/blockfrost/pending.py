@@ -39,7 +39,7 @@ class Pending:
     async def _waiting(self, shot: Snapshot, skip: int, count: int) -> list[bytes]:
         if self._transactions is None:
             raise Refused(503, "This needs the transaction store (transactions.enabled), which is not kept.")
-        walk = WaitingList(self._transactions, shot.txn, "unmined", "age")
+        walk = WaitingList(self._transactions.view(shot.txn), "unmined", "age")
         try:
             for _ in walk.look(None, skip, count):
                 await self._turns.next()
@@ -76,17 +76,16 @@ class Pending:
         return None if entry is None else entry.body.address
 
     def _held(self, shot: Snapshot, txid: bytes) -> Held | None:
-        return None if self._transactions is None else self._transactions.hold(shot.txn, txid)
+        return None if self._transactions is None else self._transactions.view(shot.txn).get(txid)
 
     def _raw(self, shot: Snapshot, held: Held) -> bytes | None:
         assert self._transactions is not None
-        query = TxQuery(self._transactions)
         if held.record.external:
             try:
-                return query.blob(held)
+                return self._transactions.blob(held)
             except BlobFailed as error:
                 raise Refused(503, f"The bytes cannot be read now: {error}") from error
-        return query.raw(shot.txn, held)
+        return TxQuery(self._transactions.view(shot.txn)).raw(held)
 
     def _read(self, shot: Snapshot, held: Held) -> Tx | None:
         raw = self._raw(shot, held)

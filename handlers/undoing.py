@@ -1,0 +1,131 @@
+"""Transactions of a block that goes back and can't become ghosts: they get records, or lose what the block gave them.
+
+They have rows already, or failed, or are coinbases, or others have their ids, or spend of such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from handlers import spending
+from handlers.transactions import Held, TxView, now
+from storage.chain_txs import NOTHING, ChainTx, GoingBack, Paid, count, in_order, mined_record
+from storage.history.mined import RolledBack
+from storage.pool_layout import HASH, NO_NAME, Body, OutPoint, Record, claim, claimant, output_hash
+from storage.rows import TxFlag
+
+
+class Undone(Struct):
+    """What blocks that go back leave to be settled when they are gone.
+
+    `reused` are ids that several transactions have, `unmined` transactions that wait for a block again, `failed` those
+    that failed. `released` are spends of transactions that do not wait for another block, or whose id another one has;
+    `losers` do not wait themselves, or spend from one that does not; `doubtful` may not have got all that they list.
+    """
+
+    reused: set[bytes]
+    unmined: list[bytes]
+    failed: list[bytes] = []
+    released: list[tuple[bytes, list[OutPoint]]] = []
+    losers: list[bytes] = []
+    doubtful: list[bytes] = []
+
+
+def take_back(view: TxView, back: RolledBack, block: GoingBack, undone: Undone) -> None:
+    """Let some transactions of a block that goes back wait for another one; what is to be settled goes to `undone`."""
+    inputs = _inputs(block)
+    latest = {found.txid: found for found, _ in block.transactions}
+    view.read_ahead({spend.parent for spend in block.spends}.union(latest), ())
+    known = dict[ChainTx, Record]()
+    for found, details in block.transactions:
+        spent, paid = inputs.get(found.number, []), block.paid.get(found.number, [])
+        if found.flags & TxFlag.COINBASE:
+            undone.losers.append(found.txid)
+        if found.failed:
+            undone.failed.append(found.txid)
+            undone.losers += filter(None, (back.waits(each.by) for each in paid))  # with it goes what it gave back
+        if found.failed or found.txid in back.reused:
+            undone.released.append((found.txid, spent))
+        record = view.record(found.txid)
+        if record is not None:
+            if found.failed and not record.pages:
+                _take_return(view, found.txid, record, [each.output for each in paid], undone)
+            known[found] = record
+            _doubt(found, view.inputs(found.txid), spent, back, undone)
+        elif not found.failed and latest[found.txid] is found:
+            maturity = view.rules.maturity if found.flags & TxFlag.COINBASE else None
+            known[found] = record = mined_record(block.height, block.block_id, details, maturity)
+            record.created_at = now()
+            slots = _slots(view, back, found.txid, paid, undone)
+            count(record, slots)
+            view.enter(found.txid, record, slots, Body(spent))
+            _doubt(found, spent, spent, back, undone)
+    for spender, at, parent, index, body in block.spends:
+        by = back.waits(spender)
+        if body is not None and by is not None and view.record(parent) is None:  # else its own slot says so
+            view.rows.put_claim(parent, 0, index, claim(by, at))
+    reopened = {
+        spend.parent: record
+        for spend in (block.spends if view.pool.reassigned.any(view.txn) else ())
+        if (record := view.record(spend.parent)) and view.mark_spent(spend.parent, record, spend.output, spent=False)
+    }
+    for found, record in known.items():
+        spending.unmine(record, block.block_id, block.height)
+        view.settle(found.txid, record)
+    for txid, record in reopened.items():
+        view.settle(txid, record)
+
+
+def _inputs(block: GoingBack) -> dict[int, list[OutPoint]]:
+    """Return what each transaction spent, by its number."""
+    found: dict[int, list[tuple[int, OutPoint]]] = {}
+    for spend in block.spends:
+        found.setdefault(spend.by, []).append((spend.input, (spend.parent, spend.output)))
+    return {number: in_order(spent) for number, spent in found.items()}
+
+
+def _slots(view: TxView, back: RolledBack, txid: bytes, paid: list[Paid], undone: Undone) -> dict[int, bytes]:
+    """Return the slots of a new record; claims of outputs that are not there end."""
+    beside, slots = {index: row[HASH:] for index, row in view.slots(txid)}, dict[int, bytes]()
+    for index, body, spender, at in paid:
+        claimed = beside.pop(index, None)
+        if claimed is None:
+            by = back.waits(spender)  # one that failed lets go
+            claimed = b"" if by is None else claim(by, at)
+        slots[index] = output_hash(txid, index, body) + claimed
+    undone.losers += [claimed[:HASH] for claimed in beside.values()]
+    return slots
+
+
+def _take_return(view: TxView, txid: bytes, record: Record, indexes: list[int], undone: Undone) -> None:
+    """Remove the collateral return from the record of a transaction that failed; who claims it loses."""
+    names = [NO_NAME] * record.total
+    for index, name in view.rows.names(txid, record, 0):
+        names[index] = name
+    for index in indexes:
+        row = view.slot(Held(txid, record), index)[3]
+        if row is None:
+            continue
+        record.recorded -= 1
+        if spending.spent(row):
+            record.spent -= 1
+            undone.losers.append(claimant(row)[0])
+        names[index] = NO_NAME
+        view.rows.put_claim(txid, 0, index, None)
+        if index + 1 == record.total:
+            record.total = record.outputs = record.total - 1
+            del names[-1]
+    view.rows.put_names(txid, record, 0, names)
+
+
+def _doubt(found: ChainTx, inputs: Sequence[OutPoint], spent: list[OutPoint], back: RolledBack, undone: Undone) -> None:
+    """Remember a transaction that failed, or that does not certainly hold what it lists."""
+    if found.failed:
+        undone.losers.append(found.txid)
+    elif any(
+        outpoint != NOTHING and (outpoint[0] in back.reused or spent[n : n + 1] != [outpoint])
+        for n, outpoint in enumerate(inputs)
+    ):
+        undone.doubtful.append(found.txid)

@@ -1,0 +1,193 @@
+"""The pool's tables: one row for an ordinary transaction, one for each claim, and three indexes by height.
+
+    tx         txid                            the record: state, first page, inputs
+               txid | page u32                 a further page of a large transaction
+               txid | page u32 | part u32      the names of 400 outputs of a page, if the transaction has more than 64
+               txid | 0xFFFFFFFE               what is long: bytes, what is known of the inputs, many inputs
+               txid | 0xFFFFFFFF               the lock of whoever creates the transaction page by page
+    tx_claim   txid | page u32 | slot u32      who spends the output, or that it is frozen
+
+A claim without a record is one on an output of the chain, or of a ghost (`storage.ghosts`): these have no row in `tx`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from storage import heights
+from storage.disk import Db, Disk, Txn
+from storage.ghost_layout import TABLES as GHOST_TABLES
+from storage.ghosts import Ghosts
+from storage.pending import TABLE as PENDING
+from storage.pending import PendingStore
+from storage.pool_layout import BODY, HASH, LOCK, Lock, OutPoint, Packs, Record, claim_key, outpoints
+from storage.reassigned import TABLE as REASSIGNED
+from storage.reassigned import ReassignedStore
+from storage.rows import unpack
+
+TABLES = ("tx", "tx_claim", "tx_delete_at*", "tx_unmined*", "tx_preserved*", PENDING, REASSIGNED, *GHOST_TABLES)
+
+_STALE = b"records_stale"  # in utxo_meta: blocks may have come while nobody kept the records
+
+
+class Pool:
+    """The tables on one disk. Who changes them does it through `storage.pool_rows`."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        self.tx, self.claim = disk.tables["tx"], disk.tables["tx_claim"]
+        self.delete_at, self.unmined = disk.tables["tx_delete_at"], disk.tables["tx_unmined"]
+        self.preserved = disk.tables["tx_preserved"]
+        self.pending = PendingStore(disk)
+        self.reassigned = ReassignedStore(disk)
+        self.ghosts = Ghosts(disk)
+
+    @property
+    def indexes(self) -> tuple[tuple[Db, str], ...]:
+        """Return each index by height, and the field of the record that it follows."""
+        return ((self.delete_at, "delete_at"), (self.unmined, "unmined_since"), (self.preserved, "preserve_until"))
+
+    # --- being switched off and on -------------------------------------------------------------------------------
+
+    def give_up(self) -> bool:
+        """Remember that nobody keeps the records in step from now on; return whether there are any."""
+        with self.disk.read() as txn:
+            empty, known = self.empty(txn), is_stale(txn, self.disk.tables["utxo_meta"])
+        if not empty and not known:
+            self.disk.write(lambda txn: txn.put(_STALE, b"1", db=self.disk.tables["utxo_meta"]))
+        return not empty
+
+    def drop_stale(self) -> bool:
+        """Remove all records if nobody kept them in step for a while; return whether that was so."""
+
+        def drop(txn: Txn) -> bool:
+            self.clear(txn)
+            return txn.delete(_STALE, db=self.disk.tables["utxo_meta"])
+
+        with self.disk.read() as txn:
+            stale = is_stale(txn, self.disk.tables["utxo_meta"])
+        return stale and self.disk.write(drop)
+
+    def clear(self, txn: Txn) -> None:
+        """Remove all records, claims and ghosts."""
+        for db in (self.tx, self.claim, self.delete_at, self.unmined, self.preserved, self.pending.db):
+            txn.drop(db, delete=False)
+        self.reassigned.clear(txn)
+        self.ghosts.clear(txn)
+
+    # --- looking -------------------------------------------------------------------------------------------------
+
+    def bare(self, txn: Txn) -> bool:
+        """Return whether there is no record and no claim, whatever ghosts there are."""
+        return not txn.cursor(self.tx).first() and not txn.cursor(self.claim).first()
+
+    def empty(self, txn: Txn) -> bool:
+        """Return whether there is no record, no claim and no ghost: a chain that is only followed leaves none."""
+        return self.bare(txn) and not self.ghosts.any(txn)
+
+    def record(self, txn: Txn, txid: bytes) -> Record | None:
+        """Return a record that has a row."""
+        raw = txn.get(txid, db=self.tx)
+        return None if raw is None else unpack(Record, raw, f"the record of {txid.hex()}")
+
+    def has(self, txn: Txn, txid: bytes) -> bool:
+        """Return whether a transaction has a record, readable or not, or is a ghost."""
+        return txn.get(txid, db=self.tx) is not None or self.ghosts.find(txn, txid) is not None
+
+    def records(self, txn: Txn, txids: Iterable[bytes]) -> dict[bytes, Record]:
+        """Return those records that have a row: an unmined transaction without one is a ghost."""
+        found = txn.cursor(self.tx).getmulti(sorted(txids))
+        return {txid: unpack(Record, raw, f"the record of {txid.hex()}") for txid, raw in found}
+
+    def lock(self, txn: Txn, txid: bytes) -> Lock | None:
+        """Return who creates a transaction now."""
+        raw = txn.get(txid + LOCK, db=self.tx)
+        return None if raw is None else unpack(Lock, raw, f"the lock of {txid.hex()}")
+
+    def inputs(self, txn: Txn, txid: bytes, record: Record) -> list[OutPoint]:
+        """Return what a transaction with a record spends, without a look at its bytes."""
+        packed: bytes | None = record.packed
+        if record.apart and not packed and (raw := txn.get(txid + BODY, db=self.tx)) is not None:
+            packed = unpack(Packs, raw, f"the body of {txid.hex()}").packed
+        return outpoints(packed or b"")
+
+    def known(self, txn: Txn, txids: Iterable[bytes], outputs: Iterable[OutPoint]) -> set[bytes]:
+        """Return which transactions, and parents of these outputs, have a record or a claim of the output itself."""
+        parents = {*txids}
+        claims = set[bytes]()
+        for txid, index in outputs:
+            parents.add(txid)
+            claims.add(claim_key(txid, 0, index))
+        found = {key for key, _ in txn.cursor(self.tx).getmulti(sorted(parents))}
+        return found.union(key[:HASH] for key, _ in txn.cursor(self.claim).getmulti(sorted(claims)))
+
+    def with_rows(self, txn: Txn, txids: Collection[bytes]) -> set[bytes]:
+        """Return those of many transactions that have a record, or a claim on an output."""
+        found = set[bytes]()
+        for db in (self.tx, self.claim):
+            cursor = txn.cursor(db)
+            if txn.stat(db)["entries"] < 2 * len(txids):
+                found |= {key[:HASH] for key in cursor.iternext(values=False)}.intersection(txids)
+            else:
+                found |= {txid for txid in sorted(txids) if cursor.set_range(txid) and cursor.key().startswith(txid)}
+        return found
+
+    def txids(self, txn: Txn, after: bytes = b"") -> Iterator[bytes]:
+        """Yield every transaction that has a row, a claim on an output, or is a ghost, in order of their ids."""
+        ghosts = [txid for txid in self.ghosts.txids(txn) if txid >= after] if self.ghosts.any(txn) else []
+        at, tables = after, [txn.cursor(self.tx), txn.cursor(self.claim)]
+        while True:
+            found = [cursor.key()[:HASH] for cursor in tables if cursor.set_range(at)]
+            while ghosts and ghosts[0] < at:
+                del ghosts[0]
+            if not (found := [*found, *ghosts[:1]]):
+                return
+            yield (txid := min(found))
+            at = txid + b"\xff" * 9  # above every key of this transaction
+
+    def rows_of(self, txn: Txn, db: Db, txid: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the rows of a transaction in one of the first two tables."""
+        cursor = txn.cursor(db)
+        there = cursor.set_range(txid)
+        while there and (key := cursor.key()).startswith(txid):
+            yield key, cursor.value()
+            there = cursor.next()
+
+    # --- indexes -------------------------------------------------------------------------------------------------
+
+    def due(
+        self, txn: Txn, db: Db, height: int, first: int = 0, after: tuple[int, bytes] | None = None
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yield what an index has from `first`, or after an entry, up to `height`, lowest first; ghosts are unmined."""
+        entries = heights.entries(txn, db, height, first, after)
+        if db is not self.unmined or not self.ghosts.any(txn):
+            return entries
+        return heights.with_ghosts(
+            entries, self.ghosts.by_height(txn, first if after is None else after[0], height), after
+        )
+
+    def unmined_count(self, txn: Txn) -> int:
+        """Return how many transactions are unmined."""
+        count: int = txn.stat(self.unmined)["entries"]
+        return count + self.ghosts.count(txn)
+
+    def unmined_counts(self, txn: Txn, most: int) -> tuple[int, int] | None:
+        """Return how many unmined transactions wait for a block, and how many have lost a conflict.
+
+        More than `most` of them are not read: None.
+        """
+        if txn.stat(self.unmined)["entries"] > most:
+            return None
+        records = self.records(txn, [txid for _, txid in txn.cursor(self.unmined)]).values()
+        lost = sum(record.conflicting for record in records)
+        return len(records) - lost + self.ghosts.count(txn), lost
+
+    def not_indexed(self, txn: Txn, txid: bytes, record: Record) -> list[str]:
+        """Return the fields of a record that the indexes by height do not have."""
+        fields = [(db, name, getattr(record, name)) for db, name in self.indexes]
+        return [name for db, name, at in fields if at is not None and not heights.has(txn, db, at, txid)]
+
+
+def is_stale(txn: Txn, meta: Db) -> bool:
+    """Return whether blocks may have come while nobody kept the records."""
+    return txn.get(_STALE, db=meta) is not None

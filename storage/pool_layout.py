@@ -1,0 +1,197 @@
+"""What the rows of `storage.pool` say, and what their keys and claims are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+from struct import Struct as Packed
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from storage import keys
+from storage.reassigned import Reassignment
+
+BODY_PAGE, LOCK_PAGE = 0xFFFF_FFFE, 0xFFFF_FFFF
+BODY, LOCK = keys.u32(BODY_PAGE), keys.u32(LOCK_PAGE)
+INLINE = 64  # outputs, and inputs, that stand in the record itself
+PART = 400  # names in a row
+HASH, CLAIM = 32, 36  # bytes
+FROZEN = b"\xff" * CLAIM
+NO_NAME = bytes(HASH)  # of an output that nobody can spend
+HIGHEST = keys.HIGHEST
+ALL_IN_ONE = keys.LAST_U32  # the page size of a record that is one page, however many outputs it has
+_CLAIM_KEY, _OUTPUT = Packed(">32sII").pack, Packed(">32sI")
+_NO_HASH = blake2b(digest_size=HASH)
+
+OutPoint = tuple[bytes, int]
+Place = tuple[bytes, int, int]  # a transaction, a page of it, and a slot there
+
+
+class Indexed(NamedTuple):
+    """What the indexes have of a record."""
+
+    delete_at: int | None = None
+    unmined_since: int | None = None
+    preserve_until: int | None = None
+    submission: int | None = None
+    weight: int = 0
+
+
+NOWHERE = Indexed()
+
+
+class Page(Struct, array_like=True):
+    """What is said of some of a transaction's outputs, in the data model's words.
+
+    `recorded` slots have a name. `spent` of them are spent. `deleted_children` spent outputs of this page and are
+    pruned.
+    """
+
+    outputs: int
+    recorded: int
+    spent: int = 0
+    creating: bool = False
+    deleted_children: list[bytes] = []
+    reassignments: list[Reassignment] = []
+    spendable_in: dict[int, int] = {}
+
+    @property
+    def all_spent(self) -> bool:
+        """Return whether nothing on this page can be spent any more."""
+        return self.spent == self.counted
+
+    @property
+    def counted(self) -> int:
+        """Return `recordUtxos`: each reassignment adds one, until a block of our chain has spent the output."""
+        return self.recorded + sum([not each.spent for each in self.reassignments])
+
+
+class Record(Page, array_like=True):
+    """The master: page 0, and the whole transaction's state. Its flags decide for every page.
+
+    `born` is the height at which the transaction was first known as unmined; it outlives being mined. `main_ids` are
+    those of its blocks that are on the longest chain: with none of them left it is unmined again. `locked_by_operator`
+    tells an operator's lock from a submission's own, which ends at a restart; it is never true without `locked`.
+    `submission` is its number while it waits as a submission, `weight` about the bytes that it takes then. `names` are
+    the hashes of the outputs and `packed` the inputs, where these are few; `apart` says that it has a row for what is
+    long.
+    """
+
+    total: int = 0
+    page_size: int = ALL_IN_ONE
+    pages: int = 0  # beside this one
+    spent_pages: int | None = None
+    is_coinbase: bool = False
+    external: bool = False
+    partial: bool = False
+    locked: bool = False
+    conflicting: bool = False
+    born: int | None = None
+    created_at: int = 0  # milliseconds
+    unmined_since: int | None = None
+    preserve_until: int | None = None
+    delete_at: int | None = None
+    spending_height: int | None = None
+    block_ids: list[int] = []
+    block_heights: list[int] = []
+    subtree_idxs: list[int | None] = []
+    main_ids: list[int] = []
+    conflicting_children: list[bytes] = []
+    fee: int | None = None
+    size: int | None = None
+    locked_by_operator: bool = False
+    version: int | None = None
+    lock_time: int | None = None
+    submission: int | None = None
+    weight: int = 0
+    names: bytes = b""
+    packed: bytes = b""
+    apart: bool = False
+
+    @property
+    def mined(self) -> bool:
+        """Return whether it is in a block of the longest chain."""
+        return bool(self.block_ids) and self.unmined_since is None
+
+    @property
+    def indexed(self) -> Indexed:
+        """Return what the indexes have of it."""
+        return Indexed(self.delete_at, self.unmined_since, self.preserve_until, self.submission, self.weight)
+
+    @property
+    def inline(self) -> bool:
+        """Return whether the names of its outputs stand in the record."""
+        return self.pages == 0 and self.total <= INLINE
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Return the page and the slot of an output."""
+        return divmod(index, self.page_size)
+
+
+class Body(Struct, array_like=True, frozen=True):
+    """What does not change: what the transaction spends, and its bytes when they are kept here.
+
+    `previous` has value and script of what each input spends, as the sender knew it.
+    """
+
+    inputs: list[OutPoint]
+    raw: bytes | None = None
+    previous: list[tuple[int, bytes] | None] | None = None
+
+
+class Apart(Struct, array_like=True, frozen=True):
+    """The row for what is long: the inputs if the record does not have them."""
+
+    packed: bytes | None
+    raw: bytes | None
+    previous: list[tuple[int, bytes] | None] | None
+
+
+class Packs(Struct, array_like=True, frozen=True):
+    """The beginning of such a row: what comes behind it is not decoded."""
+
+    packed: bytes | None
+
+
+class Lock(Struct, array_like=True, frozen=True):
+    """Who creates a transaction page by page, and until when nobody else may."""
+
+    owner: bytes
+    created_at: float
+    expires_at: float
+    process_id: int
+    hostname: str
+    expected_records: int
+
+
+def claim_key(txid: bytes, page: int, slot: int) -> bytes:
+    """Return the key of a claim."""
+    return _CLAIM_KEY(txid, page, slot)
+
+
+def claim(txid: bytes, input_index: int) -> bytes:
+    """Return the 36 bytes that name a spender: the same transaction at another input is another spender."""
+    return txid + input_index.to_bytes(4, "little")
+
+
+def claimant(row: bytes) -> tuple[bytes, int]:
+    """Return the spender in a spent slot."""
+    return row[HASH : HASH + 32], int.from_bytes(row[HASH + 32 : HASH + CLAIM], "little")
+
+
+def output_hash(txid: bytes, index: int, body: bytes) -> bytes:
+    """Return an output's name: a commitment to where it is and what the UTXO store keeps of it."""
+    made = _NO_HASH.copy()  # in half the time of a new one
+    made.update(_OUTPUT.pack(txid, index) + body)
+    return made.digest()
+
+
+def outpoints(packed: bytes) -> list[OutPoint]:
+    """Return what inputs spend."""
+    return list(_OUTPUT.iter_unpack(packed))
+
+
+def pack_outpoints(inputs: Iterable[OutPoint]) -> bytes:
+    """Return what inputs spend, as rows have it."""
+    return b"".join([_OUTPUT.pack(*outpoint) for outpoint in inputs])

@@ -1,0 +1,369 @@
+"""The pool's rows as one write or one question sees them: read once, changed in memory, written together in `flush`.
+
+What was changed is answered as changed. Whoever walks through a table flushes before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
+
+from storage import keys
+from storage.disk import Txn
+from storage.pending import Totals
+from storage.pool import Pool
+from storage.pool_index import move
+from storage.pool_layout import (
+    BODY,
+    HASH,
+    INLINE,
+    LOCK,
+    NO_NAME,
+    NOWHERE,
+    PART,
+    Apart,
+    Body,
+    Indexed,
+    Lock,
+    OutPoint,
+    Page,
+    Place,
+    Record,
+    claim_key,
+    outpoints,
+    pack_outpoints,
+)
+from storage.rows import pack, unpack
+
+_MOST = 50_000  # records that are kept in memory after they are written
+
+Claims = dict[int, bytes | None]  # of a page, by slot; None is no claim
+
+
+class PoolRows:
+    """Records, pages, claims and what else has rows, in one transaction."""
+
+    def __init__(self, pool: Pool, txn: Txn) -> None:
+        self.pool, self.txn = pool, txn
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what was read, and what was changed and is not written."""
+        self._records: dict[bytes, Record | None] = {}
+        self._indexed: dict[bytes, Indexed] = {}  # of these records
+        self._changed: set[bytes] = set()
+        self._pages: dict[bytes, dict[int, Page | None]] = {}  # further ones
+        self._changed_pages: set[tuple[bytes, int]] = set()
+        self._others: dict[bytes, dict[bytes, bytes | None]] = {}  # names, what is long and locks: by the key's rest
+        self._claims: dict[tuple[bytes, int], Claims] = {}
+        self._whole: set[tuple[bytes, int]] = set()  # pages of which all claims were read
+        self._changed_claims: set[Place] = set()
+        self._new = Totals(0, 0)  # submissions that are not written yet
+        self._recount = False  # others may have ended meanwhile
+        self._next_number: int | None = None
+
+    # --- reading ahead -------------------------------------------------------------------------------------------
+
+    def read_ahead(self, txids: Iterable[bytes], outputs: Iterable[OutPoint]) -> None:
+        """Read records, and claims on first pages, that will be asked for."""
+        wanted = {txid for txid in txids if txid not in self._records}
+        found = self.pool.records(self.txn, wanted)
+        for txid in wanted:
+            self._take_in(txid, found.get(txid))
+        places = {
+            claim_key(txid, 0, index): (txid, index)
+            for txid, index in outputs
+            if (txid, 0) not in self._whole and index not in self._claims.get((txid, 0), ())
+        }
+        claims = dict(self.txn.cursor(self.pool.claim).getmulti(sorted(places)))
+        for key, (txid, index) in places.items():
+            self._claims.setdefault((txid, 0), {})[index] = claims.get(key)
+
+    def _take_in(self, txid: bytes, record: Record | None) -> Record | None:
+        if len(self._records) > _MOST and not self._changed:
+            self._records, self._indexed = {}, {}
+        self._records[txid] = record
+        if record is not None:
+            self._indexed[txid] = record.indexed
+        return record
+
+    # --- records and pages ---------------------------------------------------------------------------------------
+
+    def record(self, txid: bytes) -> Record | None:
+        """Return a record that has a row."""
+        if txid in self._records:
+            return self._records[txid]
+        return self._take_in(txid, self.pool.record(self.txn, txid))
+
+    def put(self, txid: bytes, record: Record) -> None:
+        """Change a record, or add one."""
+        self.record(txid)
+        self._records[txid] = record
+        self._changed.add(txid)
+        if record.unmined_since is None:
+            self._recount |= self._is_new(txid) or self._indexed.get(txid, NOWHERE).submission is not None
+
+    def add(self, txid: bytes, record: Record) -> None:
+        """Add a record of a transaction of which the table has nothing."""
+        self._records[txid] = record
+        self._indexed[txid] = NOWHERE
+        self._changed.add(txid)
+        if record.submission is not None:
+            self._new = Totals(self._new.count + 1, self._new.size + record.weight)
+
+    def page(self, txid: bytes, number: int) -> Page | None:
+        """Return a page; number 0 is the record."""
+        if number == 0:
+            return self.record(txid)
+        pages = self._pages.setdefault(txid, {})
+        if number not in pages:
+            raw = self.txn.get(txid + keys.u32(number), db=self.pool.tx) if number < 0xFFFF_FFFE else None
+            pages[number] = None if raw is None else unpack(Page, raw, f"page {number} of {txid.hex()}")
+        return pages[number]
+
+    def put_page(self, txid: bytes, number: int, page: Page) -> None:
+        """Change a page, or add one."""
+        if number == 0:
+            assert isinstance(page, Record)
+            self.put(txid, page)
+        else:
+            self._pages.setdefault(txid, {})[number] = page
+            self._changed_pages.add((txid, number))
+
+    # --- names, inputs, bytes, locks -----------------------------------------------------------------------------
+
+    def _other(self, txid: bytes, rest: bytes) -> bytes | None:
+        """Return a row of a transaction."""
+        others = self._others.get(txid)
+        return others[rest] if others is not None and rest in others else self.txn.get(txid + rest, db=self.pool.tx)
+
+    def _put_other(self, txid: bytes, rest: bytes, row: bytes | None) -> None:
+        self._others.setdefault(txid, {})[rest] = row
+
+    def name(self, txid: bytes, record: Record, number: int, slot: int) -> bytes | None:
+        """Return the name of the output in a slot; None if it is none that can be spent."""
+        if record.inline:
+            found = record.names[slot * HASH : slot * HASH + HASH]
+        else:
+            part, at = divmod(slot, PART)
+            found = (self._other(txid, keys.u32(number) + keys.u32(part)) or b"")[at * HASH : at * HASH + HASH]
+        return None if found in (NO_NAME, b"") else found
+
+    def names(self, txid: bytes, record: Record, number: int) -> Iterator[tuple[int, bytes]]:
+        """Yield the slots of a page that have a name, in order."""
+        slot = 0
+        for part in [record.names] if record.inline else self._parts(txid, number):
+            for at in range(0, len(part), HASH):
+                if (name := part[at : at + HASH]) != NO_NAME:
+                    yield slot, name
+                slot += 1
+
+    def _parts(self, txid: bytes, number: int) -> Iterator[bytes]:
+        part = 0
+        while found := self._other(txid, keys.u32(number) + keys.u32(part)):
+            yield found
+            part += 1
+
+    def put_names(self, txid: bytes, record: Record, number: int, names: list[bytes]) -> None:
+        """Change the names of all outputs of a page, in the record or in rows of their own; the record is put later."""
+        if record.inline:
+            record.names = b"".join(names)
+            if len(names) == INLINE:  # it may have had one more
+                self._put_other(txid, keys.u32(0) + keys.u32(0), None)
+        else:
+            for first in range(0, len(names), PART):
+                self._put_other(txid, keys.u32(number) + keys.u32(first // PART), b"".join(names[first : first + PART]))
+
+    def put_name(self, txid: bytes, record: Record, number: int, slot: int, name: bytes) -> None:
+        """Change the name of an output that has one; the record is put later."""
+        if record.inline:
+            record.names = record.names[: slot * HASH] + name + record.names[slot * HASH + HASH :]
+        else:
+            part, at = divmod(slot, PART)
+            names = self._other(txid, keys.u32(number) + keys.u32(part)) or b""
+            self._put_other(
+                txid, keys.u32(number) + keys.u32(part), names[: at * HASH] + name + names[at * HASH + HASH :]
+            )
+
+    def body(self, txid: bytes) -> Body:
+        """Return inputs and bytes; a transaction without a record has neither."""
+        record = self.record(txid)
+        if record is None:
+            return Body([])
+        raw = self._other(txid, BODY) if record.apart else None
+        apart = Apart(None, None, None) if raw is None else unpack(Apart, raw, f"the body of {txid.hex()}")
+        return Body(outpoints(record.packed or apart.packed or b""), apart.raw, apart.previous)
+
+    def inputs(self, txid: bytes) -> list[OutPoint]:
+        """Return what a transaction spends; none without a record."""
+        record = self.record(txid)
+        if record is None:
+            return []
+        return self.body(txid).inputs if txid in self._others else self.pool.inputs(self.txn, txid, record)
+
+    def put_body(self, txid: bytes, record: Record, body: Body) -> None:
+        """Change inputs and bytes; the record is put later."""
+        packed, many = pack_outpoints(body.inputs), len(body.inputs) > INLINE
+        had, record.apart = record.apart, many or body.raw is not None or body.previous is not None
+        record.packed = b"" if many else packed
+        if record.apart:
+            self._put_other(txid, BODY, pack(Apart(packed if many else None, body.raw, body.previous)))
+        elif had:
+            self._put_other(txid, BODY, None)
+
+    def lock(self, txid: bytes) -> Lock | None:
+        """Return who creates this transaction now."""
+        raw = self._other(txid, LOCK)
+        return None if raw is None else unpack(Lock, raw, f"the lock of {txid.hex()}")
+
+    def put_lock(self, txid: bytes, lock: Lock | None) -> None:
+        """Change the lock, or remove it."""
+        self._put_other(txid, LOCK, None if lock is None else pack(lock))
+
+    # --- claims --------------------------------------------------------------------------------------------------
+
+    def claim(self, txid: bytes, page: int, slot: int) -> bytes | None:
+        """Return who spends the output in a slot, or that it is frozen."""
+        claims = self._claims.get((txid, page))
+        if claims is None:
+            claims = self._claims[txid, page] = {}
+        if slot in claims:
+            return claims[slot]
+        if self._is_new(txid) or (txid, page) in self._whole:
+            return None
+        claims[slot] = self.txn.get(claim_key(txid, page, slot), db=self.pool.claim)
+        return claims[slot]
+
+    def _is_new(self, txid: bytes) -> bool:
+        return self._indexed.get(txid) is NOWHERE
+
+    def claims(self, txid: bytes, page: int) -> dict[int, bytes]:
+        """Return all claims on outputs of a page, in order."""
+        known = self._claims.setdefault((txid, page), {})
+        if (txid, page) not in self._whole and not self._is_new(txid):
+            cursor, front = self.txn.cursor(self.pool.claim), txid + keys.u32(page)
+            there = cursor.set_range(front)
+            while there and (key := cursor.key()).startswith(front):
+                known.setdefault(keys.number(key[-4:]), cursor.value())
+                there = cursor.next()
+            self._whole.add((txid, page))
+        return {slot: by for slot, by in sorted(known.items()) if by is not None}
+
+    def put_claim(self, txid: bytes, page: int, slot: int, by: bytes | None) -> None:
+        """Change a claim, or remove it."""
+        claims = self._claims.get((txid, page))
+        if claims is None:
+            claims = self._claims[txid, page] = {}
+        claims[slot] = by
+        self._changed_claims.add((txid, page, slot))
+
+    # --- submissions ---------------------------------------------------------------------------------------------
+
+    @property
+    def totals(self) -> Totals:
+        """Return how many submissions wait, and their bytes, with those that are not written yet."""
+        if self._recount:
+            self.flush()
+        totals = self.pool.pending.totals(self.txn)
+        return Totals(totals.count + self._new.count, totals.size + self._new.size)
+
+    def next_number(self) -> int:
+        """Return the number of the next submission."""
+        number = self.pool.pending.next_number(self.txn) if self._next_number is None else self._next_number
+        self._next_number = number + 1
+        return number
+
+    # --- removing ------------------------------------------------------------------------------------------------
+
+    def remove(self, txid: bytes) -> None:
+        """Remove everything of a transaction, and all claims on its outputs."""
+        record = self.record(txid)
+        for number in range(record.pages + 1 if record else 1):
+            self._forget_page(txid, number)
+        self._forget_record(txid)
+        self._others.pop(txid, None)
+        self._delete(txid)
+
+    def remove_page(self, txid: bytes, number: int) -> None:
+        """Remove one page with the claims on it; with the first one goes what is said of the whole transaction."""
+        self._forget_page(txid, number)
+        front, others = keys.u32(number), self._others.get(txid, {})
+        for rest in [rest for rest in others if rest.startswith(front) or (number == 0 and rest == BODY)]:
+            del others[rest]
+        if number == 0:
+            self._forget_record(txid)
+            self.txn.delete(txid, db=self.pool.tx)
+            self.txn.delete(txid + BODY, db=self.pool.tx)
+        self._delete(txid + front)
+
+    def _forget_record(self, txid: bytes) -> None:
+        """Take a record out of the indexes and the memory."""
+        record = self.record(txid)
+        if record is not None:
+            if record.reassignments or record.pages:
+                self.pool.reassigned.drop(self.txn, txid)
+            self._recount |= self._is_new(txid)
+            move(self.pool, self.txn, [(txid, self._indexed.pop(txid, NOWHERE), NOWHERE)])
+        self._records[txid] = None
+        self._changed.discard(txid)
+
+    def _forget_page(self, txid: bytes, number: int) -> None:
+        """Forget what is in memory of a page, and the claims on it."""
+        self._pages.get(txid, {}).pop(number, None)
+        self._changed_pages.discard((txid, number))
+        for slot in self._claims.pop((txid, number), ()):
+            self._changed_claims.discard((txid, number, slot))
+        self._whole.discard((txid, number))
+
+    def _delete(self, front: bytes) -> None:
+        """Delete the rows and the claims whose keys begin so."""
+        for db in (self.pool.tx, self.pool.claim):
+            cursor = self.txn.cursor(db)
+            while cursor.set_range(front) and cursor.key().startswith(front):
+                cursor.delete()
+
+    # --- writing -------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write what was changed in key order, and keep indexes and totals in step."""
+        if self._changed_claims:
+            self._flush_claims()
+        if not (self._changed or self._changed_pages or self._others):
+            return
+        rows, moved = list[tuple[bytes, bytes]](), list[tuple[bytes, Indexed, Indexed]]()
+        for txid in self._changed:
+            record = self._records[txid]
+            assert record is not None
+            if record.unmined_since is None:
+                record.submission = None
+            rows.append((txid, pack(record)))
+            was, now = self._indexed.get(txid, NOWHERE), record.indexed
+            if was != now:
+                moved.append((txid, was, now))
+            self._indexed[txid] = now
+        for txid, number in self._changed_pages:
+            page = self._pages[txid][number]
+            assert page is not None
+            rows.append((txid + keys.u32(number), pack(page)))
+        for txid, others in self._others.items():
+            for rest, row in others.items():
+                if row is None:
+                    self.txn.delete(txid + rest, db=self.pool.tx)
+                else:
+                    rows.append((txid + rest, row))
+        rows.sort()
+        self.txn.cursor(self.pool.tx).putmulti(rows)
+        move(self.pool, self.txn, moved)
+        self._changed, self._changed_pages, self._others = set(), set(), {}
+        self._new, self._recount = Totals(0, 0), False
+        if len(self._records) > _MOST:
+            self.forget()
+
+    def _flush_claims(self) -> None:
+        changed = [(claim_key(*place), self._claims[place[:2]][place[2]]) for place in self._changed_claims]
+        changed.sort(key=itemgetter(0))
+        for key, by in changed:
+            if by is None:
+                self.txn.delete(key, db=self.pool.claim)
+        self.txn.cursor(self.pool.claim).putmulti([(key, by) for key, by in changed if by is not None])
+        self._changed_claims = set()
