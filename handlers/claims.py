@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from handlers import spending
 from handlers.spending import Fault, TxFault
-from handlers.transactions import Slot, TxView, show
+from handlers.transactions import Held, Slot, TxView, show
 from storage.pool_layout import OutPoint, claim
 
 UNKNOWN = Fault("TX_NOT_FOUND")
@@ -34,16 +34,23 @@ def spend(
     """
     if height <= 0:
         raise TxFault("PROCESSING", "nothing can be spent at height 0")
-    parents = {parent: view.get(parent) for parent in {parent for parent, _ in outpoints}}
+    parents, refused = dict[bytes, Held | None](), dict[bytes, Fault | None]()
     faults, taken, slots = dict[int, Fault](), dict[OutPoint, int](), dict[int, Slot]()
     for n, outpoint in enumerate(outpoints):
         parent, index = outpoint
+        if parent not in parents:
+            parents[parent] = held = view.get(parent)
+            refused[parent] = (
+                None
+                if held is None
+                else spending.record_fault(
+                    held.record, height, ignore_locked=ignore_locked, ignore_conflicting=ignore_conflicting
+                )
+            )
         if (held := parents[parent]) is None:
             faults[n] = Fault("CREATING") if parent in view.transactions.on_their_way else UNKNOWN
             continue
-        fault = spending.record_fault(
-            held.record, height, ignore_locked=ignore_locked, ignore_conflicting=ignore_conflicting
-        )
+        fault = refused[parent]
         if fault is None:
             slots[n] = page, _, slot, row = view.slot(held, index)
             fault = spending.slot_fault(page, slot, row, claim(txid, n), height, wanted.get(n) if wanted else None)

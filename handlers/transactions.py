@@ -63,11 +63,7 @@ class Transactions:
         return self.pool.has(txn, txid) or self.pool.lock(txn, txid) is not None or txid in self.on_their_way
 
     def blob(self, held: Held) -> bytes | None:
-        """Return the bytes of a transaction that are a blob; it takes its time.
-
-        Raises:
-            BlobFailed: its store does not answer.
-        """
+        """Return the bytes of a transaction that are a blob: it takes its time, and raises BlobFailed."""
         return self.blobs.get(blob_name(held.txid, partial=held.record.partial))
 
 
@@ -78,7 +74,8 @@ class TxView:
         self.transactions, self.height = transactions, height
         self.pool, self.chain, self.rules = transactions.pool, transactions.chain, transactions.rules
         self.ghosts, self.rows = self.pool.ghosts, PoolRows(self.pool, txn)
-        self._haunting: dict[bytes, Held] = {}  # ghosts that were looked at
+        self._haunted = self.ghosts.any(txn)  # whether there may be ghosts
+        self._haunting: dict[bytes, Held] = {}  # those that were looked at
         self._asked: tuple[int, int] | None = None  # the block of our chain that was looked for last, its ordinal
         self._answer: int | None = None
 
@@ -101,7 +98,7 @@ class TxView:
         record = self.rows.record(txid)
         if record is not None:
             return Held(txid, record)
-        if not self.ghosts.any(self.txn):
+        if not self._haunted:
             return None
         if txid not in self._haunting and (ghost := self.ghosts.find(self.txn, txid)) is not None:
             self._haunting[txid] = Held(txid, self._ghost_record(ghost), ghost=ghost)
@@ -137,7 +134,7 @@ class TxView:
     def claimed(self, txid: bytes, index: int) -> bytes | None:
         """Return the claim on an output of a transaction that has no record."""
         by = self.rows.claim(txid, 0, index)
-        if by is None and self.ghosts.any(self.txn):
+        if by is None and self._haunted:
             ghost = self.ghosts.claims(self.txn, txid, index).get(index)
             by = None if ghost is None else claim(*ghost)
         return by
@@ -159,7 +156,7 @@ class TxView:
 
     def _beside(self, txid: bytes) -> dict[int, bytes]:
         """Return the slots of a ghost, or the claimed ones of a transaction of the chain."""
-        claims, any_ghosts = self.rows.claims(txid, 0), self.ghosts.any(self.txn)
+        claims, any_ghosts = self.rows.claims(txid, 0), self._haunted
         ghost = self.ghosts.find(self.txn, txid) if any_ghosts else None
         if any_ghosts:
             theirs = self.ghosts.claims(self.txn, txid)
@@ -189,7 +186,7 @@ class TxView:
 
     def inputs(self, txid: bytes) -> list[OutPoint]:
         """Return what a transaction that has a record, or is a ghost, spends."""
-        if self.rows.record(txid) is not None or not self.ghosts.any(self.txn):
+        if self.rows.record(txid) is not None or not self._haunted:
             return self.rows.inputs(txid)
         ghost = self.ghosts.find(self.txn, txid)
         return [] if ghost is None else in_order(self.ghosts.inputs(self.txn, ghost))
@@ -263,8 +260,9 @@ class TxView:
         return True
 
     def forget_ghosts(self) -> None:
-        """Forget what was read of ghosts: some have ended."""
+        """Forget what was read of ghosts: some have ended, or there are new ones."""
         self._haunting.clear()
+        self._haunted = self.ghosts.any(self.txn)
 
     def put(self, txid: bytes, record: Record) -> None:
         """Store a record that has changed; what was a ghost is none then."""
@@ -317,7 +315,7 @@ class TxView:
 
     def _touch_claimant(self, txid: bytes, index: int | None) -> None:
         """Give the ghost that claims an output a record: the claim is about to change."""
-        if index is not None and self.ghosts.any(self.txn):
+        if index is not None and self._haunted:
             by = self.ghosts.claims(self.txn, txid, index).get(index)
             if by is not None:
                 self.touch(by[0])
@@ -365,7 +363,9 @@ class TxView:
 
     def read_ahead(self, txids: Iterable[bytes], outpoints: Iterable[OutPoint]) -> None:
         """Read at once what will be asked for."""
-        self.rows.read_ahead(txids, outpoints)
+        self.rows.read_ahead(txids, ())
+        record, absent = self.rows.record, self.chain.absent  # nobody has claimed of what is not known
+        self.rows.read_ahead((), [each for each in outpoints if record(each[0]) or not absent(each[0])])
 
     def flush(self) -> None:
         """Write what was changed, indexes and totals with it; whoever walks through a table does this before."""

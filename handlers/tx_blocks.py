@@ -331,6 +331,7 @@ class TxBlocks:
             take_back(view, back, block, undone)
         view.flush()
         self.pool.ghosts.make(view.txn, self.chain.gone(view.txn, back, new_ghosts), now())
+        view.forget_ghosts()
         return undone
 
     def settle_undone(self, view: TxView, undone: Undone) -> None:

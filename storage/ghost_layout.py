@@ -2,7 +2,7 @@
 
 A rollback writes the transactions of its blocks as a few large values, one generation for each rollback. A transaction
 whose bit is set is a ghost: it waits for a block, and nothing else happened to it since. Whoever changes something of
-it writes its rows in the transaction store first (`storage.ghost_records`) and clears the bit. A generation without
+it gives it a record (`TxView.touch`) and clears the bit. A generation without
 ghosts is deleted.
 
     ghost          "generations"                  MessagePack list of `Generation`

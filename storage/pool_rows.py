@@ -6,7 +6,6 @@ What was changed is answered as changed. Whoever walks through a table flushes b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from operator import itemgetter
 
 from storage import keys
 from storage.disk import Txn
@@ -27,7 +26,6 @@ from storage.pool_layout import (
     Lock,
     OutPoint,
     Page,
-    Place,
     Record,
     claim_key,
     outpoints,
@@ -57,7 +55,8 @@ class PoolRows:
         self._others: dict[bytes, dict[bytes, bytes | None]] = {}  # names, what is long and locks: by the key's rest
         self._claims: dict[tuple[bytes, int], Claims] = {}
         self._whole: set[tuple[bytes, int]] = set()  # pages of which all claims were read
-        self._changed_claims: set[Place] = set()
+        self._changed_claims: dict[bytes, bytes | None] = {}  # by their keys
+        self._totals: Totals | None = None  # as they are stored
         self._new = Totals(0, 0)  # submissions that are not written yet
         self._recount = False  # others may have ended meanwhile
         self._next_number: int | None = None
@@ -255,7 +254,7 @@ class PoolRows:
         if claims is None:
             claims = self._claims[txid, page] = {}
         claims[slot] = by
-        self._changed_claims.add((txid, page, slot))
+        self._changed_claims[claim_key(txid, page, slot)] = by
 
     # --- submissions ---------------------------------------------------------------------------------------------
 
@@ -264,8 +263,9 @@ class PoolRows:
         """Return how many submissions wait, and their bytes, with those that are not written yet."""
         if self._recount:
             self.flush()
-        totals = self.pool.pending.totals(self.txn)
-        return Totals(totals.count + self._new.count, totals.size + self._new.size)
+        if self._totals is None:
+            self._totals = self.pool.pending.totals(self.txn)
+        return Totals(self._totals.count + self._new.count, self._totals.size + self._new.size)
 
     def next_number(self) -> int:
         """Return the number of the next submission."""
@@ -302,7 +302,7 @@ class PoolRows:
         if record is not None:
             if record.reassignments or record.pages:
                 self.pool.reassigned.drop(self.txn, txid)
-            self._recount |= self._is_new(txid)
+            self._recount, self._totals = self._recount or self._is_new(txid), None
             move(self.pool, self.txn, [(txid, self._indexed.pop(txid, NOWHERE), NOWHERE)])
         self._records[txid] = None
         self._changed.discard(txid)
@@ -312,7 +312,7 @@ class PoolRows:
         self._pages.get(txid, {}).pop(number, None)
         self._changed_pages.discard((txid, number))
         for slot in self._claims.pop((txid, number), ()):
-            self._changed_claims.discard((txid, number, slot))
+            self._changed_claims.pop(claim_key(txid, number, slot), None)
         self._whole.discard((txid, number))
 
     def _delete(self, front: bytes) -> None:
@@ -355,15 +355,13 @@ class PoolRows:
         self.txn.cursor(self.pool.tx).putmulti(rows)
         move(self.pool, self.txn, moved)
         self._changed, self._changed_pages, self._others = set(), set(), {}
-        self._new, self._recount = Totals(0, 0), False
+        self._new, self._recount, self._totals = Totals(0, 0), False, None
         if len(self._records) > _MOST:
             self.forget()
 
     def _flush_claims(self) -> None:
-        changed = [(claim_key(*place), self._claims[place[:2]][place[2]]) for place in self._changed_claims]
-        changed.sort(key=itemgetter(0))
-        for key, by in changed:
-            if by is None:
-                self.txn.delete(key, db=self.pool.claim)
-        self.txn.cursor(self.pool.claim).putmulti([(key, by) for key, by in changed if by is not None])
-        self._changed_claims = set()
+        claims = [(key, by) for key, by in self._changed_claims.items() if by is not None]
+        for key in sorted(key for key, by in self._changed_claims.items() if by is None):
+            self.txn.delete(key, db=self.pool.claim)
+        self.txn.cursor(self.pool.claim).putmulti(sorted(claims))
+        self._changed_claims = {}

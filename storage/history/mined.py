@@ -133,6 +133,10 @@ class MinedStore:
         found = self._at(txn).stored.find_tx(txid)
         return None if found is None else ChainTx(txid, found.number, found.block, found.flags)
 
+    def absent(self, txid: bytes) -> bool:
+        """Return whether it was resolved that there is no such transaction."""
+        return txid in self._resolved and self._resolved[txid] is None
+
     def record(self, txn: Txn, tx: ChainTx) -> Record:
         """Return what decides about spending; the counters are `counted`'s to fill."""
         look = self._at(txn)
