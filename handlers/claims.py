@@ -36,6 +36,7 @@ def spend(
         raise TxFault("PROCESSING", "nothing can be spent at height 0")
     parents, refused = dict[bytes, Held | None](), dict[bytes, Fault | None]()
     faults, taken, slots = dict[int, Fault](), dict[OutPoint, int](), dict[int, Slot]()
+    claims = [claim(txid, n) for n in range(len(outpoints))]
     for n, outpoint in enumerate(outpoints):
         parent, index = outpoint
         if parent not in parents:
@@ -53,7 +54,7 @@ def spend(
         fault = refused[parent]
         if fault is None:
             slots[n] = page, _, slot, row = view.slot(held, index)
-            fault = spending.slot_fault(page, slot, row, claim(txid, n), height, wanted.get(n) if wanted else None)
+            fault = spending.slot_fault(page, slot, row, claims[n], height, wanted.get(n) if wanted else None)
         if fault is None and (first := taken.setdefault(outpoint, n)) != n:
             fault = Fault("SPENT", (txid, first))
         if fault is not None:
@@ -67,7 +68,7 @@ def spend(
         return
     for n, (parent, index) in enumerate(outpoints):
         if (held := parents[parent]) is not None:
-            view.claim(held, index, claim(txid, n), slots.get(n))
+            view.claim(held, index, claims[n], slots.get(n))
     for parent, held in parents.items():
         if held is not None and held.chain_tx is None:
             view.settle(parent, held.record, height)

@@ -92,15 +92,14 @@ def draft(
         unmined_since=None if mined else height,
         delete_at=height + rules.retention if conflicting and rules.retention else None,
         spending_height=height + rules.maturity if tx.coinbase else None,
-        block_ids=[at.block_id for at in mined],
-        block_heights=[at.height for at in mined],
-        subtree_idxs=[at.subtree for at in mined],
-        main_ids=[at.block_id for at in mined],
         fee=0 if tx.fee is None and not tx.inputs else tx.fee,
         size=tx.size if tx.size is not None else len(tx.raw) if tx.raw is not None else None,
         version=tx.version,
         lock_time=tx.lock_time,
     )
+    if mined:
+        record.block_ids, record.main_ids = [at.block_id for at in mined], [at.block_id for at in mined]
+        record.block_heights, record.subtree_idxs = [at.height for at in mined], [at.subtree for at in mined]
     if is_paged:  # nothing will ever spend what holds nothing
         barren = sum(not any(map(bodies.kept, _part(tx, record, number))) for number in range(1, record.pages + 1))
         record.spent_pages = barren or None

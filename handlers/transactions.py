@@ -297,7 +297,8 @@ class TxView:
             return False
         if row[HASH:] == by:
             return True
-        self._touch_claimant(held.txid, index if number == 0 else None)
+        if self._haunted and number == 0:
+            self._touch_claimant(held.txid, index)
         self.rows.put_claim(held.txid, number, slot, by or None)
         if held.chain_tx is None:
             spending.assign(held.record, page, row, by)
@@ -313,12 +314,11 @@ class TxView:
         self._touch_claimant(txid, index)
         self.rows.put_claim(txid, 0, index, None)
 
-    def _touch_claimant(self, txid: bytes, index: int | None) -> None:
+    def _touch_claimant(self, txid: bytes, index: int) -> None:
         """Give the ghost that claims an output a record: the claim is about to change."""
-        if index is not None and self._haunted:
-            by = self.ghosts.claims(self.txn, txid, index).get(index)
-            if by is not None:
-                self.touch(by[0])
+        by = self.ghosts.claims(self.txn, txid, index).get(index) if self._haunted else None
+        if by is not None:
+            self.touch(by[0])
 
     def mark_spent(self, txid: bytes, record: Record, index: int, *, spent: bool) -> bool:
         """Say whether a block spends an output, if that was reassigned; return whether it was, and this is new.

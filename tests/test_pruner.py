@@ -279,8 +279,8 @@ def test_a_large_transaction_waits_for_its_unmined_child(tmp_path: Path, crowd: 
             new_records.put_page(view, large, record, number)
 
     def delete() -> Deleted:
-        step: Deleted = house.disk.write(lambda txn: house.deletion.delete_due(txn, 118))
-        return step
+        done: Deleted = house.disk.write(lambda txn: house.deletion.delete_due(txn, 118))
+        return done
 
     def forgive(view: TxView) -> None:
         for number in range(4):
@@ -295,8 +295,7 @@ def test_a_large_transaction_waits_for_its_unmined_child(tmp_path: Path, crowd: 
         for n in range(crowd):
             house.create(pay(f"other {n}"), 117)
         large = house.record("large")
-        assert large is not None
-        assert large.delete_at == 108 + RETENTION
+        assert large is not None and large.delete_at == 108 + RETENTION
         house.write(lambda view: states.set_mined(view, txid("child"), Mined(108, 108), unset=True))
         assert delete().skipped == {txid("large"): "unmined_child"}
         house.spoil(txid("child"))
