@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from feeds.cardano import byron, shelley
+from feeds.cardano import byron, headers, shelley
 from feeds.cardano.eras import ALONZO, BYRON, BYRON_BOUNDARY, CONWAY, NAMES, Network
 from feeds.cardano.errors import BlockError, CutShort
 from feeds.cardano.witnesses import read_witnesses
@@ -102,7 +102,7 @@ def _decode_shelley(buf: bytes, at: int, era: int, network: Network) -> tuple[Bl
     """Read `[header, bodies, witnesses, metadata]`, since Alonzo with the invalid transactions behind."""
     parts, begin = 5 if era >= ALONZO else 4, at
     count, at = (parts, at + 1) if buf[at] == 0x80 + parts else fields(buf, at, parts, what="the block")
-    height, slot, previous, end = shelley.read_header(buf, at)
+    height, slot, previous, issuer, end = headers.read_header(buf, at)
     _check_place(height, slot, at)
     digest = blake2b(buf[at:end], digest_size=32).digest()
     if buf.startswith(_EMPTY[parts], end):
@@ -120,6 +120,7 @@ def _decode_shelley(buf: bytes, at: int, era: int, network: Network) -> tuple[Bl
         epoch=network.epoch(slot),
         era=NAMES[era],
         size=at - begin,
+        issuer=issuer,
         txs=txs,
     )
     return block, at

@@ -16,6 +16,7 @@ from typing import TypeVar
 from feeds.cardano.block import FAR_AWAY
 from feeds.cardano.eras import ALONZO, NAMES, Network
 from feeds.cardano.ogmios_addresses import from_text
+from feeds.cardano.ogmios_issuers import read_issuer
 from feeds.cardano.ogmios_json import Block, Boundary, MessageError, Praos, unhex
 from feeds.cardano.ogmios_json import Output as SaidOutput
 from feeds.cardano.ogmios_json import Reference as SaidReference
@@ -62,6 +63,7 @@ def decode_block(block: Block, network: Network, before_slot: int | None = None)
         epoch=epoch,
         era=block.era,
         size=None if isinstance(block, Boundary) or block.size is None else block.size.bytes,
+        issuer=read_issuer(block.issuer) if isinstance(block, Praos) else None,
         txs=_each(lambda tx: _transaction(tx, block.era), said, ".transactions"),
     )
 

@@ -220,7 +220,7 @@ class _Block(Struct, frozen=True, gc=False, rename="camel", tag_field="type", fo
     transactions: list[Transaction] = []
     size: BlockSize | None = None
     protocol: Skipped = Skipped()
-    issuer: Skipped = Skipped()
+    issuer: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class Byron(_Block, frozen=True, gc=False, kw_only=True, tag="bft"):

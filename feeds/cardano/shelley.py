@@ -1,4 +1,4 @@
-"""The transactions of a block since Shelley, and what its header says. The hot path of catching up.
+"""The transactions of a block since Shelley. The hot path of catching up.
 
 The common encodings are read in line; whatever else CBOR allows goes through the functions of `cbor`.
 """
@@ -32,45 +32,8 @@ _SET_TAG = 258
 Body = tuple[bytes, list[OutPoint], list[Output], list[OutPoint], list[OutPoint], Output | None, int]
 
 
-def _usual_headers() -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
-    """Return a header in its shortest encoding as eras until Alonzo have it, and as those since; see `read_header`.
-
-    Height, slot and the hash of the block before are its groups; every key, proof and signature has its one length.
-    """
-    number = rb"(?:[\x00-\x17]|\x18.|\x19..|\x1a.{4}|\x1b.{8})"
-    key, signature, proof = rb"\x58\x20.{32}", rb"\x58\x40.{64}", rb"\x82\x58\x40.{64}\x58\x50.{80}"
-    begin = b"(" + number + b")(" + number + rb")\x58\x20(.{32})" + 2 * key
-    body, certificate = number + key, key + 2 * number + signature
-    flat = rb"\x82\x8f" + begin + 2 * proof + body + certificate + 2 * number
-    nested = rb"\x82\x8a" + begin + proof + body + rb"\x84" + certificate + rb"\x82" + 2 * number
-    sum_signature = rb"\x59\x01\xc0.{448}"
-    return re.compile(flat + sum_signature, re.DOTALL), re.compile(nested + sum_signature, re.DOTALL)
-
-
-_USUAL_FLAT, _USUAL_NESTED = _usual_headers()
 # {0: address, 1: coin or [coin, assets]} as far as the coin: the address of either length, whether assets follow, coin.
 _USUAL_OUTPUT = re.compile(rb"\xa2\x00\x58(?:\x1d(.{29})|\x39(.{57}))\x01(\x82)?(?:\x1a(.{4})|\x1b(.{8}))", re.DOTALL)
-
-
-def read_header(buf: bytes, at: int) -> tuple[int, int, bytes | None, int]:
-    """Return height, slot, the hash of the block before (None: there is none), and where the header ends.
-
-    Most blocks of a chain are little more than their header, so its usual form is found in one step.
-    """
-    usual = (_USUAL_NESTED if buf[at + 1] == 0x8A else _USUAL_FLAT).match(buf, at)
-    if usual is not None:
-        height, _ = uint(buf, at + 2)
-        slot, _ = uint(buf, usual.start(2))
-        return height, slot, usual[3], usual.end()
-    end = skip(buf, at)
-    _, at = fields(buf, at, 2, what="the header")
-    _, at = fields(buf, at, 10, 15, what="the header's body")
-    height, at = uint(buf, at)
-    slot, at = uint(buf, at)
-    if buf[at] == 0xF6:
-        return height, slot, None, end
-    previous, _ = sized_bytes(buf, at, 32, "the previous block's hash")
-    return height, slot, previous, end
 
 
 def read_body(buf: bytes, at: int) -> tuple[Body, int]:

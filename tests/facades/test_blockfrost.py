@@ -476,3 +476,13 @@ def test_a_hash_of_a_transaction_by_itself() -> None:
     tx = read_transaction(raw)
     assert tx.raw == raw and tx.size == len(raw) - 1 and tx.fee == 200_000
     assert tx.txid == blake2b(raw[1 : skip(raw, 1)], digest_size=32).digest()
+
+
+def test_the_issuer_of_a_block(frost: Asked) -> None:
+    at = blocks()[30]
+    assert at.issuer is not None and at.issuer.vkey is not None and at.issuer.op_cert is not None
+    pool = blake2b(at.issuer.vkey, digest_size=28).digest()
+    found = ask(frost, f"/blocks/{at.height}")
+    assert found["slot_leader"] == bech32.encode("pool", *bech32.symbols(pool))
+    assert found["block_vrf"].startswith("vrf_vk1") and found["op_cert"] == at.issuer.op_cert.hex()
+    assert found["op_cert_counter"] == str(at.issuer.op_cert_counter)

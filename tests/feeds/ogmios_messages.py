@@ -15,7 +15,7 @@ from typing import Any
 from cbor2 import CBORDecoder, loads
 from msgspec.structs import replace
 
-from handlers.events import BlockApplied, OutPoint, Output, Tx
+from handlers.events import BlockApplied, Issuer, OutPoint, Output, Tx
 
 Json = dict[str, Any]
 LANGUAGES = ("native", "plutus:v1", "plutus:v2", "plutus:v3")
@@ -84,11 +84,7 @@ def block_json(block: BlockApplied, dialect: Dialect = V6, raw: bytes = b"", bou
     if boundary:
         return said | {"type": "ebb"}
     said |= {"slot": block.slot, "size": {"bytes": block.size}, "protocol": {"version": {"major": 8, "minor": 0}}}
-    said["issuer"] = {
-        "verificationKey": "ab" * 32,
-        "vrfVerificationKey": "cd" * 32,
-        "leaderValue": {"output": "ef" * 64},
-    }
+    said["issuer"] = issuer_json(block.issuer)
     if block.era == "byron":
         said |= {"type": "bft", "operationalCertificates": [], "delegate": {"verificationKey": "12" * 64}}
     cbors = transactions_cbor(raw) if dialect.transaction_cbor else [None] * len(block.txs)
@@ -97,6 +93,18 @@ def block_json(block: BlockApplied, dialect: Dialect = V6, raw: bytes = b"", bou
         transaction_json(tx, str(block.era), dialect, cbor) for tx, cbor in zip(block.txs, cbors, strict=True)
     ]
     return said
+
+
+def issuer_json(issuer: Issuer | None) -> Json:
+    if issuer is None or issuer.vkey is None or issuer.vrf_vkey is None or issuer.op_cert is None:
+        return {"verificationKey": "ab" * 64}
+    kes = {"period": 1, "verificationKey": issuer.op_cert.hex()}
+    return {
+        "verificationKey": issuer.vkey.hex(),
+        "vrfVerificationKey": issuer.vrf_vkey.hex(),
+        "operationalCertificate": {"count": issuer.op_cert_counter, "kes": kes},
+        "leaderValue": {"output": "ef" * 64},
+    }
 
 
 def transaction_json(tx: Tx, era: str, dialect: Dialect, cbor: bytes | None) -> Json:

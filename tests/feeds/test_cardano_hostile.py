@@ -15,7 +15,7 @@ from real_data import names, need
 from test_cardano_chunks import CHAIN
 from test_cardano_made_blocks import KEY_ADDRESS, body, shelley_block
 
-from feeds.cardano import shelley
+from feeds.cardano import headers, shelley
 from feeds.cardano.block import MAX_BLOCK_BYTES, decode_block
 from feeds.cardano.chunks import blocks_in
 from feeds.cardano.eras import MAINNET, NAMES
@@ -66,7 +66,8 @@ def outcome(raw: bytes) -> tuple[BlockApplied, int] | str:
 def step_by_step() -> Iterator[None]:
     """Have nothing read in its usual form, so that each field is looked at by itself."""
     never = re.compile(rb"(?!)")
-    with patch.multiple(shelley, _USUAL_FLAT=never, _USUAL_NESTED=never, _USUAL_OUTPUT=never):
+    usual = patch.multiple(headers, _USUAL_FLAT=never, _USUAL_NESTED=never)
+    with usual, patch.multiple(shelley, _USUAL_OUTPUT=never):
         yield
 
 
@@ -77,7 +78,7 @@ def test_usual_forms_are_those_of_real_blocks() -> None:
         if not name.startswith("cardano/single/byron"):
             raw = need(name).read_bytes()
             assert survive(raw) is not None
-            header = shelley._USUAL_NESTED if raw[4] == 0x8A else shelley._USUAL_FLAT
+            header = headers._USUAL_NESTED if raw[4] == 0x8A else headers._USUAL_FLAT
             assert header.match(raw, 3), name
             outputs += shelley._USUAL_OUTPUT.search(raw) is not None
     assert outputs

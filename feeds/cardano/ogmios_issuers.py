@@ -1,0 +1,44 @@
+"""Who made a block, as an Ogmios server tells it."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from feeds.cardano.ogmios_json import MessageError, Natural, unhex
+from handlers.events import Issuer
+
+
+class _Kes(Struct, frozen=True, gc=False, rename="camel"):
+    verification_key: str
+
+
+class _Certificate(Struct, frozen=True, gc=False):
+    count: Natural
+    kes: _Kes
+
+
+class _Issuer(Struct, frozen=True, gc=False, rename="camel"):
+    """Who made a block."""
+
+    verification_key: str
+    vrf_verification_key: str
+    operational_certificate: _Certificate | None = None
+
+
+_read = msgspec.json.Decoder(_Issuer).decode
+
+
+def read_issuer(raw: msgspec.Raw) -> Issuer | None:
+    """Return who made a block; None where the server says it in another form, since nothing depends on it."""
+    try:
+        said = _read(raw)
+        certificate = said.operational_certificate
+        return Issuer(
+            unhex(said.verification_key, ".issuer", 32),
+            unhex(said.vrf_verification_key, ".issuer", 32),
+            None if certificate is None else unhex(certificate.kes.verification_key, ".issuer", 32),
+            None if certificate is None else certificate.count,
+        )
+    except (msgspec.DecodeError, MessageError):
+        return None
