@@ -30,6 +30,7 @@ from chains import (
 from messages import Line, Listener, follow, json_line, message, take
 
 import storage.history.history
+import storage.history.recent
 from handlers.events import (
     BlockCommitted,
     BlockPersisted,
@@ -419,6 +420,30 @@ def test_a_block_whose_height_falls_is_no_deeper_than_the_highest(tmp_path: Path
         for each in (high, low):
             follow(chain, Line([message(each, Listener(12))]))
         assert list(dump(chain.store)["undo"]) == [1, 2]
+
+
+def test_a_transaction_comes_again_after_a_rollback(tmp_path: Path) -> None:
+    """What an index says of it, in a run that the rollback has cut, is not taken for an earlier one of its id."""
+    first = block(None, *(tx(f"a{n}", output("ann")) for n in range(4)))
+    second, other = block(first, tx("b", output("bob"))), block(first, tx("c", output("cid")))
+    with open_chain(tmp_path) as chain:
+        feed(chain, first, second)
+        assert chain.rollback(back_to(first))
+        feed(chain, other)
+        feed(chain, block(other, tx("b", output("bob"))))
+        assert set(live(chain.store)) == {*(at(f"a{n}") for n in range(4)), at("b"), at("c")}
+
+
+def test_a_rollback_before_all_undo_logs_were_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restart they are read some at a time: not those of blocks that were taken back meanwhile."""
+    monkeypatch.setattr(storage.history.recent, "_LOADED", 1)
+    with open_chain(tmp_path) as chain:
+        feed(chain, *SPENDING[:5])
+    with open_chain(tmp_path) as chain:
+        assert chain.rollback(back_to(SPENDING[1]))
+        for _ in range(6):
+            chain.keep_house(1)
+        feed(chain, *SPENDING[2:5])
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------

@@ -228,6 +228,28 @@ def test_room_that_was_waited_for_and_not_taken_is_given_to_others() -> None:
     waiting(test)
 
 
+def test_who_waits_for_room_is_not_overtaken_by_whoever_needs_less() -> None:
+    async def test(inbox: Inbox) -> None:
+        busy, long, short = (Channel(inbox, "user") for _ in range(3))
+        admitted: list[str] = []
+
+        async def enter(name: str, channel: Channel, size: int) -> None:
+            await channel.reserve(size)
+            admitted.append(name)
+
+        await busy.reserve(9 * weight(0) - 512)
+        async with anyio.create_task_group() as all_:
+            all_.start_soon(enter, "long", long, 4000)
+            await settle()
+            all_.start_soon(enter, "short", short, 0)
+            await settle()
+            assert admitted == []
+            busy.release(9 * weight(0) - 512)
+        assert admitted == ["long", "short"]
+
+    waiting(test)
+
+
 def test_a_giant_is_let_in_beside_the_others() -> None:
     """One at a time: the next giant waits for it, and nobody else does."""
 

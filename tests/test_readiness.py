@@ -15,6 +15,8 @@ from patience import until
 from questions import Web, free_port
 from scenarios import back_to, chain
 
+from daemon.http.daemon_link import DaemonLink
+from handlers.events import ChainName, Welcome
 from handlers.readiness import Readiness, blocks_behind, readiness
 
 FRESH = {"daemon": True, "tip_height": 5, "lag_blocks": 0, "feeder_away_s": 0.0, "grace_s": 60.0}
@@ -164,3 +166,12 @@ def test_status_says_how_many_of_the_unmined_have_lost_a_conflict(tmp_path: Path
         found = report(daemon, 0)
         assert (found["unmined"], found["waiting"], found["conflicting"]) == (2, 0, 2)
         assert "2 in no block (0 waiting, 2 conflicting)" in handlers(found)["transactions"][1]
+
+
+def test_a_worker_that_starts_knows_when_the_last_block_came(tmp_path: Path) -> None:
+    link = DaemonLink(tmp_path)
+    nowhere = {"points": [], "tip": None, "rollback_floor": None, "persisted_height": None}
+    chain_name = ChainName("cardano", "mainnet")
+    link.take(Welcome(protocol=1, version="0", chain=chain_name, seconds_since_last_block=100.0, **nowhere))
+    since = link.seconds_since_last_block()
+    assert since is not None and since >= 100.0
