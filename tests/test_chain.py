@@ -422,6 +422,18 @@ def test_a_block_whose_height_falls_is_no_deeper_than_the_highest(tmp_path: Path
         assert list(dump(chain.store)["undo"]) == [1, 2]
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_an_index_behind_the_last_output_spends_nothing(at_once: bool, tmp_path: Path) -> None:
+    """Neither the first output of the transaction that comes next, in a batch and in the store."""
+    first = block(None, tx("a", output("ann")), tx("b", output("bob")))
+    second = block(first, tx("c", spends=[at("a", 1), at("b", 1)]))
+    with open_chain(tmp_path) as chain:
+        for blocks in [(first, second)] if at_once else [(first,), (second,)]:
+            feed(chain, *blocks)
+        assert set(live(chain.store)) == {at("a"), at("b")}
+        assert [missing for _, missing in chain.take_missing()] == [[at("a", 1), at("b", 1)]]
+
+
 def test_a_transaction_comes_again_after_a_rollback(tmp_path: Path) -> None:
     """What an index says of it, in a run that the rollback has cut, is not taken for an earlier one of its id."""
     first = block(None, *(tx(f"a{n}", output("ann")) for n in range(4)))
@@ -442,7 +454,7 @@ def test_a_rollback_before_all_undo_logs_were_read(tmp_path: Path, monkeypatch: 
     with open_chain(tmp_path) as chain:
         assert chain.rollback(back_to(SPENDING[1]))
         for _ in range(6):
-            chain.keep_house(1)
+            chain.maintain(1)
         feed(chain, *SPENDING[2:5])
 
 

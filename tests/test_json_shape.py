@@ -72,3 +72,10 @@ def test_what_has_another_shape_is_refused_with_its_place(raw: bytes, place: str
     with pytest.raises(msgspec.DecodeError) as why:
         json_shape.check(raw)
     assert place in str(why.value)
+
+
+@pytest.mark.parametrize("text", ["abc", "ab cd", " ab", "ab\n", "zz", "0xab"])
+def test_hex_is_digits_alone(text: str) -> None:
+    message = {"type": "Rollback", "to": {"hash": text}}
+    with pytest.raises(Refused, match=r"Expected a hex string - at `\$\.to\.hash`"):
+        wire.decode(msgspec.json.encode(message), "json")
