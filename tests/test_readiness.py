@@ -170,8 +170,16 @@ def test_status_says_how_many_of_the_unmined_have_lost_a_conflict(tmp_path: Path
 
 def test_a_worker_that_starts_knows_when_the_last_block_came(tmp_path: Path) -> None:
     link = DaemonLink(tmp_path)
-    nowhere = {"points": [], "tip": None, "rollback_floor": None, "persisted_height": None}
-    chain_name = ChainName("cardano", "mainnet")
-    link.take(Welcome(protocol=1, version="0", chain=chain_name, seconds_since_last_block=100.0, **nowhere))
+    welcome = Welcome(
+        protocol=1,
+        version="0",
+        chain=ChainName("cardano", "mainnet"),
+        tip=None,
+        points=[],
+        rollback_floor=None,
+        persisted_height=None,
+        seconds_since_last_block=100.0,
+    )
+    link.take(welcome)
     since = link.seconds_since_last_block()
     assert since is not None and since >= 100.0
