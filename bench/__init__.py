@@ -1,1 +1,1 @@
-"""Measuring: workloads, and the real path beside its peers."""
+"""Measuring: workloads, and the real path next to its peers."""

@@ -1,4 +1,4 @@
-"""`utxod bench apply`: blocks through the real path (socket, decode, apply, commit with fsync), beside peers."""
+"""`utxod bench apply`: blocks through the real path (socket, decode, apply, commit with fsync), next to peers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OURS = "utxod "
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """What is applied, and the store that stands before it."""
+    """What is applied, and the store that precedes it."""
 
     load: Workload
     store: Path | None = None
@@ -105,7 +105,7 @@ def apply(
 ) -> None:
     """Measure catch-up, the tip, and a rollback of ten blocks; with --peers, the peers' figures and the ratios.
 
-    With --old a set of that many outputs stands before anything is measured, in every system alike.
+    With --old a set of that many outputs exists before anything is measured, in every system alike.
     """
     if old_store and not old:
         raise click.UsageError("--old-store needs --old")
@@ -124,7 +124,7 @@ def apply(
     title = f"{load.name}: {len(load.timed)} blocks, {load.transactions} transactions, {load.outputs} outputs"
     ratios = [ratio for name in scripts for ratio in _ratios(name)]
     if before:
-        ratios.append(Ratio("transactions/s, old set beside none", _OURS + _CATCH_UP, _OURS + _SMALL, "txs_per_s"))
+        ratios.append(Ratio("transactions/s, old set next to none", _OURS + _CATCH_UP, _OURS + _SMALL, "txs_per_s"))
     if as_json:
         for line in lines(title, *found, ratios):
             click.echo(line)
@@ -133,10 +133,10 @@ def apply(
 
 
 def _ratios(peer: str) -> Iterator[Ratio]:
-    yield Ratio(f"transactions/s, beside {peer}", _OURS + _CATCH_UP, peer, "txs_per_s")
-    yield Ratio(f"p50 at the tip, beside {peer}", _OURS + _TIP, peer, "block_p50_ms")
-    yield Ratio(f"p99 at the tip, beside {peer}", _OURS + _TIP, peer, "block_p99_ms")
-    yield Ratio(f"ten blocks back, beside {peer}", _OURS + _CATCH_UP, peer, "rollback_10_ms")
+    yield Ratio(f"transactions/s, next to {peer}", _OURS + _CATCH_UP, peer, "txs_per_s")
+    yield Ratio(f"p50 at the tip, next to {peer}", _OURS + _TIP, peer, "block_p50_ms")
+    yield Ratio(f"p99 at the tip, next to {peer}", _OURS + _TIP, peer, "block_p99_ms")
+    yield Ratio(f"ten blocks back, next to {peer}", _OURS + _CATCH_UP, peer, "rollback_10_ms")
 
 
 def _ours(stage: Stage, small: Stage, folder: Path) -> dict[str, Callable[[], Figures]]:

@@ -1,4 +1,4 @@
-"""The facades beside our own routes: small answers of Kupo's and Blockfrost's API, and a large address streamed."""
+"""The facades next to our own routes: small answers of Kupo's and Blockfrost's API, and a large address streamed."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _NOBODY = Welcome(
 @click.argument("chunks", type=click.Path(exists=True, path_type=Path))
 @click.option("--network", default="preview", show_default=True, type=click.Choice(sorted(NETWORKS)))
 def feed(chunks: Path, network: str) -> None:
-    """Measure a chain of chunk files: decoding alone, beside cbor2, the feed alone, and the whole way to the disk."""
+    """Measure a chain of chunk files: decoding alone, next to cbor2, the feed alone, and the whole way to the disk."""
     gc.set_threshold(100_000, 50, 100)
     blocks, txs, eras = 0, 0, set[str | None]()
     began = time.perf_counter()

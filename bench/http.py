@@ -1,4 +1,4 @@
-"""`utxod bench http`: pages beside a constant answer, alone and while blocks are applied; an address that is large."""
+"""`utxod bench http`: pages next to a constant answer, alone and while blocks are applied; an address that is large."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from handlers.addresses import codec
 
 _CONNECTIONS = 16
 _CONSTANT = b'{"ok":true}'
-_WALLETS, _OFTEN = 3000, 200  # that hold a page each; so many of them are asked again and again
+_WALLETS, _OFTEN = 3000, 200  # that hold a page each; so many of them are asked repeatedly
 _OUTPUTS = 30  # of a wallet
 
 
@@ -136,7 +136,7 @@ class Bench:
         self._seconds, self._rounds = seconds, rounds
 
     def alone(self, questions: Iterable[Asked]) -> dict[str, list[Measured]]:
-        """Ask, with nobody else about."""
+        """Ask, with no one else about."""
         return self._in_turn({asked.name: partial(self._ask, asked) for asked in questions})
 
     def fed(self, questions: Iterable[Asked]) -> dict[str, list[Measured]]:
@@ -177,19 +177,19 @@ class Bench:
 @click.option("--facades", "with_facades", is_flag=True, help="Ask Kupo's and Blockfrost's API too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def http(seconds: float, rounds: int, txs: int, outputs: int, old: int, with_facades: bool, as_json: bool) -> None:
-    """Measure pages of 25 outputs beside a constant answer of the same server, alone and beside a busy writer.
+    """Measure pages of 25 outputs next to a constant answer of the same server, alone and next to a busy writer.
 
     Then, in a store of its own, pages and balances of an address with very many outputs.
     """
     load_before = os.getloadavg()[0]
     _tell("machine", {"cores": os.cpu_count() or 0, "load_average_before": round(load_before, 2)}, as_json)
-    _beside_the_constant(seconds, rounds, txs, OldSet(old), with_facades, as_json)
+    _against_the_constant(seconds, rounds, txs, OldSet(old), with_facades, as_json)
     if outputs:
         _large_address(outputs, OldSet(old), with_facades, as_json)
 
 
 def _fed(socket: Path, old: OldSet) -> Made:
-    """Feed an old set, and return the chain that goes on after it."""
+    """Feed an old set, and return the chain that continues after it."""
     if old.outputs == 0:
         return Made(_WALLETS)
     with closing(Client(socket)) as client:
@@ -216,18 +216,20 @@ def _large_address(outputs: int, old: OldSet, with_facades: bool, as_json: bool)
         _tell("kupo, an address with many outputs, streamed", msgspec.structs.asdict(streamed), as_json)
 
 
-def _beside_the_constant(seconds: float, rounds: int, txs: int, old: OldSet, with_facades: bool, as_json: bool) -> None:
-    with tempfile.TemporaryDirectory(prefix="utxod-bench-") as temporary, ExitStack() as house:
+def _against_the_constant(
+    seconds: float, rounds: int, txs: int, old: OldSet, with_facades: bool, as_json: bool
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="utxod-bench-") as temporary, ExitStack() as stack:
         folder = Path(temporary) / "store"
-        house.enter_context(running(folder, family="cardano", network="mainnet"))
+        stack.enter_context(running(folder, family="cardano", network="mainnet"))
         made = _fed(folder / "utxod.sock", old)
         client = Client(folder / "utxod.sock")
         client.feed([wire.encode(block, "frames") for block in made.fill(_OUTPUTS)])
         client.close()
-        feeder = house.enter_context(closing(Feeder(folder / "utxod.sock", made, txs)))
-        constant, server = house.enter_context(_constant())
+        feeder = stack.enter_context(closing(Feeder(folder / "utxod.sock", made, txs)))
+        constant, server = stack.enter_context(_constant())
         (one, supervisor), (two, supervisor_of_two) = (
-            house.enter_context(_workers(folder, number)) for number in (1, 2)
+            stack.enter_context(_workers(folder, number)) for number in (1, 2)
         )
         write = codec("cardano", "mainnet").write
         pages = [f"/api/v1/addresses/{write(wallet)}/utxos?count=25" for wallet in made.wallets]
@@ -260,13 +262,13 @@ def _show(title: str, found: dict[str, list[Measured]], as_json: bool) -> None:
                 field: round(median(getattr(one, field) for one in loads), 3)
                 for field in ("requests_per_s", "p50_ms", "p99_ms", "worst_ms", "bytes_per_answer")
             } | {"failures": sum(one.failures for one in loads)}
-            beside = [
+            others = [
                 one.load.requests_per_s / other.load.requests_per_s
                 for one, other in zip(each, constant, strict=True)
                 if one.load and other.load
             ]
             row["server_us_per_answer"] = round(median(one.server_us for one in each if one.server_us is not None), 1)
-            row |= {"of_the_constant": round(median(beside), 3), "p99_by_p50": round(row["p99_ms"] / row["p50_ms"], 2)}
+            row |= {"of_the_constant": round(median(others), 3), "p99_by_p50": round(row["p99_ms"] / row["p50_ms"], 2)}
         if rates := [one.writer_txs_per_s for one in each if one.writer_txs_per_s is not None]:
             row["writer_txs_per_s"] = round(median(rates))
         _tell(f"{title}: {name}", row, as_json)

@@ -1,4 +1,4 @@
-"""How long a block waits while a very large transaction is created beside it."""
+"""How long a block waits while a very large transaction is created next to it."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def large(outputs: int, work: Path | None) -> None:
         def submit() -> None:
             took[0] = submitter.feed([order])
 
-        beside, height, thread = list[float](), 121, threading.Thread(target=submit)
+        waits, height, thread = list[float](), 121, threading.Thread(target=submit)
         thread.start()
         while thread.is_alive():
-            beside.append(feeder.feed([_block(height)]))
+            waits.append(feeder.feed([_block(height)]))
             height += 1
         thread.join()
         click.echo(f"a transaction of {outputs:,} outputs ({len(order) >> 20} MiB) was created in {took[0]:.1f} s")
         click.echo(f"blocks of {_TXS} transactions, alone:  {_told(alone)}")
-        click.echo(f"blocks of {_TXS} transactions, beside: {_told(beside)}, {len(beside)} of them")
+        click.echo(f"blocks of {_TXS} transactions, meanwhile: {_told(waits)}, {len(waits)} of them")
         click.echo(f"peak memory {daemon.peak_mb:.0f} MB")
         feeder.close()
         submitter.close()

@@ -33,12 +33,12 @@ class Giant(Struct, frozen=True):
     balance_memory_mb: float
     others_p50_ms: float
     others_p99_ms: float
-    others_p50_beside_balances_ms: float
-    others_p99_beside_balances_ms: float
+    others_p50_with_balances_ms: float
+    others_p99_with_balances_ms: float
 
 
 def measure(port: int, worker: int, giant: str, small: Sequence[str]) -> Giant:
-    """Ask one worker, which nobody else asks, for the giant and for small addresses."""
+    """Ask one worker, which no one else asks, for the giant and for small addresses."""
     paths = [f"/api/v1/addresses/{address}/utxos?count={_COUNT}" for address in small[:_PAGES]]
     of_giant, balance = f"/api/v1/addresses/{giant}/utxos?count={_COUNT}", f"/api/v1/addresses/{giant}/balance"
     asker = _Asker(port)
@@ -50,12 +50,12 @@ def measure(port: int, worker: int, giant: str, small: Sequence[str]) -> Giant:
     middle = median(_pages(asker, of_giant, asker.cursor))
     others = load.result(load.start(Task(port, paths, 4, _ASKING_S)))
     balances = _Balances(port, balance, worker)
-    beside = load.result(load.start(Task(port, paths, 4, _ASKING_S)))
+    loaded = load.result(load.start(Task(port, paths, 4, _ASKING_S)))
     balances.stop()
     figures = (
         *(page_ms, begin, middle, end, by_number),
         *(median(balances.took), balances.memory_mb),
-        *(others.p50_ms, others.p99_ms, beside.p50_ms, beside.p99_ms),
+        *(others.p50_ms, others.p99_ms, loaded.p50_ms, loaded.p99_ms),
     )
     return Giant(outputs, *(round(figure, 3) for figure in figures))
 
@@ -92,7 +92,7 @@ class _Asker:
 
 
 class _Balances:
-    """Asks for a balance again and again, and looks at the worker's own memory meanwhile."""
+    """Asks for a balance repeatedly, and examines the worker's own memory meanwhile."""
 
     def __init__(self, port: int, path: str, worker: int) -> None:
         self._asker, self._path = _Asker(port), path

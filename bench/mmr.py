@@ -1,4 +1,4 @@
-"""What an MMR store costs: catch-up and rollback beside a classic store, and how long a proof takes."""
+"""What an MMR store costs: catch-up and rollback next to a classic store, and how long a proof takes."""
 
 from __future__ import annotations
 

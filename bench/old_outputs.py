@@ -1,4 +1,4 @@
-"""A set that stands before anything is measured: any number of outputs, made from a seed and held nowhere."""
+"""A set that exists before anything is measured: any number of outputs, made from a seed and held nowhere."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class OldSet(msgspec.Struct, frozen=True):
 
 
 def paid_to(chance: float, own: bytes) -> bytes:
-    """Return an address of its own, or one of those that are used again and again, a few of them by far the most."""
+    """Return an address of its own, or one of those that are used repeatedly, a few of them by far the most."""
     if chance < _FRESH:
         return b"\x00\x14" + own
     return address(b"%d" % int(_REUSED ** ((chance - _FRESH) / (1 - _FRESH))))

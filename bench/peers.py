@@ -69,7 +69,7 @@ class Peers:
         if script == "peer_electrumx.py":
             own = Path(__file__).with_name("electrumx_parts.py")
             python = self._electrumx()
-            command = [str(python), "-P", str(own), str(self._folder / script)]  # without our modules beside it
+            command = [str(python), "-P", str(own), str(self._folder / script)]  # without our modules next to it
         environ = _environment(self._work) | {"CHAIN": str(self._chain)}
         done = subprocess.run([*command, *arguments], capture_output=True, text=True, env=environ, check=False)
         line = next((line for line in done.stdout.splitlines() if line.startswith("RESULT ")), None)

@@ -1,4 +1,4 @@
-"""Blocks beside a pruner that has very much to delete: how long they wait, with and without it, and its own time."""
+"""Blocks next to a pruner that has very much to delete: how long they wait, with and without it, and its own time."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Measured(msgspec.Struct):
 @click.option("--txs", type=click.IntRange(1), default=200, show_default=True, help="In each of these.")
 @click.option("--kind", type=click.Choice(["outputs", "records", "both"]), default="both", show_default=True)
 def prune(rows: int, blocks: int, every_ms: int, txs: int, kind: str) -> None:
-    """Measure what blocks wait for beside a pruner that has very much to delete."""
+    """Measure what blocks wait for next to a pruner that has very much to delete."""
     for what in ("outputs", "records") if kind == "both" else (kind,):
         with tempfile.TemporaryDirectory(prefix="utxod-bench-") as temporary:
             filled = Path(temporary, "filled")

@@ -43,36 +43,36 @@ def recovery(store: tuple[Literal["sqlite", "postgresql"], ...], rows: int, batc
     for name in store or ("sqlite", "postgresql"):
         with ExitStack() as stack:
             dsn = Secret(stack.enter_context(postgres())) if name == "postgresql" else None
-            knobs = Recovery(store=name, dsn=dsn, batch_size=batch, worker_count=workers)
-            uvloop.run(_measure(name, _storage(knobs, stack), rows, knobs))
+            settings = Recovery(store=name, dsn=dsn, batch_size=batch, worker_count=workers)
+            uvloop.run(_measure(name, _storage(settings, stack), rows, settings))
 
 
-def _storage(knobs: Recovery, stack: ExitStack) -> Storage:
-    if knobs.dsn is not None:
-        return PostgresStorage(knobs.dsn, lease_s=knobs.lease_duration)
+def _storage(settings: Recovery, stack: ExitStack) -> Storage:
+    if settings.dsn is not None:
+        return PostgresStorage(settings.dsn, lease_s=settings.lease_duration)
     return SqliteStorage(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="utxod-bench-"))) / "recovery.db")
 
 
-async def _measure(name: str, storage: Storage, rows: int, knobs: Recovery) -> None:
+async def _measure(name: str, storage: Storage, rows: int, settings: Recovery) -> None:
     await storage.open()
     try:
         began = time.perf_counter()
         for first in range(0, rows, 10_000):
             numbers = range(first, min(first + 10_000, rows))
-            await storage.add([n.to_bytes(32) for n in numbers], knobs.ttl, age_s=_DUE_S)
+            await storage.add([n.to_bytes(32) for n in numbers], settings.ttl, age_s=_DUE_S)
         _tell(name, "rows added", rows, time.perf_counter() - began)
-        await _drain(name, storage, rows, knobs)
+        await _drain(name, storage, rows, settings)
         await storage.add([(1 << 200).to_bytes(32)], ttl_s=_DUE_S)
         began = time.perf_counter()
         for _ in range(_SCANS):
-            assert await storage.claim("nobody", knobs.lease_duration, knobs.batch_size) == []
+            assert await storage.claim("nobody", settings.lease_duration, settings.batch_size) == []
         took = time.perf_counter() - began
-        click.echo(f"{name}: a scan with nothing due beside {rows:,} final rows: {took / _SCANS * 1e3:.2f} ms")
+        click.echo(f"{name}: a scan with nothing due next to {rows:,} final rows: {took / _SCANS * 1e3:.2f} ms")
     finally:
         await storage.close()
 
 
-async def _drain(name: str, storage: Storage, rows: int, knobs: Recovery) -> None:
+async def _drain(name: str, storage: Storage, rows: int, settings: Recovery) -> None:
     left, done = rows, asyncio.Event()
 
     def count(changes: list[object]) -> None:
@@ -81,7 +81,7 @@ async def _drain(name: str, storage: Storage, rows: int, knobs: Recovery) -> Non
         if left == 0:
             done.set()
 
-    manager = Manager(storage, AtOnce(), knobs, changed=lambda c: count(list(c)), dice=lambda low, _: low)
+    manager = Manager(storage, AtOnce(), settings, changed=lambda c: count(list(c)), dice=lambda low, _: low)
     began = time.perf_counter()
     await manager.start()
     await done.wait()

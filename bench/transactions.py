@@ -1,4 +1,4 @@
-"""What the transaction store costs, and recovery beside it: submissions, catch-up with and without, large pages."""
+"""What the transaction store costs, and recovery next to it: submissions, catch-up with and without, large pages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SLOTS = 20_000
 )
 @click.option("--work", type=click.Path(path_type=Path), help="Where stores go; else a temporary folder.")
 def transactions(blocks: int, rounds: int, submissions: int, work: Path | None) -> None:
-    """Measure submissions, catch-up beside the same without the store, and the cost of a spend by the page's size."""
+    """Measure submissions, catch-up next to the same without the store, and the cost of a spend by the page's size."""
     load, rates = made_up(blocks, 2000), dict[str, list[float]]()
     with tempfile.TemporaryDirectory(dir=work) as parent:
         for turn in range(rounds):

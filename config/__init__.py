@@ -1,1 +1,1 @@
-"""Every knob once: type, bounds, default, meaning."""
+"""The settings: type, bounds, default, meaning."""

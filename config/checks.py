@@ -16,7 +16,7 @@ _HOST = re.compile(r"\*|[A-Za-z0-9._-]+|[0-9A-Fa-f]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f.]
 
 
 class Problem(NamedTuple):
-    """Knobs, by dotted name, that do not go together, and what to do about it."""
+    """Settings, by dotted name, that contradict each other, and what to do about it."""
 
     names: tuple[str, ...]
     what: str
@@ -55,7 +55,7 @@ def problems(config: Config) -> list[Problem]:
 
 
 def listeners(config: Config) -> dict[str, Path | tuple[str, int]]:
-    """Return where HTTP is spoken, by the knobs that say so; the first is our own interface."""
+    """Return where HTTP is spoken, by the settings that report it; the first is our own interface."""
     said = {"http.listen": config.http.listen}
     facades = (("kupo", config.kupo), ("blockfrost", config.blockfrost), ("ogmios", config.ogmios))
     said |= {f"{name}.listen": facade.listen for name, facade in facades if facade.enabled and facade.listen}

@@ -68,7 +68,7 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
 
 
 def _expand_strategy(values: dict[str, object], said: Mapping[str, _Said]) -> list[str]:
-    """Replace the helper that sets two switches by what it sets; return what is said beside it."""
+    """Replace the shorthand that sets two switches by what it sets; return where those values came from."""
     if (strategy := values.pop(_STRATEGY, None)) is None:
         return []
     problems = []
@@ -88,7 +88,7 @@ def named_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
 
 
 def check_recovery(recovery: Recovery) -> Recovery:
-    """Return settings that were made in a program, judged by the rules and in the words of `load`.
+    """Return settings that a program has made, checked by the rules and with the messages of `load`.
 
     Raises:
         ConfigError: with all problems.
@@ -130,7 +130,7 @@ def _from_file(path: Path | None, environ: Mapping[str, str], problems: list[str
         _walk(_parse(file), ROOT, file, said, problems)
     except FileNotFoundError:
         if named:
-            problems.append(f"{file}: there is no such file" + ("" if path else ", but UTXOD_CONFIG names it"))
+            problems.append(f"{file}: this file does not exist" + ("" if path else ", but UTXOD_CONFIG names it"))
     except OSError as error:
         problems.append(f"{file}: cannot be read: {error.strerror}")
     except ValueError as error:
@@ -182,7 +182,7 @@ def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[s
         if setting := variables.get(variable):
             said[setting.name] = _Said(variable, _as_toml(environ[variable], setting.kind))
         elif variable.startswith(_PREFIX) and variable not in _NOT_SETTINGS:
-            # Compared without the prefix, which would make everything look alike.
+            # Compared without the prefix, which would make all names similar.
             suffixes = [name.removeprefix(_PREFIX) for name in variables]
             near = get_close_matches(variable.removeprefix(_PREFIX), suffixes, 1, cutoff=0.5)
             hint = f"did you mean {_PREFIX}{near[0]}?" if near else "`utxod config show` has all names"
@@ -191,7 +191,7 @@ def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[s
 
 
 def _as_toml(text: str, kind: inspect.Type) -> object:
-    """Return what TOML would have said; where that is nothing of this kind, the text itself, for the error."""
+    """Return the value that TOML would have given; where there is none of this kind, the text itself, for the error."""
     source = text.strip()
     match kind:
         case inspect.BoolType():

@@ -1,4 +1,4 @@
-"""The tables of what answers questions: our own HTTP interface, and the facades that speak as other systems do."""
+"""The tables of what answers queries: utxod's own HTTP interface, and the facades that implement other APIs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Http(Table, frozen=True, kw_only=True):
     listen: Annotated[
         str,
         Meta(
-            description="Address of the read-only HTTP interface; an IPv6 host stands in brackets.",
+            description="Address of the read-only HTTP interface; an IPv6 host is written in brackets.",
             extra={"notation": ENDPOINT},
         ),
     ] = "127.0.0.1:8410"
@@ -28,7 +28,7 @@ class Http(Table, frozen=True, kw_only=True):
     token: Annotated[
         Secret | None,
         Meta(
-            description="Secret that requests have to show; without one, everybody may ask.",
+            description="Secret that requests have to carry; without one, anyone who can connect may query.",
             examples=["a long random text"],
         ),
     ] = None
@@ -117,7 +117,7 @@ class Upstream(Table, frozen=True, kw_only=True):
     ogmios: Annotated[
         Secret | None,
         Meta(
-            description="Ogmios server that is asked; never shown, because it may hold a password.",
+            description="Ogmios server to query; never shown, because it may contain a password.",
             examples=["ws://127.0.0.1:1337"],
         ),
     ] = None
@@ -126,7 +126,7 @@ class Upstream(Table, frozen=True, kw_only=True):
         Path | None,
         Meta(
             description="File with protocol parameters, as Ogmios' queryLedgerState/protocolParameters gives them; "
-            "it is read instead of asking.",
+            "it is read instead of querying.",
             examples=["/etc/utxod/protocol-parameters.json"],
         ),
     ] = None

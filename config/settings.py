@@ -1,4 +1,4 @@
-"""Every knob once: type, bounds, default and what it does for the operator. One Struct is one TOML table."""
+"""Every setting: type, bounds, default and what it does for the operator. One Struct is one TOML table."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ class Utxo(Table, frozen=True, kw_only=True):
         Meta(description="Kind of store: mmr also proves outputs, and is slower."),
     ] = "classic"
     prune_depth: Annotated[
-        Blocks, Meta(description="Blocks for which spent outputs can be asked for; rollback_window if that is longer.")
+        Blocks, Meta(description="Blocks for which spent outputs stay available; rollback_window if that is longer.")
     ] = 2160
     rollback_window: Annotated[
-        Blocks, Meta(description="Blocks that a rollback can take back; a deeper one is refused.")
+        Blocks, Meta(description="Blocks that a rollback can undo; a deeper one is refused.")
     ] = 4320
-    prune_batch_size: Annotated[Count, Meta(description="Spends whose undo goes before a waiting block passes.")] = 500
+    prune_batch_size: Annotated[Count, Meta(description="Spends to prune between two waiting blocks.")] = 500
     index: Index = Index()
     delta: Delta = Delta()
 
@@ -103,14 +103,14 @@ class Utxo(Table, frozen=True, kw_only=True):
 class Batch(Table, frozen=True, kw_only=True):
     """How many waiting blocks share one commit; at the tip every block has its own, at once."""
 
-    max_bytes: Annotated[Bytes, Meta(ge=1, description="Commit when blocks of this size are in hand.")] = 64 * MIB
+    max_bytes: Annotated[Bytes, Meta(ge=1, description="Commit when the blocks to apply reach this size.")] = 64 * MIB
     max_delay_ms: Annotated[
         int, Meta(ge=0, le=3_600_000, description="Commit after so many milliseconds, even if more blocks wait.")
     ] = 500
 
 
 class Transactions(Table, frozen=True, kw_only=True):
-    """The life of transactions, from submission until no rollback can reach them."""
+    """The states of transactions, from submission until no rollback can reach them."""
 
     enabled: Annotated[bool, Meta(description="Keep a record of every transaction.")] = True
     batch_size: Annotated[
@@ -163,7 +163,7 @@ class Pruner(Table, frozen=True, kw_only=True):
     enabled: Annotated[bool, Meta(description="Remove old rows; without it the store only grows.")] = True
     trigger: Annotated[
         Literal["auto", "persisted", "applied"],
-        Meta(description="What starts a cycle; auto is every applied block until somebody sends BlockPersisted."),
+        Meta(description="What triggers a cycle; auto is every applied block until a BlockPersisted arrives."),
     ] = "auto"
     chunk_size: Annotated[Count, Meta(description="Transactions deleted at most by one commit.")] = 1000
     unmined_retention: Annotated[
@@ -184,13 +184,13 @@ class Pruner(Table, frozen=True, kw_only=True):
     job_timeout: Annotated[Seconds, Meta(gt=0, description="Time after which a cycle leaves the rest to the next.")] = (
         600.0
     )
-    max_job_history: Annotated[Count, Meta(description="Cycles that the journal remembers.")] = 1000
+    max_job_history: Annotated[Count, Meta(description="Cycles that the journal keeps.")] = 1000
 
 
 class Recovery(Table, frozen=True, kw_only=True):
     """Bringing pending transactions to finality when their notification was lost."""
 
-    enabled: Annotated[bool, Meta(description="Look after transactions that stay pending.")] = True
+    enabled: Annotated[bool, Meta(description="Follow pending transactions until they are final.")] = True
     store: Annotated[
         Literal["sqlite", "postgresql"],
         Meta(description="Where pending transactions are kept; several instances share them only in postgresql."),
@@ -202,10 +202,10 @@ class Recovery(Table, frozen=True, kw_only=True):
             examples=["postgresql://utxod@localhost/utxod"],
         ),
     ] = None
-    ttl: Annotated[Seconds, Meta(gt=0, description="Age at which a pending transaction is looked into.")] = 30.0
+    ttl: Annotated[Seconds, Meta(gt=0, description="Age at which a pending transaction is checked.")] = 30.0
     scan_interval: Annotated[Seconds, Meta(gt=0, description="Pause between two searches for them.")] = 5.0
     batch_size: Annotated[Count, Meta(description="Transactions that are claimed at once.")] = 100
-    worker_count: Annotated[int, Meta(ge=1, le=1024, description="Transactions that are looked into at a time.")] = 4
+    worker_count: Annotated[int, Meta(ge=1, le=1024, description="Transactions that are claimed at a time.")] = 4
     lease_duration: Annotated[Seconds, Meta(ge=1, description="Time after which a silent claim may be taken over.")] = (
         30.0
     )
@@ -217,9 +217,9 @@ class Recovery(Table, frozen=True, kw_only=True):
     ] = 3
     confirmations: Annotated[Count, Meta(description="Blocks that make a mined transaction final.")] = 6
     attempt_timeout: Annotated[
-        Seconds, Meta(ge=0, description="Time for one look at a transaction; 0 is without end, else at least 10s.")
+        Seconds, Meta(ge=0, description="Time for one attempt at a transaction; 0 is no limit, else at least 10s.")
     ] = 60.0
-    max_attempts: Annotated[Count, Meta(description="Failed attempts after which an operator has to look.")] = 20
+    max_attempts: Annotated[Count, Meta(description="Failed attempts after which an operator has to decide.")] = 20
     retry_base: Annotated[
         Seconds, Meta(gt=0, description="Longest pause after the first failure; it doubles with each further one.")
     ] = 2.0
@@ -245,14 +245,14 @@ class Recovery(Table, frozen=True, kw_only=True):
     handlers: Annotated[
         tuple[Text, ...],
         Meta(
-            description="Own handlers that are asked first: package.module:Class, or the name of an entry point in the "
+            description="Custom handlers, asked first: package.module:Class, or the name of an entry point in the "
             "group utxod.recovery_handlers."
         ),
     ] = ()
     node_url: Annotated[
         Secret | None,
         Meta(
-            description="Node that is asked too, Bitcoin-family JSON-RPC; never shown, because it may hold a password.",
+            description="Node to query too, Bitcoin-family JSON-RPC; never shown, because it may contain a password.",
             examples=["http://user:password@127.0.0.1:8332"],
         ),
     ] = None
@@ -290,10 +290,10 @@ class Storage(Table, frozen=True, kw_only=True):
 
 
 class LogRetention(Table, frozen=True, kw_only=True):
-    """How much of the change log is kept: a fact goes when it is beyond either limit. The newest one always stays."""
+    """How much of the change log is kept: a fact beyond either limit is deleted. The newest one is always kept."""
 
     count: Annotated[int, Meta(ge=0, le=10**9, description="Facts kept, 80 bytes each; 0 is no limit.")] = 10**6
-    age: Annotated[Seconds, Meta(ge=0, description="Age at which a fact goes; 0 is never.")] = 2_592_000.0
+    age: Annotated[Seconds, Meta(ge=0, description="Age at which a fact is deleted; 0 is never.")] = 2_592_000.0
 
 
 class Store(Table, frozen=True, kw_only=True):
@@ -311,7 +311,7 @@ class Store(Table, frozen=True, kw_only=True):
 
 
 class Log(Table, frozen=True, kw_only=True):
-    """What is said on standard error."""
+    """What is written to standard error."""
 
     format: Annotated[
         Literal["auto", "json", "text"],

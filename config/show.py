@@ -1,4 +1,4 @@
-"""The configuration as TOML with every knob explained: what is in force, and the file that an operator edits."""
+"""The configuration as TOML with every setting explained: what is in force, and the file that an operator edits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ is seconds; sizes 64MiB, a plain number is bytes."""
 def render(config: Config) -> str:
     """Return all values in force as TOML that `load` reads back as an equal Config.
 
-    Only a secret does not come back: it is shown as a mask, which `load` refuses, so that nobody guards a door with it.
+    Secrets are the exception: one is shown as a mask, which `load` refuses, so that the mask never becomes a secret.
     """
     return _text(config, _HEADER, commented=False)
 

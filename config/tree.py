@@ -1,6 +1,6 @@
-"""The Structs of `settings` as a tree of tables and knobs, which reading and showing walk.
+"""The Structs of `settings` as a tree of tables and settings, for reading and showing them.
 
-A knob's name is dotted (`utxo.index.policy`); in TOML it stands as `[utxo.index] policy`, in the environment as
+A setting's name is dotted (`utxo.index.policy`); in TOML it is written as `[utxo.index] policy`, in the environment as
 `UTXOD_UTXO__INDEX__POLICY`.
 """
 
@@ -31,13 +31,13 @@ class Setting(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Return where this knob stands in the file."""
+        """Return how the file writes the name of this setting."""
         table, _, key = self.name.rpartition(".")
         return label(table, key)
 
     @property
     def variable(self) -> str:
-        """Return the environment variable that sets this knob."""
+        """Return the environment variable of this setting."""
         return "UTXOD_" + self.name.replace(".", "__").upper()
 
     @property
@@ -47,7 +47,7 @@ class Setting(NamedTuple):
 
     @property
     def choices(self) -> str:
-        """Return the texts that this knob takes, in the order of `settings`; empty when there is no such list."""
+        """Return the texts that this setting takes, in the order of `settings`; empty when there is no such list."""
         if not isinstance(self.kind, inspect.LiteralType):
             return ""
         options = get_args(get_args(self.annotation)[0])
@@ -60,10 +60,10 @@ class Setting(NamedTuple):
         return (shape or _shape(self.kind)) + _bounds(self.kind, self.notation)
 
     def read(self, raw: object) -> object:
-        """Return the value that a TOML value stands for.
+        """Return the value that a TOML value represents.
 
         Raises:
-            ValueError: it stands for none; the text says what is right, and repeats the value unless it is a secret.
+            ValueError: it represents none; the text says what is right, and repeats the value unless it is a secret.
         """
         try:
             parsed = self.notation.parse(raw) if self.notation else raw
@@ -74,20 +74,20 @@ class Setting(NamedTuple):
 
 
 class Table(NamedTuple):
-    """One table of the file; the root has no name. Knobs come before tables, as TOML wants it."""
+    """One table of the file; the root has no name. Settings come before tables, as TOML requires."""
 
     name: str
     doc: str
     entries: dict[str, Setting | Table]
 
     def settings(self) -> Iterator[Setting]:
-        """Yield every knob of this table and of the tables in it."""
+        """Yield every setting of this table and of the tables in it."""
         for entry in self.entries.values():
             yield from [entry] if isinstance(entry, Setting) else entry.settings()
 
 
 def label(table: str, key: str) -> str:
-    """Return where a key stands in the file: `[utxo.index] policy`; a key that has to be quoted is."""
+    """Return how the file writes a key: `[utxo.index] policy`; a key that has to be quoted is."""
     shown = key if re.fullmatch("[A-Za-z0-9_-]+", key) else json.dumps(key)
     return f"[{table}] {shown}" if table else shown
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _SECONDS = {"d": Fraction(86400), "h": Fraction(3600), "m": Fraction(60), "s": Fraction(1), "ms": Fraction(1, 1000)}
-# Powers of two only: what somebody means by `64MB` is anybody's guess.
+# Powers of two only: `64MB` is ambiguous.
 _BYTES = {unit: Fraction(1 << bits) for unit, bits in [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)]}
 _QUANTITY = re.compile(r"([0-9]{1,400}(?:\.[0-9]{1,400})?) ?([A-Za-z]*)")
 _HOST_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]]+)):([0-9]{1,5})")
@@ -68,7 +68,7 @@ def format_size(size: int) -> str:
 
 
 def parse_endpoint(text: str) -> Path | tuple[str, int]:
-    """Return the path of a Unix socket, or host and port; an IPv6 host stands in brackets and comes out bare.
+    """Return the path of a Unix socket, or host and port; the brackets of an IPv6 host are removed.
 
     Raises:
         ValueError: neither of them, or a port above 65535.

@@ -1,4 +1,4 @@
-"""How the world gets in and how we leave: bus, socket, logs, systemd, command line, the wiring."""
+"""Process-level code: bus, socket, HTTP, logs, systemd, command line, and the wiring."""
 
 VERSION = "0.1.0"
 PROTOCOL = 1

@@ -1,6 +1,6 @@
-"""The wiring, on one page: what runs, who hears what, and how everything ends.
+"""The wiring on one page: which tasks run, which facts they receive, and how the daemon shuts down.
 
-Leaving is a wave from source to sink: the door shuts, connections stop reading, the inbox is read empty, the last
+Shutdown proceeds from source to sink: the listener closes, connections stop reading, the inbox is drained, the last
 commit is made, its answers go out, and then the store closes.
 """
 
@@ -64,16 +64,16 @@ log = structlog.get_logger("daemon")
 
 _SHOWN_CLIENTS = 20
 _MEMORY_EVERY_S = 10.0
-_LAST_TURN_S = 5.0  # for the turn at the store that is going on when the time to leave is over
+_LAST_TURN_S = 5.0  # for the turn of the writer that is running when the time for the shutdown is over
 
 
 def run(config: Config, config_file: Path | None) -> bool:
-    """Run the daemon until it is asked to leave; return whether everything that it had received was carried out.
+    """Run the daemon until it is asked to stop; return whether everything that it had received was applied.
 
     `config_file` is the one named on the command line: SIGHUP reads the configuration again.
 
     Raises:
-        ConfigError: there is no such handler as the configuration names.
+        ConfigError: a handler that the configuration names does not exist.
     """
     own = load(config.recovery.handlers) if enabled(config) else []
     if enabled(config):
@@ -86,7 +86,7 @@ def run(config: Config, config_file: Path | None) -> bool:
 
 
 async def serve(config: Config, config_file: Path | None, own: Sequence[Handler] = ()) -> bool:
-    """Open the store, the handlers and the door, and close them in the opposite order."""
+    """Open the store, the handlers and the listener, and close them in reverse order."""
     most, notifier = most_clients(), Notifier(os.environ)
     with receiver() as signals, ExitStack() as stores:
         turns = _open_turns(config, stores)
@@ -170,7 +170,7 @@ def _open_turns(config: Config, stores: ExitStack) -> Turns | None:
 
 
 def _consumed(turns: Turns | None) -> tuple[type[Message], ...]:
-    """Return what the UTXO handler takes: blocks, and the life of transactions if that is kept."""
+    """Return the messages that the UTXO handler takes: blocks and, if enabled, those of the transaction store."""
     if turns is None:
         return ()
     return (*ChainMessage.__args__, *(TxMessage.__args__ if turns.chain.tx_blocks else ()))
@@ -211,7 +211,7 @@ def _place(hub: Hub) -> dict[str, object]:
 
 
 def _keep_collector_off(*, whole: bool) -> None:
-    """Keep the garbage collector off what lives now, and with `whole` off the hot path: turns collect now and then."""
+    """Exclude all current objects from garbage collection; `whole` disables automatic collection altogether."""
     gc.freeze()
     if whole:
         gc.disable()
@@ -259,7 +259,7 @@ async def _report(notifier: Notifier, moved: Wakeup, hub: Hub) -> None:
 
 
 def _numbers(hub: Hub, connections: Connections) -> bytes:
-    """Return what is counted and what is at hand, for whoever answers `/metrics`."""
+    """Return the counters and gauges of the daemon, for the processes that answer `/metrics`."""
     numbers = hub.numbers
     numbers.network_height, numbers.map_size = hub.known_network_height(), hub.view.map_size
     numbers.feeder_away_s = hub.feeder_away_s()
@@ -273,7 +273,7 @@ def _numbers(hub: Hub, connections: Connections) -> bytes:
 async def _watch_readers(config: Config, disk: Disk, hub: Hub, writer: CapacityLimiter) -> None:
     watch = ReaderWatch(disk, config.store.max_reader_age)
     while True:
-        hub.numbers.readers = await to_thread.run_sync(watch.look, limiter=writer)
+        hub.numbers.readers = await to_thread.run_sync(watch.read_readers, limiter=writer)
         await anyio.sleep(watch.every_s)
 
 
@@ -285,7 +285,7 @@ async def _give_memory_back() -> None:
 
 
 async def _try_blobs(blobs: Blobs) -> None:
-    """Say at the start what else the first long transaction would say; the chain goes on without them."""
+    """Check the blob store at startup, so that a problem is logged early; the chain is followed without it."""
     try:
         await to_thread.run_sync(blobs.check, abandon_on_cancel=True)
     except BlobFailed as error:
@@ -293,7 +293,7 @@ async def _try_blobs(blobs: Blobs) -> None:
 
 
 async def _watch(notifier: Notifier, every_s: float, turns: Turns | None, writer: CapacityLimiter) -> None:
-    """Say that we live, after a turn at the disk: a live loop over a stuck disk is not life. A full one answers."""
+    """Notify the watchdog after a turn of the writer's thread: a blocked disk must stop it. A full disk does not."""
     while True:
         if turns:
             with suppress(StoreFull):

@@ -1,8 +1,8 @@
-"""The bus: messages in to their single consumer, facts out to whoever follows them.
+"""The bus: messages in to their single consumer, facts out to all followers.
 
 Facts come from the change log, and from nowhere else: what is published is durable, and in the order of the log. A
-wakeup (coalescing) only says that something has happened; its owner then reads in the store what. A follower that fails
-never makes a committed write look failed, and is given the next facts all the same.
+wakeup (coalescing) only signals that something has happened; its owner then reads the store. A follower that fails
+never makes a committed write look failed, and still receives the next facts.
 """
 
 from __future__ import annotations

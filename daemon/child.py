@@ -1,6 +1,6 @@
 """Reading a store in a child process: what the storage engine does to a damaged file ends the child, not its parent.
 
-On some damage LMDB aborts the process (SIGABRT); a page that lies behind the end of the file, or that the disk can't
+On some damage LMDB aborts the process (SIGABRT); reading a page beyond the end of the file, or one that the disk can't
 read, is SIGBUS, and a wild pointer SIGSEGV. None of these can be caught, so a child is sent ahead.
 """
 
@@ -20,7 +20,7 @@ from storage.damage import damage
 from storage.errors import Damaged, StoreError, WrongFormat
 
 _PR_SET_PDEATHSIG = 1
-_OTHER_FORMAT = 5  # exit code of a child that met `WrongFormat`: nobody but its parent sees it
+_OTHER_FORMAT = 5  # exit code of a child that met `WrongFormat`; only its parent sees it
 _KILLED = ": the daemon kills a stopped reader (`reader_killed` in its log), the system one when memory runs out"
 # What ends a process that reads a damaged store.
 _OF_DAMAGE = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
@@ -32,7 +32,7 @@ def of_damage(code: int) -> signal.Signals | None:
 
 
 class Place:
-    """How far a child has come, in memory that its parent still has when the child is gone."""
+    """How far a child has come, in shared memory that the parent can still read after the child has ended."""
 
     _HEAD = Struct("=QBB")  # rows, bytes of the table's name and of the key
     _LONGEST_KEY = 80
@@ -41,13 +41,13 @@ class Place:
         self._shared = mmap(-1, 4096)
 
     def tell(self, table: str, row: int, key: bytes) -> None:
-        """Say which row of a table was read last; 0 before the first."""
+        """Return which row of a table was read last; 0 before the first."""
         name, key = table.encode(), key[: self._LONGEST_KEY]
         self._shared[: self._HEAD.size] = self._HEAD.pack(row, len(name), len(key))
         self._shared[self._HEAD.size : self._HEAD.size + len(name) + len(key)] = name + key
 
     def __str__(self) -> str:
-        """Return what was said last, for a person."""
+        """Return the last progress report as text."""
         row, name, key = self._HEAD.unpack_from(self._shared)
         text = self._shared[self._HEAD.size : self._HEAD.size + name + key]
         if not name:
@@ -61,10 +61,10 @@ def go_on_in_child(place: Place | None = None) -> None:
 
     Raises:
         Exit: a signal that means damage ended the child: exit code 3, and how far it came.
-        SystemExit: the child has ended, or we are asked to: the child is gone then, too.
+        SystemExit: the child has ended, or this process is asked to stop: then the child is ended, too.
     """
     asked = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*asked, signal.SIGINT))  # until we end the child with us
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*asked, signal.SIGINT))  # until the child is ended
     pid = _fork()
     if pid == 0:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -116,7 +116,7 @@ def run_in_child(work: Callable[[], object]) -> None:
 
 
 def _report(work: Callable[[], object], writer: int) -> int:
-    """Run `work`; write what it raised, and return the exit code that tells which kind of error it was."""
+    """Run `work`; write the exception that it raised, and return the exit code for that kind of error."""
     try:
         work()
     except Exception as error:  # noqa: BLE001 - any of them is the parent's to raise
@@ -139,7 +139,7 @@ def _fork() -> int:
     pid = os.fork()
     if pid == 0:
         die_with(parent)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a person at the terminal interrupts both; only one says so
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interrupt at a terminal reaches both; one prints a message
     return pid
 
 

@@ -26,9 +26,9 @@ from daemon.commands.common import (
     Exit,
     config_option,
     json_option,
-    readers_may_leave,
+    pipe_may_close,
     socket_option,
-    stores_speak,
+    store_errors,
 )
 from daemon.commands.common import show as show_on_screen
 from daemon.commands.lazy import BenchGroup, FeedsGroup, MainGroup
@@ -43,7 +43,7 @@ from daemon.sink import hold_standard_descriptors, redirect_stderr
 @click.version_option(VERSION, prog_name="utxod")
 @click.pass_context
 def main(context: click.Context) -> None:
-    """Keep the set of unspent outputs beside a chain node."""
+    """Keep the set of unspent outputs of a chain node."""
     hold_standard_descriptors()
     context.obj = context.obj or Context(None)
 
@@ -52,11 +52,11 @@ def main(context: click.Context) -> None:
 @config_option
 @click.pass_context
 def run(context: click.Context) -> None:
-    """Run the daemon until it is asked to leave."""
-    with service(lambda: context.obj.config) as config, stores_speak():
+    """Run the daemon until it is stopped."""
+    with service(lambda: context.obj.config) as config, store_errors():
         gc.disable()  # what is imported now stays
         try:
-            from daemon.app import run as run_daemon  # it takes a while: signals and the log are looked after by now
+            from daemon.app import run as run_daemon  # startup takes a while: set up signals and the log first
 
             _refuse_a_surprise(config, context.obj.path)
             with one_failure():
@@ -73,7 +73,7 @@ def run(context: click.Context) -> None:
 
 
 def _refuse_a_surprise(config: Config, path: Path | None) -> None:
-    """Use no store in the working directory for somebody who has named neither a configuration nor a folder."""
+    """Refuse to use a store in the working directory when neither a configuration nor a folder was named."""
     if config.data_dir == Config().data_dir and not named_file(path, os.environ) and not config.data_dir.exists():
         raise Exit(
             f"no configuration names a data folder, and {config.data_dir.absolute()} does not exist: "
@@ -85,7 +85,7 @@ def _refuse_a_surprise(config: Config, path: Path | None) -> None:
 @main.group(cls=FeedsGroup)
 @socket_option
 @config_option
-def feed(socket: Path | None) -> None:  # noqa: ARG001 -- the feeds look at it
+def feed(socket: Path | None) -> None:  # noqa: ARG001 -- the feeds read it from the context
     """Turn a chain into events and send them to the daemon."""
     redirect_stderr(lambda lines, _: f"{lines} lines are missing here: standard error did not take them")
 
@@ -96,17 +96,17 @@ def feed(socket: Path | None) -> None:  # noqa: ARG001 -- the feeds look at it
 @json_option("One JSON object: the store's fields, and `daemon`, `rates`, `handlers`.")
 @click.pass_context
 def status(context: click.Context, socket: Path | None, as_json: bool) -> None:
-    """Say on one screen where the daemon and its store are.
+    """Show on one screen where the daemon and its store are.
 
-    Asks the daemon's socket and reads the store beside it. Without a daemon it shows what the store says, and that no
+    Asks the daemon's socket and reads the store. Without a daemon it shows the store's state, and that no
     daemon answers. Exits 0 when the daemon runs and none of its parts is away, silent or failed, else 1.
     """
     from daemon.commands.report import plain, screen
-    from daemon.commands.status import failed, look
+    from daemon.commands.status import failed, read_report
 
     context.obj.go_on_in_child()
-    with stores_speak():
-        report = look(context.obj.config, context.obj.socket(socket))
+    with store_errors():
+        report = read_report(context.obj.config, context.obj.socket(socket))
     if as_json:
         click.echo(plain(report))
     else:
@@ -128,7 +128,7 @@ def _events(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
     "--lines", type=click.IntRange(min=0), default=10, show_default=True, help="Lines of --log to begin with."
 )
 @click.option("--from", "first", type=click.IntRange(min=0), help="Begin with the fact of this sequence.")
-@json_option("One JSON object a line, as the daemon said it.")
+@json_option("One JSON object a line, as the daemon sent it.")
 @click.pass_context
 def tail(
     context: click.Context,
@@ -141,14 +141,14 @@ def tail(
 ) -> None:
     """Follow what the daemon commits: BlockCommitted, RolledBack, Pruned, TxStatusChanged.
 
-    Goes on for ever: waits for a daemon that is away, says so, and goes on after the last fact that it showed. With
+    Runs until interrupted: waits while no daemon answers, and resumes after the last fact that it printed. With
     --from it begins with earlier facts, for as long as the change log keeps them. With --log FILE it follows the
     daemon's log, through rotations (`-` is standard input); events are then those of the log, as blocks_committed.
     """
     from daemon.commands.tail import Printer, follow_daemon, follow_log
 
     printer = Printer(events, as_json=as_json)
-    with readers_may_leave(), suppress(KeyboardInterrupt):
+    with pipe_may_close(), suppress(KeyboardInterrupt):
         if log is not None:
             follow_log(log, lines, printer)
         else:
@@ -169,17 +169,17 @@ def completion(shell: str) -> None:
     """
     kind = get_completion_class(shell)
     assert kind is not None
-    click.echo(kind(main, {}, "utxod", "_UTXOD_COMPLETE").source())  # the variable that click looks for, by our name
+    click.echo(kind(main, {}, "utxod", "_UTXOD_COMPLETE").source())  # the variable that click reads, renamed
 
 
 @main.command("verify-proof")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True))
-@click.option("--root", help="State root that the proof must lead to, from somebody to be believed: 64 hex digits.")
+@click.option("--root", help="State root that the proof must lead to, from a trusted source: 64 hex digits.")
 def verify_proof(file: Path, root: str | None) -> None:
-    """Check a proof from /api/v1/mmr/proof, with no store at hand; - is standard input.
+    """Check a proof from /api/v1/mmr/proof, without a store; - is standard input.
 
     Prints what is proven: the output was created, and whether it is unspent at the block. Exits 3 if something
-    contradicts, and says what; 2 if it is no proof at all.
+    contradicts, and says why; 2 if the file is not a proof.
     """
     from daemon.commands.proof import verify as check
 
@@ -204,7 +204,7 @@ def prune_now(context: click.Context) -> None:
 
     context.obj.go_on_in_child()
     configure(context.obj.config.log)
-    with stores_speak():
+    with store_errors():
         click.echo(prune_all(context.obj.config))
 
 
@@ -214,15 +214,15 @@ def prune_now(context: click.Context) -> None:
 @json_option("Write the jobs as JSON, one a line.")
 @click.pass_context
 def prune_status(context: click.Context, count: int, as_json: bool) -> None:
-    """Show the pruner's latest jobs, beside a running daemon too."""
+    """Show the pruner's latest jobs. Works while the daemon runs."""
     import msgspec
 
     from daemon.commands.prune import table
-    from daemon.offline import prune_status as look
+    from daemon.offline import prune_status as list_jobs
 
     context.obj.go_on_in_child()
-    with stores_speak(), readers_may_leave():
-        jobs = look(context.obj.config, count)
+    with store_errors(), pipe_may_close():
+        jobs = list_jobs(context.obj.config, count)
         if as_json:
             for job in jobs:
                 click.echo(msgspec.json.encode(job))
@@ -235,9 +235,9 @@ def prune_status(context: click.Context, count: int, as_json: bool) -> None:
 @click.option("--records", is_flag=True, help="Rebuild the records of transactions instead.")
 @click.pass_context
 def reindex(context: click.Context, records: bool) -> None:
-    """Build the configured indexes anew, while no daemon runs.
+    """Rebuild the configured indexes. The daemon must not run.
 
-    With --records, make the records of transactions agree with the chain: what blocks tell is rebuilt, and what only
+    With --records, make the records of transactions agree with the chain: what blocks contain is rebuilt, and what only
     records know (submissions that wait, locks, freezes, raw bytes) is kept where the chain does not contradict it. May
     be interrupted: run it again.
     """
@@ -247,7 +247,7 @@ def reindex(context: click.Context, records: bool) -> None:
 
     context.obj.go_on_in_child()
     configure(context.obj.config.log)
-    with stores_speak(), Progress("reindex", None, in_numbers, "outputs") as progress:
+    with store_errors(), Progress("reindex", None, in_numbers, "outputs") as progress:
         done = reindex_records(context.obj.config) if records else build(context.obj.config, progress.reach)
     click.echo(done)
 
@@ -258,14 +258,14 @@ def reindex(context: click.Context, records: bool) -> None:
 @click.option("--inherit", type=(str, int), hidden=True, help="Listening descriptors, and whose they are.")
 @click.pass_context
 def serve(context: click.Context, workers: int | None, inherit: tuple[str, int] | None) -> None:
-    """Answer questions over HTTP, beside a running daemon or without one."""
+    """Answer queries over HTTP, with or without a running daemon."""
     if inherit is not None:
         from daemon.http.worker import handed_over, work
 
-        with service(lambda: handed_over(inherit[1])) as config, stores_speak(), one_failure():
+        with service(lambda: handed_over(inherit[1])) as config, store_errors(), one_failure():
             work(config, [*map(int, inherit[0].split(","))], inherit[1])
         return
-    with service(lambda: context.obj.config) as config, stores_speak(), one_failure():
+    with service(lambda: context.obj.config) as config, store_errors(), one_failure():
         from daemon.http.supervisor import serve_alone
         from daemon.start import announce, check_store
 
@@ -278,7 +278,7 @@ def serve(context: click.Context, workers: int | None, inherit: tuple[str, int] 
 
 @main.group(cls=BenchGroup)
 def bench() -> None:
-    """Measure, beside peers in the same run.
+    """Measure utxod, next to its peers in the same run.
 
     It needs packages that the daemon does not: pip install 'utxod[bench]'
 
@@ -304,7 +304,7 @@ def show(context: click.Context) -> None:
 @config_option
 @click.pass_context
 def check(context: click.Context) -> None:
-    """Say everything that is wrong with the configuration; exit 2 if something is."""
+    """Report every error of the configuration; exit 2 if there is one."""
     _ = context.obj.config
     click.echo("the configuration is sound")
 

@@ -27,7 +27,7 @@ _HEARD: msgspec.msgpack.Decoder[Heard] = msgspec.msgpack.Decoder(
 
 
 class Line:
-    """A line to the daemon. Waiting for it is given up after `patience_s`, if that is said.
+    """A connection to the daemon, with a timeout of `patience_s` for each answer if that is given.
 
     Raises:
         OSError: it can't be reached, is silent for too long (`TimeoutError`), or went away (`ConnectionError`).
@@ -55,7 +55,7 @@ class Line:
         self._socket.sendall(b"".join(wire.encode(message, "frames") for message in messages))
 
     def receive(self) -> Heard:
-        """Return what the daemon says next."""
+        """Return the next message of the daemon."""
         (length,) = wire.LENGTH.unpack(self._exactly(wire.LENGTH.size))
         return _HEARD.decode(self._exactly(length))
 

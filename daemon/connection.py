@@ -27,11 +27,11 @@ from handlers.utxo import Committed
 OPERATOR = frozenset(kind.__name__ for kind in OperatorMessage.__args__)
 CHAIN = frozenset({"BlockApplied", "Rollback", "GenesisOutputs"})  # who sends one of these is the feeder
 REPORTS = frozenset({"NodeState", "BlockPersisted", "TxMined", "TxWithdrawn"})  # from an operator, or from the feeder
-_OWN = frozenset({"Hello", "Subscribe"})  # answered here, whatever the writer is doing
+_OWN = frozenset({"Hello", "Subscribe"})  # answered by the connection, whatever the writer is doing
 _OWN_MAX_BYTES = 1 << 16
 _OWN_A_SECOND = 2000  # of all clients together: the writer's thread needs the interpreter more than the loop does
 _IN_A_ROW = 16  # messages of one client that are routed before others have a turn at the event loop
-_HANDOVER_S = 5.0  # that a new feeder waits for one who has hung up and whose messages are still on their way
+_HANDOVER_S = 5.0  # that a new feeder waits for one who has disconnected and whose messages are still on their way
 
 
 class Hub:
@@ -49,27 +49,27 @@ class Hub:
         self.turns = Turns()
         self.numbers = Numbers()
         self.feeder: Connection | None = None
-        self.network_height: int | None = None  # as the last feeder said
+        self.network_height: int | None = None  # as the last feeder reported it
         self.grace_s = config.http.ready_grace
-        self._feeders: set[Connection] = set()  # who feeds, or says how far the network is
-        self._feeder_left_at = time.monotonic()  # nobody came yet: as if one had just left
+        self._feeders: set[Connection] = set()  # connections that feed, or that report the height of the network
+        self._feeder_left_at = time.monotonic()  # no feeder has connected yet: as if one had just disconnected
         self.view = View()
         self.subscribers = Subscribers()
-        bus.follow(self.subscribers.tell)
+        bus.follow(self.subscribers.publish)
         bus.follow(self.numbers.count)
 
     def publish(self, committed: Committed) -> None:
-        """Tell everybody what a commit made true."""
+        """Publish what a commit made true."""
         self.view = committed.view
         self.numbers.committed(committed)
         self.bus.publish(committed.carried_out)
 
     def feeds(self, connection: Connection) -> None:
-        """Note that a client feeds the chain, or says how far the network is."""
+        """Note that a client feeds the chain, or reports the height of the network."""
         self._feeders.add(connection)
 
     def left(self, connection: Connection) -> None:
-        """Note that a client has gone."""
+        """Note that a client has disconnected."""
         if connection in self._feeders:
             self._feeders.remove(connection)
             self._feeder_left_at = time.monotonic()
@@ -79,7 +79,7 @@ class Hub:
         return 0.0 if self._feeders else round(time.monotonic() - self._feeder_left_at, 3)
 
     def known_network_height(self) -> int | None:
-        """Return how far the network is; None once nobody has been there to say so for the grace period."""
+        """Return the height of the network; None once no client has reported it for the grace period."""
         return None if self.feeder_away_s() > self.grace_s else self.network_height
 
     def greet(self, seq: int | None) -> Welcome:
@@ -130,13 +130,13 @@ class Connection:
                         with self._reading:
                             await self._receive()
                     finally:
-                        self._hub.unfinished.let_go(self._reader)
+                        self._hub.unfinished.release(self._reader)
                     while self._pending:  # its answers are not all true yet
                         self._quiet = anyio.Event()
                         await self._quiet.wait()
                 self._outbox.close()
         except* (anyio.BrokenResourceError, anyio.ClosedResourceError, ConnectionError):
-            pass  # the client has gone; what it sent is carried out all the same
+            pass  # the client has disconnected; what it sent is still applied
         finally:
             self._hub.subscribers.leave(self._outbox)
             self._outbox.close()
@@ -146,7 +146,7 @@ class Connection:
     async def leave_if_gone(self) -> None:
         """Wait a moment until this client is not the feeder any more, if it has hung up: another one is waiting."""
         descriptor, poll = self._stream.extra(SocketAttribute.raw_socket).fileno(), select.poll()
-        if descriptor >= 0:  # else we have closed it ourselves
+        if descriptor >= 0:  # otherwise this side has closed it
             poll.register(descriptor, select.POLLRDHUP)
         if descriptor < 0 or poll.poll(0):
             with anyio.move_on_after(_HANDOVER_S):
@@ -186,7 +186,7 @@ class Connection:
             self._outbox.encoding = self._reader.encoding or "frames"
 
     async def _route(self, raw: bytes | bytearray) -> None:
-        """Hand a message to its consumer. One that is refused here keeps its place all the same."""
+        """Pass a message to its consumer. The answer to one that is refused here still keeps its place."""
         refusal = None
         try:
             await self._turn()
@@ -230,10 +230,10 @@ class Connection:
         self._hub.feeds(self)
         self._reader.feeding = True
         self._channel.feed()
-        self._hub.network_height = self.network_height  # nobody else's word, whoever said Hello before
+        self._hub.network_height = self.network_height  # only the feeder's own Hello counts
 
     async def _may_feed(self) -> bool:
-        """Return whether this client is the feeder, now if it was not; one that has hung up makes way."""
+        """Return whether this client is the feeder, now if it was not; one that has disconnected makes way."""
         if self._hub.feeder is not None and self._hub.feeder is not self:
             await self._hub.feeder.leave_if_gone()
         if self._hub.feeder is None:
@@ -289,14 +289,14 @@ class Connection:
         self._channel.release(size)
 
     def settled(self) -> None:
-        """Hear that one message went through."""
+        """Note that one message was processed."""
         self._pending -= 1
         if not self._pending:
             self._quiet.set()
             self._leave()
 
     def _leave(self) -> None:
-        """Stop being the feeder, once gone and with nothing left on the way."""
+        """Stop being the feeder, once disconnected and with no message in flight."""
         if self._outbox.closed and not self._pending and self._hub.feeder is self:
             self._hub.feeder = None
             self._left.set()

@@ -1,7 +1,7 @@
 """What the last daemon left when a signal ended it in the middle of its work, and whether that was the store's fault.
 
 LMDB aborts the process on some damage, and a page that can't be read is SIGBUS: a restart would meet the same page
-again, for ever. So Python's fault handler writes where it was to a file beside the store, and the next start reads it.
+repeatedly. So Python's fault handler writes the stack to a file in the store's folder; the next start reads it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 def refuse_after_crash(folder: Path) -> None:
-    """Refuse a store in whose reading or writing the last daemon was ended by a signal; say so of any other end.
+    """Refuse a store if a signal ended the last daemon while it was reading or writing it; log any other such end.
 
     Raises:
         Damaged: it was.
@@ -65,7 +65,7 @@ def _in_store(frames: list[tuple[Path, int]]) -> str | None:
 
 @contextmanager
 def recorded(folder: Path) -> Iterator[None]:
-    """Let a signal that ends this process leave a record in the store's folder. Whoever calls this holds the store."""
+    """Let a signal that ends this process leave a record in the store's folder. The caller holds the store's lock."""
     path = folder / _FILE
     make_file(path)
     with path.open("w") as file:

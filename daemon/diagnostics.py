@@ -16,7 +16,7 @@ _Stack = tuple[str, ...]
 
 
 def dump(**more: object) -> None:
-    """Write one line, whatever `log.level` is: all stacks, innermost call last, and what else the caller knows."""
+    """Write one line, whatever `log.level` is: all stacks, innermost call last, and the caller's values."""
     tasks, threads = _counted(map(_of_task, asyncio.all_tasks())), _counted(map(_of_thread, threading.enumerate()))
     say("diagnostics_dumped", "info", tasks=tasks, threads=threads, **more)
 

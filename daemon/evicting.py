@@ -1,4 +1,4 @@
-"""The eviction of submissions that wait for too long: its place in the daemon, and when it may go on."""
+"""The eviction of submissions that wait for too long: its place in the daemon, and when it may continue."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from handlers.utxo import Turns
 
 
 async def evict_along(config: Config, turns: Turns, tx_blocks: TxBlocks, hub: Hub, writer: CapacityLimiter) -> None:
-    """Evict what is too old beside what follows the chain, and delete the blobs of what is evicted, until cancelled.
+    """Evict submissions that are too old, and delete the blobs of evicted ones, until cancelled.
 
-    While the node or we are behind the network nothing is too old: the blocks that have it may be about to come.
+    While the node or the daemon is behind the network nothing is too old: the blocks that contain it may yet come.
     """
 
     def may_evict() -> bool:

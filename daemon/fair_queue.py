@@ -1,8 +1,8 @@
 """A queue that many clients share, and that serves them by the bytes that each has had so far.
 
-Start-time fair queueing, in two levels: groups take turns, and within a group its clients do. Whoever has had least is
-served next; its own items stay in order. A client that was away does not save turns up: it starts level with the one
-that is being served. So a client that sends little is served at once, however much the others have queued.
+Start-time fair queueing, in two levels: groups take turns, and within a group its clients do. The client that has had
+least is served next; its own items stay in order. A client that was away does not save turns up: it starts level with
+the one that is being served. So a client that sends little is served at once, however much the others have queued.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Rotation(Generic[M]):
             heapreplace(self._heap, (member.had, next(self._arrivals), member))
             return
         heappop(self._heap)
-        if not self._heap:  # nobody waited for what it had, so nothing is owed
+        if not self._heap:  # the queue was empty, so no service is owed
             self._clock = member.had
 
 
@@ -109,7 +109,7 @@ class FairQueue(Generic[T]):
         return item
 
     def drop(self, flow: Flow[T]) -> None:
-        """Forget what a client has queued."""
+        """Drop everything that a client has queued."""
         if flow:
             self._leave(flow)
             self._count -= len(flow)

@@ -1,7 +1,7 @@
 """Final statuses on their way from the recovery tables into the change log.
 
-The tables are written first, and mark what nobody was told of. The log follows soon, and only then the mark goes: what
-a kill leaves in between is told by the next start.
+The tables are written first, and rows that are not in the log yet are marked. Once the log has them, the mark is
+cleared. What a kill leaves in between is reported by the next start.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from storage.recovery.tables import Storage
 
 log = structlog.get_logger("recovery")
 
-_AWAY_S = 5.0  # between two attempts while there is no room, or no database
+_AWAY_S = 5.0  # between two attempts while the disk is full, or the database is unavailable
 _WITHIN_S = 0.25  # what comes close together shares a write
 _ROWS = 1000
 
 
 class FinalStatusReporter:
-    """Tells of final statuses that are in the recovery tables, each once."""
+    """Reports final statuses that are in the recovery tables, each once."""
 
     def __init__(
         self,
@@ -39,19 +39,19 @@ class FinalStatusReporter:
     ) -> None:
         """Take the tables, the log, how it is published, the way to the writer's thread, and the height of the tip."""
         self._storage, self._changes, self._publish, self._writer, self._tip = storage, changes, publish, writer, tip
-        self._said: set[tuple[bytes, Status]] = set()  # the log has them, or will with the next write
+        self._logged: set[tuple[bytes, Status]] = set()  # the log has them, or will with the next write
         self._first = True  # an earlier life may have told of rows that are still marked
         self._wakeup = Wakeup()
 
     def notify(self) -> None:
-        """Say that rows may be final now."""
+        """Signal that rows may be final now."""
         self._wakeup.notify()
 
-    async def go_on(self, every_s: float) -> None:
-        """Tell of what is marked whenever it rings and, because a lost answer does not ring, at intervals."""
+    async def run(self, every_s: float) -> None:
+        """Report marked rows whenever notified and, because a notification can be lost with an answer, at intervals."""
         while True:
             try:
-                while await self.tell():
+                while await self.report():
                     pass
             except (StoreFull, StoreAway) as error:
                 log.warning("recovery_not_told", why=str(error))
@@ -59,41 +59,41 @@ class FinalStatusReporter:
                 continue
             await self._wakeup.wait(every_s)
 
-    async def tell(self) -> bool:
+    async def report(self) -> bool:
         """Append what is marked to the log, unless a block does so first, and take the marks away.
 
-        Return whether there was anything to tell.
+        Return whether there was anything to report.
 
         Raises:
             StoreAway, StoreFull: it has to be tried again.
         """
         rows = await self._storage.untold(_ROWS)
         if self._first:
-            await self._told_before(rows)
-        new = [row for row in rows if row not in self._said]
-        self._changes.tell_later(TxStatusChanged(txid=txid, status=each, height=self._tip()) for txid, each in new)
-        self._said.update(new)
+            await self._check_logged(rows)
+        new = [row for row in rows if row not in self._logged]
+        self._changes.append_later(TxStatusChanged(txid=txid, status=each, height=self._tip()) for txid, each in new)
+        self._logged.update(new)
         if new:
             await anyio.sleep(_WITHIN_S)
         if self._changes.waiting:
             await to_thread.run_sync(self._changes.write, lambda _: None, limiter=self._writer)
         self._publish()
         await self._storage.told(rows)
-        self._said.difference_update(rows)
+        self._logged.difference_update(rows)
         return bool(rows)
 
     async def finish(self) -> None:
-        """Tell of what there is to tell before we leave, if that is possible now."""
+        """Report what is left before the daemon stops, if that is possible now."""
         try:
-            await self.tell()
+            await self.report()
         except (StoreFull, StoreAway) as error:
             log.warning("recovery_not_told", why=str(error))
 
-    async def _told_before(self, rows: list[tuple[bytes, Status]]) -> None:
-        """Find out which of the rows that an earlier life has marked it did tell of."""
+    async def _check_logged(self, rows: list[tuple[bytes, Status]]) -> None:
+        """Find out which rows that an earlier process has marked are in the log already."""
         if not rows:
             self._first = False
             return
-        said = await to_thread.run_sync(self._changes.last_said, dict(rows), limiter=self._writer)
-        self._said.update((txid, status) for txid, status in rows if said.get(txid) == status)
-        log.info("recovery_told_late", transactions=sum(said.get(txid) != status for txid, status in rows))
+        logged = await to_thread.run_sync(self._changes.last_statuses, dict(rows), limiter=self._writer)
+        self._logged.update((txid, status) for txid, status in rows if logged.get(txid) == status)
+        log.info("recovery_told_late", transactions=sum(logged.get(txid) != status for txid, status in rows))

@@ -1,8 +1,8 @@
 """Bytes to messages: frames with a length in front, or lines.
 
-A message takes room in the inbox when it is whole. Until then its bytes count with those of all other unfinished ones;
-when that is too much, one that dawdles is given up, or else the longest. So neither huge lengths nor a thousand
-dawdling clients hold memory or each other.
+A message takes space in the inbox when it is whole. Until then its bytes count with those of all other unfinished ones;
+when that is too much, one that is slow is dropped, or else the longest. So neither huge lengths nor a thousand
+slow clients hold memory or each other.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from handlers.wire import LENGTH, Encoding
 
 _CHUNK = 1 << 18  # bytes that are read at a time of a frame that is longer
 _SHORT = 1 << 14  # and otherwise: what thousands of clients have sent ahead waits in the kernel, not here
-_LONG = 1 << 20  # bytes of a message that is handed on as it is, because to copy it takes long
+_LONG = 1 << 20  # bytes of a message that is passed on as it is, because copying it takes long
 _FREE = _SHORT  # so much of a message is not counted before it is whole
 _PATIENCE_S = 30.0
 _SLOWEST = 1 << 20  # bytes a second, once patience has run out
 
 
 class Unfinished:
-    """The long messages that are being read, or wait for room in the inbox, and what they hold together.
+    """The long messages that are being read, or wait for space in the inbox, and their bytes in total.
 
     One alone may be longer than `capacity`. The feeder's is not counted: there is one feeder.
     """
@@ -34,18 +34,18 @@ class Unfinished:
         self._freed = anyio.Event()
 
     async def hold(self, reader: Reader, size: int) -> None:
-        """Count what a reader holds; while it is too much in all, somebody gives up, maybe this reader."""
+        """Count the bytes that a reader holds; while the total is too high, a reader drops its message, maybe this."""
         if size <= _FREE or reader.feeding:
             return
         self._held[reader] = size
         while reader in self._held and len(self._held) > 1 and sum(self._held.values()) > self._capacity:
             chosen = self._least_deserving()
-            if chosen is reader and any(other.whole for other in self._held):  # those go on into the inbox
+            if chosen is reader and any(other.whole for other in self._held):  # those continue into the inbox
                 self._freed = anyio.Event()
                 await self._freed.wait()
                 reader.excuse()
             else:
-                self.let_go(chosen)
+                self.release(chosen)
                 chosen.give_up()
 
     def _least_deserving(self) -> Reader:
@@ -53,7 +53,7 @@ class Unfinished:
         slowest = max(unfinished, key=Reader.late_s)
         return slowest if slowest.late_s() > 0 else max(unfinished, key=self._held.__getitem__)
 
-    def let_go(self, reader: Reader) -> None:
+    def release(self, reader: Reader) -> None:
         """Count what a reader holds no more."""
         if self._held.pop(reader, None) is not None:
             self._freed.set()
@@ -80,16 +80,16 @@ class Reader:
         self._reading = anyio.CancelScope()
         self._given_up = False
         self.ended = False
-        self.whole = False  # the message is, and waits for room
+        self.whole = False  # the message is whole, and waits for space
         self.feeding = False
         self.has_read = False  # since a message was routed
         self.encoding: Encoding | None = None
 
     async def message(self) -> bytes | bytearray | None:
-        """Return the next message, with room reserved for it in the inbox; None when the client has closed.
+        """Return the next message, with space reserved for it in the inbox; None when the client has closed.
 
         Raises:
-            Refused: it is too long (lines go on after it; frames can't), or was begun and not finished in time.
+            Refused: it is too long (lines continue after it; frames can't), or was begun and not finished in time.
         """
         self.excuse()
         if self.encoding is None:
@@ -104,11 +104,11 @@ class Reader:
         return 0.0 if began is None else anyio.current_time() - began - len(self._buffer) / _SLOWEST
 
     def excuse(self) -> None:
-        """Begin to count the time anew: to wait for room is not the client's fault."""
+        """Restart the timeout: waiting for space is not the client's fault."""
         self._began = None
 
     def give_up(self) -> None:
-        """Drop the message that is being read: others need the room."""
+        """Drop the message that is being read: others need the space."""
         self._buffer.clear()
         self._given_up = True
         self._reading.cancel()
@@ -140,20 +140,20 @@ class Reader:
     async def _skip_line(self) -> None:
         while (end := self._buffer.find(b"\n")) < 0:
             self._buffer.clear()
-            self._unfinished.let_go(self)
+            self._unfinished.release(self)
             if not await self._more(0):
                 return
         del self._buffer[: end + 1]
-        self._unfinished.let_go(self)
+        self._unfinished.release(self)
 
     async def _cut(self, start: int, end: int, following: int) -> bytes | bytearray:
-        """Take a message out of the buffer, as soon as there is room for it."""
+        """Take a message out of the buffer, as soon as there is space for it."""
         self.whole = True
         try:
             await self._channel.reserve(end - start)
         finally:
             self.whole = False
-            self._unfinished.let_go(self)
+            self._unfinished.release(self)
         if end - start < _LONG:
             message = bytes(memoryview(self._buffer)[start:end])
             del self._buffer[:following]
@@ -184,7 +184,7 @@ class Reader:
                 return True
         self.ended = True
         if self._given_up:
-            why = "an unfinished message was given up: there is no room for all of them, send it again later"
+            why = "an unfinished message was dropped: there is no space for all of them, send it again later"
             raise Refused("unavailable", why, retryable=True, broken=True)
         why = f"a message was begun and not finished within {self._patience_s:g} s and one more for each MiB"
         raise Refused("malformed", why, broken=True)

@@ -23,7 +23,7 @@ _MOST_HELD = 256 << 20  # bytes of this process; above that everything large is 
 
 
 def keep_heap_small() -> None:
-    """Let every block of a MiB or more be a mapping of its own, whose memory goes back when the block is freed."""
+    """Let every block of a MiB or more be a mapping of its own, whose memory is returned when the block is freed."""
     mallopt = _of_glibc("mallopt")
     mallopt(_M_MMAP_THRESHOLD, 1 << 20)
     mallopt(_M_TRIM_THRESHOLD, _USUAL_KEPT)
@@ -33,7 +33,7 @@ def keep_heap_ready() -> None:
     """Let the arrays of large commits come from the heap.
 
     To map an array, and to touch each of its pages for the first time, takes longer than what is computed with it. But
-    a heap from which such arrays come grows, by some MB in a thousand commits.
+    a heap from which such arrays are allocated grows, by some MB in a thousand commits.
     """
     mallopt = _of_glibc("mallopt")
     mallopt(_M_MMAP_THRESHOLD, _LARGEST)
@@ -48,7 +48,7 @@ class Heap:
         self.ready = False
 
     def committed(self, blocks: int) -> None:
-        """Hear how many blocks the last commit had: the next one will be like it."""
+        """Note how many blocks the last commit had: the next one will be similar."""
         ready = blocks >= _MANY and _held() < _MOST_HELD
         if ready != self.ready:
             self.ready = ready

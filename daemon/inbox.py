@@ -1,8 +1,8 @@
 """The inbox of the single consumer: bounded by the bytes that it holds, and fair to those who fill it.
 
-A message reserves its room before it is read, so a full inbox makes its senders wait and memory stays bounded. Room and
+A message reserves its space before it is read, so a full inbox makes its senders wait and memory is bounded. Space and
 turns are given by bytes: first to the feeder and to each other user alike, then to each connection of that user alike.
-The feeder has room of its own, so it never waits for that of the others, nor they for the feeder's.
+The feeder has space of its own, so it never waits for that of the others, nor they for the feeder's.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ import anyio
 from daemon.fair_queue import FairQueue, Flow
 from handlers.delivery import Delivery
 
-_OVERHEAD = 512  # bytes that the smallest message costs us
-_PORTION = 1 << 20  # bytes that the consumer is given at once, so that it soon hears who else is waiting
-_FEEDER = "feeder"  # the group of whoever feeds; all other groups are users
+_OVERHEAD = 512  # memory that the smallest message takes
+_PORTION = 1 << 20  # bytes that the consumer is given at once, so that it soon sees who else is waiting
+_FEEDER = "feeder"  # the group of the feeder; all other groups are users
 
 
 def weight(size: int) -> int:
-    """Return the room that a message of `size` bytes takes."""
+    """Return the space that a message of `size` bytes takes."""
     return size + _OVERHEAD
 
 
 class Room:
-    """Bytes that messages may take together. One giant, longer than all of it, is let in beside them."""
+    """Bytes that messages may take together. One message longer than all of it is let in in addition to them."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.reserved = 0
-        self.giant = 0  # bytes, of what is reserved
+        self.oversized = 0  # bytes, of what is reserved
         self._waiting = FairQueue[anyio.Event]()
         self._giants_waiting = FairQueue[anyio.Event]()
 
     async def reserve(self, size: int, flow: Flow[anyio.Event]) -> None:
-        """Wait until there is room, and until it is this client's turn."""
+        """Wait until there is space, and until it is this client's turn."""
         waiting = self._giants_waiting if size > self.capacity else self._waiting
         if not waiting and self._fits(size):
             self._take(size)
@@ -53,29 +53,29 @@ class Room:
             raise
 
     def release(self, size: int) -> None:
-        """Give the room of a message back."""
+        """Release the space of a message."""
         self.reserved -= size
         if size > self.capacity:
-            self.giant = 0
+            self.oversized = 0
         self._admit()
 
     def move(self, size: int, to: Room) -> None:
-        """Let what one client has reserved be reserved in another room."""
+        """Move what one client has reserved to another budget."""
         to.reserved += size
-        if size > self.capacity:  # a giant is among it
-            to.giant, self.giant = self.giant, 0
+        if size > self.capacity:  # an oversized message is among it
+            to.oversized, self.oversized = self.oversized, 0
         self.reserved -= size
         self._admit()
 
     def _fits(self, size: int) -> bool:
         if size > self.capacity:
-            return self.giant == 0
-        return self.reserved - self.giant + size <= self.capacity
+            return self.oversized == 0
+        return self.reserved - self.oversized + size <= self.capacity
 
     def _take(self, size: int) -> None:
         self.reserved += size
         if size > self.capacity:
-            self.giant = size
+            self.oversized = size
 
     def _admit(self) -> None:
         for waiting in (self._waiting, self._giants_waiting):
@@ -88,9 +88,9 @@ class Inbox:
     """Messages for one consumer: those of a client in order, and the clients in turn."""
 
     def __init__(self, capacity: int) -> None:
-        self.capacity = capacity  # of either room
+        self.capacity = capacity  # of either budget
         self.shared, self.feeding = Room(capacity), Room(capacity)
-        self.clients = 0  # that have messages here, or wait for room
+        self.clients = 0  # that have messages here, or wait for space
         self.messages = FairQueue[Delivery]()
         self._moved = anyio.Event()
         self._closed = False
@@ -100,16 +100,16 @@ class Inbox:
 
     @property
     def reserved(self) -> int:
-        """Return the room that is taken."""
+        """Return the space that is taken."""
         return self.shared.reserved + self.feeding.reserved
 
     @property
     def crowded(self) -> bool:
-        """Return whether several clients wait to be carried out, or for room."""
+        """Return whether several clients wait to be served, or for space."""
         return self.clients > 1
 
     def wake(self) -> None:
-        """Tell the consumer that something has come."""
+        """Wake the consumer: a message has arrived."""
         self._moved.set()
 
     def close(self) -> None:
@@ -140,12 +140,12 @@ class Channel:
     def __init__(self, inbox: Inbox, user: Hashable) -> None:
         self._inbox = inbox
         self._room = inbox.shared
-        self._held = 0  # room that it has, or waits for
+        self._held = 0  # the budget that it uses, or waits for
         self._tickets = Flow[anyio.Event](user)
         self._messages = Flow[Delivery](user)
 
     async def reserve(self, size: int) -> None:
-        """Wait for room for a message of `size` bytes."""
+        """Wait for space for a message of `size` bytes."""
         self._hold(weight(size))
         try:
             await self._room.reserve(weight(size), self._tickets)
@@ -154,12 +154,12 @@ class Channel:
             raise
 
     def release(self, size: int) -> None:
-        """Give the room of a message of `size` bytes back."""
+        """Release the space of a message of `size` bytes."""
         self._hold(-weight(size))
         self._room.release(weight(size))
 
     def put(self, delivery: Delivery) -> None:
-        """Queue a message whose room was reserved."""
+        """Queue a message whose space was reserved."""
         self._inbox.messages.put(self._messages, delivery, weight(len(delivery.raw)))
         self._inbox.wake()
 

@@ -1,4 +1,4 @@
-"""Looking at a store beside its daemon: read-only, one consistent state each."""
+"""Inspecting a store while its daemon runs: read-only, one consistent state each."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 
 
 class Verified(NamedTuple):
-    """What is wrong with a store, and what else is to be said: that is no damage."""
+    """What is wrong with a store, and remarks that are no damage."""
 
     findings: list[str]
     notes: list[str]
@@ -55,7 +55,7 @@ class Copy(NamedTuple):
 
 
 def copy_place(config: Config, copy_to: Path | None) -> Copy:
-    """Return where the copy is made: where the user wants it, else beside the store, else where temporary files go."""
+    """Return where the copy is made: where the user wants it, else next to the store, else in the temporary folder."""
     place = copy_to or config.data_dir
     try:
         if not os.access(place, os.W_OK):
@@ -116,13 +116,13 @@ def _walk(config: Config, disk: Disk, place: Path | None, tell: Tell) -> Audited
 
 
 def _in_place(disk: Disk) -> AbstractContextManager[None]:
-    return limited(disk, "leave out --quick, so that a copy is read, and make room for it")
+    return limited(disk, "leave out --quick, so that a copy is read, and make space for it")
 
 
 def _pages(store: Path) -> list[str]:
     try:
         return check_pages(store / "data.mdb")
-    except FileNotFoundError:  # whoever opens the store says so
+    except FileNotFoundError:  # opening the store reports it
         return []
     except Damaged as error:
         return [str(error)]

@@ -1,4 +1,4 @@
-"""The socket's door: who may come in, how many at once, and that there always is a door."""
+"""The listening socket: who may connect, how many at once, and that there always is a socket."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _PEER = struct.Struct("3i")  # pid, uid, gid
 _SPARE_DESCRIPTORS = 64  # for everything that is no client
 _LEAST_CLIENTS = 16
 _MOST_CLIENTS = 4096
-_FOR_ADMINS = 8  # places that nobody else is given
+_FOR_ADMINS = 8  # connections that are reserved for operators
 _CHECK_EVERY_S = 1.0  # at the socket's file
 _LOG_EVERY_S = 10.0  # while clients are turned away
 
 
 class SocketFile:
-    """The file of a socket on which this process listens. `path` is None where there is none to look after."""
+    """The file of a socket on which this process listens. `path` is None where there is no file to watch."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._file = _file(path)
 
     async def gone(self) -> None:
-        """Wait until nobody can connect any more, because the file is not there, or is another's."""
+        """Wait until the file was removed or replaced, so that clients can no longer connect."""
         if self._path is None:
             await anyio.sleep_forever()
         while True:
@@ -47,13 +47,13 @@ class SocketFile:
                 return
 
     def remove(self) -> None:
-        """Remove the file, unless it is another's by now."""
+        """Remove the file, unless it was replaced."""
         if self._path is not None and _file(self._path) == self._file:
             self._path.unlink(missing_ok=True)
 
 
 class ListeningSocket:
-    """Where clients come in. `path` is None when systemd listens: then the file is not ours to look after."""
+    """Where clients connect. `path` is None when systemd listens: then the daemon does not manage the file."""
 
     def __init__(self, listener: SocketListener, path: Path | None) -> None:
         self.listener = listener
@@ -74,13 +74,13 @@ def refuse_if_taken(path: Path) -> None:
     """Leave the socket of a process that listens alone; one that was left behind may be replaced.
 
     Raises:
-        OSError: somebody listens there.
+        OSError: another process listens there.
     """
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
             probe.connect(str(path))
-        except BlockingIOError:  # somebody does, and is busy
+        except BlockingIOError:  # a process listens, and is busy
             pass
         except OSError:
             return
@@ -115,9 +115,9 @@ async def _reopened(path: Path, environ: Mapping[str, str]) -> ListeningSocket:
 class Connections:
     """The clients that are inside, and how many may be."""
 
-    def __init__(self, hub: Hub, house: TaskGroup, most: int) -> None:
+    def __init__(self, hub: Hub, tasks: TaskGroup, most: int) -> None:
         self.open: set[Connection] = set()
-        self._hub, self._tasks, self._most = hub, house, most
+        self._hub, self._tasks, self._most = hub, tasks, most
         self._rejected = 0
         self._logged_at = float("-inf")
 
@@ -145,7 +145,7 @@ class Connections:
     async def _serve(self, connection: Connection) -> None:
         try:
             await connection.serve()
-        except Exception:  # a mistake of ours; it ends this client's connection and no other
+        except Exception:  # a bug of the daemon ends this client's connection and no other
             log.exception("connection_failed", uid=connection.uid)
         finally:
             self.open.discard(connection)
@@ -170,20 +170,20 @@ def most_clients() -> int:
     """Return how many clients there can be.
 
     Raises:
-        OSError: the limit of open files leaves room for hardly any.
+        OSError: the limit of open files allows hardly any.
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     most = min(_MOST_CLIENTS, limit - _SPARE_DESCRIPTORS)
     if most < _LEAST_CLIENTS:
         needed = _SPARE_DESCRIPTORS + _LEAST_CLIENTS
         advice = f"raise LimitNOFILE= in the unit, or `ulimit -n`, to {needed} at least"
-        reason = f"the limit of open files, {limit}, leaves no room for clients: {advice}"
+        reason = f"the limit of open files, {limit}, allows no clients: {advice}"
         raise OSError(errno.EMFILE, reason, "RLIMIT_NOFILE")
     return most
 
 
 def peer_uid(stream: SocketStream) -> int:
-    """Return who is at the other end, as the kernel says."""
+    """Return the user id of the peer, as the kernel reports it."""
     raw = stream.extra(SocketAttribute.raw_socket)
     credentials = raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     uid: int = _PEER.unpack(credentials)[1]

@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line, or readable colours on a terminal; also for what nobody has caught."""
+"""Structured logs: one JSON object a line, or readable colours on a terminal; also for uncaught exceptions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def is_json() -> bool:
 
 
 def say(event: str, level: str, /, **fields: object) -> None:
-    """Write a line whatever `log.level` is: somebody has asked for it, or it speaks of lines that are missing."""
+    """Write a line whatever `log.level` is: it was requested, or it reports lines that are missing."""
     _Lines().msg(_rendered(event, level, fields))
 
 
@@ -73,7 +73,7 @@ def _to_json(line: object, default: Any) -> str:
 
 
 def _tolerant(render: Processor) -> Processor:
-    """Let a line be written whatever is in it: whoever logs must not fail for that."""
+    """Write a line whatever it contains: logging must not fail the caller."""
 
     def rendered(logger: Any, level: str, line: EventDict) -> Any:
         try:
@@ -100,7 +100,7 @@ def _notice(lines: int, since: float) -> str:
 
 
 class _Lines:
-    """Where structlog writes a rendered line: whatever is standard error at the moment."""
+    """Where structlog writes a rendered line: whatever standard error is at the moment."""
 
     def msg(self, line: str) -> None:
         """Write one line."""
@@ -109,7 +109,7 @@ class _Lines:
     debug = info = warning = error = critical = msg
 
 
-# --- what nobody has caught ------------------------------------------------------------------------------------------
+# --- uncaught exceptions ---------------------------------------------------------------------------------------------
 
 
 def _catch_the_rest() -> None:
@@ -122,10 +122,10 @@ def _catch_the_rest() -> None:
 
 
 class _FromLibraries(logging.Handler):
-    """What libraries log, with asyncio's exceptions that nobody has retrieved, and warnings."""
+    """Records of libraries, with asyncio's exceptions that were never retrieved, and warnings."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record as a line of ours."""
+        """Write one record as a structured line."""
         try:
             message = record.getMessage()
         except (TypeError, ValueError):  # arguments that do not fit the format
@@ -141,7 +141,7 @@ class _FromLibraries(logging.Handler):
 def _woken_twice(record: logging.LogRecord, exception: BaseException | None) -> bool:
     """Return whether a socket became ready in the moment in which it was closed: anyio's waiting future is done then.
 
-    uvloop calls the future's `set_result` once more, as a callback, and nobody waits for what comes of it.
+    uvloop calls the future's `set_result` once more, as a callback, and no task waits for its result.
     """
     late = record.name == "asyncio" and isinstance(exception, asyncio.InvalidStateError)
     return late and record.getMessage().startswith(

@@ -1,9 +1,9 @@
-"""What the processes count, and the sheets on which they show it to each other.
+"""What the processes count, and the files through which they share it.
 
 The daemon and every HTTP worker write their numbers, whole, to a file of their own under `data_dir/metrics`, once a
-second; whoever answers `/metrics` reads them all. A sheet is locked for as long as its process lives, so the numbers of
-the dead are told apart. Files, not shared memory: on a full disk a write fails and costs a warning, where a store to a
-mapped page would end the process.
+second; the process that answers `/metrics` reads them all. A file is locked while its process lives, so the numbers of
+ended processes are recognised. Files, not shared memory: on a full disk a write fails with a warning, where a store to
+a mapped page would end the process.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class Served(Struct):
                 self.seconds[key] = Histogram(list(histogram.counts), histogram.total)
 
 
-# --- sheets ------------------------------------------------------------------------------------------------------
+# --- files -------------------------------------------------------------------------------------------------------
 
 
 class MetricsFile:
@@ -204,7 +204,7 @@ class MetricsFile:
         self._warned = False
 
     def show(self, raw: bytes) -> None:
-        """Replace what is written there. Failing is no failure of whoever counts."""
+        """Replace the content. A failure here is no failure of the process that counts."""
         if self._descriptor is None:
             return
         try:
@@ -216,16 +216,16 @@ class MetricsFile:
             self._warned = True
 
     def shown(self, kind: type[_T]) -> _T | None:
-        """Return what is written there: a process that took the sheet over goes on counting from it."""
+        """Return the content: a process that takes over the file continues counting from it."""
         return None if self._descriptor is None else _content(self._descriptor, kind)
 
     def clear(self) -> None:
-        """Forget what an earlier process has left."""
+        """Remove what an earlier process has left."""
         if self._descriptor is not None:
             os.ftruncate(self._descriptor, 0)
 
     def close(self) -> None:
-        """Let go of it: from now on it is that of a dead process."""
+        """Release the file: from now on it belongs to an ended process."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -235,18 +235,18 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def folder(config: Config) -> Path:
-    """Return where the sheets are."""
+    """Return the folder of the metrics files."""
     return config.data_dir / "metrics"
 
 
 @contextmanager
 def daemon_metrics_file(where: Path) -> Iterator[MetricsFile]:
-    """Give the daemon's sheet, and throw away those that earlier ones have left. A daemon can live without one."""
+    """Give the daemon's file, and remove those of earlier daemons. A daemon can run without one."""
     metrics_file = MetricsFile()
     try:
         make_folder(where)
         _sweep(where)
-        for _ in range(_TRIES):  # whoever looks holds it for a moment
+        for _ in range(_TRIES):  # a reader holds its lock for a moment
             if (claimed := _claim(where / "daemon")) is not None:
                 metrics_file = claimed
                 metrics_file.clear()
@@ -264,7 +264,7 @@ def daemon_metrics_file(where: Path) -> Iterator[MetricsFile]:
 
 @contextmanager
 def worker_metrics_file(where: Path, parent: int) -> Iterator[MetricsFile]:
-    """Give an HTTP worker's sheet: that of a dead one with the same parent, if there is one, else a new one."""
+    """Give an HTTP worker's file: that of an ended one with the same parent, if there is one, else a new one."""
     metrics_file = MetricsFile()
     try:
         make_folder(where)
@@ -281,7 +281,7 @@ def worker_metrics_file(where: Path, parent: int) -> Iterator[MetricsFile]:
 
 @contextmanager
 def keep_updated(metrics_file: MetricsFile, numbers: Callable[[], bytes]) -> Iterator[None]:
-    """Show `numbers` again and again, on a thread of its own: the disk may make it wait, and nobody else must.
+    """Write `numbers` repeatedly, on a thread of its own: only that thread may wait for the disk.
 
     The thread sleeps nearly always. It is not of the pool, so that the writer's work stays on one thread.
     """
@@ -332,7 +332,7 @@ def served(where: Path, parent: int) -> tuple[Served, int]:
 
 
 def _sweep(where: Path) -> None:
-    """Remove the workers' sheets whose parent is gone, or had our number before us."""
+    """Remove the workers' files whose parent has ended, or had our process id before us."""
     for path in where.glob("http-*"):
         parent = path.name.split("-")[1]
         gone = parent == str(os.getpid()) or not Path("/proc", parent).exists()
@@ -342,7 +342,7 @@ def _sweep(where: Path) -> None:
 
 
 def _claim(path: Path) -> MetricsFile | None:
-    """Take a sheet, made if it is not there; None while it is another process's."""
+    """Lock a file, created if it does not exist; None while another process holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -353,7 +353,7 @@ def _claim(path: Path) -> MetricsFile | None:
 
 
 def _look(path: Path, kind: type[_T]) -> tuple[_T | None, bool]:
-    """Return what is on a sheet, None where nothing can be read, and whether its process lives."""
+    """Return the content of a file, None where nothing can be read, and whether its process lives."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -14,7 +14,7 @@ _FIRST_PASSED = 3
 
 
 class Notifier:
-    """Tells systemd how we are."""
+    """Reports the state of the process to systemd."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._address = environ.get("NOTIFY_SOCKET", "")
@@ -24,7 +24,7 @@ class Notifier:
     def say(self, *lines: str) -> bool:
         """Send one message without waiting; return False when it has to be sent again, because the queue is full.
 
-        A service manager that is gone is no failure of ours, and one that reads nothing must not stop us.
+        A service manager that has ended is no failure of the daemon, and one that reads nothing must not block it.
         """
         if not self._address:
             return True
@@ -39,19 +39,19 @@ class Notifier:
         return True
 
     async def deliver(self, *lines: str) -> None:
-        """Send one message that must not be lost: it waits until there is room in the queue."""
+        """Send one message that must not be lost: it waits until there is space in the queue."""
         while True:
             if self.say(*lines):
                 return
             await anyio.sleep(_QUEUE_FULL_S)
 
     async def reloading(self) -> None:
-        """Say that a reload has begun; `READY=1` ends it."""
+        """Report that a reload has begun; `READY=1` ends it."""
         await self.deliver("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 
 def passed_socket(environ: Mapping[str, str]) -> socket.socket | None:
-    """Return the listening socket that systemd opened for us, if it did."""
+    """Return the listening socket that systemd passed, if it did."""
     if environ.get("LISTEN_PID") != str(os.getpid()) or not environ.get("LISTEN_FDS", "").isdigit():
         return None
     if int(environ["LISTEN_FDS"]) < 1:

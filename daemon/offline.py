@@ -1,4 +1,4 @@
-"""Work on a store that no daemon has open, and what such work has left."""
+"""Work on a store that no daemon has open, and the results of such work."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from storage.windows import Gone
 log = structlog.get_logger("store")
 _T = TypeVar("_T")
 
-_STEPS = 100  # nobody waits for the store: so many bounded steps share a commit
+_STEPS = 100  # nothing waits for the store: so many bounded steps share a commit
 _RECORDS = 1000  # transactions for each commit
 _PASSES = 10
 
@@ -88,7 +88,7 @@ def _cycle(pruner: Pruner, request: Request, persisted: int | None, changes: Cha
 
     async def take(step: Callable[[], _T], /, *, beside: bool = False) -> _T:  # noqa: ARG001 - one thread does it all
         done = step()
-        changes.take()  # nobody listens
+        changes.take()  # there are no listeners
         return done
 
     pruner.begin()
@@ -103,7 +103,7 @@ def _cycle(pruner: Pruner, request: Request, persisted: int | None, changes: Cha
 
 
 def _prune_tables(chain: Chain) -> Gone:
-    """Delete all that the chain's tables may forget, in long steps: undo logs, then values are thinned out."""
+    """Delete all that is due in the chain's tables, in long steps: undo logs first, then values are thinned out."""
     chain.may_prune = True
     sweeps, total = chain.history.sweeps(_STEPS), Gone()
     while sweeps > 0 or chain.history.merging or chain.due_for_pruning():
@@ -113,7 +113,7 @@ def _prune_tables(chain: Chain) -> Gone:
             gone, sweeps = chain.maintain(_STEPS), sweeps - 1
         total = total.plus(gone)
         log.info("pruned", **gone._asdict())
-        chain.changes.take()  # nobody listens
+        chain.changes.take()  # there are no listeners
     return total
 
 
@@ -121,19 +121,19 @@ def _pruned(total: Gone, counts: dict[str, int]) -> str:
     outputs, removed, records, nodes = total
     deleted = counts.get("transactions_deleted", 0)
     also = f", {deleted} records of transactions" if deleted else ""
-    also += f", {nodes} nodes of the mountain range" if nodes else ""
+    also += f", {nodes} MMR nodes" if nodes else ""
     return f"pruned {outputs} spent outputs, {removed} transactions, {records} undo logs{also}"
 
 
 def prune_status(config: Config, count: int) -> list[PrunerJob]:
-    """Return the pruner's latest jobs, beside its daemon or without one."""
+    """Return the pruner's latest jobs, with or without a running daemon."""
     with open_disk(config, readonly=True) as disk, limited(disk):
         open_store(disk, config)
         return pruner_jobs(disk, count)
 
 
 def reindex(config: Config, tell: Callable[[int], None]) -> str:
-    """Build the configured indexes anew; return what was done. `tell` is called with the outputs that are done."""
+    """Rebuild the configured indexes; return a report. `tell` is called with the outputs that are done."""
     wanted = wanted_indexes(config)
     with _open_disk(config) as disk:
         outputs = reindex_store(open_store(disk, config), wanted, tell)

@@ -1,8 +1,8 @@
-"""What goes out to the clients: each one's answers in order, and a bound on what they leave unread.
+"""What is sent to the clients: each one's answers in order, and a bound on what they leave unread.
 
-Nobody waits for a client that does not read. What it leaves unread is bounded for each and for all together; whoever
-exceeds a bound is cut off with `too_slow`. A client that reads is not: one commit may answer tens of thousands of its
-messages at once.
+The daemon waits for no client that does not read. What it leaves unread is bounded for each and for all together; one
+that exceeds a bound is cut off with `too_slow`. A client that reads is not: one commit may answer tens of thousands of
+its messages at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EACH_BYTES = 4 << 20  # that one client may leave unread for a while
 _EACH_MAX_BYTES = 32 << 20  # and for no moment at all: more than the answers to an inbox full of messages
 _HELD_BYTES = 1 << 20  # of answers behind a gap, after which the client's messages are no longer read
 _PATIENCE_S = 1.0  # after which a client that takes nothing is slow
-_PIECE = 32 << 10  # bytes that are sent at once, so that reading shows, and little is left of whom is cut off
+_PIECE = 32 << 10  # bytes that are sent at once, so that reading shows, and little is lost when a client is cut off
 _FAREWELL_S = 2.0
 
 
@@ -48,7 +48,7 @@ class Unread:
             self._outboxes.discard(outbox)
 
     def relieve(self) -> None:
-        """While it is too much in all, cut somebody off."""
+        """While the total is too high, cut a client off."""
         while self.bytes > self._capacity and (there := [each for each in self._outboxes if not each.closed]):
             max(there, key=Outbox.burden).cut_off(f"all clients together left {self.bytes} bytes unread")
 
@@ -65,7 +65,7 @@ class Outbox:
         self._ready = deque[bytes]()
         self._held = deque[Gap | tuple[bytes, bool]]()  # answers behind a gap; the flag is on the last of all
         self._held_bytes = 0
-        self._let_out, self._taken = anyio.Event(), anyio.Event()
+        self._release, self._taken = anyio.Event(), anyio.Event()
         self._sending_since: float | None = None
         self._wake = anyio.Event()
         self._sending = anyio.CancelScope()
@@ -124,13 +124,13 @@ class Outbox:
                 if last:
                     self.close()
         self._wake.set()
-        self._let_out.set()
+        self._release.set()
 
     async def ready_for_more(self) -> None:
         """Wait while too many answers are held back: the client's next messages would only add to them."""
         while self._held_bytes > _HELD_BYTES:
-            self._let_out = anyio.Event()
-            await self._let_out.wait()
+            self._release = anyio.Event()
+            await self._release.wait()
 
     def _hold(self, message: bytes, last: bool) -> None:
         self._held.append((message, last))
@@ -138,7 +138,7 @@ class Outbox:
         self._count(len(message))
 
     async def room(self, most: int, patience_s: float) -> bool:
-        """Wait until at most so many bytes are unread; cut off a client that takes nothing meanwhile.
+        """Wait until at most so many bytes are unread; cut off a client that reads nothing meanwhile.
 
         Returns False once the client is sent nothing more.
         """
@@ -161,7 +161,7 @@ class Outbox:
         return stuck, 0.0 if stuck else idle, self.bytes
 
     def cut_off(self, why: str) -> None:
-        """Drop what the client does not read; it may still hear why."""
+        """Drop what the client does not read; it may still receive the reason."""
         log.warning("client_too_slow", uid=self._uid, unread_bytes=self.bytes, reason=why)
         self._drop()
         farewell = self.encoded(Refusal("too_slow", why, retryable=True).answer(None))
@@ -191,7 +191,7 @@ class Outbox:
     # --- out -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Take nothing more; what is queued still goes out, within a moment."""
+        """Take nothing more; what is queued is still sent, within a moment."""
         if not self.closed:
             self.closed = True
             self._sending.deadline = anyio.current_time() + _FAREWELL_S
@@ -224,7 +224,7 @@ class Outbox:
             piece = together[at : at + _PIECE]
             self._sending_since = anyio.current_time()
             await stream.send(piece)
-            self._unread.count(self, -min(len(piece), self.bytes))  # it is no longer counted when we were cut off
+            self._unread.count(self, -min(len(piece), self.bytes))  # no longer counted once the client was cut off
             self._taken.set()
         self._sending_since = None
 

@@ -1,4 +1,4 @@
-"""Standard output whose failure ends a command with one sentence: a full disk is no bug of ours."""
+"""Standard output whose failure ends a command with one sentence: a full disk is no bug."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STDOUT = 1
 
 
 class Output(io.FileIO):
-    """The descriptor of standard output. Its first error is raised, and names it; what is written later is dropped.
+    """The descriptor of standard output. Its first error is raised, and names it; later output is dropped.
 
     Otherwise what is left in the buffer would fail again when the process ends, with a traceback and exit code 120.
     """
@@ -29,7 +29,7 @@ class Output(io.FileIO):
         """Write some of the data.
 
         Raises:
-            BrokenPipeError: nobody reads.
+            BrokenPipeError: the reader has closed the pipe.
             OSError: it can't be written.
         """
         if self._failed:
@@ -50,7 +50,7 @@ def output_speaks(code: int) -> Iterator[None]:
     before = sys.stdout
     if (
         isinstance(before, io.TextIOWrapper) and before is sys.__stdout__
-    ):  # else its descriptor is closed, or it is somebody else's
+    ):  # otherwise its descriptor is closed, or is not ours
         raw = io.BufferedWriter(Output(_STDOUT, "wb", closefd=False))
         terminal = before.isatty()
         sys.stdout = io.TextIOWrapper(raw, before.encoding, before.errors, line_buffering=terminal)

@@ -1,4 +1,4 @@
-"""The pruner's place in the daemon: what rings its bell, and who hears of what it does."""
+"""The pruner's place in the daemon: what triggers it, and where its reports go."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from storage.jobs import JobStore
 
 
 def terms(config: Config) -> Terms:
-    """Return what the configuration says of pruning."""
+    """Return the pruner's part of the configuration."""
     pruner = config.pruner
     return Terms(
         trigger=pruner.trigger,
@@ -42,7 +42,7 @@ def open_pruner(config: Config, disk: Disk, transactions: Transactions | None, c
 
 
 async def prune_along(config: Config, turns: Turns, hub: Hub, limiter: CapacityLimiter) -> None:
-    """Prune beside what follows the chain, until cancelled."""
+    """Run the pruner, until cancelled."""
     chain = turns.chain
     kept = chain.tx_blocks.transactions if chain.tx_blocks else None
     pruner = open_pruner(config, chain.store.disk, kept, chain.changes)

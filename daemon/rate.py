@@ -1,4 +1,4 @@
-"""So many turns a second, for all who ask together."""
+"""A rate limit that all callers share."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Watching who reads the store: a read transaction that stays behind prevents the reuse of pages, and the file grows.
 
-Readers of ours give up in time by themselves. One that can't, because it is stopped or stuck, is killed; a process that
+Readers of ours end in time by themselves. One that can't, because it is stopped or blocked, is killed; a process that
 is not ours is named in the log, in the metrics and in `utxod status`, and left alone.
 """
 
@@ -52,44 +52,46 @@ class ReaderWatch:
         self._killed: set[Reader] = set()
         self._kills = 0
 
-    def look(self) -> ReaderNumbers:
-        """Free the slots of dead processes, and say who reads; warn of readers that are too old, and kill ours."""
+    def read_readers(self) -> ReaderNumbers:
+        """Free the slots of ended processes, return the readers, warn of readers that are too old, and kill ours."""
         readers, last, now = self._disk.readers(), self._disk.last_txnid(), monotonic()
         behind = sorted({reader for reader in readers if reader.txnid < last}, key=lambda reader: reader.txnid)
         self._behind_since = {txnid: self._behind_since.get(txnid, now) for _, txnid in behind}
         self._warn_at = {reader: self._warn_at.get(reader, self._max_age_s) for reader in behind}
         self._killed.intersection_update(behind)
         old = [self._old(reader, last, now) for reader in behind]
-        for reader, told in zip(behind, old, strict=True):
-            self._judge(reader, told)
+        for reader, reported in zip(behind, old, strict=True):
+            self._judge(reader, reported)
         return ReaderNumbers(len(readers), old[0] if old else None, self._kills)
 
     def _old(self, reader: Reader, last: int, now: float) -> OldReader:
         age_s = round(now - self._behind_since[reader.txnid], 3)
         return OldReader(reader.pid, _command(reader.pid), age_s, reader.txnid, last - reader.txnid)
 
-    def _judge(self, reader: Reader, told: OldReader) -> None:
-        if told.age_s > self._max_age_s * _KILL_AFTER and reader not in self._killed and self._kill(reader):
+    def _judge(self, reader: Reader, reported: OldReader) -> None:
+        if reported.age_s > self._max_age_s * _KILL_AFTER and reader not in self._killed and self._kill(reader):
             self._killed.add(reader)
             self._kills += 1
-            log.warning("reader_killed", pid=told.pid, command=told.command, age_s=told.age_s, txnid=told.txnid)
-        elif told.age_s > self._warn_at[reader]:
-            self._warn_at[reader] = 2 * told.age_s
+            log.warning(
+                "reader_killed", pid=reported.pid, command=reported.command, age_s=reported.age_s, txnid=reported.txnid
+            )
+        elif reported.age_s > self._warn_at[reader]:
+            self._warn_at[reader] = 2 * reported.age_s
             log.warning(
                 "old_reader",
-                pid=told.pid,
-                command=told.command,
-                age_s=told.age_s,
-                txnid=told.txnid,
-                commits=told.commits,
+                pid=reported.pid,
+                command=reported.command,
+                age_s=reported.age_s,
+                txnid=reported.txnid,
+                commits=reported.commits,
                 advice="the file grows until this process ends its read transaction",
             )
 
     def _kill(self, reader: Reader) -> bool:
         """Kill a reader of ours; return False for any other process, and where it is not permitted.
 
-        The descriptor is opened before the mark is looked at: whoever has the mark then is the process that is killed,
-        even if its number is given to another one meanwhile.
+        The descriptor is opened before the mark is read: the process that has the mark then is the one that is killed,
+        even if its number is reused meanwhile.
         """
         try:
             process = os.pidfd_open(reader.pid)

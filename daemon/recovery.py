@@ -1,7 +1,7 @@
-"""The recovery service's place in the daemon: its tables, who knows what became of a transaction, and who hears of it.
+"""The recovery service's place in the daemon: its tables, its sources of finality, and where its results go.
 
-It stands beside what follows the chain and never in its way: what it reads there are short turns on the writer's
-thread. While its database is away the daemon goes on, and what was not written is read from the change log.
+It never delays the chain: what it reads from the store are short turns on the writer's
+thread. While its database is unavailable the daemon continues, and missed facts are read from the change log.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from storage.recovery.tables import Storage
 T = TypeVar("T")
 log = structlog.get_logger("recovery")
 
-_LEAVE_S = 2.0  # for the database to hear what was told, when we are asked to stop
+_LEAVE_S = 2.0  # for the last statuses to be written to the database at shutdown
 _AWAY_S = 5.0  # between two attempts to reach the database
-_LOOKS_A_SECOND = 400  # at transactions that only wait: with more of them, each is looked at more seldom
+_LOOKS_A_SECOND = 400  # checks of transactions that only wait: with more of them, each is checked less often
 _LONGEST_PATIENCE_S = 600.0
-_FAR_BEHIND = 1  # blocks: less, and not to be known here says something
+_FAR_BEHIND = 1  # blocks: if less far behind, a transaction that is unknown here says something
 _LONGEST_ANSWER = 64 << 20  # bytes of a node's
 _RPC_PORT = 8332
 
 
 def enabled(config: Config) -> bool:
-    """Return whether this daemon looks after pending transactions."""
+    """Return whether this daemon runs the recovery service."""
     return config.recovery.enabled and config.transactions.enabled and config.utxo.enabled
 
 
 def open_storage(config: Config, *, readonly: bool = False, teller: str | None = None) -> Storage:
-    """Return the recovery tables as they are configured; nothing is connected yet. For `teller` see `Storage`.
+    """Return the recovery tables as they are configured, not connected yet. For `teller` see `Storage`.
 
     Raises:
         PackageMissing: the driver of PostgreSQL is not installed.
@@ -75,14 +75,14 @@ def open_storage(config: Config, *, readonly: bool = False, teller: str | None =
 
 
 def _name_of_log(config: Config) -> str:
-    """Return a name for our change log: in tables that are beside it, it has the same name in a copy of both."""
+    """Return a name for the change log: in tables that are stored next to it, a copy of both keeps the same name."""
     if config.recovery.store == "sqlite":
         return "here"
     return f"{config.recovery.instance_id or socket.gethostname()}/{store_id(config)}"
 
 
 class _Question:
-    """What one attempt wants to know."""
+    """One query of an attempt."""
 
     def __init__(self, txid: bytes) -> None:
         self.txid = txid
@@ -90,7 +90,7 @@ class _Question:
 
 
 class ChainFinality:
-    """The daemon's own stores as a source. What is asked while the writer is busy shares one turn."""
+    """The daemon's own stores as a source. Queries that arrive while the writer is busy share one turn."""
 
     name = "chain"
 
@@ -101,7 +101,7 @@ class ChainFinality:
         self._lock = Lock()
 
     async def state_of(self, txid: bytes) -> State:
-        """See `Finality`. That we hold a transaction says nothing: only a block shows that the network has it."""
+        """See `Finality`. That the daemon holds a transaction proves nothing: only a block shows that it was mined."""
         question = _Question(txid)
         self._asked.append(question)
         async with self._lock:
@@ -117,7 +117,7 @@ class ChainFinality:
                 return state
 
     async def _answer(self) -> None:
-        """Answer what has been asked until now; if this is cancelled, the next one does."""
+        """Answer the queries that have arrived; if this is cancelled, the next call does."""
         asked = list(self._asked)
         answers: Sequence[State | StoreError]
         try:
@@ -136,7 +136,7 @@ class ChainFinality:
 async def recover_along(
     config: Config, turns: Turns, hub: Hub, writer: CapacityLimiter, own: Sequence[Handler] = ()
 ) -> None:
-    """Look after pending transactions, until cancelled; `own` handlers are asked before the daemon's."""
+    """Run the recovery service, until cancelled; `own` handlers are asked before the daemon's."""
     tx_blocks = turns.chain.tx_blocks
     assert tx_blocks is not None
     wish, records, changes = config.recovery, Records(tx_blocks.transactions), turns.chain.changes
@@ -197,24 +197,24 @@ async def recover_along(
         await _opened(storage)
         async with anyio.create_task_group() as all_of_them:
             all_of_them.start_soon(follower.follow)
-            all_of_them.start_soon(teller.go_on, wish.scan_interval)
+            all_of_them.start_soon(teller.run, wish.scan_interval)
             await manager.run()
     finally:
         with CancelScope(shield=True):
             try:
-                with anyio.move_on_after(_LEAVE_S):  # what is not marked as told by then, the next start looks up
+                with anyio.move_on_after(_LEAVE_S):  # rows that are still marked by then are checked by the next start
                     await teller.finish()
             finally:
                 await storage.close()
 
 
 def _patience(manager: Manager) -> float:
-    """Return how long what waits is left alone: its commits are heard anyway, a look is for what was missed."""
+    """Return how long waiting rows are left alone: commits wake them anyway, an attempt is for missed facts."""
     return min(manager.numbers.backlog["pending"] / _LOOKS_A_SECOND, _LONGEST_PATIENCE_S)
 
 
 def _node(config: Config) -> list[Breaker]:
-    """Return the node that is asked too, if there is one."""
+    """Return the client of the upstream node, if one is configured."""
     wish = config.recovery
     if wish.node_url is None:
         return []

@@ -1,6 +1,6 @@
 """The reference of messages, `docs/messages.md`: made from the wire types, and an example of each.
 
-`python -m daemon.reference > docs/messages.md` writes it anew; a test holds the file equal to it.
+`python -m daemon.reference > docs/messages.md` writes it; a test holds the file equal to it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from handlers.refusal import CODES
 _HEAD = """\
 # Messages
 
-What goes over the daemon's socket, field by field. This file is generated from the types that the daemon decodes
-(`python -m daemon.reference`), so it is what the daemon accepts. [feeding.md](feeding.md) tells how to put the
+The messages on the daemon's socket, field by field. This file is generated from the types that the daemon decodes
+(`python -m daemon.reference`), so it is what the daemon accepts. [feeding.md](feeding.md) explains how to put the
 messages together, and has whole programs in Python and Node.js. `/messages.json` of the daemon's HTTP is the same as
 JSON Schema.
 
@@ -34,7 +34,7 @@ whole connection:
   names, byte strings as bin.
 
 Below, each example is shown as its line of JSON, and as its frame in hex (`xxd -r -p` makes bytes of it). `utxod
-send` sends such lines or frames and prints the answers. The messages to the daemon are a story: a new daemon of
+send` sends such lines or frames and prints the answers. The example messages are a sequence: a new daemon of
 `cardano/preview` accepts them in the order of their `seq`.
 
 **Fields.** `type` is the message's name and should be the first field. An unknown field is refused as `malformed`,
@@ -46,7 +46,7 @@ are from -2^63 to 2^64-1.
 on disk, or one [Error](#error), and then it has changed nothing. `Hello` gets [Welcome](#welcome), with or without
 `seq`.
 
-*By* says whose messages are accepted. An operator is root, the daemon's user, or a user in `socket.admin_uids`. The
+*By* names whose messages are accepted. An operator is root, the daemon's user, or a user in `socket.admin_uids`. The
 feeder is the connection that has sent `BlockApplied`, `Rollback` or `GenesisOutputs` first, until it ends.
 """
 _STATUSES = {
@@ -72,9 +72,9 @@ def page() -> str:
     sent = [line for kind in inbound for line in _message(kind, parts)]
     answered = [line for kind in answers if kind.cls.__name__ not in _FACTS for line in _message(kind, parts)]
     told = [line for kind in answers if kind.cls.__name__ in _FACTS for line in _message(kind, parts)]
-    lines = [_HEAD, *_contents(inbound, answers), "# To the daemon", "", *sent, "# What messages are made of", ""]
+    lines = [_HEAD, *_contents(inbound, answers), "## To the daemon", "", *sent, "## Parts of messages", ""]
     lines += [line for name in sorted(parts | _TUPLES) for line in _part(name, parts)]
-    lines += ["# Answers", "", *answered, *_codes(), "# Facts", "", "Sent to subscribers.", "", *told, *_causes()]
+    lines += ["## Answers", "", *answered, *_codes(), "## Facts", "", "Sent to subscribers.", "", *told, *_causes()]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -104,11 +104,11 @@ def _by(name: str) -> str:
 
 def _message(kind: inspect.StructType, parts: dict[str, inspect.StructType]) -> Iterator[str]:
     name = kind.cls.__name__
-    yield from (f"## {name}", "", *_docstring(kind.cls), *_table(kind, parts), *_example(name))
+    yield from (f"### {name}", "", *_docstring(kind.cls), *_table(kind, parts), *_example(name))
 
 
 def _part(name: str, parts: dict[str, inspect.StructType]) -> Iterator[str]:
-    yield from (f"## {name}", "")
+    yield from (f"### {name}", "")
     if name in _TUPLES:
         yield from (f"A list {_MADE_OF[name]}.", "")
     else:
@@ -185,10 +185,10 @@ def _example(name: str) -> Iterator[str]:
 
 def _codes() -> Iterator[str]:
     yield from (
-        "## Codes",
+        "### Codes",
         "",
         "What `code` of an [Error](#error) may be. Codes in capitals are of the transaction store. Those that begin",
-        "with *An input* stand in `detail.inputs` of a `UTXO_ERROR`, or alone where a message names outputs.",
+        "with *An input* are in `detail.inputs` of a `UTXO_ERROR`, or alone where a message names outputs.",
         "",
         "| code | meaning |",
         "| --- | --- |",
@@ -198,7 +198,7 @@ def _codes() -> Iterator[str]:
 
 
 def _causes() -> Iterator[str]:
-    yield from ("## Causes", "", "`cause` of [TxStatusChanged](#txstatuschanged), by its `type`.", "")
+    yield from ("### Causes", "", "`cause` of [TxStatusChanged](#txstatuschanged), by its `type`.", "")
     yield from ("| type | meaning | further fields |", "| --- | --- | --- |")
     for kind in kinds(AnyCause):
         fields = [f"`{field.name}` ({_type(field.type, {})}): {_described(field)[0]}" for field in kind.fields]

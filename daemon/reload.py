@@ -41,7 +41,7 @@ def difference(old: Config, new: Config) -> Difference:
 
 
 class Reloader:
-    """Reads the configuration anew when asked to; `apply` puts values in force, and is told which have changed."""
+    """Reads the configuration again when called; `apply` puts values in force, and receives the names that changed."""
 
     def __init__(self, config: Config, path: Path | None, apply: Callable[[Config, list[str]], None]) -> None:
         self._config = config

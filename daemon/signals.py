@@ -1,4 +1,4 @@
-"""What the process does when it is sent a signal: leave, reload, say what it is doing, or nothing."""
+"""How the process reacts to signals: stop, reload, write diagnostics, or nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STAY = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def stay_meanwhile() -> None:
-    """Ignore what would end the process without asking, until `receiver` is there."""
+    """Ignore signals that would end the process, until `receiver` is there."""
     for number in _STAY:
         signal.signal(number, signal.SIG_IGN)
 
@@ -29,7 +29,7 @@ def receiver() -> AbstractContextManager[AsyncIterator[signal.Signals]]:
 async def heed(
     signals: AsyncIterator[signal.Signals], dump: Callable[[], None], reload: Callable[[], object] | None = None
 ) -> signal.Signals:
-    """React to signals until one asks the process to leave; return that one. What is called must not wait."""
+    """React to signals until one asks the process to stop; return that one. The callbacks must not wait."""
     while (number := signal.Signals(await anext(signals))) not in _LEAVE:
         if number == signal.SIGHUP and reload is not None:
             reload()

@@ -1,7 +1,7 @@
 """Standard error that can neither fail nor block: lines wait in a bounded buffer for a thread that writes them.
 
-The reader of the log (a pipe, journald, a terminal) may be gone or stand still, and the disk under a file may be full;
-the chain goes on (docs/decisions/015). `O_NONBLOCK` is no way out: it belongs to the open file, which the daemon shares
+The reader of the log (a pipe, journald, a terminal) may have ended or stopped reading, and the disk may be full; the
+chain continues (docs/decisions/015). `O_NONBLOCK` is no solution: it belongs to the open file, which the daemon shares
 with its workers and with the process that started it.
 """
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-Notice = Callable[[int, float], str]  # how many lines were dropped, and since when (unix time): the line that says so
+Notice = Callable[[int, float], str]  # how many lines were dropped, and since when (unix time)
 
 _MOST_BYTES = 256 << 10  # of lines that wait, unless one line alone is longer
 _PIECE = select.PIPE_BUF  # bytes that a pipe takes whole: lines of several processes do not mix
@@ -34,7 +34,7 @@ class Sink(io.RawIOBase):
     """A raw stream over a descriptor. What is written is kept in order, and dropped when too much waits.
 
     From the first line that is dropped until the buffer has been written empty everything is dropped, so there is one
-    gap, and one line in its place that says how long it is.
+    gap, and one line in its place that reports how long it is.
     """
 
     def __init__(self, descriptor: int, notice: Notice) -> None:
@@ -47,7 +47,7 @@ class Sink(io.RawIOBase):
         """Begin with an empty buffer: again in a forked child, where no thread but the forking one exists."""
         self._waiting: deque[bytes] = deque()
         self._bytes = 0  # waiting or being written
-        self._in_hand = 0  # bytes of those being written
+        self._in_flight = 0  # bytes of those being written
         self._gap = 0  # lines dropped since `_gap_began`
         self._gap_began = 0.0
         self._ending = False
@@ -83,7 +83,7 @@ class Sink(io.RawIOBase):
         return len(raw)
 
     def finish(self) -> None:
-        """Write what waits, within a moment: a reader that stands still must not keep the process."""
+        """Write what waits, within a moment: a reader that has stopped must not keep the process alive."""
         with self._moved:
             self._ending = True
             self._moved.notify()
@@ -100,12 +100,12 @@ class Sink(io.RawIOBase):
         """Wait for lines and return as many as a pipe takes at once; nothing at the end."""
         lines: list[bytes] = []
         with self._moved:
-            self._bytes -= self._in_hand
-            self._in_hand = 0
+            self._bytes -= self._in_flight
+            self._in_flight = 0
             self._moved.wait_for(lambda: self._waiting or self._gap or self._ending)
-            while self._waiting and (not lines or self._in_hand + len(self._waiting[0]) <= _PIECE):
+            while self._waiting and (not lines or self._in_flight + len(self._waiting[0]) <= _PIECE):
                 lines.append(self._waiting.popleft())
-                self._in_hand += len(lines[-1])
+                self._in_flight += len(lines[-1])
             gap, began = (0, 0.0) if self._waiting else (self._gap, self._gap_began)
             if gap:
                 self._gap = 0
@@ -119,11 +119,11 @@ class Sink(io.RawIOBase):
         while rest:
             try:
                 rest = rest[os.write(self._descriptor, rest) :]
-            except BlockingIOError:  # somebody who shares the open file wants it so
+            except BlockingIOError:  # another process that shares the open file set it
                 poll = select.poll()
                 poll.register(self._descriptor, select.POLLOUT)
                 poll.poll(_RETRY_S * 1000)
-            except OSError:  # a full disk may have room again, a named pipe may find a reader
+            except OSError:  # a full disk may have space again, a named pipe may find a reader
                 with self._moved:
                     if self._moved.wait_for(lambda: self._ending, _RETRY_S):
                         return False
@@ -134,7 +134,7 @@ _sink: Sink | None = None
 
 
 def redirect_stderr(notice: Notice) -> bool:
-    """Put the sink in the place of `sys.stderr`; return False where somebody else has put something there."""
+    """Install the sink as `sys.stderr`; return False where something else was installed there."""
     global _sink
     if _sink is not None:
         _sink.notice = notice

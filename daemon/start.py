@@ -1,6 +1,6 @@
-"""How a service begins: its first log line, and what is looked at before a store is opened.
+"""How a service starts: its first log line, and the checks before a store is opened.
 
-Damage is one line and an exit code, before anybody is let in.
+Damage is one line and an exit code, before any client can connect.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ _CHECK_EVERY_S = 0.5
 
 
 def folder(config: Config) -> Path:
-    """Return where the LMDB environment lives."""
+    """Return the folder of the LMDB environment."""
     return config.data_dir / "lmdb"
 
 
@@ -85,21 +85,21 @@ def open_disk(config: Config, *, readonly: bool = False, copies: bool = False) -
 
 
 @contextmanager
-def limited(disk: Disk, advice: str = "ask for less, or raise it") -> Iterator[None]:
+def limited(disk: Disk, advice: str = "request less, or raise it") -> Iterator[None]:
     """End this process when a read transaction of `disk` reaches its greatest age, with an error that ends in `advice`.
 
-    This is for commands. A signal asks for the age, so it is asked for whatever the command waits for; `SystemExit` is
+    This is for commands. A signal checks the age, so that it is checked whatever the command waits for; `SystemExit` is
     not taken for an error of the store.
     """
 
-    def look(*_: object) -> None:
+    def check_age(*_: object) -> None:
         try:
             disk.check_ages()
         except SnapshotExpired as error:
             click.echo(f"Error: {error}: {advice}", err=True)
             sys.exit(1)
 
-    before, every_s = signal.signal(signal.SIGALRM, look), min(_CHECK_EVERY_S, (disk.max_reader_age or 1.0) / 4)
+    before, every_s = signal.signal(signal.SIGALRM, check_age), min(_CHECK_EVERY_S, (disk.max_reader_age or 1.0) / 4)
     signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
     try:
         yield
@@ -110,7 +110,7 @@ def limited(disk: Disk, advice: str = "ask for less, or raise it") -> Iterator[N
 
 @contextmanager
 def open_query(config: Config) -> Iterator[Query]:
-    """Open the store for questions, beside its daemon or without one."""
+    """Open the store for queries, with or without a running daemon."""
     with open_disk(config, readonly=True) as disk:
         store = open_store(disk, config)
         yield Query(store, codec(config.chain.family, config.chain.network), config.chain.family)

@@ -1,7 +1,7 @@
 """The clients that subscribed to facts, in the order of the change log.
 
-What a commit made true is encoded once, however many want to know of it. Who asks for earlier facts is sent those from
-the log first, some at a time, and is then one of the others: nothing is missing between, and nothing comes twice.
+What a commit made true is encoded once, for any number of subscribers. One that asks for earlier facts is sent those
+of the log first, some at a time, and then joins the others: no fact is missing in between, and none comes twice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Rows = list[tuple[bytes, bytes]]
 
 
 class Subscription(Struct, eq=False):
-    """What a client wants to hear. Until it is `live` it is sent what the log has from `next` on."""
+    """What a client subscribed to. Until it is `live` it is sent what the log has from `next` on."""
 
     kinds: frozenset[str]
     next: int
@@ -39,34 +39,34 @@ class Subscription(Struct, eq=False):
 
 
 class Subscribers:
-    """Who is told of which facts."""
+    """Sends facts to the clients that subscribed to them."""
 
     def __init__(self) -> None:
-        self.told = 0  # the sequence of the last fact that was told
+        self.sent = 0  # the sequence of the last fact that was sent
         self._subscriptions: dict[Outbox, Subscription] = {}
         self._changes: ChangeLog | None = None
         self._writer: CapacityLimiter | None = None
         self._encoding, self._one_waits = CapacityLimiter(1), anyio.Lock()  # the writer lets one pass between turns
 
     def open(self, changes: ChangeLog, writer: CapacityLimiter) -> None:
-        """Tell what this log will have from now on; `writer` lets in one turn at the store at a time."""
+        """Send what this log will contain from now on; `writer` admits one turn of the writer's thread at a time."""
         changes.take()
-        self._changes, self._writer, self.told = changes, writer, changes.newest()
+        self._changes, self._writer, self.sent = changes, writer, changes.newest()
 
     @property
     def newest(self) -> int | None:
-        """Return the sequence of the last fact that was told, None where there is no log."""
-        return None if self._changes is None else self.told
+        """Return the sequence of the last fact that was sent, None where there is no log."""
+        return None if self._changes is None else self.sent
 
     def subscribe(self, outbox: Outbox, kinds: Iterable[str]) -> None:
         """Send a client the facts of these types from now on, and no others."""
-        self._subscriptions[outbox] = Subscription(frozenset(kinds), self.told + 1, live=True)
+        self._subscriptions[outbox] = Subscription(frozenset(kinds), self.sent + 1, live=True)
 
     async def subscribe_from(self, outbox: Outbox, kinds: Iterable[str], sequence: int) -> tuple[Subscription, Rows]:
         """Let a client wait for the facts of these types from a sequence on; return what `replay` takes.
 
         Raises:
-            Refused: `gone`: they are no longer kept; `unknown_sequence`: it lies in the future.
+            Refused: `gone`: the facts are no longer kept; `unknown_sequence`: it is in the future.
         """
         if self._changes is None:
             raise Refused("unavailable", "this daemon keeps no change log (utxo.enabled)")
@@ -78,40 +78,40 @@ class Subscribers:
         """Send a client nothing more."""
         self._subscriptions.pop(outbox, None)
 
-    def tell(self, facts: Sequence[Fact]) -> None:
-        """Send each client, in one piece, what it wants of facts that follow those that were told."""
-        told = _Told(facts)
-        self.told = facts[-1].sequence
+    def publish(self, facts: Sequence[Fact]) -> None:
+        """Send each live client, in one piece, the facts that it subscribed to."""
+        sent = _Encoded(facts)
+        self.sent = facts[-1].sequence
         for outbox, subscription in tuple(self._subscriptions.items()):
             if not subscription.live:
                 continue
             some = (
-                told
+                sent
                 if subscription.next <= facts[0].sequence
-                else _Told([fact for fact in facts if fact.sequence >= subscription.next])
+                else _Encoded([fact for fact in facts if fact.sequence >= subscription.next])
             )
             if message := some.message(outbox.encoding, subscription.kinds):
                 outbox.put(message)
 
-    # --- what was told before --------------------------------------------------------------------------------------
+    # --- earlier facts ---------------------------------------------------------------------------------------------
 
     async def replay(self, outbox: Outbox, subscription: Subscription, rows: Rows) -> None:
-        """Send a client what the log has, until it can go on with the others. Nobody waits for it."""
+        """Send a client what the log has, until it has caught up with the others. No other task waits for it."""
         try:
             while True:
                 began = monotonic()
                 facts = await to_thread.run_sync(read, rows, subscription.next, limiter=self._encoding)
                 message = await to_thread.run_sync(
-                    _Told(facts).message, outbox.encoding, subscription.kinds, limiter=self._encoding
+                    _Encoded(facts).message, outbox.encoding, subscription.kinds, limiter=self._encoding
                 )
                 if (
                     self._subscriptions.get(outbox) is not subscription
-                ):  # it has gone, or wants something else meanwhile
+                ):  # it has disconnected, or has subscribed again meanwhile
                     return
                 if message:
                     outbox.put(message)
                 subscription.next = facts[-1].sequence + 1 if facts else subscription.next
-                if subscription.next > self.told:
+                if subscription.next > self.sent:
                     subscription.live = True
                     return
                 await anyio.sleep(monotonic() - began)  # the writer needs the interpreter too
@@ -124,7 +124,7 @@ class Subscribers:
             self._end(outbox, subscription, _unreadable(subscription.next, error))
 
     async def _fetch(self, sequence: int) -> Rows:
-        """Return rows of the log, in a turn of the writer: it may grow the map, and then nobody else may read."""
+        """Return rows of the log, in a turn of the writer: it may grow the map, which no other thread may read then."""
         assert self._changes is not None
         try:
             async with self._one_waits:
@@ -148,8 +148,8 @@ def _unreadable(sequence: int, error: StoreError) -> Refusal:
     return Refusal("STORAGE_ERROR", "the change log cannot be read: the daemon's log has the reason")
 
 
-class _Told:
-    """Facts as they are sent. Clients that want the same share the same bytes."""
+class _Encoded:
+    """Facts as they are sent. Clients with the same subscription share the same bytes."""
 
     def __init__(self, facts: Sequence[Fact]) -> None:
         self._facts = facts

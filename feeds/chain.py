@@ -1,4 +1,4 @@
-"""From a chain that we can read to the messages that bring the daemon onto it."""
+"""From a readable chain to the messages that bring the daemon onto it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ async def leading(
 ) -> AsyncIterator[Inbound]:
     """Yield what a daemon lacks of the chain: genesis outputs, a rollback to the last point that both have, blocks.
 
-    A source that sleeps for new blocks is asked on a thread of its own: it is given `over`, which is set when nobody
-    asks any more, and has to end then.
+    A source that sleeps for new blocks runs on a thread of its own: it is given `over`, which is set when the feed
+    ends, and then has to end too.
 
     Raises:
         FeedError: the daemon is on a chain that shares no retained point with this one.

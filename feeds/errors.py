@@ -2,7 +2,7 @@
 
 
 class FeedError(Exception):
-    """The feed can't go on."""
+    """The feed can't continue."""
 
 
 class SourceError(FeedError):

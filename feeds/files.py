@@ -1,4 +1,4 @@
-"""Messages from a file or standard input: JSON Lines, or frames; the first byte tells."""
+"""Messages from a file or standard input: JSON Lines, or frames, distinguished by the first byte."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class MessageFile:
 
 
 async def _more(file: AsyncFile[bytes]) -> bytes:
-    """Return what comes next. A pipe may be silent for ever, and a thread that reads it can't be told to stop."""
+    """Return what comes next. A pipe may be silent forever, and a thread that reads it can't be cancelled."""
     kind = os.fstat(file.wrapped.fileno()).st_mode
     if S_ISFIFO(kind) or S_ISSOCK(kind):
         await anyio.wait_readable(file.wrapped.fileno())
@@ -107,7 +107,7 @@ def _cut_frame(buffer: bytearray, start: int) -> tuple[int, int, int] | None:
 async def following(file: MessageFile, welcome: Welcome, to_height: int | None = None) -> AsyncIterator[Inbound]:
     """Yield the messages that the daemon does not have: those after its tip, up to the first block above a height.
 
-    When the tip is not among them the daemon is on another branch, and we go back to the newest point that both have.
+    When the tip is not among them the daemon is on another branch, and is rolled back to the newest common point.
 
     Raises:
         FeedError: nothing in the file follows what the daemon has.

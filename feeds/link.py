@@ -1,6 +1,6 @@
 """A feeder's end of the socket: a window of unacknowledged messages, and a way back in after any interruption.
 
-The daemon carries messages out in order, so its tip tells how far it came: after a reconnection what it has is skipped
+The daemon applies messages in order, so its tip shows its progress: after a reconnection what it has is skipped
 and the rest of the window is sent again. An error that may pass (a full disk, a busy socket) is waited out; any other
 stops the feed, and nothing was changed by it.
 """
@@ -45,13 +45,13 @@ _FAMILIES = frozenset({"cardano", "bitcoin"})  # any other takes addresses as pl
 
 
 class _Away(Exception):
-    """The daemon can't be reached, or asks us to come again later."""
+    """The daemon can't be reached, or the message has to be sent again later."""
 
 
 class Sent(Struct, frozen=True):
     """A message on its way, with the hash that the tip has after it, where that is known.
 
-    `refused` hears by an id when the daemon refuses it: the rest makes sense without it.
+    `refused` receives an id when the daemon refuses the message: the rest is valid without it.
     """
 
     seq: int
@@ -64,9 +64,9 @@ class Sent(Struct, frozen=True):
 class Link:
     """One feed, over as many connections as it takes.
 
-    `chain` is the one that is fed: a daemon of another is refused before anything is sent to it. `told` hears one line
-    for each thing that an operator should know; `acknowledged` hears of every answer. With `refused` a transaction that
-    the daemon does not take is told there by its id, whatever the reason, and the feed goes on; with `kept` one that it
+    `chain` is the one that is fed: a daemon of another is refused before anything is sent to it. `told` receives one
+    line for each message to the operator; `acknowledged` receives every answer. With `refused` a transaction that the
+    daemon refuses is reported there by its id, whatever the reason, and the feed continues; with `kept` one that it it
     does not withdraw.
     """
 
@@ -118,7 +118,7 @@ class Link:
     async def feed(self, messages: AsyncIterable[Inbound]) -> None:
         """Send every message and wait until all are acknowledged.
 
-        A Hello among them says how far the network is by now: it is not waited for, and need not come through.
+        A Hello among them reports the height of the network: it is not waited for, and may be lost.
 
         Raises:
             FeedError: the daemon refused one, or stayed away for too long.
@@ -159,7 +159,7 @@ class Link:
             await checkpoint()
 
     def _hears_of(self, message: Inbound) -> Callable[[Error], None] | None:
-        """Return who hears when a message is refused that the rest can do without."""
+        """Return the callback for a message that may be refused without ending the feed."""
         match message:
             case TxSubmitted(tx=tx) if self._refused is not None:
                 return partial(self._refused, tx.txid)
@@ -286,7 +286,7 @@ class Link:
                     self._acknowledged(self._pop(), code)
                     hear(answer)
                 case Error(code=code, message=message, retryable=True):
-                    raise _Away(f"the daemon says {code}: {message}")
+                    raise _Away(f"the daemon answers {code}: {message}")
                 case Error(code=code, message=message):
                     raise FeedError(f"the daemon refused {self._name(answer)}: {code}: {message}")
                 case _:
@@ -306,7 +306,7 @@ async def _receive(answers: BufferedByteReceiveStream) -> Ack | Error | Welcome:
 
 
 def _leads_to(message: Inbound) -> tuple[bytes | None, int | None]:
-    """Return the hash and height of the tip after a message, where it says so."""
+    """Return the hash and height of the tip after a message, where it reports it."""
     match message:
         case BlockApplied(hash=tip, height=height):
             return tip, height

@@ -23,7 +23,7 @@ class _Rate(ProgressColumn):
 
 
 class FeedProgress:
-    """Counts acknowledged messages; `place` says how far the source is, of `total`, which may move."""
+    """Counts acknowledged messages; `place` is how far the source is, of `total`, which may change."""
 
     def __init__(self, name: str, place: Callable[[], float], total: float | Callable[[], float | None] | None) -> None:
         self._place = place
@@ -60,11 +60,11 @@ class FeedProgress:
             self._say(self.summary())
 
     def tell(self, line: str) -> None:
-        """Say one thing that the operator should know."""
+        """Print one line for the operator."""
         self._say(line)
 
     def count(self, status: str, height: int | None) -> None:
-        """Hear that one message came through."""
+        """Count an acknowledged message."""
         self.counts[status] = self.counts.get(status, 0) + 1
         self.height = height if height is not None else self.height
         if self._start is None:

@@ -26,7 +26,7 @@ from handlers.events import BlockApplied, ChainName, Error, Hello, Inbound, Welc
 
 Messages = Callable[[Welcome], AsyncIterable[Inbound]]
 _MAINNET = "mainnet"
-_LOOK_UP_EVERY = 256  # messages, where nothing else makes us wait
+_LOOK_UP_EVERY = 256  # messages, where nothing else limits the feed
 NOWHERE = Welcome(
     protocol=1,
     version="",
@@ -55,7 +55,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--output", type=click.Path(path_type=Path), help="Write events to this file instead."),
         click.option("--dry-run", is_flag=True, help="Decode and count; send nothing."),
-        click.option("--wait", default=60.0, show_default=True, help="Seconds to wait for a daemon; 0: for ever."),
+        click.option("--wait", default=60.0, show_default=True, help="Seconds to wait for a daemon; 0 is no limit."),
         click.option("--window", default=64, show_default=True, type=click.IntRange(min=1), help="MiB sent ahead."),
         click.option("--to", type=click.IntRange(min=0), metavar="HEIGHT", help="Stop after this height."),
         click.option("--network-tip", type=click.IntRange(min=0), help="Height of the network's tip, if known."),
@@ -87,11 +87,11 @@ def run(
     chain: ChainName | None = None,
     kept: Callable[[bytes, Error], None] | None = None,
 ) -> None:
-    """Feed until the source ends, or until it is asked to leave; a failure is one clear line.
+    """Feed until the source ends, or until a signal; a failure is one clear line.
 
-    `meet` is handed what tells the operator one line, for a source that has something to say on its way. With
-    `refused` the daemon may refuse transactions: each is told there by its id, and the feed goes on; `kept` is the same
-    for withdrawals. Only a daemon that keeps `chain` is fed.
+    `meet` receives the function that prints lines for the operator, for sources that have some. With `refused`
+    the daemon may refuse transactions: each is reported there by its id, and the feed continues; `kept` is the same for
+    withdrawals. Only a daemon that keeps `chain` is fed.
     """
     gc.set_threshold(100_000, 50, 100)  # blocks are trees without cycles
     progress = FeedProgress(name, place, total)
@@ -114,7 +114,7 @@ def network_of(job: Job, family: str, chosen: str | None, known: Collection[str]
     if job.dry_run or job.output is not None:
         return _MAINNET
     welcome = anyio.run(_ask, job)
-    if welcome is None:  # asked to leave while it waited
+    if welcome is None:  # stopped by a signal while it waited
         raise click.exceptions.Exit(0)
     kept = welcome.chain
     if kept.family != family:  # which takes any chain, or will be refused
@@ -125,7 +125,7 @@ def network_of(job: Job, family: str, chosen: str | None, known: Collection[str]
 
 
 async def _ask(job: Job) -> Welcome | None:
-    """Return what the daemon says of itself; None when asked to leave before it has."""
+    """Return the daemon's Welcome; None when stopped by a signal before it has answered."""
 
     def tell(line: str) -> None:
         click.echo(line, err=True)
@@ -156,7 +156,7 @@ async def _until_told(
     kept: Callable[[bytes, Error], None] | None,
     chain: ChainName | None,
 ) -> None:
-    """Feed, and leave in order when asked to: files are closed, and the next feed goes on from the daemon's tip."""
+    """Feed, and end in order on a signal: files are closed, and the next feed continues from the daemon's tip."""
     with anyio.CancelScope() as leaving:
         if threading.current_thread() is threading.main_thread():  # no other may ask for signals
             _heed(leaving, lambda: progress.tell(progress.summary()))
@@ -229,7 +229,7 @@ async def _keep(path: Path | None, messages: AsyncIterable[Inbound], progress: F
 
 
 async def _count(message: Inbound, progress: FeedProgress, status: str) -> None:
-    if isinstance(message, Hello):  # for a daemon's ear only
+    if isinstance(message, Hello):  # only a daemon reads it
         return
     progress.count(status, message.height if isinstance(message, BlockApplied) else None)
     if isinstance(message, BlockApplied):

@@ -1,1 +1,1 @@
-"""Bytes of the outside world that several rooms speak. Pure: no disk, no configuration, no room of ours."""
+"""External formats that several packages use. Pure: no disk, no configuration, no import of other packages."""

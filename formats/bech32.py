@@ -1,7 +1,7 @@
 """Bech32 (BIP 173) and bech32m (BIP 350), without the limit of 90 characters: Cardano's addresses are longer.
 
 A text is a prefix, the digit 1 and symbols of 5 bits, of which the last six are a checksum: the remainder of all that
-stands before it, divided as a polynomial over GF(32). Here symbols are one number, the first on top, so that whole
+precedes it, divided as a polynomial over GF(32). Here all symbols are one number, the first on top, so that whole
 addresses are shifted and divided by a few operations instead of symbol by symbol.
 """
 
@@ -24,7 +24,7 @@ _REMAINDER = (1 << 30) - 1
 
 
 class Decoded(NamedTuple):
-    """A text whose checksum is right; `constant` tells bech32 from bech32m, `number` has `length` symbols."""
+    """A text whose checksum is right; `constant` distinguishes bech32 and bech32m, `number` has `length` symbols."""
 
     prefix: str
     number: int
@@ -33,7 +33,7 @@ class Decoded(NamedTuple):
 
 
 def is_meant(text: str, prefixes: Collection[str]) -> bool:
-    """Return whether a text wants to be bech32: it begins like one of these, or is of one case and has a separator."""
+    """Return whether a text is meant to be bech32: it has a known prefix, or is of one case and has a separator."""
     lower = text.lower()
     return lower.partition("1")[0] in prefixes or ("1" in text[1:] and text in (lower, text.upper()))
 
@@ -120,7 +120,7 @@ def _remainder(number: int, count: int) -> int:
 
 @lru_cache(64)
 def _start(prefix: str) -> int:
-    """Return the remainder after the prefix; standing before the symbols, as six more of them, it counts as such."""
+    """Return the remainder after the prefix, which counts as six more symbols before the others."""
     remainder = 1
     for symbol in (*(ord(c) >> 5 for c in prefix), 0, *(ord(c) & 31 for c in prefix)):
         remainder = _next(remainder) ^ symbol
@@ -140,7 +140,7 @@ def _moves(levels: int) -> tuple[tuple[int, int], ...]:
     """Return which bits move up and how far, to bring 2 ** levels symbols from 5 bits each to 8."""
     moves = []
     for level in reversed(range(levels)):
-        half = 1 << level  # symbols; a pair of halves lies at the beginning of where their bytes will be
+        half = 1 << level  # symbols; a pair of halves is at the beginning of where their bytes will be
         upper = ((1 << 5 * half) - 1) << 5 * half
         pairs = upper.to_bytes(2 * half, "little") * (1 << (levels - level - 1))
         moves.append((int.from_bytes(pairs, "little"), 3 * half))

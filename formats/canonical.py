@@ -6,7 +6,7 @@ UINT, NEGATIVE, BYTES, TEXT, ARRAY, MAP = (major << 5 for major in (0, 1, 2, 3, 
 
 
 class Item(bytes):
-    """An item that is encoded already: it stands in a value as it is."""
+    """An item that is encoded already, and is copied as it is."""
 
     __slots__ = ()
 

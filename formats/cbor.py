@@ -2,8 +2,8 @@
 
 Hashes depend on the original bytes, so nothing is decoded to be encoded again: every function takes the buffer and a
 place in it, and gives back where the item ends. Nothing recurses. A read beyond the end of the buffer is an
-`IndexError` or an end that lies beyond it; who asks for a whole block turns both into `CutShort`, once, instead of
-every step looking for itself.
+`IndexError` or an end beyond it; the function that reads a whole block turns both into `CutShort`, once, instead of
+every step checking for itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from struct import Struct
 
 BREAK = 0xFF
-INDEFINITE = -1  # as a count: negative however often one is subtracted, so that `while count` goes on until the break
+INDEFINITE = -1  # as a count: negative however often one is subtracted, so that `while count` loops until the break
 MAX_OPEN = 0x1_0000
 
 
@@ -24,7 +24,7 @@ class CborError(Exception):
 
 
 def _widths_and_counts() -> tuple[list[int], list[int]]:
-    """Return, by first byte, how far to the next item (0: ask `_long_item`) and by how many items the debt changes."""
+    """Return, by first byte, the distance to the next item (0: see `_long_item`) and the change in open items."""
     widths, counts = [0] * 256, [-1] * 256
     argument_width = {24: 1, 25: 2, 26: 4, 27: 8}
     for first in range(256):
@@ -49,7 +49,7 @@ def skip(buf: bytes, at: int, items: int = 1) -> int:
     """Return where the last of so many items ends, the first of which begins at `at`.
 
     The hot loop of the package: a definite container adds its items to those still owed; only an indefinite one is
-    remembered, together with what is owed around it.
+    kept on a stack, with the count of the items around it.
     """
     widths, counts = _WIDTHS, _COUNTS
     opened: list[int] = []
@@ -206,7 +206,7 @@ def fields(buf: bytes, at: int, *counts: int, what: str) -> tuple[int, int]:
 
 
 def close(buf: bytes, at: int, count: int, what: str) -> int:
-    """Return where a record ends whose last field ends at `at` and whose head said `count`."""
+    """Return where a record ends whose last field ends at `at` and whose head gave `count`."""
     if count != INDEFINITE:
         return at
     if buf[at] != BREAK:

@@ -1,4 +1,4 @@
-"""What can be wrong with an address that somebody typed."""
+"""Errors of addresses that a user has typed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Reason = Literal["malformed", "bad checksum", "another network", "another kind",
 
 
 class AddressError(ValueError):
-    """A text that is not the address or credential that was asked for. The message begins with `reason`.
+    """A text that is not the expected address or credential. The message begins with `reason`.
 
     NOTE: a message never repeats the text, which may be a private key that was pasted by mistake.
     """

@@ -1,6 +1,6 @@
 """Cardano's scripts as outputs carry them: CBOR `[language, script]`, and the hash by which a script is named.
 
-Language 0 is a native script, which stands there as the item that it is; the others are Plutus V1 and on, byte strings.
+Language 0 is a native script, which is included as a CBOR item; the others are Plutus V1 and on, as byte strings.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What we do when something happened: the facts, the pure rules, and the single consumers."""
+"""Message handlers: the facts, the pure rules, the queries, and the single consumers."""

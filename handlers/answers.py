@@ -70,7 +70,7 @@ class TipAnswer(Struct, frozen=True):
 
 
 class Failure(Struct, frozen=True):
-    """Why there is no answer: a code for programs, a message that says what to do."""
+    """Why there is no answer: a code for programs, a message with advice."""
 
     error: Annotated[str, Meta(pattern="^[a-z_]+$")]
     message: str
@@ -137,7 +137,7 @@ class ChainStatus(Struct, frozen=True, kw_only=True):
 
 
 class Status(Struct, frozen=True, kw_only=True):
-    """Everything that an operator asks first."""
+    """The state of the chain, the store and the daemon."""
 
     version: str
     protocol: int
@@ -154,7 +154,7 @@ class Health(Struct, frozen=True, kw_only=True):
     status: Annotated[str, Meta(description="live; or ready, daemon_away, empty, no_feeder, behind, not_enabled")]
     reason: Annotated[str | None, Meta(description="why it is not ready")]
     seconds_since_last_block: float | None
-    lag_blocks: Annotated[int | None, Meta(description="null while nobody says how far the network is")]
+    lag_blocks: Annotated[int | None, Meta(description="null while the height of the network is unknown")]
     store_id: Annotated[str | None, Meta(description="of the store that is read: another daemon has another")]
 
 

@@ -12,7 +12,7 @@ from handlers.snapshot import Snapshot
 
 
 class IssuerFacts(Struct, frozen=True, kw_only=True):
-    """What a Cardano feeder said of a block's issuer."""
+    """What a Cardano feeder sent about a block's issuer."""
 
     vkey: Hex | None
     vrf_vkey: Hex | None
@@ -21,12 +21,12 @@ class IssuerFacts(Struct, frozen=True, kw_only=True):
 
 
 class BlockFacts(Struct, frozen=True, kw_only=True):
-    """What a block's header says, and how much the block did."""
+    """A block's header, and how much the block did."""
 
     height: int
     slot: int
     hash: Hash
-    previous_hash: Annotated[Hash | None, Meta(description="null of the first block, where the feeder did not say it")]
+    previous_hash: Annotated[Hash | None, Meta(description="null for the first block, if the feeder did not send it")]
     time: int | None
     epoch: int | None
     era: str | None

@@ -44,7 +44,7 @@ def names(txid: bytes, outputs: Iterable[Output], first: int = 0) -> list[bytes]
 
 
 def returned(tx: Tx) -> Output | None:
-    """Return what a transaction that failed phase 2 creates; what nobody can spend is never stored."""
+    """Return what a transaction that failed phase 2 creates; unspendable outputs are never stored."""
     back = tx.collateral_return
     return back if back is not None and back.spendable else None
 

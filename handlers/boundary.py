@@ -14,7 +14,7 @@ from storage.history.layout import State
 
 
 class NoIndex(Exception):
-    """The index that a question needs is not kept; the message names it."""
+    """The index that a query needs is not kept; the message names it."""
 
 
 class CursorGone(Exception):
@@ -22,7 +22,7 @@ class CursorGone(Exception):
 
 
 class Torn(Exception):
-    """The map of the store grew in this process while a question gave others a turn: ask again."""
+    """The map of the store grew in this process while a query yielded to others: try again."""
 
 
 class Cut(Struct, array_like=True, frozen=True):
@@ -51,7 +51,7 @@ class Sum(Struct):
 
 
 class Boundary(Struct, frozen=True):
-    """What is true between two commits, before anybody asks for an output."""
+    """What is true between two commits, before any output is read."""
 
     marks: tuple[bytes | None, bytes | None]  # `state` and `indexes` as they are stored
     state: State

@@ -41,11 +41,11 @@ class ParentLost(Cause, frozen=True, tag="parent"):
 
 
 class Decided(Cause, frozen=True, tag="decided"):
-    """An operator said so: `pending` or `conflicting`."""
+    """An operator's message: `pending` or `conflicting`."""
 
 
 class Withdrawn(Cause, frozen=True, tag="withdrawn"):
-    """It does not wait for a block any more: `withdrawn`; or `pruned` if the daemon evicted it to make room."""
+    """It does not wait for a block any more: `withdrawn`; or `pruned` if the daemon evicted it."""
 
     reason: Annotated[
         str,

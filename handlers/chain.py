@@ -1,4 +1,4 @@
-"""The chain's tables and where they stand, in the hands of the one thread that writes them.
+"""The chain's tables and their state, for the one thread that writes them.
 
 Blocks wait as columns, and one commit resolves and writes all of them. Nothing here awaits.
 """
@@ -62,7 +62,7 @@ class Chain(Durable):
         self._reload()
 
     def _reload(self) -> None:
-        """Forget what waits: where we are is what the disk says."""
+        """Drop waiting blocks: the state is that on disk."""
         self.batch = Batch()
         with self.store.disk.read() as txn:
             self.history.load(txn)
@@ -78,7 +78,7 @@ class Chain(Durable):
             self.tx_blocks.chain.forget()
 
     def _look(self, txn: Txn) -> None:
-        """Take over what the store says beside its state."""
+        """Load what the store has besides its state."""
         self.view = self._reach().view(txn)
         self._highest = max((point.height for point in self.view.points), default=0)
 
@@ -145,7 +145,7 @@ class Chain(Durable):
 
     def _see_depth(self, height: int, network_height: int | None) -> None:
         """Note whether a block lies deeper below the network's tip than any window."""
-        self._highest = max(self._highest, height)  # heights may fall, and then say nothing about the depth
+        self._highest = max(self._highest, height)  # heights may fall, and then are no measure of the depth
         far = network_height is not None and network_height - self._highest > self.windows.keep_undo
         self.batch.deep &= far and self.store.mmr is None  # there every output has a leaf, live or not
 
@@ -161,7 +161,7 @@ class Chain(Durable):
     # --- commits -------------------------------------------------------------------------------------------------
 
     def commit(self) -> None:
-        """Make everything that waits durable in one transaction, and keep house for so many blocks.
+        """Make everything that waits durable in one transaction, with maintenance for so many blocks.
 
         Raises:
             StoreFull: nothing that waited was stored, and it waits no longer.
@@ -177,7 +177,7 @@ class Chain(Durable):
             batch.reused.update(txid for done in batch.done for txid in done.reused)
             self.history.state.persisted = persisted_height
             if self.tx_blocks and not (self.tx_blocks.idle and batch.ordinary and not batch.touched | batch.reused):
-                self.history.save(txn)  # steps on records look at what is written
+                self.history.save(txn)  # steps on records read what is written
                 self.tx_blocks.chain.resolve(txn, batch.touched)
             self._take_steps(txn, batch)
             return self._prune(txn, budget if self.may_prune else 0, blocks=len(batch.blocks))
@@ -217,7 +217,7 @@ class Chain(Durable):
         return gone
 
     def _prune(self, txn: Txn, budget: int, *, blocks: int) -> tuple[State, Gone]:
-        """Delete what no rollback can reach, and keep house for so many blocks."""
+        """Delete what no rollback can reach, with maintenance for so many blocks."""
         history, gone = self.history, Gone()
         if budget:
             spends, logs = history.forget(txn, self.windows.undo_limit(history.state), budget)
@@ -288,7 +288,7 @@ class Chain(Durable):
         """Take a turn at the disk that changes nothing."""
         self.store.disk.write(self.history.save)
 
-    # --- the way back --------------------------------------------------------------------------------------------
+    # --- rollback ------------------------------------------------------------------------------------------------
 
     def rollback(self, event: Rollback) -> bool:
         """Take every block after a point back, in one commit; return False when the point is the tip.
@@ -330,10 +330,10 @@ class Chain(Durable):
     # --- other facts ---------------------------------------------------------------------------------------------
 
     def persisted(self, event: BlockPersisted) -> bool:
-        """Remember how far blocks are kept elsewhere; return False when that was known.
+        """Store how far blocks are kept elsewhere; return False when that was known.
 
         Raises:
-            Refused: `gap` or `unknown_point`: it is not a block of our chain.
+            Refused: `gap` or `unknown_point`: it is not a block of the active chain.
         """
         with self.store.disk.read() as txn:
             blocks = persisted.Blocks(self.store, txn, self.state.tip, self.batch.blocks, self.batch.ordinals)
@@ -373,7 +373,7 @@ class Chain(Durable):
 
 
 def _digest(event: GenesisOutputs) -> bytes:
-    """Return what the store remembers of its genesis outputs; fields with default values count too."""
+    """Return the digest of the genesis outputs; fields with default values count too."""
     asdict = msgspec.structs.asdict
     whole = [{**asdict(genesis), "output": asdict(genesis.output)} for genesis in event.outputs]
     return blake2b(msgspec.msgpack.encode(whole), digest_size=32).digest()

@@ -1,7 +1,7 @@
-"""The change log as handlers use it: facts told while a write is made become durable with it, or are forgotten.
+"""The change log as handlers use it: facts that are recorded during a write become durable with it, or are dropped.
 
-`write` is the only way in: it appends what was told meanwhile to the log in the same transaction. After the commit the
-facts have their sequences and wait, in the order of the log, until somebody takes them.
+`write` is the only way in: it appends the facts that were recorded to the log in the same transaction. After the commit
+they have their sequences and wait, in the order of the log, until they are taken.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ class NotYet(Exception):
     """A sequence that no fact has, and that the next one will not have either."""
 
     def __init__(self, sequence: int, newest: int) -> None:
-        super().__init__(f"sequence {sequence} lies in the future: the newest one is {newest}")
+        super().__init__(f"sequence {sequence} is in the future: the newest one is {newest}")
         self.newest = newest
 
 
 class ChangeLog:
-    """The change log of one store, in the hands of its one writer."""
+    """The change log of one store, for its one writer."""
 
     def __init__(self, disk: Disk, keep: Retention | None = None) -> None:
         self.store, self.keep = LogStore(disk), keep or Retention()
         self.facts: list[Fact] = []  # of the write that is being made
-        self.written: list[Fact] = []  # what the last write told
+        self.written: list[Fact] = []  # what the last write recorded
         self._elsewhere = deque[Fact]()
         self._durable = deque[list[Fact]]()
 
@@ -76,10 +76,10 @@ class ChangeLog:
         self.facts.append(fact)
 
     def write(self, work: Callable[[Txn], _T]) -> _T:
-        """Run `work` in one write transaction, which also appends the facts that it tells.
+        """Run `work` in one write transaction, which also appends the facts that it records.
 
         Raises:
-            StoreFull: there is no room: nothing was changed, and its facts are forgotten.
+            StoreFull: there is no space: nothing was changed, and its facts are dropped.
         """
         elsewhere = first = 0
 
@@ -87,7 +87,7 @@ class ChangeLog:
             nonlocal elsewhere, first
             self.facts, elsewhere = [], len(self._elsewhere)
             done = work(txn)
-            if facts := [*self.facts, *(self._elsewhere[n] for n in range(elsewhere))]:  # others may add meanwhile
+            if facts := [*self.facts, *(self._elsewhere[n] for n in range(elsewhere))]:  # other tasks may add meanwhile
                 first = self.store.append(txn, list(map(_to_row, facts)), self.keep)
             return done
 
@@ -101,7 +101,7 @@ class ChangeLog:
             self._durable.append(durable)
         return done
 
-    def tell_later(self, facts: Iterable[Fact]) -> None:
+    def append_later(self, facts: Iterable[Fact]) -> None:
         """Let the next write append facts whose own commit was made elsewhere; any thread may call this."""
         self._elsewhere.extend(facts)
 
@@ -130,10 +130,10 @@ class ChangeLog:
             row = next((read_row(*raw) for raw in self.store.rows(txn, sequence)), None)
         return row.at if row is not None and row.first <= sequence <= row.last else None
 
-    def last_said(self, txids: Collection[bytes]) -> dict[bytes, str]:
-        """Return the latest status of transactions, as far as the newest facts tell of it."""
+    def last_statuses(self, txids: Collection[bytes]) -> dict[bytes, str]:
+        """Return the latest status of transactions, as far as the newest facts contain it."""
         with self.store.disk.read() as txn:
-            return self.store.last_said(txn, txids)
+            return self.store.last_statuses(txn, txids)
 
     def fetch(self, sequence: int, most: int) -> list[tuple[bytes, bytes]]:
         """Return the rows from a sequence on, so many at most, as they are stored: a short turn.

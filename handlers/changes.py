@@ -1,7 +1,7 @@
 """What blocks created and spent since a point: read from the blocks inside the rollback window, in chain order.
 
-A point is a block, or the moment after a fact of the change log. Of a point that a rollback has removed the log tells
-the last block that it has in common with our chain.
+A point is a block, or the moment after a fact of the change log. If a rollback has removed it, the log contains
+the last block that it has in common with the active chain.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Kind = Literal["created", "spent"]
 
 
 class UnknownPoint(Exception):
-    """A block that was never in our chain, as far as we know."""
+    """A block that was never in the active chain, as far as is known."""
 
 
 class PointGone(Exception):
-    """What happened since a point is no longer kept; `oldest` is the first block, or fact, that may be asked for."""
+    """What happened since a point is no longer kept; `oldest` is the first available block, or fact."""
 
     def __init__(self, message: str, oldest: Point | int | None) -> None:
         super().__init__(message)
@@ -102,7 +102,7 @@ class Changes:
         oldest, newest = self._log.ends(self._txn)
         what = f"the block that was the tip after fact {sequence}"
         if sequence > newest:
-            raise UnknownPoint(f"sequence {sequence} lies in the future: the newest one is {newest}")
+            raise UnknownPoint(f"sequence {sequence} is in the future: the newest one is {newest}")
         if sequence < oldest - 1:
             raise PointGone(f"the facts after sequence {sequence} are no longer kept", oldest)
         point = self._tip_after(sequence)
@@ -116,8 +116,8 @@ class Changes:
         """Go on where a page ended.
 
         Raises:
-            BadCursor: it is none of ours.
-            UnknownPoint, PointGone, PointRemoved: it can't be gone on from.
+            BadCursor: it was not made here.
+            UnknownPoint, PointGone, PointRemoved: it can't be continued.
         """
         cut = cursors.read(cursor, _Cut)
         if self._shot.ordinal_of(cut.hash) != cut.ordinal:
@@ -133,16 +133,16 @@ class Changes:
         self._at = _Cut(ordinal, b"", -1, -1)
 
     def _refuse(self, what: str, block_hash: bytes) -> NoReturn:
-        """Say why a block that is not in the chain is none to begin with."""
+        """Return why a block that is not in the chain was never in it."""
         if (found := self._log.find_block(self._txn, block_hash)) is not None:
             sequence, block = found
             raise self._removed(what, sequence, Point(block.height, block.slot, block.hash))
         tip = self._shot.tip()
         where = "the chain is empty" if tip is None else f"the tip is {tip.height} {tip.hash.hex()}"
-        raise UnknownPoint(f"{what} was never applied, or the change log no longer tells of it; {where}")
+        raise UnknownPoint(f"{what} was never applied, or is no longer in the change log; {where}")
 
     def _removed(self, what: str, sequence: int, point: Point) -> PointRemoved:
-        """Return what became of a block that was in our chain after a fact, and is not now."""
+        """Return what happened to a block that was in the chain after a fact, and is not now."""
         removed_to = [_place(fact.after) for fact in self._log.rollbacks(self._txn, sequence + 1)]
         return PointRemoved(what, min(removed_to, key=_order, default=point))
 

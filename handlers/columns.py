@@ -40,7 +40,7 @@ class RawTx(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class RawBlock(BlockApplied, frozen=True, tag="BlockApplied", dict=True):
-    """A block whose columns stand beside, with its message; it has its transactions as `RawTx`, or not at all."""
+    """A block whose columns are kept apart, with its message; it has its transactions as `RawTx`, or not at all."""
 
     txs: list[RawTx] = []  # type: ignore[assignment]
 
@@ -79,7 +79,7 @@ def _raw(block: BlockApplied, message: bytes | bytearray, encoding: wire.Encodin
 
 
 def read(frame: bytes | bytearray) -> RawBlock | None:
-    """Return a frame's block with its columns, or None where only the general way can say what it is."""
+    """Return a frame's block with its columns, or None where only the general decoder can read it."""
     try:
         block = _decode(frame)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -138,12 +138,12 @@ def columns(block: BlockApplied) -> Columns:
         return made
     txs = block.txs
     spends = [tx.inputs if tx.valid else tx.collateral for tx in txs]
-    beside = (
+    others = (
         _amounts([tx.fee for tx in txs], NO_FEE),
         _amounts([tx.size for tx in txs], NO_COUNT),
         _amounts([tx.subtree_index for tx in txs], NO_COUNT),
     )
-    return _columns([tx.txid for tx in txs], _flags(txs), beside, spends, list(map(_made, txs)), _witnessed(txs))
+    return _columns([tx.txid for tx in txs], _flags(txs), others, spends, list(map(_made, txs)), _witnessed(txs))
 
 
 def waiting(block: BlockApplied) -> Waiting:
@@ -209,7 +209,7 @@ _Made = tuple[list[Output], int | None]  # outputs, and which of them is a colla
 def _columns(
     txids: list[bytes],
     flags: Bytes,
-    beside: tuple[Numbers, Numbers, Numbers],
+    others: tuple[Numbers, Numbers, Numbers],
     spends: list[list[OutPoint]],
     makes: list[_Made],
     witnessed: dict[bytes, bytes],
@@ -223,9 +223,9 @@ def _columns(
     return Columns(
         txids=words(b"".join(txids)),
         flags=flags,
-        fees=beside[0],
-        sizes=beside[1],
-        subtrees=beside[2],
+        fees=others[0],
+        sizes=others[1],
+        subtrees=others[2],
         outputs_of=counts,
         previous=words(b"".join([txid for txid, _ in inputs])),
         index=np.array([index for _, index in inputs], np.int64),
@@ -239,7 +239,7 @@ def _columns(
 
 
 def _amounts(values: Sequence[int | None], none: int) -> Numbers:
-    """Return numbers with `none` in place of what is not there, or is larger than a record has room for."""
+    """Return numbers with `none` in place of missing ones, and of those that are too large for a record."""
     most = _MOST_AMOUNT[none]
     return np.array([none if value is None or not -most <= value <= most else value for value in values], np.int64)
 
@@ -270,9 +270,9 @@ def _witnessed(txs: list[Tx] | list[RawTx]) -> dict[bytes, bytes]:
 
 
 def _extra(outputs: list[Output], returns: set[int], witnessed: dict[bytes, bytes]) -> dict[int, bytes]:
-    """Return what outputs have beside address and value, with the datums of the hashes that they name."""
+    """Return what outputs have besides address and value, with the datums of the hashes that they name."""
     extra = dict[int, bytes]()
-    for place, (assets, *others) in enumerate(map(_BESIDE, outputs)):
+    for place, (assets, *others) in enumerate(map(_OTHERS, outputs)):
         if assets or others != _NOTHING or place in returns:
             datum = witnessed.get(others[0]) if others[0] is not None else None
             datum = None if datum == others[1] else datum  # the inline one is that datum already
@@ -282,7 +282,7 @@ def _extra(outputs: list[Output], returns: set[int], witnessed: dict[bytes, byte
     return extra
 
 
-_BESIDE = attrgetter("assets", "datum_hash", "inline_datum", "script_ref", "script_ref_hash")
+_OTHERS = attrgetter("assets", "datum_hash", "inline_datum", "script_ref", "script_ref_hash")
 _NOTHING = [None, None, None, None]
 
 
@@ -318,21 +318,21 @@ def _inputs(raws: list[msgspec.Raw]) -> tuple[Numbers, Words, Numbers] | None:
         return None
     ids = room[(at + 3)[:, None] + np.arange(32)].view("<u8")
     index = _integers(room, at + 35, size)
-    if np.any(index > _MOST_INDEX):  # which is refused, and the general way says where it stands
+    if np.any(index > _MOST_INDEX):  # which is refused, and the general decoder names the place
         return None
     return counts, ids, index.astype(np.int64)
 
 
-def _apart(at: Numbers, end: Numbers, *beside: Numbers) -> tuple[Numbers, ...]:
+def _apart(at: Numbers, end: Numbers, *others: Numbers) -> tuple[Numbers, ...]:
     """Leave out what begins inside the one before it: bytes of a digest or an address that look like a beginning."""
     apart = np.concatenate(([True], at[1:] >= end[:-1])) if len(at) else np.ones(0, np.bool_)
-    return tuple(each[apart] for each in (at, *beside))
+    return tuple(each[apart] for each in (at, *others))
 
 
 def _outputs(raws: list[msgspec.Raw]) -> tuple[Numbers, list[bytes], Words, Flags] | None:
     """Return how many outputs there are of each transaction, and their addresses, values and flags.
 
-    What looks like the beginning of an output is taken for one, and then each has to end where the next begins.
+    What has the form of an output's beginning is taken for one, and then each has to end where the next begins.
     """
     joined, array, starts, ends, header, counts = _lists(raws)
     if len(array) < 20:
@@ -358,7 +358,7 @@ def _outputs(raws: list[msgspec.Raw]) -> tuple[Numbers, list[bytes], Words, Flag
 
 
 def _reads(array: Bytes, at: Numbers, what: Bytes) -> Flags:
-    """Return where these bytes stand."""
+    """Return the positions of these bytes."""
     found = np.ones(len(at), np.bool_)
     for offset, byte in enumerate(what.tolist()):
         found &= array[at + offset] == byte
@@ -366,7 +366,7 @@ def _reads(array: Bytes, at: Numbers, what: Bytes) -> Flags:
 
 
 def _follow(at: Numbers, end: Numbers, starts: Numbers, ends: Numbers, header: Numbers, counts: Numbers) -> bool:
-    """Return whether each element begins where the one before it ends, and each list has as many as it says."""
+    """Return whether each element begins where the one before it ends, and each list has as many as it announces."""
     if int(counts.sum()) != len(at) or np.any(counts < 0):
         return False
     filled = counts > 0

@@ -12,7 +12,7 @@ Place = TypeVar("Place", bound=Struct)
 
 
 class BadCursor(ValueError):
-    """A cursor that we did not write, or for another question."""
+    """A cursor that was not made here, or belongs to another query."""
 
 
 def write(place: Struct) -> str:
@@ -24,7 +24,7 @@ def read(cursor: str, kind: type[Place]) -> Place:
     """Return the place of a cursor.
 
     Raises:
-        BadCursor: we did not write it.
+        BadCursor: it was not made here.
     """
     try:
         raw = b64decode(cursor + "=" * (-len(cursor) % 4), altchars="-_", validate=True)

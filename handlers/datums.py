@@ -1,4 +1,4 @@
-"""Datums by their hash, for whoever wants to spend an output that names no more than that."""
+"""Datums by their hash, which is all that some outputs contain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Datum(Struct, frozen=True):
 
 
 def look_for_datum(shot: Snapshot, digest: bytes) -> Iterator[bytes | None]:
-    """Look for the datum with a hash: yield None now and then, so that others get a turn, and at last the datum if any.
+    """Search for the datum with a hash: yield None now and then, so that others get a turn, and at last the datum.
 
     It is known while an output that has the hash lives, or was spent in a block above the rollback floor: as inline
     datum, from the witnesses of the block that created the output, or from those of the block that spent it.

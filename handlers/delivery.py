@@ -26,7 +26,7 @@ class Sender(Protocol):
 
     @property
     def network_height(self) -> int | None:
-        """How far the network is, as the sender said."""
+        """The height of the network, as the sender reported it."""
 
     def answer(self, answer: Ack | Error, *, last: bool = False) -> None:
         """Queue an answer; never waits. After the `last` one the connection ends."""
@@ -38,7 +38,7 @@ class Sender(Protocol):
         """Let more in: the bytes of a message of this size are not needed any more."""
 
     def settled(self) -> None:
-        """Hear that a message was carried out, or refused."""
+        """Note that a message was applied, or refused."""
 
 
 class Delivery(Struct, frozen=True):
@@ -65,7 +65,7 @@ class Delivery(Struct, frozen=True):
         return wire.sequence(self.raw, self.encoding)
 
     def done(self) -> None:
-        """Tell the sender that this message is carried out and answered."""
+        """Notify the sender's connection that this message is applied and answered."""
         self.sender.make_room(len(self.raw))
         self.sender.settled()
 
@@ -78,14 +78,14 @@ class Answer(Struct, frozen=True):
     last: bool = False
 
     def send(self) -> None:
-        """Tell the sender."""
+        """Notify the sender's connection."""
         self.sender.answer(self.message, last=self.last)
 
 
 def acknowledge(
     delivery: Delivery, seq: int | None, status: AckStatus, tip: Point | None, *, evicted: int = 0
 ) -> list[Answer]:
-    """Return the acknowledgement, if the sender asked for one."""
+    """Return the acknowledgement, if the sender gave a `seq`."""
     return [] if seq is None else [Answer(delivery.sender, Ack(seq=seq, status=status, tip=tip, evicted=evicted))]
 
 

@@ -75,7 +75,7 @@ class BlockDelta(Struct, frozen=True, kw_only=True):
 
 
 class NoDelta(Exception):
-    """There is none: `code` says whether the block is unknown, or no longer above the rollback floor."""
+    """There is none: `code` is whether the block is unknown, or no longer above the rollback floor."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

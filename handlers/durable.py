@@ -1,4 +1,4 @@
-"""What commits have made true, until somebody takes it."""
+"""What commits have made true, until it is taken."""
 
 from __future__ import annotations
 

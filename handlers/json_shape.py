@@ -1,7 +1,7 @@
 """A long JSON message is checked before it is decoded: three characters of nothing (`[],`) are seventy bytes of Python.
 
 The wire types with a string for every byte string, which is what they are in JSON, are decoded at no such cost: values
-of another type end it at once, and unknown fields do too. Hex and numbers are not looked at here.
+of another type end it at once, and unknown fields do too. Hex and numbers are not checked here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def check(raw: bytes | bytearray) -> None:
     """See that a long message has the shape of one.
 
     Raises:
-        msgspec.DecodeError: it has not; the message says where.
+        msgspec.DecodeError: it has not; the message has the place.
     """
     if len(raw) > _LONG:
         read(raw)

@@ -132,7 +132,7 @@ async def whole(outline: Outline, turn: Turn) -> TxSubmitted:
 
 
 async def free(outputs: list[Output]) -> None:
-    """Free the memory of outputs, some at a time: nothing else is done meanwhile."""
+    """Free the memory of outputs, some at a time: the thread does nothing else meanwhile."""
     while outputs:
         del outputs[-PIECE:]
         await checkpoint()
@@ -221,14 +221,14 @@ def check_lists(frame: bytes | bytearray) -> None:
     try:
         bare = _read_bare(frame)
     except wire.FAULTS:
-        return  # who decodes it says what is wrong
+        return  # the decoder reports the error
     lists = {f"$.tx.{name}": getattr(bare.tx, name) for name in _LISTS} | {"$.input_hashes": bare.input_hashes}
     for place, raw in lists.items():
         check_count(_count(raw), place)
 
 
 def check_count(count: int, place: str) -> None:
-    """Refuse a submission that has too many of something: all of them are looked at in one turn.
+    """Refuse a submission that has too many of something: all of them are processed in one turn.
 
     Raises:
         Refused: it has.

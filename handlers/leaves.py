@@ -43,7 +43,7 @@ class LeafWriter:
         self._names_owners = renderer.names_owners
 
     def leaves(self, block: BlockRow, born: Born) -> list[bytes]:
-        """Return the leaves of outputs that were born in a block, each behind its position.
+        """Return the leaves of outputs that were created in a block, each after its position.
 
         NOTE: the hot path of an MMR store. Most outputs are address and value alone.
         """

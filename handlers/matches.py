@@ -21,7 +21,7 @@ from storage.history.output_keys import RULES
 
 NOBODY = -1  # in place of a spender
 READ = 500  # outputs that are read before others get a turn
-_RANGE = 1 << 16  # numbers that are looked at together where no index is asked
+_RANGE = 1 << 16  # numbers that are examined together where no index is used
 _KNOWN = 2000  # addresses of which it is known whether they match
 _OF_OWNER = frozenset({"address_hash", "payment_credential", "stake_credential"})
 
@@ -48,7 +48,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     """Which outputs match: those that hold for every condition that is there."""
 
     lists: tuple[Listed, ...] = ()  # under all of these keys
-    owns: Owns | None = None  # what the address has to be, where no list says it
+    owns: Owns | None = None  # the required address, where no list determines it
     asset: bytes | None = None  # policy and name
     policy: bytes | None = None
     txid: bytes | None = None
@@ -61,7 +61,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
     @property
     def question(self) -> bytes:
-        """Return what tells this list from others, for its cursors."""
+        """Return what distinguishes this list from others, for its cursors."""
         conditions = (self.lists, self.asset, self.policy, self.txid, self.index, self.unspent, self.spent)
         return repr((*conditions, self.owns is not None, self.created, self.spent_in)).encode()
 
@@ -109,7 +109,7 @@ class Matches:
         return min(number, HIGHEST)
 
     def cut_after(self, last: Row) -> str:
-        """Return the cursor that goes on after an output."""
+        """Return the cursor that continues after an output."""
         return self._shot.cut(PLACE.pack(last.number), self._wanted.question, self._wanted.order)
 
     def rows(self, parts: Iterable[Part], step: int = READ) -> Iterator[list[Row]]:
@@ -237,7 +237,7 @@ class Matches:
         if len(rows) < len(numbers):
             there = {row.number for row in rows}
             lost = next(number for number in numbers.tolist() if number not in there)
-            raise Damaged(f"output {lost} lives, or may live again, but is not there")
+            raise Damaged(f"output {lost} lives, or may live again, but is missing")
         rows = self._owned(rows)
         kept = [row for row in rows if self._holds(row)]
         return kept[::-1] if descending else kept
@@ -264,7 +264,7 @@ class Matches:
                 yield Row._make((*homes[at], value, raw[:length], raw[length:], by[at]))
 
     def _owned(self, rows: list[Row]) -> list[Row]:
-        """Return outputs as those of whom they were given to."""
+        """Return outputs with the owners to whom they were reassigned."""
         owners = self._shot.owners
         if owners.nobody:
             return rows

@@ -1,4 +1,4 @@
-"""What a field of a message means, beside its type.
+"""What a field of a message means, in addition to its type.
 
 The reference of messages (`daemon.reference`) and the JSON Schema (`handlers.schema`) are made from it.
 """

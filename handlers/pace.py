@@ -42,5 +42,5 @@ class Pace:
         self._times = min(max(ratio, (ratio + self._times) / 2, _LEAST), _MOST)
 
     def begin(self) -> None:
-        """Hear that nothing waits any more."""
+        """Note that nothing waits any more."""
         self._guess_s = 0.0

@@ -1,6 +1,6 @@
-"""Stretches of lists in which nothing lives, so that they are looked through once and not for every page.
+"""Stretches of lists without live outputs, so that they are scanned once and not for every page.
 
-What is spent stays spent until its block is taken back, and new outputs have higher numbers. So a stretch that was
+What is spent stays spent until its block is rolled back, and new outputs have higher numbers. So a stretch that was
 found empty at one block is empty at every block above it on the same branch.
 """
 
@@ -25,7 +25,7 @@ class Stretch(NamedTuple):
 
 
 class Passed:
-    """The stretches that were passed on one branch of the chain, of the keys that were asked for lately."""
+    """The dead stretches of one branch of the chain, for keys that were queried lately."""
 
     def __init__(self) -> None:
         self._known: dict[Key, list[Stretch]] = {}  # ascending, apart from each other

@@ -1,4 +1,4 @@
-"""How far blocks are kept elsewhere: `BlockPersisted` is accepted only for a block of our chain.
+"""How far blocks are kept elsewhere: `BlockPersisted` is accepted only for a block of the active chain.
 
 The height decides, and the hash where one is given.
 """
@@ -15,7 +15,7 @@ from storage.rows import BlockPlace
 
 
 class Blocks:
-    """The blocks of our chain by ordinal: those that are stored, then those that wait for the commit."""
+    """The blocks of the active chain by ordinal: stored ones, then those that wait for the commit."""
 
     def __init__(
         self, store: HistoryStore, txn: Txn, last: int, waiting: Sequence[BlockPlace], ordinals: Mapping[bytes, int]
@@ -31,7 +31,7 @@ class Blocks:
         return self._waiting[ordinal - self._first_waiting]
 
     def height_of(self, block_hash: bytes) -> int | None:
-        """Return the height of a block of our chain, None if there is none of this hash."""
+        """Return the height of a block of the active chain, None if there is none of this hash."""
         ordinal = self._ordinals.get(block_hash)
         if ordinal is None:
             ordinal = self._store.ordinal_of(self._txn, block_hash)
@@ -47,10 +47,10 @@ class Blocks:
 
 
 def check(event: BlockPersisted, tip: Point | None, blocks: Blocks) -> None:
-    """Check that a message speaks of a block of our chain.
+    """Check that a message refers to a block of the active chain.
 
     Raises:
-        Refused: `gap`: it is above the tip; `unknown_point`: our block at that height is another one.
+        Refused: `gap`: it is above the tip; `unknown_point`: the block at that height is another one.
     """
     if tip is None or event.height > tip.height:
         here = "there is no block yet" if tip is None else f"the tip is at {tip.height}"
@@ -63,11 +63,11 @@ def check(event: BlockPersisted, tip: Point | None, blocks: Blocks) -> None:
 
 
 def _contradicted(event: BlockPersisted, blocks: Blocks) -> bool:
-    """Return whether no block of ours at the height is the one that is meant; several may share a height."""
+    """Return whether no block at the height is the one that is meant; several may share a height."""
     for ordinal in range(blocks.reaching(event.height), blocks.last + 1):
         block = blocks.block(ordinal)
         if block.height > event.height:
-            return ordinal > 1  # what was before our first block is not known here
+            return ordinal > 1  # what was before the first block is not known here
         if event.hash in {None, block.hash}:
             return False
     return True

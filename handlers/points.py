@@ -15,7 +15,7 @@ from storage.windows import Gone, Windows
 
 
 class View(Struct, frozen=True):
-    """What the last commit left, for whoever asks without reading the disk."""
+    """The state after the last commit, for readers that do not read the disk."""
 
     tip: Point | None = None
     points: list[Point] = []
@@ -27,7 +27,7 @@ class View(Struct, frozen=True):
 
 
 class Reach:
-    """What one state of the store says of its points."""
+    """What one state of the store has about its points."""
 
     def __init__(self, store: HistoryStore, windows: Windows, state: State) -> None:
         self._store, self._state = store, state
@@ -48,7 +48,7 @@ class Reach:
         return Pruned(**gone._asdict(), floor=self.floor(txn))
 
     def view(self, txn: Txn) -> View:
-        """Return what is told of the state."""
+        """Return the view of the state."""
         state = self._state
         ordinals = recent(state.tip, self._floor)
         return View(
@@ -97,7 +97,7 @@ class Reach:
         return keys.GENESIS
 
     def _unknown(self, txn: Txn, to: RollbackPoint) -> int:
-        """Refuse a hash that no block of the chain has: for its place, where that lies below the floor."""
+        """Refuse a hash that no block of the chain has: for its place, where that is below the floor."""
         assert to.hash is not None
         floor = self._floor
         lowest = self.point(txn, floor)
@@ -117,7 +117,7 @@ class Reach:
     def _beyond(self, txn: Txn) -> Refused:
         point = self.point(txn, self._floor)
         where = "the origin" if point is None else f"height {point.height}, slot {point.slot}"
-        return Refused("beyond_rollback_floor", f"blocks can be taken back down to {where}, not further", floor=point)
+        return Refused("beyond_rollback_floor", f"blocks can be rolled back down to {where}, not further", floor=point)
 
 
 def to_point(block: BlockPlace) -> Point:

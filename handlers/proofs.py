@@ -1,8 +1,8 @@
 """Proofs that an output was created, and that it is unspent at a block: made from an MMR store, checked without one.
 
-A proof holds the output itself, the way from its leaf to the root over all outputs, the chunk of bits that says whether
+A proof contains the output itself, the path from its leaf to the root over all outputs, the chunk of bits with whether
 it is unspent, and the way from that to the root over all bits. Both roots, and how many nodes there are, make the state
-root. Who has a state root from somebody to be believed needs to believe nothing in the proof. Which block the root is
+root. A verifier with a trusted state root need not trust anything in the proof. Which block the root is
 of is not in the hash: that comes from there too.
 """
 
@@ -86,10 +86,10 @@ def prove(shot: Snapshot, txid: bytes, index: int) -> MmrProof:
     """Return the proof of an output that was created, live or spent.
 
     An output can be proved to have been created while it is unspent, and then for as long as a rollback may reach its
-    spend. That is a rule of the chain: it does not depend on what was let go already.
+    spend. That is a rule of the chain: it does not depend on what was deleted already.
 
     Raises:
-        NoProof: it was never created, can't be spent, or is spent so long ago that what a proof needs is gone.
+        NoProof: it was never created, is unspendable, or was spent so long ago that nodes of its proof are deleted.
     """
     tx, entry, ranges, roots = shot.stored.find_tx(txid), shot.as_created(txid, index), shot.store.mmr, mmr_root(shot)
     if ranges is None or roots is None:
@@ -97,7 +97,7 @@ def prove(shot: Snapshot, txid: bytes, index: int) -> MmrProof:
     if tx is None or entry is None:
         raise NoProof(
             f"{txid.hex()}#{index} is not here: never created, never spendable, or spent so long ago that what a proof "
-            "needs is gone"
+            "needs is deleted"
         )
     data = outpoint(txid, index) + shot.query.records.live(entry)
     path = ranges.path(shot.txn, tx.number + index)
@@ -124,7 +124,7 @@ def prove(shot: Snapshot, txid: bytes, index: int) -> MmrProof:
 
 
 def check(proof: MmrProof, root: str | None = None) -> None:
-    """Compute everything in a proof anew; with `root`, the state root must be that one.
+    """Compute everything in a proof again; with `root`, the state root must be that one.
 
     Raises:
         Contradiction: something is not what it should be.
@@ -144,7 +144,7 @@ def check(proof: MmrProof, root: str | None = None) -> None:
     if proof.bits_size != mmr.size_of(chunks(leaves)):
         raise Contradiction("bits_size", f"the bits of {leaves} leaves have {mmr.size_of(chunks(leaves))} nodes")
     if mmr.is_set(bits, proof.leaf) != proof.unspent:
-        raise Contradiction("unspent", "the leaf's bit says otherwise")
+        raise Contradiction("unspent", "the leaf's bit contradicts it")
     _climb("output_root", proof.size, proof.leaf, data, proof.path, proof.output_root)
     _climb("bitmap_root", proof.bits_size, proof.chunk, bits, proof.bits_path, proof.bitmap_root)
     over = state_root(proof.size, bytes.fromhex(proof.output_root), bytes.fromhex(proof.bitmap_root)).hex()

@@ -1,4 +1,4 @@
-"""What the pruner's journal says, for whoever asks."""
+"""The entries of the pruner's journal, as they are shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading the UTXO store for whoever asks: a seek and a page, never all outputs of an address for a page of them.
+"""Reading the UTXO store: a seek and a page, never all outputs of an address for a page of them.
 
 A `Snapshot` is one read transaction: everything that is asked of it is true of the same block boundary. It never waits
 for the writer, which is another process.
@@ -40,7 +40,7 @@ __all__ = [
 
 
 class Query:
-    """Questions to one store. `room` is how many bytes of written outputs are kept to be given again."""
+    """Queries to one store. `room` is how many bytes of rendered outputs are cached."""
 
     def __init__(self, store: HistoryStore, text: AddressText, family: str, room: int = 32 << 20) -> None:
         self.store = store
@@ -54,10 +54,10 @@ class Query:
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
-        """Look at one block boundary.
+        """Open one block boundary.
 
         Raises:
-            Torn: only to who gave others a turn meanwhile.
+            Torn: only if the caller yielded to others meanwhile.
         """
         try:
             with self.store.disk.read() as txn:

@@ -33,7 +33,7 @@ def readiness(
         return Readiness("empty", "no block has been applied yet")
     if feeder_away_s is None or feeder_away_s > grace_s:
         since = "" if feeder_away_s is None else f" for {feeder_away_s:.0f} s"
-        return Readiness("no_feeder", f"no feeder has been connected{since}: nobody knows how far the network is")
+        return Readiness("no_feeder", f"no feeder has been connected{since}: the height of the network is unknown")
     if lag_blocks is not None and lag_blocks > MOST_BLOCKS_BEHIND:
         return Readiness("behind", f"{lag_blocks:,} blocks behind the network")
     return Readiness("ready")

@@ -1,4 +1,4 @@
-"""Outputs as records with integer keys, in canonical CBOR: what a client may ask for, and what a leaf holds.
+"""Outputs as records with integer keys, in canonical CBOR: for clients, and as the content of a leaf.
 
 Here alone it is known which key a field has. Addresses are raw bytes, as the chain has them. What is absent has no key.
 """
@@ -16,7 +16,7 @@ from storage.history.layout import Extra
 from storage.rows import BlockRow, Body
 
 _OWNERS = 8192  # addresses whose part is kept
-_SHORT = 128  # bytes; there is no room for the few addresses that are longer
+_SHORT = 128  # bytes; the few longer addresses are not cached
 
 (ADDRESS, VALUE, ASSETS, DATUM_HASH, INLINE_DATUM, SCRIPT_REF, SCRIPT_HASH, IS_RETURN) = range(8)
 (SLOT, HEIGHT, BLOCK_HASH, EPOCH, TIME, PAYMENT, STAKE, STAKE_ADDRESS, REASSIGNED_AT) = range(8, 17)
@@ -31,7 +31,7 @@ class Spend(Struct, frozen=True, gc=False):
 
 
 class Entry(Struct, frozen=True, gc=False):
-    """An output as it is stored, with the block that it was born in.
+    """An output as it is stored, with the block that created it.
 
     One that was given to another owner has that address, and `reassigned_at` is the height at which it was given.
     """
@@ -112,7 +112,7 @@ def outpoint(txid: bytes, index: int) -> bytes:
 
 
 def created_at_of(block: BlockRow) -> _Part:
-    """Return what the outputs share that are born in a block."""
+    """Return what the outputs of a block share."""
     return _entries(
         (SLOT, block.slot),
         (HEIGHT, block.height),

@@ -1,4 +1,4 @@
-"""Saying no: a message that is refused changes nothing, and its sender learns why in the protocol's words."""
+"""Refusals: a message that is refused changes nothing, and its sender gets a code of the protocol and a reason."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CODES = {
     "feeder_busy": "Another connection is feeding the chain.",
     "not_permitted": "The message is for operators, or for the feeder and operators.",
     "unavailable": (
-        "What the message needs is not enabled in this daemon, or the daemon is leaving or short of room (then "
+        "What the message needs is not enabled in this daemon, or the daemon is stopping or has no space (then "
         "`retryable`)."
     ),
     "store_full": "The disk is full, or the map has its largest size. The state is as before.",
@@ -42,12 +42,12 @@ CODES = {
     ),
     "TX_EXISTS": "There is another transaction of this id, or it is being created.",
     "TX_NOT_FOUND": "There is no such transaction; of an input: none that it could be an output of.",
-    "IN_CHAIN": "The transaction is in a block of the chain, or what is said contradicts one.",
+    "IN_CHAIN": "The transaction is in a block of the chain, or the message contradicts one.",
     "PENDING_FULL": (
-        "The limits of pending transactions leave no room, also after evictions. `detail.count`, `detail.bytes`, "
+        "The limits of pending transactions are reached, also after evictions. `detail.count`, `detail.bytes`, "
         "`detail.evicted`"
     ),
-    "PROCESSING": "The message makes no sense for this transaction; `message` says why.",
+    "PROCESSING": "The message is not valid for this transaction; `message` has the reason.",
     "INVALID_PARAMETER": "A number is out of range for this transaction.",
     "STORAGE_ERROR": "Something could not be read or written: the daemon's log has the reason.",
     "CREATING": "The transaction is large and being created: send it again later.",
@@ -55,7 +55,7 @@ CODES = {
     "CONFLICTING": "An input: its transaction has lost a conflict.",
     "COINBASE_IMMATURE": "An input: its coinbase has too few blocks (`transactions.coinbase_maturity`).",
     "UTXO_NOT_FOUND": "An input: its transaction has no such output.",
-    "UTXO_HASH_MISMATCH": "An input: the output has another hash than `input_hashes` says.",
+    "UTXO_HASH_MISMATCH": "An input: the output has another hash than in `input_hashes`.",
     "UTXO_NOT_FROZEN": "An output is not frozen.",
     "ALREADY_FROZEN": "An output is frozen already.",
     "FROZEN": "An input, or an output of a transaction to be withdrawn, is frozen or reassigned.",
@@ -66,9 +66,9 @@ CODES = {
 
 
 class Refusal(Struct, frozen=True):
-    """Why a message can't be carried out. `code` is the protocol's, `message` says where and what to do.
+    """Why a message can't be applied. `code` is the protocol's, `message` has the place and advice.
 
-    `broken` says that the bytes were no message at all: what follows them can't be trusted.
+    `broken`: the bytes were no message at all, so what follows them can't be trusted.
     """
 
     code: str
@@ -98,5 +98,5 @@ class Refused(Exception):
 
 
 def no_room(full: StoreFull) -> Refusal:
-    """Return the refusal of a message for whose effect the disk has no room."""
+    """Return the refusal of a message for which the disk has no space."""
     return Refusal("store_full", str(full), retryable=True)

@@ -1,7 +1,7 @@
 """Outputs as they are answered: as objects of `answers.Utxo`, and, for pages of live ones, as its JSON at once.
 
-A page is what is asked most, so its outputs get no object each. What they share, owner and block, is written once; and
-what was written is kept, because live outputs look the same for as long as their blocks are in the chain.
+A page is the most frequent request, so its outputs get no object each. What they share, owner and block, is rendered
+once; and rendered outputs are cached, because live outputs look the same while their blocks are in the chain.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from storage.history.layout import Extra
 from storage.rows import BlockRow, Body
 
 _OWNERS = 8192  # addresses whose text is kept
-_SHORT = 128  # bytes; there is no room for the few addresses that are longer
+_SHORT = 128  # bytes; the few longer addresses are not cached
 _BLOCKS = 8192
-_OVERHEAD = 200  # bytes that a kept list takes beside its text
+_OVERHEAD = 200  # bytes that a cached list takes besides its text
 _encode = msgspec.json.Encoder().encode
 
 
@@ -40,7 +40,7 @@ class AddressText(Protocol):
 
 
 class Owner(Struct, frozen=True, gc=False):
-    """What an address says, in the names of `Utxo`."""
+    """The parts of an address, in the names of `Utxo`."""
 
     owner_addr: str
     owner_stake_addr: str | None
@@ -49,7 +49,7 @@ class Owner(Struct, frozen=True, gc=False):
 
 
 class _Script(Struct, frozen=True, gc=False):
-    """What an output has beside its value, in the names of `Utxo`."""
+    """What an output has besides its value, in the names of `Utxo`."""
 
     data_hash: str | None = None
     inline_datum: str | None = None
@@ -127,7 +127,7 @@ class OutputRenderer:
         return _inside(self.owner(address))
 
     def owner(self, address: bytes) -> Owner:
-        """Return what an address says."""
+        """Return the parts of an address."""
         payment, stake = self.credentials(address)
         return Owner(self._text.write(address), self._text.stake(address), _hex(payment), _hex(stake))
 
@@ -146,10 +146,10 @@ class OutputRenderer:
 
 
 class Written:
-    """Lists of outputs as they were written, by their places; those not asked for lately are forgotten first.
+    """A cache of rendered lists of outputs, by their places; those not used lately are dropped first.
 
-    The same outputs look the same for as long as their blocks are in the chain, however it grows. When a block goes,
-    what takes its place needs a memory of its own.
+    The same outputs look the same for as long as their blocks are in the chain, however it grows. When a block is
+    rolled back, what takes its place needs a memory of its own.
     """
 
     def __init__(self, room: int) -> None:
@@ -173,7 +173,7 @@ class Written:
         return json
 
     def keep(self, places: bytes, json: bytes) -> None:
-        """Remember a list."""
+        """Cache a list."""
         self._young[places] = json
         self._size += len(places) + len(json) + _OVERHEAD
         if self._size > self._room:
@@ -192,7 +192,7 @@ def amounts(unit: str, value: int, assets: list[tuple[tuple[bytes, bytes], int]]
 
 
 def _assets(assets: list[tuple[bytes, bytes, int]]) -> str:
-    """Return the JSON of assets, as it goes on after the base unit."""
+    """Return the JSON of assets, as it follows the base unit."""
     text = ""
     for policy, name, quantity in assets:
         p, n = policy.hex(), name.hex()

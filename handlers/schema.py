@@ -1,7 +1,7 @@
 """The JSON Schema of the socket's messages, as they are in JSON Lines: made from the wire types.
 
 It accepts what the decoder of the daemon accepts, but for two lists that have one entry for each input of a
-transaction (`previous` and `input_hashes`), which a schema can't say. What a message does may still be refused.
+transaction (`previous` and `input_hashes`), which a schema can't express. A valid message may still be refused.
 """
 
 from __future__ import annotations

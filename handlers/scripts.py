@@ -11,7 +11,7 @@ from formats.scripts import hash_of_reference, split_reference, unwrapped
 from handlers.snapshot import Snapshot
 from storage.history.layout import to_extra
 
-_LOOKED = 100  # outputs that are looked at before others get a turn
+_LOOKED = 100  # outputs that are examined before others get a turn
 
 
 class Script(Struct, frozen=True):
@@ -30,7 +30,7 @@ def read_reference(reference: bytes) -> Script | None:
 
 
 def look_for_script(shot: Snapshot, script_hash: bytes) -> Iterator[Script | None]:
-    """Look for the script with a hash: yield None now and then, so that others get a turn, and at last the script.
+    """Search for the script with a hash: yield None now and then, so that others get a turn, and at last the script.
 
     It is known while an output carries it that lives, or was spent in the window.
 

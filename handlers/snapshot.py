@@ -1,4 +1,4 @@
-"""One block boundary of the store, for whoever asks: outputs have numbers, and indexes list numbers under prefixes.
+"""One block boundary of the store: outputs have numbers, and indexes list numbers under prefixes.
 
 A *place* is the number of an output as bytes, so places sort in chain order. Whether an output that is listed has the
 full key is read before it counts.
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _KEPT = 4096  # outputs that are kept for who asks for them twice: first whether they are listed, then what they hold
 _SHORT = 500  # bytes
-_SAME = 1000  # addresses, with what is beside them, of which it is known whether they are listed
+_SAME = 1000  # addresses, with their credentials, of which it is known whether they are listed
 _read_extra = msgspec.msgpack.Decoder(Extra).decode
 _encode = msgspec.json.Encoder().encode
 _Held = Callable[[bytes, bytes], bool]
@@ -100,7 +100,7 @@ class Snapshot:
         return low, self.block(low)
 
     def check_age(self) -> None:
-        """Refuse to go on once this snapshot has reached its greatest age; whoever gives others a turn asks.
+        """Refuse to continue once this snapshot has reached its greatest age; called before others get a turn.
 
         Raises:
             SnapshotExpired: it has.
@@ -135,7 +135,7 @@ class Snapshot:
 
         Raises:
             CursorGone: the cursor's block was rolled back.
-            BadCursor: it is none of ours, or of another question.
+            BadCursor: it was not made here, or belongs to another query.
         """
         walk = self.walk(where, order, cursor)
         for _ in walk.look(0 if cursor else (page - 1) * count, count):
@@ -144,14 +144,14 @@ class Snapshot:
         return Page(self.utxos(places), next_cursor)
 
     def walk(self, where: Listed, order: Order, cursor: str | None, asset: bytes | None = None) -> Walk:
-        """Stand before the first output under a key, or after the one where `cursor` was cut.
+        """Position before the first output under a key, or after the one of `cursor`.
 
         With an asset (policy and name) only outputs that hold it count: `look` finds them. Where there is an index by
         asset or policy, only outputs that it lists are read.
 
         Raises:
             CursorGone: the cursor's block was rolled back.
-            BadCursor: it is none of ours, or of another question.
+            BadCursor: it was not made here, or belongs to another query.
         """
         question = where[1] + (asset or b"")
         after = None if cursor is None else _number(self.read_cut(cursor, question, order))
@@ -206,16 +206,16 @@ class Snapshot:
         return [found.get(number) or known[number] for number in wanted]
 
     def cut(self, place: bytes, key: bytes, order: Order) -> str:
-        """Return the cursor that goes on after a place."""
+        """Return the cursor that continues after a place."""
         tip = self.boundary.tip
         return cursors.write(Cut(self.state.tip, tip.hash if tip else b"", place, order, key))
 
     def read_cut(self, cursor: str, key: bytes, order: Order) -> bytes:
-        """Return the place after which a cursor goes on.
+        """Return the place after which a cursor continues.
 
         Raises:
             CursorGone: the cursor's block was rolled back.
-            BadCursor: it is none of ours, or of another question.
+            BadCursor: it was not made here, or belongs to another query.
         """
         cut = cursors.read(cursor, Cut)
         if cut.key != key or cut.order != order or len(cut.place) != PLACE.size:
@@ -240,7 +240,7 @@ class Snapshot:
         return {number: Entry(home.txid, home.output, body, block) for number, home, body, block in self._read(wanted)}
 
     def _given_of(self, places: list[bytes]) -> dict[int, Given]:
-        """Return to whom some of these outputs were given, by number."""
+        """Return to whom some of these outputs were reassigned, by number."""
         return {} if self.owners.nobody else self.owners.among(self.stored, list(map(_number, places)))
 
     def _read(self, wanted: list[int]) -> Iterator[tuple[int, Home, Body, BlockRow]]:
@@ -293,7 +293,7 @@ class Snapshot:
         return None if found is None else self.utxo(found)
 
     def find_entry(self, txid: bytes, index: int) -> Entry | None:
-        """Return an output that lives, or that a rollback may bring back, as its owner's."""
+        """Return an output that lives, or that a rollback may restore, with its owner."""
         found = self.as_created(txid, index)
         if found is None:
             return None
@@ -377,7 +377,7 @@ def _held(where: Listed, asset: bytes | None, address: bytes, extra: bytes) -> b
 
 
 def _extra(found: Found) -> Extra:
-    """Return what an output has beside address and value.
+    """Return what an output has besides address and value.
 
     Raises:
         Damaged: it can't be read.

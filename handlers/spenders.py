@@ -1,4 +1,4 @@
-"""Who spent outputs, and which transaction of its block one is: what answers in other APIs' forms need beside a row."""
+"""Who spent outputs, and which transaction of its block one is: what other APIs need besides a row."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Spenders:
         """Return who spent an output, None while it lives.
 
         Raises:
-            Damaged: the undo log of the spender's block does not say so.
+            Damaged: the undo log of the spender's block does not contain it.
         """
         if row.spender == NOBODY:
             return None

@@ -35,5 +35,5 @@ async def on_thread(work: Callable[[Unpack[_Args]], _T], *args: *_Args, limiter:
 def _tried(work: Callable[[Unpack[_Args]], _T], args: tuple[*_Args]) -> _T | _Raised:
     try:
         return work(*args)
-    except Exception as error:  # noqa: BLE001 - whoever waits raises it
+    except Exception as error:  # noqa: BLE001 - the waiting task raises it
         return _Raised(error)

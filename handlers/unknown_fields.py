@@ -16,7 +16,7 @@ _LONGEST_NAME = 64  # characters of a name that are compared and repeated
 
 
 def explain(error: str, kind: Callable[[], str]) -> str | None:
-    """Return what to tell the sender of a message of type `kind()`; None if the error is not about an unknown field."""
+    """Return the hint for the sender of a message of type `kind()`; None if the error is not about an unknown field."""
     match = _UNKNOWN.fullmatch(error)
     if match is None:
         return None

@@ -49,7 +49,7 @@ log = structlog.get_logger("utxo")
 _SHARED_S = 0.1  # for which a batch is composed, and written, while other clients wait
 _LARGE_BYTES = 16 << 20  # of large transactions that may wait, unless one alone has more
 _TIDY_EVERY = 64  # commits: cycles are rare here, so the collector stays off while blocks are applied
-_TIDY_LATEST = 1024  # commits beside large transactions: it would look at each of their outputs
+_TIDY_LATEST = 1024  # commits next to large transactions: it would examine each of their outputs
 Work = Literal["apply", "commit", "rollback", "prune", "cleanup"]
 _WORK: dict[AckStatus, Work] = {"applied": "apply", "rolled_back": "rollback"}
 
@@ -202,7 +202,7 @@ class Turns:
         return order
 
     def _admit_large(self, delivery: Delivery, event: TxSubmitted | Outline, txid: bytes) -> Large:
-        """Let a large transaction wait for its turn, unless too many do: they take room that others need."""
+        """Let a large transaction wait for its turn, unless too many do: they take memory that others need."""
         assert self.chain.tx_blocks is not None
         waiting = tuple(self.creating.values())
         if waiting and sum(waiting) + len(delivery.raw) > _LARGE_BYTES:
@@ -272,7 +272,7 @@ class Turns:
         return self._committed(started)
 
     def world(self) -> World:
-        """Return where the chain, its persister, the node and the network are, as far as anybody has said."""
+        """Return where the chain, its persister, the node and the network are, as far as it was reported."""
         view = self.chain.view
         height = view.tip.height if view.tip else 0
         return World(height, view.persisted_height, self.node, self._network_height)
@@ -308,8 +308,8 @@ async def follow_chain(
 ) -> None:
     """Keep the store in step with the chain, in the order of the inbox, until that is closed and read empty.
 
-    `publish` hears of every commit; `writer` lets one turn in at a time. While several clients wait, batches are short.
-    Large transactions are created beside, page by page, and the answers behind them wait.
+    `publish` receives every commit; `writer` admits one turn at a time. While several clients wait, batches are short.
+    Large transactions are created separately, page by page, and the answers behind them wait.
     """
 
     def limit_s() -> float:
@@ -330,7 +330,7 @@ async def follow_chain(
 
 
 class _Teller:
-    """Says what has become true: to the log, the senders, and whoever listens."""
+    """Reports what has become true: to the log, the senders, and the listeners."""
 
     def __init__(
         self,
@@ -341,10 +341,10 @@ class _Teller:
     ) -> None:
         self._turns, self._publish = turns, publish
         self._writer, self._beside = writer, beside
-        self._one_at_a_time = Lock()  # of the large ones: the others keep their room in the inbox
+        self._one_at_a_time = Lock()  # of the large ones: the others keep their space in the inbox
 
     def __call__(self, committed: Committed, applied: list[Delivery]) -> None:
-        """Tell of a commit, and make room for what was carried out with it."""
+        """Report a commit, and release the space of the messages that it applied."""
         log_commit(committed.facts, committed.view, committed.took_s)
         log_missing(self._turns.chain.take_missing())
         later = set[int]()

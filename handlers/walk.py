@@ -1,4 +1,4 @@
-"""Ways along the outputs that the indexes list: a thousand numbers at a time, and of those what lives."""
+"""Iterating over the outputs that the indexes list: a thousand numbers at a time, filtered by whether they live."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from storage.history.stored import Stored
 
 Order = Literal["asc", "desc"]
 Listed = tuple[str, bytes]  # an index, and the key in it under which outputs are listed
-Cut = Callable[[bytes], str]  # from the place of an output to the cursor that goes on after it
+Cut = Callable[[bytes], str]  # from the place of an output to the cursor that continues after it
 
 PLACE = Struct(">Q")
 HIGHEST = (1 << 62) - 1  # number that an output may have
-_PARTS = 10  # parts of an index that are looked through before others get a turn
-_LEAST = 64  # entries that are looked at together
+_PARTS = 10  # parts of an index that are scanned before others get a turn
+_LEAST = 64  # entries that are examined together
 _READ = 250  # outputs that are read before others get a turn
 
 Live = Callable[[Numbers], Flags]
-Holds = Callable[[Numbers], set[int]]  # from numbers to those of them that hold what was asked for
+Holds = Callable[[Numbers], set[int]]  # from numbers to those of them that hold the asset
 
 
 class Listing:
     """The numbers that an index lists under a prefix, part by part; from the highest down they are negative.
 
-    Long stretches in which nothing lives are remembered in `passed`, and jumped over where they are known.
+    Long stretches without live outputs are cached in `passed`, and skipped where they are known.
     """
 
     def __init__(self, stored: Stored, key: Key, order: Order, after: int | None, passed: Passed) -> None:
         self._index, self._live, self._state = stored.index(key[0]), stored.live.has, stored.state
         self._key, self._order, self._passed = key, order, passed
         if order == "asc":
-            self._edge = -1 if after is None else after  # the last that lives, or where the way begins
+            self._edge = -1 if after is None else after  # the last that lives, or where the walk begins
         else:
             self._edge = min(self._state.next_number if after is None else after, self._state.next_number)
         self._dead = 0  # entries since then
@@ -58,7 +58,7 @@ class Listing:
             self.reach(known.high if self._order == "asc" else 1 - known.low)
 
     def live(self, numbers: Numbers) -> Flags:
-        """Return which of the latest numbers live; each is asked for once, in order."""
+        """Return which of the latest numbers live; each is checked once, in order."""
         lives = self._live(numbers)
         places = np.flatnonzero(lives).tolist()
         if places:
@@ -70,7 +70,7 @@ class Listing:
         return lives
 
     def _end(self, number: int) -> None:
-        """Remember the stretch between what lived before and a number, if it is long."""
+        """Cache the stretch between what lived before and a number, if it is long."""
         if self._dead >= LEAST:
             low, high = (self._edge, number) if self._order == "asc" else (number, self._edge)
             self._passed.keep(self._key, Stretch(low + 1, high, self._state.tip))
@@ -82,7 +82,7 @@ class Listing:
         self.ahead = self.ahead[np.searchsorted(self.ahead, number) :]
 
     def parts(self) -> Iterator[Numbers]:
-        """Yield all parts to whoever does not ask here what lives."""
+        """Yield all parts, for callers that check here whether outputs live."""
         while len(self.ahead):
             yield self.ahead
             self.step()
@@ -109,7 +109,7 @@ def in_both(one: Listing, other: Listing) -> Iterator[Numbers]:
 
 
 class Walk:
-    """A way along the listed outputs that live and hold what was asked for: each one is read before it counts.
+    """A walk along the listed outputs that live and hold the asset: each one is read before it counts.
 
     With `every` a list holds nothing else, but for two keys that share a prefix. NOTE: then the pages that are passed
     by are counted without reading them: such keys, which nobody outside of the store can find, would make a page that
@@ -119,17 +119,17 @@ class Walk:
     def __init__(self, listed: Iterator[Numbers], live: Live, holds: Holds, cut: Cut, *, every: bool) -> None:
         self._listed, self._live, self._holds, self._cut, self._every = listed, live, holds, cut, every
         self._looked, self._last = 0, HIGHEST + 1  # parts, and the last number in them
-        self._part = self._pending = np.empty(0, np.int64)  # not looked at yet; live, but not read yet
+        self._part = self._pending = np.empty(0, np.int64)  # not checked yet; live, but not read yet
         self._found: list[int] = []
 
     def living(self) -> Iterator[Numbers]:
-        """Yield what lives of each part of the list, in order; whether it holds what was asked for is not read."""
+        """Yield what lives of each part of the list, in order; whether it holds the asset is not read."""
         for part in self._listed:
             some = self._apart(part)
             yield some[self._live(some)]
 
     def look(self, skip: int, count: int) -> Iterator[None]:
-        """Pass by so many, from the beginning, and find the next, with one more that tells that there are more."""
+        """Skip so many, from the beginning, and find the next, with one more to know whether there are more."""
         while skip:
             if self._every:
                 if not (yield from self._go_on(skip)):
@@ -146,7 +146,7 @@ class Walk:
         yield from self._find(count + 1)
 
     def _go_on(self, wanted: int) -> Generator[None, None, bool]:
-        """Look on until something lives; return False at the end. Of a part no more is looked at than may be wanted."""
+        """Continue until something lives; return False at the end. No more of a part is examined than may be wanted."""
         room = max(wanted * 2, _LEAST)
         while not len(self._pending):
             if not len(self._part):
@@ -190,7 +190,7 @@ class Walk:
         return [PLACE.pack(number) for number in taken]
 
     def take(self, count: int) -> tuple[list[bytes], str | None]:
-        """Return the next places, and the cursor that goes on after them, if anything follows."""
+        """Return the next places, and the cursor that continues after them, if anything follows."""
         for _ in self._find(count + 1):
             pass
         places = self.next(count)

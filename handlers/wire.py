@@ -1,6 +1,6 @@
 """The two encodings of the wire types: frames of MessagePack, and JSON Lines with byte strings as hex.
 
-Both speak of errors alike: a code of the protocol and a message that names the place (`$.txs[3].inputs[0]`).
+Both report errors alike: a code of the protocol and a message that names the place (`$.txs[3].inputs[0]`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LONGEST_ERROR = 400  # characters: an error may repeat what the client sent, wh
 
 
 class _Envelope(Struct):
-    """Both are left as they are: whatever else stands there may be as large as the message, or larger once decoded."""
+    """Both are left as they are: any other value may be as large as the message, or larger once decoded."""
 
     type: msgspec.Raw = msgspec.Raw()
     seq: msgspec.Raw = msgspec.Raw()
@@ -128,7 +128,7 @@ def outputs_from_json(values: list[Any]) -> list[Output]:
 
 
 def check_lengths(message: Inbound) -> None:
-    """Check what the types can't say: `previous` and `input_hashes` have one entry for each input.
+    """Check what the types can't express: `previous` and `input_hashes` have one entry for each input.
 
     Raises:
         Refused: they have not.
@@ -149,13 +149,13 @@ def _check_each(tx: Tx, entries: Sequence[object] | None, place: str) -> None:
 
 
 def _shortened(text: str) -> str:
-    """Return a text without its middle if it is very long: a place stands at its end."""
+    """Return a text without its middle if it is very long: a place is at its end."""
     half = _LONGEST_ERROR // 2
     return text if len(text) <= _LONGEST_ERROR else f"{text[:half]} … {text[-half:]}"
 
 
 def _broken(error: Exception) -> bool:
-    """Return whether the bytes are no value at all; a value of another type is a mistake, not noise."""
+    """Return whether the bytes are no value at all; a value of another type is an error, not noise."""
     return not isinstance(error, msgspec.ValidationError)
 
 
@@ -187,13 +187,13 @@ def _hex(value: Any) -> Any:
     return value
 
 
-# --- hex to bytes, where the wire types say bytes ----------------------------------------------------------------
+# --- hex to bytes, where the wire types have bytes ---------------------------------------------------------------
 
 _Reader = Callable[[Any], Any]
 
 
 class _NotHex(Exception):
-    """A string is not hex, or a number is too large; the place is put together on the way out."""
+    """A string is not hex, or a number is too large; the place is composed while the error is raised."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -233,7 +233,7 @@ def _read_int(value: Any) -> Any:
 
 
 def _reader(kind: inspect.Type) -> _Reader | None:
-    """Return what turns a JSON value of this type into ours, or None when nothing in it needs turning."""
+    """Return the conversion of a JSON value to this type, or None when nothing in it needs converting."""
     match kind:
         case inspect.Metadata(type=described):
             return _reader(described)

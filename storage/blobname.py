@@ -11,14 +11,14 @@ LEFTOVER_S = 3600.0  # what a put or a check has left behind is removed when it 
 
 
 def checked(name: str) -> str:
-    """Return the name of a blob, or raise ValueError: whatever else reaches a path came from a mistake of ours."""
+    """Return the name of a blob, or raise ValueError: any other text in a path is a bug of the caller."""
     if not NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no name of a blob")
     return name
 
 
 def leftover(name: str) -> str:
-    """Return a name that is nobody else's, for what is not yet a blob and for what `check` writes."""
+    """Return a unique name, for what is not yet a blob and for what `check` writes."""
     return f".{name}.{secrets.token_hex(8)}.part"
 
 

@@ -1,6 +1,6 @@
-"""Where long transactions are kept: whole files beside the environment, or objects in a bucket.
+"""Where long transactions are kept: whole files outside the environment, or objects in a bucket.
 
-A blob is put before the record that speaks of it and deleted after it: so a failure leaves at most a blob without a
+A blob is put before the record that refers to it and deleted after it: so a failure leaves at most a blob without a
 record, an orphan, and `names` finds those by their age. Every call blocks; it belongs on a worker's thread.
 """
 
@@ -34,7 +34,7 @@ class Blobs(Protocol):
     """Bytes by name: `<txid>.tx` or `<txid>.outputs`, the txid in hexadecimal. Any other name is a ValueError."""
 
     def put(self, name: str, data: bytes) -> None:
-        """Keep `data` durably, whole or not at all. A blob of that name is left as it is: the txid says what is in it.
+        """Keep `data` durably, completely or not at all. A blob of that name is left as it is.
 
         Raises:
             BlobFailed: it is not kept, or not certainly.
@@ -44,7 +44,7 @@ class Blobs(Protocol):
         """Return the bytes, or None when there is no such blob.
 
         Raises:
-            BlobFailed: nobody can say now.
+            BlobFailed: the store can't answer now.
         """
 
     def delete(self, name: str) -> bool:
@@ -58,7 +58,7 @@ class Blobs(Protocol):
         """Yield every blob with its age in seconds, in no order, and remove what interrupted calls have left.
 
         A blob that comes or goes meanwhile may be among them or not. An orphan is one that is old, an hour at least,
-        and has no record; whoever deletes it lets no record be written between the look at both and the deletion.
+        and has no record; the caller lets no record be written between the check of both and the deletion.
 
         Raises:
             BlobFailed: they cannot be listed, at any step.
@@ -75,8 +75,8 @@ class Blobs(Protocol):
 def open_blobs(where: str, data_dir: Path, *, make: bool = True) -> Blobs:
     """Return the blobs at `file:folder` (below `data_dir` when relative) or `s3://bucket/prefix`.
 
-    A folder is made when it is missing, unless told otherwise: who only reads must not hide that it is gone. A bucket
-    is not spoken to before the first call; its endpoint, region and credentials are the environment's
+    A missing folder is created, unless told otherwise: a reader must not hide that it is missing. A bucket
+    is not contacted before the first call; its endpoint, region and credentials are the environment's
     (AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID, ...).
 
     Raises:
@@ -115,7 +115,7 @@ class Files:
                 self._write(path, data)
             sync_folder(
                 path.parent
-            )  # of a blob that was there, too: whoever put it may have been killed before its own
+            )  # of a blob that existed, too: the process that put it may have been killed before its own
 
     def get(self, name: str) -> bytes | None:
         """See `Blobs.get`."""
@@ -146,10 +146,10 @@ class Files:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Let nobody delete a blob meanwhile: what a record of this moment speaks of can be read. Wait for others.
+        """Prevent deletions of blobs meanwhile: what a record of this moment refers to can be read. Wait for others.
 
         Raises:
-            BlobFailed: the folder is gone.
+            BlobFailed: the folder is missing.
         """
         with ExitStack() as held:
             with _file_errors(self.root):
@@ -202,7 +202,7 @@ class Files:
             _write_new(part, data)
             part.replace(path)
         except BaseException:
-            with suppress(OSError):  # the first error is the one to speak of; `names` comes back to the file
+            with suppress(OSError):  # the first error is reported; `names` finds the file later
                 part.unlink()
             raise
 
@@ -217,7 +217,7 @@ class Files:
     def _need_root(self) -> None:
         """Without its folder (a disk that is not mounted) nothing is known about any blob."""
         if not self.root.is_dir():
-            raise BlobFailed(f"{self.root}: the folder is gone")
+            raise BlobFailed(f"{self.root}: the folder is missing")
 
 
 class Late:
@@ -252,7 +252,7 @@ def _file_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        problem = "there is no room" if error.errno in _FULL else "the blob store failed"
+        problem = "there is no room" if error.errno in _FULL else "there is no space"
         raise BlobFailed(f"{path}: {problem}: {error.strerror or error}") from error
 
 

@@ -1,4 +1,4 @@
-"""Blobs in an S3 bucket, or in what speaks like one.
+"""Blobs in an S3 bucket, or in a compatible store.
 
 Endpoint, region and credentials are the environment's, as obstore reads them: AWS_ENDPOINT_URL, AWS_REGION,
 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_ALLOW_HTTP, AWS_CONDITIONAL_PUT, ...
@@ -23,7 +23,7 @@ from storage.blobname import LEFTOVER, LEFTOVER_S, NAME, checked, leftover
 from storage.errors import BlobFailed
 
 MIB = 1 << 20
-PART = 16 * MIB  # a longer object goes up in parts of this size
+PART = 16 * MIB  # a longer object is uploaded in parts of this size
 FRESH_S = 600.0  # an older blob that put finds is written again: no sweep may take it for an orphan
 _ENDPOINTS = ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
 
@@ -31,7 +31,7 @@ _ENDPOINTS = ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
 class Bucket:
     """Blobs as objects of an S3 bucket, below a prefix.
 
-    A server that is away or stands still is given up after `patience_s` seconds; what is safe to repeat begins up to
+    A request to a server that does not answer fails after `patience_s` seconds; what is safe to repeat begins up to
     three times within them, so that such a call takes at most twice as long.
     """
 
@@ -121,7 +121,7 @@ class Bucket:
         obstore.put(self._store, name, data, mode="overwrite", use_multipart=False)
 
     def _put_long(self, name: str, data: bytes) -> None:
-        """Put an object in parts; it appears when all are there. That cannot be made conditional, so look first."""
+        """Put an object in parts; it appears when all are there. That cannot be made conditional, so check first."""
         age = self._age(name)
         if age is None or age >= FRESH_S:
             obstore.put(self._store, name, data, use_multipart=True, chunk_size=PART, max_concurrency=2)
@@ -141,7 +141,7 @@ class Bucket:
 
 
 def _http_allowed(where: str) -> bool:
-    """Return whether the endpoint may be spoken to in the clear; say what is wrong with it, for obstore does not."""
+    """Return whether the endpoint may be used without TLS; raise if it is malformed, because obstore does not."""
     allowed = os.environ.get("AWS_ALLOW_HTTP", "").lower() in {"1", "true", "on", "yes", "y"}
     for name in _ENDPOINTS:
         text = os.environ.get(name)
@@ -160,11 +160,13 @@ def _http_allowed(where: str) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """Return one line of what obstore says in many: the server's answer or the system's, and which request it was."""
+    """Return one line for an error of obstore, which has many: the server's answer or the system's, and the request."""
     text, _, detail = str(error).partition("\n\nDebug source")
     request = " ".join(text.partition("<?xml")[0].split()).rstrip(": ")
     answers = re.findall(r"<(?:Code|Message)>([^<]*)</", text)
     causes = re.findall(r'(?:message|error): "([^"]*)"|source: (TimedOut)\b', detail)
     said = ": ".join(answers) or next((message or "it took too long" for message, _ in reversed(causes)), "")
-    hint = " (AWS_ACCESS_KEY_ID is not set)" if "/latest/api/token" in request else ""  # asks the machine for its own
+    hint = (
+        " (AWS_ACCESS_KEY_ID is not set)" if "/latest/api/token" in request else ""
+    )  # otherwise it queries the machine for its own
     return " ".join(f"{request}: {said}".split() if said else [request]) + hint

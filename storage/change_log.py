@@ -29,9 +29,9 @@ _SEQUENCE = struct.Struct(">Q")
 _HEAD = struct.Struct(">IQBH")  # checksum, unix seconds, array16, how many facts
 _ARRAY16 = 0xDC
 _CHECKED = 4  # bytes, of the checksum itself
-_BLOCK, _ROLLBACK = b"\x98\x01", b"\x94\x02\x93"  # how such facts begin: rows without these have none
+_BLOCK, _ROLLBACK = b"\x98\x01", b"\x94\x02\x93"  # the prefix of such facts: rows without these have none
 _SEARCHED = 200_000  # rows that are searched for a block
-_LOOKED_AT = 5_000  # rows that are read for what they say of transactions
+_LOOKED_AT = 5_000  # rows that are read for the transactions in them
 _TRIMMED = 256  # rows that a commit removes at most, besides as many as it adds
 
 Place = tuple[int, int, bytes]  # height, slot, hash
@@ -51,7 +51,7 @@ class BlockFact(Struct, array_like=True, frozen=True, tag=1):
 
 
 class RollbackFact(Struct, array_like=True, frozen=True, tag=2):
-    """Blocks were taken back; None is the origin."""
+    """Blocks were rolled back; None is the origin."""
 
     before: Place
     after: Place | None
@@ -69,7 +69,7 @@ class PrunedFact(Struct, array_like=True, frozen=True, tag=3):
 
 
 class TxFact(Struct, array_like=True, frozen=True, tag=4):
-    """A transaction's status changed. `refers_to` is what the cause speaks of: an id, or the text of a reason."""
+    """A transaction's status changed. `refers_to` belongs to the cause: an id, or the text of a reason."""
 
     txid: bytes
     status: str
@@ -87,7 +87,7 @@ _decode = msgspec.msgpack.Decoder(list[Fact]).decode
 
 
 class Retention(Struct, frozen=True):
-    """Which facts are kept: so many at least of the newest, unless they are older than `age_s`; 0 is no such limit."""
+    """Which facts are kept: at least so many of the newest, unless they are older than `age_s`; 0 is no limit."""
 
     count: int = 0
     age_s: float = 0
@@ -201,7 +201,7 @@ class LogStore:
                         yield fact
 
     def find_block(self, txn: Txn, block_hash: bytes) -> tuple[int, BlockFact] | None:
-        """Return a block that was committed, with its last sequence; None where the newest rows do not tell of it.
+        """Return a block that was committed, with its last sequence; None where the newest rows do not contain it.
 
         Raises:
             Damaged: a row can't be read.
@@ -218,8 +218,8 @@ class LogStore:
             there, looked = cursor.prev(), looked + 1
         return None
 
-    def last_said(self, txn: Txn, txids: Collection[bytes]) -> dict[bytes, str]:
-        """Return the latest status of transactions, as far as the newest rows tell of it.
+    def last_statuses(self, txn: Txn, txids: Collection[bytes]) -> dict[bytes, str]:
+        """Return the latest status of transactions, as far as the newest rows contain it.
 
         Raises:
             Damaged: a row can't be read.
@@ -239,7 +239,7 @@ class LogStore:
         """Append facts to an open transaction, and remove some of what is no longer kept; return the first sequence.
 
         Raises:
-            Damaged: the log does not end where its last row says.
+            Damaged: the log does not end where its last row ends.
         """
         cursor, first, at = txn.cursor(self._db), 1, int(time())
         if cursor.last():
@@ -281,7 +281,7 @@ def read_row(key: bytes, raw: bytes) -> Row:
     except msgspec.DecodeError as error:
         raise Damaged(f"{what} cannot be read: {error}") from error
     if len(facts) != count or not facts:
-        raise Damaged(f"{what} are {len(facts)}, it says {count}")
+        raise Damaged(f"{what} are {len(facts)}, its head counts {count}")
     return Row(_sequence(key), at, facts)
 
 
@@ -304,7 +304,7 @@ def contradictions(log: LogStore, txn: Txn, tip: bytes | None, tell: Callable[[i
         tell(n, key)
         row = read_row(key, raw)
         if following is not None and row.first != following:
-            yield f"the change log goes on at {row.first} after {following - 1}"
+            yield f"the change log continues at {row.first} after {following - 1}"
         if row.at < at:
             yield f"the facts of the change log at {row.first} are older than those before them"
         following, at = row.last + 1, row.at

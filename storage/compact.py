@@ -1,4 +1,4 @@
-"""Writing a store anew without its free pages, while nobody has it open.
+"""Rewriting a store without its free pages, while no process has it open.
 
 Rows are copied in the order of their keys, so pages are filled one after the other and memory is bounded by one commit.
 LMDB's own compacting copy cannot be used: docs/decisions/027.

@@ -1,6 +1,6 @@
-"""Copies of a store that are thrown away: a folder for one, and the removal of those that a kill has left.
+"""Temporary copies of a store: a folder for one, and the removal of those that a kill has left.
 
-Whoever uses a copy holds its folder with flock, so one that nobody holds is nobody's.
+The user of a copy holds its folder with flock, so one that is not locked is stale.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def temporary(place: Path) -> Iterator[Path]:
 
 
 def remove_stale(place: Path) -> list[Path]:
-    """Remove the folders that nobody uses any more; return them. While one is being made, nothing is removed."""
+    """Remove stale folders; return them. While one is being made, nothing is removed."""
     with _turn(place, fcntl.LOCK_EX) as ours:
         return [folder for folder in sorted(place.glob(f"{_PREFIX}*")) if ours and _remove_unused(folder)]
 
 
 @contextmanager
 def _turn(place: Path, kind: int) -> Iterator[bool]:
-    """Keep stale folders from being removed before a new one is held; say whether that worked. Nobody waits."""
+    """Prevent the removal of folders until a new one is locked; return whether that worked. It does not wait."""
     try:
         held = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -63,12 +63,12 @@ def _turn(place: Path, kind: int) -> Iterator[bool]:
 def _remove_unused(folder: Path) -> bool:
     try:
         held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:  # another user's, or gone meanwhile
+    except OSError:  # another user's, or removed meanwhile
         return False
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(folder)
-    except OSError:  # it is in use, or not ours to remove
+    except OSError:  # it is in use, or may not be removed
         return False
     finally:
         os.close(held)

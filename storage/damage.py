@@ -1,4 +1,4 @@
-"""What an unexpected exception says about the store: a damaged row raises whatever its reader raises.
+"""What an unexpected exception means for the store: reading a damaged row may raise anything.
 
 Most damage is found by a rule and raised as `Damaged`. The rest shows as an error of LMDB, of struct or msgspec, or as
 an index beyond the end of a row: commands and the daemon turn these into `Damaged` where they end.
@@ -18,7 +18,7 @@ from storage.errors import Damaged, RecoveryDamaged
 _ROOMS = ("storage.", "handlers.", "daemon.inspect", "daemon.offline", "daemon.commands.")  # code that reads rows
 _NO_ROOMS = ("daemon.commands.service", "daemon.commands.common")  # every exception passes through them
 _LONGEST = 200  # characters of an exception's own message
-# What LMDB answers on a sound file too: a limit was reached, or the caller asked for what is not there.
+# LMDB's answers on a sound file too: a limit was reached, or the caller requested what does not exist.
 _NO_DAMAGE = (
     lmdb.BadRslotError,
     lmdb.DbsFullError,
@@ -51,7 +51,7 @@ def broken(error: lmdb.Error) -> bool:
 
 
 def damage(error: BaseException) -> Damaged | None:
-    """Return what an exception means where nothing but damage was expected to cause it; None if it is no such one."""
+    """Return the error for an exception where only damage was expected to cause it; None if it is another one."""
     if isinstance(error, Damaged):
         return error
     what, places = f"{type(error).__name__}: {str(error)[:_LONGEST]}", list(_places(error.__traceback__))

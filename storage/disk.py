@@ -1,7 +1,7 @@
-"""The LMDB environment: opened once, one writer, a map that grows by itself, and a full disk that is an answer.
+"""The LMDB environment: opened once, one writer, a map that grows by itself, and an error for a full disk.
 
 LMDB ties a write transaction to its thread, and py-lmdb retakes the GIL for every element that it moves: so `write`
-runs one plain function from begin to commit, on a thread that no other busy Python thread stands beside.
+runs one plain function from begin to commit, on the only busy Python thread of the process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Txn: TypeAlias = "lmdb.Transaction[bytes]"
 Db: TypeAlias = "lmdb._Database"
 _T = TypeVar("_T")
 
-META, FORMAT_KEY = "utxo_meta", b"format"  # the table and the key under which every version says its format
+META, FORMAT_KEY = "utxo_meta", b"format"  # the table and the key under which every version writes its format
 MIB = 1 << 20
 GIB = 1 << 30
 _MORE_TABLES = 8  # that may be opened later
@@ -38,7 +38,7 @@ class Disk:
 
     `tables` are names; one that ends in `*` keeps sorted duplicates of a fixed size. One process holds a writable disk.
     `durable=False` is for copies that are thrown away, `shared=False` for those that nobody else opens: they need no
-    lock file, which is written through memory, so that a full disk would end the process. A store that says another
+    lock file, which is written through memory, so that a full disk would end the process. A store with another
     format than `version` is refused before anything in it changes. A reading process that gives `max_reader_age`
     (seconds) promises to end its read transactions before they are older, and may be killed when it does not.
     """
@@ -84,7 +84,7 @@ class Disk:
         Raises:
             WrongFormat: it is.
         """
-        with suppress(lmdb.NotFoundError):  # it is new, or damaged: whoever opens its tables says so
+        with suppress(lmdb.NotFoundError):  # it is new, or damaged: opening its tables reports it
             meta = self.env.open_db(META.encode(), create=False)
             with self._begin() as txn:
                 written = txn.get(FORMAT_KEY, db=meta)
@@ -104,7 +104,7 @@ class Disk:
 
     @contextmanager
     def _opening(self, table: str) -> Iterator[None]:
-        """Say what it means that a table cannot be opened or read."""
+        """Return the error for a table that cannot be opened or read."""
         try:
             yield
         except lmdb.NotFoundError as error:
@@ -140,7 +140,7 @@ class Disk:
 
     @contextmanager
     def read(self) -> Iterator[Txn]:
-        """Read one consistent state, beside the writer. Keep it short: it prevents the reuse of freed pages.
+        """Read one consistent state, while the writer goes on. Keep it short: it prevents the reuse of freed pages.
 
         Raises:
             Damaged: LMDB can't read a page.
@@ -175,7 +175,7 @@ class Disk:
         `work` may run again, from the beginning, when the map was too small for it.
 
         Raises:
-            StoreFull: the disk, or the largest map allowed, has no room.
+            StoreFull: the disk, or the largest map allowed, is full.
         """
         self._grow_ahead()
         while True:
@@ -204,7 +204,7 @@ class Disk:
             self.env.reader_check()
             self._marks = Marks(self.folder, make=True)
         elif self.max_reader_age is not None:
-            with suppress(FileNotFoundError):  # no writer that looks for marks has had this store
+            with suppress(FileNotFoundError):  # no writer that checks marks has had this store
                 self._marks = Marks(self.folder, make=False)
                 self._marks.hold()
 
@@ -239,7 +239,7 @@ class Disk:
         """Return the number of the latest commit."""
         return self.env.info()["last_txnid"]
 
-    # --- room ----------------------------------------------------------------------------------------------------
+    # --- space ---------------------------------------------------------------------------------------------------
 
     def map_size(self) -> int:
         """Return how far the file may grow before the map does."""
@@ -250,7 +250,7 @@ class Disk:
         return (self.env.info()["last_pgno"] + 1) * self.env.stat()["psize"]
 
     def _is_full(self) -> bool:
-        """Return whether the file has no room to grow: LMDB calls a write of which the disk took only a part EIO."""
+        """Return whether the file cannot grow: LMDB reports a write of which the disk took only a part as EIO."""
         path = self.folder / "data.mdb"
         end = path.stat().st_size
         try:
@@ -322,10 +322,10 @@ def _make(folder: Path) -> None:
 
 
 def _unlockable(folder: Path) -> bool:
-    """Return whether a store that nobody writes has to be read without locks: LMDB would have to write `lock.mdb`.
+    """Return whether a store without a writer has to be read without locks: LMDB would have to write `lock.mdb`.
 
     Raises:
-        StoreBusy: somebody writes to it; pages that are read without a lock may be reused meanwhile.
+        StoreBusy: a process writes to it; pages that are read without a lock may be reused meanwhile.
     """
     lock = folder / "lock.mdb"
     if os.access(lock if lock.exists() else folder, os.W_OK):

@@ -1,4 +1,4 @@
-"""What can be wrong with our disk. A family is named for what happens next."""
+"""Errors of our disk. A family is named for what happens next."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ class StoreError(Exception):
 
 
 class Damaged(StoreError):
-    """What is on disk contradicts itself: stop, do not restart, look."""
+    """What is on disk contradicts itself: stop, do not restart, investigate."""
 
     advice = "keep a copy of the store and run `utxod verify`"
 
 
 class RecoveryDamaged(Damaged):
-    """The recovery tables cannot be read: they can be made anew from what the store says."""
+    """The recovery tables cannot be read: they can be rebuilt from the store."""
 
-    advice = "move recovery.db away and start the daemon: it makes the rows of pending transactions anew"
+    advice = "move recovery.db away and start the daemon: it creates the rows of pending transactions again"
 
 
 class WrongFormat(StoreError):
@@ -39,7 +39,7 @@ class StoreBusy(StoreError):
 
 
 class StoreFull(StoreError):
-    """There is no room for this change: it was not made, the store is as it was; try again when there is room."""
+    """There is no space for this change: it was not made, the store is unchanged; try again when there is space."""
 
 
 class PackageMissing(StoreError):
@@ -63,9 +63,9 @@ class ChainMoved(StoreError):
 
 
 class SnapshotExpired(Exception):
-    """A question took too long: the read transaction that it looked at kept freed pages from being reused.
+    """A query took too long: its read transaction prevented the reuse of freed pages.
 
-    It is no `StoreError`: the store is sound, and the same question may be asked again.
+    It is no `StoreError`: the store is sound, and the same query may be repeated.
     """
 
     def __init__(self, limit_s: float) -> None:

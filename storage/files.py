@@ -1,4 +1,4 @@
-"""Modes of what we create: for our user and our group, whatever the umask is."""
+"""Modes of the files that we create: for our user and our group, whatever the umask is."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make_file(path: Path) -> None:
 
 
 def restrict(path: Path) -> None:
-    """Take from a file of ours the permissions that we would not have given; one that is not there is left out."""
+    """Remove permissions of a file that it should not have; a missing file is ignored."""
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Copying the pages of one commit while a daemon writes: the file is read beside LMDB, under one read transaction.
+"""Copying the pages of one commit while a daemon writes: the file is read without LMDB, under one read transaction.
 
 LMDB never rewrites a page that an open read transaction may see, so the pages can be read from the file at any speed.
 `mdb_env_copy` is not used: it keeps the writer out while it writes the first two pages, and does not say how long the

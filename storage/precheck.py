@@ -23,7 +23,7 @@ RESTORING = "restoring"  # in a data folder: what is being restored into it
 class RestoreIncomplete(Damaged):
     """A restore into this data folder did not end."""
 
-    advice = "run `utxod restore` again: it begins anew"
+    advice = "run `utxod restore` again: it starts from the beginning"
 
 
 def refuse_incomplete(data_dir: Path) -> None:
@@ -40,7 +40,7 @@ def refuse_incomplete(data_dir: Path) -> None:
 def precheck(folder: Path, tables: Sequence[str]) -> None:
     """Check meta pages, free pages and length of the file, both ends of every table, and the state row against them.
 
-    `tables` are those that a daemon opens beside the UTXO set's.
+    `tables` are those that a daemon opens in addition to the UTXO set's.
 
     Raises:
         Damaged: something of it is wrong.

@@ -27,7 +27,7 @@ from handlers.events import OutPoint
 from handlers.proofs import MmrProof, prove
 from handlers.query import Query
 from storage.history.mmr import TABLES, StoredMmr
-from storage.history.mmr_verify import mountains
+from storage.history.mmr_verify import ranges
 from storage.mmr import Roots
 
 CHUNK = 1024  # bits
@@ -149,7 +149,7 @@ def nodes_of(chain: Chain) -> list[dict[bytes, bytes]]:
 def wrong(chain: Chain) -> list[str]:
     """Return what `verify` says of the mountain ranges."""
     with chain.store.disk.read() as txn:
-        return list(mountains(chain.store, txn))
+        return list(ranges(chain.store, txn))
 
 
 @contextmanager

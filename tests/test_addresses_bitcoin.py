@@ -227,9 +227,7 @@ def test_every_refusal_says_which(network: str, text: str, reason: Reason) -> No
 @pytest.mark.parametrize("text", PRIVATE_KEYS)
 def test_a_private_key_is_not_repeated(text: str) -> None:
     for network in NETWORKS:
-        with pytest.raises(
-            AddressError, match=r"^another kind: a private key, which should be shown to nobody"
-        ) as caught:
+        with pytest.raises(AddressError, match=r"^another kind: a private key, which must be kept secret") as caught:
             codec("bitcoin", network).read(text)
         assert text not in str(caught.value)
 

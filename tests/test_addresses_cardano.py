@@ -673,7 +673,7 @@ def test_a_stake_address_is_another_kind(vector: Vector) -> None:
     for text in (vector.mainnet, vector.test):
         for network in ("mainnet", "preprod"):
             error = refusal(text, network)
-            assert str(error) == "another kind: a stake address where a payment address is asked for"
+            assert str(error) == "another kind: a stake address where a payment address is expected"
 
 
 @pytest.mark.parametrize(
@@ -702,7 +702,7 @@ def test_a_stake_address_is_another_kind(vector: Vector) -> None:
         (bech32_of("pool", KEY), "unknown prefix", "pool is none of"),
         ("1FsSia9rv4NeEwvJ2GvXrX7LyxYspbN2mo", "malformed", "no Byron address"),
         ("script1cda3khwqv60360rp5m7akt50m6ttapacs8rqhn5w342z7r35m37", "another kind", "a credential (script)"),
-        (bech32_of("addr_vkh", KEY), "another kind", "a credential (addr_vkh) where an address is asked for"),
+        (bech32_of("addr_vkh", KEY), "another kind", "a credential (addr_vkh) where an address is expected"),
         # CIP 19's own example in its table: the prefix says mainnet, the header a test network
         ("addr1vpu5vlrf4xkxv2qpwngf6cjhtw542ayty80v8dyr49rf5eg0yu80w", "malformed", "the bytes behind addr"),
         (bech32_of("addr", b"\x61" + KEY[1:]), "malformed", "cut off"),

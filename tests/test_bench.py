@@ -174,7 +174,7 @@ def test_apply_on_an_old_set_in_rounds(tmp_path: Path) -> None:
     figures |= {"store_mb", "free_mb", "peak_memory_mb", "peak_rss_mb", "start_ms", "txs_per_s"}
     assert all(figures <= line.keys() for line in systems if line["system"] == "utxod at the tip")
     assert all(line["store_mb"] > line["free_mb"] > 0 for line in systems)
-    assert [line["ratio"] for line in found if "ratio" in line] == ["transactions/s, old set beside none"]
+    assert [line["ratio"] for line in found if "ratio" in line] == ["transactions/s, old set next to none"]
 
     marked = (kept / "lmdb" / "data.mdb").stat().st_mtime_ns
     bench(*words, "--spend-old", "recent")

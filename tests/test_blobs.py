@@ -261,7 +261,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     try:
         with pytest.raises(BlobFailed) as caught:
             blobs.put(B, bytes(3 * MIB))
-        assert str(caught.value) == f"{tmp_path}/bb/{B}: there is no room: File too large"
+        assert str(caught.value) == f"{tmp_path}/bb/{B}: there is no space: File too large"
         assert files_below(tmp_path) == [tmp_path / "aa" / A]
         blobs.put(C, b"small")
     finally:
@@ -315,7 +315,7 @@ def test_a_fault_at_any_call_is_an_answer_and_the_next_put_heals_it(there: bool,
         blobs.put(A, data)
         assert blobs.get(A) == data
     assert number > (3 if there else 6)
-    problem = "the blob store failed" if code == errno.EIO else "there is no room"
+    problem = "the blob store failed" if code == errno.EIO else "there is no space"
     assert said == {f"/aa/{A}: {problem}: {os.strerror(code)}"}
 
 

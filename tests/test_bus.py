@@ -101,7 +101,7 @@ def test_those_who_want_the_same_are_sent_the_same_bytes_at_once() -> None:
     for box in boxes:
         audience.subscribe(box, ["TxStatusChanged", "BlockCommitted"])
     facts: list[Fact] = [committed(1), committed(2), mined(3)]
-    audience.tell(facts)
+    audience.publish(facts)
     assert [len(box.messages) for box in boxes] == [1, 1, 1]
     assert boxes[0].messages[0] is boxes[1].messages[0]
     assert boxes[0].messages[0] == b"".join(wire.encode(fact, "json") for fact in facts)
@@ -111,10 +111,10 @@ def test_those_who_want_the_same_are_sent_the_same_bytes_at_once() -> None:
 def test_a_subscriber_is_sent_what_it_wants_and_nothing_else() -> None:
     audience, box = Subscribers(), cast(Any, Box("json"))
     audience.subscribe(box, ["BlockCommitted"])
-    audience.tell([mined(1)])
+    audience.publish([mined(1)])
     assert box.messages == []
-    audience.tell([mined(2), committed(3)])
+    audience.publish([mined(2), committed(3)])
     assert box.messages == [wire.encode(committed(3), "json")]
     audience.leave(box)
-    audience.tell([committed(4)])
+    audience.publish([committed(4)])
     assert len(box.messages) == 1

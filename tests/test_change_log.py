@@ -163,7 +163,7 @@ def test_many_facts_of_a_commit_take_several_rows_of_bounded_size(tmp_path: Path
             assert [fact.sequence for fact in read(log.fetch(sequence, 9999), sequence)] == list(range(sequence, 1002))
         assert next(fact.sequence for fact in read(log.fetch(40, 1), 40)) == 40
         assert log.fetch(1002, 9) == []
-        with pytest.raises(NotYet, match="sequence 1003 lies in the future: the newest one is 1001"):
+        with pytest.raises(NotYet, match="sequence 1003 is in the future: the newest one is 1001"):
             log.fetch(1003, 9)
         with pytest.raises(Gone) as gone:
             log.fetch(0, 9)
@@ -194,7 +194,7 @@ def test_a_write_that_fails_leaves_no_fact_and_no_gap(kind: Callable[[], lmdb.Er
     with opened(tmp_path, Retention(count=2)) as log:
         append(log, block_fact(1), block_fact(2))
         append(log, block_fact(3))
-        log.tell_later([block_fact(77)])
+        log.append_later([block_fact(77)])
         log.take()
         number = 1
         while True:
@@ -214,7 +214,7 @@ def test_a_write_that_fails_leaves_no_fact_and_no_gap(kind: Callable[[], lmdb.Er
 
 def test_a_map_that_is_full_appends_once(tmp_path: Path) -> None:
     with opened(tmp_path) as log:
-        log.tell_later([block_fact(9)])
+        log.append_later([block_fact(9)])
         with failing(log.store.disk, Fault(1, lmdb.MapFullError("mdb_put"))):
             append(log, block_fact(1), block_fact(2))
         assert [cast(Any, fact).height for fact in everything(log)] == [1, 2, 9] and ends(log) == (1, 3)
@@ -344,7 +344,7 @@ def test_verify_checks_the_log(tmp_path: Path) -> None:
             rows = list(LogStore(disk).rows(txn))
         table = disk.tables["change_log"]
         disk.write(lambda txn: txn.delete(rows[2][0], db=table))
-        assert found() == ["the change log goes on at 4 after 2"]
+        assert found() == ["the change log continues at 4 after 2"]
         disk.write(lambda txn: txn.put(rows[2][0], rows[2][1][:-1] + b"\x7f", db=table))
         assert "the checksum is another" in "".join(found())
         disk.write(lambda txn: txn.put(*rows[2], db=table))
@@ -419,7 +419,7 @@ class SubscriberScenarios(RuleBasedStateMachine):
     def publish(self) -> None:
         if facts := self.chain.changes.take():
             self.history += [plain(fact) for fact in facts]
-            self.audience.tell(facts)
+            self.audience.publish(facts)
 
     def commit(self, count: int, *, told: bool = True) -> None:
         for _ in range(count):

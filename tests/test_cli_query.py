@@ -177,7 +177,7 @@ def test_status_without_a_daemon_says_so(tmp_path: Path) -> None:
         daemon.term()
         report = utxod(daemon, "status", "--json").json(1)
         assert report["tip"]["height"] == 4
-        assert report["daemon"]["running"] is False and "nobody listens" in report["daemon"]["problem"]
+        assert report["daemon"]["running"] is False and "no process listens" in report["daemon"]["problem"]
         assert (report["daemon"]["lag_blocks"], report["rates"]) == (None, None)
         assert handlers(report) | {"http": ""} == handlers(report) | {
             "socket": "away",
@@ -196,7 +196,7 @@ def test_status_of_a_daemon_that_says_nothing(daemon: Daemon, tmp_path: Path) ->
         began = monotonic()
         report = utxod(daemon, "status", "--json", "--socket", f"{folder}/deaf").json(1)
         assert 1.5 < monotonic() - began < 10
-    assert handlers(report)["socket"] == "silent" and "said nothing" in report["daemon"]["problem"]
+    assert handlers(report)["socket"] == "silent" and "did not answer" in report["daemon"]["problem"]
     assert report["tip"]["height"] == 3
 
 
@@ -493,7 +493,7 @@ def test_query_tx_of_a_block(daemon: Daemon) -> None:
     assert answer["slots"][0]["spending_tx_hash"] == RICH_ID
     assert [each["output_index"] for each in answer["utxos"]] == list(range(30))
     words = utxod(daemon, "query", "tx", FIRST).out
-    assert f"height 1, slot 20, {BLOCKS[0]['hash'].hex()}" in words and "its block tells all of it" in words
+    assert f"height 1, slot 20, {BLOCKS[0]['hash'].hex()}" in words and "its block has all of it" in words
     assert f"{RICH_ID} input 0" in words and "5 lovelace" in words and TEXT.write(BOB) in words
     page = utxod(daemon, "query", "tx", FIRST, "--count", "12", "--page", "3", "--json").json()
     assert [each["output_index"] for each in page["slots"]] == list(range(24, 30))
@@ -596,13 +596,13 @@ def test_whoever_reads_may_leave(daemon: Daemon) -> None:
     ("command", "word"),
     [
         ("status", "Without a daemon"),
-        ("query", "no HTTP is needed"),
+        ("query", "HTTP is not needed"),
         ("query address", "bech32"),
         ("query policy", "utxo.index.policy"),
         ("query balance", "credential"),
         ("query utxo", "TXID#INDEX"),
         ("query tx", "who may spend its outputs"),
-        ("tail", "Goes on for ever"),
+        ("tail", "Runs until interrupted"),
         ("completion", "source <(utxod completion bash)"),
     ],
 )

@@ -270,7 +270,7 @@ def test_where_the_configuration_comes_from(tmp_path: Path) -> None:
         depths = [tomllib.loads(done.stdout.decode())["utxo"]["prune_depth"] for done in asked]
         assert depths == [77, 77, 78]
     done = utxod("status", "--config", tmp_path / "nowhere.toml")
-    assert done.returncode == 2 and b"there is no such file" in done.stderr
+    assert done.returncode == 2 and b"this file does not exist" in done.stderr
 
 
 # --- help and wrong use ----------------------------------------------------------------------------------------------

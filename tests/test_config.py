@@ -339,8 +339,8 @@ def test_all_problems_are_told_at_once(write: Write) -> None:
 
 
 def test_missing_file_is_an_error_only_when_named() -> None:
-    assert errors(Path("no.toml")) == ["no.toml: there is no such file"]
-    assert errors(None, {"UTXOD_CONFIG": "no.toml"}) == ["no.toml: there is no such file, but UTXOD_CONFIG names it"]
+    assert errors(Path("no.toml")) == ["no.toml: this file does not exist"]
+    assert errors(None, {"UTXOD_CONFIG": "no.toml"}) == ["no.toml: this file does not exist, but UTXOD_CONFIG names it"]
 
 
 def test_unreadable_file(tmp_path: Path) -> None:

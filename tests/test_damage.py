@@ -27,7 +27,7 @@ from scenarios import address, at, block, chain, digest, output, tx
 from structlog.testing import capture_logs
 
 from daemon.cli import main
-from daemon.commands.common import stores_speak
+from daemon.commands.common import store_errors
 from daemon.commands.service import one_failure
 from daemon.crash import refuse_after_crash
 from daemon.store import TABLES
@@ -554,7 +554,7 @@ def test_only_what_reads_rows_is_taken_for_damage(store: Daemon) -> None:
 def test_a_bug_outside_of_the_store_is_not_taken_for_damage() -> None:
     """Such a daemon starts again. What runs a service or a command is part of every traceback."""
     for raised in (ValueError("a bug"), BaseExceptionGroup("", [ValueError("a bug")])):
-        with pytest.raises(ValueError, match="a bug"), stores_speak(), one_failure():
+        with pytest.raises(ValueError, match="a bug"), store_errors(), one_failure():
             raise raised
 
 

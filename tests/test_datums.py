@@ -328,7 +328,7 @@ def test_an_output_that_is_not_there(tmp_path: Path) -> None:
     with open_chain(tmp_path, **OPTIONS) as chain:
         feed(chain, block(None, tx("one", output("ann", datum_hash=hash_of(b"d")))))
         chain.store.disk.write(lambda txn: txn.delete(bytes(8), db=chain.store.disk.tables[OUTPUT]))
-        with pytest.raises(Damaged, match="output 0 lives, or may live again, but is not there"):
+        with pytest.raises(Damaged, match="output 0 lives, or may live again, but is missing"):
             found(chain, b"d")
 
 

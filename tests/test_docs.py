@@ -149,11 +149,11 @@ def values(daemon: Daemon) -> dict[str, str]:
     return {"ADDR": address, "TXID#INDEX": f"'{txid}#{index}'", "TXID": txid, "ID": policy}
 
 
-ASKING = [command for command in section("Asking it") if "verify-proof" not in command]  # test_mmr_daemon has a proof
+QUERIES = [command for command in section("Queries") if "verify-proof" not in command]  # test_mmr_daemon has a proof
 
 
-@pytest.mark.parametrize("command", ASKING)
-def test_the_questions_of_the_readme_are_answered(fed: Daemon, command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", QUERIES)
+def test_the_queries_of_the_readme_are_answered(fed: Daemon, command: str, tmp_path: Path) -> None:
     if command == "utxod tail":  # for ever
         command = "timeout -s INT 3 utxod tail --from 1"
     for name, value in values(fed).items():

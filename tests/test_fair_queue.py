@@ -274,11 +274,11 @@ def test_a_giant_is_let_in_beside_the_others() -> None:
             assert not entered.is_set()
             giant.release(CAPACITY)
             await settle()
-            assert entered.is_set() and inbox.shared.giant == weight(2 * CAPACITY)
+            assert entered.is_set() and inbox.shared.oversized == weight(2 * CAPACITY)
         next_.release(2 * CAPACITY)
         for _ in range(10):
             small.release(0)
-        assert (inbox.reserved, inbox.shared.giant, inbox.clients) == (0, 0, 0)
+        assert (inbox.reserved, inbox.shared.oversized, inbox.clients) == (0, 0, 0)
 
     waiting(test)
 
@@ -288,12 +288,12 @@ def test_a_feeder_takes_its_giant_along() -> None:
         feeder, other = Channel(inbox, "user"), Channel(inbox, "user")
         await feeder.reserve(CAPACITY)
         feeder.feed()
-        assert (inbox.shared.reserved, inbox.shared.giant) == (0, 0)
-        assert inbox.feeding.reserved == inbox.feeding.giant == weight(CAPACITY)
+        assert (inbox.shared.reserved, inbox.shared.oversized) == (0, 0)
+        assert inbox.feeding.reserved == inbox.feeding.oversized == weight(CAPACITY)
         await other.reserve(CAPACITY)
         feeder.release(CAPACITY)
         other.release(CAPACITY)
-        assert (inbox.reserved, inbox.shared.giant, inbox.feeding.giant) == (0, 0, 0)
+        assert (inbox.reserved, inbox.shared.oversized, inbox.feeding.oversized) == (0, 0, 0)
 
     waiting(test)
 

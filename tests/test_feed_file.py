@@ -305,7 +305,7 @@ def test_another_feeder_is_there(daemon: Daemon, tmp_path: Path) -> None:
     with daemon.client() as other:
         assert statuses(other.feed(blocks[:10])) == ["applied"] * 10
         with feeding(daemon, write(tmp_path / "chain", blocks)) as process:
-            said(daemon, "the daemon says feeder_busy")
+            said(daemon, "the daemon answers feeder_busy")
             assert statuses(other.feed(blocks[10:20])) == ["applied"] * 10
             other.close()
             assert process.wait(PATIENCE_S) == 0
@@ -319,7 +319,7 @@ def test_a_full_store_is_waited_out(tmp_path: Path) -> None:
     with running(tmp_path, storage=small) as daemon:
         source = write(tmp_path / "chain", blocks, "frames")
         with feeding(daemon, source) as process:
-            said(daemon, "the daemon says store_full")
+            said(daemon, "the daemon answers store_full")
             with daemon.client() as client:
                 tip = client.hello()["tip"]
             assert tip is None or tip["height"] < 40
@@ -336,7 +336,7 @@ def test_a_full_store_is_not_waited_for_longer_than_told(tmp_path: Path) -> None
     blocks = chain(40, outputs=400)
     with running(tmp_path, storage={"map_size": "1MiB", "max_map_size": "1MiB"}) as daemon:
         line = failed(daemon, write(tmp_path / "chain", blocks, "frames"), "--wait", "0.5")
-        assert "the daemon says store_full" in line
+        assert "the daemon answers store_full" in line
 
 
 def test_interrupted(daemon: Daemon, tmp_path: Path) -> None:

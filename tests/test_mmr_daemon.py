@@ -313,7 +313,7 @@ KINDS: dict[str, tuple[Damage, str]] = {
     "a node over bits that is another": (value(0, lambda raw: seal(1, bytes(32)), BIT_NODE), BITS),
     "a node over bits that is gone": (value(0, lambda raw: b"", BIT_NODE), BITS),
     "a node over bits too many": (value(0, lambda raw: seal(2, raw[8:] * 2), BIT_NODE), "has 2 nodes, of 1 in all"),
-    "another number of outputs": (more_numbers, "the state goes on at"),
+    "another number of outputs": (more_numbers, "the state continues at"),
     "another kind of store": (meta(b"store", b"mmx"), "the kind of the store is b'mmx'"),
     "no place to go on": (meta(THIN_AT, bytes(7)), "the position at which nodes are let go has 7 bytes"),
 }

@@ -212,7 +212,7 @@ def test_it_shows_a_rollback(fed: Seen, width: int) -> None:
         lambda: any(f"Rolled back 1 block: {height} → {height - 1}" in text for text in window.texts("#other-rows li"))
     )
     until(lambda: window.texts("#block-rows .height")[:2] == [str(height)] * 2)
-    assert "taken back" in window.text("#block-rows tr.undone")
+    assert "rolled back" in window.text("#block-rows tr.undone")
     assert window.run("return document.querySelector('#block-rows').rows[0].className") == ""
 
 
@@ -391,7 +391,7 @@ def test_it_says_that_the_store_is_not_enabled(tmp_path: Path, window: Browser) 
 def give_token(window: Browser, daemon: Daemon) -> None:
     assert window.text("#state-name") == "Token needed"
     window.write("#token", "wrong", enter=True)
-    until(lambda: window.text("#wrong") == "The daemon does not take this token.")
+    until(lambda: window.text("#wrong") == "The daemon does not accept this token.")
     with daemon.client() as client:
         assert statuses(client.feed(chain(6)[:2])) == ["accepted", "applied"]
     window.write("#token", TOKEN, enter=True)

@@ -51,7 +51,7 @@ class Life:
         await self.storage.conclude(map(tx, numbers), status, "")
 
     async def tell_all(self) -> None:
-        while await self.teller.tell():
+        while await self.teller.report():
             pass
 
     def logged(self) -> list[tuple[bytes, str]]:

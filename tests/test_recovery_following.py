@@ -305,7 +305,7 @@ async def test_another_log_is_not_read_on(lab: Lab, renderer: OutputRenderer, tm
     async with lab.storage() as storage:
         renderer.log(*said("pending", 1, 2, 3))
         await begun(renderer, storage)
-        for facts, reason in ((0, "lies in the future"), (9, "the log is another one")):
+        for facts, reason in ((0, "is in the future"), (9, "the log is another one")):
             with Disk(tmp_path / f"{facts}", TABLES, map_size=1 << 24, durable=False) as disk:
                 other = OutputRenderer(disk)
                 with pytest.MonkeyPatch.context() as patch:

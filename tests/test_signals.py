@@ -347,7 +347,7 @@ BROKEN = {
     "not TOML": ("[log\n", "at line 1"),
     "a wrong name": ("[log]\nlevle = 'info'\n", "levle"),
     "nested without end": ("a = " + "[" * 50_000, "nested too deeply"),
-    "not there": (None, "there is no such file"),
+    "not there": (None, "this file does not exist"),
 }
 
 

@@ -236,12 +236,12 @@ RUNS: dict[str, tuple[str, Callable[[Manifest], object], str]] = {
     "a count of no run": (
         "address_hash",
         lambda m: setattr(m.count, "run", 0),
-        r"the count of address_hash says \d+ in \d+ values of run 0",
+        r"the count of address_hash has \d+ in \d+ values of run 0",
     ),
     "a count that goes backwards": (
         "address_hash",
         lambda m: setattr(m.count, "values", -1),
-        "the count of address_hash says .* in -1 values",
+        "the count of address_hash has .* in -1 values",
     ),
     "a count behind the end": (
         "address_hash",
@@ -251,12 +251,12 @@ RUNS: dict[str, tuple[str, Callable[[Manifest], object], str]] = {
     "a count that says more": (
         "address_hash",
         lambda m: setattr(m.count, "lived", 99),
-        r"the count of address_hash says 99 in \d+ values of run \d+, where",
+        r"the count of address_hash has 99 in \d+ values of run \d+, where",
     ),
     "a count that says less": (
         "address_hash",
         lambda m: setattr(m, "count", runs.Count(liveliest(m).id, liveliest(m).low, 1, 0)),
-        r"the count of address_hash says 0 in 1 values of run \d+, where [1-9]",
+        r"the count of address_hash has 0 in 1 values of run \d+, where [1-9]",
     ),
     "a merge that counts less": (
         "address_hash",
@@ -290,7 +290,7 @@ BLOCKS: dict[str, tuple[int, Callable[[Block], dict[str, Any]], str]] = {
     "numbers": (50, lambda block: {"numbers": block.numbers + 1}, "block 51 begins with number"),
     "too many": (50, lambda block: {"txs": 999}, "block 50 has 999 transactions and"),
     "txs": (WIDE, lambda block: {"txs": block.txs - 1}, "has 3 transactions, there are records of 4"),
-    "failed": (70, lambda block: {"failed": not block.failed}, "block 70 says wrongly whether"),
+    "failed": (70, lambda block: {"failed": not block.failed}, "block 70 records wrongly whether"),
     "spent by an old one": (9, lambda block: {"spent": block.spent + 1}, "the blocks leave"),
     "created": (WIDE, less, "created .* outputs, there are records of"),
     "spent": (WIDE, less, "spent .* outputs, its undo log has"),

@@ -87,11 +87,11 @@ def _rounds(kinds: tuple[str, ...], first: int, folder: Path, until: float, para
                 yield from (future.result() for future in done)
             if time.monotonic() >= until:
                 break
-            running.add(pool.submit(_round_beside, kind, folder, seed))
+            running.add(pool.submit(_round_in_parallel, kind, folder, seed))
         yield from (future.result() for future in as_completed(running))
 
 
-def _round_beside(kind: str, folder: Path, seed: int) -> Met:
+def _round_in_parallel(kind: str, folder: Path, seed: int) -> Met:
     """Run one round in a process of its own: what it measures shares no interpreter lock with another."""
     command = [sys.executable, "-m", "bench.soak", kind, str(folder), str(seed)]
     done = subprocess.run(command, capture_output=True, check=False)

@@ -1,6 +1,6 @@
 """Clients that take what they can: memory stays bounded, and an honest feeder never waits long.
 
-Each kind of crowd attacks for a while beside an honest feeder.
+Each kind of crowd attacks for a while next to an honest feeder.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _subscribers(crowd: Crowd) -> None:
 
 
 def _comers_and_goers(crowd: Crowd) -> None:
-    """Clients connect, say something, and hang up, without end."""
+    """Clients connect, say something, and disconnect, without end."""
     hello = wire.encode(Hello(client="x", seq=1), "frames")
     while not crowd.ending.is_set():
         with socket.socket(socket.AF_UNIX) as client:

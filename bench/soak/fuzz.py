@@ -1,6 +1,6 @@
-"""Fuzzed messages on the socket: each is answered or ends its connection, and nobody else notices.
+"""Fuzzed messages on the socket: each is answered or ends its connection, and no one else notices.
 
-In a round either an honest feeder works beside the fuzz, and its answers may not wait; or the fuzz feeds the chain.
+In a round either an honest feeder works next to the fuzz, and its answers may not wait; or the fuzz feeds the chain.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _VARIETY = 3000  # different messages in a round: the daemon is tried, not the g
 
 
 class Honest:
-    """A feeder beside an attack: it feeds a story, one message at a time, and notes the longest wait."""
+    """A feeder next to an attack: it feeds a scenario, one message at a time, and notes the longest wait."""
 
     def __init__(self, target: Target, scenario: Scenario) -> None:
         self._target, self._scenario = target, scenario
@@ -37,7 +37,7 @@ class Honest:
         self.done, self.longest_s, self.failure = 0, 0.0, None if scenario else ""
 
     def __enter__(self) -> Honest:
-        """Begin to feed; from now on nobody else can."""
+        """Begin to feed; from now on no one else can."""
         self._thread.start()
         self._feeding.wait()
         return self
@@ -78,11 +78,11 @@ class Honest:
 def round(folder: Path, seed: int, *, times: int = 1) -> Met:
     """Send fuzzed messages to one daemon; return what was met."""
     random, met = Random(seed), Met()
-    beside = bool(random.randrange(2))
+    with_feeder = bool(random.randrange(2))
     scenario = Scenario(seed, 60)
     with Target(folder, any_kind(random)) as target:
         target.start()
-        if beside:
+        if with_feeder:
             with Honest(target, scenario) as honest:
                 _attack(target, random, scenario, MESSAGES * times, met)
             honest.check()
@@ -98,9 +98,9 @@ def round(folder: Path, seed: int, *, times: int = 1) -> Met:
         target.start()  # what was written under attack can be opened again
         target.stop()
         target.verify(records_may_differ=True)
-        if beside and digest_of(target.live_set()) != scenario.digest(len(scenario)):
+        if with_feeder and digest_of(target.live_set()) != scenario.digest(len(scenario)):
             raise Broken("the live set is another than that of the honest feeder")
-    met["fuzz rounds beside an honest feeder" if beside else "fuzz rounds that feed"] += 1
+    met["fuzz rounds next to an honest feeder" if with_feeder else "fuzz rounds that feed"] += 1
     return met
 
 
@@ -128,7 +128,7 @@ def _attack(target: Target, random: Random, scenario: Scenario, messages: int, m
 def _exchange(link: socket.socket, out: bytes, heard: bytearray, *, json: bool, met: Met) -> bool:
     """Send while reading what comes back; return whether the connection still stands.
 
-    A daemon that waits for the rest of a frame whose length was changed is left alone: the client hangs up.
+    A daemon that waits for the rest of a frame whose length was changed is left alone: the client disconnects.
     """
     view, moved_at = memoryview(out), time.monotonic()
     link.setblocking(False)
@@ -151,7 +151,7 @@ def _exchange(link: socket.socket, out: bytes, heard: bytearray, *, json: bool, 
             continue
         except ConnectionError:
             return False
-    if json:  # frames are cut by whoever reads them; lines can be checked as they come
+    if json:  # frames are cut by the client that reads them; lines can be checked as they come
         whole = heard[: heard.rfind(b"\n") + 1]
         del heard[: len(whole)]
         for line in whole.splitlines():

@@ -15,7 +15,7 @@ _THOROUGH = 4  # one life in so many ends with a walk through the whole store
 
 
 class Life:
-    """One store and its feeder, who asks after every kill where to go on."""
+    """One store and its feeder, who asks after every kill where to continue."""
 
     def __init__(self, target: Target, random: Random, scenario: Scenario) -> None:
         self.target, self.random, self.scenario = target, random, scenario
@@ -25,7 +25,7 @@ class Life:
         self.met = Met()
 
     def start(self) -> Link:
-        """Start the daemon and find the place where to go on: nothing that was acknowledged may be missing."""
+        """Start the daemon and find the place where to continue: nothing that was acknowledged may be missing."""
         self.target.start()
         link = self.target.link()
         tip = link.welcome().tip
@@ -114,7 +114,7 @@ def round(folder: Path, seed: int) -> Met:
 
 
 def _check(life: Life) -> None:
-    """Walk the whole store, and compare the live set with the story's."""
+    """Walk the whole store, and compare the live set with the scenario's."""
     life.target.verify()
     digest = digest_of(life.target.live_set())
     if digest not in {life.scenario.digest(n) for n in range(life.acknowledged, life.sent + 1)}:

@@ -62,7 +62,7 @@ _ODD: list[Any] = [
 
 
 def corpus(scenario: Scenario) -> list[Any]:
-    """Return one plain map for each message of a story, and for each other type of the protocol."""
+    """Return one plain map for each message of a scenario, and for each other type of the protocol."""
     txids = [tx.txid for step in scenario.steps for tx in getattr(step.message, "txs", [])][:40]
     messages: list[Inbound] = [step.message for step in scenario.steps]
     for txid in txids[:6]:
@@ -93,7 +93,7 @@ def corpus(scenario: Scenario) -> list[Any]:
 
 
 def _full(txid: bytes) -> Tx:
-    """Return a transaction that spends from another, with all that may be said beside."""
+    """Return a transaction that spends from another, with all that may be said separately."""
     spends, told = [(txid, 0), (txid, 1)], [(1, b"\x61" + bytes(28)), None]
     return Tx(txid[::-1], spends, [Output(b"\x61" + bytes(28), 1)], version=2, lock_time=500_000_000, previous=told)
 

@@ -94,7 +94,7 @@ def record(folder: Path, random: Random, seed: int) -> Recorded:
 
 
 def check(life: Recorded, files: dict[str, bytes], at_s: float, random: Random, met: Met) -> None:
-    """Look at what the disk has after a power cut at a moment."""
+    """Examine what the disk has after a power cut at a moment."""
     least = sum(acknowledged < at_s for acknowledged in life.acknowledged_s)
     most = sum(sent < at_s for sent in life.sent_s)
     folder = life.config.data_dir.with_name("cut")
@@ -134,7 +134,7 @@ def _look(life: Recorded, config: Config, least: int, most: int) -> None:
 
 
 def _boot(life: Recorded, target: Target, least: int, most: int) -> None:
-    """Start a daemon on what is left, and feed it the rest of the story."""
+    """Start a daemon on what is left, and feed it the rest of the scenario."""
     with target:
         target.start()
         with target.link() as link:
@@ -151,7 +151,7 @@ def _boot(life: Recorded, target: Target, least: int, most: int) -> None:
 
 
 def _fits(answer: Answer | None, scenario: Scenario, n: int) -> bool:
-    """Return whether an answer is one that a message of the story may get; submissions may be refused."""
+    """Return whether an answer is one that a message of the scenario may get; submissions may be refused."""
     return isinstance(answer, Ack) or (isinstance(answer, Error) and isinstance(scenario.steps[n].message, TxSubmitted))
 
 

@@ -1,4 +1,4 @@
-"""A reader that stands still beside a feeder: the store's file may not grow because of it."""
+"""A reader that stops next to a feeder: the store's file may not grow because of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from handlers.events import Ack, BlockApplied, OutPoint, Output, Tx
 
 _SETTINGS = "[utxo]\nrollback_window = 12\nprune_depth = 6\n[store]\nmax_reader_age = '2s'\n"
 _COINS = 20_000
-_HALF_S = 7.0  # of the time beside the reader: in the first half it becomes too old, in the second nothing may grow
+_HALF_S = 7.0  # of the time next to the reader: in the first half it becomes too old, in the second nothing may grow
 _TXS = 100  # in a block
 _ALLOWED = 1.1  # times what the file was, and a little for what any store needs
 _LITTLE = 4 << 20
@@ -57,7 +57,7 @@ class _Payments:
 
 
 def round(folder: Path, seed: int) -> Met:
-    """Feed beside an export that nobody reads, or that is stopped by a signal; return what was met.
+    """Feed next to an export that nobody reads, or that is stopped by a signal; return what was met.
 
     The file may grow until the reader is older than `store.max_reader_age`, and not after that.
     """
@@ -69,10 +69,10 @@ def round(folder: Path, seed: int) -> Met:
         with target.link() as link:
             _ask(link, payments.first())
             with _paused_reader(target, stop):
-                before, beside = [_size_after(link, payments, target, met) for _ in range(2)]
-        met.highest("growth beside a paused reader, percent", 100 * beside / before - 100)
-        if beside > before * _ALLOWED + _LITTLE:
-            raise Broken(f"the file grew from {before} to {beside} bytes beside a reader that was too old ({stop})")
+                before, growth = [_size_after(link, payments, target, met) for _ in range(2)]
+        met.highest("growth next to a paused reader, percent", 100 * growth / before - 100)
+        if growth > before * _ALLOWED + _LITTLE:
+            raise Broken(f"the file grew from {before} to {growth} bytes next to a reader that was too old ({stop})")
         target.stop()
         target.verify()
     met[f"readers paused by {stop}"] += 1
@@ -84,7 +84,7 @@ def _size_after(link: Link, payments: _Payments, target: Target, met: Met) -> in
     until = time.monotonic() + _HALF_S
     while time.monotonic() < until:
         _ask(link, payments.block())
-        met["blocks beside a paused reader"] += 1
+        met["blocks next to a paused reader"] += 1
     return (target.data / "lmdb" / "data.mdb").stat().st_blocks * 512
 
 

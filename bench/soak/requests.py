@@ -1,4 +1,4 @@
-"""Fuzzed HTTP requests beside an honest feeder: no answer is a 500, no worker ends, health always answers."""
+"""Fuzzed HTTP requests next to an honest feeder: no answer is a 500, no worker ends, health always answers."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _more(link: socket.socket) -> bytes:
 
 
 def _check_health(target: Target) -> None:
-    """Ask whether the worker lives: it has to say so within a second."""
+    """Ask whether the worker lives: it has to report it within a second."""
     began = time.monotonic()
     _ask_health(target)
     if (took := time.monotonic() - began) > 1.0:

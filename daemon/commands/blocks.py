@@ -9,7 +9,7 @@ import msgspec
 from rich.table import Table
 
 from config.settings import Config
-from daemon.commands.common import FAILED, WRONG_USE, Exit, readers_may_leave, show
+from daemon.commands.common import FAILED, WRONG_USE, Exit, pipe_may_close, show
 from daemon.commands.lookup import asking, heading, list_of, print_json, show_fields
 from daemon.store import windows
 from handlers.answers import TipAnswer
@@ -50,11 +50,11 @@ def delta(config: Config, text: str, *, as_json: bool) -> None:
             pass
         answer = found.whole()
     if as_json:
-        with readers_may_leave():
+        with pipe_may_close():
             click.echo(answer)
         return
     point = TipAnswer(found.block.height, found.block.slot, found.block.hash.hex())
-    with readers_may_leave():
+    with pipe_may_close():
         show(heading(point), f"created {len(found.created):,}", _changed(found.created))
         show("", f"spent {len(found.spent):,}", _changed(found.spent))
 

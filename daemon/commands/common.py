@@ -1,4 +1,4 @@
-"""What commands share: the configuration, one line for what is wrong, and how things are printed."""
+"""What commands share: the configuration, one-line errors, and printing."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from daemon.child import Place
 
 FAILED, WRONG_USE, DAMAGED, CONTRADICTED = 1, 2, 3, 4
-AFTER_VERIFY = "keep a copy of it, then restore a backup or sync anew"
-_WIDE = 100_000  # columns where nobody looks: lines stay whole
+AFTER_VERIFY = "keep a copy of it, then restore a backup or sync again"
+_WIDE = 100_000  # columns where there is no terminal: lines stay whole
 
 _C = TypeVar("_C", bound=Callable[..., Any])
 
 
 class Context:
-    """What every command may need; the configuration is read when it is asked for."""
+    """What every command may need; the configuration is read on first use."""
 
     def __init__(self, path: Path | None, *, own_process: bool = False) -> None:
         self.path = path
@@ -78,13 +78,13 @@ class Exit(click.ClickException):
         self.code = code
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print the message and end with our own code."""
+        """Print the message and end with our exit code."""
         super().show(file)
         sys.exit(self.code)
 
 
 @contextmanager
-def stores_speak() -> Iterator[None]:
+def store_errors() -> Iterator[None]:
     """Turn what is wrong with a store into one line and the right exit code."""
     import lmdb  # not every command opens a store
 
@@ -112,8 +112,8 @@ def stores_speak() -> Iterator[None]:
 
 
 @contextmanager
-def readers_may_leave() -> Iterator[None]:
-    """End without a word when whoever reads our output has seen enough."""
+def pipe_may_close() -> Iterator[None]:
+    """End silently when the reader of standard output has closed it."""
     try:
         yield
         sys.stdout.flush()
@@ -154,7 +154,7 @@ socket_option = click.option(
 
 
 def json_option(text: str) -> Callable[[_C], _C]:
-    """Let a command write JSON for scripts; `text` says which."""
+    """Add `--json` to a command; `text` describes its output."""
     return click.option("--json", "as_json", is_flag=True, help=text)
 
 

@@ -10,7 +10,7 @@ import click
 
 from config.settings import Config
 from config.units import parse_size
-from daemon.commands.common import WRONG_USE, Exit, config_option, readers_may_leave, stores_speak
+from daemon.commands.common import WRONG_USE, Exit, config_option, pipe_may_close, store_errors
 from daemon.commands.progress import Progress, in_bytes
 from storage.blobs import Files, open_blobs
 from storage.manifest import Manifest
@@ -43,9 +43,9 @@ class _Size(click.ParamType[int]):
 )
 @click.pass_context
 def backup(context: click.Context, target: Path, max_growth: int) -> None:
-    """Copy the store, recovery tables and blobs of one moment to the folder TARGET, beside a running daemon too.
+    """Copy the store, recovery tables and blobs of one moment to the folder TARGET. The daemon may run.
 
-    TARGET is made; it gets its name when the backup is complete and on disk. With - one tar archive goes to standard
+    TARGET is created; it gets its name when the backup is complete and on disk. With - one tar archive goes to standard
     output. `utxod restore` checks the digests in the manifest and brings it back. While the store is copied its freed
     pages are kept, so the file grows by what blocks write meanwhile.
     """
@@ -56,7 +56,7 @@ def backup(context: click.Context, target: Path, max_growth: int) -> None:
     if stream and sys.stdout.isatty():
         raise Exit("standard output is a terminal: name a folder, or redirect it into a file", WRONG_USE)
     context.obj.go_on_in_child()
-    with stores_speak(), readers_may_leave(), Progress("backup", _size(config)) as progress:
+    with store_errors(), pipe_may_close(), Progress("backup", _size(config)) as progress:
         manifest = write(config, _STDOUT if stream else target, max_growth, progress.advance)
     click.echo(f"{_told(manifest)}{'' if stream else f' in {target}'}", err=stream)
     for sentence in manifest.not_included:
@@ -103,11 +103,11 @@ def restore(context: click.Context, source: Path | None, data_dir: Path | None, 
     from storage.restore import restore as read
 
     if adopt is not None and (source is not None or walk):
-        raise click.UsageError("--adopt DIR stands alone")
+        raise click.UsageError("--adopt DIR excludes other arguments")
     if adopt is None and (source is None or data_dir is None):
         raise click.UsageError("name SOURCE and DATA_DIR, or --adopt DIR")
     context.obj.go_on_in_child()
-    with stores_speak():
+    with store_errors():
         if adopt is not None:
             accept(adopt, TABLES)
             click.echo(f"{adopt}: sound, and accepted")
@@ -136,16 +136,16 @@ def _size_of(source: Path) -> int | None:
 @config_option
 @click.pass_context
 def compact(context: click.Context) -> None:
-    """Write the store anew without its free pages, while no daemon runs and nobody reads it.
+    """Rewrite the store without its free pages. The daemon must not run, and no process may read the store.
 
-    Needs room for both files. A kill leaves the store as it was or as it is to be.
+    Needs space for both files. A kill leaves either the old or the new store.
     """
     from daemon.store import folder, open_disk, open_store
     from storage.compact import compact as rewrite
 
     config: Config = context.obj.config
     context.obj.go_on_in_child()
-    with stores_speak():
+    with store_errors():
         with open_disk(config, readonly=True) as disk:
             open_store(disk, config)
             used = disk.used()
@@ -167,7 +167,7 @@ def migrate(context: click.Context) -> None:
 
     config: Config = context.obj.config
     context.obj.go_on_in_child()
-    with stores_speak():
+    with store_errors():
         formats = run_steps(folder(config))
     if len(formats) > 1:
         click.echo(f"migrated from format {formats[0]} to format {formats[-1]}")

@@ -1,4 +1,4 @@
-"""Groups of commands that are imported only when they are asked for, so that the daemon starts sooner."""
+"""Groups of commands that are imported on first use, so that the daemon starts sooner."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from daemon.commands.common import FAILED, Exit, Group, config_option, socket_op
 
 
 class MainGroup(Group):
-    """Imports most commands only when they are asked for, so that the daemon starts sooner."""
+    """Imports most commands on first use, so that the daemon starts sooner."""
 
     LATER = {  # by the module that each is in
         "backup": "copies",
@@ -41,9 +41,9 @@ class MainGroup(Group):
 
 
 class BenchGroup(Group):
-    """Imports a measurement only when it is asked for: they need packages that the daemon does not."""
+    """Imports a benchmark on first use: they need packages that the daemon does not."""
 
-    NAMES = ("apply", "feed", "http", "large", "mmr", "prune", "recovery", "soak", "steady", "transactions")
+    NAMES = ("apply", "feed", "http", "large", "mmr", "prune", "recovery", "sizes", "soak", "steady", "transactions")
 
     def list_commands(self, _: click.Context) -> list[str]:
         """Return the names of the measurements."""
@@ -61,7 +61,7 @@ class BenchGroup(Group):
 
 
 def _without(name: str, package: str) -> click.Command:
-    """Return what stands for a measurement while a package that it needs is missing: it says so, whatever is asked."""
+    """Return a substitute for a benchmark while a package that it needs is missing: it prints what to install."""
     why = f"{package} is not installed"
 
     def refuse() -> None:
@@ -72,7 +72,7 @@ def _without(name: str, package: str) -> click.Command:
 
 
 class FeedsGroup(Group):
-    """Imports the feeds only when one is asked for."""
+    """Imports the feeds on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the feeds."""
@@ -85,7 +85,7 @@ class FeedsGroup(Group):
 
 
 def _with_daemon_options(feed: click.Command) -> click.Command:
-    """Return a feed with the options that say where the daemon is; the feed itself is handed the path of its socket."""
+    """Return a feed with the options that locate the daemon; the feed itself receives the path of its socket."""
     run = feed.callback
     assert run is not None
 

@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct
 from rich.table import Table
 
 from config.settings import Config
-from daemon.commands.common import FAILED, WRONG_USE, Exit, readers_may_leave, show, stores_speak
+from daemon.commands.common import FAILED, WRONG_USE, Exit, pipe_may_close, show, store_errors
 from daemon.store import limited, open_query
 from handlers.addresses import AddressError, codec
 from handlers.answers import Amount, Balance, TipAnswer, Utxo, to_tip
@@ -69,7 +69,7 @@ def transactions(config: Config, text: str, count: int, order: Order, cursor: st
     for tx in found.transactions:
         table.add_row(f"{tx.block_height:,}", f"{tx.slot:,}", tx.tx_hash)
     since = f"every transaction from height {found.complete_from:,} on"
-    with readers_may_leave():
+    with pipe_may_close():
         show(table, since, *([] if found.next_cursor is None else [f"there are more: --cursor {found.next_cursor}"]))
 
 
@@ -83,7 +83,7 @@ def datum(config: Config, text: str, *, as_json: bool) -> None:
     if as_json:
         print_json(Datum(digest.hex(), found.hex()))
         return
-    with readers_may_leave():
+    with pipe_may_close():
         click.echo(found.hex())
 
 
@@ -93,7 +93,7 @@ def _page(config: Config, where: _Where, count: int, order: Order, cursor: str |
     if as_json:
         print_json({"tip": tip and to_tip(tip), "utxos": page.utxos, "next_cursor": page.next_cursor})
         return
-    with readers_may_leave():
+    with pipe_may_close():
         show(list_of(page.utxos), *_more(page))
 
 
@@ -112,7 +112,7 @@ def balance(config: Config, text: str, *, as_json: bool) -> None:
     table.add_column("unit", overflow="fold")
     for amount in held:
         table.add_row(f"{int(amount.quantity):,}", amount.unit)
-    with readers_may_leave():
+    with pipe_may_close():
         show(table, f"in {total.count:,} unspent output{'' if total.count == 1 else 's'}")
 
 
@@ -141,19 +141,19 @@ def show_fields(found: Struct) -> None:
     for name, value in msgspec.structs.asdict(found).items():
         if value is not None and value is not UNSET:
             table.add_row(name, readable(value))
-    with readers_may_leave():
+    with pipe_may_close():
         show(table)
 
 
-# --- what was asked ----------------------------------------------------------------------------------------------
+# --- queries -----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def asking(config: Config) -> Iterator[Snapshot]:
-    """Give one block boundary to ask; what can't be answered is one line."""
+    """Give one block boundary to query; what can't be answered is one line."""
     if not config.utxo.enabled:
         raise Exit("the UTXO store is not enabled (utxo.enabled)", FAILED)
-    with stores_speak():
+    with store_errors():
         try:
             with open_query(config) as query, limited(query.store.disk), query.snapshot() as shot:
                 yield shot
@@ -223,12 +223,12 @@ def _index(text: str) -> int:
     return int(text)
 
 
-# --- how it looks ------------------------------------------------------------------------------------------------
+# --- layout ------------------------------------------------------------------------------------------------------
 
 
 def print_json(answer: Any) -> None:
     """Print an answer as HTTP gives it."""
-    with readers_may_leave():
+    with pipe_may_close():
         click.echo(_encode(answer))
 
 

@@ -1,4 +1,4 @@
-"""Checking a proof that somebody gave: no store, no daemon, no configuration."""
+"""Checking a proof: no store, no daemon, no configuration."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def _told(proof: MmrProof, *, trusted: bool) -> Iterator[str]:
     yield from _record(bytes.fromhex(proof.data))
     yield f"created  leaf {proof.leaf:,} of the outputs"
     yield f"unspent  {'still unspent' if proof.unspent else 'no, it is spent'} {at}"
-    yield f"root     {proof.root}" + ("" if trusted else ", as the proof says: compare it, or give --root")
+    yield f"root     {proof.root}" + ("" if trusted else ", according to the proof: compare it, or give --root")
 
 
 def _record(data: bytes) -> Iterator[str]:
-    """Yield what the leaf says; it is what the root commits to, so it can be read."""
+    """Yield the content of the leaf, which the root commits to, so it can be trusted."""
     try:
         _, record = cbor2.loads(data)
         fields: dict[int, Any] = dict(record)
         yield f"address  {fields[records.ADDRESS].hex()}"
         yield f"value    {fields[records.VALUE]:,}"
-        yield f"born     block {fields[records.HEIGHT]} {fields[records.BLOCK_HASH].hex()}"
+        yield f"created  block {fields[records.HEIGHT]} {fields[records.BLOCK_HASH].hex()}"
     except (cbor2.CBORDecodeError, KeyError, TypeError, ValueError, AttributeError):
         yield "record   of another kind than this version writes"

@@ -1,4 +1,4 @@
-"""`utxod query …`: questions to the store, read beside the daemon or without one."""
+"""`utxod query …`: queries to the store, with or without a running daemon."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def _page_options(command: Callable[..., None]) -> Callable[..., None]:
 @config_option
 @click.pass_context
 def query(context: click.Context) -> None:
-    """Ask the store: it is read directly, no HTTP is needed.
+    """Query the store. It is read directly; HTTP is not needed.
 
-    Works beside a running daemon, which does not notice, or without one. Every answer is of one block boundary.
+    Works with or without a running daemon, and does not disturb it. Every answer is of one block boundary.
     """
     context.obj.go_on_in_child()
 
@@ -212,8 +212,8 @@ def txs(
 def tx(context: click.Context, txid: str, count: int, page: int, as_json: bool) -> None:
     """Show where transaction TXID is, what it spends, and who may spend its outputs.
 
-    First what is known of it: a field that says nothing is left out, --json has all. Then its outputs, a line each:
-    the state (unspent, spent, frozen, or none where nobody can spend it), what spends or claims it, and, while the
+    First what is known of it: a field without a value is left out, --json has all. Then its outputs, a line each:
+    the state (unspent, spent, frozen, or none for an unspendable output), what spends or claims it, and, while the
     UTXO store keeps the output, its amount and owner. Where transactions are not kept (transactions.enabled) it lists
     the outputs in the UTXO store: exit code 1.
     """

@@ -1,4 +1,4 @@
-"""`utxod recovery …`: pending transactions, read and changed in the recovery tables, beside a daemon or without one."""
+"""`utxod recovery …`: pending transactions, read and changed in the recovery tables, with or without a daemon."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from daemon.commands.common import (
     Group,
     config_option,
     json_option,
-    readers_may_leave,
+    pipe_may_close,
     show,
-    stores_speak,
+    store_errors,
 )
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ _txids = click.argument("txids", metavar="TXID...", nargs=-1, required=True, cal
 @click.group(cls=Group)
 @config_option
 def recovery() -> None:
-    """Look at transactions that wait to be final, and decide about those that got stuck.
+    """Inspect transactions that wait to be final, and decide about those that are stuck.
 
-    Works beside a running daemon, which hears of it at its next scan, or without one.
+    Works with a running daemon, which notices changes at its next scan, or without one.
     """
 
 
@@ -65,7 +65,7 @@ def _with(config: Config, work: Callable[[Storage], Awaitable[T]], *, readonly: 
         finally:
             await storage.close()
 
-    with stores_speak():
+    with store_errors():
         return asyncio.run(main())
 
 
@@ -98,7 +98,7 @@ def list_rows(context: click.Context, status: str | None, count: int, order: str
         return found
 
     found = _with(context.obj.config, work, readonly=True)
-    with readers_may_leave():
+    with pipe_may_close():
         if as_json:
             for row in found:
                 click.echo(msgspec.json.encode(told(row)))
@@ -112,7 +112,7 @@ def list_rows(context: click.Context, status: str | None, count: int, order: str
 @json_option("The same object as HTTP.")
 @click.pass_context
 def show_row(context: click.Context, txid: list[bytes], as_json: bool) -> None:
-    """Show one transaction, and every look at it."""
+    """Show one transaction, and every attempt at it."""
     import msgspec
 
     from daemon.commands.recovery_report import whole
@@ -128,7 +128,7 @@ def show_row(context: click.Context, txid: list[bytes], as_json: bool) -> None:
 
 
 def _tell(asked: list[bytes], changed: set[bytes], what: str, why_not: str) -> None:
-    """Say of each transaction whether it was changed; fail when none was."""
+    """Report for each transaction whether it was changed; fail when none was."""
     for txid in asked:
         click.echo(f"{txid.hex()} {what if txid in changed else why_not}")
     if not changed:
@@ -148,7 +148,7 @@ def replay(context: click.Context, txids: list[bytes]) -> None:
 @recovery.command()
 @config_option
 @_txids
-@click.option("--reason", default="discarded by an operator", show_default=True, help="What the row says then.")
+@click.option("--reason", default="discarded by an operator", show_default=True, help="Message to store in the row.")
 @click.pass_context
 def discard(context: click.Context, txids: list[bytes], reason: str) -> None:
     """Give up pending, dead or orphan transactions: deleted.
@@ -162,10 +162,10 @@ def discard(context: click.Context, txids: list[bytes], reason: str) -> None:
 @recovery.command()
 @config_option
 @_txids
-@click.option("--reason", default="reopened by an operator", show_default=True, help="What the row says then.")
+@click.option("--reason", default="reopened by an operator", show_default=True, help="Message to store in the row.")
 @click.pass_context
 def reopen(context: click.Context, txids: list[bytes], reason: str) -> None:
-    """Make transactions of any final status pending again: what is true is found out anew."""
+    """Make transactions of any final status pending again: their status is determined from scratch."""
     changed = _with(context.obj.config, lambda storage: storage.reopen(txids, reason), readonly=False)
     _tell(txids, changed, "pending again", "is pending already, or not known")
 
@@ -175,7 +175,7 @@ def reopen(context: click.Context, txids: list[bytes], reason: str) -> None:
 @json_option("An object: `by_status`, `oldest_pending_s`, and `daemon` if one runs.")
 @click.pass_context
 def status(context: click.Context, as_json: bool) -> None:
-    """Count transactions by status, and say what the daemon's service is doing."""
+    """Count transactions by status, and show the state of the daemon's service."""
     import msgspec
 
     from daemon.commands.recovery_report import counted

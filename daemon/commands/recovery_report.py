@@ -43,7 +43,7 @@ def whole(row: Row) -> list[RenderableType]:
         "last error": row.last_error,
         "submitted": _when(row.submitted_at),
         "changed": _when(row.updated_at),
-        "next look": _when(row.next_attempt_at),
+        "next attempt": _when(row.next_attempt_at),
         "held by": row.owner or "",
         "attempts": f"{row.attempts}, of which failed {row.failures}, unknown {row.not_found}",
         "reopened": str(row.reopened),
@@ -51,7 +51,7 @@ def whole(row: Row) -> list[RenderableType]:
         facts.add_row(name, value)
     if not row.history:
         return [facts]
-    looks = _table("at", "outcome", "what was said", "by")
+    looks = _table("message", "outcome", "what was said", "by")
     for attempt in row.history:
         looks.add_row(_when(attempt.at), attempt.outcome, attempt.error or "", attempt.owner)
     return [facts, "", looks]
@@ -66,7 +66,7 @@ def counted(counts: Counts, service: Numbers | None) -> list[RenderableType]:
     if counts.by_status["pending"]:
         said.append(f"the oldest pending one has waited for {counts.oldest_pending_s:,.0f} s")
     if service is None:
-        return [*said, "no daemon looks after them"]
+        return [*said, "no daemon processes them"]
     leads = "leads" if service.leader else "waits for the leader's lock"
     sources = ", ".join(f"{name} {circuit}" for name, circuit in service.circuits.items())
     return [*said, f"the daemon {leads}; {service.claims:,} claims, {service.errors:,} errors; sources: {sources}"]

@@ -1,4 +1,4 @@
-"""What `utxod status` found, and how it looks on a screen."""
+"""The report of `utxod status`, and its layout on a screen."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLOURS = {"ok": "green", "off": "dim", "absent": "dim"} | dict.fromkeys(
 
 
 class DaemonReport(Struct, frozen=True, kw_only=True):
-    """What the daemon says of itself; all but the first three only while it does."""
+    """What the daemon reports; all but the first three only while it runs."""
 
     running: bool
     socket: str
@@ -58,7 +58,7 @@ class Handler(Struct, frozen=True):
 
 
 class StoreReport(Struct, frozen=True, kw_only=True):
-    """What the store says, with or without a daemon."""
+    """What the store contains, with or without a daemon."""
 
     chain: str
     tip: TipAnswer | None
@@ -95,7 +95,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 def plain(report: Report) -> bytes:
-    """Return everything as one JSON object, the store's fields beside the others."""
+    """Return everything as one JSON object: the store's fields, and the others next to them."""
     store = {} if report.store is None else msgspec.structs.asdict(report.store)
     return msgspec.json.encode(store | {"daemon": report.daemon, "rates": report.rates, "handlers": report.handlers})
 
@@ -120,7 +120,7 @@ def _lines(report: Report) -> list[tuple[str, str]]:
     if daemon.running:
         lines = [("daemon", f"running for {_span(daemon.uptime_s)}, version {daemon.version}, {daemon.socket}")]
     else:
-        lines = [("daemon", f"no daemon answers on {daemon.socket}: {daemon.problem}; this is what the store says")]
+        lines = [("daemon", f"no daemon answers on {daemon.socket}: {daemon.problem}; this is the state of the store")]
     if store is None:
         return [*lines, ("store", "the UTXO store is not enabled (utxo.enabled)")]
     since = daemon.seconds_since_last_block

@@ -10,7 +10,7 @@ import click
 from msgspec.structs import replace
 
 from daemon.client import Line
-from daemon.commands.common import FAILED, Exit, config_option, readers_may_leave, socket_option
+from daemon.commands.common import FAILED, Exit, config_option, pipe_may_close, socket_option
 from feeds.errors import FeedError
 from feeds.files import MessageFile
 from handlers import wire
@@ -22,7 +22,11 @@ from handlers.events import Ack, Error, Welcome
 @socket_option
 @click.option("--keep-going", is_flag=True, help="Go on with the next message after one that is refused.")
 @click.option(
-    "--wait", type=click.FloatRange(min=0), default=60.0, show_default=True, help="Seconds for an answer; 0: for ever."
+    "--wait",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    help="Seconds to wait for an answer; 0 means no limit.",
 )
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @click.pass_context
@@ -35,7 +39,7 @@ def send(context: click.Context, file: str, socket: Path | None, keep_going: boo
     To feed a chain use `utxod feed file`, which resumes; to follow facts `utxod tail`.
     """
     path = context.obj.socket(socket)
-    with readers_may_leave():
+    with pipe_may_close():
         try:
             refused = anyio.run(_send, path, None if file == "-" else Path(file), keep_going, wait or None)
         except FeedError as error:

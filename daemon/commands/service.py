@@ -1,4 +1,4 @@
-"""How a command runs that nobody watches: it logs, and what ends it is a log line too."""
+"""How a long-running command ends: with a log line and an exit code."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def service(configured: Callable[[], Config]) -> Iterator[Config]:
             raise
         log.critical("process_failed", error=ended.message, exit_code=ended.code)
         sys.exit(ended.code)
-    except KeyboardInterrupt:  # before there is a loop that would hear it
+    except KeyboardInterrupt:  # no event loop could receive it yet
         log.info("stopped", signal="SIGINT")
         sys.exit(FAILED)
 
 
 @contextmanager
 def one_failure() -> Iterator[None]:
-    """Unwrap the failure that ended the process: the only one, or the first that says that the store is damaged."""
+    """Unwrap the failure that ended the process: the only one, or the first that reports damage."""
     from storage.damage import damage
 
     try:

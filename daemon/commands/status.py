@@ -1,4 +1,4 @@
-"""Where the daemon and its store are: asks its socket, reads the store beside it, looks at what it counts."""
+"""The state of the daemon and its store: asks its socket, reads the store, and reads its counters."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _MOST_READ = 20_000  # unmined transactions whose records are read: more would t
 _FAILED = {"away", "silent", "failed"}
 
 
-def look(config: Config, path: Path) -> Report:
-    """Ask the daemon, read the store, and put both together."""
+def read_report(config: Config, path: Path) -> Report:
+    """Query the daemon, read the store, and combine both."""
     began = time.monotonic()
     welcome, problem = ask(path, _own_store(config))
     answer_ms = round((time.monotonic() - began) * 1000, 1)
@@ -52,7 +52,7 @@ def look(config: Config, path: Path) -> Report:
 
 
 def failed(report: Report) -> bool:
-    """Return whether something that should run does not: for scripts, the exit code says so."""
+    """Return whether a part that should run does not: the exit code reports it to scripts."""
     return not report.daemon.running or any(handler.state in _FAILED for handler in report.handlers)
 
 
@@ -65,18 +65,18 @@ def _own_store(config: Config) -> str | None:
 
 
 def ask(path: Path, own: str | None = None) -> tuple[Welcome | None, str | None]:
-    """Return what the daemon at a socket answers, or why that is no answer for us.
+    """Return what the daemon at a socket answers, or why its answer does not count.
 
-    With the name of our `own` store the answer of a daemon that keeps another one does not count.
+    With the id of our `own` store, the answer of a daemon that keeps another one does not count.
     """
     try:
         with Line(path, _PATIENCE_S) as line:
             line.send(Hello(client="utxod-status/1"))
             answer = line.receive()
     except (FileNotFoundError, ConnectionRefusedError):
-        return None, "nobody listens there"
+        return None, "no process listens there"
     except (TimeoutError, BlockingIOError):
-        return None, f"it took the call and said nothing for {_PATIENCE_S:g} s"
+        return None, f"it accepted the connection and did not answer for {_PATIENCE_S:g} s"
     except OSError as error:
         return None, error.strerror or str(error)
     if not isinstance(answer, Welcome):
@@ -158,7 +158,7 @@ def _store(config: Config, numbers: Numbers | None) -> StoreReport:
 
 
 def _blobs(config: Config) -> int | None:
-    """Return how many blobs there are in a folder; a bucket takes too long to tell."""
+    """Return how many blobs there are in a folder; counting a bucket takes too long."""
     wish = config.transactions
     if not wish.enabled:
         return None
@@ -184,7 +184,7 @@ def _rates(numbers: Numbers | None) -> Rates | None:
 
 def _socket(daemon: DaemonReport) -> Handler:
     if not daemon.running:
-        silent = daemon.problem is not None and "said nothing" in daemon.problem
+        silent = daemon.problem is not None and "did not answer" in daemon.problem
         return Handler("socket", "silent" if silent else "away", f"{daemon.socket}: {daemon.problem}")
     return Handler("socket", "ok", f"answered in {daemon.answer_ms} ms, {counted(daemon.connections, 'client')}")
 
@@ -265,7 +265,7 @@ def _http(config: Config) -> Handler:
         connection.request("GET", "/health/live")
         live = _health(connection.getresponse().read())
     except TimeoutError:
-        return Handler("http", "silent", f"{listen} took the call and said nothing for {_PATIENCE_S:g} s")
+        return Handler("http", "silent", f"{listen} accepted the connection and did not answer for {_PATIENCE_S:g} s")
     except (OSError, HTTPException) as error:
         return Handler("http", "away", f"{listen}: {getattr(error, 'strerror', None) or type(error).__name__}")
     finally:

@@ -20,7 +20,7 @@ from handlers.events import Ack, Error, Fact, Hello, Subscribe, Welcome
 FACTS = tuple(kind.__name__ for kind in Fact.__args__)
 _RETRY_S = 0.5
 _POLL_S = 0.2
-_LAST_BYTES = 1 << 20  # of a log, to look for its last lines
+_LAST_BYTES = 1 << 20  # read from the end of a log, for its last lines
 _COLOURS = {
     "BlockCommitted": "green",
     "blocks_committed": "green",
@@ -34,12 +34,12 @@ _SAID_BEFORE = ("event", "type", "timestamp", "level")  # these begin the line
 
 
 def tell(line: str) -> None:
-    """Say how the following goes; not part of what is followed."""
+    """Print a remark about the connection; it is not part of the output."""
     click.secho(line, err=True, dim=True)
 
 
 class Printer:
-    """Prints what was asked for, one line each."""
+    """Prints what was requested, one line each."""
 
     def __init__(self, events: Sequence[str], *, as_json: bool) -> None:
         self.events = events
@@ -50,7 +50,7 @@ class Printer:
         return not self.events or (_object(line) or {}).get("event") in self.events
 
     def fact(self, fact: Fact) -> None:
-        """Show what the daemon said just now."""
+        """Print a fact from the daemon."""
         if self._as_json:
             click.echo(wire.encode(fact, "json").rstrip(b"\n"))
         else:
@@ -99,10 +99,10 @@ def _object(line: str) -> dict[str, Any] | None:
 
 
 def follow_daemon(path: Path, printer: Printer, first: int | None = None) -> None:
-    """Show facts for ever, over as many connections as it takes; with `first`, from that sequence on.
+    """Print facts without end, reconnecting when needed; with `first`, from that sequence on.
 
     Raises:
-        Exit: facts from `first` on are no longer kept, or it lies in the future.
+        Exit: facts from `first` on are no longer kept, or it is in the future.
     """
     unknown = [name for name in printer.events if name not in FACTS]
     if unknown:
@@ -120,7 +120,7 @@ def follow_daemon(path: Path, printer: Printer, first: int | None = None) -> Non
                 tell(f"facts are missing here: {error.message}")
                 place.go_on(error.detail.get("oldest"))
             case Error() as error:
-                tell(f"the daemon says {error.code}: {error.message}")
+                tell(f"the daemon reports {error.code}: {error.message}")
             case Ack():
                 pass
             case fact:
@@ -129,28 +129,28 @@ def follow_daemon(path: Path, printer: Printer, first: int | None = None) -> Non
 
 
 class _Place:
-    """Where the following goes on after the daemon was away: behind the last fact that was seen."""
+    """Where to resume after the daemon was away: behind the last fact that was received."""
 
     def __init__(self, first: int | None) -> None:
         self.next = first
-        self.lost = False  # the daemon refused to go on there: subscribe anew
+        self.lost = False  # the daemon refused to resume there: subscribe again
 
     def saw(self, sequence: int) -> None:
-        """Go on behind a fact."""
+        """Continue behind a fact."""
         self.next = sequence + 1
 
     def welcomed(self, newest: int | None) -> None:
-        """Take over where a daemon begins to tell facts, unless we know where to go on."""
+        """Note where the daemon begins to send facts, unless the place to resume is known."""
         if self.next is None and newest is not None:
             self.next = newest + 1
 
     def go_on(self, oldest: object) -> None:
-        """Go on with the oldest fact that is kept, or with those to come: another store knows nothing of ours."""
+        """Resume with the oldest fact that is kept, or with future ones: another store has other sequences."""
         self.next, self.lost = oldest if isinstance(oldest, int) else None, True
 
 
 def _heard(path: Path, events: Any, place: _Place) -> Iterator[Heard]:
-    """Yield what the daemon says, for ever; say when it is away."""
+    """Yield what the daemon sends, without end; print a remark when it is away."""
     away = False
     while True:
         try:
@@ -184,7 +184,7 @@ def follow_log(source: str, count: int, printer: Printer) -> None:
 
 
 def _log_lines(path: Path, count: int, wanted: Callable[[str], bool]) -> Iterator[str]:
-    """Yield the last lines that are wanted, and for ever all that are added, through rotations."""
+    """Yield the last lines that are wanted, and then all that are added, through rotations, without end."""
     file: IO[bytes] = path.open("rb")
     try:
         size = file.seek(0, os.SEEK_END)
@@ -202,7 +202,7 @@ def _log_lines(path: Path, count: int, wanted: Callable[[str], bool]) -> Iterato
             time.sleep(_POLL_S)
             if (successor := _successor(path, file)) is not None:
                 tell(f"{path} was rotated or cut; following it from its beginning")
-                yield from map(_text, (rest + file.read()).splitlines())  # what was added meanwhile
+                yield from map(_text, (rest + file.read()).splitlines())  # lines that were added meanwhile
                 file.close()
                 file, rest = successor, b""
     finally:

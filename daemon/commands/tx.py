@@ -10,7 +10,7 @@ from msgspec import Struct
 from rich.table import Table
 
 from config.settings import Config
-from daemon.commands.common import FAILED, Exit, readers_may_leave, show
+from daemon.commands.common import FAILED, Exit, pipe_may_close, show
 from daemon.commands.lookup import asking, heading, list_of, print_json, readable, txid_of
 from daemon.store import reading
 from handlers.answers import Failure, TipAnswer, Utxo, to_tip
@@ -42,7 +42,7 @@ _SHOWN = {  # of a transaction's record, and how it is called on the screen; --j
 
 
 def tx(config: Config, text: str, count: int, page: int, *, as_json: bool) -> None:
-    """Print a transaction's record, where it is, and a page of its slots beside the outputs that the set keeps."""
+    """Print a transaction's record, where it is, and a page of its slots with the outputs that the set keeps."""
     txid = txid_of(text)
     if not config.transactions.enabled:
         _outputs_of(config, txid, as_json=as_json)
@@ -60,7 +60,7 @@ def tx(config: Config, text: str, count: int, page: int, *, as_json: bool) -> No
         return
     left = told.transaction.total_utxos - page * count
     more = [f"{left:,} more: --page {page + 1}"] if left > 0 else []
-    with readers_may_leave():
+    with pipe_may_close():
         show(_fields(told), "", _slots(told), *more)
 
 
@@ -95,7 +95,7 @@ def _outputs_of(config: Config, txid: bytes, *, as_json: bool) -> None:
         print_json(msgspec.to_builtins(Failure("not_enabled", message)) | {"utxos": outputs})
         sys.exit(FAILED)
     if outputs:
-        with readers_may_leave():
+        with pipe_may_close():
             show(list_of(outputs))
     raise Exit(message, FAILED)
 
@@ -111,21 +111,21 @@ class Told(Struct, frozen=True):
 
 
 def _fields(told: Told) -> Table:
-    """Return what is known of a transaction; what its record says nothing about is left out."""
+    """Return what is known of a transaction; fields without a value are left out."""
     table, record = Table.grid(padding=(0, 3)), told.transaction
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     table.add_row("transaction", record.txid)
     table.add_row("where", "in no block of the chain" if told.block is None else heading(told.block))
     if not record.has_record:
-        table.add_row("record", "none: its block tells all of it")
+        table.add_row("record", "none: its block has all of it")
     for name, label in _SHOWN.items():
         value = getattr(record, name)
         if name == "created_at" and value is not None:
             value = datetime.fromtimestamp(value / 1000, UTC).isoformat(" ", "seconds")
         if value not in (None, False, []):
             table.add_row(label, readable(value))
-    if record.block_heights != ([] if told.block is None else [told.block.height]):  # TxMined told of others
+    if record.block_heights != ([] if told.block is None else [told.block.height]):  # reported by TxMined
         table.add_row("in blocks of height", readable(record.block_heights))
     spent = "" if record.spent_utxos is None else f", {record.spent_utxos:,} of them spent"
     table.add_row("outputs", f"{record.total_utxos:,}{spent}")

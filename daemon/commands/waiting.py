@@ -1,11 +1,11 @@
-"""`utxod query txs`: what waits for a block, read beside the daemon or without one."""
+"""`utxod query txs`: what waits for a block, with or without a running daemon."""
 
 from __future__ import annotations
 
 from rich.table import Table
 
 from config.settings import Config
-from daemon.commands.common import FAILED, Exit, readers_may_leave, show
+from daemon.commands.common import FAILED, Exit, pipe_may_close, show
 from daemon.commands.lookup import asking, print_json
 from daemon.store import reading
 from handlers.answers import to_tip
@@ -36,5 +36,5 @@ def txs(config: Config, status: Status, order: Order, count: int, cursor: str | 
         numbers = (len(tx.tx_inpoints), tx.total_utxos, tx.fee, tx.size_in_bytes)
         told = ["" if number is None else f"{number:,}" for number in numbers]
         table.add_row(f"{tx.unmined_since:,}", tx.txid, *told, "yes" if tx.locked else "")
-    with readers_may_leave():
+    with pipe_may_close():
         show(table, *([] if more is None else [f"there may be more: --cursor {more}"]))

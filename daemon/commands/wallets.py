@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from daemon.commands.common import config_option, stores_speak
+from daemon.commands.common import config_option, store_errors
 from daemon.commands.service import one_failure, service
 
 
@@ -13,14 +13,14 @@ from daemon.commands.service import one_failure, service
 @click.option("--parent", type=int, hidden=True, help="The process that started this one.")
 @click.pass_context
 def wallets(context: click.Context, parent: int | None) -> None:
-    """Answer Bitcoin wallets by the Electrum protocol and Esplora, beside a running daemon.
+    """Answer Bitcoin wallets by the Electrum protocol and Esplora, next to a running daemon.
 
     `utxod run` starts this by itself where electrum.enabled or esplora.enabled is set.
     """
     from daemon.http.worker import handed_over
 
     read = (lambda: context.obj.config) if parent is None else (lambda: handed_over(parent))
-    with service(read) as config, stores_speak(), one_failure():
+    with service(read) as config, store_errors(), one_failure():
         from daemon.wallets.worker import serve
 
         serve(config)

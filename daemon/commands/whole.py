@@ -14,8 +14,8 @@ from daemon.commands.common import (
     DAMAGED,
     Exit,
     config_option,
-    readers_may_leave,
-    stores_speak,
+    pipe_may_close,
+    store_errors,
 )
 from daemon.commands.progress import Progress, in_numbers
 from daemon.inspect import Copy, copy_place
@@ -33,15 +33,15 @@ from daemon.inspect import verify as walk
 )
 @click.pass_context
 def verify(context: click.Context, quick: bool, copy_to: Path | None) -> None:
-    """Read every page, walk every table by its own rules, and say what is wrong, if something is.
+    """Read every page, check every table, and report each violation that is found.
 
     Exits 3 if the store is damaged: its pages or rows contradict each other. Exits 4 if the store is sound, but
-    transaction records contradict the chain, because a feeder or a submission told something untrue: `utxod reindex
+    transaction records contradict the chain, because a feeder or a submission sent something untrue: `utxod reindex
     --records` rebuilds them.
     """
     place, copy = Place(), Copy(None) if quick else copy_place(context.obj.config, copy_to)
     context.obj.go_on_in_child(place, copy.place)
-    with stores_speak(), Progress("verify", None, in_numbers, "rows") as progress:
+    with store_errors(), Progress("verify", None, in_numbers, "rows") as progress:
 
         def tell(table: str, row: int, key: bytes) -> None:
             place.tell(table, row, key)
@@ -69,11 +69,11 @@ def verify(context: click.Context, quick: bool, copy_to: Path | None) -> None:
 def export(context: click.Context, form: str) -> None:
     """Write the live set in chain order; csv lines are txid,index,value,hex address.
 
-    It is the set of the block that is the tip when this begins. Exits 1 if that block is rolled back meanwhile, or gets
+    The set is that of the tip when the command begins. Exits 1 if that block is rolled back meanwhile, or gets
     below the rollback floor: what was written is then not the whole set.
     """
     context.obj.go_on_in_child()
-    with stores_speak(), readers_may_leave(), Progress("export", None, in_numbers, "outputs") as progress:
+    with store_errors(), pipe_may_close(), Progress("export", None, in_numbers, "outputs") as progress:
         for chunk in write(context.obj.config, form, progress.expect):
             sys.stdout.buffer.write(chunk)
             progress.advance(chunk.count(b"\n"))

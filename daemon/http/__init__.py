@@ -1,1 +1,1 @@
-"""HTTP, in processes of its own: they open the store read-only, beside the writer, and share its pages, not its GIL."""
+"""HTTP, served by processes of its own: they open the store read-only and share its pages, not the writer's GIL."""

@@ -1,4 +1,4 @@
-"""The routes. Each answer is of one block boundary, says which in its headers, and costs what it shows."""
+"""The routes. Each response is of one block boundary, names it in its headers, and costs what it returns."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ Fail = Callable[[Request, Exception], Awaitable[Response]]
 _encode = msgspec.json.Encoder().encode
 
 _ADDRESSES = 8192  # texts whose bytes are kept
-_SHORT = 128  # characters; there is no room for the few texts that are longer
+_SHORT = 128  # characters; the few longer texts are not cached
 _HTML = "text/html; charset=utf-8"
 _TRANSACTIONS = {
     "/api/v1/txs/{txid}": "transaction",
@@ -211,13 +211,13 @@ class Site:
             for so_far in shot.balance(where):
                 total = so_far
                 await self.turns.next()
-                if await request.is_disconnected():  # a large sum lets the others through, and ends with who asked
+                if await request.is_disconnected():  # yields to others; ends with its client
                     break
                 shot.check_age()
         held = amounts(self.query.unit, total.value, sorted(total.assets.items()))
         return reply(Balance(lovelace_amount=total.value, amounts=held, utxo_count=total.count), headers)
 
-    # --- single things -------------------------------------------------------------------------------------------
+    # --- single objects ------------------------------------------------------------------------------------------
 
     async def utxo(self, request: Request) -> Response:
         """One output, live or spent."""
@@ -320,7 +320,7 @@ class Site:
             return None
 
     async def fail(self, request: Request, error: Exception) -> Response:
-        """Return an error in its one form, whatever it was."""
+        """Return any error in the API's error format."""
         return failed(request, error, self._tip())
 
 
@@ -335,7 +335,7 @@ def _messages() -> bytes:
 
 
 def build_disabled(token: str | None) -> ASGIApp:
-    """Return an application for a daemon that keeps no UTXO store: it says so wherever the other one answers."""
+    """Return an application for a daemon that keeps no UTXO store: every route of the other one answers 503."""
 
     async def data(_: Request) -> Response:
         raise Problem(503, "not_enabled", "the UTXO store is not enabled in this daemon", "utxo.enabled")

@@ -14,7 +14,7 @@ from handlers.deltas import Form, InCbor, InJson, NoDelta, T, find, read_block
 from handlers.query import Query, Snapshot
 from storage.windows import Windows
 
-_MOST = 100_000  # outputs in one answer: some 100 MB on the way
+_MOST = 100_000  # outputs in one response: some 100 MB to send
 
 
 class BlockRoutes:
@@ -49,7 +49,7 @@ class BlockRoutes:
         try:
             delta = find(shot, self._windows, block, form)
         except NoDelta as none:
-            hint = "utxo.rollback_window says how many blocks have one" if none.code == "delta_gone" else None
+            hint = "utxo.rollback_window is the number of blocks that have one" if none.code == "delta_gone" else None
             raise Problem(404, none.code, str(none), hint) from none
         if delta.size > _MOST:
             what = f"block: it created and spent {delta.size:,} outputs, an answer has at most {_MOST:,}"
@@ -59,7 +59,7 @@ class BlockRoutes:
         for _ in delta.read():
             await self._turns.next()
             if await request.is_disconnected():
-                return Response(status_code=503)  # to nobody
+                return Response(status_code=503)  # the client has disconnected
             shot.check_age()
         return Response(delta.whole(), 200, headers, kind)
 

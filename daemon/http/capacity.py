@@ -1,4 +1,4 @@
-"""What one worker takes on: how many connections and requests, which connection is closed to make room, who is next.
+"""How much one worker accepts: connections and requests, which connection is closed for a new one, who is next.
 
 A full worker closes the connection that has waited longest for its client, so clients that send nothing, or read
 nothing, cannot keep others out.
@@ -116,7 +116,7 @@ class Capacity:
             victim.close_early("evicted")
 
     def leave(self, client: Client) -> None:
-        """Forget a connection; again is nothing."""
+        """Remove a connection; a second call does nothing."""
         if client not in self._open:
             return
         del self._open[client]
@@ -139,7 +139,7 @@ class Capacity:
         self._waiting.pop(client, None)
 
     def unsent(self, client: Client, size: int) -> None:
-        """Note that a client reads slower than it is answered; of too many such, the first are closed."""
+        """Note that a client reads more slowly than it is answered; of too many such clients, the first are closed."""
         self._unsent[client] = size
         while sum(self._unsent.values()) > _MOST_UNSENT and len(self._unsent) > 1:
             next(iter(self._unsent)).close_early("unsent_limit")
@@ -155,7 +155,7 @@ class Capacity:
     def _check(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        held_up = now - self._checked_at > 2 * _CHECK_EVERY_S  # what clients have sent meanwhile was not read yet
+        held_up = now - self._checked_at > 2 * _CHECK_EVERY_S  # input that clients have sent meanwhile was not read yet
         self._checked_at = inf if held_up else now  # so two checks in a row are not passed over
         if not held_up:
             for client in [*self._open]:
@@ -175,7 +175,7 @@ class Capacity:
         self._start()
 
     def _start(self) -> None:
-        """Start as many requests as there is room for in this iteration of the loop."""
+        """Start as many requests as there are places for in this iteration of the loop."""
         while self._queued and self._room and self._running < self._most_running:
             client = next(iter(self._queued))
             del self._queued[client]
@@ -192,7 +192,7 @@ class Capacity:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Make room for more requests in another iteration: fewer after a long one, so that others are served between.
+        """Allow more requests in the next iteration: fewer after a long one, so that others are served in between.
 
         A new connection takes some iterations until its request is read, so a few are left free.
         """

@@ -1,4 +1,4 @@
-"""What was created and spent since a point: what a service that follows the chain by asking needs."""
+"""What was created and spent since a point, for services that follow the chain by polling."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class ChangeRoutes:
 
 
 def _since(query_string: bytes, cursor: str | None) -> str | None:
-    """Return where the list begins; None where a cursor says so."""
+    """Return where the list begins; None where a cursor determines it."""
     given = parse_qs(query_string.decode("latin-1"), keep_blank_values=True).get("from", [])
     if len(given) > 1:
         raise Problem(400, "bad_parameter", "from is given more than once")
     if given and cursor is not None:
-        raise Problem(400, "bad_parameter", "from and cursor exclude each other", "the cursor says where to go on")
+        raise Problem(400, "bad_parameter", "from and cursor exclude each other", "the cursor determines where")
     if not given and cursor is None:
         raise Problem(400, "bad_parameter", f"from is missing; it is {_EXPECTED}")
     return given[0] if given else None

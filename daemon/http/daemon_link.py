@@ -1,4 +1,4 @@
-"""What a worker hears from the daemon: that blocks are committed, and how far the network is."""
+"""A worker's connection to the daemon: it reports committed blocks, and the height of the network."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _POLL_EVERY_S = 1.0
 
 
 class DaemonLink:
-    """Listens to the daemon's socket; without a daemon it knows nothing, and says so."""
+    """Follows the daemon over its socket; `connected` is false while there is none."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -39,11 +39,11 @@ class DaemonLink:
         self.last_block_at: float | None = None  # monotonic
 
     def seconds_since_last_block(self) -> float | None:
-        """Return how long ago a block was committed, as far as we heard."""
+        """Return how long ago a block was committed, as far as is known."""
         return None if self.last_block_at is None else round(time.monotonic() - self.last_block_at, 3)
 
     async def listen(self) -> None:
-        """Listen for ever, over as many connections as it takes."""
+        """Listen until cancelled, reconnecting when needed."""
         while True:
             try:
                 async with await anyio.connect_unix(self._path) as stream:
@@ -70,7 +70,7 @@ class DaemonLink:
             self.take(_RECEIVED.decode(await stream.receive_exactly(length)))
 
     def take(self, received: _Received) -> None:
-        """Remember what was said."""
+        """Store what a message reports."""
         match received:
             case Welcome():
                 self.connected = True

@@ -13,7 +13,7 @@ from handlers.query import Query
 
 
 class DatumRoutes:
-    """Answers what is asked of datums."""
+    """The routes for datums."""
 
     def __init__(self, query: Query, turns: Turns) -> None:
         self._query, self._turns = query, turns

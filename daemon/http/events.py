@@ -37,7 +37,7 @@ class EventsRoute:
 
 
 def _types(query_string: bytes) -> tuple[FactType, ...]:
-    """Return the types that are asked for; all without a wish."""
+    """Return the requested types; all if none was requested."""
     given = parse_qs(query_string.decode("latin-1"), keep_blank_values=True).get("type", [])
     wanted = tuple(name for name in TYPES if name in given)
     if wrong := [name for name in given if name not in TYPES]:

@@ -8,11 +8,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from daemon.http.reply import Problem, refused
 
-_OPEN = {"/health/live", "/health/ready", "/", "/docs"}  # the pages hold no data: they ask for the token themselves
+_OPEN = {"/health/live", "/health/ready", "/", "/docs"}  # the pages contain no data: they ask the user for the token
 
 
 class Guard:
-    """Lets only those in who show the token; health, and the pages that ask for it, are for everyone."""
+    """Admits requests that carry the token; health, and the pages that ask the user for it, are open to all."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
@@ -23,7 +23,7 @@ class Guard:
         if scope["type"] == "http" and scope["path"] not in _OPEN:
             shown = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(shown, self._token):
-                missing = Problem(401, "unauthorized", "this daemon asks for a token", "Authorization: Bearer …")
+                missing = Problem(401, "unauthorized", "this daemon requires a token", "Authorization: Bearer …")
                 await refused(missing, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -63,7 +63,8 @@ class Request(NamedTuple):
 class HeadReader:
     """Reads the heads of one connection, one at a time.
 
-    The parser never sees the bytes after a head: they wait for the answer. Only requests to facades may have a body.
+    The parser never receives the bytes after a head: they wait for the answer. Only requests to facades may have a
+    body.
     """
 
     def __init__(self, hosts: Hosts, prefix: str = "") -> None:
@@ -81,7 +82,7 @@ class HeadReader:
         self._last = b""  # up to three bytes of it, in which the end may have begun
 
     def close(self) -> None:
-        """Let go of the parser, which refers to its reader."""
+        """Release the parser, which refers to its reader."""
         del self._parser
 
     @property
@@ -95,10 +96,10 @@ class HeadReader:
         return self._parser.get_method() != b"HEAD"
 
     def read(self, data: bytes) -> tuple[Request | None, bytes]:
-        """Take bytes; return the request when its head is whole, and the bytes that were not looked at.
+        """Take bytes; return the request when its head is whole, and the bytes that were not parsed.
 
         Raises:
-            Refusal: the request is malformed, too long, or for somebody else.
+            Refusal: the request is malformed, too long, or for another host.
         """
         seam = self._last + data
         found = seam.find(_END)
@@ -122,7 +123,7 @@ class HeadReader:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # we speak HTTP/1.1 only, and may ignore that the client offers more
+            pass  # the server speaks HTTP/1.1 only, and may ignore an offer of another protocol
         except httptools.HttpParserError as error:
             raise _malformed(f"this is not HTTP: {error}") from error
         if len(self._url) > _LONGEST_TARGET:
@@ -133,7 +134,7 @@ class HeadReader:
     def _request(self) -> Request:
         version, method = self._parser.get_http_version(), self._parser.get_method().decode("ascii")
         if version not in ("1.0", "1.1"):
-            raise Refusal(505, "version_not_supported", f"HTTP/{version} is not spoken here", "speak HTTP/1.1")
+            raise Refusal(505, "version_not_supported", f"HTTP/{version} is not spoken here", "use HTTP/1.1")
         authority, target = self._split()
         raw_path, _, query = target.partition(b"?")
         try:
@@ -161,7 +162,7 @@ class HeadReader:
         if len(named) > 1 or (version == "1.1" and not named):
             raise _malformed("a request names its host in exactly one Host header")
         if authority is None and not named:
-            return  # HTTP/1.0, which no browser speaks
+            return  # HTTP/1.0, which no browser uses
         given = named[0] if authority is None else authority
         if given == self._accepted:
             return
@@ -211,13 +212,13 @@ class HeadReader:
             self._checked.append(header)
 
     def on_headers_complete(self) -> None:
-        """Note what the parser forgets after the head."""
+        """Note what the parser drops after the head."""
         self._whole = True
         self._keep_alive = self._parser.should_keep_alive()
 
 
 def _malformed(message: str) -> Refusal:
-    return Refusal(400, "malformed_request", message, "speak HTTP/1.1")
+    return Refusal(400, "malformed_request", message, "use HTTP/1.1")
 
 
 def _too_long() -> Refusal:
@@ -231,5 +232,5 @@ def _too_large() -> Refusal:
 
 
 def request_continues(request: Request) -> bool:
-    """Return whether a client waits until it is told to send the body."""
+    """Return whether a client waits for permission to send the body."""
     return any(name == b"expect" and value.lower() == b"100-continue" for name, value in request.headers)

@@ -16,7 +16,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class HistoryRoutes:
-    """Answers what is asked of the past."""
+    """The routes for the history of addresses."""
 
     def __init__(self, query: Query, codec: Codec) -> None:
         self._query, self._codec = query, codec

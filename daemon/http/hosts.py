@@ -1,4 +1,4 @@
-"""Which hosts a request may name: a page of another site must not read a daemon that only this machine reaches.
+"""Which hosts a request may name: a page of another site must not read a daemon that listens on loopback only.
 
 With DNS rebinding a site lets its own name resolve to this machine's address; its pages then read the daemon as if it
 were that site. Their requests carry the site's name in `Host`.
@@ -17,7 +17,7 @@ _AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._~-]+?)\.?)(?::[0-
 class Hosts:
     """The names that one listening socket answers to.
 
-    `listen` is the host of `http.listen`, None for a Unix socket; `local` says that only this machine can connect.
+    `listen` is the host of `http.listen`, None for a Unix socket; `local` is whether only this machine can connect.
     """
 
     def __init__(self, listen: str | None, allowed: Iterable[str], *, local: bool) -> None:

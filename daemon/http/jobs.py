@@ -19,7 +19,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class JobRoutes:
-    """Answers what is asked of the pruner."""
+    """The routes for the pruner."""
 
     def __init__(self, query: Query) -> None:
         self._query = query

@@ -1,4 +1,4 @@
-"""Pages of live outputs: what is asked most, and so answered below Starlette's request and response objects."""
+"""Pages of live outputs: the most frequent request, so answered without Starlette's request and response objects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from handlers.query import Boundary, Listed, Query, Snapshot, Walk
 
 Find = Callable[[Snapshot, str], Listed]
 _ROOM = 16 << 20  # bytes of answers that are kept until the store moves
-_OVERHEAD = 1000  # bytes that a kept answer takes beside its body and its question
+_OVERHEAD = 1000  # bytes that a cached response takes besides its body and its query
 
 
 class _Answer(NamedTuple):
@@ -42,7 +42,7 @@ class Lists:
         self._boundary: Boundary | None = None  # of the answers
 
     async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
-        """Answer one request. The hot path: a question that was asked since the store moved costs a look at the tip."""
+        """Answer one request. The hot path: a query that was answered since the last commit costs a read of the tip."""
         question = (scope["path_params"][self._parameter], scope["query_string"], wants_cbor(scope))
         with self._query.snapshot() as shot:
             if shot.boundary is not self._boundary:
@@ -58,7 +58,7 @@ class Lists:
         asked = paging(query_string)
         etag, _named, headers = stamp(*of(shot, as_cbor=as_cbor))
         walk = _walk(shot, self._find(shot, text), asked)
-        if known(scope, etag):  # the question is a good one, and its answer is not asked for
+        if known(scope, etag):  # the query is valid, and the client wants no body
             return _Answer(etag, headers, (), b"")
         for _turn in walk.look((asked.page - 1) * asked.count, asked.count):
             await self._turns.next()

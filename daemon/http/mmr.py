@@ -12,7 +12,7 @@ from handlers.query import Query
 
 
 class MmrRoutes:
-    """Answers what is asked of the mountain ranges."""
+    """The routes for the Merkle mountain ranges."""
 
     def __init__(self, query: Query) -> None:
         self._query = query

@@ -88,7 +88,7 @@ _TIP = {
 _TOKEN: dict[str, Any] = {
     "type": "http",
     "scheme": "bearer",
-    "description": "The text of `http.token`, where the daemon has one; without it nobody is asked.",
+    "description": "The text of `http.token`, if the daemon has one; without it no token is required.",
 }
 _RECORDS = "Canonical CBOR with integer keys: a record, a list of `[[transaction id, index], record]`, or a delta."
 _DESCRIPTION = (
@@ -146,7 +146,7 @@ def document() -> Object:
             cbor=True,
         ),
         "/api/v1/tip": _get("The last block.", _ref("TipAnswer"), missing=True),
-        "/api/v1/status": _get("Everything that an operator asks first.", _ref("Status")),
+        "/api/v1/status": _get("The state of the chain, the store and the daemon, in one answer.", _ref("Status")),
         "/api/v1/changes": _changes(),
         "/api/v1/events": _events(anything),
         "/api/v1/txs": _waiting(),
@@ -227,7 +227,7 @@ def _waiting() -> Object:
         schema = {"type": "string", "enum": list(values), "default": values[0]}
         listed["parameters"].append({"name": name, "in": "query", "schema": schema, "description": text})
     listed["description"] += (
-        f" Each answer looks at about {LOOKS:,} transactions, inputs and outputs: it may have fewer than `count` "
+        f" Each answer examines about {LOOKS:,} transactions, inputs and outputs: it may have fewer than `count` "
         "transactions, or none, and a cursor all the same."
     )
     del listed["responses"]["409"]
@@ -268,11 +268,11 @@ def _changes() -> Object:
     listed["parameters"].append({"name": "from", "in": "query", "schema": _FROM, "description": _FROM_TEXT})
     listed["description"] += (
         " In chain order: of each block first what it created, by place, then what it spent, by input. It reaches as "
-        "far down as a rollback does. `from` may be left out only beside `cursor`, and not stand beside it."
+        "far down as a rollback does. `from` may be left out only with `cursor`, and excludes it otherwise."
     )
     listed["responses"]["404"] = _failure(
         "`unknown_point`: it was never in the chain; `gone`: below the rollback floor, or the fact is no longer kept: "
-        "`detail.oldest` is the first block, or sequence, that may be asked for (null is the origin)."
+        "`detail.oldest` is the first block, or sequence, that is available (null is the origin)."
     )
     listed["responses"]["409"] = _failure(
         "`point_removed`: a rollback removed the point, or the block of the cursor; `detail.ancestor` is the last "
@@ -325,7 +325,7 @@ def _route(summary: str, responses: Object, path: tuple[str, ...], *, guarded: b
     route: Object = {"summary": summary, "parameters": [_path(name) for name in path], "responses": responses}
     if guarded:
         asks = {"WWW-Authenticate": _header("`Bearer`.")}
-        responses["401"] = {**_failure("The token is missing."), "headers": asks}  # a stranger is not told the tip
+        responses["401"] = {**_failure("The token is missing."), "headers": asks}  # no tip without the token
         route["security"] = [{"token": []}, {}]
     return {"get": route}
 

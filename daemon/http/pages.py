@@ -1,4 +1,4 @@
-"""The pages that people look at; each is one file without outside assets, and may load and run nothing else."""
+"""The two HTML pages; each is one file without external assets, and may load and run nothing else."""
 
 from __future__ import annotations
 

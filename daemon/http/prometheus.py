@@ -1,6 +1,6 @@
-"""Metrics as Prometheus text. Made when somebody asks: the store says where it is, the sheets what was counted.
+"""Metrics as Prometheus text, rendered on request from the store and from the counters in the metrics files.
 
-The daemon pays nothing for a scrape. Each metric is described in `docs/metrics.md`.
+The daemon does no work for a scrape. Each metric is described in `docs/metrics.md`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _COUNTERS = {  # what the daemon counts
         "Transaction records rewritten because they contradicted the chain.",
     ),
     "rollbacks": ("rollbacks_total", "Rollbacks carried out."),
-    "rolled_back_blocks": ("rolled_back_blocks_total", "Blocks taken back."),
+    "rolled_back_blocks": ("rolled_back_blocks_total", "Blocks rolled back."),
     "bytes_in": ("received_bytes_total", "Bytes of messages received on the socket."),
     "listener_failures": ("listener_failures_total", "Facts that a listener inside the daemon failed on."),
 }
@@ -48,11 +48,11 @@ _PRUNED = {
     "undo_records": "pruned_undo_records",
     "mmr_nodes": "pruned_mmr_nodes",
 }
-_GAUGES = {  # what the daemon has at hand
+_GAUGES = {  # state of the daemon
     "started_at": ("daemon_start_time_seconds", "When the daemon started, in unix time."),
     "batch_blocks": ("batch_blocks", "Blocks in the last commit that had any."),
     "inbox_messages": ("inbox_messages", "Messages that wait for the writer."),
-    "inbox_bytes": ("inbox_bytes", "Room taken in the inbox by messages that wait or are being applied."),
+    "inbox_bytes": ("inbox_bytes", "Bytes of messages that wait in the inbox or are being applied."),
     "unread_bytes": ("unread_bytes", "Answers and facts that clients have not read yet."),
     "connections": ("connections", "Clients connected to the socket."),
 }
@@ -68,11 +68,11 @@ _BATCHES: dict[Batch, tuple[str, str]] = {  # how much one commit did
     "spend": ("spend_batch_outputs", "Outputs that the blocks of one commit spent."),
     "cleanup": ("cleanup_batch_transactions", "Transactions that one commit deleted, pruned or evicted."),
 }
-_UNMATCHED = "unmatched"  # requests for nothing that we have: any path must not become a label
+_UNMATCHED = "unmatched"  # requests for unknown paths: an arbitrary path must not become a label
 
 
 class Scrape(Collector):
-    """Everything that is known at one moment, whichever worker is asked."""
+    """Everything that is known at one moment, whichever worker answers."""
 
     def __init__(
         self, query: Query, windows: Windows, metrics_folder: Path, parent: int, own: Served, ready_grace_s: float
@@ -82,7 +82,7 @@ class Scrape(Collector):
         self._metrics_folder = metrics_folder
         self._parent = parent
         self._ready_grace_s = ready_grace_s
-        self._own = own  # counts where no sheet can be written
+        self._own = own  # counts where no metrics file can be written
 
     def text(self) -> bytes:
         """Return all metrics."""
@@ -143,7 +143,7 @@ class Scrape(Collector):
             feeder_away_s=away_s,
             grace_s=self._ready_grace_s,
         )
-        yield _gauge("lag_blocks", "Blocks that the network is ahead, as the feeder says.", lag)
+        yield _gauge("lag_blocks", "Blocks that the network is ahead, as reported by the feeder.", lag)
         yield _gauge("feeder_away_seconds", "Since the last feeder left; 0 while one is connected.", away_s)
         yield _gauge(
             "ready", "1 while answers are fresh, by the rule of /health/ready, else 0.", found.state == "ready"

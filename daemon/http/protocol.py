@@ -29,7 +29,7 @@ from handlers.answers import Failure
 _HEALTH = ("/health/live", "/health/ready")  # are answered at once, however many requests wait
 _CHUNK = 16 << 10  # bytes that are read at a time, and so the most that wait behind a request
 _LINGER_S = 1.0  # for a client to read why it was refused, before its connection is reset
-_LINGER_BYTES = 256 << 10  # that it may go on sending meanwhile
+_LINGER_BYTES = 256 << 10  # that it may continue sending meanwhile
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _MORE = {405: (b"allow", b"GET, HEAD"), 503: (b"retry-after", b"1")}
 _logger = logging.getLogger("uvicorn.error")
@@ -75,7 +75,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     # --- the connection ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the first request, where there is room for one connection more."""
+        """Wait for the first request, if one more connection is allowed."""
         self._transport = cast(asyncio.Transport, transport)
         name = name_of(transport.get_extra_info("sockname"))
         hosts, self._prefix = self._listeners.get(name) or next(iter(self._listeners.values()))
@@ -89,7 +89,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._wait(self._limits.head_timeout_s)
 
     def connection_lost(self, _: Exception | None) -> None:
-        """Let whoever still answers know that nobody listens."""
+        """Cancel the answer in progress: the client has disconnected."""
         self._state = _State.CLOSING
         self._connections.discard(self)
         self._capacity.leave(self)
@@ -100,7 +100,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._cycle.message_event.set()
 
     def shutdown(self) -> None:
-        """Leave when the answer that is being made has been sent; uvicorn calls this when it is asked to leave."""
+        """Close once the answer in progress has been sent; uvicorn calls this at shutdown."""
         if self._cycle is not None and self._state in (_State.QUEUED, _State.ANSWERING):
             self._cycle.keep_alive = False
         else:
@@ -122,7 +122,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._abort()
 
     def close_early(self, reason: str) -> None:
-        """Close the connection without waiting for its client; one whose request was not begun is told."""
+        """Close the connection without waiting for its client; one whose request was not begun gets an answer."""
         self._capacity.refused(reason)
         if self._state is _State.QUEUED:
             self._send_refusal(Refusal(503, "overloaded", "this worker has too many requests", "try again"))
@@ -261,14 +261,14 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._capacity.unsent(self, self._transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        """Go on with the next request once the client has read most of its answer."""
+        """Continue with the next request once the client has read most of its answer."""
         self._flow.resume_writing()
         self._capacity.sent(self)
         if self._state is _State.SENDING:
             self._next()
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Say why, and close; what the client still sends is discarded for a moment, so that it reads the answer."""
+        """Send the reason, and close; input is discarded for a moment, so that the client can read the answer."""
         self._capacity.refused(refusal.error)
         self._send_refusal(refusal)
         self._transport.write_eof()

@@ -1,4 +1,4 @@
-"""Pending transactions, from the recovery tables: opened when somebody asks, beside the daemon, only to look."""
+"""Pending transactions, from the recovery tables, which are opened read-only at the first request."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Cut(Struct, frozen=True, array_like=True):
 
 
 class RecoveryRoutes:
-    """Answers what is asked of pending transactions. Its rows move without the tip."""
+    """The routes for pending transactions. Their rows change without the tip."""
 
     def __init__(self, query: Query, make: Callable[[], Storage]) -> None:
         self._query, self._make = query, make
@@ -44,7 +44,7 @@ class RecoveryRoutes:
         self._few = Few("recovery store")
 
     async def close(self) -> None:
-        """Let go of the tables."""
+        """Close the tables."""
         storage, self._storage = self._storage, None
         if storage is not None:
             await storage.close()
@@ -93,11 +93,11 @@ class RecoveryRoutes:
 
 @contextmanager
 def _reached() -> Iterator[None]:
-    """Say so when the recovery tables are not reached."""
+    """Return the error for recovery tables that can't be reached."""
     try:
         yield
     except StoreAway as error:
-        raise Problem(503, "recovery_store_away", str(error), "ask again") from error
+        raise Problem(503, "recovery_store_away", str(error), "try again") from error
 
 
 def _status(query_string: bytes) -> Status | None:

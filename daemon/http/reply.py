@@ -1,4 +1,4 @@
-"""Requests and replies: parameters that are checked, errors that say what to do, the tip in every header."""
+"""Requests and responses: parameters that are checked, errors with advice, the tip in every header."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from storage.errors import SnapshotExpired
 log = structlog.get_logger("http")
 
 JSON, CBOR, OCTETS = "application/json", "application/cbor", "application/octet-stream"
-REVALIDATE = {"Cache-Control": "no-cache"}  # whoever keeps an answer asks with its ETag before using it
+REVALIDATE = {"Cache-Control": "no-cache"}  # a cache revalidates with its ETag before it uses a response
 UNSTORED = {"Cache-Control": "no-store"}  # health, metrics, errors
 _encode = msgspec.json.Encoder().encode
 _MOST = 1000
 _PAGES = 1 << 32
 _PARAMETERS = frozenset({"count", "order", "page", "cursor", "asset"})
-_SHORT = 1024  # bytes; longer query strings would take too much room to be kept
+_SHORT = 1024  # bytes; longer query strings would take too much memory in the cache
 _POLICY_DIGITS, _UNIT_DIGITS = 56, 120
 
 
@@ -118,7 +118,7 @@ def resumed(shot: Snapshot, asked: Paging, question: bytes) -> bytes | None:
 
 @contextmanager
 def good_cursor() -> Iterator[None]:
-    """Refuse a cursor that can't be gone on from."""
+    """Refuse a cursor that can't be continued."""
     try:
         yield
     except BadCursor as error:
@@ -168,14 +168,14 @@ def index_of(text: str) -> int:
 
 
 def tip_headers(tip: Point | None) -> dict[str, str]:
-    """Return the headers that say which block an answer is of."""
+    """Return the headers that name the block of a response."""
     if tip is None:
         return {"X-Tip-Height": "origin", "X-Tip-Slot": "origin", "X-Tip-Hash": "origin"}
     return {"X-Tip-Height": str(tip.height), "X-Tip-Slot": str(tip.slot), "X-Tip-Hash": tip.hash.hex()}
 
 
 def tag(tip: Point | None, *more: str) -> str:
-    """Return an ETag that changes with the tip, and with whatever else the answer depends on."""
+    """Return an ETag that changes with the tip, and with anything else that the response depends on."""
     return '"' + "-".join((tip.hash.hex() if tip else "origin", *more)) + '"'
 
 
@@ -267,7 +267,7 @@ def answer(
 
 
 def failed(request: Request, error: Exception, tip: Point | None) -> Response:
-    """Return an error in its one form, whatever it was."""
+    """Return any error in the API's error format."""
     headers = tip_headers(tip)
     match error:
         case Problem() as problem:
@@ -276,9 +276,9 @@ def failed(request: Request, error: Exception, tip: Point | None) -> Response:
             message = f"the index {error} is not kept by this daemon (utxo.index.{error})"
             problem = Problem(503, "not_enabled", message, "utxod reindex builds it")
         case Torn():
-            problem = Problem(503, "store_grew", "the store's map grew during this long answer", "ask again")
+            problem = Problem(503, "store_grew", "the store's map grew during this long answer", "try again")
         case SnapshotExpired():
-            problem = Problem(503, "snapshot_expired", str(error), "ask for less, page by cursor, or ask again later")
+            problem = Problem(503, "snapshot_expired", str(error), "request less, page by cursor, or try again later")
         case HTTPException(status_code=404):
             problem = Problem(404, "unknown_path", f"there is nothing at {request.scope['path']}", "see /docs")
         case HTTPException(status_code=405):

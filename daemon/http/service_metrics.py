@@ -12,7 +12,7 @@ from handlers.recovery.numbers import Numbers as RecoveryNumbers
 
 _PRUNER_COUNTS = {
     "cycles": ("cycles_total", "Cycles that ended.", "state"),
-    "phase_runs": ("phase_runs_total", "How often a phase was gone through.", "phase"),
+    "phase_runs": ("phase_runs_total", "Number of runs of each phase.", "phase"),
     "phase_seconds": ("phase_seconds_total", "Time taken by a phase.", "phase"),
     "processed": ("processed_total", "What cycles did; `errors` is what they could not do.", "what"),
     "skipped": ("skipped_total", "Transactions that were due and stayed.", "reason"),
@@ -22,21 +22,21 @@ _PRUNER_GAUGES = {
     "active": ("active", "1 while a cycle runs."),
     "current_height": ("current_height", "Height that the latest cycle is for."),
     "done_height": ("done_height", "Height up to which everything is pruned."),
-    "lag": ("lag_blocks", "Blocks between what was asked for and what is done."),
+    "lag": ("lag_blocks", "Blocks between the requested height and the height that was pruned to."),
     "persister_lag": ("persister_lag_blocks", "Blocks between the tip and what is persisted."),
-    "past_due": ("past_due_transactions", "Transactions that should be gone and are not."),
+    "past_due": ("past_due_transactions", "Transactions that are due for deletion and were not deleted."),
     "longest_turn_s": ("longest_turn_seconds", "The longest time that a block had to wait for the pruner."),
 }
 _RECOVERY_GAUGES = {
     "oldest_pending_s": ("oldest_pending_seconds", "Age of the oldest pending transaction."),
-    "held": ("held", "Transactions that this daemon looks into."),
-    "stuck": ("stuck", "Looks that did not end when they should."),
+    "held": ("held", "Transactions that this daemon has claimed."),
+    "stuck": ("stuck", "Attempts that did not end when they were cancelled."),
     "leader": ("leader", "1 while this daemon claims what is due."),
 }
 _RECOVERY_COUNTS = {
     "claims": ("claims_total", "Transactions claimed."),
-    "attempts": ("attempts_total", "Looks at a transaction."),
-    "timeouts": ("timeouts_total", "Looks that took too long."),
+    "attempts": ("attempts_total", "Attempts at a transaction."),
+    "timeouts": ("timeouts_total", "Attempts that timed out."),
     "lease_losses": ("lease_losses_total", "Claims lost to time."),
     "leadership_losses": ("leadership_losses_total", "Times that the leader's lock was lost."),
     "conflicts": ("conflicts_total", "Results that came too late to be written."),
@@ -44,7 +44,7 @@ _RECOVERY_COUNTS = {
     "callback_errors": ("callback_errors_total", "Exceptions of callbacks."),
 }
 _RECOVERY_BY = {
-    "outcomes": ("outcomes_total", "What looks came to.", "outcome"),
+    "outcomes": ("outcomes_total", "Attempts by outcome.", "outcome"),
     "settled": ("settled_total", "Results written.", "status"),
 }
 _CIRCUITS = ("closed", "half_open", "open")

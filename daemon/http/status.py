@@ -22,7 +22,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class StatusRoute:
-    """Answers with what the store and the daemon's facts say."""
+    """Answers from the store and the daemon's reports."""
 
     def __init__(
         self, query: Query, windows: Windows, daemon_link: DaemonLink, lag: Callable[[Snapshot], int | None]
@@ -30,7 +30,7 @@ class StatusRoute:
         self.query, self.windows, self.daemon_link, self.lag = query, windows, daemon_link, lag
 
     async def status(self, request: Request) -> Response:
-        """Everything that an operator asks first."""
+        """The whole status of the daemon."""
         with self.query.snapshot() as shot:
             status, tip = self._status(shot), shot.tip()
         clock = status.chain.seconds_since_last_block  # runs on from the last block, which a client can count itself

@@ -1,4 +1,4 @@
-"""The workers' keeper: one listening socket, shared by all of them; a worker that ends is started again."""
+"""The supervisor of the HTTP workers: one listening socket, shared by all; a worker that ends is started again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def listen(where: Endpoint) -> socket.socket:
     """Open a listening socket.
 
     Raises:
-        OSError: the address is taken, or not ours to have.
+        OSError: the address is in use, or not available.
     """
     if isinstance(where, Path):
         refuse_if_taken(where)
@@ -54,7 +54,7 @@ def listen(where: Endpoint) -> socket.socket:
 
 
 def serve_alone(config: Config, config_file: Path | None, workers: int) -> None:
-    """Serve until asked to leave, with no daemon of our own."""
+    """Serve until asked to stop, without a daemon."""
 
     async def main() -> None:
         supervisor = Supervisor(config, workers)
@@ -70,7 +70,7 @@ def serve_alone(config: Config, config_file: Path | None, workers: int) -> None:
 
 
 class Supervisor:
-    """Keeps so many workers alive. Each is handed the configuration in force, whatever its file says by now."""
+    """Keeps so many workers running. Each gets the configuration in force, whatever the file contains by now."""
 
     def __init__(self, config: Config, workers: int) -> None:
         self._config = config
@@ -78,7 +78,7 @@ class Supervisor:
         self._running: dict[int, anyio.CancelScope] = {}
 
     def reload(self, config: Config, changed: list[str]) -> None:
-        """Replace the workers by such with another configuration, if anything has changed that concerns them."""
+        """Replace the workers by ones with the new configuration, if a setting has changed that concerns them."""
         self._config = config
         if any(name.startswith(("http.", "log.")) for name in changed):
             for running in self._running.values():
@@ -146,7 +146,7 @@ def _closing(listening: socket.socket) -> Iterator[tuple[socket.socket, SocketFi
 
 
 class Reminder:
-    """Says when something that fails again and again is worth a line: a new reason, or a long time."""
+    """Decides when a failure that repeats is logged again: for a new reason, or after a long time."""
 
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
         self._now = now
@@ -154,7 +154,7 @@ class Reminder:
         self._due = self._pause = 0.0
 
     def due(self, reason: str) -> bool:
-        """Return whether to say this now; the same reason is due after a pause that doubles each time."""
+        """Return whether to log this now; the same reason is due after a pause that doubles each time."""
         first, longest = _REMIND_S
         if reason == self._reason and self._now() < self._due:
             return False

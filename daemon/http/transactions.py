@@ -17,7 +17,7 @@ from handlers.tx_query import Raw, TxQuery
 from storage import keys
 from storage.errors import BlobFailed
 
-_NO_SLOT_HAS = frozenset({"asset"})  # a slot commits to its output: what that holds, its own route says
+_NO_SLOT_HAS = frozenset({"asset"})  # a slot commits to its output, whose content has a route of its own
 _VARIES = {"Vary": "Accept"}
 _MOST_BLOBS = 2  # in memory at a time: one may have hundreds of megabytes, and its answer twice as many
 _PIECE = 1 << 20
@@ -25,7 +25,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class TxRoutes:
-    """Answers what is asked of transactions."""
+    """The routes for transactions."""
 
     def __init__(self, query: Query, transactions: Transactions) -> None:
         self._query = query
@@ -53,11 +53,11 @@ class TxRoutes:
                 return await to_thread.run_sync(self._blob, held, request, tip)
 
     def _blob(self, held: Held, request: Request, tip: Point | None) -> Response:
-        """Return the answer that is made of a blob; on a thread, so that the loop serves others meanwhile."""
+        """Return the response for a blob; on a thread, so that the loop can serve other requests."""
         try:
             return _bytes_of(held, request, tip, self.transactions.blob(held))
         except BlobFailed as error:
-            raise Problem(503, "blob_store_away", str(error), "ask again") from error
+            raise Problem(503, "blob_store_away", str(error), "try again") from error
 
     async def slots(self, request: Request) -> Response:
         """A page of one transaction's slots, by index."""

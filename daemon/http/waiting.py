@@ -39,7 +39,7 @@ class WaitingRoute:
                     await self._turns.next()
                     shot.check_age()
             except TooManyLooks as error:
-                hint = "go on by cursor instead of page, or ask with order=age"
+                hint = "use cursor instead of page, or request order=age"
                 raise Problem(400, "too_much_to_order", str(error), hint) from error
             body = _encode(walk.waiting())
         headers = {} if walk.next is None else {"X-Next-Cursor": cut(status, order, walk.next)}
@@ -47,7 +47,7 @@ class WaitingRoute:
 
 
 def _asked(query_string: bytes) -> tuple[Status, Order, Paging]:
-    """Return which list is asked for, and which page: its orders are its own."""
+    """Return which list is requested, and which page: it has orders of its own."""
     given = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)
     others = urlencode([(name, value) for name, value in given if name not in ("status", "order")])
     return _choice(given, "status", STATUSES), _choice(given, "order", ORDERS), paging(others.encode(), _REFUSED)

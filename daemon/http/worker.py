@@ -52,14 +52,14 @@ _SPARE_DESCRIPTORS = 128  # for everything but connections: the store, tables, b
 
 
 def handed_over(parent: int) -> Config:
-    """Return the configuration that the process which started this one has written to our standard input."""
-    die_with(parent)  # nobody would watch us, and its successor wants the address
+    """Return the configuration that the parent process has written to standard input."""
+    die_with(parent)  # without a parent no process would supervise this one, and its successor needs the address
     config: Config = pickle.load(sys.stdin.buffer)
     return config
 
 
 def work(config: Config, descriptors: list[int], parent: int) -> None:
-    """Serve on inherited sockets, until asked to leave or left alone."""
+    """Serve on inherited sockets, until asked to stop or until the parent has ended."""
     keep_heap_small()
     prefixes = [facades.prefix_of(name, config) for name in listeners(config)]
     sockets = dict(zip(descriptors, prefixes, strict=True))
@@ -68,7 +68,7 @@ def work(config: Config, descriptors: list[int], parent: int) -> None:
         return
     metrics_folder = folder(config)
     with open_query(config) as query, worker_metrics_file(metrics_folder, parent) as file:
-        own = file.shown(Served) or Served()  # a dead worker's counts go on
+        own = file.shown(Served) or Served()  # a dead worker's counts continue
         dropped_before = own.log_lines_dropped
         grace_s = config.http.ready_grace
         scrape = Scrape(query, windows(config), metrics_folder, parent, own, grace_s)
@@ -150,7 +150,7 @@ async def _until_told(serving: Serving) -> None:
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to us: uvicorn would let SIGTERM end the process before the last lines are written."""
+        """Leave signals to this module: uvicorn would let SIGTERM end the process before the last lines are written."""
         yield
 
 
@@ -180,6 +180,6 @@ def _limits(http: Http) -> Limits:
 
 
 def _quieten_collector() -> None:
-    """Keep the collector from walking what lives for ever."""
+    """Exclude long-lived objects from garbage collection."""
     gc.collect()
     gc.freeze()

@@ -64,7 +64,7 @@ class Backend:
         """Return the merkle branch of a header among all up to a checkpoint.
 
         Raises:
-            RpcFault: the checkpoint lies below the header or above the tip, or headers are missing.
+            RpcFault: the checkpoint is below the header or above the tip, or headers are missing.
         """
         tip = self.chain.tip()
         if tip is None or not height <= checkpoint <= tip[0].height:

@@ -1,4 +1,4 @@
-"""The process of the wallet protocols: started by the daemon, or by `utxod wallets` beside one."""
+"""The process of the wallet protocols: started by the daemon, or by `utxod wallets` next to one."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ function main(path, bookmark) {
   daemon.write(JSON.stringify({ type: "Subscribe", seq: 1, events, from_sequence: last + 1 }) + "\n");
   readline.createInterface({ input: daemon }).on("line", (line) => {
     const heard = JSON.parse(line);
-    // `gone`: read the state anew, and subscribe from `detail.oldest`
+    // `gone`: read the state again, and subscribe from `detail.oldest`
     if (heard.type === "Error") stop(`${heard.code}: ${heard.message}`);
     if (heard.type === "Ack") return;
     handle(heard);

@@ -30,7 +30,7 @@ def main(path, bookmark):
         daemon.sendall(json.dumps(wish).encode() + b"\n")
         for line in daemon.makefile("r"):
             heard = json.loads(line)
-            if heard["type"] == "Error":  # `gone`: read the state anew, and subscribe from `detail.oldest`
+            if heard["type"] == "Error":  # `gone`: read the state again, and subscribe from `detail.oldest`
                 sys.exit(f"{heard['code']}: {heard['message']}")
             if heard["type"] != "Ack":
                 handle(heard)

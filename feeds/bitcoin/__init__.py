@@ -5,5 +5,5 @@
 
 Byte order: events carry txids and block hashes in *display* order, the bytes of the usual hex, so that every hex
 that an operator sees is the one that an explorer shows. Blocks on disk and on the wire of a node have them reversed;
-the turn happens here, once, and nobody behind this package meets the other order.
+they are reversed here, once, and no other package sees the other order.
 """

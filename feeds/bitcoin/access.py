@@ -1,4 +1,4 @@
-"""Where a node is, and how it lets us in. No message has a user or a password in it."""
+"""Where a node is, and the credentials for it. No message has a user or a password in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNREADABLE = "it can't be read; special characters in user and password are wri
 
 
 class NodeAway(Exception):
-    """The node can't be reached or is not ready; it may be later. `there` says that it is starting."""
+    """The node can't be reached or is not ready; it may be later. With `there` it is starting."""
 
     def __init__(self, message: str, *, there: bool = False) -> None:
         super().__init__(message)
@@ -21,7 +21,7 @@ class NodeAway(Exception):
 
 
 class NodeError(FeedError):
-    """The node won't answer, or says something that can't be true."""
+    """The node refuses, or answers something that can't be true."""
 
 
 class RpcError(NodeError):
@@ -71,7 +71,7 @@ def read_url(url: str, default_port: int) -> tuple[Address, str | None]:
 
 
 class Login:
-    """Who we are: nobody, `user:password`, or what a node's cookie file says at the moment."""
+    """The credentials: none, `user:password`, or the current content of a node's cookie file."""
 
     def __init__(self, known: str | None = None, cookie: Path | None = None) -> None:
         self._known = known

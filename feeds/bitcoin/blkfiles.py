@@ -1,8 +1,8 @@
 """A node's blk*.dat files: records of magic, length and block, in the order in which the blocks came.
 
-What a running or crashed node leaves behind is tolerated where nothing can be lost by it: room reserved at the end of
-a file (zeros), remains between records, and at the very end a last block that is only half there. All but the zeros
-are told in `notes`. Should a block of the chain be lost in them, its child's missing parent says so.
+What a running or crashed node leaves behind is tolerated where nothing can be lost by it: preallocated space at the end
+of a file (zeros), remains between records, and at the very end a last block that is only half there. All but the zeros
+are reported in `notes`. If a block of the chain is lost in them, the error is that its child has no parent.
 """
 
 from array import array
@@ -78,7 +78,7 @@ class BlkFiles:
             at += length
 
     def _is_unfinished(self, file: BinaryIO, at: int, length: int, size: int) -> bool:
-        """Tell whether this is the end of what was written: cut off there, or zeros instead of the rest."""
+        """Return whether this is the end of the data: cut off there, or zeros instead of the rest."""
         if not _any_set(_raw(file, at - 4, 4)) and _only_zeros(file, at, size):
             return True
         if length > size - at:

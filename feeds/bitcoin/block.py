@@ -38,7 +38,7 @@ def decode_block(
 
     Outputs that can never be spent (OP_RETURN, a script of more than 10,000 bytes, the coinbase of the first block)
     are there with `spendable=False`; without `mark_unspendable` they look like all others. A coinbase has no inputs.
-    The same coinbase txid in two blocks is not this function's concern.
+    The same coinbase txid in two blocks is not checked here.
 
     Raises:
         BlockError: whatever is wrong with the bytes. Time and memory are bounded by their number.
@@ -70,7 +70,7 @@ def decode_transaction(raw: bytes, *, mark_unspendable: bool = True) -> Tx:
     try:
         digest, inputs, outputs, version, lock_time, end = _read_transaction(raw, 0, mark_unspendable)
     except (IndexError, struct.error):
-        raise BlockError("the transaction goes on behind the last byte") from None
+        raise BlockError("the transaction continues after the last byte") from None
     if end != len(raw):
         raise BlockError(f"{len(raw) - end} bytes too many after the transaction")
     return Tx(digest[::-1], inputs, outputs, size=len(raw), raw=raw, version=version, lock_time=lock_time)
@@ -107,7 +107,7 @@ def _read_transactions(raw: bytes, mark: bool) -> tuple[list[bytes], list[Tx]]:
         try:
             digest, inputs, outputs, version, lock_time, at = _read_transaction(raw, start, mark)
         except (IndexError, struct.error):
-            raise BlockError(f"transaction {number} at byte {start} goes on behind the last byte") from None
+            raise BlockError(f"transaction {number} at byte {start} continues after the last byte") from None
         coinbase = inputs[0] == _NO_OUTPOINT and len(inputs) == 1
         if coinbase != (number == 0) or (number and _NO_OUTPOINT in inputs):
             raise BlockError(f"transaction {number} at byte {start}: the first, and only the first, is a coinbase")

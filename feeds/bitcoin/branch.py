@@ -20,10 +20,10 @@ _AT_ONCE = 100
 async def leads_to(node: Node, network: Network, base: Point, height: int) -> bool:
     """Return whether headers lead from `base` to a height, each with its work done; False when the chain has changed.
 
-    Blocks of the daemon are taken back for a branch that somebody worked for, not for a claim.
+    Blocks of the daemon are rolled back only for a branch with proof of work, not for a claim.
 
     Raises:
-        FeedError: the node stands by headers that are no branch.
+        FeedError: the node repeats headers that are no branch.
     """
     for start in range(base.height + 1, height + 1, _AT_ONCE):
         heights = range(start, min(start + _AT_ONCE, height + 1))
@@ -54,7 +54,7 @@ async def _follows(node: Node, network: Network, base: Point, place: Point, answ
 
 
 async def check_it_changed(node: Node, base: Point | None, place: Point) -> None:
-    """Refuse a node that stands by two blocks of which the one does not follow the other.
+    """Refuse a node that repeats two blocks of which one does not follow the other.
 
     Raises:
         ChainError: it does.

@@ -27,7 +27,7 @@ _AROUND_BYTES = 32 << 20  # what an answer may have besides a block: a large mem
     help="Magic, genesis and limits; else those of the daemon's network.",
 )
 @click.option("--skip-orphans", is_flag=True, help="Stop before a block whose parent is missing, instead of failing.")
-@click.option("--keep-unspendable", is_flag=True, help="Keep outputs that nobody can spend, and the first coinbase.")
+@click.option("--keep-unspendable", is_flag=True, help="Keep unspendable outputs, and the first coinbase.")
 @options
 @click.pass_obj
 def from_bitcoin_blocks(
@@ -59,8 +59,8 @@ def from_bitcoin_blocks(
 @click.command("bitcoin-rpc")
 @click.argument("url")
 @click.option("--network", type=click.Choice(list(NETWORKS)), help="The node's chain; else that of the daemon.")
-@click.option("--poll", default=1.0, show_default=True, type=click.FloatRange(min=0.01), help="Seconds between looks.")
-@click.option("--requests", default=8, show_default=True, type=click.IntRange(1, 64), help="Blocks asked for at once.")
+@click.option("--poll", default=1.0, show_default=True, type=click.FloatRange(min=0.01), help="Seconds between polls.")
+@click.option("--requests", default=8, show_default=True, type=click.IntRange(1, 64), help="Blocks requested at once.")
 @click.option("--cookie", type=click.Path(path_type=Path), help="The node's cookie file; read again when it changes.")
 @click.option("--user", help="User, if it is not in the URL.")
 @click.option("--password-file", type=click.Path(path_type=Path), help="File with the password, in its first line.")
@@ -69,9 +69,9 @@ def from_bitcoin_blocks(
     "--persisted-depth",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Say that blocks N below the tip are kept safely, by the node.",
+    help="Report that blocks N below the tip are kept safely, by the node.",
 )
-@click.option("--keep-unspendable", is_flag=True, help="Keep outputs that nobody can spend, and the first coinbase.")
+@click.option("--keep-unspendable", is_flag=True, help="Keep unspendable outputs, and the first coinbase.")
 @options
 @click.pass_obj
 def from_bitcoin_rpc(
@@ -89,10 +89,10 @@ def from_bitcoin_rpc(
     keep_unspendable: bool,
     **shared: Any,
 ) -> None:
-    """Follow the node whose RPC is at URL, `http://[user:password@]host[:port]`, for ever or up to a height.
+    """Follow the node whose RPC is at URL, `http://[user:password@]host[:port]`, without end or up to a height.
 
-    The port is that of the network unless the URL has one. --wait is also for the node's first answer; later it is
-    waited for without end.
+    The port is that of the network unless the URL has one. --wait also applies to the node's first answer; later the
+    feed waits without limit.
     """
     from feeds.bitcoin.jsonrpc import Node
     from feeds.bitcoin.rpc import Follower, Options
@@ -132,7 +132,7 @@ def from_bitcoin_rpc(
 
 
 def _access(url: str, cookie: Path | None, user: str | None, password_file: Path | None) -> tuple[Address, Login]:
-    """Return where the node is, with port 0 for that of its network, and who we are there: one way only to say that."""
+    """Return the address of the node, with port 0 for that of its network, and the credentials; one option only."""
     try:
         address, in_url = read_url(url, 0)
     except ValueError as error:

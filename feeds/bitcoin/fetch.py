@@ -31,7 +31,7 @@ class Fetch:
         self._blocks: deque[tuple[Point, Flight]] = deque()
 
     def __enter__(self) -> Self:
-        """Nothing is asked yet."""
+        """Nothing is requested yet."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -46,11 +46,11 @@ class Fetch:
         return self
 
     async def __anext__(self) -> tuple[Point, bytes]:
-        """Return the next block; whether it is the one at its place is not looked at.
+        """Return the next block; whether it belongs at its height is not checked.
 
         Raises:
             NodeAway: there is no answer now.
-            NodeError: the node says no, or something that is no answer.
+            NodeError: the node refuses, or its answer is invalid.
         """
         while len(self._blocks) < self._width and (place := await self._next_place()) is not None:
             self._blocks.append((place, await self._node.begin(("getblock", place.hash.hex(), 0))))

@@ -1,4 +1,4 @@
-"""The tree of headers, told in any order; the best chain is the branch with the most work."""
+"""The tree of headers, added in any order; the best chain is the branch with the most work."""
 
 from array import array
 from collections.abc import Iterable, Iterator
@@ -16,14 +16,14 @@ _ORPHAN = -1
 class Headers:
     """All headers of a source, each with the record that it came from; root and orphans included.
 
-    Nothing here can go in circles: a header names its parent by hash, and its own hash is computed, not believed.
+    There can be no cycles: a header names its parent by hash, and its own hash is computed, not taken from the source.
     Held in arrays, as a network has a million of them: about 200 bytes each.
     """
 
     def __init__(self, network: Network, root: Point | None = None, *, check_work: bool = True) -> None:
         """Start from `root`, the block whose height is known: the network's first, unless the source begins later.
 
-        The source may hold the root itself or only what follows it. Without `check_work` headers are believed.
+        The source may have the root itself or only what follows it. Without `check_work` proof of work is not checked.
         """
         self._network = network
         self._check_work = check_work
@@ -36,10 +36,10 @@ class Headers:
         self._waiting: dict[bytes, list[int]] = {}  # a parent that has not come -> the headers that name it
 
     def add(self, header: bytes, record: int) -> None:
-        """Take in a header. Of two equal blocks the first counts, the other is as if it were not there.
+        """Add a header. Of two equal blocks the first counts, and the other is ignored.
 
         Raises:
-            BlockError: it claims work that nobody did.
+            BlockError: it claims work that was not done.
         """
         block_hash = double_sha256(header)[::-1]
         bits = int.from_bytes(header[72:76], "little")

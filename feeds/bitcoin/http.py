@@ -1,6 +1,6 @@
 """HTTP/1.1 as far as a node's RPC goes: connections that stay open and carry one request at a time.
 
-The streams are asyncio's own: they read on while nobody waits, so answers to the requests that are in flight come in
+The streams are asyncio's own: they read on while no task waits, so answers to the requests that are in flight arrive
 while a block is being decoded, without a task for each.
 """
 
@@ -12,7 +12,7 @@ from typing import Self
 
 from msgspec import Struct
 
-_BUFFER = 1 << 20  # read ahead while nobody waits; also how long a line may be
+_BUFFER = 1 << 20  # read ahead while no task waits; also how long a line may be
 _MOST_FIELDS = 100
 _BODILESS = frozenset({204, 304})
 
@@ -43,7 +43,7 @@ class Connection:
 
     @property
     def reusable(self) -> bool:
-        """Return whether another request may be sent; whether it will be answered nobody knows."""
+        """Return whether another request may be sent; it may still fail."""
         return self._open and not self._reader.at_eof() and not self._writer.is_closing()
 
     @classmethod
@@ -51,7 +51,7 @@ class Connection:
         """Connect.
 
         Raises:
-            Gone: nobody is there.
+            Gone: no server answers.
         """
         context = ssl.create_default_context() if tls else None
         try:
@@ -62,7 +62,7 @@ class Connection:
             raise Gone(_words(error)) from error
         connection = cls(reader, writer)
         if writer.get_extra_info("sockname") == writer.get_extra_info("peername"):
-            connection.close()  # NOTE: TCP connects a port of this machine to itself when nobody listens on it
+            connection.close()  # NOTE: TCP connects a port of this machine to itself when no process listens on it
             raise Gone("connection refused")
         return connection
 
@@ -79,10 +79,10 @@ class Connection:
         """Return the answer to the request.
 
         Raises:
-            Gone: the connection ended before.
-            NotHttp: it is none, or its body is longer than `longest`.
+            Gone: the connection ended before the answer.
+            NotHttp: it is not HTTP, or its body is longer than `longest`.
         """
-        self._open = False  # unless we get to the end
+        self._open = False  # unless the whole answer is read
         try:
             version, status, reason = await self._status()
             while 100 <= status < 200:
@@ -122,7 +122,7 @@ class Connection:
         raise ValueError
 
     async def _body(self, status: int, fields: dict[str, str], longest: int) -> tuple[bool, bytes]:
-        """Return whether the connection can go on, and the body."""
+        """Return whether the connection can continue, and the body."""
         if status in _BODILESS:
             return True, b""
         if "chunked" in fields.get("transfer-encoding", "").lower():
@@ -160,7 +160,7 @@ def _bounded(length: int, longest: int) -> int:
 
 
 def _words(error: OSError | UnicodeError) -> str:
-    """Say what kept us from connecting; an attempt at several addresses has its reasons in one message."""
+    """Return why connecting failed; attempts at several addresses have their reasons in one message."""
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

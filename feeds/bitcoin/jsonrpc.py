@@ -29,10 +29,10 @@ _decode = msgspec.json.Decoder[_Reply | list[_Reply]](_Reply | list[_Reply]).dec
 
 
 class Node:
-    """A node, over as many connections as there are requests under way.
+    """A node, over as many connections as there are requests in flight.
 
-    What fails because a connection ended is asked once more on another: nothing that we ask for changes anything.
-    `answers` counts what came back.
+    What fails because a connection ended is requested once more on another: no request changes anything.
+    `answers` counts the answers.
     """
 
     def __init__(self, address: Address, login: Login, *, longest: int, timeout_s: float = 60.0) -> None:
@@ -51,7 +51,7 @@ class Node:
 
         Raises:
             NodeAway: there is no answer now.
-            NodeError: the node says no, or something that is no answer.
+            NodeError: the node refuses, or its answer is invalid.
         """
         return await (await self.begin((method, *parameters))).result()
 
@@ -75,7 +75,7 @@ class Node:
         connection.send(self._head(len(body)) + body)
         return connection
 
-    def take_back(self, connection: Connection) -> None:
+    def push_back(self, connection: Connection) -> None:
         """Keep a connection for the next request, if it can carry one."""
         if connection.reusable:
             self._idle.append(connection)
@@ -140,7 +140,7 @@ class Node:
     def _stranger(self) -> Exception:
         if self._login.read() != self._secret:
             return NodeAway(f"the node at {self.name} has another cookie now")
-        who = "does not know us" if self._secret is None else "does not accept user and password"
+        who = "does not know us" if self._secret is None else "does not accept our credentials"
         return NodeError(f"the node at {self.name} {who} (HTTP 401): see --cookie, or --user with --password-file")
 
 
@@ -158,7 +158,7 @@ class Flight:
 
         Raises:
             NodeAway: there is no answer now.
-            NodeError: the node says no, or something that is no answer.
+            NodeError: the node refuses, or its answer is invalid.
         """
         (result,) = await self.results()
         if isinstance(result, RpcError):
@@ -177,7 +177,7 @@ class Flight:
         except BaseException:
             self.drop()
             raise
-        node.take_back(self._connection)
+        node.push_back(self._connection)
         replies = node.judge(answer, len(self._methods))
         values = [self._value(method, reply) for method, reply in zip(self._methods, replies, strict=True)]
         node.answers += 1
@@ -214,7 +214,7 @@ class Flight:
 
 
 def _fault(error: Any) -> tuple[str, int | None]:
-    """Return what an error object says, in one line."""
+    """Return the content of an error object, in one line."""
     fields = cast("dict[str, Any]", error) if isinstance(error, dict) else {"message": error}
     code = fields.get("code")
     return _printable(str(fields.get("message"))), code if isinstance(code, int) else None

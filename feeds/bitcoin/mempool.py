@@ -1,4 +1,4 @@
-"""What a node holds that is in no block yet, told once each; and what has left it without a block, withdrawn."""
+"""A node's mempool: each transaction is submitted once; one that left without a block is withdrawn."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _Message = TxSubmitted | TxWithdrawn
 
 
 class _Known(NamedTuple):
-    """What a transaction spends, and the look at which the daemon was last told of it."""
+    """What a transaction spends, and the poll at which it was last submitted."""
 
     inputs: Inputs
     look: int
 
 
 class Mempool:
-    """A node's mempool, as far as it was told. It can be switched off, and then has no news."""
+    """A node's mempool, as far as it was reported. When switched off it has no news."""
 
     def __init__(self, node: Node, on: bool, width: int) -> None:
         self.on = on
@@ -39,32 +39,32 @@ class Mempool:
         self._width = width
         self._look = 0
         self._told: dict[bytes, _Known] = {}
-        self._spent: dict[OutPoint, bytes] = {}  # by what was told and is there still
-        self._missing: set[bytes] = set()  # listed, and not there when it was looked at
-        self._refused: set[bytes] = set()  # of what was told
-        self._left: dict[bytes, _Known] = {}  # told and gone, and not withdrawn yet
+        self._spent: dict[OutPoint, bytes] = {}  # by what was submitted and is still there
+        self._missing: set[bytes] = set()  # listed, and gone when it was fetched
+        self._refused: set[bytes] = set()  # of what was submitted
+        self._left: dict[bytes, _Known] = {}  # submitted and gone, and not withdrawn yet
         self._withdrawn: dict[bytes, _Known] = {}
-        self.behind = False  # there is more to tell than was told at once
+        self.behind = False  # there is more to submit than was submitted at once
 
-    # --- what others say of it -----------------------------------------------------------------------------------
+    # --- reports of others ---------------------------------------------------------------------------------------
 
     def forget(self, txid: bytes) -> None:
-        """Tell a transaction again at the next look, if it is still there."""
+        """Submit a transaction again at the next poll, if it is still there."""
         self._drop(txid)
 
     def refused(self, txid: bytes) -> None:
-        """Hear that the daemon did not take a transaction. It is told again once what it replaces is withdrawn."""
+        """Note that the daemon refused a transaction. It is submitted again once what it replaces is withdrawn."""
         self._left.pop(txid, None)
         if txid in self._told:
             self._refused.add(txid)
 
     def kept(self, txid: bytes) -> None:
-        """Hear that the daemon could not withdraw a transaction now: withdraw it again, unless it comes back."""
+        """Note that the daemon could not withdraw a transaction: withdraw it again, unless it comes back."""
         if (known := self._withdrawn.pop(txid, None)) is not None and txid not in self._told:
             self._left[txid] = known
 
     def mined(self, block: BlockApplied) -> None:
-        """Hear of a block: what it has, and what loses to it, is not withdrawn; the daemon knows by the block."""
+        """Note a block: what it contains, and what conflicts with it, is not withdrawn: the daemon sees the block."""
         if not self._told and not self._left:
             return
         for tx in block.txs:
@@ -83,16 +83,16 @@ class Mempool:
             if self._spent.get(outpoint) == txid:
                 del self._spent[outpoint]
 
-    # --- looking -------------------------------------------------------------------------------------------------
+    # --- polling -------------------------------------------------------------------------------------------------
 
     async def news(self, best: str) -> list[_Message]:
-        """Return what has left the mempool, children first, and then what was not told yet, parents first.
+        """Return what has left the mempool, children first, and then what was not submitted yet, parents first.
 
-        `best` is the last block that was told. If transactions have left and the node has another block by now, there
-        are no news before that one is told too.
+        `best` is the last block that was sent. If transactions have left and the node has another block by now, there
+        is nothing to report before that one is sent too.
 
         Raises:
-            NodeError: the node says something that can't be true.
+            NodeError: the node answers something that can't be true.
         """
         if not self.on:
             return []
@@ -121,10 +121,10 @@ class Mempool:
         self._spent.update(dict.fromkeys(inputs, txid))
 
     def _going(self, spent: Container[OutPoint]) -> dict[bytes, bool]:
-        """Return what of that which has left is to be withdrawn now, and whether it is replaced.
+        """Return which of the transactions that have left are to be withdrawn now, and whether they are replaced.
 
-        `spent` is what those spend that are not told yet. While more of them are not known, only what is certainly
-        replaced goes.
+        `spent` is what those spend that are not submitted yet. While more of them are not known, only what is certainly
+        replaced is withdrawn.
         """
         replaced = {
             txid: any(outpoint in self._spent or outpoint in spent for outpoint in known.inputs)
@@ -146,7 +146,7 @@ class Mempool:
         return _with_descendants(again, refused)
 
     def _said(self, looked_at: Iterable[bytes], found: list[Tx], going: dict[bytes, bool]) -> list[_Message]:
-        """Return the messages; from here on all of it is told."""
+        """Return the messages; from here on all of it counts as sent."""
         self._look += 1
         self._missing.update(set(looked_at).difference(tx.txid for tx in found))
         spends = {txid: self._left.pop(txid).inputs for txid in going}

@@ -1,4 +1,4 @@
-"""What tells one network of the family from another."""
+"""What distinguishes one network of the family from another."""
 
 from msgspec import Struct
 
@@ -9,7 +9,7 @@ class Network(Struct, frozen=True):
     `genesis` is in display order. `proof_limit` is the easiest target that a header may claim. A block longer than
     `max_block_bytes` is refused before it is read. `genesis_spendable` says whether the first block's coinbase counts
     as an ordinary output: on these networks it does not, a node's set has never had it. `rpc_port` is where a node's
-    RPC is unless it was told otherwise.
+    RPC is by default.
     """
 
     name: str

@@ -24,7 +24,7 @@ def work_of(bits: int) -> int:
 
 
 def check_proof(block_hash: bytes, bits: int, network: Network) -> None:
-    """Refuse a header (its hash in display order) that claims work which nobody did.
+    """Refuse a header (its hash in display order) that claims work that was not done.
 
     Without this a few forged bytes would outweigh the whole chain. Whether the difficulty is the one that the
     network demanded at that height is not checked: claiming less only makes a chain lose.

@@ -1,7 +1,7 @@
 """Following a node over its RPC: from where the daemon is along the node's best chain, through reorganisations.
 
-The node is believed which chain is the best. What it gives as a block has to have the hash that was asked for, the work
-that its header claims, and the block before it as parent; nothing else goes to the daemon.
+The node decides which chain is the best. What it gives as a block has to have the requested hash, the work
+that its header claims, and the block before it as parent; nothing else is sent to the daemon.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from handlers.events import (
 )
 
 _LONGEST_WAIT_S = 30.0
-_MOST_CHANGES = 20  # of the chain under our hands, without one look in which it stands still
+_MOST_CHANGES = 20  # of the chain while it is read, without one poll in which it stays the same
 _CHANGE_S = 0.05
 _MOST_TURNS = 100  # at the same height or below
 _PERSISTED_EVERY = 1000
@@ -49,9 +49,9 @@ _PERSISTED_EVERY = 1000
 class Options(Struct, frozen=True, kw_only=True):
     """What is fed, and how.
 
-    Ends after height `to`. Looks for news every `poll_s` seconds, at once where the node says that there is a block.
+    Ends after height `to`. Polls for news every `poll_s` seconds, at once where the node announces a block.
     `persisted_depth` says that the node itself keeps blocks that deep safely. The network is at least at `known_tip`.
-    `wait_s` is the time that the node has for its first answer; once it has answered it is waited for without end.
+    `wait_s` is the time that the node has for its first answer; once it has answered, the feed waits without limit.
     """
 
     network: Network
@@ -73,12 +73,12 @@ class ChainInfo(Struct, frozen=True):
 
 
 class Follower:
-    """One feed from one node; `height` is how far it is, `tip` how far the network is, once the node has said so."""
+    """One feed from one node; `height` is how far it is, `tip` that of the network, once reported."""
 
     def __init__(self, node: Node, options: Options) -> None:
-        """Take the node that is asked, and what for; nothing is asked yet."""
+        """Take the node, and the target; nothing is requested yet."""
         self.height = 0
-        self.tip: int | None = None  # what the daemon was told
+        self.tip: int | None = None  # what the daemon was sent
         self._node = node
         self._options = options
         self._told: Callable[[str], None] = lambda _: None
@@ -86,15 +86,15 @@ class Follower:
         self._patience = Patience(node, options.wait_s)
         self._persisted = -1
         self._turns, self._highest = 0, -1
-        self._waits = True  # the node tells of a block by itself, as far as we know
+        self._waits = True  # the node announces blocks, as far as we know
         self._early = False  # it did before the time was over
         self._said_behind = False
         self._settled = False
 
     def refused(self, txid: bytes, error: Error) -> None:
-        """Hear that the daemon refused a transaction; a daemon that keeps none is not given any more.
+        """Note that the daemon refused a transaction; a daemon that keeps none is sent no more.
 
-        One that it may take later is told again. Any other refusal (it is there, it spends what is spent) is final,
+        One that it may accept later is sent again. Any other refusal (it exists, it spends what is spent) is final,
         until what it replaces is withdrawn.
         """
         if error.retryable:
@@ -106,19 +106,19 @@ class Follower:
             self._told(f"the daemon takes no transactions ({error.message}): --mempool is switched off")
 
     def kept(self, txid: bytes, error: Error) -> None:
-        """Hear that the daemon did not withdraw a transaction: it does so later, or never had it, or has it to stay."""
+        """Note that the daemon did not withdraw a transaction: it does so later, or never had it, or keeps it."""
         if error.retryable:
             self._mempool.kept(txid)
 
     def hear(self, tell: Callable[[str], None]) -> None:
-        """Take who is told what an operator should know, one line each."""
+        """Take the function that receives messages for the operator, one line each."""
         self._told = tell
 
     async def messages(self, welcome: Welcome) -> AsyncGenerator[Inbound, None]:
         """Yield what brings a daemon onto the node's chain and keeps it there.
 
         Raises:
-            FeedError: the node won't answer, or says something that can't be true; it shares no point with the daemon.
+            FeedError: the node refuses, or answers something that can't be true; it shares no point with the daemon.
         """
         trail = Trail(welcome.points)
         self._persisted = -1 if welcome.persisted_height is None else welcome.persisted_height
@@ -156,11 +156,11 @@ class Follower:
                 return
             seen, changes = (best, 0) if self._settled else (b"", changes + 1)
             if changes > _MOST_CHANGES:
-                raise ChainError(f"the node at {self._node.name} gives another chain whenever it is asked")
+                raise ChainError(f"the node at {self._node.name} gives another chain at every request")
             await anyio.sleep(min(self._options.poll_s, _CHANGE_S * changes))
 
     async def _round(self, trail: Trail) -> AsyncGenerator[Inbound, None]:
-        """Yield what leads to the node's tip as it is now; `_settled` tells whether that was reached."""
+        """Yield what leads to the node's current tip; `_settled` is whether that was reached."""
         self._settled = False
         info = await self._info()
         count, tip = info.blocks, max(info.blocks, info.headers, self._options.known_tip)
@@ -212,11 +212,11 @@ class Follower:
         self._settled = base is not None and base.height >= last
 
     def _go_back(self, trail: Trail, point: Point) -> Rollback:
-        """Take blocks of the trail back, but not for ever without getting higher than before."""
+        """Roll back blocks of the trail, but not without end when the height does not grow."""
         self._turns = self._turns + 1 if trail.height <= self._highest else 1
         self._highest = max(self._highest, trail.height)
         if self._turns > _MOST_TURNS:
-            raise ChainError(f"the node at {self._node.name} goes back and forth: {_MOST_TURNS} times by now")
+            raise ChainError(f"the node at {self._node.name} reorganises without progress: {_MOST_TURNS} times by now")
         trail.cut(point)
         return Rollback(to=RollbackPoint(slot=point.slot, hash=point.hash, height=point.height))
 
@@ -237,7 +237,7 @@ class Follower:
         return point.height <= count and [point.hash] == await hashes(self._node, [point.height])
 
     async def _went_back(self, trail: Trail, info: ChainInfo) -> bool:
-        """Return whether the node took blocks of ours back, instead of not having come to them yet."""
+        """Return whether the node has rolled back blocks that were sent, rather than not having reached them yet."""
         assert trail.last is not None
         if info.headers <= info.blocks:
             try:
@@ -281,10 +281,10 @@ class Follower:
         return BlockPersisted(height=self._persisted, hash=None if point is None else point.hash)
 
     async def _rest(self) -> None:
-        """Wait until there may be news: for the node to say so where it can, else for the time to pass."""
+        """Wait until there may be news: for the node's announcement where it makes one, else for the time to pass."""
         if self._mempool.behind:
             return
-        self._waits = self._waits and not self._early  # it spoke too soon, and there was no block
+        self._waits = self._waits and not self._early  # the announcement was early, and there was no block
         if not self._waits:
             await anyio.sleep(self._options.poll_s)
             return

@@ -17,7 +17,7 @@ from handlers.events import BlockApplied, Point
 
 
 class BlockFiles(Protocol):
-    """Blocks in the order in which they happen to lie there, read twice: the headers of all, then each when asked."""
+    """Blocks in the order in which the files have them, read twice: the headers of all, then each on request."""
 
     notes: list[str]
 
@@ -31,16 +31,16 @@ class BlockFiles(Protocol):
         """Name a record's place for a message."""
 
     def close(self) -> None:
-        """Let go of what reading held."""
+        """Release what reading held."""
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """How much of a source is believed; the defaults are what a node would say.
+    """How a source is checked; the defaults suit the files of a node.
 
     `root` is a block of known height, in the files or just before them, for a source that does not go back to the
     network's first block. A block whose parent is missing is an error, as it may be a hole in the chain; with
     `skip_orphans` it is noted and left out with all that follows it: a node that is still catching up stores blocks
-    before their parents. Without `check_work` headers are believed what they claim. `check_merkle` and
+    before their parents. Without `check_work` proof of work is not checked. `check_merkle` and
     `mark_unspendable` are those of `decode_block`.
     """
 
@@ -98,7 +98,7 @@ class Chain:
         the first block.
 
         Raises:
-            SourceError: a block turns out to be none; what was yielded before stands.
+            SourceError: a block is invalid; what was yielded before remains valid.
         """
         for point, record in self._best.blocks(after, to_height):
             block = self._decode(record, point.height)
@@ -107,7 +107,7 @@ class Chain:
             yield block
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._files.close()
 
     def __enter__(self) -> Self:

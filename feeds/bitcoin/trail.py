@@ -1,4 +1,4 @@
-"""What the daemon has of the chain, as far as we know: enough to find where another branch begins."""
+"""What the daemon has of the chain, as far as is known: enough to find where another branch begins."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class Trail:
         return len(self._points)
 
     def add(self, point: Point) -> None:
-        """Hear of a block that follows the tip."""
+        """Add a block that follows the tip."""
         self._points.append(point)
         if len(self._points) > 2 * _RECENT:
             self._points = self._points[:-_RECENT:_OLDER_EVERY] + self._points[-_RECENT:]
 
     def cut(self, point: Point) -> None:
-        """Forget what comes after one of the points."""
+        """Remove what comes after one of the points."""
         del self._points[self._points.index(point) + 1 :]
 
     def at(self, height: int) -> Point | None:
-        """Return the point of a recent height, where we have it."""
+        """Return the point of a recent height, if it is known."""
         place = len(self._points) - 1 - (self.height - height)
         found = self._points[place] if 0 <= place < len(self._points) else None
         return found if found is not None and found.height == height else None
@@ -54,7 +54,7 @@ class Trail:
     async def fork(self, is_on_chain: Callable[[Point], Awaitable[bool]]) -> tuple[Point | None, Point | None]:
         """Return the last point that is on a chain, and the point after it, which is not; None where there is none.
 
-        What comes before a point that is on the chain is on it too, so few points are asked about.
+        What comes before a point that is on the chain is on it too, so few points are checked.
         """
         if not self._points or await is_on_chain(self._points[-1]):
             return self.last, None

@@ -1,5 +1,5 @@
 """Cardano blocks, Byron to Conway, turned into events; pure decoding, no socket.
 
 `chunks.read_chain` follows a node's immutable database, `block.decode_block` reads one block, `genesis.read_genesis`
-says what existed before the first one, `eras` turns slots into epochs and time.
+reads what existed before the first one, `eras` turns slots into epochs and time.
 """

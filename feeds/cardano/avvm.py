@@ -1,8 +1,8 @@
-"""The vouchers' end: at the first block of Allegra every live output at a Byron redeem address went to the reserves.
+"""The end of the vouchers: at the first block of Allegra all live outputs at Byron redeem addresses were removed.
 
-No transaction says so, and the set knows only transactions. So the source says it with one: the first block of Allegra
+No transaction does so, and the set knows only transactions. So the source adds one: the first block of Allegra
 (or of a later era, on a chain that never had it) gets a synthetic first transaction that spends those outputs and
-creates nothing. It comes first because no transaction of that block finds them any more. Undo needs nothing of its
+creates nothing. It comes first because no transaction of that block can spend them. Undo needs nothing of its
 own: the spends are the block's. Its id is a hash over the block's hash, the same however often it is read.
 
 To know what is live the source follows the outputs at redeem addresses, from genesis or from transactions, through

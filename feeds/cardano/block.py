@@ -50,7 +50,7 @@ def decode_block(buf: bytes, network: Network, at: int = 0) -> tuple[BlockApplie
 
 
 def magic_of(buf: bytes) -> int | None:
-    """Return the number of the network that a block says it is of, where it does: in Byron's header."""
+    """Return the network number in a block, where it has one: in Byron's header."""
     try:
         _, at = fields(buf, 0, 2, what="a block with its era")
         era, at = uint(buf, at)

@@ -1,4 +1,4 @@
-"""The transactions of a Byron block, and what its header says."""
+"""The transactions of a Byron block, and its header."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_header(buf: bytes, at: int, boundary: bool) -> tuple[int, int, int, byt
 
 
 def read_magic(buf: bytes, at: int) -> int:
-    """Return the number of the network that a block says it is of."""
+    """Return the network number in a block."""
     _, at = fields(buf, at, 3, what="the block")
     _, at = fields(buf, at, 5, what="the header")
     return uint(buf, at)[0]

@@ -41,7 +41,7 @@ def read_chain(
     the last block whose height is not above `to_height`. `genesis` is what existed before; the vouchers among it have
     an end (see `avvm`). To begin between genesis and Allegra the blocks before are read too, but not returned.
 
-    With `wait` the chain has no end: whenever all is read it is called, should sleep, and says whether to look again.
+    With `wait` the chain has no end: whenever all is read it is called, should sleep, and returns whether to continue.
     A block that is only half written counts as not there yet.
 
     Raises:
@@ -76,7 +76,7 @@ def _is_last(block: BlockApplied, to_height: int | None) -> bool:
 
 
 def check_magic(path: Path, network: Network) -> None:
-    """Refuse a chain that says of itself that it is another network's: a node's database does, and a block of Byron.
+    """Refuse a chain of another network: a node's database names its network, and so does a block of Byron.
 
     Raises:
         SourceError: it is of another network.
@@ -179,7 +179,7 @@ def _read(path: Path, network: Network, file: Path | None, offset: int, wait: Wa
         if not files and wait is None:
             raise SourceError(f"{path}: no chunk files here (NNNNN.chunk)")
         if file is not None and file not in files:
-            raise SourceError(f"{file}: this file was being read and is gone")
+            raise SourceError(f"{file}: this file was removed while it was read")
         for current in files[files.index(file) if file else 0 :]:
             if current != file:
                 file, offset = current, 0

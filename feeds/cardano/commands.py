@@ -16,7 +16,7 @@ from handlers.events import BlockApplied, ChainName, Inbound, Point, Welcome
 
 
 def _network_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what says which network it is."""
+    """Add the options that select the network."""
     for option in (
         click.option(
             "--byron-epochs",
@@ -32,7 +32,7 @@ def _network_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--network",
-            help="How slots count, epochs and times: mainnet, preprod, preview, or what --genesis says of another; "
+            help="How slots count, epochs and times: mainnet, preprod, preview, or from --genesis for another; "
             "else that of the daemon.",
         ),
     ):
@@ -44,7 +44,7 @@ def _network_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("source", type=click.Path(exists=True, path_type=Path))
 @_network_options
 @click.option("--follow", is_flag=True, help="Wait for new chunks instead of ending.")
-@click.option("--poll", default=1.0, show_default=True, type=click.FloatRange(min=0.01), help="Seconds between looks.")
+@click.option("--poll", default=1.0, show_default=True, type=click.FloatRange(min=0.01), help="Seconds between checks.")
 @options
 @click.pass_obj
 def from_cardano_chunks(

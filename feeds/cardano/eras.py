@@ -28,7 +28,7 @@ class Network(Struct, frozen=True):
     magic: int | None = None
 
     def epoch(self, slot: int) -> int:
-        """Return the epoch of a slot; a Byron block says its own."""
+        """Return the epoch of a slot; a Byron block contains its own."""
         later = slot - self.byron_epochs * self.byron_epoch_slots
         if later < 0:
             return slot // self.byron_epoch_slots

@@ -33,7 +33,7 @@ class BlockError(SourceError, CborError):
         return error if isinstance(error, BlockError) else cls(error.what, error.offset)
 
     def placed(self, file: Path, base: int) -> BlockError:
-        """Return the same error, where the bytes that were looked at begin at `base` of `file`."""
+        """Return the same error, where the bytes that were examined begin at `base` of `file`."""
         return type(self)(self.what, self.offset + base, file)
 
 

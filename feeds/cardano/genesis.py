@@ -30,7 +30,7 @@ class _BlockVersionData(Struct, frozen=True, rename="camel"):
 
 
 class _Document(Struct, frozen=True, rename="camel"):
-    """A genesis file of Byron or Shelley; the fields tell which. Byron writes amounts as text."""
+    """A genesis file of Byron or Shelley, distinguished by its fields. Byron writes amounts as text."""
 
     non_avvm_balances: dict[str, str | int] | None = None
     avvm_distr: dict[str, str | int] | None = None
@@ -58,7 +58,7 @@ def read_genesis(
     """Return what the Byron and the Shelley genesis file of one network say together; one of them may be missing.
 
     An entry becomes output 0 of a transaction whose id is the hash of the address; entries without value are kept,
-    a node has them too. No genesis file says when Byron ended: `byron_epochs` does. What the files do not say of slots
+    a node has them too. No genesis file contains when Byron ended: `byron_epochs` does. What the files lack about slots
     is as in `base`.
 
     Raises:
@@ -170,7 +170,7 @@ def _voucher_key(text: str) -> bytes:
 
 
 def _counting(document: _Document, network: Network) -> Network:
-    """Return the network with what this document says of its slots."""
+    """Return the network with this document's parameters of slots."""
     known: dict[str, float] = {}
     if (magic := _magic(document)) is not None:
         known["magic"] = magic

@@ -1,4 +1,4 @@
-"""Work that recurses as deeply as somebody else pleases.
+"""Work that recurses as deeply as someone else pleases.
 
 Who writes a transaction decides how deeply its metadata and its scripts are nested, and pays for bytes alone: the usual
 stack is not enough for all that fits into one.

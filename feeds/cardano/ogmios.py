@@ -30,7 +30,7 @@ _PAUSES_S = (0.2, 0.5, 1, 2, 5, 10, 15, 30)
 
 
 class Place(Struct, frozen=True, gc=False):
-    """A block's place in the chain, as far as we know it: the daemon's points have no era, a server's no height."""
+    """A block's place in the chain, as far as it is known: the daemon's points have no era, a server's no height."""
 
     slot: int
     hash: bytes
@@ -57,7 +57,7 @@ class Trail:
         return self._places[-2] if len(self._places) > 1 else None
 
     def grow(self, place: Place) -> None:
-        """Go on to the next block."""
+        """Continue to the next block."""
         self._to_origin &= len(self._places) < _KEPT
         self._places.append(place)
 
@@ -73,7 +73,7 @@ class Trail:
         return self._places[-1]
 
     def points(self) -> list[At | Origin]:
-        """Return points to look for on another's chain, newest first."""
+        """Return points to search for on another's chain, newest first."""
         newest_first = [At(place.slot, place.hash.hex()) for place in reversed(self._places)]
         found: list[At | Origin] = []
         back = 0
@@ -116,14 +116,14 @@ class OgmiosChain:
         self._turns, self._furthest = 0, -1
 
     def hear(self, told: Callable[[str], None]) -> None:
-        """Say from now on to `told` what an operator should know."""
+        """Pass messages for the operator to `told` from now on."""
         self._told = told
 
     async def messages(self, welcome: Welcome) -> AsyncGenerator[Inbound, None]:
         """Yield what the daemon lacks; it ends at the height to stop at, or never.
 
         Raises:
-            FeedError: the server is away for too long, says something that is not understood, or is on a chain
+            FeedError: the server is away for too long, sends something that is not understood, or is on a chain
                 that shares no point with the daemon's.
         """
         self._trail = Trail(welcome)
@@ -145,7 +145,7 @@ class OgmiosChain:
                 error = away
             await self._pause(error)
 
-    # --- what the server says ------------------------------------------------------------------------------------
+    # --- messages of the server ----------------------------------------------------------------------------------
 
     async def _meet(self, session: Session) -> list[Inbound]:
         """Find the newest point that the daemon and the server share, and go back to it if there are newer ones."""
@@ -171,7 +171,7 @@ class OgmiosChain:
         return [*self._renewed(answer.tip), *messages]
 
     def _turn(self) -> None:
-        """Let the chain go back, but not for ever without getting further than before."""
+        """Let the chain go back, but not forever without getting further than before."""
         here = -1 if self._trail.here is None else self._trail.here.slot
         self._turns = self._turns + 1 if here <= self._furthest else 1
         self._furthest = max(self._furthest, here)
@@ -247,7 +247,7 @@ class OgmiosChain:
     async def _vouchers_before(self, block: BlockApplied, here: Place | None) -> VoucherHistory | None:
         """Return the vouchers that are live before a block; None: it is behind the boundary, they matter no more.
 
-        Nobody can be asked for them, but the chain can be read once more.
+        No server can be asked for them, but the chain can be read once more.
         """
         if here is not None and block.era not in BEFORE_ALLEGRA:
             era = await self._era_of(here) if block.era == NAMES[ALLEGRA] else block.era

@@ -1,4 +1,4 @@
-"""One block as an Ogmios server tells it becomes one `BlockApplied`; pure decoding.
+"""One block in Ogmios's form becomes one `BlockApplied`; pure decoding.
 
 NOTE: some of what a chunk file has is not in the message. The ledger's sets come sorted, so inputs (since Shelley),
 assets and datums may be in another order than in the block; a server that does not include the CBOR of transactions
@@ -35,9 +35,9 @@ _WHOLE = ("82", "83", _FOUR_PARTS)
 
 
 def decode_block(block: Block, network: Network, before_slot: int | None = None) -> BlockApplied:
-    """Return what a block says. `before_slot` is that of the block before; None: there is none.
+    """Return the content of a block. `before_slot` is that of the block before; None: there is none.
 
-    It tells the slot of a boundary block: that opens the next epoch, and has the slot of the first block after it.
+    It determines the slot of a boundary block, which opens the next epoch and has the slot of the first block after it.
 
     Raises:
         MessageError: something in it is not what it should be; the error names the place in the block.
@@ -95,7 +95,7 @@ def _transaction(said: SaidTransaction, era: str) -> Tx:
 
 
 def _size(cbor: str) -> int | None:
-    """Return the ledger's size: since Alonzo the byte that says whether the transaction is valid does not count.
+    """Return the ledger's size: since Alonzo the byte for whether the transaction is valid does not count.
 
     NOTE: a server may say `cbor` of Byron's twice; what is there last, and is read, has the witnesses too.
     """

@@ -1,4 +1,4 @@
-"""What an Ogmios server says, v6 and v7: the parts of its answers that the set of outputs depends on.
+"""Messages of an Ogmios server, v6 and v7: the parts of its answers that the set of outputs depends on.
 
 The types are the check: a kind of block, an era, a way to spend, a clause, a field of a block, transaction or output
 that is not listed here is an error that names the place. What is listed but has no bearing on outputs (signatures,
@@ -23,7 +23,7 @@ _MOST_SHOWN = 300
 
 
 class MessageError(SourceError):
-    """An answer, or a part of it, is not understood; `place` says which part."""
+    """An answer, or a part of it, is not understood; `place` is that part."""
 
     def __init__(self, what: str, place: str = "") -> None:
         super().__init__(what, place)
@@ -95,7 +95,7 @@ class Ada(Struct, frozen=True, gc=False):
 
 
 class Signature(Struct, frozen=True, gc=False, tag_field="clause", tag="signature", forbid_unknown_fields=True):
-    """Whoever holds a key has to sign."""
+    """The holder of a key has to sign."""
 
     key: str = field(name="from")
 
@@ -143,7 +143,7 @@ class Script(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
 
 class Output(Struct, frozen=True, gc=False, rename="camel", forbid_unknown_fields=True):
-    """What a transaction creates. A field that we do not know might change what it is."""
+    """What a transaction creates. An unknown field might change its meaning."""
 
     address: str
     value: dict[str, dict[str, int]]
@@ -152,8 +152,8 @@ class Output(Struct, frozen=True, gc=False, rename="camel", forbid_unknown_field
     script: Script | None = None
 
 
-class Beside(Struct, frozen=True, gc=False, rename="camel", forbid_unknown_fields=True):
-    """What else a transaction says, in the eras that are listed below.
+class TransactionFields(Struct, frozen=True, gc=False, rename="camel", forbid_unknown_fields=True):
+    """Other fields of a transaction, in the eras that are listed below.
 
     None of it makes an output or ends one: `total_collateral` follows from what is spent and returned, `mint` shows in
     the outputs, `withdrawals`, `credits` and `proposals` move what accounts have, and the others are conditions,
@@ -181,7 +181,7 @@ class Beside(Struct, frozen=True, gc=False, rename="camel", forbid_unknown_field
     account_balance_intervals: Skipped = Skipped()
 
 
-class Transaction(Beside, frozen=True, gc=False, kw_only=True):
+class Transaction(TransactionFields, frozen=True, gc=False, kw_only=True):
     """One transaction."""
 
     id: str
@@ -245,14 +245,14 @@ Block = Boundary | Byron | Praos
 
 
 class Found(Struct, frozen=True, gc=False):
-    """The newest of the points asked for that is on the server's chain."""
+    """The newest of the requested points that is on the server's chain."""
 
     intersection: At | Origin
     tip: Tip | Origin
 
 
 class Forward(Struct, frozen=True, gc=False, tag_field="direction", tag="forward"):
-    """The chain goes on."""
+    """The chain continues."""
 
     block: Block
     tip: Tip | Origin
@@ -324,7 +324,7 @@ _NAMED = msgspec.json.Decoder(_Answer[_WithBlock])
 
 
 def name_of(raw: bytes) -> str:
-    """Return which block an answer that is not understood is about, as far as it says so."""
+    """Return which block an answer that is not understood is about, as far as it reports it."""
     try:
         result = _NAMED.decode(raw).result
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -335,6 +335,6 @@ def name_of(raw: bytes) -> str:
 
 
 def in_a_line(text: str) -> str:
-    """Return what somebody else wrote as part of a line: where it is too long, its beginning and its end."""
+    """Return what someone else wrote as part of a line: where it is too long, its beginning and its end."""
     text = " ".join(text.split())
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN // 2]} … {text[-_MOST_SHOWN // 2 :]}"

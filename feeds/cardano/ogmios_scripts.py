@@ -1,6 +1,6 @@
 """Scripts that outputs carry, as a transaction has them: CBOR `[language, script]`, and their hashes.
 
-A native script comes as a tree of clauses; only a server that includes the CBOR of scripts says which bytes it had.
+A native script comes as a tree of clauses; only a server that includes the CBOR of scripts sends its original bytes.
 Without them it is written canonically: nearly every script is, and only of another one would body and hash differ.
 """
 

@@ -1,7 +1,7 @@
 """One connection to an Ogmios server: requests go ahead of the answers, which come in their order.
 
-How many requests are on their way is also what bounds memory: a server answers only what it was asked, and nothing
-more is asked while answers wait. So the socket is always read, and a server that is alive is known to be.
+The number of requests in flight also bounds memory: a server only sends answers to requests, and nothing
+more is requested while answers wait. So the socket is always read, and a dead connection is noticed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LONGEST = 64 << 20  # of one answer: a block of 2,000,000 bytes is a good part 
 _FAREWELL_S = 1.0
 _SERVER_FAILS = 500
 
-_log = logging.getLogger(__name__)  # what there is to say an operator hears from us
+_log = logging.getLogger(__name__)  # the feed reports errors to the operator itself
 _log.addHandler(logging.NullHandler())
 _log.propagate = False
 
@@ -57,15 +57,15 @@ class Session:
         self._name = name
         self._asked = 0
         self._answered = 0
-        self._usual_bytes = 1 << 20  # of an answer; soon we know better
+        self._usual_bytes = 1 << 20  # of an answer; corrected soon
 
     async def intersect(self, points: Sequence[At | Origin]) -> Found:
-        """Return the first of some points that is on the server's chain, from where the next answers go on.
+        """Return the first of some points that is on the server's chain, from where the next answers continue.
 
         Raises:
             Away: the connection ended.
             ServerFault: there is none (its code is NO_INTERSECTION).
-            SourceError: the server says something else than it should.
+            SourceError: the answer is not what it should be.
         """
         await self._ask("findIntersection", {"points": points})
         raw = await self._receive()
@@ -83,7 +83,7 @@ class Session:
 
         Raises:
             Away: the connection ended.
-            SourceError: the server says something else than it should; the error names the block, if it is one.
+            SourceError: the answer is not what it should be; the error names the block, if it is one.
         """
         waiting = self._asked - self._answered
         allowed = max(1, min(_AHEAD, _AHEAD_BYTES // self._usual_bytes))
@@ -126,10 +126,10 @@ class Session:
 
 @asynccontextmanager
 async def opened(url: str) -> AsyncIterator[Session]:
-    """Connect, and in the end hang up.
+    """Connect, and in the end disconnect.
 
     Raises:
-        Away: nobody answers there.
+        Away: no server answers there.
         SourceError: no server of this kind ever will.
     """
     name = shown(url)

@@ -21,7 +21,7 @@ class VoucherHistory:
         self._genesis = genesis
         self._ever: set[OutPoint] = {
             (each.txid, each.index) for each in genesis if is_redeem(each.output.address)
-        }  # also those of blocks that were taken back: what is too much here only is remembered for nothing
+        }  # also those of blocks that were rolled back: what is too much here only is remembered for nothing
         self._start()
 
     def _start(self) -> None:

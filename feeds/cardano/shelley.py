@@ -1,4 +1,4 @@
-"""The transactions of a block since Shelley. The hot path of catching up.
+"""The transactions of a block since Shelley, and its header. The hot path of catching up.
 
 The common encodings are read in line; whatever else CBOR allows goes through the functions of `cbor`.
 """

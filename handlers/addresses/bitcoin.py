@@ -1,4 +1,4 @@
-"""Bitcoin's addresses, which stand for locking scripts: the script is the identity, and it names no network."""
+"""Bitcoin's addresses, which encode locking scripts: the script is the identity, and it names no network."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ NETWORKS = {
 _PREFIXES = {network.prefix for network in NETWORKS.values()}
 _KEY_HASH = (b"\x76\xa9\x14", b"\x88\xac")  # DUP HASH160 <20 bytes> EQUALVERIFY CHECKSIG
 _SCRIPT_HASH = (b"\xa9\x14", b"\x87")  # HASH160 <20 bytes> EQUAL
-_HASHED_BYTES = 21  # with the first byte, which says of what
+_HASHED_BYTES = 21  # with the first byte, which determines the kind
 _PRIVATE_KEY = {0x80, 0xEF}
 _EXTENDED_KEY_BYTES = 78
 
 
 class Scripts(Codec):
-    """Locking scripts in hex, for a network that we can't write addresses of: private ones have any name."""
+    """Locking scripts in hex, for a network whose address format is unknown: private ones have any name."""
 
     family: Family = "bitcoin"
     forms = "hex of the locking script"
@@ -105,11 +105,9 @@ def _owners(payload: bytes) -> list[str]:
     """Return the networks whose address has this first byte."""
     first = payload[0]
     if first in _PRIVATE_KEY and len(payload) in (33, 34):
-        raise AddressError(
-            "another kind", "a private key, which should be shown to nobody, where an address is asked for"
-        )
+        raise AddressError("another kind", "a private key, which must be kept secret, where an address is expected")
     if len(payload) == _EXTENDED_KEY_BYTES:
-        raise AddressError("another kind", "an extended key where an address is asked for")
+        raise AddressError("another kind", "an extended key where an address is expected")
     if len(payload) != _HASHED_BYTES:
         raise AddressError("malformed", f"{len(payload)} bytes, where an address has {_HASHED_BYTES}")
     owners = [name for name, network in NETWORKS.items() if first in (network.key_hash, network.script_hash)]

@@ -11,10 +11,10 @@ from zlib import crc32
 from formats.cbor import CborError, head
 from formats.errors import AddressError
 
-_LONGEST = 512  # bytes; the node's own bounds leave no room for more
+_LONGEST = 512  # bytes; the node's own bounds allow no more
 MAINNET_MAGIC = 764_824_073
 
-_PAIR = b"\x82"  # in its shortest form alone, as these four bits tell it from a Shelley address
+_PAIR = b"\x82"  # in its shortest form alone, as these four bits distinguish it from a Shelley address
 _UINT, _BYTES, _ARRAY, _MAP, _TAG = 0, 2, 4, 5, 6
 _EMBEDDED = 24
 _MAGIC = 2

@@ -1,4 +1,4 @@
-"""Cardano's addresses: bech32 since Shelley, base58 before. The raw bytes say which network they are of."""
+"""Cardano's addresses: bech32 since Shelley, base58 before. The raw bytes contain their network."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _credential_forms() -> dict[str, tuple[Part | None, int]]:
 
 _CREDENTIALS = _credential_forms()
 _PREFIXES = {*_ADDRESS, *_STAKE, *_CREDENTIALS}
-_CACHED_BYTES = 128  # no room for the few addresses that are longer
+_CACHED_BYTES = 128  # the few longer addresses are not cached
 
 
 class Cardano(Codec):
@@ -65,7 +65,7 @@ class Cardano(Codec):
         return shelley.stake_address(raw)
 
     def credentials(self, raw: bytes) -> Credentials:
-        """Return what the address says of its owners; nothing, if it is Byron's. A pointer is no credential."""
+        """Return the credentials in the address; none, if it is Byron's. A pointer is no credential."""
         return shelley.credentials(raw)
 
     def read_credential(self, text: str, part: Part = "payment") -> bytes:
@@ -124,7 +124,7 @@ def _decode(text: str) -> tuple[str, bytes]:
 def _credential(prefix: str, raw: bytes, part: Part) -> bytes:
     only, size = _CREDENTIALS[prefix]
     if only not in (None, part):
-        raise AddressError("another kind", f"{prefix} is a {only} credential where a {part} credential is asked for")
+        raise AddressError("another kind", f"{prefix} is a {only} credential where a {part} credential is expected")
     if len(raw) != size:
         raise AddressError("malformed", f"{len(raw)} bytes behind {prefix}, which has {size}")
     return raw if size == _HASH_BYTES else blake2b(raw[:_KEY_BYTES], digest_size=_HASH_BYTES).digest()
@@ -132,8 +132,8 @@ def _credential(prefix: str, raw: bytes, part: Part) -> bytes:
 
 def _no_address(prefix: str) -> AddressError:
     if prefix in _STAKE:
-        return AddressError("another kind", "a stake address where a payment address is asked for")
-    return AddressError("another kind", f"a credential ({prefix}) where an address is asked for")
+        return AddressError("another kind", "a stake address where a payment address is expected")
+    return AddressError("another kind", f"a credential ({prefix}) where an address is expected")
 
 
 def _not_behind(prefix: str) -> AddressError:

@@ -1,6 +1,6 @@
 """What all families can do, and the one that takes addresses as plain bytes."""
 
-# ruff: noqa: ARG002 -- what the base does not look at, the families do
+# ruff: noqa: ARG002 -- what the base ignores, the families use
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEX = re.compile(r"(?:[0-9a-fA-F]{2})+")
 
 
 class Credentials(NamedTuple):
-    """Who may spend and who decides about the stake, as far as an address tells; hashes of 28 bytes."""
+    """The payment and the stake credential, as far as an address has them; hashes of 28 bytes."""
 
     payment: bytes | None = None
     payment_kind: Kind | None = None
@@ -39,7 +39,7 @@ class Codec:
 
     family: Family = "raw"
     forms = "hex of the raw bytes"  # of addresses that `read` accepts, for who has written another
-    missing: str | None = None  # what this codec can't do and its family can, for who starts to say so
+    missing: str | None = None  # what this codec can't do and its family can, for the log at startup
 
     def __init__(self, network: str) -> None:
         self.network = network
@@ -53,7 +53,7 @@ class Codec:
         if is_hex(text):
             return bytes.fromhex(text)
         if not text:
-            raise AddressError("malformed", "no text where an address is asked for")
+            raise AddressError("malformed", "no text where an address is expected")
         if len(text) > LONGEST_TEXT:
             raise AddressError("malformed", f"{len(text)} characters are too many for an address")
         return self._read(text)
@@ -77,7 +77,7 @@ class Codec:
         return None
 
     def credentials(self, raw: bytes) -> Credentials:
-        """Return what the address says of its owners: what the indexes by credential find it by."""
+        """Return the credentials in the address: the keys of the indexes by credential."""
         return NO_CREDENTIALS
 
     def read_credential(self, text: str, part: Part = "payment") -> bytes:

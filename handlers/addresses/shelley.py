@@ -26,7 +26,7 @@ _WITH_STAKE = 57
 
 
 class Pointer(NamedTuple):
-    """Where a stake key was registered. Until Babbage nobody checked that there is such a place."""
+    """Where a stake key was registered. Until Babbage it was not checked that there is such a place."""
 
     slot: int
     tx_index: int

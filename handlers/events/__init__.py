@@ -1,6 +1,6 @@
 """The wire types: messages in, facts that go out after a commit, and answers.
 
-They are the wire contract, so their field names are too. Inbound messages are complete: no handler has to ask back.
+They are the wire contract, so their field names are too. Inbound messages are complete: a handler needs no more.
 They are decoded by the thousand per block, hence `gc=False` for what holds no cycle. `docs/messages.md` is generated
 from these types.
 """

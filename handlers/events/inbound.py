@@ -52,7 +52,7 @@ class Hello(Message, frozen=True, kw_only=True, forbid_unknown_fields=False):
 
 
 class Subscribe(Message, frozen=True, kw_only=True):
-    """Turn this connection into a stream of facts, each sent after the commit that it speaks of."""
+    """Turn this connection into a stream of facts, each sent after its commit."""
 
     events: Annotated[
         list[Literal["BlockCommitted", "RolledBack", "Pruned", "TxStatusChanged"]], about("Which facts to send.")
@@ -128,7 +128,8 @@ class TxSubmitted(Message, frozen=True, kw_only=True):
 
     tx: Annotated[Tx, about("The transaction.")]
     locked: Annotated[
-        bool, about("Let nobody spend its outputs until `TxUnlocked`, a block that has it, or a restart of the daemon.")
+        bool,
+        about("Make its outputs unspendable until `TxUnlocked`, a block that contains it, or a restart of the daemon."),
     ] = False
     on_spent: Annotated[
         Literal["refuse", "record"],
@@ -152,11 +153,13 @@ class TxWithdrawn(Message, frozen=True, kw_only=True):
     """Transactions do not wait for a block any more; what builds on them leaves with them, all in one commit."""
 
     txids: Txids
-    reason: Annotated[Literal["evicted", "replaced", "expired", "operator"], about("Why; subscribers are told.")]
+    reason: Annotated[
+        Literal["evicted", "replaced", "expired", "operator"], about("The reason, which subscribers receive.")
+    ]
 
 
 class TxUnlocked(Message, frozen=True, kw_only=True):
-    """Outputs of these transactions may be spent, whoever locked them."""
+    """Outputs of these transactions may be spent again, whatever the kind of lock."""
 
     txids: Txids
 
@@ -170,7 +173,7 @@ class TxLocked(Message, frozen=True, kw_only=True):
 class TxMined(Message, frozen=True, kw_only=True):
     """Transactions are in a block that is not sent as `BlockApplied`, or with `unset` are no longer.
 
-    What the chain here says of its own blocks stands: a message that contradicts it is refused with `IN_CHAIN`.
+    The active chain takes precedence: a message that contradicts one of its blocks is refused with `IN_CHAIN`.
     """
 
     txids: Txids
@@ -182,7 +185,7 @@ class TxMined(Message, frozen=True, kw_only=True):
 
 
 class OutputsFrozen(Message, frozen=True, kw_only=True):
-    """Nobody may spend these outputs."""
+    """These outputs must not be spent."""
 
     outpoints: Annotated[list[OutPoint], about("The outputs, as `[txid, index]`.")]
 

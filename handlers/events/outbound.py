@@ -1,4 +1,4 @@
-"""What the daemon sends: facts, each after the commit that it speaks of, and answers to messages."""
+"""What the daemon sends: facts, each after its commit, and answers to messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BlockCommitted(Event, frozen=True, kw_only=True):
     slot: Annotated[int, about("Its slot; its height on a chain without slots.")]
     hash: Annotated[Hash32, about("Its hash.")]
     txs: Annotated[int, about("Number of its transactions.")]
-    created: Annotated[int, about("Outputs that it created, without those that nobody can spend.")]
+    created: Annotated[int, about("Outputs that it created, without unspendable ones.")]
     spent: Annotated[int, about("Outputs that it spent, its own too.")]
     missing_inputs: Annotated[int, about("Inputs whose outputs were not unspent here; they were skipped.")]
     sequence: Sequence = 0
@@ -80,15 +80,16 @@ class Welcome(Event, frozen=True, kw_only=True):
     rollback_floor: Annotated[
         Point | None, about("The lowest block that a rollback can go to; null while it can go to the origin.")
     ]
-    persisted_height: Annotated[int | None, about("What `BlockPersisted` said last.")]
+    persisted_height: Annotated[int | None, about("The height of the last `BlockPersisted`.")]
     network_tip_height: Annotated[
-        int | None, about("How far the network is, as the feeder said; null once no feeder has been there for a while.")
+        int | None,
+        about("Height of the network, as the feeder reported it; null once no feeder has been connected for a while."),
     ] = None
     seconds_since_last_block: Annotated[float | None, about("Since this daemon committed a block; null before.")] = None
     feeder_away_s: Annotated[float | None, about("Seconds since the last feeder left; 0 while one is connected.")] = (
         None
     )
-    store_id: Annotated[str | None, about("Identifies the store; another after it was made anew.")] = None
+    store_id: Annotated[str | None, about("Identifies the store; changes when it is created again.")] = None
     newest_sequence: Annotated[int | None, about("Sequence of the last fact that was sent to subscribers.")] = None
     seq: Annotated[int | None, about("`seq` of the `Hello`.")] = None
 
@@ -102,7 +103,7 @@ class Ack(Event, frozen=True, kw_only=True, omit_defaults=True):
     seq: Annotated[int, about("`seq` of the message.")]
     status: Annotated[AckStatus, about("What became of it.")]
     tip: Annotated[Point | None, about("The last block after it; null on an empty store.")]
-    evicted: Annotated[int, about("How many older submissions had to make room for this one.")] = 0
+    evicted: Annotated[int, about("How many older submissions were evicted for this one.")] = 0
 
 
 class Error(Event, frozen=True, kw_only=True):

@@ -44,7 +44,7 @@ class Output(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_def
     ] = None
     spendable: Annotated[
         bool,
-        about("False: nobody can ever spend it (`OP_RETURN`). It counts in the index of outputs and is not stored."),
+        about("False: it is unspendable (`OP_RETURN`). It counts in the index of outputs and is not stored."),
     ] = True
 
 
@@ -89,7 +89,7 @@ class Tx(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_default
 
 
 class NetworkTip(Struct, frozen=True, omit_defaults=True):
-    """How far the network is, as the client sees it."""
+    """The tip of the network, as the client sees it."""
 
     height: Annotated[Height, about("Height of the network's last block.")]
     slot: Annotated[Count | None, about("Its slot; checked and not used.")] = None

@@ -1,4 +1,4 @@
-"""What merges and rewrites keep: what lives, what may live again, and what nothing is ever dropped from."""
+"""What merges and rewrites keep: what is unspent, what a rollback may restore, and what is never dropped."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from storage.history.layout import Flags, Numbers, Records, Words
 
-_PLACE_BITS = 24  # of an element's place among others, beside its number in one integer
+_PLACE_BITS = 24  # of an element's place among others, next to its number in one integer
 _PLACE = (1 << _PLACE_BITS) - 1
 
 
@@ -24,7 +24,7 @@ def distinct(numbers: Numbers) -> Numbers:
 
 
 def first_places(numbers: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the distinct elements of whole numbers below 2^39 in order, and where each stands first."""
+    """Return the distinct elements of whole numbers below 2^39 in order, and the first place of each."""
     if len(numbers) > _PLACE:
         return np.unique(numbers, return_index=True)
     both = np.sort(numbers << _PLACE_BITS | np.arange(len(numbers)))

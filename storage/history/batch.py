@@ -221,7 +221,7 @@ class Batch:
         first.sort()
         return Spends(numbers[first], spender[first], inputs[first], np.flatnonzero(missing[real]))
 
-    # --- what is told --------------------------------------------------------------------------------------------
+    # --- facts ---------------------------------------------------------------------------------------------------
 
     def block_of(self, txs: Numbers) -> Numbers:
         """Return in which block of the batch transactions are."""

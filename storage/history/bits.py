@@ -179,7 +179,7 @@ class StoredBits:
 
 
 def set_stored(txn: Txn, table: Db, numbers: Numbers, *, to: bool) -> None:
-    """Set numbers, or clear them, in a table that nobody has in memory; a chunk without any is removed."""
+    """Set numbers, or clear them, in a table that is not in memory; a chunk without any is removed."""
     chunks, which = places_among_distinct(numbers >> 10)
     names = [_KEY.pack(chunk) for chunk in chunks.tolist()]
     there = {key: open_chunk(key, value) for key, value in txn.cursor(table).getmulti(names)}

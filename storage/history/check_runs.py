@@ -1,4 +1,4 @@
-"""Whether the indexes' runs are in order, and have what the outputs, transactions, blocks and undo logs ask for."""
+"""Whether the indexes' runs are in order, and have what outputs, transactions, blocks and undo logs require."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _FILTER_KEY = Packed(">II")
 class Nothing:
     """A sink that takes nothing."""
 
-    def expect(self, prefixes: Words, numbers: object, beside: object = 0) -> None:
+    def expect(self, prefixes: Words, numbers: object, extra: object = 0) -> None:
         """See `Sink`."""
 
-    def find(self, prefixes: Words, numbers: object, beside: object = 0) -> None:
+    def find(self, prefixes: Words, numbers: object, extra: object = 0) -> None:
         """See `Sink`."""
 
 
@@ -102,7 +102,7 @@ def _counting(kind: str, manifest: Manifest) -> Iterator[str]:
     if count.run in lows and count.low != lows[count.run]:
         yield f"the count of {kind} is at number {count.low}, its run {count.run} begins with {lows[count.run]}"
     if min(count.values, count.lived) < 0 or (count.run == 0 and max(count.values, count.lived) > 0):
-        yield f"the count of {kind} says {count.lived} in {count.values} values of run {count.run}"
+        yield f"the count of {kind} has {count.lived} in {count.values} values of run {count.run}"
 
 
 def _size(view: View, kind: str) -> int:
@@ -126,7 +126,7 @@ def wanted(view: View, kind: str, entries: Records) -> Flags:
 
 
 def check_entries(view: View, kind: str, sink: Sink, merging: Sink) -> Iterator[str]:
-    """One index: its runs in order and as long as they say; tell what they have."""
+    """One index: its runs in order and as long as their list records; report what they have."""
     manifest = runs.manifest(view.txn, view.meta, kind)
     for run in manifest.runs:
         input_of = next((merge for merge in manifest.merges if run.id in merge.inputs), None)
@@ -156,7 +156,7 @@ class _Living:
         self._values, self._read = self._values + len(starts), self._read + end
 
     def findings(self, kind: str) -> Iterator[str]:
-        """Yield what the list says wrongly: entries that lived when they were counted may have died since."""
+        """Yield where the list is wrong: entries that lived when they were counted may have died since."""
         run, count = self._run, self._count
         if self._all > run.lived:
             yield f"run {run.id} of {kind} has {self._all} living entries, its list says at most {run.lived}"
@@ -164,7 +164,7 @@ class _Living:
             yield f"the count of {kind} has read {count.values} values of run {run.id}, which has {self._values}"
         elif not self._counted <= count.lived <= self._read:
             found = f"{self._counted} of {self._read} entries live"
-            yield f"the count of {kind} says {count.lived} in {count.values} values of run {run.id}, where {found}"
+            yield f"the count of {kind} has {count.lived} in {count.values} values of run {run.id}, where {found}"
 
 
 def _check_run(
@@ -201,7 +201,7 @@ def _check_run(
 
 
 def _tell(kind: str, run: Run, there: Records, sink: Sink, merging: Sink, merge: Merge | None) -> Iterator[str]:
-    """Tell the sinks which living entries a run has, and which of them a merge has gone through."""
+    """Pass to the sinks which living entries a run has, and which of them a merge has processed."""
     sink.find(*_parts(there))
     if merge is None:
         return

@@ -1,4 +1,4 @@
-"""Whether the index of touches has what outputs and undo logs ask for, block by block; with it nothing is forgotten."""
+"""Whether the index of touches has what outputs and undo logs require, block by block; with it nothing is dropped."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from storage.history.view import View
 
 
 def check_touches(view: View, sink: Sink) -> Iterator[str]:
-    """Tell what each block has touched; every output and undo log is there from the first block of the history on."""
+    """Report what each block has touched; every output and undo log exists from the first block of the history on."""
     first, stored = touches.first_block(view.txn, view.meta), view.stored
     if first is None:
-        yield "the index history is kept, but nothing says from which block on"
+        yield "the index history is kept, but its first block is not recorded"
         return
     for ordinal, block in view.blocks():
         entries = touches.of_block(stored, ordinal, block)

@@ -1,6 +1,6 @@
-"""Whether blocks, transactions, outputs, what lives and what was spent agree with each other.
+"""Whether blocks, transactions, outputs, unspent bits and undo logs agree with each other.
 
-Each of these walks reads one table, believes what the ones before it have found sound, and tells the indexes' sinks
+Each of these walks reads one table, relies on what earlier ones have found sound, and tells the indexes' sinks
 what they should have.
 """
 
@@ -49,7 +49,7 @@ Sinks = Mapping[str, Sink]
 
 
 def walks(view: View, kinds: list[str], sinks: Sinks) -> dict[str, Callable[[], Iterator[str]]]:
-    """Return the walks that tell what indexes should have; `kinds` are those over outputs."""
+    """Return the walks that report what indexes should have; `kinds` are those over outputs."""
     found: dict[str, Callable[[], Iterator[str]]] = {
         "hashes of blocks": partial(check_hashes, view, sinks),
         "undo logs": partial(check_undo, view, sinks),
@@ -62,7 +62,7 @@ def walks(view: View, kinds: list[str], sinks: Sinks) -> dict[str, Callable[[], 
 
 
 def check_blocks(view: View) -> Iterator[str]:
-    """Blocks: one after the other up to the tip, and their counts add up to what the state says."""
+    """Blocks: one after the other up to the tip, and their counts add up to the state's."""
     state, following, number, unspent = view.state, None, 0, 0
     firsts, created, failed = list[int](), list[tuple[int, int, int]](), list[bool]()
     for ordinal, block in view.blocks():
@@ -89,7 +89,7 @@ def check_blocks(view: View) -> Iterator[str]:
     if last != state.tip:
         yield f"the last block is {last}, the tip is {state.tip}"
     if number != state.next_number:
-        yield f"the last block ends at number {number}, the state goes on at {state.next_number}"
+        yield f"the last block ends at number {number}, the state continues at {state.next_number}"
     if unspent != state.unspent:
         yield f"the blocks leave {unspent} outputs unspent, the counter says {state.unspent}"
     view.block_firsts = np.array(firsts, np.int64)
@@ -98,7 +98,7 @@ def check_blocks(view: View) -> Iterator[str]:
 
 
 def check_hashes(view: View, sinks: Sinks) -> Iterator[str]:
-    """Tell under which prefix each block is found by its hash."""
+    """Report under which prefix each block is found by its hash."""
     blocks = view.blocks()
     while some := list(islice(blocks, _BLOCKS)):
         hashes = words(b"".join([block.hash for _, block in some]))
@@ -107,7 +107,7 @@ def check_hashes(view: View, sinks: Sinks) -> Iterator[str]:
 
 
 def check_live(view: View) -> Iterator[str]:
-    """What lives: as many as the state counts, none at a number that no block has."""
+    """Unspent bits: as many as the state counts, none at a number that no block has."""
     for key, value in view.scan(LIVE):
         chunk = int.from_bytes(key, "big")
         if not view.live.put(chunk * BITS, value[:-4]):
@@ -154,7 +154,7 @@ def check_tx_order(view: View) -> Iterator[str]:
         said = view.window[at, 0]
         yield f"block {state.floor + 1 + at} has {said} transactions, there are records of {counts[at]}"
     for at in _first(failed != view.failed):
-        yield f"block {state.floor + 1 + at} says wrongly whether a transaction of it failed"
+        yield f"block {state.floor + 1 + at} records wrongly whether a transaction of it failed"
 
 
 def check_undo(view: View, sinks: Sinks) -> Iterator[str]:
@@ -195,7 +195,7 @@ def _ended(view: View, ordinal: int, count: int) -> Iterator[str]:
 
 
 def _spends(view: View, ordinal: int, spends: Records, last: Records, sinks: Sinks) -> Iterator[str]:
-    """Look at a part of a block's undo log, after the last spend before it."""
+    """Check a part of a block's undo log, after the last spend before it."""
     place = ordinal - view.lowest
     first = int(view.block_firsts[place])
     numbers, spenders = spends["number"], first + spends["spender"].astype(np.int64)
@@ -234,7 +234,7 @@ def check_txs(view: View, sinks: Sinks) -> Iterator[str]:
         some = np.flatnonzero((alive > 0) | (number >= view.kept_number))
         kept = records[some]
         view.kept_txs.add(number[some])
-        sinks["txid"].expect(view.prefixes(np.ascontiguousarray(kept["id"])), number[some], beside_of(kept))
+        sinks["txid"].expect(view.prefixes(np.ascontiguousarray(kept["id"])), number[some], extra_of(kept))
         bad = np.flatnonzero(records["counts"] & TxFlag.INVALID)
         back = (records["counts"][bad] & TxFlag.COLLATERAL_RETURN) != 0
         failed.append(np.stack((number[bad], outputs[bad], back), axis=1))
@@ -252,8 +252,8 @@ def _without(view: View, low: int, high: int, number: Numbers, outputs: Numbers)
             yield f"output {some[at]} is of a transaction that has no record"
 
 
-def beside_of(records: Records) -> Words:
-    """Return what an entry has beside prefix and number: a part of the id, and how many outputs there are."""
+def extra_of(records: Records) -> Words:
+    """Return what an entry has besides prefix and number: a part of the id, and how many outputs there are."""
     check = (records["id"][:, 3] & np.uint64(0xFFFF_FFFF)) << np.uint64(32)
     joined: Words = check | outputs_in(records["counts"]).astype(np.uint64)
     return joined
@@ -271,7 +271,7 @@ def revivable_of(revivable: BitSet, first: Numbers, outputs: Numbers) -> Numbers
 
 
 def check_outputs(view: View, kinds: list[str], sinks: Sinks) -> Iterator[str]:
-    """Outputs: whatever lives or may live again has a record; its body says under which keys it is found."""
+    """Outputs: whatever lives or may live again has a record; its body determines the keys under which it is found."""
     low, size = 0, view.state.next_number
     counts = np.zeros(len(view.window), np.int64)
     for records, heap in view.outputs():

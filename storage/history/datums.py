@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _UNDO_KEY = Packed(">II")
 _HEAD = 5  # the most bytes in front of a byte string
 _EMPTY = HEAD_BYTES + 11  # bytes of a value without datums, at most
-_READ = 100  # outputs that are looked at before others get a turn
+_READ = 100  # outputs that are examined before others get a turn
 _decode = msgspec.msgpack.Decoder(tuple[int, list[bytes]]).decode
 
 
@@ -88,10 +88,10 @@ def read(txn: Txn, undo: Db, ordinal: int) -> list[bytes]:
 
 
 def search(stored: Stored, digest: bytes) -> Iterator[bytes | None]:
-    """Look for the datum with a hash among the outputs under it in the index by datum, the latest first.
+    """Search for the datum with a hash among the outputs under it in the index by datum, the latest first.
 
-    Yields None now and then, so that others get a turn, and at last the datum if it is there. It is looked for with
-    outputs that live or may live again, and with whoever spent them.
+    Yields None now and then, so that others get a turn, and at last the datum if it is there. It is searched for with
+    outputs that live or may live again, and with the transactions that spent them.
     """
     for numbers in stored.index("datum").descending(stored.prefix(digest)):
         for at in range(0, len(numbers), _READ):
@@ -110,7 +110,7 @@ def _near(stored: Stored, numbers: Numbers) -> Iterator[bytes]:
     found = stored.bodies(there)
     for number in there.tolist():
         if number not in found:
-            raise Damaged(f"output {number} lives, or may live again, but is not there")
+            raise Damaged(f"output {number} lives, or may live again, but is missing")
         extra = to_extra(found[number].extra)
         yield from (datum for datum in (extra.inline_datum, extra.datum) if datum is not None)
     for ordinal in {by.block for by in spenders.values()}:

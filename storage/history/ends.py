@@ -1,4 +1,4 @@
-"""What the ends of the chain's tables say, in some milliseconds: state row, lists of runs, first and last values."""
+"""Quick checks of the chain's tables, in some milliseconds: state row, lists of runs, first and last values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def contradictions(txn: Txn, tables: dict[str, Db]) -> Iterator[str]:
         try:
             yield from _tip(txn, tables, state)
             if NODE in tables:
-                yield from _mountains(txn, tables, state)
+                yield from _ranges(txn, tables, state)
         except Damaged as error:
             yield str(error)
 
@@ -41,7 +41,7 @@ def _ends(txn: Txn, tables: dict[str, Db]) -> Iterator[str]:
 
 
 def _tip(txn: Txn, tables: dict[str, Db], state: State) -> Iterator[str]:
-    """The last block is the tip, ends where the state goes on, and is found by its hash; its undo log is the last."""
+    """The last block is the tip, ends where the state continues, and is found by its hash; its undo log is the last."""
     last = _last(txn, tables[BLOCK])
     if last != (state.tip if state.tip or last == 0 else None):
         yield f"the last block is {last}, the tip is {state.tip}"
@@ -59,7 +59,7 @@ def _tip(txn: Txn, tables: dict[str, Db], state: State) -> Iterator[str]:
 
 def _last_block(txn: Txn, tables: dict[str, Db], state: State, block: Block) -> Iterator[str]:
     if (end := block.first + block.numbers) != state.next_number:
-        yield f"the last block ends at number {end}, the state goes on at {state.next_number}"
+        yield f"the last block ends at number {end}, the state continues at {state.next_number}"
     if Stored(txn, tables).ordinal_of(block.hash) != state.tip:
         yield f"block {state.tip} is not found by its hash {block.hash.hex()}"
     if state.floor < state.tip:
@@ -71,8 +71,8 @@ def _last(txn: Txn, table: Db) -> int | None:
     return int.from_bytes(cursor.key()[:4], "big") if cursor.last() else None
 
 
-def _mountains(txn: Txn, tables: dict[str, Db], state: State) -> Iterator[str]:
-    """Both mountain ranges have as many nodes as there are numbers, and chunks of bits, to be under them."""
+def _ranges(txn: Txn, tables: dict[str, Db], state: State) -> Iterator[str]:
+    """Both Merkle mountain ranges have as many nodes as the numbers, and the chunks of bits, require."""
     mmr, leaves = StoredMmr(tables), state.next_number
     for table, nodes, size in (
         (NODE, mmr.nodes(txn), size_of(leaves)),

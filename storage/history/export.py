@@ -1,4 +1,4 @@
-"""The live set of the store at one block boundary, read in short snapshots: whoever is slow keeps no freed page alive.
+"""The live set of the store at one block boundary, read in short snapshots, so that a slow reader holds no pages.
 
 Every snapshot after the first is of a later commit. What was live at the boundary is still found there: its bit is
 set, or the undo log of a block above the boundary has it, and then its body is still kept. So the set is exact as long
@@ -44,7 +44,7 @@ _VALUES = 64  # for each snapshot: some thousand outputs, some milliseconds
 class Part(NamedTuple):
     """Live outputs in chain order: of each the place of its transaction's id, its index, its value and its body.
 
-    Ids are 64 digits of `txids` each; address and what stands beside it are in `heap`, from `starts` over `middles` to
+    Ids are 64 digits of `txids` each; address and extra fields are in `heap`, from `starts` over `middles` to
     `ends`.
     """
 
@@ -97,7 +97,7 @@ class _Reading:
         return txn.get(_U32.pack(ordinal), db=self._tables[BLOCK])
 
     def check(self, txn: Txn) -> None:
-        """Refuse a snapshot in which the boundary's set can't be found any more; learn what was spent since."""
+        """Refuse a snapshot in which the boundary's set can't be found any more; read what was spent since."""
         state = stored_state(txn, self._tables[META])
         passed = state.floor > self._boundary
         if passed or state.tip < self._boundary or self._row_of(txn, self._boundary) != self._row:
@@ -121,7 +121,7 @@ class _Reading:
         return f"block {block.height} {block.hash.hex()}"
 
     def _look_above(self, txn: Txn, tip: int) -> None:
-        """Read the undo logs of the blocks that came since, and forget those that were taken back."""
+        """Read the undo logs of the blocks that came since, and drop those that were rolled back."""
         known, first, blocks = len(self._above), self._boundary + 1, self._tables[BLOCK]
         del self._above[max(tip - self._boundary, 0) :]
         while self._above and read_block(txn, blocks, first + len(self._above) - 1).hash != self._above[-1][0]:
@@ -169,7 +169,7 @@ class _Reading:
         return live
 
     def _outputs(self, txn: Txn, values: int) -> tuple[Records, bytes]:
-        """Return the records of the next values, and their heap; go on behind them."""
+        """Return the records of the next values, and their heap; continue behind them."""
         cursor, parts, heaps = txn.cursor(self._tables[OUTPUT]), list[bytes](), list[bytes]()
         there = _stand(cursor, self._start)
         while there and len(parts) < values:
@@ -197,7 +197,7 @@ class _Reading:
 
 
 def _stand(cursor: Cursor[bytes], number: int) -> bool:
-    """Stand on the value that a number would be in, or else on the first one."""
+    """Move to the value that a number would be in, or else to the first one."""
     there = cursor.set_range(KEY.pack(number))
     if there and KEY.unpack(cursor.key())[0] == number:
         return True

@@ -1,4 +1,4 @@
-"""A filter for each run of transaction ids: it tells of most ids that they are not in the run.
+"""A filter for each run of transaction ids: it excludes most ids that are not in the run.
 
 A filter is an array of words, and an id has four bits in one of them. The word follows from the prefix so that words
 and prefixes have the same order: a merge, which meets prefixes in order, writes the words in order.

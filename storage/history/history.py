@@ -1,4 +1,4 @@
-"""The history's tables in the hands of the one thread that writes them: blocks in, numbers out, and the way back.
+"""The history's tables, for the one thread that writes them: blocks in, numbers out, and rollbacks.
 
 Every output has a running number, and a transaction has that of its first output. A batch of blocks is resolved and
 written at once, with arrays: what each input spends, what lives. A spend is a bit that is cleared and a number in the
@@ -46,7 +46,7 @@ from storage.history.layout import (
     words,
 )
 from storage.history.merging import count_runs, merge_runs
-from storage.history.mmr import Mountains
+from storage.history.mmr import MountainRanges
 from storage.history.output_keys import RULES
 from storage.history.recent import Recent
 from storage.history.runs import Index
@@ -65,10 +65,10 @@ _COLLECTED, _THINNED, _COUNTED = 40, 40, 4  # values for each block
 class History:
     """The history on one LMDB environment; `indexes` are the kinds of index over outputs that it keeps.
 
-    With `mmr` every output has a leaf in a mountain range.
+    With `mmr` every output has a leaf in a Merkle mountain range.
     """
 
-    def __init__(self, tables: dict[str, Db], indexes: Sequence[str], mmr: Mountains | None = None) -> None:
+    def __init__(self, tables: dict[str, Db], indexes: Sequence[str], mmr: MountainRanges | None = None) -> None:
         self._tables, self._meta, self._block, self._undo = tables, tables[META], tables[BLOCK], tables[UNDO]
         self.tx = Values(tables[TX], TX_RECORD, heap=False)
         self.output = Values(tables[OUTPUT], OUTPUT_RECORD, heap=True)
@@ -100,7 +100,7 @@ class History:
             self.mmr.load(txn, self.state.next_number)
 
     def save(self, txn: Txn) -> None:
-        """Write what has changed beside the values."""
+        """Write everything that has changed besides the values."""
         changed = self.live.flush(txn)
         if self.mmr:
             self.mmr.save(txn, self.live, changed)
@@ -113,13 +113,13 @@ class History:
         return self.state.next_run
 
     def prefixes(self, digests: Words) -> Words:
-        """Return the prefixes of digests: nobody without the store's keys can find two with one prefix."""
+        """Return the prefixes of digests: without the store's keys, two with one prefix can't be constructed."""
         return prefixes(digests, self._keys)
 
     # --- applying ------------------------------------------------------------------------------------------------
 
     def apply(self, txn: Txn, blocks: list[Waiting], *, deep: bool) -> list[Done]:
-        """Write a batch of blocks; far below the tip, what was born and died in it leaves no trace."""
+        """Write a batch of blocks; far below the tip, outputs that were created and spent in it are not stored."""
         made = Batch(blocks, self.state.next_number)
         own = self.prefixes(made.txids)
         spends = self._resolve(txn, made, own)
@@ -193,7 +193,7 @@ class History:
         """
         first, count = np.full(len(txids), -1, np.int64), np.zeros(len(txids), np.int64)
         order = np.argsort(wanted)
-        for enough in (True, False):  # two ids with one prefix: the second time all of them are looked at
+        for enough in (True, False):  # two ids with one prefix: the second time all of them are compared
             places, entries = self.index["txid"].find(txn, wanted[order], enough=enough)
             places = order[places]
             same = entries["check"] == txids[places, 3].astype(np.uint32)
@@ -305,7 +305,7 @@ class History:
         self.index["spender"].drop_below(self._reachable(txn))
 
     def _reachable(self, txn: Txn) -> int:
-        """Return the lowest number that a rollback may take back."""
+        """Return the lowest number that a rollback may reach."""
         return reachable(txn, self._block, self.state.floor)
 
     def maintain(self, txn: Txn, blocks: int) -> tuple[int, int]:
@@ -330,7 +330,7 @@ class History:
         return transactions, nodes
 
     def sweeps(self, blocks: int) -> int:
-        """Return how often to keep house for so many blocks until every value was looked at."""
+        """Return how many maintenance steps so many blocks need until every value was examined."""
         values = max(2 * len(self.tx.firsts), len(self.output.firsts))
         counted = max(index.value_count() for index in self.index.values())
         sweeps = max(-(-values // (_THINNED * blocks)), -(-counted // (_COUNTED * blocks)))
@@ -343,14 +343,14 @@ class History:
         """Whether a run is being merged or rewritten."""
         return any(index.manifest.merges for index in self.index.values())
 
-    # --- the way back --------------------------------------------------------------------------------------------
+    # --- rollback ------------------------------------------------------------------------------------------------
 
     def undo(self, txn: Txn, ordinal: int) -> Records:
         """Return what a block above the floor spent, in order."""
         return read_undo(txn, self._undo, ordinal)
 
     def rollback(self, txn: Txn, target: int) -> None:
-        """Take back every block after one.
+        """Roll back every block after one.
 
         Raises:
             Damaged: something is missing that this needs; the transaction must not be committed.

@@ -60,7 +60,7 @@ _read_block = msgspec.msgpack.Decoder(Block).decode
 
 
 def check_values(view: View) -> Iterator[str]:
-    """Yield which values are not as they were written. Nothing is believed here, so nothing can mislead it."""
+    """Yield which values are not as they were written. No value is trusted here, so none can mislead the check."""
     for table in filter(view.tables.__contains__, LOOKS):
         for key, value in view.scan(table):
             try:
@@ -81,7 +81,7 @@ def look(table: str, key: bytes, value: bytes) -> None:
 
 
 def check_meta(txn: Txn, view: View) -> Iterator[str]:
-    """Yield what is wrong with the state row, the lists of runs, and what else is said once."""
+    """Yield what is wrong with the state row, the lists of runs, and the single rows."""
     last_run = 1 << 32
     try:
         state = stored_state(txn, view.tables[META])
@@ -147,7 +147,7 @@ def _records(record: np.dtype[np.void], *, heap: bool) -> Callable[[bytes, bytes
             raise Damaged(f"the numbers of {name} do not ascend")
         left = room - count * record.itemsize - (int(records["length"].sum(dtype=np.int64)) if heap else 0)
         if left or (heap and np.any(records["address"] > records["length"])):
-            raise Damaged(f"the bodies in {name} do not have the lengths that it says")
+            raise Damaged(f"the bodies in {name} do not have the lengths in its records")
 
     return look
 

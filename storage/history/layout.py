@@ -1,6 +1,6 @@
 """The tables of the chain and the bytes of their values: a checksum and a count, then records of one size.
 
-`docs/format.md` describes them. Values are about 16 KiB: LMDB finds room for many values of one bounded size quickly.
+`docs/format.md` describes them. Values are about 16 KiB: LMDB finds space for many values of one bounded size quickly.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ _FLAG_BITS = 3
 
 
 class State(Struct, array_like=True):
-    """Where the store is. One row, rewritten by every commit.
+    """The state of the store. One row, rewritten by every commit.
 
-    Blocks above `floor` have an undo log. `keys` are the store's own: nobody else can find two ids with one prefix.
+    Blocks above `floor` have an undo log. `keys` are secret and random, so that two ids with one prefix can't be made.
     """
 
     keys: list[int]
@@ -99,7 +99,7 @@ class Block(Struct, array_like=True, frozen=True):
 
 
 class Extra(Struct, array_like=True, frozen=True):
-    """What an output has beside address and value; it stands behind the address when there is any.
+    """What an output has besides address and value; it follows the address when there is any.
 
     `datum` is the datum that `datum_hash` names, where a transaction of the output's block had it among its witnesses.
     """
@@ -172,7 +172,7 @@ def check(value: bytes, what: str) -> None:
     """Check a value's checksum.
 
     Raises:
-        Damaged: it is another one; `what` says which value it is.
+        Damaged: it is another one; `what` names the value.
     """
     if not is_intact(value):
         raise Damaged(f"{what} does not have the checksum that was written with it")
@@ -225,7 +225,7 @@ def to_tx(record: Records) -> TxFound:
 
 
 def to_extra(raw: bytes) -> Extra:
-    """Return what an output has beside address and value.
+    """Return what an output has besides address and value.
 
     Raises:
         Damaged: it can't be read.
@@ -233,7 +233,7 @@ def to_extra(raw: bytes) -> Extra:
     try:
         return _read_extra(raw) if raw else Extra()
     except msgspec.DecodeError as error:
-        raise Damaged(f"what an output has beside its address cannot be read: {error}") from error
+        raise Damaged(f"the extra fields of an output cannot be read: {error}") from error
 
 
 def to_body(found: Found) -> bytes:

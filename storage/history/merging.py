@@ -1,10 +1,10 @@
-"""Merging runs: neighbours of one level become one run of the next, without the entries that nobody wants any more.
+"""Merging runs: neighbours of one level become one run of the next, without dead entries.
 
 The largest run of an index may wait for a very long time until there are enough others of its level. So the entries
 that live are counted, run after run, and a run of which half has died is rewritten alone: a merge of one run, whose
 level stays as it is.
 
-What is done is on disk with the manifest, so the next turn goes on where the last one stopped, after a kill too.
+What is done is on disk with the manifest, so the next turn continues there, after a kill too.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _BEYOND = 1 << 64
 
 
 def merge_runs(index: Index, txn: Txn, budget: int, keep: Keep) -> int:
-    """Merge about as many entries as the budget says, leaving out those that `keep` does not want; return how many.
+    """Merge about as many entries as the budget allows, leaving out those that `keep` does not want; return how many.
 
-    Merges of the lowest level go first: else runs would become many, and each look-up goes through all of them.
+    Merges of the lowest level go first: else there would be many runs, and each look-up searches all of them.
     """
     done = 0
     _begin(index)
@@ -135,7 +135,7 @@ def _after(fences: Fences, prefix: int, number: int) -> int:
 
 
 def _before(entries: Records, prefix: int, number: int) -> Flags:
-    """Return which entries stand before an entry, in the order of runs."""
+    """Return which entries precede an entry, in the order of runs."""
     if prefix == _BEYOND:
         return np.ones(len(entries), np.bool_)
     there, wanted = entries["prefix"], np.uint64(prefix)

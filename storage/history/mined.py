@@ -1,7 +1,7 @@
-"""The transactions of the chain as its tables tell of them: what `storage.chain_txs` describes is read here.
+"""The transactions of the chain, read from its tables: the implementation of `storage.chain_txs`.
 
-One snapshot serves a read or write transaction for as long as that is the last one asked with; whoever writes to the
-chain's tables has to say so (`forget`).
+One snapshot serves a read or write transaction while that is the last one used; the writer of the
+chain's tables has to invalidate it (`forget`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class RolledBack(NamedTuple):
 
     @property
     def first(self) -> int:
-        """Return the number that goes back first of all."""
+        """Return the first number that a rollback would return."""
         return self.blocks[0].first
 
     def txids(self) -> list[bytes]:
@@ -110,7 +110,7 @@ class MinedStore:
         self._look, self._resolved = None, {}
 
     def resolve(self, txn: Txn, txids: Iterable[bytes]) -> None:
-        """Look up many transactions at once, with what the writer has in memory, for those that will be asked for."""
+        """Look up many transactions at once, with what the writer has in memory, before they are requested."""
         names = sorted(set(txids))
         if not names:
             return
@@ -122,9 +122,9 @@ class MinedStore:
             kept = records["number"] >= look.stored.reachable
             kept |= _any(history.live.has, records["number"], outputs_in(records["counts"]))
             self._resolved.update((found.txid, found) for found, _ in _listed(records.compress(kept)))
-        # What has no output that lives is left to `find`, which looks whether one may live again.
+        # What has no output that lives is left to `find`, which checks whether one may live again.
 
-    # --- looking -------------------------------------------------------------------------------------------------
+    # --- look-up -------------------------------------------------------------------------------------------------
 
     def find(self, txn: Txn, txid: bytes) -> ChainTx | None:
         """Return a transaction, the latest of its id, while it has outputs that live or a rollback may reach it."""
@@ -164,7 +164,7 @@ class MinedStore:
         return slots, look.block(last).height if last else None
 
     def told(self, txn: Txn, tx: ChainTx, index: int) -> bytes | None:
-        """Return a slot as the chain tells of it, without a claim beside it."""
+        """Return a slot as the chain has it, without a claim."""
         look, number = self._at(txn), tx.number + index
         if index >= look.stored.tx_of(tx.number).outputs:
             return None
@@ -199,7 +199,7 @@ class MinedStore:
         look = self._at(txn)
         return [found for records in look.of_block(look.block(ordinal)) for found, _ in _listed(records)]
 
-    # --- the way back --------------------------------------------------------------------------------------------
+    # --- rollback ------------------------------------------------------------------------------------------------
 
     def rolled_back(self, txn: Txn, tip: int, target: int) -> RolledBack:
         """Return what the blocks above `target` are, while all of them are there still."""
@@ -236,8 +236,8 @@ class MinedStore:
         spent_by = dict[int, tuple[int, int]]()
         for spend in back.spends[np.isin(homes, txs["number"])].tolist():
             spent_by[spend[0]] = spend[1], spend[2]
-        beside = own & ~np.isin(homes, txs["number"])  # the output's transaction stays, or becomes a ghost
-        bodies = look.bodies(distinct(back.spends["number"][beside]))
+        apart = own & ~np.isin(homes, txs["number"])  # the output's transaction stays, or becomes a ghost
+        bodies = look.bodies(distinct(back.spends["number"][apart]))
         for n in range(len(back.blocks) - 1, -1, -1):
             block, ordinal = back.blocks[n], back.target + 1 + n
             mine = txs[slice(*np.searchsorted(txs["block"], [ordinal, ordinal + 1]))]
@@ -246,7 +246,7 @@ class MinedStore:
             low, high = np.searchsorted(back.spends["spender"], [block.first, block.first + block.numbers])
             at = low + np.flatnonzero(own[low:high])
             ids, spends = back.parents.take(at, axis=0).tobytes(), back.spends.take(at)
-            fields = zip(spends.tolist(), back.indexes[at].tolist(), beside[at].tolist(), strict=True)
+            fields = zip(spends.tolist(), back.indexes[at].tolist(), apart[at].tolist(), strict=True)
             yield GoingBack(
                 min(block.height, HIGHEST),
                 _name_of(block),
@@ -292,7 +292,7 @@ class _Look:
         """Return with which input a transaction spent an output, `REPLACED` when it took the place of its transaction.
 
         Raises:
-            Damaged: the undo log of its block does not say so.
+            Damaged: the undo log of its block does not contain it.
         """
         undo = self.undo(by.block)
         found = undo["input"][undo["number"] == number]
@@ -337,7 +337,7 @@ def _any(has: Callable[[Numbers], Flags], first: Numbers, counts: Numbers) -> Fl
 
 
 def _listed(records: Records) -> list[Listed]:
-    """Return transactions with what their block said of them."""
+    """Return transactions with the fields of their blocks."""
     ids, counts = records["id"].tobytes(), records["counts"]
     flags = (counts & np.uint32(_FLAGS)).tolist()
     columns = [records[name].tolist() for name in ("block", "fee", "size", "subtree")]

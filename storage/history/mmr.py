@@ -1,6 +1,6 @@
-"""The mountain ranges of a store: over the leaves of all outputs, and over the bits that say which are unspent.
+"""The Merkle mountain ranges of a store: over the leaves of all outputs, and over the bits of unspent ones.
 
-The leaf of an output has the output's number. An output that nobody can spend, and the number that a transaction
+The leaf of an output has the output's number. An unspendable output, and the number that a transaction
 without outputs takes, have the leaf `NOTHING`. The leaves of the second range are the chunks of `history_live` as they
 are stored. `docs/format.md` describes the tables, decision 012 why.
 """
@@ -27,9 +27,9 @@ from storage.rows import BlockRow
 
 NODE, BIT_NODE = "history_mmr_node", "history_mmr_bit_node"
 TABLES = (NODE, BIT_NODE)
-NOTHING = b"\xf6"  # null in CBOR: the leaf of a number that no output can be asked for by
-THIN_AT = b"mmr_thin_at"  # in the meta table: the position at which letting go continues
-_THINNED = 4  # values that are looked at for each block, beside twice as many as were written
+NOTHING = b"\xf6"  # null in CBOR: the leaf of a number that has no output
+THIN_AT = b"mmr_thin_at"  # in the meta table: the position at which thinning continues
+_THINNED = 4  # values that are examined for each block, besides twice as many as were written
 
 
 class Born(NamedTuple):
@@ -50,8 +50,8 @@ class Leaves(Protocol):
         """Return what is hashed for outputs: the position, and the data of the leaf behind it."""
 
 
-class Mountains:
-    """Both mountain ranges in the hands of the thread that writes the store."""
+class MountainRanges:
+    """Both Merkle mountain ranges, for the thread that writes the store."""
 
     def __init__(self, tables: dict[str, Db], leaves: Leaves | None) -> None:
         self._meta, self._leaves = tables[META], leaves
@@ -103,7 +103,7 @@ class Mountains:
         return whole
 
     def _of_block(self, made: Batch, waiting: Waiting, start: int, end: int, positions: Bytes) -> list[bytes]:
-        """Return what is hashed for the spendable outputs of a block, which stand from `start` on in the batch."""
+        """Return what is hashed for the spendable outputs of a block, which begin at `start` in the batch."""
         cols, numbers = waiting.columns, made.numbers[start:end]
         txids = np.repeat(cols.txids, cols.outputs_of, axis=0)
         ends = np.cumsum(cols.outputs_of)
@@ -116,7 +116,7 @@ class Mountains:
             extra = {places[at]: raw for at, raw in extra.items() if flags[at]}
         born = Born(positions[numbers - made.first_number], txids, indexes, addresses, values, extra)
         block = BlockRow(waiting.height, waiting.slot, waiting.hash, waiting.time, waiting.epoch)
-        assert self._leaves is not None, "whoever applies blocks to a store with an MMR has to say what its leaves are"
+        assert self._leaves is not None, "a store with an MMR needs `leaves`, which defines its leaves"
         return self._leaves.leaves(block, born)
 
     def cut(self, txn: Txn, count: int) -> None:
@@ -135,10 +135,10 @@ class Mountains:
             txn.put(THIN_AT, U64.pack(self._thin_at), db=self._meta)
             self._thin_saved = self._thin_at
 
-    # --- letting go ----------------------------------------------------------------------------------------------
+    # --- thinning ------------------------------------------------------------------------------------------------
 
     def thin(self, txn: Txn, reachable: int, blocks: int, revivable: Callable[[Numbers], Flags]) -> int:
-        """Look at some values in turn, and let go of what is above dead outputs only; return how many nodes went.
+        """Examine some values in turn, and delete nodes above dead outputs only; return how many were deleted.
 
         Only outputs below `reachable` can be dead for good; `revivable` says which of them live or may live again.
         """
@@ -155,12 +155,12 @@ class Mountains:
         return gone
 
     def sweeps(self, blocks: int) -> int:
-        """Return how often to call `thin` for so many blocks until every value was looked at, wherever it goes on."""
+        """Return how often to call `thin` for so many blocks until every value was examined, wherever it continues."""
         return -(-self._nodes.size // (self._nodes.per_value * _THINNED * blocks)) + 1
 
 
 class StoredMmr:
-    """The mountain ranges for a reader, in whatever transaction it has."""
+    """The Merkle mountain ranges for a reader, in whatever transaction it has."""
 
     def __init__(self, tables: dict[str, Db]) -> None:
         self._tables = tables

@@ -90,7 +90,7 @@ def grow(count: int, tops: Tops, leaves: Bytes) -> tuple[Bytes, Tops]:
 def rehash(nodes: Bytes, leaves: int, changed: Numbers, data: Bytes) -> Numbers:
     """Put the hashes of changed or new leaves, and of all nodes above them, into `nodes`; return their positions.
 
-    `leaves` is their number then, and `nodes` has room for all positions.
+    `leaves` is their number then, and `nodes` has space for all positions.
     """
     done, height, level = list[Numbers](), 0, changed
     at = leaf_positions(level)

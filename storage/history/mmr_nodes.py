@@ -1,4 +1,4 @@
-"""The nodes of a mountain range in values of many, under the position of the first of each.
+"""The nodes of a Merkle mountain range in values of many, under the position of the first of each.
 
 A value has a fixed number of positions, the last one those that are there so far: a checksum, how many positions, and
 their hashes. Where nodes were let go the highest bit of the number is set, and a bitmap (little-endian inside a byte)
@@ -91,7 +91,7 @@ class StoredNodes:
         return self._values[first]
 
     def forget(self, first: int) -> None:
-        """Read a value anew the next time: it was rewritten."""
+        """Read a value again the next time: it was rewritten."""
         self._values.pop(first, None)
 
     def find(self, position: int) -> bytes | None:
@@ -201,7 +201,7 @@ class HeldNodes:
         self._rows = np.concatenate([self._rows[:0], *[value.hashes for value in values]])
 
     def resize(self, txn: Txn, size: int) -> Bytes:
-        """Cut off or make room, and return the nodes, to be changed and then written with `write`."""
+        """Cut off or make space, and return the nodes, to be changed and then written with `write`."""
         if size < self.size:
             rest = size % self._per_value
             delete_from(txn, self._table, U64.pack(size - rest), lambda _: True)

@@ -1,6 +1,6 @@
 """Letting go of nodes that no proof needs any more: those below a node under which every output is dead for good.
 
-Values are looked at in the order of positions. Under a node of the value at hand either all outputs belong to it, then
+Values are examined in the order of positions. Under a node of the value at hand either all outputs belong to it, then
 their bits tell; or the node's children are in earlier values or at their end, and what is left of these tells: the
 children of a node go when everything under it is dead. So a value costs reading a few others, however high its nodes.
 """

@@ -1,4 +1,4 @@
-"""Walking the mountain ranges of a store by their own rules: nodes over leaves, leaves of outputs, bits.
+"""Walking the Merkle mountain ranges of a store by their own rules: nodes over leaves, leaves of outputs, bits.
 
 A parent is the hash of its children where both are there. A node that is not there was let go: then no output below
 its parent lives, or can be made to live again by a rollback.
@@ -25,8 +25,8 @@ from storage.rows import BlockRow
 _LOCAL = 10  # height from which a node is above whole chunks of bits
 
 
-def mountains(store: HistoryStore, txn: Txn) -> Iterator[str]:
-    """Yield what is wrong with the mountain ranges; nothing where there are none."""
+def ranges(store: HistoryStore, txn: Txn) -> Iterator[str]:
+    """Yield what is wrong with the Merkle mountain ranges; nothing where there are none."""
     if store.mmr is None:
         return
     stored = store.stored(txn)
@@ -165,7 +165,7 @@ def _hashed(stored: Stored, nodes: StoredNodes, leaves: Leaves, batch: list[tupl
 
 
 def _bits(stored: Stored, nodes: StoredNodes, leaves: int) -> Iterator[str]:
-    """Bits: the second mountain range is that of the chunks that are stored."""
+    """Bits: the second Merkle mountain range is that of the chunks that are stored."""
     count = chunks(leaves)
     raw = np.frombuffer(b"".join([stored.live.chunk(each) for each in range(count)]), np.uint8).reshape(-1, CHUNK)
     made: Bytes = grow(0, {}, hashes(messages(leaf_positions(np.arange(count)), raw)))[0] if count else raw

@@ -23,7 +23,7 @@ OfExtra = Callable[[Extra], Iterable[bytes]]
 
 
 class Rule:
-    """One kind of index: from an address, or from what an output has beside it, to keys."""
+    """One kind of index: from an address, or from what an output has next to it, to keys."""
 
     def __init__(self, *, of_address: OfAddress | None = None, of_extra: OfExtra | None = None) -> None:
         self._of_address, self._of_extra = of_address, of_extra

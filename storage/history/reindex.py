@@ -1,4 +1,4 @@
-"""Building indexes anew from the stored outputs, which are the truth."""
+"""Building indexes again from the stored outputs, which are the truth."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _every(entries: Records) -> Flags:
 
 
 def _spent(txn: Txn, tables: dict[str, Db]) -> BitSet:
-    """Return what was spent by blocks that may be taken back."""
+    """Return what was spent by blocks that may be rolled back."""
     state = stored_state(txn, tables[META])
     spent = BitSet(state.next_number)
     for ordinal in range(state.floor + 1, state.tip + 1):
@@ -124,7 +124,7 @@ def _spent(txn: Txn, tables: dict[str, Db]) -> BitSet:
 
 
 def _add(tables: dict[str, Db], kinds: Sequence[str], spent: BitSet, start: int, txn: Txn) -> tuple[int, int]:
-    """Add runs of the next values of outputs; return where to go on, and how many outputs they have."""
+    """Add runs of the next values of outputs; return where to continue, and how many outputs they have."""
     indexes = _Indexes(txn, tables, kinds)
     keys, live = np.array(indexes.state.keys, np.uint64), StoredBits(txn, tables[LIVE])
     numbers, addresses, extra = [np.empty(0, np.int64)], list[bytes](), dict[int, bytes]()
@@ -134,8 +134,8 @@ def _add(tables: dict[str, Db], kinds: Sequence[str], spent: BitSet, start: int,
         first = _KEY.unpack(cursor.key())[0]
         records, heap = unpacked(OUTPUT_RECORD, cursor.value(), first)
         kept = np.flatnonzero(live.has(records["number"]) | spent.has(records["number"]))
-        more, beside = bodies(records, heap, kept)
-        extra |= {len(addresses) + at: raw for at, raw in beside.items()}
+        more, apart = bodies(records, heap, kept)
+        extra |= {len(addresses) + at: raw for at, raw in apart.items()}
         addresses += more
         numbers.append(records["number"][kept])
         there, values = cursor.next(), values + 1

@@ -65,7 +65,7 @@ class Run(Struct, array_like=True):
 
 
 class Merge(Struct, array_like=True):
-    """A merge in progress: where it goes on, and what it has written to `id`."""
+    """A merge in progress: where it continues, and what it has written to `id`."""
 
     inputs: list[int]
     id: int
@@ -113,7 +113,7 @@ class Manifest(Struct, array_like=True):
 
 
 class Index:
-    """One kind of index: its runs, what is looked for in them, and how they are merged."""
+    """One kind of index: its runs, what is searched for in them, and how they are merged."""
 
     def __init__(self, tables: dict[str, Db], kind: str, next_id: Callable[[], int]) -> None:
         self._meta, self._table, self._filter_table = tables[META], tables[RUN], tables[FILTER]
@@ -121,7 +121,7 @@ class Index:
         self.dtype, self._filtered = record_of(kind), kind == "txid"
         self.per_value = (VALUE_BYTES - HEAD_BYTES) // self.dtype.itemsize
         self.manifest = Manifest()
-        self.added = 0  # entries, since somebody set it to 0
+        self.added = 0  # entries, since it was set to 0
         self._saved = b""
         self.fences: dict[int, Fences] = {}
         self._held: dict[int, tuple[Words, Records]] = {}  # the entries of small runs that were just written
@@ -233,9 +233,9 @@ class Index:
     # --- looking up ----------------------------------------------------------------------------------------------
 
     def find(self, txn: Txn, wanted: Words, *, enough: bool = False) -> tuple[Numbers, Records]:
-        """Return which of the wanted prefixes, in order, have entries, as their places, and the entries beside.
+        """Return which of the wanted prefixes, in order, have entries, as their places, and the entries separately.
 
-        The latest runs come first; with `enough` a prefix that is in one of them is not looked for in older ones.
+        The latest runs come first; with `enough` a prefix that is in one of them is not searched for in older ones.
         """
         places, entries = [np.empty(0, np.int64)], [np.empty(0, self.dtype)]
         left = np.arange(len(wanted))
@@ -276,7 +276,7 @@ class Index:
     ) -> tuple[Records, Words]:
         """Return the entries of some values that are near the wanted prefixes, each in its values `first` to `last`.
 
-        Prefixes are evenly distributed, so where an entry stands in a value is known within a few dozen places.
+        Prefixes are evenly distributed, so where an entry is in a value is known within a few dozen places.
         Copying whole values would take most of the time of a search for few prefixes.
 
         Raises:

@@ -23,7 +23,7 @@ from storage.history.layout import (
     stored_state,
 )
 from storage.history.mmr import TABLES as MMR_TABLES
-from storage.history.mmr import Leaves, Mountains, StoredMmr
+from storage.history.mmr import Leaves, MountainRanges, StoredMmr
 from storage.history.output_keys import RULES
 from storage.history.stored import Stored, read_block
 
@@ -32,9 +32,9 @@ _KIND, _MMR = b"store", b"mmr"  # a store of the kind "classic" says nothing
 
 
 class HistoryStore:
-    """The tables of the chain on one disk, and those of its mountain ranges where it has them.
+    """The tables of the chain on one disk, and those of its Merkle mountain ranges where it has them.
 
-    `history` is there once it is open for writing. Whoever applies blocks to one with mountain ranges says with
+    `history` is there once it is open for writing. Whoever applies blocks to one with Merkle mountain ranges says with
     `leaves` what an output's leaf is.
     """
 
@@ -54,8 +54,8 @@ class HistoryStore:
 
     def history_of(self, indexes: Sequence[str]) -> History:
         """Return what writes the tables with these indexes, in their own order; it is not loaded yet."""
-        mountains = Mountains(self.disk.tables, self.leaves) if self.mmr else None
-        return History(self.disk.tables, [name for name in (*RULES, touches.KIND) if name in indexes], mountains)
+        ranges = MountainRanges(self.disk.tables, self.leaves) if self.mmr else None
+        return History(self.disk.tables, [name for name in (*RULES, touches.KIND) if name in indexes], ranges)
 
     # --- opening -------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Reading the tables of the chain at one commit: what is asked for one by one, by whoever has a read transaction."""
+"""Reading the tables of the chain at one commit: single look-ups, within a read transaction."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Stored:
 
     @property
     def reachable(self) -> int:
-        """Return the lowest number that a rollback may take back."""
+        """Return the lowest number that a rollback may roll back."""
         if self._reachable is None:
             self._reachable = reachable(self.txn, self._tables[BLOCK], self.state.floor)
         return self._reachable
@@ -300,7 +300,7 @@ def read_spent(txn: Txn, table: Db, blocks: Db, ordinal: int) -> Numbers:
 
 
 def reachable(txn: Txn, table: Db, floor: int) -> int:
-    """Return the lowest number that a rollback may take back, when blocks up to `floor` stay."""
+    """Return the lowest number that a rollback may roll back, when blocks up to `floor` stay."""
     if floor == 0 and txn.get(_U32.pack(0), db=table) is None:
         return 0
     block = read_block(txn, table, floor)

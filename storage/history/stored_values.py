@@ -28,7 +28,7 @@ class StoredValues:
         self._cursor, self._record = txn.cursor(table), record
         self._commit, self._checked = txn.id(), checked
         self._held = HeldValues(self._KEPT, self._commit) if held is None else held
-        self._beside = "length" in (record.names or ())  # whether a record has bytes beside it
+        self._has_heap = "length" in (record.names or ())  # whether a record has bytes beside it
 
     def _now_held(self) -> HeldValues:
         if self._held.commit != self._commit:  # others look at a later commit, at which records may be gone
@@ -88,7 +88,7 @@ class StoredValues:
             places = there.searchsorted(numbers[at:end], "right") - 1
             good = np.flatnonzero((places >= 0) if before else (places >= 0) & (there[places] == numbers[at:end]))
             places, parts = places[good], []
-            if self._beside:
+            if self._has_heap:
                 bounds = zip(value.starts[places].tolist(), value.starts[places + 1].tolist(), strict=True)
                 parts = [value.raw[a:b] for a, b in bounds]
             yield at + good, value.records.take(places), parts

@@ -1,7 +1,7 @@
 """What `verify` compares large tables with, in bounded memory: a bit for each number, and sums of what is under them.
 
 Two tables agree when each range of numbers has the same sum of hashes in both. Where a sum differs, a second pass
-collects what lies in that range alone.
+collects what is in that range alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SHIFT = np.uint64(32)
 _RANGE_BITS = 12  # of numbers that share a sum
 _SLICE = 1 << 20  # bits that are unpacked at a time
 _MASKS = (1 << np.arange(8)).astype(np.uint8)
-_LARGEST = 16  # ranges that are looked at one by one
+_LARGEST = 16  # ranges that are examined one by one
 
 Entry = tuple[int, int, int]  # prefix, number, and what else an entry says
 
@@ -98,10 +98,10 @@ class BitSet:
 class Sink(Protocol):
     """Who is told what an index should have, and what it has."""
 
-    def expect(self, prefixes: Words, numbers: Numbers, beside: Words | int = 0) -> None:
+    def expect(self, prefixes: Words, numbers: Numbers, extra: Words | int = 0) -> None:
         """Take what should be there."""
 
-    def find(self, prefixes: Words, numbers: Numbers, beside: Words | int = 0) -> None:
+    def find(self, prefixes: Words, numbers: Numbers, extra: Words | int = 0) -> None:
         """Take what is there."""
 
 
@@ -112,17 +112,17 @@ class Tally:
         self._sums = np.zeros((size >> _RANGE_BITS) + 1, np.uint64)
         self._salts = [np.uint64(secrets.randbits(64) | 1) for _ in range(3)]
 
-    def expect(self, prefixes: Words, numbers: Numbers, beside: Words | int = 0) -> None:
+    def expect(self, prefixes: Words, numbers: Numbers, extra: Words | int = 0) -> None:
         """Take what should be there."""
-        np.add.at(self._sums, numbers >> _RANGE_BITS, self._hashes(prefixes, numbers, beside))
+        np.add.at(self._sums, numbers >> _RANGE_BITS, self._hashes(prefixes, numbers, extra))
 
-    def find(self, prefixes: Words, numbers: Numbers, beside: Words | int = 0) -> None:
+    def find(self, prefixes: Words, numbers: Numbers, extra: Words | int = 0) -> None:
         """Take what is there."""
-        np.subtract.at(self._sums, numbers >> _RANGE_BITS, self._hashes(prefixes, numbers, beside))
+        np.subtract.at(self._sums, numbers >> _RANGE_BITS, self._hashes(prefixes, numbers, extra))
 
-    def _hashes(self, prefixes: Words, numbers: Numbers, beside: Words | int) -> Words:
+    def _hashes(self, prefixes: Words, numbers: Numbers, extra: Words | int) -> Words:
         mixed = (prefixes ^ prefixes >> _SHIFT) * self._salts[0]
-        for salt, part in zip(self._salts[1:], (numbers.astype(np.uint64), beside), strict=True):
+        for salt, part in zip(self._salts[1:], (numbers.astype(np.uint64), extra), strict=True):
             mixed = (mixed ^ mixed >> _SHIFT) + (np.asarray(part, np.uint64) + np.uint64(1)) * salt
             mixed *= np.uint64(0x9E3779B97F4A7C15)
         hashes: Words = mixed ^ mixed >> _SHIFT
@@ -140,15 +140,15 @@ class Sieve:
         self._ranges = ranges
         self.expected, self.found = Counter[Entry](), Counter[Entry]()
 
-    def expect(self, prefixes: Words, numbers: Numbers, beside: Words | int = 0) -> None:
+    def expect(self, prefixes: Words, numbers: Numbers, extra: Words | int = 0) -> None:
         """Take what should be there."""
-        self.expected.update(self._chosen(prefixes, numbers, beside))
+        self.expected.update(self._chosen(prefixes, numbers, extra))
 
-    def find(self, prefixes: Words, numbers: Numbers, beside: Words | int = 0) -> None:
+    def find(self, prefixes: Words, numbers: Numbers, extra: Words | int = 0) -> None:
         """Take what is there."""
-        self.found.update(self._chosen(prefixes, numbers, beside))
+        self.found.update(self._chosen(prefixes, numbers, extra))
 
-    def _chosen(self, prefixes: Words, numbers: Numbers, beside: Words | int) -> Iterator[Entry]:
+    def _chosen(self, prefixes: Words, numbers: Numbers, extra: Words | int) -> Iterator[Entry]:
         some = np.isin(numbers >> _RANGE_BITS, self._ranges)
-        also = np.broadcast_to(np.asarray(beside, np.uint64), numbers.shape)[some]
+        also = np.broadcast_to(np.asarray(extra, np.uint64), numbers.shape)[some]
         return zip(prefixes[some].tolist(), numbers[some].tolist(), also.tolist(), strict=True)

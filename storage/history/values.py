@@ -1,6 +1,6 @@
 """Records of numbered things in values of one bounded size, under the number of the first: appended, cut, thinned out.
 
-A value is a table of records beside a heap of bytes. The writer keeps the keys in memory; a reader seeks them
+A value is a table of records and a heap of bytes. The writer keeps the keys in memory; a reader seeks them
 (`stored_values`).
 """
 
@@ -23,15 +23,15 @@ KEY = Struct(">Q")
 
 
 class Values:
-    """A table of records, each with its number first; `heap` says that each has `length` bytes beside it."""
+    """A table of records, each with its number first; `heap` says that each has `length` bytes next to it."""
 
     def __init__(self, table: Db, record: np.dtype[np.void], *, heap: bool) -> None:
         self._table, self._record, self._heap = table, record, heap
         self.firsts = np.empty(0, np.int64)
-        self._swept = 0  # the number at which thinning goes on
+        self._swept = 0  # the number at which thinning continues
 
     def load(self, txn: Txn) -> None:
-        """Read the keys; thinning begins anew."""
+        """Read the keys; thinning begins again."""
         keys = b"".join(txn.cursor(self._table).iternext(values=False))
         self.firsts, self._swept = np.frombuffer(keys, ">u8").astype(np.int64), 0
 
@@ -135,12 +135,12 @@ class Values:
         self.firsts = np.concatenate((self.firsts[:at], firsts, self.firsts[at + count :]))
 
     def thin(self, txn: Txn, below: int, values: int, live: Bits, keep: Keep) -> int:
-        """Look at some values in turn, and rewrite those with more than half to drop; return how many records went.
+        """Examine some values in turn, and rewrite those with more than half to drop; return how many records went.
 
-        Values of which little is left are joined with their neighbour. Only records below a number are looked at, and
+        Values of which little is left are joined with their neighbour. Only records below a number are examined, and
         no value is read of whose numbers at least half live.
         """
-        end = int(np.searchsorted(self.firsts, below, "left")) - 1  # the last one may go on above
+        end = int(np.searchsorted(self.firsts, below, "left")) - 1  # the last one may continue above
         at = int(np.searchsorted(self.firsts, self._swept, "left"))
         stop = min(at + values, end)
         if at >= stop:  # also where there is nothing

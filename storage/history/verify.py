@@ -1,6 +1,6 @@
 """Walking every table of the store by its own rules: reads one consistent state and names what is wrong.
 
-Values are looked at one by one first. Then tables are compared, in bounded memory: a few bits for each number, and
+Values are examined one by one first. Then tables are compared, in bounded memory: a few bits for each number, and
 sums over ranges of numbers (`tally`); what differs is collected by a second pass.
 """
 
@@ -23,7 +23,7 @@ from storage.history import check_runs, consistency
 from storage.history.integrity import check_meta, check_values
 from storage.history.layout import TABLES
 from storage.history.mmr import Leaves
-from storage.history.mmr_verify import mountains
+from storage.history.mmr_verify import ranges
 from storage.history.store import HistoryStore
 from storage.history.tally import BitSet, Sieve
 from storage.history.view import Tell, View
@@ -33,7 +33,7 @@ from storage.pages import check_pages
 from storage.pool import TABLES as TX_TABLES
 
 MOST = 100  # findings that are reported
-_BACK = 200  # blocks that are taken back in one commit
+_BACK = 200  # blocks that are rolled back in one commit
 
 Walk = Callable[[], Iterator[str]]
 
@@ -55,13 +55,13 @@ def verify(
     """Return what is wrong with the store, so many findings at most; nothing for a sound one.
 
     Everything is read from a copy, which takes one read transaction for as long as it is made; `quick` reads the store
-    itself in one. On the copy undo is tried: every block above the floor is taken back, and the copy is walked again.
-    `also` looks at the same tables before that, if these are sound, and returns further findings.
-    The copy is made in the folder `copy_to`, else beside the store. `tell` is called with each row before it is read.
-    `leaves` says what the leaves of outputs are where there are mountain ranges; without it these are not compared.
+    itself in one. On the copy undo is tried: every block above the floor is rolled back, and the copy is walked again.
+    `also` examines the same tables before that, if these are sound, and returns further findings. The copy is made in
+    the folder `copy_to`, else next to the store. `tell` is called with each row before it is read. `leaves` says what
+    the leaves of outputs are where there are Merkle mountain ranges; without it these are not compared.
 
     Raises:
-        StoreFull: there is no room for the copy.
+        StoreFull: there is no space for the copy.
     """
     findings, others = list[str](), list[str]()
     try:
@@ -99,7 +99,7 @@ def _walk(disk: Disk, tell: Tell, findings: list[str], most: int, leaves: Leaves
         if not findings:
             findings += islice(_tables(view), most)
             if not findings:
-                findings += islice(_each({"mountain ranges": partial(mountains, store, txn)}), most)
+                findings += islice(_each({"mountain ranges": partial(ranges, store, txn)}), most)
             findings += islice(_each({"change log": partial(_changes, disk, view, tell)}), most)
         return view
 
@@ -172,7 +172,7 @@ def _undo(copy: Disk, tell: Tell, before: View, leaves: Leaves | None) -> Iterat
         copy.write(partial(_take_back, store, kinds, range(target, max(target - _BACK, floor - 1), -1)))
     with copy.read() as txn:
         after = View(txn, copy.tables, tell)
-        for finding in _each({"tables": partial(_tables, after), "mountain ranges": partial(mountains, store, txn)}):
+        for finding in _each({"tables": partial(_tables, after), "mountain ranges": partial(ranges, store, txn)}):
             yield f"after taking blocks back to {floor}: {finding}"
         if after.live != expected:
             yield f"after taking blocks back to {floor}: other outputs are unspent than the undo logs say"

@@ -49,14 +49,14 @@ class View:
         self.failed_txs = np.empty((0, 3), np.int64)  # first number, outputs, whether there is a collateral return
 
     def believe_state(self) -> None:
-        """Make room for what is as large as the state says."""
+        """Make space for what is as large as the state says."""
         self.state = stored_state(self.txn, self.tables[META])
         self.stored = Stored(self.txn, self.tables)
         self._keys = np.array(self.state.keys, np.uint64)
         size = self.state.next_number
         self.live, self.spent, self.tx_starts, self.kept_txs = (BitSet(size) for _ in range(4))
         self.revivable = self.live
-        self.reachable = self.stored.reachable  # the lowest number that a rollback may take back
+        self.reachable = self.stored.reachable  # the lowest number that a rollback may roll back
         self.kept_from = touches.first_block(self.txn, self.meta)  # the block from which nothing is forgotten
         self.kept_number = self.reachable  # the number from which all transactions are kept
         if self.kept_from is not None and self.kept_from <= self.state.floor:

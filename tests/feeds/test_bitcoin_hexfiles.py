@@ -62,7 +62,7 @@ def test_lines_may_be_empty_and_upper_case(tmp_path: Path) -> None:
         ("zz", "line 2: Non-hexadecimal digit found"),
         ("abc", "line 2: Odd-length string"),
         ("abcd", "line 2: 2 bytes are no block"),
-        (CHAIN[1].hex()[:-2], "line 2, block 2: transaction 0 at byte 81 goes on behind the last byte"),
+        (CHAIN[1].hex()[:-2], "line 2, block 2: transaction 0 at byte 81 continues after the last byte"),
         (CHAIN[1].hex() + "00", "line 2, block 2: 1 bytes too many"),
         (CHAIN[2].hex(), f"line 2: block {hash_of(CHAIN[2]).hex()} follows {hash_of(CHAIN[1]).hex()}, which is"),
         ("00" * 4_000_001, "line 2: longer than a block can be"),

@@ -450,7 +450,7 @@ def test_a_chain_that_goes_back_and_forth(fake: FakeNode, ledger: Ledger) -> Non
         return fake.truth("getblock", asked)
 
     fake.lies["getblock"] = restless
-    with pytest.raises(FeedError, match="the node at inside goes back and forth: 100 times by now"):
+    with pytest.raises(FeedError, match="the node at inside reorganises without progress: 100 times by now"):
         tell(ledger, Inside(fake))
     assert len(ledger.rollbacks) == 100
 
@@ -464,7 +464,7 @@ def test_one_reorganisation_after_the_other() -> None:
 
 def test_more_blocks_than_there_are(fake: FakeNode, ledger: Ledger) -> None:
     fake.lies["getblockchaininfo"] = lambda _: {"blocks": 30, "headers": 30}
-    lied_to(fake, ledger, "gives another chain whenever it is asked")
+    lied_to(fake, ledger, "gives another chain at every request")
 
 
 def test_work_that_nobody_did(fake: FakeNode, ledger: Ledger) -> None:

@@ -269,7 +269,7 @@ def test_a_daemon_that_refuses_is_one_clear_line(tmp_path: Path) -> None:
         said = refused(daemon, "ogmios", server.url, *PREVIEW_ONLY)
         assert daemon.term() == 0
         assert daemon.status()["tip"]["height"] == 30
-    assert "beyond_rollback_floor: blocks can be taken back down to height 25" in said
+    assert "beyond_rollback_floor: blocks can be rolled back down to height 25" in said
 
 
 def test_another_chain_is_one_clear_line(tmp_path: Path) -> None:

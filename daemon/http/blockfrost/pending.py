@@ -22,7 +22,7 @@ from handlers.waiting import TooManyLooks, WaitingList
 from storage.errors import BlobFailed
 from storage.rows import Body
 
-_LOOKED = 2000  # transactions that are looked at for an address
+_LOOKED = 2000  # transactions that are examined for an address
 _PURPOSES = {"publish": "certificate", "withdraw": "withdrawal", "propose": "proposal", "vote": "vote"}
 _encode = msgspec.json.Encoder().encode
 

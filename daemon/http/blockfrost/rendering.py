@@ -11,7 +11,7 @@ from handlers.rendering import data_hash, script_hash
 from storage.rows import Body
 
 _ADDRESSES = 8192  # whose text is kept
-_SHORT = 128  # bytes; there is no room for the few addresses that are longer
+_SHORT = 128  # bytes; there is no space for the few addresses that are longer
 _Assets = list[tuple[bytes, bytes, int]]
 
 

@@ -159,7 +159,7 @@ class MatchesRoute:
         await send({"type": "http.response.body", "body": end.encode()})
 
     def _spends_of(self, shot: Snapshot) -> Spends:
-        """Return what was spent in the window; it is found once for each block boundary at which somebody asks."""
+        """Return what was spent in the window; it is computed once for each block boundary, on request."""
         if shot.boundary is not self._boundary:
             return Spends(shot)
         if self._spends is None:

@@ -50,7 +50,7 @@ class Bound(NamedTuple):
 
 
 class Parameters(Struct, frozen=True, kw_only=True):
-    """What a client asks for beside the pattern."""
+    """What a client asks for next to the pattern."""
 
     unspent: bool = True
     spent: bool = True

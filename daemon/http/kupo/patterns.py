@@ -40,7 +40,7 @@ class Pattern(Struct, frozen=True):
     index: int | None = None
 
     def lists(self, kept: Collection[str]) -> tuple[Listed, ...]:
-        """Return where its outputs are listed, by the indexes that are kept; nothing if every output is looked at.
+        """Return where its outputs are listed, by the indexes that are kept; nothing if every output is examined.
 
         Raises:
             NoIndex: it needs an index that is not kept.

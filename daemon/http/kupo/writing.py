@@ -15,7 +15,7 @@ from storage.history.layout import Extra, to_extra
 
 LANGUAGES = ("native", "plutus:v1", "plutus:v2", "plutus:v3")
 _ADDRESSES = 8192  # whose text is kept
-_SHORT = 128  # bytes; there is no room for the few addresses that are longer
+_SHORT = 128  # bytes; there is no space for the few addresses that are longer
 _BLOCKS = 8192
 
 
@@ -109,7 +109,7 @@ class MatchWriter:
         if digest not in self._datums:
             try:
                 self._datums[digest] = next((each for each in look_for_datum(self._shot, digest) if each), None)
-            except NoIndex:  # then only what stands beside the output is known
+            except NoIndex:  # then only what accompanies the output is known
                 self._datums[digest] = None
         return self._datums[digest]
 

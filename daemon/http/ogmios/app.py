@@ -1,4 +1,4 @@
-"""Ogmios over WebSocket and POST: answers keep the order of their questions, whoever gives them."""
+"""Ogmios over WebSocket and POST: answers keep the order of their requests."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Ogmios:
         return 400 if "error" in answer else 200, _encode(answer)
 
     async def _talk(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await receive()  # that somebody connects
+        await receive()  # the client connects
         if not shows_token(scope, self._token) or self._clients >= _MOST_CLIENTS:
             await send({"type": "websocket.close", "code": _TRY_LATER})
             return
