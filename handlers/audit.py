@@ -1,4 +1,4 @@
-"""Walking the transaction store by its own rules, and beside the UTXO store: both must tell the same story.
+"""Checking the transaction store by its own rules, and against the UTXO store: both must agree.
 
 Reads one consistent state, writes nothing, and names what is wrong. Damage is what rows of the transaction store say
 against each other. Where records and the chain say different things, the store is sound and the chain lied:
@@ -38,7 +38,7 @@ class Audited(Struct, frozen=True):
 
 
 def audit(transactions: Transactions) -> Audited:
-    """Return what is wrong with the transaction store beside its chain; nothing for a sound one."""
+    """Return what is wrong with the transaction store next to its chain; nothing for a sound one."""
     walk = _Audit(transactions)
     with transactions.pool.disk.read() as txn:
         findings = list(islice(walk.findings(txn), _MOST))
@@ -124,7 +124,7 @@ class _Audit:
     # --- rows ----------------------------------------------------------------------------------------------------
 
     def _rows(self, seen: _Seen) -> Iterator[str]:
-        """Check which rows there are beside the record."""
+        """Check which rows there are next to the record."""
         for key, _ in self.pool.rows_of(seen.view.txn, self.pool.tx, seen.txid):
             rest = key[HASH:]
             number = keys.number(rest) if len(rest) >= 4 else 0

@@ -16,7 +16,7 @@ class Batch:
         self.blocks: list[Waiting] = []
         self.ordinals: dict[bytes, int] = {}  # of these blocks, by hash
         self.done: list[Done] = []  # what the commit under way did to them
-        self.deep = True  # every block lies deeper below the network's tip than any window
+        self.deep = True  # every block is deeper below the network's tip than any window
         self.steps: list[Callable[[Any], None]] = []  # what is done besides, in order; given the view
         self.ordinary = True  # every block is one that columns were read of
         self.touched: set[bytes] = set()  # transactions that these steps may give a record

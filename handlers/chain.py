@@ -144,7 +144,7 @@ class Chain(Durable):
         self.tx_blocks.connect(view, block, self.batch.blocks[number].columns, self.batch.touched)
 
     def _see_depth(self, height: int, network_height: int | None) -> None:
-        """Note whether a block lies deeper below the network's tip than any window."""
+        """Note whether a block is deeper below the network's tip than any window."""
         self._highest = max(self._highest, height)  # heights may fall, and then are no measure of the depth
         far = network_height is not None and network_height - self._highest > self.windows.keep_undo
         self.batch.deep &= far and self.store.mmr is None  # there every output has a leaf, live or not

@@ -113,7 +113,7 @@ class Changes:
         self._begin(ordinal, what)
 
     def go_on(self, cursor: str) -> None:
-        """Go on where a page ended.
+        """Continue where a page ended.
 
         Raises:
             BadCursor: it was not made here.

@@ -1,4 +1,4 @@
-"""Conflicts between transactions: who builds on whom, what can't be true beside what, and who gives way."""
+"""Conflicts between transactions: who builds on whom, what can't be true next to what, and who gives way."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def descendants(view: TxView, txid: bytes, known: Container[bytes] = ()) -> list
 
 
 def counter_conflicting(view: TxView, txid: bytes) -> list[bytes]:
-    """Return the transaction itself and all that can't be true beside it.
+    """Return the transaction itself and all that can't be true next to it.
 
     Raises:
         TxFault: `PROCESSING`: it names an output that does not exist, or what it conflicts with can't give way.
@@ -113,7 +113,7 @@ def condemn(view: TxView, txids: Sequence[bytes]) -> list[bytes]:
     """Make transactions conflicting, with all that builds on them, and release what they claim; return them all.
 
     Raises:
-        TxFault: `TX_NOT_FOUND`; `CREATING`: it is not whole yet; `IN_CHAIN`: our chain has it.
+        TxFault: `TX_NOT_FOUND`; `CREATING`: it is not whole yet; `IN_CHAIN`: the active chain has it.
     """
     losing: dict[bytes, None] = {}
     for txid in txids:
@@ -132,7 +132,8 @@ def readmit(view: TxView, txid: bytes, wanted: Mapping[int, bytes] | None = None
     `wanted` are hashes of what it spends, by the numbers of the inputs.
 
     Raises:
-        TxFault: `TX_NOT_FOUND`; `IN_CHAIN`: it failed in our chain; `UTXO_ERROR` with every input it can't claim.
+        TxFault: `TX_NOT_FOUND`; `IN_CHAIN`: it failed in the active chain; `UTXO_ERROR` with every input it can't
+        claim.
     """
     if view.need(txid).conflicting:
         refuse_if_in_chain(view, txid)

@@ -1,8 +1,8 @@
 """Deleting transactions: what is due, what still holds it back, and what its parents have to remember of it.
 
 Everything happens inside the caller's write transaction and goes through an index from its lowest height, at most
-`limit` entries a step; a step says where the next one goes on. So a record that can't be read, or must stay, is passed
-once a cycle and never stops it.
+`limit` entries a step; a step says where the next one continues. So a record that can't be read, or must stay, is
+passed once a cycle and never stops it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Place(NamedTuple):
 
 
 class Preserved(Struct):
-    """What a step of preserving parents did. `next` is where the following step goes on, if there is more."""
+    """What a step of preserving parents did. `next` is where the following step continues, if there is more."""
 
     processed: int = 0
     parents: int = 0
@@ -312,7 +312,7 @@ class Deletion:
     def _parents(self, view: TxView, txid: bytes, marks: ParentMarks) -> Iterator[tuple[bytes, int, bool]]:
         """Yield the pages of parents that have to hear of a deletion, and whether the child spends there.
 
-        A parent that is gone is not made anew, and one without a record needs no marker: the chain tells.
+        A parent that is gone is not made again, and one without a record needs no marker: the chain tells.
         """
         for parent, index in view.inputs(txid):
             record = view.record(parent)
@@ -340,7 +340,7 @@ class Deletion:
         return heights.count(txn, self.pool.delete_at, height, first=1)
 
     def busy(self, txn: Txn, height: int, safe: int) -> bool:
-        """Return whether a cycle would find anything to look at."""
+        """Return whether a cycle would find anything to examine."""
         cutoff = height - self.unmined_retention
         looks = ((self.pool.unmined, cutoff, 0), (self.pool.preserved, height, 1), (self.pool.delete_at, safe, 1))
         return any(at > 0 and self._places(txn, db, at, None, 1, lowest=lowest) for db, at, lowest in looks)

@@ -1,4 +1,4 @@
-"""What is evicted because it is too old, and the blobs of what was removed: bounded turns beside the chain."""
+"""What is evicted because it is too old, and the blobs of what was removed: bounded turns next to the chain."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A package is taken apart from its ends: a transaction goes only when nothing unmined builds on it any more, so the store
 is whole after every step, and a step is bounded however large the package is. Where a step has stopped the next one
-goes on. What has a frozen or reassigned output stays, with everything that it builds on: submitted again it would be
+continues. What has a frozen or reassigned output stays, with everything that it builds on: submitted again it would be
 neither. Only submissions count: what was in a block and waits again after a rollback is not evicted for its own sake.
 """
 
@@ -27,14 +27,14 @@ from storage.pool_layout import Record, claimant
 
 log = structlog.get_logger("transactions")
 
-_ROWS = 5_000  # that a step looks at before it stops
+_ROWS = 5_000  # that a step examines before it stops
 _ANCESTORS = 1_000  # unmined transactions that one may build on while the limits are reached
 _STEPS = 200  # for one large submission
 _AT_ONCE = 1_000  # children that are remembered of one transaction
 
 
 class PendingFull(TxFault):
-    """A submission for which there is no room; nothing of it was stored."""
+    """A submission for which there is no space; nothing of it was stored."""
 
     def __init__(self, code: str, message: str, **detail: int) -> None:
         super().__init__(code, message)
@@ -56,14 +56,14 @@ class _Gone(Struct):
 
 
 class _Visit(Struct):
-    """A transaction on the way to one that nothing builds on: the page that is looked at, children seen there."""
+    """A transaction on the way to one that nothing builds on: the page that is examined, children seen there."""
 
     page: int = 0
     children: list[bytes] = []
 
 
 async def room_for(event: TxSubmitted, evictor: Evictor, write: Write) -> int:
-    """Evict until there is room for a large submission, in commits of its own; return how many transactions went.
+    """Evict until there is space for a large submission, in commits of its own; return how many transactions went.
 
     Raises:
         TxFault: `PENDING_FULL`, and as `Evictor.make_room`.
@@ -136,7 +136,7 @@ class Evictor:
         """Evict for a submission, in one step, what it does not build on.
 
         What is known already, or can't be submitted, evicts nobody. Returns how many transactions went, and whether
-        there is room now.
+        there is space now.
 
         Raises:
             TxFault: `too_large`: it would take more than all of them may; or why it can't be submitted.
@@ -156,7 +156,7 @@ class Evictor:
         return self._gone["limit"].count - before, not self._full(view, size)
 
     def _half_made(self, view: TxView, tx: Tx) -> bool:
-        """Return whether this is another attempt at a large transaction that was interrupted: it has its room."""
+        """Return whether this is another attempt at a large transaction that was interrupted: it has its space."""
         record = view.record(tx.txid)
         return record is not None and record.creating and large(self._rules, tx)
 
@@ -222,7 +222,7 @@ class Evictor:
             rows -= self._visit(view, self._gone[reason], passed, cause)
 
     def _visit(self, view: TxView, gone: _Gone, passed: set[bytes], cause: AnyCause) -> int:
-        """Go one transaction on, or remove one; return how many rows were looked at.
+        """Go one transaction on, or remove one; return how many rows were examined.
 
         When something on the way has to stay, the submission at its beginning is put back in line, and is `passed`.
         """

@@ -23,7 +23,7 @@ GENERATIONS = 8
 class Connected(NamedTuple):
     """What a block did to ghosts: `mined` are those that it has again, `given_rows` those that have rows now.
 
-    `rivals` claimed what a transaction of the block spends, and no row says so: nobody has the output any more.
+    `rivals` claimed what a transaction of the block spends, and no row reports it: nobody has the output any more.
     """
 
     mined: list[bytes] = []
@@ -65,7 +65,7 @@ def _stands(view: TxView, block: Columns, at: int) -> bool:
 
 
 def make_room(view: TxView) -> None:
-    """Give records to the ghosts of the smallest generations, so that there is room for another one."""
+    """Give records to the ghosts of the smallest generations, so that there is space for another one."""
     while len(generations := view.ghosts.generations(view.txn)) >= GENERATIONS:
         smallest, left = min(generations, key=lambda each: each.left), list[bytes]()
         for records in view.ghosts.parts(view.txn, smallest):
@@ -78,7 +78,7 @@ def new_ghosts(view: TxView, back: RolledBack) -> Flags:
     """Return which transactions of blocks that go back become ghosts: nothing is to be said of them but that.
 
     One that has rows, failed, or is a coinbase does not, nor one of several with one id, nor who spends from these or
-    spends what was reassigned. Few are not worth a generation of their own: each one is looked at by every look-up.
+    spends what was reassigned. Few are not worth a generation of their own: each one is examined by every look-up.
     """
     view.flush()
     ids = back.txs["id"]
@@ -115,7 +115,7 @@ def _ids(view: TxView, numbers: Numbers) -> Numbers:
 
 
 def _same(view: TxView, block: Columns, numbers: Numbers) -> Flags:
-    """Return which transactions of a block are ghosts, spend and pay the same, and have no rows beside."""
+    """Return which transactions of a block are ghosts, spend and pay the same, and have no rows separately."""
     same: Flags = (numbers >= 0) & (block.flags & (TxFlag.INVALID | TxFlag.COINBASE) == 0)
     wanted, first = first_places(numbers[same])
     at = np.flatnonzero(same)[first]  # of several with one id the others are none

@@ -20,9 +20,9 @@ from handlers.refusal import Refused
 
 _T = TypeVar("_T")
 
-LONG = 2 << 20  # bytes of a message that is looked at before it is decoded
+LONG = 2 << 20  # bytes of a message that is examined before it is decoded
 PIECE, JSON_PIECE = 20_000, 5_000  # outputs that are decoded at once
-MOST = 100_000  # inputs of a submission, and of what else all is looked at in one turn
+MOST = 100_000  # inputs of a submission, and of what else all is examined in one turn
 LONGEST_JSON = 16 << 20  # bytes of a submission
 _LISTS = "inputs", "collateral", "references", "previous", "datums"
 _LONG_LIST, _HEAD = b"\xdd", 5  # a list's head, with the length in its last four bytes
@@ -168,7 +168,7 @@ def _of_line(message: Any) -> Outline | None:
 
 
 class _Frame(Outline):
-    """A submission in a frame, of which nothing but its first fields was looked at."""
+    """A submission in a frame, of which nothing but its first fields was examined."""
 
     def __init__(self, frame: bytes | bytearray, txid: bytes, outputs: int, at: int, first: int) -> None:
         """Take where the list of its outputs begins, and where the first of them does."""

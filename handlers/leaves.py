@@ -30,7 +30,7 @@ from storage.rows import BlockRow
 _read_extra = msgspec.msgpack.Decoder(Extra).decode
 _UINT16, _UINT32, _UINT64 = Packed(">BH").pack, Packed(">BI").pack, Packed(">BQ").pack
 _LIMITS = np.array([SMALL, 1 << 8, 1 << 16, 1 << 32], np.uint64)  # from which on a whole number is written longer:
-_WIDTHS = (b"", 1), (b"\x18", 1), (b"\x19", 2), (b"\x1a", 4), (b"\x1b", 8)  # what stands before it, and its bytes
+_WIDTHS = (b"", 1), (b"\x18", 1), (b"\x19", 2), (b"\x1a", 4), (b"\x1b", 8)  # what precedes it, and its bytes
 _ADDRESS, _VALUE = bytes((ADDRESS,)), bytes((VALUE,))
 _FEW = 32  # leaves of one length that are written one by one, in less time than NumPy takes to begin
 
@@ -71,7 +71,7 @@ class LeafWriter:
 
 
 def _of_scripts(born: Born, heads: Bytes, start: bytes, plain: bytes) -> list[bytes]:
-    """Return the leaves of outputs whose owner is a locking script, as if they had nothing beside it and a value.
+    """Return the leaves of outputs whose owner is a locking script, as if they had nothing next to it and a value.
 
     Those whose scripts and values take as many bytes have leaves of one length, which are rows of an array.
     """

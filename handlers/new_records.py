@@ -13,7 +13,7 @@ from handlers.transactions import TxView, now
 from storage.pool_layout import ALL_IN_ONE, HIGHEST, NO_NAME, Body, OutPoint, Page, Record
 
 _RECORD, _INPUT, _OUTPUT = 400, 80, 120  # bytes on disk, about: rows, their keys and their places in the indexes
-_VALUE = 12  # with the lengths beside it
+_VALUE = 12  # with the lengths next to it
 
 
 def size_of(tx: Tx) -> int:

@@ -139,7 +139,7 @@ def _do(view: TxView, tx_blocks: TxBlocks, event: TxMessage) -> None:
 
 
 def _set_mined(view: TxView, tx_blocks: TxBlocks, event: TxMined, txid: bytes) -> None:
-    """Enter a block beside our chain, or remove it; tell what has become true by that.
+    """Enter a block next to the active chain, or remove it; tell what has become true by that.
 
     What waits for a block again claims its inputs as any other, or loses.
     """

@@ -1,6 +1,6 @@
 """Who owns what was reassigned: outputs that a list of an owner has besides those of its index, or has no longer.
 
-The index goes on listing an output under the owner that the chain knows. Who asks for the outputs of an owner has one
+The index still lists an output under the owner that the chain knows. Who asks for the outputs of an owner has one
 seek more for it, as long as none of theirs was reassigned.
 """
 

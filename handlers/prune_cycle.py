@@ -28,7 +28,7 @@ Phase = Literal["preserve", "expire", "transactions", "pages", "blobs"]
 PHASES: tuple[Phase, ...] = ("preserve", "expire", "transactions", "pages", "blobs")
 REASONS = ("preserved", "creating", "reassigned", "unmined_child", "unstable_child", "unreadable_child")
 _ORPHAN_S = 3600.0  # age at which a blob without a record is nobody's: it is put before its record
-_NAMES = 500  # blobs that are looked at in a turn
+_NAMES = 500  # blobs that are examined in a turn
 _DELETING_S = 0.02  # how long a turn deletes orphans
 
 _T = TypeVar("_T")
@@ -49,7 +49,7 @@ class Terms(Struct, frozen=True):
 
 
 class Take(Protocol):
-    """Takes a step: on the writer's thread, or beside it when the step only speaks to the blob store."""
+    """Takes a step: on the writer's thread, or next to it when the step only speaks to the blob store."""
 
     async def __call__(self, step: Callable[[], _T], /, *, beside: bool = False) -> _T:
         """Return what the step returns."""
@@ -113,7 +113,7 @@ class Cycle:
         self.job = msgspec.structs.replace(self.job, seconds=seconds)
 
     def _anything(self, deletion: Deletion) -> bool:
-        """Return whether transactions have to be looked at; most cycles at the tip find none and write nothing."""
+        """Return whether transactions have to be examined; most cycles at the tip find none and write nothing."""
         with self.jobs.disk.read() as txn:
             return deletion.busy(txn, self.job.height, self.job.safe_height or 0) or self.jobs.anything_left(txn)
 

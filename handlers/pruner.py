@@ -30,9 +30,9 @@ from storage.jobs import Job, JobStore
 log = structlog.get_logger("pruner")
 
 ENDS = ("done", "nothing_to_do", "failed")  # of cycles
-_SWEEP_EVERY_S = 3600.0  # blobs that nobody speaks of are looked for
+_SWEEP_EVERY_S = 3600.0  # blobs that nobody speaks of are searched for
 _LOOK_S, _LOOKS = 0.002, 25  # how often, and how long, a turn lets blocks go first
-_TABLES_S = 1.0  # for which the chain's tables are pruned before the next look for a cycle
+_TABLES_S = 1.0  # for which the chain's tables are pruned before the next search for a cycle
 
 _T = TypeVar("_T")
 
@@ -206,7 +206,7 @@ class Pruner:
 
 
 class Interrupted(Exception):
-    """A cycle must not go on; the next one does."""
+    """A cycle must not continue; the next one does."""
 
 
 class Wakeup(Protocol):
@@ -235,7 +235,7 @@ class Writer:
         return await to_thread.run_sync(step, limiter=self._limiter)
 
     async def let_blocks_pass(self) -> None:
-        """Wait while blocks do, but not for ever: a turn is short."""
+        """Wait while blocks do, but not forever: a turn is short."""
         for _ in range(_LOOKS):
             if self.quiet:
                 return
@@ -274,7 +274,7 @@ async def _run(pruner: Pruner, request: Request, persisted: int | None, writer: 
 
 
 class _Steps:
-    """Takes the steps of one cycle, as long as it may go on."""
+    """Takes the steps of one cycle, as long as it may continue."""
 
     def __init__(self, pruner: Pruner, cycle: Cycle, writer: Writer) -> None:
         self._pruner, self._cycle, self._writer = pruner, cycle, writer
@@ -284,7 +284,7 @@ class _Steps:
         """Take a step, and publish what it made true.
 
         Raises:
-            Interrupted: the cycle must not go on.
+            Interrupted: the cycle must not continue.
         """
         self._check(self._writer.turns.world())
         if beside:
@@ -318,7 +318,7 @@ def _timed(step: Callable[[], _T]) -> tuple[_T, float]:
 
 
 async def _prune_tables(writer: Writer, *, idle_only: bool) -> bool:
-    """Delete what the chain's tables may forget, for a while; return whether to go on after a look for a cycle.
+    """Delete what the chain's tables may forget, for a while; return whether to continue after a search for a cycle.
 
     While blocks wait, each has its turn between two of these; with `idle_only` there are none then.
     """

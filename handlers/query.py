@@ -49,7 +49,7 @@ class Query:
         self.records = RecordWriter(self.renderer)
         self._room = room
         self._boundary: Boundary | None = None
-        self._commit = -1  # the last one that was looked at
+        self._commit = -1  # the last one that was examined
         self._map_size = store.disk.map_size()
 
     @contextmanager

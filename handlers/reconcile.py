@@ -36,7 +36,7 @@ class Repair(Struct, frozen=True):
 
 
 class _Said(Struct):
-    """What a record, or the claims beside the chain, say of outputs, by index."""
+    """What a record, or the claims next to the chain, say of outputs, by index."""
 
     rows: dict[int, bytes]
     moves: dict[int, list[Reassignment]] = {}
@@ -126,7 +126,7 @@ def keep_bytes(view: TxView, tx: Tx, record: Record) -> None:
 
 
 def agree(view: TxView, txid: bytes) -> Repair | None:
-    """Make a transaction's record, or the claims beside the chain, agree with it."""
+    """Make a transaction's record, or the claims next to the chain, agree with it."""
     record, found = view.record(txid), view.chain.find(view.txn, txid)
     said = _said(view, txid, record or Record(0, 0))
     if record is None:
@@ -153,7 +153,7 @@ def _agree_beside(view: TxView, txid: bytes, found: ChainTx | None, said: _Said)
 
 
 def _agree_mined(view: TxView, found: ChainTx, record: Record, said: _Said) -> Repair | None:
-    """Rewrite the record of a transaction in our chain as the chain has it, if it says anything else."""
+    """Rewrite the record of a transaction in the active chain as the chain has it, if it says anything else."""
     right, there = _right(view, found, said), view.chain.record(view.txn, found)
     in_step = record.mined and not record.conflicting and there.main_ids[0] in record.main_ids
     if right == said.rows and in_step:
@@ -201,7 +201,7 @@ def _agree_moved(view: TxView, found: ChainTx, record: Record) -> bool:
 
 
 def _right(view: TxView, found: ChainTx, said: _Said) -> dict[int, bytes]:
-    """Return the slots that the record of a transaction in our chain should have."""
+    """Return the slots that the record of a transaction in the active chain should have."""
     right: dict[int, bytes] = {}
     for index, row in view.chain.slots(view.txn, found)[0].items():
         own, tail = said.rows.get(index), row[HASH:]
@@ -283,7 +283,7 @@ def _holds(view: TxView, txid: bytes) -> bool:
 
 
 def in_chain(view: TxView, txid: bytes) -> bool:
-    """Return whether our chain has a transaction, and not as one that failed."""
+    """Return whether the active chain has a transaction, and not as one that failed."""
     found = view.chain.find(view.txn, txid)
     return found is not None and not found.failed
 

@@ -123,7 +123,7 @@ def created_at_of(block: BlockRow) -> _Part:
 
 
 def more_of(body: Body | Extra) -> _Part:
-    """Return what an output has beside address and value."""
+    """Return what an output has next to address and value."""
     if body.assets and body.datum_hash is body.inline_datum is body.script_ref is body.script_ref_hash is None:
         return _Part(_assets(body.assets) + (_RETURN if body.is_collateral_return else _NO_RETURN), 2)
     return _entries(

@@ -1,7 +1,7 @@
 """Removing single transactions that wait for no block any more, and what that leaves to be done after the commit.
 
 The claims of a removed transaction end, its parents forget it as a conflicting child, and its record goes. Of a large
-one only the first page goes with the master; the pruner removes the others. A blob is deleted beside the chain
+one only the first page goes with the master; the pruner removes the others. A blob is deleted next to the chain
 (`handlers.evicting`), once the commit is there.
 """
 

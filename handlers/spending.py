@@ -199,7 +199,7 @@ def mine(
 ) -> None:
     """Enter a block, once by its id. Being mined ends a creation and unlocks.
 
-    What was entered first stays, unless this is `certain`: then it is what our chain says.
+    What was entered first stays, unless this is `certain`: then it is what the active chain says.
     """
     if block_id not in record.block_ids:
         record.block_ids = [*record.block_ids, block_id]
@@ -243,7 +243,7 @@ def data_output(value: int, script: bytes) -> bool:
 def parents_first(transactions: Mapping[bytes, tuple[Record, Sequence[OutPoint]]]) -> list[bytes]:
     """Return the transactions so that none comes before one that it spends; else the older first."""
     order: list[bytes] = []
-    state: dict[bytes, bool] = {}  # False while its parents are looked at, True once it is placed
+    state: dict[bytes, bool] = {}  # False while its parents are examined, True once it is placed
     age = sorted(transactions, key=lambda txid: (transactions[txid][0].created_at, txid))
     for first in age:
         stack = [first]

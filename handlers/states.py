@@ -15,7 +15,7 @@ def set_mined(view: TxView, txid: bytes, at: Mined, *, longest: bool = True, uns
     """Enter a block, or remove it; return the blocks that the transaction is in then.
 
     Raises:
-        TxFault: `TX_NOT_FOUND`; to unset what is not known is nothing. `IN_CHAIN`: our chain says otherwise.
+        TxFault: `TX_NOT_FOUND`; to unset what is not known is nothing. `IN_CHAIN`: the active chain says otherwise.
     """
     held = view.get(txid)
     if held is None and unset:
@@ -33,7 +33,7 @@ def set_mined(view: TxView, txid: bytes, at: Mined, *, longest: bool = True, uns
 
 
 def refuse_if_in_chain(view: TxView, txid: bytes, code: str = "IN_CHAIN", *, block_id: int | None = None) -> None:
-    """Refuse to change what our chain says of a transaction.
+    """Refuse to change what the active chain says of a transaction.
 
     Raises:
         TxFault: `code`: the chain has it, in the block `block_id` if that is given.
@@ -46,7 +46,7 @@ def refuse_if_in_chain(view: TxView, txid: bytes, code: str = "IN_CHAIN", *, blo
 
 
 def _refuse_to_unset(view: TxView, held: Held, at: Mined) -> None:
-    """Refuse to take a transaction out of a block of our chain.
+    """Refuse to take a transaction out of a block of the active chain.
 
     Which transactions a block below the floor had may be forgotten: what the record says of it stands.
     """
@@ -204,7 +204,7 @@ def set_conflicting(view: TxView, txid: bytes, *, on: bool) -> None:
 
 
 def enter_child(view: TxView, txid: bytes, *, on: bool) -> None:
-    """Enter a transaction at its parents as a conflicting child, or remove it; who is gone is not made anew."""
+    """Enter a transaction at its parents as a conflicting child, or remove it; who is gone is not made again."""
     for parent in dict.fromkeys(parent for parent, _ in view.inputs(txid)):
         record = view.record(parent)
         if record is None and on and view.get(parent) is not None:

@@ -75,7 +75,7 @@ class TxView:
         self.pool, self.chain, self.rules = transactions.pool, transactions.chain, transactions.rules
         self.ghosts, self.rows = self.pool.ghosts, PoolRows(self.pool, txn)
         self._haunted = self.ghosts.any(txn)  # whether there may be ghosts
-        self._haunting: dict[bytes, Held] = {}  # those that were looked at
+        self._haunting: dict[bytes, Held] = {}  # those that were examined
         self._asked: tuple[int, int] | None = None  # the block of our chain that was looked for last, its ordinal
         self._answer: int | None = None
 
@@ -196,7 +196,7 @@ class TxView:
         return self.inputs(held.txid) if held.chain_tx is None else self.chain.inputs(self.txn, held.chain_tx)
 
     def own_block(self, height: int, block_id: int) -> int | None:
-        """Return the ordinal of a block of our chain; a message asks for the same one again and again."""
+        """Return the ordinal of a block of the active chain; a message asks for the same one repeatedly."""
         if self._asked != (height, block_id):
             self._asked = height, block_id
             self._answer = self.chain.blocks.ordinal_at(self.txn, height, block_id)
@@ -373,7 +373,7 @@ class TxView:
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
-        """Let changes be in a transaction inside the transaction: an error takes back these changes, and only these."""
+        """Let changes be in a transaction inside the transaction: an error rolls back these changes, and only these."""
         self.flush()
         outer = self.rows.txn
         try:

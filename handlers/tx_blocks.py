@@ -307,7 +307,7 @@ class TxBlocks:
         view.put(tx.txid, record)
 
     def _lose(self, view: TxView, losers: Mapping[bytes, AnyCause | None], mined: Iterable[bytes]) -> None:
-        """Make losers and all that builds on them conflicting; what they claimed beside is free again."""
+        """Make losers and all that builds on them conflicting; what they claimed next to is free again."""
         spared, all_of_them = set(mined), dict(losers)
         for txid in losers:
             children = conflicts.descendants(view, txid, known=all_of_them)
@@ -335,7 +335,7 @@ class TxBlocks:
         return undone
 
     def settle_undone(self, view: TxView, undone: Undone) -> None:
-        """Settle what was claimed in blocks that the UTXO store has taken back: what it has now decides."""
+        """Settle what was claimed in blocks that the UTXO store has rolled back: what it has now decides."""
         for txid in sorted(undone.reused):
             undone.losers += self._losers_by(reconcile.agree(view, txid))
         for txid, inputs in undone.released:

@@ -12,7 +12,7 @@ from handlers.answers import Hash, Hex
 from handlers.transactions import Held, TxView
 from storage.pool_layout import FROZEN, HASH, Body, claimant
 
-_COUNTED = 20_000  # outputs of a transaction without a record that are looked at to count them
+_COUNTED = 20_000  # outputs of a transaction without a record that are examined to count them
 Status = Literal["creating", "conflicting", "unmined", "mined"]
 SlotStatus = Literal["unspent", "spent", "frozen", "none"]
 
@@ -174,7 +174,7 @@ class TxQuery:
     def _frozen(self, held: Held, *, counted: bool) -> bool | None:
         """Return whether all slots are frozen: it looks no further than to the first that is not."""
         view, record, found = self._view, held.record, False
-        if held.chain_tx is not None or held.ghost is not None:  # what is frozen of it stands beside
+        if held.chain_tx is not None or held.ghost is not None:  # what is frozen of it accompanies
             frozen = sum(spending.frozen(row) for _, row in view.slots(held.txid))
             return frozen > 0 and frozen == record.recorded if counted else None
         for number in range(record.pages + 1):

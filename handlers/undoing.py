@@ -64,7 +64,7 @@ def take_back(view: TxView, back: RolledBack, block: GoingBack, undone: Undone) 
             _doubt(found, spent, spent, back, undone)
     for spender, at, parent, index, body in block.spends:
         by = back.waits(spender)
-        if body is not None and by is not None and view.record(parent) is None:  # else its own slot says so
+        if body is not None and by is not None and view.record(parent) is None:  # else its own slot reports it
             view.rows.put_claim(parent, 0, index, claim(by, at))
     reopened = {
         spend.parent: record

@@ -26,7 +26,7 @@ Order = Literal["parents_first", "age"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 ORDERS: tuple[Order, ...] = get_args(Order)
 
-LOOKS = 20_000  # transactions, inputs and outputs that are looked at before a page ends early
+LOOKS = 20_000  # transactions, inputs and outputs that are examined before a page ends early
 MOST_LOOKS = 200_000  # for one package, or for the pages before the one that is asked for
 _TURN = 500  # of them at a time
 
@@ -75,7 +75,7 @@ class _Seen(Struct, frozen=True):
 
 
 def cut(status: Status, order: Order, place: Place) -> str:
-    """Return the cursor that goes on from a place."""
+    """Return the cursor that continues from a place."""
     return cursors.write(_Cut(status, order, place))
 
 
@@ -101,7 +101,7 @@ class WaitingList:
         self._seen: dict[bytes, _Seen | None] = {}
         self._last: dict[bytes, bytes] = {}  # of each transaction, the last place that an ancestor or it has
         self.found: list[bytes] = []
-        self.next: Place | None = None  # where the list goes on
+        self.next: Place | None = None  # where the list continues
 
     def look(self, after: Place | None, skip: int, count: int, most: int = LOOKS) -> Iterator[None]:
         """Find up to `count` transactions behind a place and those that are skipped, in turns; it may end early.
@@ -252,7 +252,7 @@ class WaitingList:
         """Return whether others should have a turn.
 
         Raises:
-            TooManyLooks: more was looked at than may be.
+            TooManyLooks: more was examined than may be.
         """
         if self._looks >= MOST_LOOKS:
             what = f"more than {MOST_LOOKS:,} transactions, inputs and outputs would have to be looked at"

@@ -98,7 +98,7 @@ def write_file(path: Path, chunks: Iterable[bytes]) -> None:
     """Write a new file, durably.
 
     Raises:
-        StoreFull: there is no room.
+        StoreFull: there is no space.
     """
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)

@@ -1,4 +1,4 @@
-"""What the chain tells of its transactions to the transaction store beside it; `storage.history.mined` reads it.
+"""What the chain tells of its transactions to the transaction store next to it; `storage.history.mined` reads it.
 
 A transaction that nothing happened to but being in a block needs no record of its own, so following a chain writes
 none: position, spenders and flags are in the chain's tables already. A record is made of it the first time that
@@ -35,7 +35,7 @@ class ChainTx(Struct, frozen=True):
 
 
 class Details(NamedTuple):
-    """What a block said of a transaction beside inputs and outputs; `total` counts the outputs that it lists."""
+    """What a block said of a transaction next to inputs and outputs; `total` counts the outputs that it lists."""
 
     total: int = 0
     fee: int | None = None
@@ -55,7 +55,7 @@ class Paid(NamedTuple):
 class Spend(NamedTuple):
     """What an input of a block that goes back spent.
 
-    The body is that of an output whose transaction gets no record by this: its claim stands beside.
+    The body is that of an output whose transaction gets no record by this: its claim stands separately.
     """
 
     by: int

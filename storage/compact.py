@@ -45,7 +45,7 @@ def compact(folder: Path, tell: Callable[[int], object] = lambda _: None) -> Com
 
     Raises:
         StoreBusy: another process has the store open.
-        StoreFull: there is no room for both files; nothing was changed.
+        StoreFull: there is no space for both files; nothing was changed.
         Damaged: the store is damaged; nothing was changed.
     """
     path, making = folder / "data.mdb", folder / _MAKING

@@ -37,7 +37,7 @@ class Disk:
     """One LMDB environment in `folder`, with its tables open.
 
     `tables` are names; one that ends in `*` keeps sorted duplicates of a fixed size. One process holds a writable disk.
-    `durable=False` is for copies that are thrown away, `shared=False` for those that nobody else opens: they need no
+    `durable=False` is for copies that are discarded, `shared=False` for those that no one else opens: they need no
     lock file, which is written through memory, so that a full disk would end the process. A store with another
     format than `version` is refused before anything in it changes. A reading process that gives `max_reader_age`
     (seconds) promises to end its read transactions before they are older, and may be killed when it does not.
@@ -140,7 +140,7 @@ class Disk:
 
     @contextmanager
     def read(self) -> Iterator[Txn]:
-        """Read one consistent state, while the writer goes on. Keep it short: it prevents the reuse of freed pages.
+        """Read one consistent state, while the writer continues. Keep it short: it prevents the reuse of freed pages.
 
         Raises:
             Damaged: LMDB can't read a page.
@@ -209,7 +209,7 @@ class Disk:
                 self._marks.hold()
 
     def check_age(self, txn: Txn) -> None:
-        """Refuse to go on with a read transaction of this disk that has reached its greatest age.
+        """Refuse to continue with a read transaction of this disk that has reached its greatest age.
 
         Raises:
             SnapshotExpired: it has.

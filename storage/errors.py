@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class StoreError(Exception):
-    """The store cannot go on as it is."""
+    """The store cannot continue as it is."""
 
 
 class Damaged(StoreError):

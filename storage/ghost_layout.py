@@ -72,7 +72,7 @@ class Generations(Struct, array_like=True):
 
 
 class Gone(NamedTuple):
-    """What a rollback takes back, with the history's numbers; those transactions become ghosts that are `ghosts`.
+    """What a rollback rolls back, with the history's numbers; those transactions become ghosts that are `ghosts`.
 
     `parents` and `indexes` are the outputs that `spends` (of `SPEND`) spent, whose spenders are numbers here.
     """

@@ -121,7 +121,7 @@ class Ghosts:
     # --- made and ended ------------------------------------------------------------------------------------------
 
     def make(self, txn: Txn, gone: Gone, made_at: int) -> None:
-        """Keep what a rollback takes back."""
+        """Keep what a rollback rolls back."""
         self._look = None
         if not gone.ghosts.any():
             return

@@ -2,7 +2,7 @@
 
 `cp` reads a file while it is written, so pages of several commits get mixed. While a process writes to a store, a row
 of it names the file; closing the store says that the row no longer matters. So a store that was closed may be moved and
-copied, and one that was not is believed only in the same file: inode number and time of birth, which no copy keeps.
+copied, and one that was not is believed only in the same file: inode number and time of creation, which no copy keeps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from storage.rows import unpack
 HOME = b"home"
 
 _AT_FDCWD, _STATX_BTIME = -100, 0x800
-_STATX = Packed("=I76xqI")  # struct statx: what is filled in, and the time of birth
+_STATX = Packed("=I76xqI")  # struct statx: what is filled in, and the time of creation
 _STATX_BYTES = 256
 
 

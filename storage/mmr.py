@@ -1,6 +1,6 @@
 """Merkle mountain ranges: positions, hashes, roots and proofs. Pure: nodes are passed in by the caller.
 
-Leaves and their parents stand in one sequence from 0, children before their parent (post-order), so nodes are only ever
+Leaves and their parents are in one sequence from 0, children before their parent (post-order), so nodes are only ever
 appended: leaf 0, leaf 1, their parent, leaf 2, ... Perfect trees stand side by side, the highest first; their tops are
 the *peaks*, one for each bit of the number of leaves. Every hash is of a position and what stands there:
 
@@ -22,13 +22,13 @@ HASH_BYTES = 32
 EMPTY = bytes(HASH_BYTES)  # the root of nothing
 
 U64 = Struct(">Q")
-CHUNK_BITS = 1024  # a leaf of the mountain range over bits
+CHUNK_BITS = 1024  # a leaf of the Merkle mountain range over bits
 CHUNK_BYTES = CHUNK_BITS // 8
 Read = Callable[[list[int]], list[bytes]]  # hashes of the nodes at these positions
 
 
 class Roots(NamedTuple):
-    """What a store with mountain ranges over its outputs and their bits commits to."""
+    """What a store with Merkle mountain ranges over its outputs and their bits commits to."""
 
     size: int
     leaves: int
@@ -123,7 +123,7 @@ def chunks(leaves: int) -> int:
 
 
 def state_root(size: int, outputs: bytes, bits: bytes) -> bytes:
-    """Return the root over both mountain ranges."""
+    """Return the root over both Merkle mountain ranges."""
     return node_hash(size, outputs + bits)
 
 

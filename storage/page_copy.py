@@ -45,7 +45,7 @@ def page_copy(disk: Disk) -> Iterator[PageCopy]:
             while True:
                 with disk.read() as txn:
                     found = meta_pages_of(file, txn.id())
-                    if found is None:  # two commits came between the transaction and the look at the meta pages
+                    if found is None:  # two commits came between the transaction and the check of the meta pages
                         continue
                     meta, heads = found
                     end = min((meta.last_page + 1) * meta.page_size, os.fstat(file).st_size)
@@ -68,10 +68,10 @@ def _chunks(path: Path, file: int, heads: bytes, end: int) -> Iterator[bytes]:
 
 
 def copy_pages(disk: Disk, path: Path) -> None:
-    """Write a copy of the latest commit to a new file, which is thrown away sooner or later: it is not synced.
+    """Write a copy of the latest commit to a new file, which is discarded sooner or later: it is not synced.
 
     Raises:
-        StoreFull: there is no room for it.
+        StoreFull: there is no space for it.
     """
     with page_copy(disk) as copy:
         try:

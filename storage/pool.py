@@ -105,7 +105,7 @@ class Pool:
         return None if raw is None else unpack(Lock, raw, f"the lock of {txid.hex()}")
 
     def inputs(self, txn: Txn, txid: bytes, record: Record) -> list[OutPoint]:
-        """Return what a transaction with a record spends, without a look at its bytes."""
+        """Return what a transaction with a record spends, without a check of its bytes."""
         packed: bytes | None = record.packed
         if record.apart and not packed and (raw := txn.get(txid + BODY, db=self.tx)) is not None:
             packed = unpack(Packs, raw, f"the body of {txid.hex()}").packed

@@ -14,11 +14,11 @@ from storage.reassigned import Reassignment
 
 BODY_PAGE, LOCK_PAGE = 0xFFFF_FFFE, 0xFFFF_FFFF
 BODY, LOCK = keys.u32(BODY_PAGE), keys.u32(LOCK_PAGE)
-INLINE = 64  # outputs, and inputs, that stand in the record itself
+INLINE = 64  # outputs, and inputs, that are in the record itself
 PART = 400  # names in a row
 HASH, CLAIM = 32, 36  # bytes
 FROZEN = b"\xff" * CLAIM
-NO_NAME = bytes(HASH)  # of an output that nobody can spend
+NO_NAME = bytes(HASH)  # of an unspendable output
 HIGHEST = keys.HIGHEST
 ALL_IN_ONE = keys.LAST_U32  # the page size of a record that is one page, however many outputs it has
 _CLAIM_KEY, _OUTPUT = Packed(">32sII").pack, Packed(">32sI")
@@ -63,7 +63,7 @@ class Page(Struct, array_like=True):
 
     @property
     def counted(self) -> int:
-        """Return `recordUtxos`: each reassignment adds one, until a block of our chain has spent the output."""
+        """Return `recordUtxos`: each reassignment adds one, until a block of the active chain has spent the output."""
         return self.recorded + sum([not each.spent for each in self.reassignments])
 
 
@@ -80,7 +80,7 @@ class Record(Page, array_like=True):
 
     total: int = 0
     page_size: int = ALL_IN_ONE
-    pages: int = 0  # beside this one
+    pages: int = 0  # next to this one
     spent_pages: int | None = None
     is_coinbase: bool = False
     external: bool = False
@@ -121,7 +121,7 @@ class Record(Page, array_like=True):
 
     @property
     def inline(self) -> bool:
-        """Return whether the names of its outputs stand in the record."""
+        """Return whether the names of its outputs are in the record."""
         return self.pages == 0 and self.total <= INLINE
 
     def place(self, index: int) -> tuple[int, int]:
@@ -155,7 +155,7 @@ class Packs(Struct, array_like=True, frozen=True):
 
 
 class Lock(Struct, array_like=True, frozen=True):
-    """Who creates a transaction page by page, and until when nobody else may."""
+    """Who creates a transaction page by page, and until when no one else may."""
 
     owner: bytes
     created_at: float

@@ -72,7 +72,7 @@ def _check_tables(disk: Disk) -> None:
     for table in TABLES:
         if table not in disk.tables:
             raise TableMissing(str(disk.folder), table)
-    HistoryStore(disk)  # opens the tables of mountain ranges where there are some
+    HistoryStore(disk)  # opens the tables of Merkle mountain ranges where there are some
     with disk.read() as txn:
         for table, db in disk.tables.items():
             cursor = txn.cursor(db)

@@ -3,8 +3,8 @@
     tx_reassigned   0x00 | txid | index u32                       the first owner and those after it
                     0x01 | kind u8 | key | txid | index u32       empty: an owner of the output is found under this key
 
-Kinds number the indexes by owner; keys are those of the index, filled up to 32 bytes. Who looks for the outputs of an
-owner needs one seek here to know that none was reassigned.
+Kinds number the indexes by owner; keys are those of the index, filled up to 32 bytes. Who searches for the outputs of
+an owner needs one seek here to know that none was reassigned.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OutPoint = tuple[bytes, int]
 class Reassignment(Struct, array_like=True, frozen=True):
     """A slot that was given to another owner at a height, and is theirs `since` another.
 
-    `spent` says that a block of our chain spends it.
+    `spent` says that a block of the active chain spends it.
     """
 
     slot: int

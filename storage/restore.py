@@ -49,7 +49,7 @@ def restore(
         NotEmpty: there is something in the data folder.
         BackupDamaged: the backup is not as it was written; nothing was restored.
         WrongFormat: another version wrote it.
-        StoreFull: there is no room.
+        StoreFull: there is no space.
     """
     restoring = data_dir / RESTORING
     with _taken(data_dir):

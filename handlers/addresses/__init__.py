@@ -25,7 +25,7 @@ def codec(family: Family, network: str) -> Codec:
     """Return how addresses are written on a chain.
 
     Cardano takes every name of a network: all but mainnet are test networks. Of Bitcoin's networks that we do not know,
-    addresses are hex; the codec's `missing` says so.
+    addresses are hex; the codec's `missing` reports it.
     """
     match family:
         case "cardano":

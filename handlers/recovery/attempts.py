@@ -24,11 +24,11 @@ _CANCELS = 2  # the first may come when the handler is not waiting
 class Attempts:
     """Makes attempts, cancels those that take too long, and reports when that happens too often."""
 
-    def __init__(self, handler: Handler, knobs: Recovery, numbers: Numbers) -> None:
+    def __init__(self, handler: Handler, settings: Recovery, numbers: Numbers) -> None:
         """Take the handler, and how long it may take."""
         self._handler, self._numbers = handler, numbers
-        self._timeout_s = knobs.attempt_timeout or inf
-        self._alert = knobs.stuck_alert_threshold
+        self._timeout_s = settings.attempt_timeout or inf
+        self._alert = settings.stuck_alert_threshold
         self._timeouts: dict[bytes, int] = {}  # in a row
         self._due: dict[Held, float] = {}  # attempts that are running, and when they are to be cancelled (again)
         self._wakeup = Wakeup()
@@ -64,7 +64,7 @@ class Attempts:
             self.cancel(held)
 
     async def watch(self, abandoned: Callable[[], None]) -> None:
-        """Cancel attempts that take too long, until cancelled; `abandoned` is called for each that goes on."""
+        """Cancel attempts that take too long, until cancelled; `abandoned` is called for each that continues."""
         while True:
             now = monotonic()
             for held in [held for held, due in self._due.items() if due <= now]:
@@ -88,7 +88,7 @@ class Attempts:
         log.warning("recovery_stuck", txid=held.claim.txid.hex(), why="the handler goes on after it was cancelled")
 
     def _count(self, txid: bytes) -> None:
-        """Log a timeout; loudly when one transaction takes too long again and again, and ever more seldom."""
+        """Log a timeout; loudly when one transaction takes too long repeatedly, and ever more seldom."""
         self._numbers.timeouts += 1
         times = self._timeouts[txid] = self._timeouts.get(txid, 0) + 1
         multiple, rest = divmod(times, self._alert) if self._alert else (0, 1)

@@ -25,7 +25,7 @@ _HEAL_S = 600.0
 _WALK_S = 3600.0
 _WITHDRAWN = 100  # that one look finds
 _FORGOTTEN = 1000  # that one statement deletes
-_FORGETTING_S = 2.0  # before the scan goes on
+_FORGETTING_S = 2.0  # before the scan continues
 
 _SETTLED: tuple[Status, ...] = ("confirmed", "deleted")
 _UNRESOLVED: tuple[Status, ...] = ("orphan", "dead")
@@ -52,7 +52,7 @@ class Healing:
         self._done = self._walked = -inf
 
     async def __call__(self) -> None:
-        """Look at everything, if that is due."""
+        """Examine everything, if that is due."""
         now = monotonic()
         if now - self._done < _HEAL_S:
             return
@@ -104,11 +104,11 @@ async def withdraw_discarded(
         told()
 
 
-async def forget(storage: Storage, knobs: Recovery, counts: Counts) -> bool:
+async def forget(storage: Storage, settings: Recovery, counts: Counts) -> bool:
     """Delete final rows that are too old, or of too many the oldest; return False if time did not suffice."""
     until = monotonic() + _FORGETTING_S
-    surplus = sum(counts.by_status[status] for status in FINAL) - (knobs.max_final_count or inf)
-    for statuses, age_s in ((_SETTLED, knobs.retention), (_UNRESOLVED, knobs.unresolved_retention)):
+    surplus = sum(counts.by_status[status] for status in FINAL) - (settings.max_final_count or inf)
+    for statuses, age_s in ((_SETTLED, settings.retention), (_UNRESOLVED, settings.unresolved_retention)):
         while age_s and (gone := await storage.forget(statuses, age_s, _FORGOTTEN)):
             surplus -= gone
             if monotonic() >= until:

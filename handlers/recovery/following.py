@@ -78,7 +78,7 @@ class Follower:
         store: str,
         turn: Turn,
         survey: Survey,
-        knobs: Recovery,
+        settings: Recovery,
         *,
         heard: Callable[[], Awaitable[None]],
         decides: Callable[[], bool],
@@ -93,7 +93,7 @@ class Follower:
         """
         self._storage, self._changes, self._store, self._turn, self._survey = storage, changes, store, turn, survey
         self._heard, self._decides, self._tip, self._wrote = heard, decides, tip, wrote
-        self._ttl_s, self._scan_s, self._confirmations = knobs.ttl, knobs.scan_interval, knobs.confirmations
+        self._ttl_s, self._scan_s, self._confirmations = settings.ttl, settings.scan_interval, settings.confirmations
         self._cursor: Cursor | None = None
         self._since: Cursor | None = None  # from where on the log is read after a first survey
 
@@ -146,7 +146,7 @@ class Follower:
         return cursor
 
     async def _begin(self, why: str) -> Cursor:
-        """Compare everything, and go on with the facts that come after the beginning of that."""
+        """Compare everything, and continue with the facts that come after the beginning of that."""
         log.info("recovery_survey_started", reason=why)
         since, decides = self._since or await self._end(), self._decides()
         await self._survey(decides=decides)

@@ -73,7 +73,7 @@ class Held:
         self._left_alone.shield = True
 
     def continued_by(self, claim: Claim) -> bool:
-        """Whether nobody else has changed the row between this claim and a later one of the same instance.
+        """Whether no one else has changed the row between this claim and a later one of the same instance.
 
         Each claim, and each final status that is written without one, begins a generation. If the two generations are
         neighbours, the row was pending all the time: the result of an attempt that began under the older claim is as

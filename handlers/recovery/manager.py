@@ -51,7 +51,7 @@ class Manager:
         self,
         storage: Storage,
         handler: Handler,
-        knobs: Recovery,
+        settings: Recovery,
         *,
         available: Callable[[], bool] = lambda: True,
         changed: Callable[[list[Change]], None] = lambda _: None,
@@ -65,19 +65,19 @@ class Manager:
         Nothing is claimed while `available` returns False. `changed` is called with final statuses once they are
         written; where the answer of the database was lost, only `storage.untold` has them. `chores` are run first, and
         then in every scan interval. Attempts have `leave_s` to end when we stop.
-        `numbers` are counted on, if somebody else counts too.
-        An exception of any of these callbacks is logged and counted, and the service goes on.
+        `numbers` are counted on, if someone else counts too.
+        An exception of any of these callbacks is logged and counted, and the service continues.
 
         Raises:
             ConfigError: the settings are not ones that a configuration file may have.
         """
         self.numbers = Numbers() if numbers is None else numbers
         self.owner = ""
-        self._storage, self._knobs = storage, (knobs := check_recovery(knobs))
+        self._storage, self._settings = storage, (settings := check_recovery(settings))
         self._available, self._chores, self._dice, self._leave_s = available, chores, dice, leave_s
-        self._attempts = Attempts(handler, knobs, self.numbers)
+        self._attempts = Attempts(handler, settings, self.numbers)
         self._holding = Holding(storage, self.numbers, self._attempts.cancel)
-        self._settler = Settler(storage, self._holding, knobs, self.numbers, changed, dice)
+        self._settler = Settler(storage, self._holding, settings, self.numbers, changed, dice)
         self._session: Session | None = None
         self._started = self._stopping = self._interrupting = False
         self._host: asyncio.Task[None] | None = None
@@ -108,7 +108,7 @@ class Manager:
             raise self._failure
 
     async def start(self) -> None:
-        """Begin, and go on in the background until `stop`. A failure of the service itself is logged, and ends it.
+        """Begin, and continue in the background until `stop`. A failure of the service itself is logged, and ends it.
 
         Raises:
             RuntimeError: already started.
@@ -119,14 +119,14 @@ class Manager:
         self._stopping = self._interrupting = self._again = False
         self._failure: Exception | None = None
         self._workers = 0  # workers, but for those whose attempts were abandoned
-        # Rung when rows may be due, when a row is queued, when there is room for more, and when a worker has ended.
+        # Rung when rows may be due, when a row is queued, when there is space for more, and when a worker has ended.
         self._wake, self._queued, self._freed, self._worker_ended = (Wakeup() for _ in range(4))
-        if not self._knobs.enabled:
+        if not self._settings.enabled:
             self._stopped.set()
             return
-        name = self._knobs.instance_id or socket.gethostname()
+        name = self._settings.instance_id or socket.gethostname()
         self.owner = f"{name}/{os.getpid()}/{uuid4().hex[:12]}"
-        log.info("recovery_started", owner=self.owner, store=self._knobs.store)
+        log.info("recovery_started", owner=self.owner, store=self._settings.store)
         # NOTE: the only task outside of a task group. A group is not left before all of its tasks have ended, and
         # `stop` must not wait for a handler that ignores its cancellation: so the group has a host of its own.
         self._host = asyncio.create_task(self._serve())
@@ -145,7 +145,7 @@ class Manager:
         async with anyio.create_task_group() as self._group:
             sweeper, settler = self._spawn(self._sweep_loop()), self._spawn(self._settle_loop())
             others = self._spawn(self._heartbeat()), self._spawn(self._attempts.watch(self._abandoned))
-            for _ in range(self._knobs.worker_count):
+            for _ in range(self._settings.worker_count):
                 self._add_worker()
             try:
                 await self._stop.wait()  # any failure sets it: no lease is renewed for rows that nobody settles
@@ -202,7 +202,7 @@ class Manager:
     # --- claiming ------------------------------------------------------------------------------------------------
 
     async def _sweep_loop(self) -> None:
-        scan_s = self._knobs.scan_interval
+        scan_s = self._settings.scan_interval
         await self._wake.wait(self._dice(0.0, min(_FIRST_DELAY_S, scan_s)))
         while not self._stopping:
             try:
@@ -216,7 +216,7 @@ class Manager:
 
     async def _do_chores(self) -> None:
         """Do what is done once in a scan interval, however often the bell rings."""
-        if monotonic() - self._swept < self._knobs.scan_interval:
+        if monotonic() - self._swept < self._settings.scan_interval:
             return
         self._swept = monotonic()
         for chore in self._chores:
@@ -226,13 +226,13 @@ class Manager:
             counts = await self._storage.counts()
             self.numbers.backlog, self.numbers.oldest_pending_s = counts.by_status, counts.oldest_pending_s
             self._counted = self._swept
-            if self.numbers.leader and not await forget(self._storage, self._knobs, counts):
-                self._counted = float("-inf")  # there is more to forget: it goes on with the next scan
+            if self.numbers.leader and not await forget(self._storage, self._settings, counts):
+                self._counted = float("-inf")  # there is more to forget: it continues with the next scan
 
     async def _sweep(self) -> None:
-        """Claim until nothing more is due, never more than there is room for."""
+        """Claim until nothing more is due, never more than there is space for."""
         self.numbers.sweeps += 1
-        most = self._knobs.batch_size
+        most = self._settings.batch_size
         while not self._stopping and await self._is_leader():
             if not self._can_ask():
                 return
@@ -243,19 +243,19 @@ class Manager:
             stuck, held = len(self._attempts.abandoned), len(self._holding)
             room = min(most - len(self._holding.queue) - stuck, _BATCHES * most - held)
             if 2 * room < most and held > stuck:
-                await self._freed.wait(self._knobs.lease_duration / _BEATS)
+                await self._freed.wait(self._settings.lease_duration / _BEATS)
                 continue
             if len(await self._claim(room)) < room:
                 return
-            if monotonic() - self._swept >= self._knobs.scan_interval:
+            if monotonic() - self._swept >= self._settings.scan_interval:
                 self._wake.notify()  # the chores, then on
                 return
 
     async def _claim(self, limit: int) -> list[Claim]:
         """Claim rows; first those of a claim whose answer was lost: nobody attempts them before its leases end."""
         again, self._again = self._again, True
-        until = monotonic() + self._knobs.lease_duration
-        claims = await self._storage.claim(self.owner, self._knobs.lease_duration, limit, again)
+        until = monotonic() + self._settings.lease_duration
+        claims = await self._storage.claim(self.owner, self._settings.lease_duration, limit, again)
         self._again = False
         self.numbers.claims += len(claims)
         for claim in claims:
@@ -366,7 +366,7 @@ class Manager:
 
     async def _heartbeat(self) -> None:
         """Prolong the leases of all that we hold, and the session that makes us the leader."""
-        lease_s = self._knobs.lease_duration
+        lease_s = self._settings.lease_duration
         while True:
             await anyio.sleep(lease_s / _BEATS)
             await self._holding.renew(lease_s)

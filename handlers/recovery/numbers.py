@@ -34,13 +34,13 @@ class Numbers(Struct):
     interrupted: int = 0
     lease_losses: int = 0
     leadership_losses: int = 0
-    conflicts: int = 0  # results that came too late: somebody else had settled or claimed the row
+    conflicts: int = 0  # results that came too late: someone else had settled or claimed the row
     errors: int = 0  # of the database
     callback_errors: int = 0  # exceptions of a callback: `changed`, `available`, a chore
 
     @contextmanager
     def callback(self, name: str, *passing: type[Exception]) -> Iterator[None]:
-        """Call code of a user of this package: log and count any exception but those in `passing`, and go on."""
+        """Call code of a user of this package: log and count any exception but those in `passing`, and continue."""
         try:
             yield
         except passing:

@@ -30,7 +30,7 @@ class Busy(Struct, frozen=True):
 class NotFound(Struct, frozen=True):
     """Nobody knows it. Evidence only if who was asked is healthy and has caught up with the chain.
 
-    It is looked for again, not before `patience_s`, but some times in the grace period.
+    It is searched for again, not before `patience_s`, but some times in the grace period.
     """
 
     caught_up: bool = True

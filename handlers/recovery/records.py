@@ -24,7 +24,7 @@ _SEEKS = 2000  # in a step
 
 
 class Waiting(NamedTuple):
-    """Some of the transactions that are in no block, and where to go on; nowhere at the end."""
+    """Some of the transactions that are in no block, and where to continue; nowhere at the end."""
 
     txids: list[bytes]
     conflicting: list[bytes]
@@ -75,7 +75,7 @@ class Records:
         return found._replace(after=seen[-1] if len(seen) == _SEEKS else None)
 
     def shallow(self, confirmations: int, below: int | None) -> tuple[list[bytes], int | None]:
-        """Return the transactions of some of the latest blocks that are not that deep, and the ordinal to go on below.
+        """Return the transactions of some of the latest blocks that are not that deep, and the ordinal to go below.
 
         None at the end. Blocks that no rollback reaches are left out.
         """

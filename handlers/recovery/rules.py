@@ -11,7 +11,7 @@ from storage.recovery.rows import Claim, Settlement, Status
 
 NEVER_ARRIVED = "it never reached the chain"
 _BUSY_CAP_S = 60.0
-_LOOKS_IN_GRACE = 4  # the pauses of an unknown transaction leave room for so many looks before it is given up
+_LOOKS_IN_GRACE = 4  # the pauses of an unknown transaction leave space for so many looks before it is given up
 _MOST_DOUBLINGS = 30
 
 Dice = Callable[[float, float], float]
@@ -22,7 +22,7 @@ def pause(times: int, base_s: float, cap_s: float, dice: Dice) -> float:
     return dice(0.0, min(cap_s, base_s * 2.0 ** min(times, _MOST_DOUBLINGS)))
 
 
-def settle(claim: Claim, outcome: Outcome, knobs: Recovery, dice: Dice, *, timed_out: bool = False) -> Settlement:
+def settle(claim: Claim, outcome: Outcome, settings: Recovery, dice: Dice, *, timed_out: bool = False) -> Settlement:
     """Return what is written for an outcome."""
     kind = "timeout" if timed_out else type(outcome).__name__.lower()
 
@@ -42,24 +42,24 @@ def settle(claim: Claim, outcome: Outcome, knobs: Recovery, dice: Dice, *, timed
         case Invalid(reason):
             return final("deleted", reason)
         case Busy(reason, patience_s):
-            cap_s = min(knobs.retry_cap, max(_BUSY_CAP_S, knobs.scan_interval))
-            return again(patience_s + pause(claim.attempts, knobs.scan_interval, cap_s, dice), reason)
+            cap_s = min(settings.retry_cap, max(_BUSY_CAP_S, settings.scan_interval))
+            return again(patience_s + pause(claim.attempts, settings.scan_interval, cap_s, dice), reason)
         case NotFound(caught_up, reason, patience_s):
             if not caught_up:
                 error = f"{reason}, but who was asked has not caught up with the chain"
-                return again(pause(0, knobs.retry_base, knobs.retry_cap, dice), error, attempt=False)
-            if given_up(claim, knobs):
+                return again(pause(0, settings.retry_base, settings.retry_cap, dice), error, attempt=False)
+            if given_up(claim, settings):
                 return final("orphan", NEVER_ARRIVED, reason)
-            cap_s = min(knobs.retry_cap, knobs.not_found_grace_period / _LOOKS_IN_GRACE or knobs.retry_cap)
-            delay_s = max(min(patience_s, cap_s), pause(claim.not_found, knobs.scan_interval, cap_s, dice))
+            cap_s = min(settings.retry_cap, settings.not_found_grace_period / _LOOKS_IN_GRACE or settings.retry_cap)
+            delay_s = max(min(patience_s, cap_s), pause(claim.not_found, settings.scan_interval, cap_s, dice))
             return again(delay_s, reason, not_found=True)
         case Transient(error, counts):
             if not counts:
-                return again(pause(0, knobs.retry_base, knobs.retry_cap, dice), error, attempt=False)
-            if claim.failures + 1 >= knobs.max_attempts:
+                return again(pause(0, settings.retry_base, settings.retry_cap, dice), error, attempt=False)
+            if claim.failures + 1 >= settings.max_attempts:
                 return final("dead", None, error)
-            base_s = knobs.attempt_timeout if timed_out else knobs.retry_base
-            return again(pause(claim.failures, base_s, knobs.retry_cap, dice), error, failed=True)
+            base_s = settings.attempt_timeout if timed_out else settings.retry_base
+            return again(pause(claim.failures, base_s, settings.retry_cap, dice), error, failed=True)
         case Permanent(error):
             return final("dead", None, error)
         case _:
@@ -73,12 +73,12 @@ def postponed(claim: Claim, delay_s: float) -> Settlement:
     )
 
 
-def given_up(claim: Claim, knobs: Recovery) -> bool:
+def given_up(claim: Claim, settings: Recovery) -> bool:
     """Return whether one more not-found makes an orphan: old enough, unknown for as long, and seen so several times."""
-    grace_s = knobs.not_found_grace_period
+    grace_s = settings.not_found_grace_period
     return (
         grace_s > 0
         and claim.age_s > grace_s
         and claim.not_found_for_s > grace_s
-        and claim.not_found + 1 >= knobs.not_found_attempts
+        and claim.not_found + 1 >= settings.not_found_attempts
     )

@@ -46,13 +46,13 @@ class Settler:
         self,
         storage: Storage,
         holding: Holding,
-        knobs: Recovery,
+        settings: Recovery,
         numbers: Numbers,
         changed: Callable[[list[Change]], None],
         dice: Dice,
     ) -> None:
         """Take the tables, the places that results free, and what is called with final statuses."""
-        self._storage, self._holding, self._knobs, self._numbers = storage, holding, knobs, numbers
+        self._storage, self._holding, self._settings, self._numbers = storage, holding, settings, numbers
         self._changed, self._dice = changed, dice
         self._results: deque[Result] = deque()
         self.wakeup = Wakeup()  # rings when there is something to write
@@ -64,7 +64,7 @@ class Settler:
 
     def put(self, held: Held, outcome: Outcome, timed_out: bool = False) -> None:
         """Queue the result of an attempt to be written; one whose lease is lost only frees its place."""
-        settlement = settle(held.claim, outcome, self._knobs, self._dice, timed_out=timed_out)
+        settlement = settle(held.claim, outcome, self._settings, self._dice, timed_out=timed_out)
         if held.lost:
             self._holding.drop(held)
             if held.answered:
@@ -76,7 +76,7 @@ class Settler:
 
     def postpone(self, claim: Claim) -> None:
         """Give back a claim without a place: an attempt under an earlier one is still running."""
-        self._append(Result(None, postponed(claim, self._knobs.scan_interval)))
+        self._append(Result(None, postponed(claim, self._settings.scan_interval)))
 
     def _append(self, result: Result) -> None:
         self._results.append(result)

@@ -38,11 +38,11 @@ class Turn(Protocol):
 class Survey:
     """Compares everything once."""
 
-    def __init__(self, storage: Storage, records: Records, store: str, turn: Turn, knobs: Recovery) -> None:
+    def __init__(self, storage: Storage, records: Records, store: str, turn: Turn, settings: Recovery) -> None:
         """Take both sides; `store` is the name of this daemon's store in the tables."""
         self._storage, self._records, self._store, self._turn = storage, records, store, turn
-        self._most_unknown = knobs.max_final_count or sys.maxsize
-        self._ttl_s, self._confirmations = knobs.ttl, knobs.confirmations
+        self._most_unknown = settings.max_final_count or sys.maxsize
+        self._ttl_s, self._confirmations = settings.ttl, settings.confirmations
 
     async def __call__(self, *, decides: bool) -> None:
         """Make rows of what waits, and settle rows that are behind the chain.
@@ -103,7 +103,7 @@ async def waiting(records: Records, turn: Turn) -> Waiting:
 
 
 async def all_of(turn: Turn, step: Callable[[T | None], tuple[list[bytes], T | None]]) -> list[bytes]:
-    """Return what all steps of a walk find together. Each returns where the next one goes on, the last one None."""
+    """Return what all steps of a walk find together. Each returns where the next one continues, the last one None."""
     found, place = await turn(partial(step, None))
     while place is not None:
         some, place = await turn(partial(step, place))

@@ -2,7 +2,7 @@
 
 Values of transactions and outputs, and runs, are written once under a key that no other ones get while their branch of
 the chain stands. So a value that was read is as good at every later commit on the same branch: records that were
-deleted meanwhile may still be in it, and whoever asks for them has looked at the bits or the index `spender` first. At
+deleted meanwhile may still be in it, and any caller for them has examined the bits or the index `spender` first. At
 an earlier commit it is not, because records may be missing in it that are needed there.
 """
 
@@ -38,7 +38,7 @@ class Checked:
 
 
 class Value:
-    """Records that were read, each with a number, and the bytes beside them."""
+    """Records that were read, each with a number, and the bytes next to them."""
 
     __slots__ = ("first", "last", "numbers", "offsets", "raw", "records", "starts", "used")
 
@@ -59,7 +59,7 @@ class Value:
             self.starts[1:] += np.cumsum(self.records["length"], dtype=np.int64)
         elif "counts" in names:
             self.last += max(int(self.records["counts"][-1]) >> 3, 1) - 1
-        self.offsets = array("q", self.starts.tobytes())  # of what is beside each record
+        self.offsets = array("q", self.starts.tobytes())  # of what is next to each record
 
     def place(self, number: int) -> int:
         """Return where the last record at or before a number stands; -1 if there is none."""

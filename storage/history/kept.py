@@ -25,5 +25,5 @@ class Kept:
             self.txs, self.outputs = before.txs, before.outputs
 
     def seen_at(self, commit: int) -> None:
-        """Note the latest commit that is looked at."""
+        """Note the latest commit that is examined."""
         self.txs.commit = self.outputs.commit = commit

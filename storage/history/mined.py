@@ -147,7 +147,7 @@ class MinedStore:
         return mined_record(block.height, block.block_id, details, maturity)
 
     def slots(self, txn: Txn, tx: ChainTx) -> tuple[dict[int, bytes], int | None]:
-        """Return the slots that the chain tells of, without claims beside it, and the height of the last spend."""
+        """Return the slots that the chain tells of, without claims next to it, and the height of the last spend."""
         look, first, last = self._at(txn), tx.number, 0
         end = first + look.stored.tx_of(first).outputs
         numbers = look.stored.outputs.within(first, end)

@@ -139,7 +139,7 @@ class HistoryStore:
     # --- reading -------------------------------------------------------------------------------------------------
 
     def stored(self, txn: Txn, kept: Kept | None = None) -> Stored:
-        """Look at one commit; who asks again and again says what is `kept` of its boundary."""
+        """Examine one commit; who asks repeatedly says what is `kept` of its boundary."""
         return Stored(txn, self.disk.tables, kept)
 
     def state(self, txn: Txn) -> State:

@@ -188,7 +188,7 @@ class Stored:
         return self.bodies([number]).get(number)
 
     def bodies(self, numbers: Numbers | list[int]) -> dict[int, Found]:
-        """Return those outputs that are on disk, by number; of neighbours a value is looked for once."""
+        """Return those outputs that are on disk, by number; of neighbours a value is searched for once."""
         found, size = dict[int, Found](), _OUTPUT.size
         for number, value, place in self.outputs.located(numbers if isinstance(numbers, list) else numbers.tolist()):
             raw = value.raw

@@ -1,6 +1,6 @@
 """An index for a reader, which seeks in the runs.
 
-A process that asks again and again keeps the keys of runs, and a bitmap of each value that it has read: of eight values
+A process that asks repeatedly keeps the keys of runs, and a bitmap of each value that it has read: of eight values
 that have no entry of a prefix, seven are not read again. Runs that were merged are forgotten.
 """
 
@@ -95,7 +95,7 @@ class HeldRuns:
 
 
 class StoredIndex:
-    """One kind of index at one commit; `held` and `checked` are of a process that asks again and again."""
+    """One kind of index at one commit; `held` and `checked` are of a process that asks repeatedly."""
 
     def __init__(
         self, txn: Txn, tables: dict[str, Db], kind: str, held: HeldRuns | None = None, checked: Checked | None = None

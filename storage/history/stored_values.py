@@ -28,10 +28,10 @@ class StoredValues:
         self._cursor, self._record = txn.cursor(table), record
         self._commit, self._checked = txn.id(), checked
         self._held = HeldValues(self._KEPT, self._commit) if held is None else held
-        self._has_heap = "length" in (record.names or ())  # whether a record has bytes beside it
+        self._has_heap = "length" in (record.names or ())  # whether a record has bytes next to it
 
     def _now_held(self) -> HeldValues:
-        if self._held.commit != self._commit:  # others look at a later commit, at which records may be gone
+        if self._held.commit != self._commit:  # others examine a later commit, at which records may be gone
             self._held = HeldValues(self._KEPT, self._commit)
         return self._held
 

@@ -102,7 +102,7 @@ class PostgresStorage(Storage):
         """Take the database; nothing is opened yet.
 
         A leader that is silent for `lease_s` loses its session: the server ends it, even if the leader is only paused
-        or cut off. `lock` tells apart groups of instances that share the tables' name and schema. `readonly` is for
+        or cut off. `lock` distinguish groups of instances that share the tables' name and schema. `readonly` is for
         whoever only looks: no schema is made.
         """
         if not table.isidentifier() or table != table.lower():

@@ -94,7 +94,7 @@ class Row(Summary, frozen=True, kw_only=True):
 
     @property
     def place(self) -> Place:
-        """Return where the row stands in a list."""
+        """Return where the row is in a list."""
         return Place(self.submitted_at, self.txid)
 
 
@@ -126,7 +126,7 @@ class Counts(Struct, frozen=True):
 
 
 def shortened(text: str | None) -> str | None:
-    """Return a text that a row has room for, without what a database cannot keep: zeros, and halves of characters."""
+    """Return a text that a row has space for, without what a database cannot keep: zeros, and halves of characters."""
     return text if text is None else text.replace("\0", "")[:LONGEST_TEXT].encode(errors="replace").decode()
 
 

@@ -1,6 +1,6 @@
 """The recovery tables in SQLite: the default, for one instance. Claims hold for all processes that share the file.
 
-The clock is the machine's, in milliseconds since 1970. Commits are not synced one by one: a power cut may take back the
+The clock is the machine's, in milliseconds since 1970. Commits are not synced one by one: a power cut may roll back the
 last ones, whose rows are then attempted again.
 """
 
@@ -37,7 +37,7 @@ def machine_ms() -> int:
 
 
 def _mode(path: Path) -> str:
-    """Return how a file is opened that is only read: on a read-only mount SQLite cannot make the files beside it."""
+    """Return how a file is opened that is only read: on a read-only mount SQLite cannot make the files next to it."""
     beside = path.with_name(path.name + "-wal")
     try:
         unchanging = bool(os.statvfs(path.parent).f_flag & os.ST_RDONLY) and not beside.exists()
@@ -174,7 +174,7 @@ class SqliteStorage(Storage):
             raise
 
     def _try_to_open(self) -> None:
-        """Open the file once, made with the right mode; what else SQLite makes beside it gets the mode of the file."""
+        """Open the file once, made with the right mode; what else SQLite makes next to it gets the mode of the file."""
         if not self._readonly:
             make_file(self._path)
             for suffix in ("-wal", "-shm"):

@@ -131,7 +131,7 @@ class Verbs(ABC):
         return Cursor(found[0][0], found[0][1], found[0][2], bool(found[0][3])) if found else None
 
     async def move(self, store: str, before: Cursor | None, to: Cursor) -> bool:
-        """Move a store's cursor, if it is still where it was `before`; None begins anew wherever it was."""
+        """Move a store's cursor, if it is still where it was `before`; None begins again wherever it was."""
         values = {"store": store, "next": to.next, "at": to.at, "tip": to.tip, "compared": int(to.compared)}
         if before is None:
             return bool(await self._statement(sql.BEGIN_CURSOR, "each", **values))
@@ -193,7 +193,7 @@ class Storage(Verbs):
     # --- claims --------------------------------------------------------------------------------------------------
 
     async def claim(self, owner: str, lease_s: float, limit: int, again: bool = False) -> list[Claim]:
-        """Lease the rows that have been due longest; nobody else gets them before the lease ends.
+        """Lease the rows that have been due longest; no one else gets them before the lease ends.
 
         A lease that ends later than twice `lease_s` from now was given before the clock was set back, and counts as
         ended. With `again` what the owner holds already comes first, in its old generation with a new lease: for one
