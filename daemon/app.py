@@ -57,8 +57,8 @@ from handlers.refusal import Refusal
 from handlers.utxo import Limits, Turns, follow_chain
 from handlers.wakeup import Wakeup
 from storage.blobs import BlobFailed, Blobs
-from storage.disk import Disk
 from storage.errors import StoreFull
+from storage.history.store import HistoryStore
 
 log = structlog.get_logger("daemon")
 
@@ -76,7 +76,7 @@ def run(config: Config, config_file: Path | None) -> bool:
         ConfigError: a handler that the configuration names does not exist.
     """
     own = load(config.recovery.handlers) if enabled(config) else []
-    if enabled(config):
+    if enabled(config) and config.recovery.store == "postgresql":
         open_storage(config)  # connects to nothing: a driver that is missing is reported before anything begins
     keep_heap_small()
     announce(config, config_file, config.http.workers)
@@ -92,8 +92,7 @@ async def serve(config: Config, config_file: Path | None, own: Sequence[Handler]
         turns = _open_turns(config, stores)
         bus = Bus(turns.chain.changes.take) if turns else Bus()
         file = stores.enter_context(daemon_metrics_file(folder(config)))
-        kinds = _consumed(turns)
-        inbox = bus.inbox(*kinds, capacity=config.batch.max_bytes)
+        inbox = bus.inbox(*_consumed(turns), capacity=config.batch.max_bytes)
         hub = make_hub(config, bus, inbox)
         _keep_collector_off(whole=turns is not None)
         async with anyio.create_task_group() as consumers:
@@ -121,7 +120,7 @@ async def serve(config: Config, config_file: Path | None, own: Sequence[Handler]
                     services.start_soon(_try_blobs, turns.chain.tx_blocks.transactions.blobs)
                     services.start_soon(evict_along, config, turns, turns.chain.tx_blocks, hub, writer)
                 if turns:
-                    services.start_soon(_watch_readers, config, turns.chain.store.disk, hub, writer)
+                    services.start_soon(_prepare_and_watch, config, turns.chain.store, hub, writer)
                 if turns and config.pruner.enabled:
                     services.start_soon(prune_along, config, turns, hub, writer)
                 if turns and enabled(config):
@@ -270,8 +269,10 @@ def _numbers(hub: Hub, connections: Connections) -> bytes:
     return encode(numbers)
 
 
-async def _watch_readers(config: Config, disk: Disk, hub: Hub, writer: CapacityLimiter) -> None:
-    watch = ReaderWatch(disk, config.store.max_reader_age)
+async def _prepare_and_watch(config: Config, store: HistoryStore, hub: Hub, writer: CapacityLimiter) -> None:
+    """Read what the first block needs, before it comes if there is time; then look who reads, again and again."""
+    await to_thread.run_sync(store.prepare, limiter=writer)
+    watch = ReaderWatch(store.disk, config.store.max_reader_age)
     while True:
         hub.numbers.readers = await to_thread.run_sync(watch.read_readers, limiter=writer)
         await anyio.sleep(watch.every_s)

@@ -105,6 +105,7 @@ def _cycle(pruner: Pruner, request: Request, persisted: int | None, changes: Cha
 def _prune_tables(chain: Chain) -> Gone:
     """Delete all that is due in the chain's tables, in long steps: undo logs first, then values are thinned out."""
     chain.may_prune = True
+    chain.store.prepare()
     sweeps, total = chain.history.sweeps(_STEPS), Gone()
     while sweeps > 0 or chain.history.merging or chain.due_for_pruning():
         if chain.due_for_pruning():

@@ -35,7 +35,6 @@ from handlers.transactions import TxView
 from handlers.utxo import Turns
 from storage.errors import PackageMissing, StoreError
 from storage.recovery.rows import StoreAway
-from storage.recovery.sqlite import SqliteStorage
 from storage.recovery.tables import Storage
 
 T = TypeVar("T")
@@ -71,6 +70,8 @@ def open_storage(config: Config, *, readonly: bool = False, teller: str | None =
         assert wish.dsn is not None  # checked with the configuration
         lease_s, lock = wish.lease_duration, wish.advisory_lock_id
         return PostgresStorage(wish.dsn, lease_s=lease_s, lock=lock, readonly=readonly, teller=teller)
+    from storage.recovery.sqlite import SqliteStorage  # as long as it takes to import, nobody could connect
+
     return SqliteStorage(config.data_dir / "recovery.db", readonly=readonly, teller=teller)
 
 

@@ -59,13 +59,14 @@ class Chain(Durable):
         self.windows = windows
         self.prune_batch_size = prune_batch_size
         self.may_prune = True
+        self.changes.prepare = self.history.complete
         self._reload()
 
     def _reload(self) -> None:
         """Drop waiting blocks: the state is that on disk."""
         self.batch = Batch()
         with self.store.disk.read() as txn:
-            self.history.load(txn)
+            self.history.load(txn, whole=False)
             self._read_anew()
             self.state = self.store.state(txn)
             self.state = self._persisted_upto(self.state, self._reach().point(txn, self.state.tip))

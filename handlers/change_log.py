@@ -66,6 +66,7 @@ class ChangeLog:
         self.store, self.keep = LogStore(disk), keep or Retention()
         self.facts: list[Fact] = []  # of the write that is being made
         self.written: list[Fact] = []  # what the last write recorded
+        self.prepare: Callable[[Txn], object] = lambda _: None  # is called before whatever is written
         self._elsewhere = deque[Fact]()
         self._durable = deque[list[Fact]]()
 
@@ -86,6 +87,7 @@ class ChangeLog:
         def logged(txn: Txn) -> _T:
             nonlocal elsewhere, first
             self.facts, elsewhere = [], len(self._elsewhere)
+            self.prepare(txn)
             done = work(txn)
             if facts := [*self.facts, *(self._elsewhere[n] for n in range(elsewhere))]:  # other tasks may add meanwhile
                 first = self.store.append(txn, list(map(_to_row, facts)), self.keep)

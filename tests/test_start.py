@@ -5,13 +5,15 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 import pytest
+from chains import at, back_to, block, feed, open_chain, output, tx
 from daemons import PATIENCE_S, ROOT, environment, log_lines, reason, running, utxod
 from patience import until
 from questions import short_folder
@@ -120,3 +122,34 @@ def test_the_driver_of_postgresql_is_loaded_only_when_it_is_used() -> None:
     code = "import sys, daemon.app, daemon.http.worker; print('asyncpg' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment(), cwd=ROOT, check=True)
     assert done.stdout == b"False\n"
+
+
+def test_a_start_reads_nothing_that_grows_with_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What writing needs beside the state is read afterwards: in the background, or by the first write."""
+    read = list[str]()
+    for name in ("runs.Index", "values.Values", "bits.TableBits", "filters.Filter", "mmr_nodes.Nodes"):
+        module, _, kind = name.partition(".")
+        owner = getattr(import_module(f"storage.history.{module}"), kind)
+
+        def counted(self: object, *args: object, load: Callable[..., object] = owner.load, kind: str = kind) -> object:
+            read.append(kind)
+            return load(self, *args)
+
+        monkeypatch.setattr(owner, "load", counted)
+    first = block(None, tx("a", output("ann", 5)))
+    with open_chain(tmp_path, store="mmr") as chain:
+        feed(chain, first)
+    read.clear()
+    with open_chain(tmp_path, store="mmr") as chain:
+        assert (chain.height, chain.view.unspent, read) == (1, 1, [])
+        chain.store.prepare()
+        assert {"Index", "Values", "TableBits", "Filter", "Nodes"} == set(read)
+        read.clear()
+        chain.store.prepare()
+        feed(chain, block(first, tx("b", output("bob", 5), spends=[at("a")])))
+        assert (chain.view.unspent, read) == (1, [])
+    with open_chain(tmp_path, store="mmr") as chain:
+        chain.touch()
+        assert read == []
+        chain.rollback(back_to(first))  # which needs all of it, and nobody has prepared
+        assert (chain.height, chain.view.unspent) == (1, 1) and read

@@ -6,7 +6,6 @@ and prefixes have the same order: a merge, which meets prefixes in order, writes
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from struct import Struct
 
 import numpy as np
@@ -74,19 +73,22 @@ def stored_part(txn: Txn, table: Db, run: int, room: int, part: int) -> bytes:
     return value
 
 
-def stored_may_have(run: int, room: int, prefix: int, read: Callable[[int], bytes]) -> bool:
-    """Return whether the run may have an entry of a prefix, for a reader; `read` gives parts of its filter.
+def place_of(room: int, prefix: int) -> tuple[int, int]:
+    """Return the part of a filter for so many entries, and the word in it, in which a prefix has its bits."""
+    return divmod((prefix >> 32) * max(room * _BITS // 64, 1) >> 32, PART)
+
+
+def lacks(value: bytes, word: int, mask: int, what: tuple[int, int]) -> bool:
+    """Return whether no entry can have the bits `mask` in a word of a part; `what` are the run and the part.
 
     Raises:
-        Damaged: the filter is not there, or is not as it was written.
+        Damaged: the part is not as it was written.
     """
-    part, word = divmod((prefix >> 32) * word_count(room) >> 32, PART)
-    value, at = read(part), HEAD_BYTES + word * 8
+    at = HEAD_BYTES + word * 8
     found = int.from_bytes(value[at : at + 8], "little")
     if found == 0:  # few words have no bit: it may be a page that was lost
-        check(value, _name(run, part))
-    mask = mask_of(prefix)
-    return found & mask == mask
+        check(value, _name(*what))
+    return found & mask != mask
 
 
 def mask_of(prefix: int) -> int:

@@ -63,10 +63,7 @@ _COLLECTED, _THINNED, _COUNTED = 40, 40, 4  # values for each block
 
 
 class History:
-    """The history on one LMDB environment; `indexes` are the kinds of index over outputs that it keeps.
-
-    With `mmr` every output has a leaf in a Merkle mountain range.
-    """
+    """The history on one LMDB environment with these indexes; with `mmr`, each output has a leaf in a Merkle mountain range."""
 
     def __init__(self, tables: dict[str, Db], indexes: Sequence[str], mmr: MountainRanges | None = None) -> None:
         self._tables, self._meta, self._block, self._undo = tables, tables[META], tables[BLOCK], tables[UNDO]
@@ -80,27 +77,35 @@ class History:
         self._keeps_all = touches.KIND in indexes  # then nothing is forgotten
         self.state = State([])
 
-    def load(self, txn: Txn) -> None:
-        """Take over what is on disk.
+    def load(self, txn: Txn, *, whole: bool = True) -> None:
+        """Take over what is on disk; without `whole` only where the store is, until `complete` is called.
 
         Raises:
             Damaged: something of it is missing.
         """
-        self.state = stored_state(txn, self._meta)
+        self.state, self._is_whole = stored_state(txn, self._meta), False
         self._keys = np.array(self.state.keys, np.uint64)
+        if not whole:
+            return
         self.index = {kind: Index(self._tables, kind, self._next_run) for kind in self.kinds}
-        for index in self.index.values():
-            index.load(txn)
-        for table in (self.tx, self.output, self.live):
-            table.load(txn)
+        for each in (*self.index.values(), self.tx, self.output, self.live):
+            each.load(txn)
         if (unspent := self.live.count()) != self.state.unspent:
             raise Damaged(f"{unspent} outputs are unspent, the counter says {self.state.unspent}")
         self.recent = Recent(self.state.floor + 1, self.state.tip)
         if self.mmr:
             self.mmr.load(txn, self.state.next_number)
+        self._is_whole = True
+
+    def complete(self, txn: Txn) -> None:
+        """Read what grows with the store, and writing needs: bits, keys of values and runs, and filters."""
+        if not self._is_whole:
+            self.load(txn)
 
     def save(self, txn: Txn) -> None:
         """Write everything that has changed besides the values."""
+        if not self._is_whole:
+            return
         changed = self.live.flush(txn)
         if self.mmr:
             self.mmr.save(txn, self.live, changed)

@@ -136,6 +136,15 @@ class HistoryStore:
             delete_from(txn, self.disk.tables[UNDO], bytes(8), lambda key: int.from_bytes(key[:4], "big") <= floor)
         self.put_indexes(txn, wanted)
 
+    def prepare(self) -> None:
+        """Read what writing needs and looking does not: it grows with the store, so a start does not wait for it.
+
+        Raises:
+            Damaged: it can't be read.
+        """
+        with self.disk.read() as txn:
+            self.history.complete(txn)
+
     # --- reading -------------------------------------------------------------------------------------------------
 
     def stored(self, txn: Txn, kept: Kept | None = None) -> Stored:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 from lmdb import Cursor
@@ -107,9 +106,12 @@ class StoredIndex:
 
     def find(self, prefix: int) -> Iterator[Records]:
         """Yield the entries of a prefix, the latest first."""
+        mask = filters.mask_of(prefix)
         for run in reversed(self.runs):
-            if self._filtered and not filters.stored_may_have(run.id, run.room, prefix, partial(self._part, run)):
-                continue
+            if self._filtered:
+                part, word = filters.place_of(run.room, prefix)
+                if filters.lacks(self._part(run, part), word, mask, (run.id, part)):
+                    continue
             for entries in self._down(run, prefix, run.high):
                 yield from entries[::-1]
 
