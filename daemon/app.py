@@ -270,8 +270,7 @@ def _numbers(hub: Hub, connections: Connections) -> bytes:
 
 
 async def _prepare_and_watch(config: Config, store: HistoryStore, hub: Hub, writer: CapacityLimiter) -> None:
-    """Read what the first block needs, before it comes if there is time; then look who reads, again and again."""
-    await to_thread.run_sync(store.prepare, limiter=writer)
+    await to_thread.run_sync(store.prepare, limiter=writer)  # what the first block needs, if there is time before it
     watch = ReaderWatch(store.disk, config.store.max_reader_age)
     while True:
         hub.numbers.readers = await to_thread.run_sync(watch.read_readers, limiter=writer)

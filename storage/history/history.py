@@ -88,8 +88,9 @@ class History:
         if not whole:
             return
         self.index = {kind: Index(self._tables, kind, self._next_run) for kind in self.kinds}
-        for each in (*self.index.values(), self.tx, self.output, self.live):
-            each.load(txn)
+        parts: tuple[Index | Values | TableBits, ...] = (*self.index.values(), self.tx, self.output, self.live)
+        for part in parts:
+            part.load(txn)
         if (unspent := self.live.count()) != self.state.unspent:
             raise Damaged(f"{unspent} outputs are unspent, the counter says {self.state.unspent}")
         self.recent = Recent(self.state.floor + 1, self.state.tip)
