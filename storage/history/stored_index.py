@@ -21,7 +21,7 @@ from storage.history.held import Checked
 from storage.history.layout import FILTER, HEAD_BYTES, RUN, Numbers, Records, Words, check, count_of
 from storage.history.runs import KEY, Manifest, Run, manifest_key, manifest_of, record_of
 
-_FENCED = 4_000_000  # entries of a run whose keys are kept: reading those of a larger one would take too long
+_FENCED = 2_000_000  # entries of the runs whose keys one snapshot reads: those of more would take too long
 _PARTS = 512  # parts of filters that are kept, of 16 KB each: 8 MB
 _TELLTALES = 16_384  # values of which it is kept what they do not have, 1 KB each: 19 MB with what holds them
 _BITS = 8192  # of each: an entry sets one, so one answer of nine is wrong
@@ -48,7 +48,7 @@ class HeldRuns:
 
     def __init__(self) -> None:
         self._lists: dict[str, tuple[bytes | None, Manifest]] = {}
-        self._runs: dict[int, _HeldRun | None] = {}
+        self._runs: dict[int, _HeldRun] = {}
         self._telltales = 0
         self._parts: dict[int, bytes] = {}
 
@@ -63,19 +63,21 @@ class HeldRuns:
         self._runs = {run: held for run, held in self._runs.items() if run in there}
         return found
 
-    def run(self, txn: Txn, table: Db, run: Run) -> _HeldRun | None:
-        """Return what is kept of a run; nothing of a large one."""
-        if run.id not in self._runs:
-            self._runs[run.id] = _HeldRun(fences_of(txn, table, run.id)) if run.entries <= _FENCED else None
-        return self._runs[run.id]
+    def run(self, run: int) -> _HeldRun | None:
+        """Return what is kept of a run."""
+        return self._runs.get(run)
+
+    def read_run(self, txn: Txn, table: Db, run: int) -> _HeldRun:
+        """Read the keys of a run's values and keep them."""
+        found = self._runs[run] = _HeldRun(fences_of(txn, table, run))
+        return found
 
     def keep_telltale(self, held: _HeldRun, at: int, prefixes: Words) -> None:
         """Remember which prefixes a value of a run has."""
         if self._telltales >= _TELLTALES:
             self._telltales = 0
             for each in self._runs.values():
-                if each is not None:
-                    each.forget()
+                each.forget()
         bits = np.zeros(_BITS, np.bool_)
         bits[(prefixes & np.uint64(_BITS - 1)).astype(np.int64)] = True
         held.telltales[at] = np.packbits(bits, bitorder="little").tobytes()
@@ -102,6 +104,7 @@ class StoredIndex:
         self._txn, self._table, self._filter_table = txn, tables[RUN], tables[FILTER]
         self._filtered, self.dtype = kind == "txid", record_of(kind)
         self._held, self._checked, self._words = held, checked, self.dtype.itemsize // 8
+        self._readable = _FENCED
         self.runs = (HeldRuns() if held is None else held).manifest(txn, tables[META], kind).runs
 
     def find(self, prefix: int) -> Iterator[Records]:
@@ -178,8 +181,14 @@ class StoredIndex:
 
     def _near(self, run: Run, prefix: int) -> list[int] | None:
         """Return the numbers of a run's entries of a prefix, if they are in one value whose key is known."""
-        if self._held is None or (held := self._held.run(self._txn, self._table, run)) is None:
+        if self._held is None:
             return None
+        held = self._held.run(run.id)
+        if held is None:
+            if run.entries > self._readable:
+                return None
+            self._readable -= run.entries
+            held = self._held.read_run(self._txn, self._table, run.id)
         prefixes = held.prefixes
         at = bisect_left(prefixes, prefix)
         if at < len(prefixes) and prefixes[at] == prefix:  # they may be in several values
