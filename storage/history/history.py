@@ -63,7 +63,7 @@ _COLLECTED, _THINNED, _COUNTED = 40, 40, 4  # values for each block
 
 
 class History:
-    """The history on one LMDB environment with these indexes; with `mmr`, each output has a leaf in a Merkle mountain range."""
+    """The history on one LMDB environment with these indexes; with `mmr`, outputs have leaves in a mountain range."""
 
     def __init__(self, tables: dict[str, Db], indexes: Sequence[str], mmr: MountainRanges | None = None) -> None:
         self._tables, self._meta, self._block, self._undo = tables, tables[META], tables[BLOCK], tables[UNDO]
