@@ -36,6 +36,16 @@ def test_an_index_behind_the_last_output_spends_nothing(at_once: bool, tmp_path:
         assert [missing for _, missing in chain.take_missing()] == [[at("a", 1), at("b", 1)]]
 
 
+def test_what_an_earlier_block_spent_is_not_spent_again(tmp_path: Path) -> None:
+    first = block(None, tx("a", output("ann"), output("bob")))
+    second = block(first, tx("b", spends=[at("a")]))
+    with open_chain(tmp_path) as chain:
+        for each in (first, second, block(second, tx("c", spends=[at("a")]))):
+            feed(chain, each)
+        assert (set(live(chain.store)), chain.view.unspent) == ({at("a", 1)}, 1)
+        assert [missing for _, missing in chain.take_missing()] == [[at("a")]]
+
+
 def test_a_transaction_comes_again_after_a_rollback(tmp_path: Path) -> None:
     """What an index says of it, in a run that the rollback has cut, is not taken for an earlier one of its id."""
     first = block(None, *(tx(f"a{n}", output("ann")) for n in range(4)))
