@@ -383,6 +383,7 @@ class TxView:
                 self.flush()
         except BaseException:
             self.rows.forget()
+            self._haunting.clear()
             raise
         finally:
             self.rows.txn = outer

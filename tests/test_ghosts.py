@@ -14,7 +14,7 @@ from chains import Branches, at, back_to, block, feed, output, tx, txid
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inconsistent_messages import INLINE, LARGE, MATURITY, RETENTION, WINDOW, World
-from messages import Line, Listener, follow, message
+from messages import Line, Listener, follow, message, take
 from msgspec import structs
 from pruning import House, open_house
 from stores import look
@@ -26,7 +26,7 @@ import storage.history.values
 from handlers import conflicts
 from handlers.audit import Audited, audit
 from handlers.causes import BlockRolledBack, InBlock
-from handlers.events import Fact, Inbound, TxStatusChanged
+from handlers.events import Fact, Inbound, TxConflicting, TxStatusChanged
 from handlers.spending import Rules
 from storage.disk import Disk, Txn
 from storage.ghost_index import BY_ID, BY_PARENT
@@ -146,7 +146,7 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 def rows(house: House) -> dict[str, int]:
     with house.disk.read() as txn:
-        tables = ("tx", "tx_unmined", *TABLES)
+        tables = ("tx", "tx_claim", "tx_unmined", *TABLES)
         return {name: count for name in tables if (count := txn.stat(house.disk.tables[name])["entries"])}
 
 
@@ -219,6 +219,22 @@ def test_a_generation_ends_with_its_last_ghost(house: House) -> None:
     with house.disk.read() as txn:
         assert [(each.number, each.left) for each in store.ghosts.generations(txn)] == [(1, 2)]
         assert [height for height, _ in store.ghosts.by_height(txn, 0, 10)] == [2, 2]
+
+
+def test_a_refused_message_leaves_ghosts_alone(house: House) -> None:
+    """Also for the message behind it, which the same commit carries out."""
+    house.chain.rollback(back_to(ONE))
+    before, sender = rows(house), Listener()
+    names = [[txid("a"), txid("nobody")], [txid("d")]]
+    take(house.turns, *(message(TxConflicting(seq=n, txids=some), sender) for n, some in enumerate(names)))
+    assert sender.said() == [(0, "TX_NOT_FOUND"), (1, "accepted")]
+    with house.disk.read() as txn:
+        view = house.transactions.view(txn)
+        a, d = view.pooled(txid("a")), view.pooled(txid("d"))
+        assert a is not None and a.ghost is not None and not a.record.conflicting
+        assert d is not None and d.ghost is None and d.record.conflicting
+    assert {"tx", "tx_unmined"}.isdisjoint(before)
+    assert audit(house.transactions) == Audited([], [])
 
 
 def test_a_restart_finds_the_ghosts(house: House, tmp_path: Path) -> None:
