@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
@@ -18,6 +18,9 @@ Configuration of utxod. Every value can also be given as environment variable UT
 is seconds; sizes 64MiB, a plain number is bytes."""
 
 
+_UNSET = "# Not set; for example:"
+
+
 def render(config: Config) -> str:
     """Return all values in force as TOML that `load` reads back as an equal Config.
 
@@ -29,6 +32,21 @@ def render(config: Config) -> str:
 def template() -> str:
     """Return the default configuration with every value commented out, for an operator to edit."""
     return _text(Config(), f"{_HEADER} What is commented out is the default.", commented=True)
+
+
+def starter(settings: Mapping[str, str]) -> str:
+    """Return the template with some settings written out: texts, by their dotted names."""
+    table, lines = "", list[str]()
+    for line in template().splitlines():
+        if line.startswith("["):
+            table = f"{line[1:-1]}."
+        key, is_value, _ = line.removeprefix("# ").partition(" = ")
+        if is_value and line.startswith("# ") and table + key in settings:
+            if lines[-1] == _UNSET:
+                lines.pop()
+            line = f"{key} = {_quoted(settings[table + key])}"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def _text(config: Config, header: str, commented: bool) -> str:
@@ -51,7 +69,7 @@ def _setting(key: str, setting: Setting, value: object, commented: bool) -> Iter
     unset = value is None
     yield from _comment(" ".join([setting.description, *_limits(setting)]))
     if unset:
-        yield "# Not set; for example:"
+        yield _UNSET
     shown = _toml(setting.example if unset else MASK if setting.secret else value, setting)
     yield f"{'# ' if commented or unset else ''}{key} = {shown}"
 

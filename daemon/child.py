@@ -20,6 +20,7 @@ from storage.damage import damage
 from storage.errors import Damaged, StoreError, WrongFormat
 
 _PR_SET_PDEATHSIG = 1
+_LONGEST_ANSWER = 60_000  # bytes: a pipe takes as many without a reader
 _OTHER_FORMAT = 5  # exit code of a child that met `WrongFormat`; only its parent sees it
 _KILLED = ": the daemon kills a stopped reader (`reader_killed` in its log), the system one when memory runs out"
 # What ends a process that reads a damaged store.
@@ -113,6 +114,21 @@ def run_in_child(work: Callable[[], object]) -> None:
         raise WrongFormat(message)
     if code != 0:
         raise StoreError(message or f"the process that checked the store ended with {code}")
+
+
+def answer_of_child(work: Callable[[], bytes]) -> bytes:
+    """Return what `work` returns in a child process: some ten thousand bytes at most, which fit into a pipe.
+
+    Raises:
+        Damaged, WrongFormat, StoreError: as `run_in_child`.
+    """
+    reader, writer = os.pipe()
+    try:
+        run_in_child(lambda: os.write(writer, work()[:_LONGEST_ANSWER]))
+        return os.read(reader, _LONGEST_ANSWER)
+    finally:
+        os.close(reader)
+        os.close(writer)
 
 
 def _report(work: Callable[[], object], writer: int) -> int:

@@ -90,31 +90,6 @@ def feed(socket: Path | None) -> None:  # noqa: ARG001 -- the feeds read it from
     redirect_stderr(lambda lines, _: f"{lines} lines are missing here: standard error did not take them")
 
 
-@main.command()
-@config_option
-@socket_option
-@json_option("One JSON object: the store's fields, and `daemon`, `rates`, `handlers`.")
-@click.pass_context
-def status(context: click.Context, socket: Path | None, as_json: bool) -> None:
-    """Show on one screen where the daemon and its store are.
-
-    Asks the daemon's socket and reads the store. Without a daemon it shows the store's state, and that no
-    daemon answers. Exits 0 when the daemon runs and none of its parts is away, silent or failed, else 1.
-    """
-    from daemon.commands.report import plain, screen
-    from daemon.commands.status import failed, read_report
-
-    context.obj.go_on_in_child()
-    with store_errors():
-        report = read_report(context.obj.config, context.obj.socket(socket))
-    if as_json:
-        click.echo(plain(report))
-    else:
-        show_on_screen(*screen(report))
-    if failed(report):
-        sys.exit(FAILED)
-
-
 def _events(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
     return [name for name in ("BlockCommitted", "RolledBack", "Pruned", "TxStatusChanged") if name.startswith(begun)]
 

@@ -1,7 +1,7 @@
 """Bringing a store from an older format to this one, in steps.
 
 A step is one function that rewrites the tables inside of one transaction; a store is always of a whole format. There is
-no step yet: a store of format 1 has other tables, which only the blocks themselves can fill.
+no step yet: earlier formats have other tables, which are filled by feeding the chain again.
 """
 
 from __future__ import annotations

@@ -54,7 +54,19 @@ OPENING = {  # every command that opens a store, with what else it may be asked
     "status": ["", "--json"],
     "verify": ["", "--quick"],
 }
-OTHERS = {"bench", "completion", "config", "feed", "recovery", "restore", "send", "tail", "verify-proof"}
+OTHERS = {
+    "bench",
+    "completion",
+    "config",
+    "doctor",
+    "feed",
+    "init",
+    "recovery",
+    "restore",
+    "send",
+    "tail",
+    "verify-proof",
+}
 
 
 @pytest.fixture

@@ -18,12 +18,15 @@ class MainGroup(Group):
     LATER = {  # by the module that each is in
         "backup": "copies",
         "compact": "copies",
+        "doctor": "doctor",
         "export": "whole",
+        "init": "init",
         "migrate": "copies",
         "query": "query",
         "recovery": "recovery",
         "restore": "copies",
         "send": "send",
+        "status": "watch",
         "verify": "whole",
         "wallets": "wallets",
     }
