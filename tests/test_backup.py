@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +14,12 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
-from daemons import Daemon, home, log_lines, running, statuses, utxod
+from daemons import PATIENCE_S, ROOT, Daemon, environment, home, log_lines, running, statuses, utxod
 from scenarios import chain, digest, output, tx
 
 from config.load import load
 from daemon.backup import backup
+from storage.blobs import Files
 from storage.errors import StoreError
 
 BLOCKS = chain(240, outputs=12)
@@ -241,3 +244,35 @@ def test_a_daemon_does_not_start_on_half_a_restore(saved: Path, tmp_path: Path) 
         assert "a restore into this folder did not end" in log_lines(done.stderr)[-1]["error"]
         assert utxod("restore", saved, tmp_path / "data").returncode == 0
         daemon.start()
+
+
+def test_blobs_stay_while_they_are_copied(tmp_path: Path) -> None:
+    blobs, name = Files(tmp_path / "blobs"), "ab" * 32 + ".tx"
+    blobs.put(name, b"raw")
+    with Files(tmp_path / "blobs").kept():
+        assert not blobs.delete(name) and blobs.get(name) == b"raw"
+    assert blobs.delete(name) and blobs.get(name) is None
+
+
+def test_a_reader_that_stands_still_ends_the_backup(source: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "utxod.toml").write_text(source.config.read_text() + '[store]\nmax_reader_age = "500ms"\n')
+    command = [sys.executable, "-m", "daemon.cli", "backup", "-", "--config", str(tmp_path / "utxod.toml")]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), cwd=ROOT
+    ) as stuck:
+        assert stuck.wait(PATIENCE_S) == 1
+        assert stuck.stderr is not None and b"nobody has read it for 0.5 s" in stuck.stderr.read()
+
+
+def test_a_full_disk_leaves_nothing(source: Daemon, saved: Path, tmp_path: Path) -> None:
+    limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "-", sys.executable, "-m", "daemon.cli"]
+    for words, left in (
+        (["backup", tmp_path / "new", "--config", source.config], tmp_path / "new"),
+        (["restore", saved, tmp_path / "data"], tmp_path / "data"),
+    ):
+        command = [*limited, *map(str, words)]
+        done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, check=False)
+        assert done.returncode == 1 and b"data.mdb: File too large" in done.stderr, done.stderr
+        assert not left.exists() or not any(left.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] in ([], ["data"])
+    assert utxod("restore", saved, tmp_path / "data").returncode == 0
