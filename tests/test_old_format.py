@@ -66,6 +66,7 @@ OTHERS = {
     "send",
     "tail",
     "verify-proof",
+    "wallets",
 }
 
 

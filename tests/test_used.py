@@ -18,7 +18,6 @@ COMMAND = re.compile(r"\.(command|group)\(")
 DEFINITION = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 # Called by what is no file of the program.
 NAMED_ELSEWHERE = {
-    "config.show:template": "writes systemd/utxod.toml, which has to be in step with it (test_config)",
     "daemon.http.head:HeadReader.on_header": "httptools calls it",
     "daemon.http.head:HeadReader.on_headers_complete": "httptools calls it",
     "daemon.http.head:HeadReader.on_url": "httptools calls it",
