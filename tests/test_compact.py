@@ -200,10 +200,10 @@ def test_steps_lead_from_format_to_format(tmp_path: Path) -> None:
     assert migrate(tmp_path) == [FORMAT]
     put_format(0)
     with pytest.raises(WrongFormat, match="written in format 0"):
-        migrate(tmp_path, {1: step(b"one")})
-    assert migrate(tmp_path, {0: step(b"zero"), 1: step(b"one")}) == [0, 1, 2]
+        migrate(tmp_path, {n: step(b"step %d" % n) for n in range(1, FORMAT)})
+    assert migrate(tmp_path, {n: step(b"step %d" % n) for n in range(FORMAT)}) == [*range(FORMAT + 1)]
     with Disk(tmp_path, (META,), version=FORMAT) as disk, disk.read() as txn:
-        assert {key for key, _ in txn.cursor(disk.tables[META])} >= {b"zero", b"one"}
+        assert {key for key, _ in txn.cursor(disk.tables[META])} >= {b"step %d" % n for n in range(FORMAT)}
     put_format(FORMAT + 1)
     with pytest.raises(WrongFormat, match=f"written in format {FORMAT + 1}"):
         migrate(tmp_path, {FORMAT: step(b"never")})
