@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
+from socket import AF_UNIX, socket
 from urllib.parse import urlsplit
 
 import anyio
@@ -31,7 +32,7 @@ _PATIENCE_S = 5.0
 _LONGEST_ANSWER = 1 << 20
 
 
-def examine(config: Config, socket: Path, node: str | None) -> Iterator[Finding]:
+def examine(config: Config, path: Path, node: str | None) -> Iterator[Finding]:
     """Yield what the checks find; `node` is the URL of a node, else the configured one is asked."""
     checks: list[Callable[[], Finding]] = [
         machine.python,
@@ -43,8 +44,8 @@ def examine(config: Config, socket: Path, node: str | None) -> Iterator[Finding]
         lambda: machine.fsync(config),
         lambda: _store(config),
         lambda: _map(config),
-        lambda: _socket(config, socket),
-        lambda: _last_block(config, socket),
+        lambda: _socket(config, path),
+        lambda: _last_block(config, path),
         lambda: _node(config, node),
         _unit,
     ]
@@ -96,16 +97,27 @@ def _socket(config: Config, path: Path) -> Finding:
         return Finding("socket", "wrong", f"{path}: not for this user", "usermod -aG utxod USER, and log in again")
     welcome, problem = ask(path)
     if welcome is None:
-        advice = "it was left behind: start a daemon, which replaces it"
-        return Finding(
-            "socket", "wrong", f"{path}: {problem}", advice if "nobody" in str(problem) else "journalctl -u utxod"
-        )
+        stale = _refuses(path)
+        advice = "it was left behind: start a daemon, which replaces it" if stale else "journalctl -u utxod"
+        return Finding("socket", "wrong", f"{path}: {problem}", advice)
     kept, wanted = (welcome.chain.family, welcome.chain.network), (config.chain.family, config.chain.network)
     if kept != wanted:
         return Finding(
             "socket", "wrong", f"{path}: a daemon of {'/'.join(kept)}", "name the right --config or --socket"
         )
     return Finding("socket", "ok", f"{path}: version {welcome.version} answers")
+
+
+def _refuses(path: Path) -> bool:
+    """Return whether no process listens on a socket that is there."""
+    with socket(AF_UNIX) as knock:
+        try:
+            knock.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False
 
 
 def _last_block(config: Config, path: Path) -> Finding:

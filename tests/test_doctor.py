@@ -222,11 +222,11 @@ def test_status_goes_on(tmp_path: Path) -> None:
         until(lambda: "height 2" in lines.read_text())
         until(lambda: '"blocks_applied":2' in objects.read_text())
         assert daemon.term() == 0
-        until(lambda: "no daemon: nobody listens there" in lines.read_text())
+        until(lambda: "no daemon: no process listens there" in lines.read_text())
         for process in watching:
             process.kill()
             process.wait()
         assert all(json.loads(line)["folder"] for line in objects.read_text().splitlines())
         words = ["status", "--config", str(daemon.config), "--watch", "--every", "0.1"]
-        said = on_a_terminal(words, b"", b"nobody listens", tmp_path)
-        assert b"\x1b[?1049h" in said and b"nobody listens" in said  # a screen of its own
+        said = on_a_terminal(words, b"", b"no process listens", tmp_path)
+        assert b"\x1b[?1049h" in said and b"no process listens" in said  # a screen of its own

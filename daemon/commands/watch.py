@@ -39,7 +39,7 @@ from daemon.commands.status import failed, read_report
 def status(context: click.Context, socket: Path | None, as_json: bool, watch: bool, every: float) -> None:
     """Say on one screen where the daemon and its store are.
 
-    Asks the daemon's socket and reads the store beside it. Without a daemon it shows what the store says, and that no
+    Asks the daemon's socket and reads the store. Without a daemon it shows the store's state, and that no
     daemon answers. Exits 0 when the daemon runs and none of its parts is away, silent or failed, else 1. With
     --watch it goes on until it is interrupted.
     """

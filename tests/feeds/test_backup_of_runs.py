@@ -65,18 +65,18 @@ def test_a_restored_store_goes_on_to_the_same_sets(
         for stretch in whole[:half]:
             reader.see(stretch)
         rest: Iterator[Stretch] = iter(whole[half:])
-        beside = list[Stretch]()
+        meanwhile = list[Stretch]()
 
         def tell(_: int) -> None:
-            beside.extend(islice(rest, 1))
-            for stretch in beside[-1:]:
+            meanwhile.extend(islice(rest, 1))
+            for stretch in meanwhile[-1:]:
                 reader.see(stretch)
 
         with new_folder(tmp_path / "backup") as folder:
             saved = write_backup(
                 chain.store.disk, None, None, Writer(folder, tell), lambda txn: about(chain, txn), None
             )
-        assert saved.tip is not None and len(beside) > 1
+        assert saved.tip is not None and len(meanwhile) > 1
         assert saved.tip.hash == whole[half - 1][-1][0].hash.hex() != chain.view.tip.hash.hex()  # type: ignore[union-attr]
     restore(tmp_path / "backup", tmp_path / "restored", TABLES, walk=True)
     with opened(tmp_path / "restored", "cardano", way) as chain:
