@@ -252,7 +252,7 @@ def _file_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        problem = "there is no room" if error.errno in _FULL else "there is no space"
+        problem = "there is no space" if error.errno in _FULL else "the blob store failed"
         raise BlobFailed(f"{path}: {problem}: {error.strerror or error}") from error
 
 

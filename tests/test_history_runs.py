@@ -205,6 +205,8 @@ def test_a_killed_store_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, tm
     before = dict[str, Manifest]()
     for each, expected in zip(blocks, whole, strict=True):
         with open_chain(tmp_path / "killed", **OPTIONS) as chain:
+            with chain.store.disk.read() as txn:
+                chain.history.complete(txn)
             assert before in ({}, lists(chain))
             feed(chain, each)
             is_sound(chain)

@@ -83,7 +83,7 @@ def test_a_proof_is_checked_by_who_has_nothing_else(told: Asked, tmp_path: Path)
             text = done.stdout.decode()
             assert f"{digest('tx', name).hex()}#{index}" in text and proof["hash"] in text and root in text
             assert ("still unspent at block 2" in text) == unspent
-            assert ("as the proof says" in text) == ("--root" not in arguments)
+            assert ("according to the proof" in text) == ("--root" not in arguments)
     assert told.get(f"/api/v1/utxos/{digest('tx', 'spend').hex()}/0")["spent_at_block"] == 2
     born_and_spent = told.get(proof_path("spend", 0))
     assert not born_and_spent["unspent"]

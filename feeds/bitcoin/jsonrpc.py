@@ -140,8 +140,10 @@ class Node:
     def _stranger(self) -> Exception:
         if self._login.read() != self._secret:
             return NodeAway(f"the node at {self.name} has another cookie now")
-        who = "does not know us" if self._secret is None else "does not accept our credentials"
-        return NodeError(f"the node at {self.name} {who} (HTTP 401): see --cookie, or --user with --password-file")
+        what = "requests without credentials" if self._secret is None else "user and password"
+        return NodeError(
+            f"the node at {self.name} does not accept {what} (HTTP 401): see --cookie, or --user with --password-file"
+        )
 
 
 class Flight:

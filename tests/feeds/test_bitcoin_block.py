@@ -181,7 +181,7 @@ BROKEN = {
     "only a header": (MIXED[:80], "80 bytes are no block"),
     "trailing": (MIXED + b"\0", f"1 bytes too many after 3 transactions, from byte {len(MIXED)}"),
     "too few transactions": (MIXED[:80] + b"\x02" + MIXED[81:], "bytes too many after 2 transactions"),
-    "too many transactions": (MIXED[:80] + b"\x04" + MIXED[81:], f"transaction 3 at byte {len(MIXED)} goes on behind"),
+    "too many transactions": (MIXED[:80] + b"\x04" + MIXED[81:], f"transaction 3 at byte {len(MIXED)} continues after"),
     "no transactions": (MIXED[:80] + b"\x00" * 100, "99 bytes too many after 0"),
     "cut": (MIXED[:-1], f"transaction 2 at byte {len(MIXED) - len(SEGWIT)} continues after the last byte"),
     "no coinbase": (made_block([PLAIN]), "transaction 0 at byte 81: the first, and only the first, is a coinbase"),

@@ -300,7 +300,7 @@ def test_a_request_that_was_cut_off_is_made_again(server: RpcServer, fake: FakeN
 def test_strangers_hear_one_clear_line(server: RpcServer, login: str | None) -> None:
     with pytest.raises(NodeError, match=r"^the node at \S+ does not .* \(HTTP 401\): see --cookie, or --user") as no:
         call(client(server, Login(login)), "getblockhash", 1)
-    assert ("does not accept our credentials" in str(no.value)) == (login is None)
+    assert ("does not accept requests without credentials" in str(no.value)) == (login is None)
     assert "else" not in str(no.value)
 
 

@@ -190,7 +190,7 @@ def test_a_file_that_vanishes(tmp_path: Path) -> None:
         (tmp_path / "00000.chunk").rename(tmp_path / "00001.chunk")
         return True
 
-    with pytest.raises(SourceError, match="is gone"):
+    with pytest.raises(SourceError, match="this file was removed while it was read"):
         read(write(tmp_path, 12), wait=vanish)
 
 
