@@ -227,7 +227,7 @@ def test_kills_right_after_the_tables_were_written() -> None:
         expected = {(digest("tx", f"pay {n}").hex(), "confirmed"): 1 for n in range(10)}
         give_up = monotonic() + PATIENCE_S
         while (found := final_facts(daemon)) != expected:
-            assert monotonic() < give_up and max(found.values()) == 1, found
+            assert monotonic() < give_up and max(found.values(), default=0) <= 1, found
             sleep(0.1)
         assert "recovery_told_late" in daemon.log_text()
         assert daemon.term() == 0
