@@ -24,7 +24,7 @@ from handlers.events import Tx, TxSubmitted
 from handlers.pace import Pace
 
 TABLES: dict[str, Any] = {"storage": {"map_size": "256MiB"}, "batch": {"max_delay_ms": 100}}
-SENT = 5_000
+SENT = 10_000
 
 
 def submission(name: object, **fields: Any) -> Message:
@@ -40,6 +40,7 @@ class Flood(Thread):
         self._messages = b"".join(encoded(message, client.encoding) for message in messages)
         self.sent = Thread(target=self._send, daemon=True)
         self.answered = 0
+        self.before_the_block = 0  # of the answers, by the tip that they name
 
     def _send(self) -> None:
         self._client.raw(self._messages)
@@ -49,6 +50,7 @@ class Flood(Thread):
         while self.answered < self._count:
             answer = self._client.receive()
             assert answer is not None and answer.get("status") == "accepted", answer
+            self.before_the_block += answer["tip"] is None
             self.answered += 1
 
 
@@ -65,25 +67,28 @@ def flooded(daemon: Daemon, connections: int) -> Iterator[list[Flood]]:
             flood.sent.start()
         for flood in floods:
             flood.sent.join(PATIENCE_S)
-        yield floods
-        for flood in floods:
-            flood.join(4 * PATIENCE_S)
+        try:
+            yield floods
+        finally:
+            for flood in floods:
+                flood.join(4 * PATIENCE_S)
         assert sum(flood.answered for flood in floods) == SENT
 
 
 @pytest.mark.parametrize("connections", [1, 40])
 def test_a_feeder_beside_a_flood_of_submissions(tmp_path: Path, connections: int) -> None:
-    """What the flood has sent is all in the inbox when the block comes, and most of it is carried out after it."""
+    """What the flood has sent is all in the inbox when the block comes, and most of it is carried out after it.
+
+    The daemon says what was carried out before: answers that the test has not read yet would count as late ones.
+    """
+    (block,) = chain(1, outputs=20)
     with (
         running(tmp_path, **TABLES) as daemon,
         daemon.client("frames") as feeder,
         flooded(daemon, connections) as floods,
     ):
-        before = sum(flood.answered for flood in floods)
-        assert feeder.ask(chain(1, outputs=20)[0]).get("status") == "applied"
-        after = sum(flood.answered for flood in floods)
-        assert before < SENT // 2, "the flood was over before the block came"
-        assert after - before < SENT // 3, (before, after)
+        assert feeder.ask(block).get("status") == "applied"
+    assert sum(flood.before_the_block for flood in floods) < SENT // 2
 
 
 def test_a_submitter_beside_a_feeder_that_catches_up(tmp_path: Path) -> None:
