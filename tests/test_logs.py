@@ -327,8 +327,8 @@ def test_what_nobody_has_caught_is_json(module: str, name: str, command: str, fo
         # a worker is started with `-m daemon.cli`: the script stands in its place
         (folder / "run.py").write_text(
             "import sys, daemon.http.supervisor as master\n"
-            f"master.command = lambda descriptor: [sys.executable, {str(script)!r}, 'serve', '--inherit', "
-            "str(descriptor), str(__import__('os').getpid())]\n"
+            "own = master.command\n"
+            f"master.command = lambda descriptors: [sys.executable, {str(script)!r}, *own(descriptors)[3:]]\n"
             "from daemon.cli import main\nmain()\n"
         )
         first = folder / "run.py" if module == "http.worker" else script
