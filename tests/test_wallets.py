@@ -229,6 +229,23 @@ def test_a_line_without_an_end_is_refused(daemon: Daemon) -> None:
         assert answer is None or "longer than" in answer["error"]["message"]
 
 
+def test_a_client_that_does_not_read_is_not_answered_ahead(daemon: Daemon) -> None:
+    script = max((found := expected()[0]), key=lambda script: len(found[script]))
+    call = {"id": 1, "method": "blockchain.scripthash.get_history", "params": [script_hash(script)]}
+    line = json.dumps([call] * 2_000).encode() + b"\n"
+    with Wallet(PORT) as wallet, Wallet(PORT) as other:
+        wallet.socket.setblocking(False)
+        sent = 0
+        with pytest.raises(BlockingIOError):
+            while sent < 64 << 20:
+                sent += wallet.socket.send(line[sent % len(line) :])
+        assert other.call("server.ping") is None
+        wallet.socket.settimeout(patience(20))
+        for _ in range(sent // len(line)):
+            answers = wallet.receive()
+            assert len(answers) == 2_000 and answers[0]["result"] == found[script]
+
+
 def test_sessions_and_subscriptions_are_limited(tmp_path: Path) -> None:
     limits = electrum(max_sessions=2, max_subscriptions=5, max_subscriptions_per_session=3)
     (port,) = free_ports(1)

@@ -31,6 +31,7 @@ LONGEST_LINE = 12 << 20  # a package of 25 transactions in hexadecimal digits
 _CHUNK = 64 << 10
 _MOST_CALLS = 10_000  # in one list
 _UNSENT = 32 << 20  # bytes that a client may leave unread before it is disconnected
+_ANSWERED_AHEAD = 1 << 20  # bytes of answers after which its next request waits until it has read them
 _READ_TIMEOUT_S = 600.0
 _SEND_TIMEOUT_S = 60.0
 _BUDGET_S, _REFILL = 5.0, 0.25  # seconds of computing that a client may use at once, and how fast they come back
@@ -69,6 +70,7 @@ class Session:
         self._out: list[bytes] = []
         self._unsent = 0
         self._filled, self._emptied = anyio.Event(), anyio.Event()
+        self._scope = anyio.CancelScope()
 
     @property
     def busy(self) -> bool:
@@ -82,6 +84,7 @@ class Session:
     async def run(self) -> None:
         """Answer until the client leaves, is silent for too long, or breaks a limit."""
         async with anyio.create_task_group() as both:
+            self._scope = both.cancel_scope
             both.start_soon(self._write)
             try:
                 await self._read()
@@ -109,6 +112,8 @@ class Session:
                 del waiting[: end + 1]
                 searched = 0
                 await self._line(line)
+                if self._unsent > _ANSWERED_AHEAD:
+                    await self.flushed()
             if len(waiting) > LONGEST_LINE:
                 self._send(_fault(None, INVALID_REQUEST, f"a line is longer than {LONGEST_LINE} bytes"))
                 raise Closed("a line was too long")
@@ -175,10 +180,16 @@ class Session:
         self._send(_encode({"jsonrpc": "2.0", "method": method, "params": params}))
 
     def _send(self, message: bytes) -> None:
-        """Let a message wait for the writer; a client that reads too slowly is disconnected."""
+        """Let a message wait for the writer; a client that leaves too much unread is disconnected."""
         self._unsent += len(message) + 1
         self._out.append(message + b"\n")
         self._filled.set()
+        if self._unsent > _UNSENT:
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        log.info("electrum_session_closed", reason="the client does not read its answers")
+        self._scope.cancel()
 
     async def _write(self) -> None:
         while True:
@@ -188,9 +199,8 @@ class Session:
                 messages, self._out = self._out, []
                 with anyio.move_on_after(_SEND_TIMEOUT_S) as patience:
                     await self._stream.send(b"".join(messages))
-                if patience.cancelled_caught or self._unsent > _UNSENT:
-                    log.info("electrum_session_closed", reason="the client does not read its answers")
-                    await self._stream.aclose()
+                if patience.cancelled_caught:
+                    self._disconnect()
                     return
                 self._unsent -= sum(map(len, messages))
             self._emptied.set()
