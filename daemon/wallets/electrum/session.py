@@ -198,7 +198,11 @@ class Session:
             while self._out:
                 messages, self._out = self._out, []
                 with anyio.move_on_after(_SEND_TIMEOUT_S) as patience:
-                    await self._stream.send(b"".join(messages))
+                    try:
+                        await self._stream.send(b"".join(messages))
+                    except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):  # the client has left
+                        self._scope.cancel()
+                        return
                 if patience.cancelled_caught:
                     self._disconnect()
                     return
