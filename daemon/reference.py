@@ -21,33 +21,35 @@ from handlers.refusal import CODES
 _HEAD = """\
 # Messages
 
-The messages on the daemon's socket, field by field. This file is generated from the types that the daemon decodes
-(`python -m daemon.reference`), so it is what the daemon accepts. [feeding.md](feeding.md) explains how to put the
-messages together, and has whole programs in Python and Node.js. `/messages.json` of the daemon's HTTP is the same as
-JSON Schema.
+Every message on the daemon's socket, field by field. This file is generated from the types that the daemon decodes
+(`python -m daemon.reference`), so it always agrees with the daemon. [feeding.md](feeding.md) explains how to combine
+the messages, and links to complete programs in Python and Node.js. `/messages.json` on the daemon's HTTP port has the
+same messages as JSON Schema.
 
-**Encodings.** The socket is a Unix stream socket, `socket.path`. The first byte that a client sends chooses for the
-whole connection:
+**Encodings.** The socket is a Unix stream socket, `socket.path`. The first byte that a client sends selects the
+encoding of the whole connection:
 
-- `{` is JSON Lines: one message a line, UTF-8, byte strings as hex.
-- Anything else is frames: a 32-bit big-endian length, then so many bytes of MessagePack: one map with the same field
-  names, byte strings as bin.
+- `{` selects JSON Lines: one message a line, in UTF-8, with byte strings as hex.
+- Any other byte selects frames: a 32-bit big-endian length, then a body of that many bytes. The body is one
+  MessagePack map with the same field names, and with byte strings as bin.
 
-Below, each example is shown as its line of JSON, and as its frame in hex (`xxd -r -p` makes bytes of it). `utxod
-send` sends such lines or frames and prints the answers. The example messages are a sequence: a new daemon of
+Each example below is shown as its line of JSON and as its frame in hex (`xxd -r -p` converts it to bytes). `utxod
+send FILE` sends such lines or frames and prints the answers. The example messages are a sequence: a new daemon for
 `cardano/preview` accepts them in the order of their `seq`.
 
-**Fields.** `type` is the message's name and should be the first field. An unknown field is refused as `malformed`,
-but for `Hello`. Leave out what has its default value: an older daemon refuses the names of newer fields. In what the
-daemon sends, ignore fields that you do not know; *required* are those that are always there. Integers without bounds
-are from -2^63 to 2^64-1.
+**Fields.** `type` is the name of the message; send it as the first field. An unknown type is refused with
+`unknown_type`, an unknown field or value with `malformed`; the error has its place and the nearest known name. Only in
+`Hello` are unknown fields ignored. Leave out fields that have their default value, because an older daemon refuses
+fields that were added later. In messages from the daemon, ignore fields that you do not know; fields marked as required
+are always present. Integers without bounds are from -2^63 to 2^64-1.
 
-**Answers** come in the order of the messages. A message with `seq` gets one [Ack](#ack), once its effect is durable
-on disk, or one [Error](#error), and then it has changed nothing. `Hello` gets [Welcome](#welcome), with or without
-`seq`.
+**Answers** are sent in the order of the messages. A message with a `seq` gets exactly one answer: an [Ack](#ack) once
+its effect is durable on disk, or an [Error](#error), and then it has changed nothing. A message without a `seq` gets
+an answer only if it is refused. `Hello` always gets [Welcome](#welcome).
 
-*By* names whose messages are accepted. An operator is root, the daemon's user, or a user in `socket.admin_uids`. The
-feeder is the connection that has sent `BlockApplied`, `Rollback` or `GenesisOutputs` first, until it ends.
+The column *accepted from* says which clients may send a message. An operator is root, the daemon's user, or a user in
+`socket.admin_uids`. The feeder is the connection that was first to send `BlockApplied`, `Rollback` or `GenesisOutputs`;
+it is the feeder until it disconnects.
 """
 _STATUSES = {
     "BlockApplied": "`applied`; `duplicate`: this block is in the chain already",
@@ -55,7 +57,7 @@ _STATUSES = {
     "Hello": "[Welcome](#welcome)",
     "Subscribe": "`accepted`, then the [facts](#facts)",
 }
-_ACCEPTED = "`accepted`; `duplicate`: it was so already"
+_ACCEPTED = "`accepted`; `duplicate`: it changed nothing"
 _TUPLES = {"OutPoint": inspect.type_info(OutPoint), "Asset": inspect.type_info(Asset)}
 _MADE_OF = {
     "OutPoint": "`[txid, index]`: 32 bytes, integer 0 … 4294967295",
@@ -71,10 +73,10 @@ def page() -> str:
     parts: dict[str, inspect.StructType] = {}
     sent = [line for kind in inbound for line in _message(kind, parts)]
     answered = [line for kind in answers if kind.cls.__name__ not in _FACTS for line in _message(kind, parts)]
-    told = [line for kind in answers if kind.cls.__name__ in _FACTS for line in _message(kind, parts)]
+    facts = [line for kind in answers if kind.cls.__name__ in _FACTS for line in _message(kind, parts)]
     lines = [_HEAD, *_contents(inbound, answers), "## To the daemon", "", *sent, "## Parts of messages", ""]
     lines += [line for name in sorted(parts | _TUPLES) for line in _part(name, parts)]
-    lines += ["## Answers", "", *answered, *_codes(), "## Facts", "", "Sent to subscribers.", "", *told, *_causes()]
+    lines += ["## Answers", "", *answered, *_codes(), "## Facts", "", "Sent to subscribers.", "", *facts, *_causes()]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -86,7 +88,7 @@ def kinds(union: object) -> list[inspect.StructType]:
 
 
 def _contents(inbound: list[inspect.StructType], answers: list[inspect.StructType]) -> Iterator[str]:
-    yield from ("| to the daemon | by | answer |", "| --- | --- | --- |")
+    yield from ("| to the daemon | accepted from | answer |", "| --- | --- | --- |")
     for kind in inbound:
         name = kind.cls.__name__
         yield f"| [{name}](#{name.lower()}) | {_by(name)} | {_STATUSES.get(name, _ACCEPTED)} |"
@@ -99,7 +101,7 @@ def _by(name: str) -> str:
         return "operators"
     if name in CHAIN:
         return "the feeder"
-    return "the feeder, operators" if name in REPORTS else "anybody"
+    return "the feeder, operators" if name in REPORTS else "every client"
 
 
 def _message(kind: inspect.StructType, parts: dict[str, inspect.StructType]) -> Iterator[str]:
@@ -187,8 +189,9 @@ def _codes() -> Iterator[str]:
     yield from (
         "### Codes",
         "",
-        "What `code` of an [Error](#error) may be. Codes in capitals are of the transaction store. Those that begin",
-        "with *An input* are in `detail.inputs` of a `UTXO_ERROR`, or alone where a message names outputs.",
+        "The values of `code` in an [Error](#error). Codes in capitals come from the transaction store. Codes whose",
+        "meaning begins with *An input* are in `detail.inputs` of a `UTXO_ERROR`. They are also the code of an `Error`",
+        "where a message names outputs.",
         "",
         "| code | meaning |",
         "| --- | --- |",

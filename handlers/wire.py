@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct, inspect
 
-from handlers import json_shape, unknown_fields
+from handlers import json_shape, spelling
 from handlers.events import BlockApplied, Inbound, Outbound, Output, Tx, TxSubmitted
 from handlers.refusal import Refused
 
@@ -75,7 +75,7 @@ def decode(raw: bytes | bytearray, encoding: Encoding) -> Inbound:
     except FAULTS as error:
         if "$.type" in str(error):
             kind = _kind(_envelope(raw, encoding), encoding)
-            raise Refused("unknown_type", _shortened(f"{kind!r} is no message of this protocol")) from error
+            raise Refused("unknown_type", spelling.unknown_type(kind)) from error
         raise refused(error, str(error), partial(peek, raw, encoding)) from error
     if type(message).__name__ != peek(raw, encoding):  # what was let in is what is carried out
         raise Refused("malformed", "a message has one `type` - at `$.type`")
@@ -85,7 +85,7 @@ def decode(raw: bytes | bytearray, encoding: Encoding) -> Inbound:
 
 def refused(error: Exception, text: str, kind: Callable[[], str]) -> Refused:
     """Return what to raise for a message that can't be decoded; `text` says why, with the place in the message."""
-    return Refused("malformed", unknown_fields.explain(text, kind) or _shortened(text), broken=_broken(error))
+    return Refused("malformed", spelling.explain(text, kind) or _shortened(text), broken=_broken(error))
 
 
 def encode(answer: Outbound | Inbound, encoding: Encoding) -> bytes:

@@ -226,7 +226,7 @@ def test_a_malformed_line(daemon: Daemon, tmp_path: Path) -> None:
     ("noise", "what"),
     [
         (b"nonsense\n", "JSON is malformed"),
-        (b'{"type":"Nonsense"}\n', "'Nonsense' is no message of this protocol"),
+        (b'{"type":"Nonsense"}\n', "'Nonsense' is not a type of message"),
         (b'{"type":"BlockApplied","height":1}\n', "missing required field `hash`"),
         (b'{"type":"BlockApplied","height":1,"hash":"zz"}\n', "Expected a hex string - at `$.hash`"),
         (b'{"type":"BlockApp', "truncated"),

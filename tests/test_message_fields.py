@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,52 @@ def test_an_unknown_field_is_refused(standing: Daemon, encoding: Encoding, what:
             not near and "known fields: " in answer["message"]
         )
         assert client.hello()
+
+
+@pytest.mark.parametrize(
+    ("kind", "near"),
+    [
+        ("BlockAplied", "BlockApplied"),
+        ("blockapplied", "BlockApplied"),
+        ("tx_submitted", "TxSubmitted"),
+        ("Hallo", "Hello"),
+        ("OutputFrozen", "OutputsFrozen"),
+    ],
+)
+def test_a_misspelt_type_gets_the_nearest_one(standing: Daemon, encoding: Encoding, kind: str, near: str) -> None:
+    with standing.client(encoding) as client:
+        answer = client.ask({"type": kind, "seq": 5})
+        assert error(answer, "unknown_type", 5) == {}
+        assert answer["message"] == f"'{kind}' is not a type of message: did you mean `{near}`?"
+
+
+def test_an_unknown_type_gets_the_known_ones(standing: Daemon, encoding: Encoding) -> None:
+    with standing.client(encoding) as client:
+        answer = client.ask({"type": "Zzz"})
+        known = answer["message"].partition("; known types: ")[2].split(", ")
+        assert sorted(known) == sorted(kind.__name__ for kind in events.Inbound.__args__)
+
+
+@pytest.mark.parametrize(
+    ("message", "place", "hint"),
+    [
+        ({"type": "NodeState", "state": "runing", "height": 1}, "$.state", "did you mean `running`?"),
+        ({"type": "Subscribe", "events": ["Pruned", "BlockCommited"]}, "$.events[1]", "did you mean `BlockCommitted`?"),
+        (
+            {"type": "TxWithdrawn", "txids": [], "reason": "?"},
+            "$.reason",
+            "known values: evicted, expired, operator, replaced",
+        ),
+        ({"type": "TxSubmitted", "tx": tx("a"), "on_spent": "recrod"}, "$.on_spent", "did you mean `record`?"),
+    ],
+)
+def test_an_unknown_value_gets_the_known_ones(
+    standing: Daemon, encoding: Encoding, message: Message, place: str, hint: str
+) -> None:
+    with standing.client(encoding) as client:
+        answer = client.ask(message)
+        error(answer, "malformed")
+        assert re.search(f" - at `{re.escape(place)}`[:;] {re.escape(hint)}$", answer["message"]), answer
 
 
 def test_a_misspelt_field_loses_no_spend(client: Client) -> None:
