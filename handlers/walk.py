@@ -119,6 +119,7 @@ class Walk:
     def __init__(self, listed: Iterator[Numbers], live: Live, holds: Holds, cut: Cut, *, every: bool) -> None:
         self._listed, self._live, self._holds, self._cut, self._every = listed, live, holds, cut, every
         self._looked, self._last = 0, HIGHEST + 1  # parts, and the last number in them
+        self._examined = self._lived = 0  # numbers
         self._part = self._pending = np.empty(0, np.int64)  # not checked yet; live, but not read yet
         self._found: list[int] = []
 
@@ -147,7 +148,8 @@ class Walk:
 
     def _go_on(self, wanted: int) -> Generator[None, None, bool]:
         """Continue until something lives; return False at the end. No more of a part is examined than may be wanted."""
-        room = max(wanted * 2, _LEAST)
+        scarcity = self._examined // self._lived if self._lived else 1
+        room = max(wanted * 2 * scarcity, _LEAST)
         while not len(self._pending):
             if not len(self._part):
                 part = next(self._listed, None)
@@ -159,6 +161,8 @@ class Walk:
                     yield
             some, self._part = self._part[:room], self._part[room:]
             self._pending, room = some[self._live(some)], room * 2
+            self._examined += len(some)
+            self._lived += len(self._pending)
         return True
 
     def _apart(self, part: Numbers) -> Numbers:

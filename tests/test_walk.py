@@ -6,11 +6,12 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from chains import CODEC, block, feed, open_chain, output, tx
+from chains import CODEC, at, block, feed, open_chain, output, tx
 
 from handlers.chain import Chain
 from handlers.query import NoIndex, Order, Query, Snapshot
-from storage.history.layout import Found, Numbers
+from storage.history.bits import StoredBits
+from storage.history.layout import Flags, Found, Numbers
 from storage.indexes import NAMES as INDEXES
 
 POLICIES = [bytes((n,)) * 28 for n in range(4)]
@@ -109,3 +110,55 @@ def test_without_the_index_they_are_searched(tmp_path: Path, without: set[str]) 
     unit = (POLICIES[0] + b"a").hex()
     assert found == [utxo.lovelace_amount for utxo in everything if unit in {amount.unit for amount in utxo.amounts}]
     assert found == sorted(found) and len(found) > 1
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+@pytest.mark.parametrize("spent", ["most of them, anywhere", "a stretch", "every second one"])
+def test_pages_by_number_count_what_lives_in_a_long_list(tmp_path: Path, order: Order, spent: str) -> None:
+    """20,000 outputs of one address, in many values of several runs, a small part of them unspent."""
+    rng, parent = Random(spent), None
+    with open_chain(tmp_path) as chain:
+        for number in range(20):
+            created = [output("ann", number * 1000 + n) for n in range(1000)]
+            parent = block(parent, tx(f"{number}", *created), tx(f"other {number}", output("bob", 0)))
+            feed(chain, parent)
+        points = [at(f"{number}", n) for number in range(20) for n in range(1000)]
+        gone = {
+            "most of them, anywhere": set(rng.sample(points, 18_000)),
+            "a stretch": set(points[1500:18_500]),
+            "every second one": set(points[::2]),
+        }[spent]
+        spends = sorted(gone)
+        feed(chain, block(parent, *(tx(f"spend {n}", spends=spends[n : n + 500]) for n in range(0, len(spends), 500))))
+        left = [value for value, point in enumerate(points) if point not in gone]
+        if order == "desc":
+            left.reverse()
+        with Query(chain.store, CODEC, "cardano").snapshot() as shot:
+            where = shot.by_address(output("ann").address)
+            for page in (1, 2, 9, len(left) // 50, len(left) // 25, len(left) // 25 + 1):
+                found = [utxo.lovelace_amount for utxo in shot.page(where, 25, order, page, None).utxos]
+                assert found == left[(page - 1) * 25 : page * 25], page
+            everything = shot.walk(where, order, None).next(30_000)
+            assert [utxo.lovelace_amount for utxo in shot.utxos(everything)] == left
+
+
+def test_a_long_list_is_examined_many_values_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """50,000 entries, all but 2,000 of them dead, are compared with the bits in a few calls."""
+    parent, sizes, has = None, list[int](), StoredBits.has
+
+    def counted(bits: StoredBits, numbers: Numbers) -> Flags:
+        sizes.append(len(numbers))
+        return has(bits, numbers)
+
+    with open_chain(tmp_path) as chain:
+        for number in range(5):
+            parent = block(parent, tx(f"{number}", *([output("ann")] * 10_000)))
+            feed(chain, parent)
+        spends = [at(f"{number}", n) for number in range(5) for n in range(10_000) if n % 25]
+        feed(chain, block(parent, *(tx(f"spend {n}", spends=spends[n : n + 960]) for n in range(0, len(spends), 960))))
+        monkeypatch.setattr(StoredBits, "has", counted)
+        with Query(chain.store, CODEC, "cardano").snapshot() as shot:
+            page = shot.page(shot.by_address(output("ann").address), 25, "asc", 70, None)
+    assert len(page.utxos) == 25
+    assert sum(sizes) > 43_000
+    assert len(sizes) < 60, sizes

@@ -129,6 +129,7 @@ class StoredBits:
 
     _KEPT = 10_000
     _FEW = 250  # numbers that are looked up one by one, in less time than NumPy takes to begin
+    _DENSE = 64  # numbers for each chunk of their range, from which on the bits of all of it are unpacked
 
     def __init__(self, txn: Txn, table: Db, chunks: dict[int, bytes] | None = None) -> None:
         self._txn, self._table = txn, table
@@ -172,6 +173,10 @@ class StoredBits:
         """Return which of these numbers are set."""
         if len(numbers) <= self._FEW:
             return np.array(self.of(numbers.tolist()), np.bool_)
+        low, high = int(numbers.min()) >> 10, int(numbers.max()) >> 10
+        if (high - low + 1) * self._DENSE <= len(numbers):
+            raw = np.frombuffer(b"".join(self._read([*range(low, high + 1)])), np.uint8)
+            return np.unpackbits(raw, bitorder="little").view(np.bool_).take(numbers - (low << 10))
         chunks, which = places_among_distinct(numbers >> 10)
         raw = np.frombuffer(b"".join(self._read(chunks.tolist())), np.uint8)
         flags: Flags = raw[which * CHUNK + ((numbers & (BITS - 1)) >> 3)] & _MASKS[numbers & 7] != 0

@@ -27,6 +27,7 @@ _TELLTALES = 16_384  # values of which it is kept what they do not have, 1 KB ea
 _BITS = 8192  # of each: an entry sets one, so one answer of nine is wrong
 _NO_NUMBERS: list[int] = []
 _ENOUGH = 250  # entries of several runs that are given together
+_JOINED = 16  # values of a run that are given together, once as many were read before
 
 
 class _HeldRun:
@@ -153,10 +154,8 @@ class StoredIndex:
             if few and (near is None or len(few) >= _ENOUGH):
                 yield np.array(few, np.int64)
                 few = []
-            for entries in self._up(run, prefix, after + 1) if near is None else ():
-                numbers = entries["number"][entries["number"] < run.high]
-                if len(numbers):
-                    yield numbers
+            if near is None:
+                yield from _together(self._up(run, prefix, after + 1))
         if few:
             yield np.array(few, np.int64)
 
@@ -174,8 +173,8 @@ class StoredIndex:
             if few and (near is None or len(few) >= _ENOUGH):
                 yield np.array(few, np.int64)
                 few = []
-            for entries in self._down(run, prefix, high) if near is None else ():
-                yield entries["number"][::-1]
+            if near is None:
+                yield from _together(entries["number"][::-1] for entries in self._down(run, prefix, high))
         if few:
             yield np.array(few, np.int64)
 
@@ -211,8 +210,8 @@ class StoredIndex:
         end = bisect_right(prefixes, prefix, first)
         return there[2 :: self._words][first:end].tolist() if first < end else _NO_NUMBERS
 
-    def _up(self, run: Run, prefix: int, least: int) -> Iterator[Records]:
-        """Yield a run's entries of a prefix whose number is at least this, value by value."""
+    def _up(self, run: Run, prefix: int, least: int) -> Iterator[Numbers]:
+        """Yield the numbers of a run's entries of a prefix from a number on, value by value."""
         cursor = self._txn.cursor(self._table)
         if not self._seek(cursor, run.id, prefix, least):
             return
@@ -220,10 +219,11 @@ class StoredIndex:
             found = KEY.unpack(key)
             if found[0] != run.id or found[1] > prefix:
                 return
-            entries = self._of(key, value, prefix)
-            entries = entries[np.searchsorted(entries["number"], least) :]
-            if len(entries):
-                yield entries
+            numbers = self._of(key, value, prefix)["number"]
+            if len(numbers) and (numbers[0] < least or numbers[-1] >= run.high):
+                numbers = numbers[np.searchsorted(numbers, least) : np.searchsorted(numbers, run.high)]
+            if len(numbers):
+                yield numbers
 
     def _down(self, run: Run, prefix: int, below: int) -> Iterator[Records]:
         """Yield a run's entries of a prefix whose number is below this, value by value from the last."""
@@ -231,7 +231,8 @@ class StoredIndex:
         there = self._seek(cursor, run.id, prefix, below)
         while there and (found := KEY.unpack(cursor.key()))[0] == run.id:
             entries = self._of(cursor.key(), cursor.value(), prefix)
-            entries = entries[: np.searchsorted(entries["number"], below)]
+            if len(entries) and entries["number"][-1] >= below:
+                entries = entries[: np.searchsorted(entries["number"], below)]
             if len(entries):
                 yield entries
             if (found[1], found[2]) < (prefix, 0):
@@ -249,6 +250,8 @@ class StoredIndex:
     def _of(self, key: bytes, value: bytes, prefix: int) -> Records:
         entries = self._entries(key, value)
         prefixes, wanted = entries["prefix"], np.uint64(prefix)
+        if len(entries) and prefixes[0] == wanted == prefixes[-1]:
+            return entries
         return entries[np.searchsorted(prefixes, wanted, "left") : np.searchsorted(prefixes, wanted, "right")]
 
     @staticmethod
@@ -261,3 +264,15 @@ class StoredIndex:
         if (cursor.prev() if there else cursor.last()) and KEY.unpack(cursor.key())[0] == run:
             return True
         return cursor.set_range(key) and KEY.unpack(cursor.key())[0] == run
+
+
+def _together(values: Iterator[Numbers]) -> Iterator[Numbers]:
+    """Yield the numbers of values, of more and more at once, so that a long list costs few calls of NumPy."""
+    some, enough = list[Numbers](), 1
+    for numbers in values:
+        some.append(numbers)
+        if len(some) == enough:
+            yield np.concatenate(some)
+            some, enough = [], min(2 * enough, _JOINED)
+    if some:
+        yield np.concatenate(some)
