@@ -129,6 +129,14 @@ def boundary(parent: BlockApplied) -> BlockApplied:
     return block(parent, height=parent.height, slot=parent.point.slot + 1, salt="boundary")
 
 
+def chained(*parts: Sequence[Tx]) -> list[BlockApplied]:
+    """Return blocks that follow each other, each with its transactions."""
+    blocks: list[BlockApplied] = []
+    for txs in parts:
+        blocks.append(block(blocks[-1] if blocks else None, *txs))
+    return blocks
+
+
 def genesis(**funds: int) -> GenesisOutputs:
     """Return genesis outputs: to each wallet its value."""
     return GenesisOutputs(

@@ -13,14 +13,18 @@ import storage.history.filters
 import storage.history.history
 import storage.history.merging
 import storage.history.recent
+import storage.history.reindex
 import storage.history.runs
+import storage.history.store
 import storage.history.values
+import storage.history.view
 from handlers import new_records, spending
 from handlers.events import OutPoint, Tx
 from handlers.spending import Rules, TxFault
 from handlers.transactions import PLACEHOLDER, Transactions, TxView, show
 from storage.blobs import Blobs, Files
 from storage.disk import Disk, Txn
+from storage.history.layout import State
 from storage.history.mined import MinedStore
 from storage.history.store import HistoryStore
 from storage.jobs import TABLES as JOB_TABLES
@@ -195,13 +199,33 @@ def submit(view: TxView, tx: Tx, *, locked: bool = False) -> bool:
     return True
 
 
-def small_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let values, merges and filters be small, so that a short story has many of them."""
-    monkeypatch.setattr(storage.history.runs, "VALUE_BYTES", 80)
-    monkeypatch.setattr(storage.history.values, "VALUE_BYTES", 300)
-    monkeypatch.setattr(storage.history.merging, "FANOUT", 3)
-    monkeypatch.setattr(storage.history.merging, "_REWRITTEN", 1)
-    monkeypatch.setattr(storage.history.history, "MERGED", 2)
-    monkeypatch.setattr(storage.history.history, "LEAST_MERGED", 3)
-    monkeypatch.setattr(storage.history.recent, "_LOADED", 1)
-    monkeypatch.setattr(storage.history.filters, "PART", 2)
+# What decides how values, runs, filters and nodes are cut, and how much is done at once.
+SIZES = {
+    "run_bytes": (storage.history.runs, "VALUE_BYTES"),
+    "value_bytes": (storage.history.values, "VALUE_BYTES"),
+    "fanout": (storage.history.merging, "FANOUT"),
+    "rewritten": (storage.history.merging, "_REWRITTEN"),
+    "merged": (storage.history.history, "MERGED"),
+    "least_merged": (storage.history.history, "LEAST_MERGED"),
+    "counted": (storage.history.history, "_COUNTED"),
+    "undo_entries": (storage.history.history, "UNDO_ENTRIES"),
+    "loaded": (storage.history.recent, "_LOADED"),
+    "filter_part": (storage.history.filters, "PART"),
+    "values_read": (storage.history.view, "_VALUES"),
+    "reindexed_values": (storage.history.reindex, "_VALUES"),
+    "reindexed_entries": (storage.history.reindex, "_ENTRIES"),
+    "reindexed_blocks": (storage.history.reindex, "_BLOCKS"),
+    "collected": (storage.history.reindex, "_COLLECTED"),
+}
+SMALL = {"run_bytes": 80, "value_bytes": 300, "fanout": 3, "rewritten": 1, "filter_part": 2}
+
+
+def small_values(patch: pytest.MonkeyPatch, **sizes: int) -> None:
+    """Make values, merges and filters small, so that a short chain has many of them."""
+    for name, size in (SMALL | (sizes or {"merged": 2, "least_merged": 3, "loaded": 1})).items():
+        patch.setattr(*SIZES[name], size)
+
+
+def fixed_keys(patch: pytest.MonkeyPatch, keys: list[int]) -> None:
+    """Let new stores have these keys, so that the order of prefixes is the same in every run."""
+    patch.setattr(storage.history.store, "new_state", lambda: State(keys))

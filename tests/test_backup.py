@@ -78,7 +78,7 @@ def test_the_manifest_names_every_file_with_its_digest(saved: Path) -> None:
     assert (manifest["chain"], manifest["format"], manifest["not_included"]) == ("cardano/mainnet", 3, [])
 
 
-def test_a_restored_store_is_the_same_and_feeding_goes_on(source: Daemon, saved: Path, tmp_path: Path) -> None:
+def test_a_restored_store_is_the_same_and_feeding_continues(source: Daemon, saved: Path, tmp_path: Path) -> None:
     with restored(saved, tmp_path) as daemon:
         daemon.assert_sound()
         assert daemon.export() == source.export()

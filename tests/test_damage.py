@@ -507,10 +507,7 @@ for table, asked in {
     for name, change in CHANGES.items():
         ROWS[f"{table}: {name}"] = (every(table, change), asked)
 for table in (TX, OUTPUT):
-    ROWS[f"{table}: zeros at the end"] = (
-        every(table, lambda value: value[:100] + bytes(len(value) - 100)),
-        ["export"],
-    )
+    ROWS[f"{table}: zeros at the end"] = (every(table, lambda value: value[:100] + bytes(len(value) - 100)), ["export"])
     ROWS[f"{table}: no records"] = (every(table, lambda _: seal(0)), ["export", "output"])
 
 

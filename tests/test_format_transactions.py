@@ -154,11 +154,7 @@ def test_bytes_on_disk(table: str, written: Tables) -> None:
 
 
 def test_what_the_bytes_mean() -> None:
-    assert [table for table in pool.TABLES if table.endswith("*")] == [
-        "tx_delete_at*",
-        "tx_unmined*",
-        "tx_preserved*",
-    ]
+    assert [table for table in pool.TABLES if table.endswith("*")] == ["tx_delete_at*", "tx_unmined*", "tx_preserved*"]
     assert (BODY_PAGE, LOCK_PAGE, ALL_IN_ONE) == (0xFFFFFFFE, 0xFFFFFFFF, 0xFFFFFFFF)
     assert FROZEN == b"\xff" * 36
     assert set(GOLDEN) == {table.rstrip("*") for table in pool.TABLES if table not in ghost_layout.TABLES}

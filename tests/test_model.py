@@ -53,15 +53,7 @@ from model import Coin, Model, Moment
 from stores import small_values
 
 from handlers.chain import Chain
-from handlers.events import (
-    BlockApplied,
-    BlockCommitted,
-    BlockPersisted,
-    Pruned,
-    Rollback,
-    RollbackPoint,
-    RolledBack,
-)
+from handlers.events import BlockApplied, BlockCommitted, BlockPersisted, Pruned, Rollback, RollbackPoint, RolledBack
 from storage.history.output_keys import address_key
 from storage.history.verify import verify
 from storage.rows import Body

@@ -125,8 +125,7 @@ def gone(pids: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGQUIT, 131), (signal.SIGINT, 1)],
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGQUIT, 131), (signal.SIGINT, 1)]
 )
 def test_a_verify_that_is_interrupted_leaves_nothing(store: Daemon, number: signal.Signals, code: int) -> None:
     assert interrupted(store, number) == code

@@ -144,10 +144,7 @@ def change_manifest(kind: str, act: Callable[[Manifest], object]) -> Damage:
 
 STATES: dict[str, tuple[Callable[[State], dict[str, Any]], str]] = {
     "tip": (lambda state: {"tip": state.tip + 1}, "the last block is 70, the tip is 71"),
-    "unspent": (
-        lambda state: {"unspent": state.unspent + 1},
-        "the blocks leave .* the counter says",
-    ),
+    "unspent": (lambda state: {"unspent": state.unspent + 1}, "the blocks leave .* the counter says"),
     "a floor too high": (lambda state: {"floor": state.floor + 1}, "there is an undo log of block 62"),
     "a floor too low": (lambda state: {"floor": state.floor - 1}, "block 61 (has no undo log|has .* records of)"),
     "a floor above the tip": (lambda state: {"floor": state.tip + 1}, "the rollback floor is 71, the tip is 70"),
@@ -168,11 +165,7 @@ def put_on_one_level(listed: Sequence[runs.Run | runs.Merge]) -> None:
 
 RUNS: dict[str, tuple[str, Callable[[Manifest], object], str]] = {
     "listed twice": ("asset", lambda m: m.runs.append(m.runs[-1]), r"run \d+ is listed for asset and for asset"),
-    "overlapping": (
-        "asset",
-        lambda m: setattr(m.runs[0], "high", m.runs[1].low + 1),
-        "of asset has the range",
-    ),
+    "overlapping": ("asset", lambda m: setattr(m.runs[0], "high", m.runs[1].low + 1), "of asset has the range"),
     "beyond the end": ("asset", lambda m: setattr(m.runs[-1], "high", 1 << 40), "of asset has the range"),
     "fewer entries": (
         "asset",
@@ -263,11 +256,7 @@ RUNS: dict[str, tuple[str, Callable[[Manifest], object], str]] = {
         lambda m: setattr(longest(m), "entries", longest(m).entries - 1),
         "entries, its list says",
     ),
-    "a merge that is back": (
-        "address_hash",
-        lambda m: setattr(longest(m), "prefix", 0),
-        "which it has not reached",
-    ),
+    "a merge that is back": ("address_hash", lambda m: setattr(longest(m), "prefix", 0), "which it has not reached"),
     "a merge that is ahead": (
         "address_hash",
         lambda m: setattr(longest(m), "prefix", (1 << 64) - 1),
