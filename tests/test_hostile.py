@@ -1,4 +1,4 @@
-"""Whatever a client sends, other clients and the state are not touched: an honest feeder goes on through all of it."""
+"""Hostile clients disturb neither other clients nor the state: an honest feeder continues next to all of them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from pathlib import Path
-from random import Random
 from threading import Event, Thread
 from time import monotonic, sleep
 from typing import Any
 
 import msgspec
 import pytest
-from daemons import PATIENCE_S, Client, Daemon, Encoding, Message, encoded, running
+from daemons import PATIENCE_S, Client, Daemon, Encoding, Message, encoded, running, statuses
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from patience import patience
-from scenarios import at, block, chain, digest, expected, output, tx
+from patience import patience, until
+from scenarios import at, back_to, block, chain, digest, expected, output, tx
 
 MIB = 1 << 20
 LONGEST = 8 * MIB
@@ -30,195 +28,154 @@ TABLES: dict[str, Any] = {
     "utxo": {"rollback_window": 20, "prune_depth": 10},
 }
 CODES = {"malformed", "unknown_type", "too_large", "gap", "fork", "unknown_point", "beyond_rollback_floor"}
-CODES |= {"feeder_busy", "unavailable"}
-CODES |= {"UTXO_ERROR", "TX_EXISTS", "TX_NOT_FOUND", "PROCESSING"}
+CODES |= {"feeder_busy", "unavailable", "UTXO_ERROR", "TX_EXISTS", "TX_NOT_FOUND", "PROCESSING"}
 CODES |= {"UTXO_NOT_FOUND", "UTXO_NOT_FROZEN", "ALREADY_FROZEN", "SPENT"}
 FACTS = {"BlockCommitted", "RolledBack", "Pruned", "TxStatusChanged"}
 
 
 class Honest(Thread):
-    """Feeds one block after the other, and notes how long each acknowledgement took."""
+    """Feeds one block after the other, and notes how long acknowledgements took and how much memory the daemon had."""
 
-    def __init__(self, server: Daemon) -> None:
+    def __init__(self, daemon: Daemon) -> None:
         super().__init__(daemon=True)
-        self._server = server
+        self.daemon_process = daemon
         self.blocks: list[Message] = []
-        self.slowest_s = 0.0
-        self.memory = 0
         self.failure: BaseException | None = None
         self._enough = Event()
+        self.forget()
+
+    def forget(self) -> None:
+        self.slowest_s, self.memory = 0.0, 0
 
     def run(self) -> None:
         try:
-            with self._server.client("frames") as client:
+            with self.daemon_process.client("frames") as client:
                 while not self._enough.is_set():
                     self._feed(client)
-        except Exception as failure:  # noqa: BLE001 - told by whoever waits for it
+        except Exception as failure:  # noqa: BLE001 - reported by the thread of the test
             self.failure = failure
 
     def _feed(self, client: Client) -> None:
-        size = 2500 if len(self.blocks) % 5 == 0 else 5  # a long one now and then
+        size = 2500 if len(self.blocks) % 10 == 0 else 5
         sent = chain(1, self.blocks[-1] if self.blocks else None, outputs=size)[0]
         began = monotonic()
         answer = client.ask(sent)
         self.slowest_s = max(self.slowest_s, monotonic() - began)
         assert answer.get("status") == "applied", answer
         self.blocks.append(sent)
-        self.memory = max(self.memory, self._server.memory())
-        sleep(0.002)
+        self.memory = max(self.memory, self.daemon_process.memory())
+        sleep(0.01)
 
     def advance(self, blocks: int) -> None:
         """Wait until so many more are acknowledged."""
-        goal, until = len(self.blocks) + blocks, monotonic() + PATIENCE_S
-        while len(self.blocks) < goal:
-            assert self.failure is None, self.failure
-            assert monotonic() < until, "the honest feeder is held up"
-            sleep(0.005)
+        goal = len(self.blocks) + blocks
+        until(lambda: self.failure or len(self.blocks) >= goal, why="the honest feeder is held up")
+        assert self.failure is None, self.failure
 
     def stop(self) -> None:
         self._enough.set()
         self.join(PATIENCE_S)
-        assert not self.is_alive(), "the honest feeder is held up"
-        assert self.failure is None, self.failure
+        assert not self.is_alive() and self.failure is None, self.failure
 
 
-@pytest.fixture
-def besieged(tmp_path: Path) -> Iterator[tuple[Daemon, Honest]]:
-    """Give a daemon that is fed honestly; see at the end that nothing was touched."""
-    with running(tmp_path, **TABLES) as daemon:
+@pytest.fixture(scope="module")
+def feeding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Honest]:
+    with running(tmp_path_factory.mktemp("fed"), **TABLES) as daemon:
         honest = Honest(daemon)
         honest.start()
         try:
             honest.advance(10)
-            before = daemon.memory()
-            yield daemon, honest
-            honest.advance(10)
+            yield honest
         finally:
             honest.stop()
-        assert honest.slowest_s < patience(5)
-        assert honest.memory - before < 40 * MIB, f"{honest.memory - before:,} bytes more"
         assert daemon.export() == expected(honest.blocks)
         daemon.assert_sound()
 
 
-def refused(answers: list[Message]) -> None:
-    """Check that answers, if there are any, are errors of the contract."""
-    for answer in answers:
-        assert answer["type"] == "Error" and answer["code"] in CODES, answer
+@pytest.fixture
+def honest(feeding: Honest) -> Iterator[Honest]:
+    """Give the honest feeder; it is answered in time during the test, and the daemon stays small."""
+    feeding.forget()
+    before = feeding.daemon_process.memory()
+    yield feeding
+    feeding.advance(3)
+    assert feeding.slowest_s < patience(5)
+    assert feeding.memory - before < 40 * MIB, f"{feeding.memory - before:,} bytes more"
 
 
-def spill(client: Client, data: bytes) -> list[Message]:
-    """Send bytes, hang up on our side, and return what is answered until the other side does too."""
+@pytest.fixture
+def attacked(honest: Honest) -> Daemon:
+    return honest.daemon_process
+
+
+@pytest.fixture(scope="module")
+def unfed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """Give a daemon without a feeder, to which every client may send everything."""
+    with running(tmp_path_factory.mktemp("unfed"), **TABLES) as daemon:
+        yield daemon
+        daemon.assert_sound()
+
+
+def spill(client: Client, data: bytes) -> list[str]:
+    """Send bytes, shut down our side, and return the codes of what is answered until the daemon hangs up."""
     with suppress(BrokenPipeError, ConnectionResetError):
         client.raw(data)
         client.socket.shutdown(socket.SHUT_WR)
-    return client.rest()
+    return statuses(client.rest())
 
 
-# --- noise ---------------------------------------------------------------------------------------------------------
+# --- framing -------------------------------------------------------------------------------------------------------
 
 
-def test_random_bytes(besieged: tuple[Daemon, Honest]) -> None:
-    daemon, honest = besieged
-
-    @settings(max_examples=150)
-    @given(
-        st.binary(min_size=1, max_size=300), st.sampled_from([b"", b"{", b"\0\0\0\x20", b'{"type":', b"\0\0\1\0\x82"])
-    )
-    def send(noise: bytes, head: bytes) -> None:
-        data = head + noise
-        with daemon.client("json" if data[:1] == b"{" else "frames") as client:
-            refused(spill(client, data))
-
-    send()
-    random = Random(4)
-    for size in (10_000, 300_000, 2_000_000):
-        for head in (b"{", b"", struct.pack(">I", size)):
-            with daemon.client("json" if head == b"{" else "frames") as client:
-                refused(spill(client, head + random.randbytes(size) + b"\n"))
-    honest.advance(5)
-
-
-def test_frames_that_are_cut_off(besieged: tuple[Daemon, Honest]) -> None:
-    """A message of which a part is missing is none, and nothing of it is carried out."""
-    daemon, _ = besieged
-    whole = encoded({"type": "BlockPersisted", "height": 999, "seq": 1}, "frames")
-    for length in range(len(whole)):
-        with daemon.client("frames") as client:
+@pytest.mark.parametrize("encoding", ["json", "frames"])
+def test_a_message_that_is_cut_off_is_not_carried_out(attacked: Daemon, encoding: Encoding) -> None:
+    whole = encoded({"type": "BlockPersisted", "height": 999, "seq": 1}, encoding)
+    for length in range(0, len(whole) - 1, 3):
+        with attacked.client(encoding) as client:
             assert spill(client, whole[:length]) == []
-    line = encoded({"type": "BlockPersisted", "height": 999, "seq": 1}, "json")
-    for length in range(1, len(line) - 1, 5):
-        with daemon.client("json") as client:
-            assert spill(client, line[:length]) == []
-    with daemon.client() as client:
+    with attacked.client() as client:
         assert client.hello()["persisted_height"] is None
 
 
-def test_lengths_that_are_lies(besieged: tuple[Daemon, Honest]) -> None:
-    daemon, _ = besieged
+def test_lengths_beyond_the_limit_or_the_message_are_malformed(attacked: Daemon) -> None:
     for length in (LONGEST + 1, 2**31, 2**32 - 1):
-        with daemon.client("frames") as client:
-            client.raw(struct.pack(">I", length) + b"x" * 1000)
-            answer = client.receive()
-            refused([answer] if answer else [])
-            assert answer is not None and answer["code"] == "malformed"
-            assert client.receive() is None
+        with attacked.client("frames") as client:
+            assert spill(client, struct.pack(">I", length) + b"x" * 1000) == ["malformed"]
     head = msgspec.msgpack.encode({"type": "BlockPersisted", "height": 1})
     for tail in (b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9"):  # inside the message: four billion of something
         for name in (b"\xa3txs", b"\xa6height", b"\xa1x"):
             body = bytes((head[0] + 1,)) + head[1:] + name + tail + b"\xff" * 4
-            with daemon.client("frames") as client:
-                answers = spill(client, struct.pack(">I", len(body)) + body)
-                assert [answer["code"] for answer in answers] == ["malformed"]
+            with attacked.client("frames") as client:
+                assert spill(client, struct.pack(">I", len(body)) + body) == ["malformed"]
 
 
-def test_hundred_long_messages_that_never_end(besieged: tuple[Daemon, Honest]) -> None:
-    """They announce eight megabytes each and stop in the middle: the honest feeder does not wait for their patience."""
-    daemon, honest = besieged
-    with ExitStack() as stack:
-        for n in range(100):
-            client = stack.enter_context(daemon.client("frames" if n % 2 else "json"))
-            client.socket.setblocking(False)
-            head = struct.pack(">I", LONGEST) if n % 2 else b'{"type":"'
-            with suppress(BlockingIOError, ConnectionError):
-                client.raw(head + b"x" * (90_000 + n * 1000))
-        honest.advance(30)
-
-
-def test_deep_nesting(besieged: tuple[Daemon, Honest]) -> None:
-    daemon, _ = besieged
+def test_deep_nesting_is_malformed(attacked: Daemon) -> None:
+    heads = (b'{"a":', b'{"type":"Hello","a":', b'{"type":"BlockPersisted","height":', b'{"type":')
     for depth in (100, 10_000, 1_000_000):
-        for opening in (b"[", b'{"a":'):
-            for head in (b'{"a":', b'{"type":"Hello","a":', b'{"type":"BlockPersisted","height":', b'{"type":'):
-                with daemon.client("json") as client:
-                    client.raw(head + opening * depth + b"\n")
-                    answer = client.receive()
-                    assert answer is not None and answer["code"] in {"malformed", "too_large"}
-                    assert client.hello()
+        with attacked.client("json") as client:
+            for line in [head + opening * depth for opening in (b"[", b'{"a":') for head in heads]:
+                client.raw(line + b"\n")
+                answer = client.receive()
+                assert answer is not None and answer["code"] in {"malformed", "too_large"}
+            assert client.hello()
         for opening in (b"\x91", b"\x81\xa1a"):
             body = b"\x82\xa4type\xaeBlockPersisted\xa6height" + opening * depth + b"\0"
-            with daemon.client("frames") as client:
-                answers = spill(client, struct.pack(">I", len(body)) + body)
-                assert [answer["code"] for answer in answers] == ["malformed"]
+            with attacked.client("frames") as client:
+                assert spill(client, struct.pack(">I", len(body)) + body) == ["malformed"]
 
 
-@pytest.mark.parametrize("filler", [b"[],", b"{},", b"0,", b'"",', b"1e5,"])
-def test_much_of_nothing(besieged: tuple[Daemon, Honest], filler: bytes) -> None:
-    """Small things that cost much memory once decoded, as far as a message may be long."""
-    daemon, honest = besieged
-    count = MIB // len(filler)
-    line = b'{"type":"NodeState","seq":1,"state":"running","height":1,"x":[' + filler * count + b"0]}\n"
-    for _ in range(3):
-        with daemon.client("json") as client:
-            client.raw(line)
+def test_small_values_that_take_much_memory_once_decoded(honest: Honest, attacked: Daemon) -> None:
+    start = b'{"type":"NodeState","seq":1,"state":"running","height":1,"x":['
+    with attacked.client("json") as client:
+        for filler in (b"[],", b"{},", b"0,", b'"",', b"1e5,"):
+            client.raw(start + filler * (MIB // len(filler)) + b"0]}\n")
             answer = client.receive()
             assert answer is not None and answer["code"] == "malformed"
-    honest.advance(3)
+            honest.advance(1)
 
 
-def test_a_line_without_an_end(besieged: tuple[Daemon, Honest]) -> None:
-    daemon, honest = besieged
-    with daemon.client("json") as client:
+def test_a_line_without_an_end_is_skipped(honest: Honest, attacked: Daemon) -> None:
+    with attacked.client("json") as client:
         client.raw(b"{")
         for _ in range(5):
             client.raw(b"x" * (LONGEST // 2))
@@ -226,24 +183,18 @@ def test_a_line_without_an_end(besieged: tuple[Daemon, Honest]) -> None:
         client.raw(b"\n")
         answer = client.receive()
         assert answer is not None and answer["code"] == "too_large"
-        assert client.hello()  # and the connection goes on
+        assert client.hello()
 
 
-# --- too many, too slow ----------------------------------------------------------------------------------------------
+def test_a_frame_may_come_byte_by_byte(honest: Honest, attacked: Daemon) -> None:
+    with attacked.client("frames") as client:
+        for byte in encoded({"type": "Hello", "seq": 1}, "frames"):
+            client.raw(bytes((byte,)))
+            honest.advance(1)
+        assert client.receive() is not None
 
 
-def test_a_thousand_idle_connections(besieged: tuple[Daemon, Honest]) -> None:
-    daemon, honest = besieged
-    with ExitStack() as stack:
-        clients = [stack.enter_context(daemon.client("json" if n % 2 else "frames")) for n in range(1000)]
-        for n, client in enumerate(clients):
-            if n % 4 == 2:
-                client.raw(b"\0\0\1\0")
-            elif n % 4 == 3:
-                client.raw(b'{"type":')
-        honest.advance(10)
-        for client in clients[::100]:
-            assert client.hello()
+# --- too many, too slow --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -255,91 +206,52 @@ def enough_descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_more_clients_than_descriptors(tmp_path: Path) -> None:
-    """Those inside are served; the others are turned away and may come again."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
-    try:
-        daemon_context = running(tmp_path)
-        daemon = daemon_context.__enter__()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    try:
-        with daemon.client() as early, ExitStack() as stack:
-            early.hello()
-            crowd = [stack.enter_context(daemon.client()) for _ in range(150)]
-            assert [early.ask(sent)["status"] for sent in chain(3)] == ["applied"] * 3
-            for client in crowd:
-                with suppress(BrokenPipeError, ConnectionResetError):
-                    client.send({"type": "Hello"})
-            served = [client.receive(10) for client in crowd]
-            assert served.count(None) > 100
-            assert any(served)
-        until = monotonic() + PATIENCE_S
-        while True:
-            with daemon.client() as late, suppress(BrokenPipeError, ConnectionResetError):
-                late.send({"type": "Hello"})
-                if (welcome := late.receive()) is not None:
-                    break
-            assert monotonic() < until
-        assert welcome["tip"]["height"] == 3
-    finally:
-        daemon_context.__exit__(None, None, None)
+def test_a_thousand_idle_connections(honest: Honest, attacked: Daemon) -> None:
+    parts = (b"", b'{"type":', b"\0\0\1\0")
+    with ExitStack() as stack:
+        clients = [stack.enter_context(attacked.client("frames" if n % 3 == 2 else "json")) for n in range(1000)]
+        for n, client in enumerate(clients):
+            client.raw(parts[n % 3])
+        honest.advance(5)
+        assert all(client.hello() for client in clients[::90])
 
 
-@pytest.mark.parametrize("kind", ["Hello", "Nonsense", "NodeState"])
-def test_a_client_that_sends_but_never_reads(besieged: tuple[Daemon, Honest], kind: str) -> None:
-    daemon, honest = besieged
+@pytest.mark.parametrize("kind", ["Hello", "NodeState"])
+def test_a_client_that_never_reads_is_cut_off(honest: Honest, attacked: Daemon, kind: str) -> None:
+    """An answer from the connection itself, and one from the consumer."""
     fields = {"state": "running", "height": 1} if kind == "NodeState" else {}
     flood = encoded({"type": kind, "seq": 1} | fields, "frames") * 2000
-    with daemon.client("frames") as client:
-        client.socket.settimeout(0.5)
-        until = monotonic() + PATIENCE_S
-        while "client_too_slow" not in daemon.log_text():
-            assert monotonic() < until
-            with suppress(TimeoutError):
-                try:
-                    client.raw(flood)
-                except ConnectionError:
-                    break
+    cut_off = attacked.events().count("client_too_slow")
+    with attacked.client("frames") as client:
+        client.socket.settimeout(0.1)
+
+        def send() -> bool:
+            with suppress(TimeoutError, ConnectionError):
+                client.raw(flood)
+            return attacked.events().count("client_too_slow") > cut_off
+
+        until(send)
         client.socket.settimeout(PATIENCE_S)
-        honest.advance(5)
-        assert client.rest()  # it may still hear what was on its way
-    assert "client_too_slow" in daemon.events()
+        honest.advance(3)
+        assert client.rest()  # the answers that were under way
 
 
-def test_a_frame_that_comes_byte_by_byte(besieged: tuple[Daemon, Honest]) -> None:
-    daemon, honest = besieged
-    message = encoded({"type": "BlockPersisted", "seq": 1, "height": 3}, "frames")
-    with daemon.client("frames") as client:
-        for byte in message:
-            client.raw(bytes((byte,)))
-            honest.advance(1)
-        answer = client.receive()
-        assert answer is not None and answer["status"] == "accepted"
-
-
-def test_feeders_that_leave_in_the_middle(besieged: tuple[Daemon, Honest]) -> None:
-    daemon, _ = besieged
+def test_feeders_that_leave_in_the_middle_of_a_block(attacked: Daemon, unfed: Daemon) -> None:
+    """Next to a feeder nothing of it counts; without one the next feeder continues after what was whole."""
     encodings: list[Encoding] = ["json", "frames"]
-    for n in range(60):
-        encoding = encodings[n % 2]
-        message = encoded(block(None, *(tx(k, output(k)) for k in range(500)), branch="evil"), encoding)
-        with daemon.client(encoding) as client:
+    for n in range(24):
+        message = encoded(block(None, *(tx(k, output(k)) for k in range(500)), branch="evil"), encodings[n % 2])
+        with attacked.client(encodings[n % 2]) as client:
             client.raw(message[: len(message) * (n % 7) // 6])  # some of them whole
-
-
-def test_a_feeder_that_leaves_in_the_middle_of_a_block_can_be_followed(tmp_path: Path) -> None:
-    blocks = chain(30)
-    with running(tmp_path, **TABLES) as daemon:
-        for n, sent in enumerate(blocks):
-            encoding: Encoding = "json" if n % 2 else "frames"
-            with daemon.client(encoding) as client:
-                assert client.ask(sent)["status"] == "applied"
-                message = encoded(block(sent), encoding)
-                client.raw(message[: len(message) // 2])
-        assert daemon.export() == expected(blocks)
-        daemon.assert_sound()
+    blocks = chain(8)
+    for n, sent in enumerate(blocks):
+        with unfed.client(encodings[n % 2]) as client:
+            assert client.ask(sent)["status"] == "applied"
+            message = encoded(block(sent), encodings[n % 2])
+            client.raw(message[: len(message) // 2])
+    assert unfed.export() == expected(blocks)
+    with unfed.client() as client:
+        assert client.ask(back_to("origin"))["status"] == "rolled_back"
 
 
 # --- wrong types everywhere ------------------------------------------------------------------------------------------
@@ -376,7 +288,7 @@ VALUES = st.recursive(
 
 @st.composite
 def mutated(draw: st.DrawFn) -> Message:
-    """Return a valid message with up to three of its parts exchanged, removed, or said twice."""
+    """Return a valid message with up to three of its parts exchanged, removed, or repeated."""
     message: Message = json.loads(json.dumps(draw(st.sampled_from(VALID)), default=lambda raw: {"bytes": raw.hex()}))
     message = revived({"seq": 5} | message)
     for _ in range(draw(st.integers(1, 3))):
@@ -420,12 +332,12 @@ def until_answered(client: Client, number: int) -> list[Message]:
 
 
 @pytest.mark.parametrize("encoding", ["json", "frames"])
-def test_wrong_types_everywhere(tmp_path: Path, encoding: Encoding) -> None:
-    """Each message gets one answer, the connection goes on, and what was right about them leaves a sound store."""
+def test_wrong_types_everywhere(unfed: Daemon, encoding: Encoding) -> None:
+    """Each message gets one answer, the connection goes on, and those that are valid leave a sound store."""
     seen: dict[str, int] = {}
-    with running(tmp_path, **TABLES) as daemon, daemon.client(encoding) as client:
+    with unfed.client(encoding) as client:
 
-        @settings(max_examples=600)
+        @settings(max_examples=250)
         @given(mutated())
         @example({"type": "BlockApplied", "height": 1, "hash": digest("x"), "time": -(2**63) - 1, "seq": 5})
         @example({"type": "BlockApplied", "height": 1, "hash": digest("x"), "epoch": -(2**64) + 1, "seq": 5})
@@ -448,26 +360,8 @@ def test_wrong_types_everywhere(tmp_path: Path, encoding: Encoding) -> None:
                 seen[str(answer.get("status") or answer.get("code") or "welcome")] = 1
 
         send()
-        assert daemon.memory() < 200 * MIB
-        daemon.assert_sound()
+        assert unfed.memory() < 200 * MIB
     assert {"malformed", "unknown_type", "TX_NOT_FOUND", "applied", "accepted", "welcome"} <= set(seen), seen
-
-
-def test_wrong_types_from_a_stranger(besieged: tuple[Daemon, Honest]) -> None:
-    """Beside an honest feeder nothing of it moves the chain."""
-    daemon, _ = besieged
-    with daemon.client("json") as client, daemon.client("frames") as other:
-
-        @settings(max_examples=200)
-        @given(mutated())
-        def send(message: Message) -> None:
-            for stranger in (client, other):
-                stranger.send(message)
-                for answer in until_answered(stranger, 77_777_777):
-                    assert answer["type"] in {"Ack", "Welcome"} or answer["code"] in CODES
-                    assert answer.get("status") in {None, "accepted", "duplicate"}
-
-        send()
 
 
 @pytest.mark.parametrize(
@@ -493,16 +387,10 @@ def test_wrong_types_from_a_stranger(besieged: tuple[Daemon, Honest]) -> None:
         b"{" + b'"a":1,' * 10_000 + b'"type":"Nonsense"}',
     ],
 )
-def test_lines_from_a_collection_of_horrors(shared: Daemon, line: bytes) -> None:
-    with shared.client("json") as client:
-        assert client.ask({"type": "Rollback", "to": "origin"})["type"] == "Ack"
+def test_lines_with_odd_values_are_refused(unfed: Daemon, line: bytes) -> None:
+    with unfed.client("json") as client:
+        assert client.ask({"type": "NodeState", "state": "running", "height": 1})["type"] == "Ack"
         client.raw(line + b"\n")
         answer = client.receive()
         assert answer is not None and answer["code"] in {"malformed", "unknown_type"}, answer
         assert client.hello()
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with running(tmp_path_factory.mktemp("shared"), **TABLES) as daemon:
-        yield daemon

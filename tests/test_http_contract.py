@@ -1,4 +1,4 @@
-"""The OpenAPI document against the routes, and whatever it allows (and forbids) against a real daemon."""
+"""The OpenAPI document against the routes, and requests that it allows and forbids against a real daemon."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import jsonschema_rs
 import pytest
@@ -26,7 +25,6 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 from starlette.routing import Route
-from test_http import ABSENT, HERE, RECOVERY, ROUTES, TRANSACTIONS, every_path
 
 from daemon.http.app import Site
 from daemon.http.daemon_link import DaemonLink
@@ -100,7 +98,7 @@ def web() -> Iterator[Web]:
 
 
 def resolved(schema: Any, components: dict[str, Any]) -> Any:
-    """Return a schema with what it refers to beside it."""
+    """Return a schema with what it refers to."""
     return {**schema, "components": {"schemas": components}}
 
 
@@ -154,17 +152,6 @@ def test_the_document_and_the_routes_are_the_same() -> None:
         assert route.methods == {"GET", "HEAD"}
 
 
-def test_what_the_tests_ask_for_covers_the_document() -> None:
-    questions = [
-        *every_path(*ROUTES),
-        "/health/ready",
-        *(path.format(**HERE) for path in (*ABSENT, *RECOVERY, *TRANSACTIONS)),
-    ]
-    for path in DOCUMENT["paths"]:
-        pattern = re.compile(re.sub(r"{\w+}", "[^/]+", path))
-        assert any(pattern.fullmatch(each.split("?")[0]) for each in questions), path
-
-
 # --- whatever may be asked -----------------------------------------------------------------------------------------
 
 
@@ -190,7 +177,7 @@ QUESTIONS = [(label, GenerationMode.POSITIVE) for label in OPERATIONS] + [
 def test_no_question_breaks_a_route(web: Web, label: str, mode: GenerationMode) -> None:
     operation, met = OPERATIONS[label], Counter[int]()
 
-    @settings(max_examples=60, deadline=None, database=None, suppress_health_check=[*HealthCheck])
+    @settings(max_examples=20, deadline=None, database=None, suppress_health_check=[*HealthCheck])
     @given(case=operation.as_strategy(generation_mode=mode), known=st.data())
     def ask(case: Any, known: st.DataObject) -> None:
         for name in case.path_parameters:
@@ -203,37 +190,3 @@ def test_no_question_breaks_a_route(web: Web, label: str, mode: GenerationMode) 
     ask()
     if mode is GenerationMode.POSITIVE and "200" in operation.definition.raw["responses"]:
         assert met[200], met
-
-
-@settings(max_examples=150, deadline=None, database=None, suppress_health_check=[*HealthCheck])
-@given(
-    query=st.dictionaries(
-        st.sampled_from(["count", "order", "page", "cursor"]),
-        st.one_of(st.integers(-1, 1100).map(str), st.sampled_from(["asc", "desc"]), st.text(max_size=8)),
-        max_size=3,
-    ),
-    accept=st.sampled_from(
-        ["*/*", "application/cbor", "application/json;q=0.1, application/cbor;q=x", "text/\xfc;=;,", ";;q"]
-    ),
-)
-def test_no_paging_breaks_a_list(web: Web, query: dict[str, str], accept: str) -> None:
-    for path in every_path("lists"):
-        answer = web._client.get(
-            path.replace(HERE["rich"], address("ann").hex()),
-            params=query,
-            headers={b"Accept": accept.encode("latin-1")},
-        )
-        assert answer.status_code in (200, 400), answer.text
-
-
-@settings(max_examples=150, deadline=None, database=None, suppress_health_check=[*HealthCheck])
-@given(
-    parts=st.lists(
-        st.one_of(st.text(max_size=12), st.sampled_from(["api", "v1", "utxos", "addresses", "..", "."])), max_size=6
-    )
-)
-def test_no_path_breaks_the_worker(web: Web, parts: list[str]) -> None:
-    answer = web.ask(web.url + "/" + "/".join(quote(part, safe="") for part in parts))
-    assert answer.status_code in (200, 400, 404, 503), answer.text
-    if answer.status_code != 200:
-        assert set(answer.json()) == {"error", "message", "hint"}
