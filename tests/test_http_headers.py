@@ -130,6 +130,7 @@ def test_a_tag_stands_for_one_body_and_one_tip() -> None:
     tags: dict[str, dict[str, str]] = {path: {} for path in [*CHAIN, *MORE]}  # to the tip of each
     with short_folder() as folder, asked(folder, utxo={"store": "mmr"}) as asking:
         kept = 0
+        asking.get("/health/live")  # waits until the worker listens
         with Connection(asking.daemon.folder / "http") as connection:
             for message in story:
                 asking.feed(message)
