@@ -86,7 +86,7 @@ def prune(config: Config) -> str:
 def _cycle(pruner: Pruner, request: Request, persisted: int | None, changes: ChangeLog) -> dict[str, int]:
     """Run one cycle; return what it did."""
 
-    async def take(step: Callable[[], _T], /, *, beside: bool = False) -> _T:  # noqa: ARG001 - one thread does it all
+    async def take(step: Callable[[], _T], /, *, on_writer: bool = True) -> _T:  # noqa: ARG001 - one thread does it all
         done = step()
         changes.take()  # there are no listeners
         return done
@@ -130,7 +130,8 @@ def prune_status(config: Config, count: int) -> list[PrunerJob]:
     """Return the pruner's latest jobs, with or without a running daemon."""
     with open_disk(config, readonly=True) as disk, limited(disk):
         open_store(disk, config)
-        return pruner_jobs(disk, count)
+        with disk.read() as txn:
+            return pruner_jobs(disk, txn, count)
 
 
 def reindex(config: Config, tell: Callable[[int], None]) -> str:

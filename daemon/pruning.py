@@ -10,7 +10,8 @@ from daemon.connection import Hub
 from handlers.change_log import ChangeLog
 from handlers.deletion import Deletion
 from handlers.events import BlockCommitted, BlockPersisted, NodeState, RolledBack
-from handlers.prune_cycle import Terms
+from handlers.prune_cycle import Tables
+from handlers.prune_request import Terms
 from handlers.pruner import Pruner, Writer, keep_pruned
 from handlers.transactions import Transactions
 from handlers.utxo import Turns
@@ -25,6 +26,7 @@ def terms(config: Config) -> Terms:
         trigger=pruner.trigger,
         retention=config.transactions.block_height_retention,
         unmined_retention=unmined_retention(config),
+        preservation=pruner.parent_preservation_blocks,
         chunk_size=pruner.chunk_size,
         batch_size=config.utxo.prune_batch_size,
         defensive=pruner.defensive,
@@ -36,9 +38,9 @@ def terms(config: Config) -> Terms:
 
 def open_pruner(config: Config, disk: Disk, transactions: Transactions | None, changes: ChangeLog) -> Pruner:
     """Return the pruner of a store."""
-    preservation = config.pruner.parent_preservation_blocks
-    deletion = Deletion(transactions, unmined_retention(config), preservation) if transactions else None
-    return Pruner(terms(config), JobStore(disk), deletion, changes)
+    asked = terms(config)
+    deletion = Deletion(transactions, asked) if transactions else None
+    return Pruner(Tables(asked, JobStore(disk), deletion, changes))
 
 
 async def prune_along(config: Config, turns: Turns, hub: Hub, limiter: CapacityLimiter) -> None:

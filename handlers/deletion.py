@@ -1,27 +1,26 @@
 """Deleting transactions: what is due, what still holds it back, and what its parents have to remember of it.
 
-Everything happens inside the caller's write transaction and goes through an index from its lowest height, at most
-`limit` entries a step; a step says where the next one continues. So a record that can't be read, or must stay, is
-passed once a cycle and never stops it.
+A step goes through a limited number of entries of an index, from the lowest height on, and says where the next one
+continues. So a record that can't be read, or must stay, is examined once a cycle and never stops it.
 """
 
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from handlers import spending
 from handlers.parent_marks import ParentMarks
-from handlers.spending import TxFault
+from handlers.prune_request import Terms
 from handlers.states import preserve
 from handlers.transactions import Held, Transactions, TxView
 from storage import heights, keys
 from storage.blobname import blob_name
-from storage.blobs import BlobFailed
 from storage.disk import Db, Txn
 from storage.errors import Damaged
 from storage.pool_layout import FROZEN, HASH, Record, claimant
@@ -37,48 +36,21 @@ class Place(NamedTuple):
     txid: bytes
 
 
-class Preserved(Struct):
-    """What a step of preserving parents did. `next` is where the following step continues, if there is more."""
+class Step(Struct):
+    """What a step did, by the names of the journal, and what is left to other steps.
 
-    processed: int = 0
-    parents: int = 0
-    next: Place | None = None
-
-
-class Expired(Struct):
-    """What a step of ending preservations did; `errors` are records that can't be read."""
-
-    ended: int = 0
-    errors: dict[bytes, str] = {}
-    next: Place | None = None
-
-
-class Deleted(Struct):
-    """What a step of deleting did: by transaction, and why others stay.
-
-    `records` counts pages, `parents` the pages of parents that got a marker. `left` are further pages of large
-    transactions whose master is gone: they are to be removed next. `with_blobs` wait for their blobs to be deleted.
+    `skipped` says why transactions that are due stay, `errors` which records can't be read. `left` are further pages of
+    deleted transactions, `with_blobs` transactions whose blobs have to be deleted first. The following step continues
+    behind `next`, if there is more.
     """
 
-    deleted: list[bytes] = []
-    records: int = 0
-    rows: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
     skipped: dict[bytes, str] = {}
-    parents: int = 0
     errors: dict[bytes, str] = {}
-    blobs: list[str] = []
-    with_blobs: list[tuple[Place, str]] = []
+    deleted: list[bytes] = []
     left: list[tuple[bytes, int]] = []
+    with_blobs: list[tuple[Place, str]] = []
     next: Place | None = None
-
-
-class _Terms(NamedTuple):
-    """On which a step deletes."""
-
-    safe: int
-    defensive: bool
-    by_page: bool
-    blobs: Literal["delete", "wait", "gone"]
 
 
 class HeldBack(Exception):
@@ -86,46 +58,38 @@ class HeldBack(Exception):
 
 
 class Deletion:
-    """The pruner's operations on the transaction store."""
+    """The pruner's steps in the transaction store. Each is one write transaction of the caller."""
 
-    def __init__(self, transactions: Transactions, unmined_retention: int, parent_preservation_blocks: int) -> None:
-        self.transactions, self.pool = transactions, transactions.pool
-        self.unmined_retention, self.preservation = unmined_retention, parent_preservation_blocks
+    def __init__(self, transactions: Transactions, terms: Terms) -> None:
+        self.transactions, self.pool, self.terms = transactions, transactions.pool, terms
 
-    # --- parents of what waits -----------------------------------------------------------------------------------
+    # --- parents of old unmined transactions ---------------------------------------------------------------------
 
-    def preserve_step(self, txn: Txn, height: int, limit: int | None, after: Place | None) -> Preserved:
+    def preserve(self, txn: Txn, height: int, after: Place | None) -> Step:
         """Keep the parents of some old unmined transactions, never for shorter than they are kept already.
 
-        A parent without a row of its own is in the UTXO store, which keeps what is unspent by itself, or is a ghost,
-        which nothing deletes. A transaction whose inputs nobody knows has no parents.
+        A parent without a row of its own is in the UTXO store, which keeps what is unspent, or is a ghost, which is
+        never deleted.
 
         Raises:
             Damaged: something can't be read; nothing may be deleted before it can.
         """
-        step = Preserved()
-        if height <= self.unmined_retention:
-            return step
-        until, view = height + self.preservation, self.transactions.view(txn)
-        places = self._places(txn, self.pool.unmined, height - self.unmined_retention, after, limit, lowest=0)
-        for _, txid in places:
+        step, view, until = Step(), self.transactions.view(txn), height + self.terms.preservation
+        cutoff = height - self.terms.unmined_retention
+        for _, txid in self._places(step, txn, self.pool.unmined, cutoff, after, self.terms.batch_size, lowest=0):
             inputs = view.inputs(txid)
-            step.processed += bool(inputs)
+            step.counts["old_unmined"] += bool(inputs)
             for parent in dict.fromkeys(parent for parent, _ in inputs):
                 record = view.rows.record(parent)
                 if record is not None and (record.preserve_until is None or record.preserve_until < until):
-                    step.parents += preserve(view, parent, until)
+                    step.counts["parents_preserved"] += preserve(view, parent, until)
         view.flush()
-        step.next = places[-1] if limit is not None and len(places) == limit else None
         return step
 
-    def expire_preservations(
-        self, txn: Txn, height: int, limit: int | None = None, after: Place | None = None
-    ) -> Expired:
-        """End preservations that reach to `height` or less; the normal rule decides again about these transactions."""
-        step, view = Expired(), self.transactions.view(txn)
-        places = self._places(txn, self.pool.preserved, height, after, limit)
-        for place in places:
+    def expire(self, txn: Txn, height: int, after: Place | None) -> Step:
+        """End preservations up to a height; the normal rule decides again about these transactions."""
+        step, view = Step(), self.transactions.view(txn)
+        for place in self._places(step, txn, self.pool.preserved, height, after, self.terms.batch_size):
             try:
                 record = view.record(place.txid)
                 if record is None or record.preserve_until != place.height:
@@ -139,92 +103,72 @@ class Deletion:
                 continue
             record.preserve_until = record.delete_at = None
             view.settle(place.txid, record, height)
-            step.ended += 1
+            step.counts["preservations_ended"] += 1
         view.flush()
-        step.next = places[-1] if limit is not None and len(places) == limit else None
         return step
 
     # --- deleting ------------------------------------------------------------------------------------------------
 
-    def delete_due(
-        self,
-        txn: Txn,
-        safe: int,
-        limit: int | None = None,
-        *,
-        defensive: bool = False,
-        after: Place | None = None,
-        max_rows: int | None = None,
-        blobs: bool = True,
-    ) -> Deleted:
-        """Delete transactions whose height has come, and mark them on their parents, all in this one commit.
+    def delete_due(self, txn: Txn, safe: int, after: Place | None) -> Step:
+        """Delete transactions that are due at the height `safe`, and mark them on their parents.
 
-        A blob goes before its record. With `blobs` it is deleted here; without, its transaction is among the
-        `with_blobs`, for `delete_these` once the blob is gone. With `max_rows` a step ends as soon as it has removed so
-        many rows, and of a large transaction only the first page goes with the master.
-
-        Raises:
-            TxFault: `PROCESSING`: at height 0 nothing can be due.
+        The step ends once it has removed `batch_size` rows. Of a large transaction it removes the master and the first
+        page. One that has a blob is only listed in `with_blobs`: the blob is deleted before the record.
         """
-        if safe <= 0:
-            raise TxFault("PROCESSING", "nothing can be deleted at height 0")
-        places = self._places(txn, self.pool.delete_at, safe, after, limit)
-        terms = _Terms(safe, defensive, by_page=max_rows is not None, blobs="delete" if blobs else "wait")
-        step, done = self._delete_each(txn, places, terms, max_rows)
-        step.next = places[done - 1] if done and (done < len(places) or done == limit) else None
+        step = Step()
+        places = self._places(step, txn, self.pool.delete_at, safe, after, self.terms.chunk_size)
+        done = self._delete_each(step, txn, places, safe, blobs_gone=False)
+        if done < len(places):
+            step.next = places[done - 1]
         return step
 
-    def delete_these(self, txn: Txn, places: Sequence[Place], safe: int, *, defensive: bool) -> Deleted:
-        """Delete transactions that have lost their blobs, if they still may go."""
-        return self._delete_each(txn, places, _Terms(safe, defensive, by_page=True, blobs="gone"), None)[0]
+    def delete_these(self, txn: Txn, safe: int, places: Sequence[Place]) -> Step:
+        """Delete transactions whose blobs are deleted, if they are still due."""
+        self._delete_each(step := Step(), txn, places, safe, blobs_gone=True)
+        return step
 
-    def _delete_each(
-        self, txn: Txn, places: Sequence[Place], terms: _Terms, max_rows: int | None
-    ) -> tuple[Deleted, int]:
-        """Delete what may go; return how far it came."""
-        step, view, done = Deleted(), self.transactions.view(txn), 0
+    def _delete_each(self, step: Step, txn: Txn, places: Sequence[Place], safe: int, *, blobs_gone: bool) -> int:
+        """Delete what may be deleted; return how many places were examined."""
+        view, done, rows = self.transactions.view(txn), 0, 0
         marks = ParentMarks(view)
         for place in places:
             try:
-                self._delete(view, place, terms, marks, step)
+                rows += self._delete(view, place, safe, marks, step, blobs_gone=blobs_gone)
             except HeldBack as reason:
                 step.skipped[place.txid] = str(reason)
-            except (BlobFailed, *UNREADABLE) as error:
+            except UNREADABLE as error:
                 step.errors[place.txid] = str(error)
             done += 1
-            if max_rows is not None and step.rows >= max_rows:
+            if rows >= self.terms.batch_size and not blobs_gone:
                 break
-        step.parents = len(marks.pages)
+        step.counts["parents_updated"] = len(marks.pages)
         view.flush()
-        return step, done
+        return done
 
-    def _delete(self, view: TxView, place: Place, terms: _Terms, marks: ParentMarks, step: Deleted) -> None:
-        txid = place.txid
-        record = self._check(view, place, terms, marks)
+    def _delete(
+        self, view: TxView, place: Place, safe: int, marks: ParentMarks, step: Step, *, blobs_gone: bool
+    ) -> int:
+        """Delete a transaction; return how many rows that removes."""
+        txid, record = place.txid, self._check(view, place, safe, marks)
         self._settle_claims(view, txid, record)
         parents = list(self._parents(view, txid, marks))
-        if record.external:
-            name = blob_name(txid, partial=record.partial)
-            if terms.blobs == "wait":
-                step.with_blobs.append((place, name))
-                return
-            if terms.blobs == "delete":
-                self.transactions.blobs.delete(name)
-            step.blobs.append(name)
+        if record.external and not blobs_gone:
+            step.with_blobs.append((place, blob_name(txid, partial=record.partial)))
+            return 0
         # From here on nothing can fail: everything that is written was read.
         for parent, number, spends in parents:
             marks.mark(parent, number, txid, spends=spends)
         marks.forget(txid, record)
-        if terms.by_page and record.pages:
+        if record.pages:
             view.rows.remove_page(txid, 0)
             step.left.append((txid, record.pages))
         else:
             view.remove(txid)
         step.deleted.append(txid)
-        step.records += 1 + record.pages
-        step.rows += 2 + record.recorded
+        step.counts.update(transactions_deleted=1, records_deleted=1 + record.pages, blobs_deleted=record.external)
+        return 2 + record.recorded
 
-    def _check(self, view: TxView, place: Place, terms: _Terms, marks: ParentMarks) -> Record:
+    def _check(self, view: TxView, place: Place, safe: int, marks: ParentMarks) -> Record:
         """Return the record of what may be deleted.
 
         Raises:
@@ -240,12 +184,12 @@ class Deletion:
             raise HeldBack("creating")
         if (record.reassignments or record.pages) and self._may_come_back(view, txid):
             raise HeldBack("reassigned")
-        few = record.pages and not terms.defensive and self.pool.unmined_count(view.txn) < record.total
+        few = record.pages and not self.terms.defensive and self.pool.unmined_count(view.txn) < record.total
         if few and self._check_unmined(view, txid, record, marks):
             return record
         for number in range(record.pages + 1):
             if marks.page(txid, number) is not None:
-                self._check_spenders(view, txid, number, marks.children(txid, number), terms)
+                self._check_spenders(view, txid, number, marks.children(txid, number), safe)
         return record
 
     def _may_come_back(self, view: TxView, txid: bytes) -> bool:
@@ -269,7 +213,7 @@ class Deletion:
             return False
         return True
 
-    def _check_spenders(self, view: TxView, txid: bytes, number: int, gone: Collection[bytes], terms: _Terms) -> None:
+    def _check_spenders(self, view: TxView, txid: bytes, number: int, gone: Collection[bytes], safe: int) -> None:
         looked: set[bytes] = set()
         for _, row in view.slots(txid, number):
             if len(row) == HASH or row[HASH:] == FROZEN:
@@ -277,13 +221,13 @@ class Deletion:
             child = claimant(row)[0]
             if child not in looked and child not in gone:
                 looked.add(child)
-                self._check_spender(view, child, terms)
+                self._check_spender(view, child, safe)
 
-    def _check_spender(self, view: TxView, child: bytes, terms: _Terms) -> None:
+    def _check_spender(self, view: TxView, child: bytes, safe: int) -> None:
         """Hold a parent back for a child that may still need it."""
         try:
             record = view.record(child)
-            if record is None and terms.defensive:
+            if record is None and self.terms.defensive:
                 held = view.get(child)
                 record = None if held is None else held.record
         except UNREADABLE as error:
@@ -292,11 +236,10 @@ class Deletion:
             return
         if record.unmined_since is not None and not record.conflicting:
             raise HeldBack("unmined_child")
-        if terms.defensive and not self._deep(record, terms.safe):
-            raise HeldBack("unstable_child")
-
-    def _deep(self, record: Record, height: int) -> bool:
-        return record.mined and height >= max(record.block_heights) + self.transactions.rules.retention
+        if self.terms.defensive:
+            deep = record.mined and safe >= max(record.block_heights) + self.transactions.rules.retention
+            if not deep:
+                raise HeldBack("unstable_child")
 
     def _settle_claims(self, view: TxView, txid: bytes, record: Record) -> None:
         """End claims on parents without a record: a loser's is free again, for another the parent gets a record."""
@@ -328,7 +271,7 @@ class Deletion:
                 yield parent, number, True
 
     def sweep_page(self, txn: Txn, txid: bytes, number: int) -> None:
-        """Remove a page that a deleted large transaction has left; one that has come again keeps those that it has."""
+        """Remove a page of a deleted large transaction, unless a new record of the same id has such a page."""
         view = self.transactions.view(txn)
         record = view.record(txid)
         if record is None or number > record.pages:
@@ -336,25 +279,25 @@ class Deletion:
         view.flush()
 
     def past_due(self, txn: Txn, height: int) -> int:
-        """Return how many records should be gone at a height and are not."""
+        """Return how many records are due for deletion at a height and still there."""
         return heights.count(txn, self.pool.delete_at, height, first=1)
 
     def busy(self, txn: Txn, height: int, safe: int) -> bool:
         """Return whether a cycle would find anything to examine."""
-        cutoff = height - self.unmined_retention
+        cutoff = height - self.terms.unmined_retention
         looks = ((self.pool.unmined, cutoff, 0), (self.pool.preserved, height, 1), (self.pool.delete_at, safe, 1))
-        return any(at > 0 and self._places(txn, db, at, None, 1, lowest=lowest) for db, at, lowest in looks)
+        return any(self._places(Step(), txn, db, at, None, 1, lowest=lowest) for db, at, lowest in looks)
 
     def _places(
-        self, txn: Txn, db: Db, height: int, after: Place | None, limit: int | None, lowest: int = 1
+        self, step: Step, txn: Txn, db: Db, height: int, after: Place | None, limit: int, lowest: int = 1
     ) -> list[Place]:
-        """Return the entries of an index from `lowest` up to `height`, lowest first, that come after one."""
-        return [Place(*entry) for entry in islice(self.pool.due(txn, db, height, lowest, after), limit)]
+        """Return the entries of an index from `lowest` up to `height` that come after one; a full list has a next."""
+        entries = self.pool.due(txn, db, height, lowest, after) if height > 0 else ()
+        places = [Place(*entry) for entry in islice(entries, limit)]
+        step.next = places[-1] if len(places) == limit else None
+        return places
 
 
 def safe_height(requested: int, persisted: int | None, retention: int) -> int:
-    """Return up to where deleting is safe: with a persister, whose last spend it has written.
-
-    0 is no persister, like None.
-    """
+    """Return up to which height deleting is safe: with a persister, up to where it has written the last spend."""
     return min(requested, persisted + retention) if persisted else requested

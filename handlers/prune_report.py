@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from storage.disk import Disk, Txn
 from storage.jobs import Job, JobState, JobStore
@@ -32,35 +32,14 @@ class PrunerJob(Struct, frozen=True, kw_only=True):
     phase_seconds: dict[str, float]
 
 
-def pruner_jobs(disk: Disk, count: int, *, page: int = 1, before: int | None = None) -> list[PrunerJob]:
+def pruner_jobs(disk: Disk, txn: Txn, count: int, *, page: int = 1, before: int | None = None) -> list[PrunerJob]:
     """Return cycles, the latest first: a page of them, or those that come after the job `before`."""
-    with disk.read() as txn:
-        return jobs_of(disk, txn, count, page=page, before=before)
-
-
-def jobs_of(disk: Disk, txn: Txn, count: int, *, page: int = 1, before: int | None = None) -> list[PrunerJob]:
-    """Return the same in a read transaction of the caller."""
     first = 0 if before is not None else (page - 1) * count
-    return [_told(job) for job in islice(JobStore(disk).latest(txn, before, first), count)]
+    return [_shown(job) for job in islice(JobStore(disk).latest(txn, before, first), count)]
 
 
-def _told(job: Job) -> PrunerJob:
-    began, ended = job.started_at, job.finished_at
-    return PrunerJob(
-        number=job.number,
-        state=job.state,
-        height=job.height,
-        safe_height=job.safe_height,
-        trigger=job.trigger,
-        phase=job.phase,
-        reason=job.reason,
-        error=job.error,
-        queued_at=job.queued_at,
-        started_at=job.started_at,
-        finished_at=job.finished_at,
-        duration_seconds=None if began is None or ended is None else round(max(ended - began, 0.0), 6),
-        passed_heights=job.passed_heights,
-        counts=job.counts,
-        skipped=job.skipped,
-        phase_seconds=job.seconds,
-    )
+def _shown(job: Job) -> PrunerJob:
+    fields, began, ended = structs.asdict(job), job.started_at, job.finished_at
+    duration_s = None if began is None or ended is None else round(max(ended - began, 0.0), 6)
+    seconds = fields.pop("seconds")
+    return PrunerJob(**fields, phase_seconds=seconds, duration_seconds=duration_s)

@@ -1,14 +1,31 @@
-"""What starts a cycle of the pruner, and what holds it back. Pure: where things are goes in, a height comes out."""
+"""When a cycle of the pruner starts, and what holds it back. Pure: the state of the world is passed in."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from msgspec import Struct
+
 Trigger = Literal["auto", "persisted", "applied"]
 
 
+class Terms(Struct, frozen=True):
+    """What the configuration says of pruning."""
+
+    trigger: Trigger = "auto"
+    retention: int = 288
+    unmined_retention: int = 144
+    preservation: int = 1440
+    chunk_size: int = 1000
+    batch_size: int = 500
+    defensive: bool = False
+    progress_every_s: float = 30.0
+    job_timeout_s: float = 600.0
+    history: int = 1000
+
+
 class Node(NamedTuple):
-    """What the node said last of itself, and where our tip was then."""
+    """The last `NodeState` of the node, and the height of our tip at that moment."""
 
     state: str
     height: int
@@ -16,7 +33,7 @@ class Node(NamedTuple):
 
 
 class World(NamedTuple):
-    """What moves outside of the pruner. `persisted` is None, or 0, before a persister has spoken."""
+    """What changes outside of the pruner. `persisted` is None, or 0, before the first `BlockPersisted`."""
 
     tip: int = 0
     persisted: int | None = None
@@ -25,49 +42,38 @@ class World(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A height for which a cycle is due, and by what."""
+    """A height for which a cycle is due; no cycle will run for the `passed` heights before it."""
 
     height: int
     trigger: Literal["persisted", "applied"]
-    passed: int = 0  # heights before it for which none will run
+    passed: int = 0
 
 
 class Requests:
-    """The bell's memory: one height, the latest. Heights that are done are dropped, others in between are counted."""
+    """The latest height for which a cycle is due. Heights below it have no cycle of their own, and are counted."""
 
-    def __init__(self, trigger: Trigger, done: int = 0, persisted: int | None = None) -> None:
+    def __init__(self, trigger: Trigger, done: int = 0) -> None:
         self.trigger, self.done = trigger, done
-        self.spoken = bool(persisted)
         self.passed = 0  # in all
-        self.queued: Request | None = None  # stays until it is done
+        self.queued: Request | None = None  # until it is done
+        self._persists = False  # whether there is a persister
         self._last = done
 
     def look(self, world: World) -> None:
-        """Take in where things are, after a rollback too."""
+        """Update the request to the state of the world, which may be one after a rollback."""
         if self.queued is not None and self.queued.height > world.tip:
             self.queued = None
-        if world.persisted:
-            self.persisted(min(world.persisted, world.tip))
-        self.applied(world.tip)
-
-    def persisted(self, height: int) -> Request | None:
-        """Hear of a persisted height; return what is queued then."""
-        if not self.spoken:
-            self.spoken = True
+        if world.persisted and not self._persists:
+            self._persists = True
             if self.trigger == "auto":
-                self.queued = None  # of the time before the persister spoke
-        if self.trigger != "applied":
-            self._queue(height, "persisted")
-        return self.queued
-
-    def applied(self, height: int) -> Request | None:
-        """Hear of a block that is applied, its transactions mined; return what is queued then."""
-        if self.trigger == "applied" or (self.trigger == "auto" and not self.spoken):
-            self._queue(height, "applied")
-        return self.queued
+                self.queued = None  # from before the first `BlockPersisted`
+        if self.trigger == "applied" or (self.trigger == "auto" and not self._persists):
+            self._queue(world.tip, "applied")
+        elif world.persisted:
+            self._queue(min(world.persisted, world.tip), "persisted")
 
     def finished(self, height: int) -> None:
-        """Never run for this height, or a lower one, again."""
+        """Run no more cycles for this height, or a lower one."""
         self.done = max(self.done, height)
         if self.queued is not None and self.queued.height <= self.done:
             self.queued = None
@@ -84,7 +90,7 @@ class Requests:
 
 
 def held_back(world: World, height: int, allowance: int) -> str | None:
-    """Return why no cycle may run now: what the node says of itself, or how far we are behind the network."""
+    """Return why no cycle may run now: the state of the node, or how far the chain is behind the network."""
     if world.node is not None:
         if world.node.state != "running":
             return world.node.state

@@ -1,8 +1,8 @@
-"""The pruner: one coroutine that waits for its bell, and then takes bounded turns of the writer's thread.
+"""The pruner: one coroutine that waits to be woken, and then takes bounded turns of the writer's thread.
 
-The bell says that something moved; where things are is read then, so only the latest height counts. Every turn is a
-commit of its own and leaves the store whole: a block waits for one turn at most, and a cycle may be cut anywhere. The
-chain's own tables need no cycle: what they may forget goes with the commits of blocks, and here in what time is left.
+A wakeup says that something has changed; the state of the world is read then, so only the latest height counts. Every
+turn is a commit of its own and leaves the store whole: a block waits for one turn at most, and a cycle may be stopped
+anywhere. The chain's own tables need no cycle: they are pruned by the commits of blocks, and here while none come.
 """
 
 from __future__ import annotations
@@ -10,27 +10,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sized
 from functools import partial
 from time import monotonic, time
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import anyio
-import msgspec
 import structlog
 from anyio import CancelScope, CapacityLimiter, get_cancelled_exc_class, to_thread
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
-from handlers.change_log import ChangeLog
-from handlers.deletion import Deletion, safe_height
-from handlers.prune_cycle import PHASES, REASONS, Cycle, Terms, did_something
+from handlers.deletion import safe_height
+from handlers.prune_cycle import PHASES, REASONS, Cycle, Tables, did_something
 from handlers.prune_request import Request, Requests, World, held_back
 from handlers.spending import TxFault
 from handlers.utxo import Committed, Turns
+from handlers.wakeup import Wakeup
 from storage.errors import Damaged, StoreFull
-from storage.jobs import Job, JobStore
+from storage.jobs import Job
 
 log = structlog.get_logger("pruner")
 
 ENDS = ("done", "nothing_to_do", "failed")  # of cycles
-_SWEEP_EVERY_S = 3600.0  # blobs that nobody speaks of are searched for
+_SWEEP_EVERY_S = 3600.0  # between two searches for orphan blobs
 _LOOK_S, _LOOKS = 0.002, 25  # how often, and how long, a turn lets blocks go first
 _TABLES_S = 1.0  # for which the chain's tables are pruned before the next search for a cycle
 
@@ -45,7 +44,7 @@ class PrunerNumbers(Struct):
     phase_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     processed: dict[str, int] = {}  # by what the jobs' counts are called
     skipped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
-    held_back: dict[str, int] = {}  # rings that found the node or us not ready, by reason
+    held_back: dict[str, int] = {}  # wakeups that found the node or us not ready, by reason
     passed_heights: int = 0
     longest_turn_s: float = 0.0
     active: bool = False
@@ -67,34 +66,25 @@ class PrunerNumbers(Struct):
 
 
 class Pruner:
-    """What is done on the writer's thread, cycle after cycle."""
+    """The state of the pruner between cycles. All but `look` is done on the writer's thread."""
 
-    def __init__(
-        self,
-        terms: Terms,
-        jobs: JobStore,
-        deletion: Deletion | None,
-        changes: ChangeLog | None = None,
-    ) -> None:
-        self.terms, self.jobs, self.deletion = terms, jobs, deletion
-        self.changes = changes or ChangeLog(jobs.disk)
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
         self.numbers = PrunerNumbers()
-        self.requests = Requests(terms.trigger)
-        self._next = 1
+        self.requests = Requests(tables.terms.trigger)
+        self._next = 1  # the number of the next job
         self._held: Job | None = None
-        self._mends = False  # the latest cycle failed
-        self._silent = False
+        self._failed_last = self._silent = False
         self._swept_at: float | None = None
 
     def begin(self) -> None:
-        """Read where we were; what a kill has interrupted did not finish."""
-        with self.jobs.disk.read() as txn:
-            jobs = list(self.jobs.latest(txn))
-        self._next = jobs[0].number + 1 if jobs else 1  # the number of the next row
-        self.requests = Requests(
-            self.terms.trigger, max((job.height for job in jobs if job.state == "done"), default=0)
-        )
-        self._mends = bool(jobs) and jobs[0].state == "failed"
+        """Continue where an earlier process ended; a cycle that it did not finish has failed."""
+        with self.tables.jobs.disk.read() as txn:
+            jobs = list(self.tables.jobs.latest(txn))
+        self._next = jobs[0].number + 1 if jobs else 1
+        done = max((job.height for job in jobs if job.state == "done"), default=0)
+        self.requests = Requests(self.tables.terms.trigger, done)
+        self._failed_last = bool(jobs) and jobs[0].state == "failed"
         for job in jobs:
             if job.state == "queued" and self._held is None:
                 self._held = job
@@ -104,67 +94,56 @@ class Pruner:
     def hold(self, request: Request, reason: str) -> None:
         """Let a cycle wait; its job says why."""
         self.numbers.held_back[reason] = self.numbers.held_back.get(reason, 0) + 1
-        if self._held is None:
-            self._held = self._new(request)
-        if self._held.reason != reason:
-            self._held = msgspec.structs.replace(self._held, reason=reason)
-            self._put(self._held)
+        held = self._held or self._new(request)
+        if held.reason != reason:
+            self._put(held := structs.replace(held, reason=reason))
             log.info("pruning_held_back", height=request.height, reason=reason)
+        self._held = held
 
     def cycle(self, request: Request, persisted: int | None) -> Cycle:
         """Begin the cycle of a request."""
-        held, self._held = self._held, None
-        safe = safe_height(request.height, None if self.terms.trigger == "applied" else persisted, self.terms.retention)
-        job = msgspec.structs.replace(
+        held, self._held, terms = self._held, None, self.tables.terms
+        job = structs.replace(
             held or self._new(request),
             height=request.height,
             trigger=request.trigger,
             state="running",
             started_at=time(),
-            safe_height=safe,
+            safe_height=safe_height(request.height, None if terms.trigger == "applied" else persisted, terms.retention),
             reason=None,
             passed_heights=request.passed,
         )
         self.numbers.active, self.numbers.current_height = True, job.height
-        sweeps = self._swept_at is None or monotonic() - self._swept_at > _SWEEP_EVERY_S
-        self._swept_at = monotonic() if sweeps else self._swept_at
-        return Cycle(
-            self.terms,
-            self.jobs,
-            self.changes,
-            self.deletion,
-            job,
-            sweeps=sweeps,
-            waited=held is not None,
-            mends=self._mends,
-        )
+        if sweeps := self._swept_at is None or monotonic() - self._swept_at > _SWEEP_EVERY_S:
+            self._swept_at = monotonic()
+        return Cycle(self.tables, job, sweeps=sweeps, stored=held is not None, journaled=self._failed_last)
 
     def finish(self, cycle: Cycle) -> None:
-        """Remember that a cycle is done."""
-        self.requests.finished(cycle.job.height)
-        self._mends = False
+        """Account for a cycle that is done."""
+        job, self._failed_last = cycle.job, False
+        self.requests.finished(job.height)
         if cycle.journaled:
-            self._next = cycle.job.number + 1
-        self._account(cycle.job)
-        level = log.info if cycle.job.counts else log.debug
-        took = (cycle.job.finished_at or 0.0) - (cycle.job.started_at or 0.0)
-        level("pruned", height=cycle.job.height, took_s=round(took, 3), **cycle.job.counts, kept=cycle.job.skipped)
+            self._next = job.number + 1
+        self._account(job)
+        took_s = round((job.finished_at or 0.0) - (job.started_at or 0.0), 3)
+        level = log.info if job.counts else log.debug
+        level("pruned", height=job.height, took_s=took_s, **job.counts, kept=job.skipped)
 
     def fail(self, cycle: Cycle, error: str) -> None:
-        """Remember that a cycle is not done; the next ring tries again."""
+        """Account for a cycle that has failed; it is tried again at the next wakeup."""
         job = self._failed(cycle.job, error)
         self._account(job)
         log.warning("pruning_failed", height=job.height, phase=job.phase, error=error)
 
     def look(self, world: World) -> None:
-        """Take in where things are, and say when the persister is silent."""
+        """Update the request and the metrics, and log when the persister falls silent."""
         self.requests.look(world)
-        numbers, request = self.numbers, self.requests.queued
+        numbers, terms, request = self.numbers, self.tables.terms, self.requests.queued
         numbers.passed_heights = self.requests.passed
         numbers.done_height = self.requests.done
         numbers.lag = request.height - self.requests.done if request and self.requests.done else 0
         numbers.persister_lag = world.tip - world.persisted if world.persisted else None
-        silent = (numbers.persister_lag or 0) > self.terms.retention and self.terms.trigger != "applied"
+        silent = (numbers.persister_lag or 0) > terms.retention and terms.trigger != "applied"
         if silent and not self._silent:
             log.warning(
                 "persister_silent",
@@ -176,12 +155,6 @@ class Pruner:
             log.info("persister_back", persisted_height=world.persisted, height=world.tip)
         self._silent = silent
 
-    def count_past_due(self, height: int) -> None:
-        """Measure what is left."""
-        if self.deletion is not None:
-            with self.jobs.disk.read() as txn:
-                self.numbers.past_due = self.deletion.past_due(txn, height)
-
     def _new(self, request: Request) -> Job:
         return Job(self._next, request.height, request.trigger, "queued", time())
 
@@ -189,19 +162,21 @@ class Pruner:
         self.numbers.took(job)
         self.numbers.active = False
         self.numbers.done_height = self.requests.done
-        self.count_past_due(job.safe_height or job.height)
+        if self.tables.deletion is not None:
+            with self.tables.jobs.disk.read() as txn:
+                self.numbers.past_due = self.tables.deletion.past_due(txn, job.safe_height or job.height)
 
     def _failed(self, job: Job, error: str) -> Job:
-        self._mends = True
-        job = msgspec.structs.replace(job, state="failed", error=error, finished_at=time())
+        self._failed_last = True
+        job = structs.replace(job, state="failed", error=error, finished_at=time())
         self._put(job)
         return job
 
     def _put(self, job: Job) -> None:
-        self._next = max(self._next, job.number + 1)
+        self._next, jobs = max(self._next, job.number + 1), self.tables.jobs
         try:
-            self.jobs.disk.write(lambda txn: self.jobs.put(txn, job, self.terms.history))
-        except StoreFull as full:  # the journal is told later, the log now
+            jobs.disk.write(lambda txn: jobs.put(txn, job, self.tables.terms.history))
+        except StoreFull as full:
             log.warning("store_full", during="pruner_journal", error=str(full))
 
 
@@ -209,20 +184,12 @@ class Interrupted(Exception):
     """A cycle must not continue; the next one does."""
 
 
-class Wakeup(Protocol):
-    """Says that something moved."""
-
-    async def wait(self) -> None:
-        """Wait until it rings."""
-
-
 class Writer:
-    """The writer's thread as the pruner uses it: one turn at a time, its own or the chain's, which goes first."""
+    """The writer's thread as the pruner uses it: one turn at a time, after those of blocks that wait."""
 
     def __init__(
         self, turns: Turns, inbox: Sized, publish: Callable[[Committed], None], limiter: CapacityLimiter
     ) -> None:
-        """Take the chain's turns, the inbox from which they come, who hears of commits, and what lets one in."""
         self.turns, self._inbox, self.publish, self._limiter = turns, inbox, publish, limiter
 
     @property
@@ -235,7 +202,7 @@ class Writer:
         return await to_thread.run_sync(step, limiter=self._limiter)
 
     async def let_blocks_pass(self) -> None:
-        """Wait while blocks do, but not forever: a turn is short."""
+        """Wait while blocks do, but only for a moment: a turn is short."""
         for _ in range(_LOOKS):
             if self.quiet:
                 return
@@ -243,13 +210,13 @@ class Writer:
 
 
 async def keep_pruned(wakeup: Wakeup, pruner: Pruner, writer: Writer) -> None:
-    """Run a cycle whenever the bell says that there may be one to run, until cancelled."""
+    """Run a cycle at each wakeup that finds one to run, until cancelled."""
     await writer.take(pruner.begin)
     while True:
         world, reason = writer.turns.world(), None
         pruner.look(world)
         if (request := pruner.requests.queued) is not None:
-            reason = held_back(world, request.height, pruner.terms.unmined_retention)
+            reason = held_back(world, request.height, pruner.tables.terms.unmined_retention)
             if reason is None:
                 await _run(pruner, request, world.persisted, writer)
             else:
@@ -259,7 +226,7 @@ async def keep_pruned(wakeup: Wakeup, pruner: Pruner, writer: Writer) -> None:
 
 
 async def _run(pruner: Pruner, request: Request, persisted: int | None, writer: Writer) -> None:
-    """Run one cycle to its end, whichever that is."""
+    """Run one cycle until it is done or has failed."""
     cycle = await writer.take(partial(pruner.cycle, request, persisted))
     try:
         await cycle.run(_Steps(pruner, cycle, writer))
@@ -277,36 +244,36 @@ class _Steps:
     """Takes the steps of one cycle, as long as it may continue."""
 
     def __init__(self, pruner: Pruner, cycle: Cycle, writer: Writer) -> None:
-        self._pruner, self._cycle, self._writer = pruner, cycle, writer
+        self._numbers, self._terms, self._cycle, self._writer = pruner.numbers, pruner.tables.terms, cycle, writer
         self._started = self._logged = monotonic()
 
-    async def __call__(self, step: Callable[[], _T], /, *, beside: bool = False) -> _T:
+    async def __call__(self, step: Callable[[], _T], /, *, on_writer: bool = True) -> _T:
         """Take a step, and publish what it made true.
 
         Raises:
             Interrupted: the cycle must not continue.
         """
         self._check(self._writer.turns.world())
-        if beside:
+        if not on_writer:
             return await to_thread.run_sync(step)
         await self._writer.let_blocks_pass()
         done, took_s = await self._writer.take(partial(_timed, step))
-        self._pruner.numbers.longest_turn_s = max(self._pruner.numbers.longest_turn_s, took_s)
+        self._numbers.longest_turn_s = max(self._numbers.longest_turn_s, took_s)
         if self._cycle.facts:
             facts, self._cycle.facts = self._cycle.facts, []
             view = self._writer.turns.chain.view
             self._writer.publish(Committed([], facts, view, took_s, timings=[("cleanup", took_s)]))
-        if 0 < self._pruner.terms.progress_every_s < monotonic() - self._logged:
+        if 0 < self._terms.progress_every_s < monotonic() - self._logged:
             self._logged, job = monotonic(), self._cycle.job
             log.info("pruning", height=job.height, phase=job.phase, **job.counts)
         return done
 
     def _check(self, world: World) -> None:
-        terms, height = self._pruner.terms, self._cycle.job.height
+        terms, height = self._terms, self._cycle.job.height
         if monotonic() - self._started > terms.job_timeout_s:
             raise Interrupted(f"pruner.job_timeout ({terms.job_timeout_s:g}s) is over: the next cycle goes on")
         if world.tip < height:
-            raise Interrupted(f"blocks were taken back down to {world.tip}: the next cycle goes on")
+            raise Interrupted(f"blocks were rolled back to {world.tip}: the next cycle goes on")
         if (reason := held_back(world, height, terms.unmined_retention)) is not None:
             raise Interrupted(f"held back meanwhile: {reason}")
 
@@ -318,7 +285,7 @@ def _timed(step: Callable[[], _T]) -> tuple[_T, float]:
 
 
 async def _prune_tables(writer: Writer, *, idle_only: bool) -> bool:
-    """Delete what the chain's tables may forget, for a while; return whether to continue after a search for a cycle.
+    """Prune the chain's tables for a while; return whether to continue after a search for a cycle.
 
     While blocks wait, each has its turn between two of these; with `idle_only` there are none then.
     """

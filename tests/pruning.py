@@ -12,6 +12,7 @@ import anyio
 from anyio import CapacityLimiter, to_thread
 from chains import output, txid
 from messages import Listener, message
+from msgspec import structs
 from stores import ALL_TABLES, OnDisk, create, open_store, open_transactions, write
 
 from handlers.chain import Chain
@@ -20,8 +21,8 @@ from handlers.claims import spend
 from handlers.deletion import Deletion
 from handlers.delivery import Answer
 from handlers.events import Inbound, OutPoint, Tx, TxStatusChanged
-from handlers.prune_cycle import Cycle, Terms
-from handlers.prune_request import Request
+from handlers.prune_cycle import Cycle, Tables
+from handlers.prune_request import Request, Terms
 from handlers.pruner import Pruner, Writer, keep_pruned
 from handlers.spending import Mined, Rules
 from handlers.transactions import TxView
@@ -54,8 +55,9 @@ class House:
         self.chain = Chain(self.utxo, windows, terms.batch_size, TxBlocks(self.transactions, self.changes))
         self.turns = Turns(self.chain)
         self.published: list[Committed] = []
-        self.deletion = Deletion(self.transactions, UNMINED, PRESERVATION)
-        self.pruner = Pruner(terms, self.jobs, self.deletion, self.changes)
+        self.deletion = Deletion(self.transactions, terms)
+        self.tables = Tables(terms, self.jobs, self.deletion, self.changes)
+        self.pruner = Pruner(self.tables)
 
     # --- transactions without blocks -----------------------------------------------------------------------------
 
@@ -112,7 +114,7 @@ class House:
 def run_through(cycle: Cycle, before_each: Callable[[], None] = lambda: None) -> None:
     """Take all steps of a cycle."""
 
-    async def take(step: Callable[[], _T], /, *, beside: bool = False) -> _T:
+    async def take(step: Callable[[], _T], /, *, on_writer: bool = True) -> _T:
         before_each()
         return step()
 
@@ -132,7 +134,9 @@ def open_house(
     kind: str = "classic",
 ) -> Iterator[House]:
     with Disk(folder / "lmdb", ALL_TABLES, map_size=GIB, durable=durable) as disk:
-        terms = terms or Terms(retention=RETENTION, unmined_retention=UNMINED)
+        terms = structs.replace(
+            terms or Terms(retention=RETENTION, unmined_retention=UNMINED), preservation=PRESERVATION
+        )
         reach = windows or Windows(10, 10)
         yield House(folder, disk, terms, reach, page, blobs or Files(folder / "blobs"), kind)
 

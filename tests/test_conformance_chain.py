@@ -51,7 +51,7 @@ from daemon.app import decline
 from feeds.cardano.genesis import read_genesis
 from handlers.chain import Chain
 from handlers.events import BlockApplied, OutPoint, Rollback, RollbackPoint, Tx
-from handlers.prune_cycle import Terms
+from handlers.prune_request import Terms
 from handlers.query import Query
 from handlers.utxo import Turns
 from storage.errors import Damaged

@@ -14,7 +14,7 @@ from handlers import conflicts, new_records, states
 from handlers.claims import spend
 from handlers.deletion import safe_height
 from handlers.events import OutPoint
-from handlers.prune_cycle import Terms
+from handlers.prune_request import Terms
 from handlers.spending import Mined, TxFault
 from handlers.transactions import TxView
 from storage.disk import Txn

@@ -30,7 +30,7 @@ from daemon.offline import agree_all
 from handlers.audit import Audited, audit
 from handlers.chain import Chain
 from handlers.events import Inbound
-from handlers.prune_cycle import Terms
+from handlers.prune_request import Terms
 from handlers.pruner import Pruner
 from handlers.spending import Rules
 from handlers.tx_blocks import TxBlocks
@@ -114,7 +114,7 @@ class Scenario(RuleBasedStateMachine):
         house, height = self.house, self.house.chain.height
         if height:
             house.turns = Turns(house.chain)
-            house.pruner = Pruner(TERMS, house.jobs, house.deletion)
+            house.pruner = Pruner(house.tables)
             house.published.clear()
             house.run_cycle(height)
             MET.meet("a record pruned", house.deleted)

@@ -18,8 +18,8 @@ from pruning import RETENTION, UNMINED, House, open_house, pay, run_through
 
 from handlers import new_records, states
 from handlers.events import Pruned
-from handlers.prune_cycle import PHASES, Terms
-from handlers.prune_request import Request
+from handlers.prune_cycle import PHASES
+from handlers.prune_request import Request, Terms
 from handlers.transactions import TxView
 from storage.disk import Txn
 from storage.history.verify import verify

@@ -27,6 +27,7 @@ from handlers.claims import spend
 from handlers.creation import Creation
 from handlers.deletion import Deletion
 from handlers.events import OutPoint, Output, Tx
+from handlers.prune_request import Terms
 from handlers.spending import Mined, Rules, TxFault
 from handlers.transactions import TxView
 from storage import pool
@@ -112,7 +113,7 @@ class Scenario(RuleBasedStateMachine):
         self.disk = Disk(self.folder / "lmdb", ALL_TABLES, map_size=1 << 24, durable=False)
         self.real = open_transactions(open_store(self.disk, chain="bitcoin/mainnet"), RULES)
         self.store = OnDisk(self.real)
-        self.deletion = Deletion(self.real, 2, 10)
+        self.deletion = Deletion(self.real, Terms(unmined_retention=2, preservation=10))
         self.told: dict[bytes, Told] = {}
         self.txs: dict[bytes, Tx] = {}
         self.height, self.now, self.block, self.made = 10, 0.0, 100, 0
@@ -675,7 +676,7 @@ class Scenario(RuleBasedStateMachine):
 
     @rule()
     def expire(self) -> None:
-        self.disk.write(lambda txn: self.deletion.expire_preservations(txn, self.height))
+        self.disk.write(lambda txn: self.deletion.expire(txn, self.height, None))
         for told in self.told.values():
             if told.preserved is not None and told.preserved <= self.height:
                 told.preserved = told.delete_at = None
@@ -684,7 +685,12 @@ class Scenario(RuleBasedStateMachine):
 
     @rule()
     def prune(self) -> None:
-        step = self.disk.write(lambda txn: self.deletion.delete_due(txn, self.height))
+        step = self.disk.write(lambda txn: self.deletion.delete_due(txn, self.height, None))
+        freed = [place for place, _ in step.with_blobs]
+        after = self.disk.write(lambda txn: self.deletion.delete_these(txn, self.height, freed))
+        for txid, pages in step.left + after.left:
+            for each in range(1, pages + 1):
+                self.disk.write(partial(self.deletion.sweep_page, txid=txid, number=each))
         due = [(told.delete_at, txid) for txid, told in self.told.items() if told.delete_at]
         deleted = []
         for at, txid in sorted(due):
@@ -695,8 +701,8 @@ class Scenario(RuleBasedStateMachine):
                 MET.add("pruned large" if told.large else "pruned")
             elif at <= self.height:
                 MET.add("held back")
-        assert step.deleted == deleted
-        assert not step.errors
+        assert sorted(step.deleted + after.deleted) == sorted(deleted)
+        assert not step.errors | after.errors
 
     def needed(self, told: Told) -> bool:
         if told.creating:

@@ -22,7 +22,6 @@ NAMED_ELSEWHERE = {
     "daemon.http.head:HeadReader.on_headers_complete": "httptools calls it",
     "daemon.http.head:HeadReader.on_url": "httptools calls it",
     "daemon.http.protocol:HttpConnection.shutdown": "uvicorn calls it",
-    "storage.recovery.tables:Storage.expire": "the cases of recovery call it; claiming takes expired leases by itself",
 }
 
 

@@ -22,7 +22,7 @@ from daemon.store import folder, limited, open_query, store_id, windows
 from handlers.answers import change_log_status, table_rows, to_tip
 from handlers.events import Hello, Welcome
 from handlers.proofs import mmr_root
-from handlers.prune_report import PrunerJob, jobs_of
+from handlers.prune_report import PrunerJob, pruner_jobs
 from handlers.readiness import blocks_behind, readiness
 from storage.blobs import Files, open_blobs
 from storage.change_log import LogStore
@@ -152,7 +152,7 @@ def _store(config: Config, numbers: Numbers | None) -> StoreReport:
             waiting=waiting,
             conflicting=conflicting,
             blobs=blobs,
-            pruner_job=next(iter(jobs_of(store.disk, shot.txn, 1)), None),
+            pruner_job=next(iter(pruner_jobs(store.disk, shot.txn, 1)), None),
             change_log=change_log_status(LogStore(store.disk), shot.txn),
         )
 

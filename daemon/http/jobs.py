@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from daemon.http.reply import answer, paging, resumed
-from handlers.prune_report import jobs_of
+from handlers.prune_report import pruner_jobs
 from handlers.query import Query
 
 _LATEST_FIRST = frozenset({"asset", "order"})
@@ -31,8 +31,8 @@ class JobRoutes:
             place, tip = resumed(shot, asked, _QUESTION), shot.tip()
             before = None if place is None else _PLACE.unpack(place)[0]
             disk, txn = shot.store.disk, shot.txn
-            jobs = jobs_of(disk, txn, asked.count, page=asked.page, before=before)
+            jobs = pruner_jobs(disk, txn, asked.count, page=asked.page, before=before)
             headers = {}
-            if jobs and jobs_of(disk, txn, 1, before=jobs[-1].number):
+            if jobs and pruner_jobs(disk, txn, 1, before=jobs[-1].number):
                 headers["X-Next-Cursor"] = shot.cut(_PLACE.pack(jobs[-1].number), _QUESTION, asked.order)
         return answer(request, tip, _encode(jobs), more=headers)

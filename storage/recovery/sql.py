@@ -143,8 +143,6 @@ ADD = """
     WHERE true ON CONFLICT (txid) DO NOTHING RETURNING txid"""
 DROP = """
     DELETE FROM {t} WHERE txid IN (SELECT id FROM {keys}) AND status || '' IN ('pending', 'orphan') RETURNING txid"""
-EXPIRE = """
-    UPDATE {t} SET owner = NULL, lease_until = NULL WHERE owner IS NOT NULL AND lease_until < {now} RETURNING txid"""
 
 UNTOLD = "SELECT txid, status FROM {t} WHERE untold = :teller ORDER BY txid LIMIT :limit"
 TOLD = """

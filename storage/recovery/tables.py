@@ -231,10 +231,6 @@ class Storage(Verbs):
         """Give back claims that nothing came of: the rows are due at once, as if never claimed."""
         return await self._each(sql.RELEASE, [_held(claim) for claim in claims], ring=True)
 
-    async def expire(self) -> int:
-        """Take the owner off rows whose lease has ended; return how many. They can be claimed either way."""
-        return len(await self._statement(sql.EXPIRE, "each"))
-
     # --- operators -----------------------------------------------------------------------------------------------
 
     async def wake(self, txids: Iterable[bytes]) -> set[bytes]:

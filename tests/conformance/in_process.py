@@ -22,8 +22,8 @@ from handlers.creation import release
 from handlers.deletion import Deletion
 from handlers.events import Ack, BlockApplied, Error, Fact, Inbound, OutPoint, Rollback, RollbackPoint, Tx
 from handlers.new_records import large
-from handlers.prune_cycle import Cycle, Terms
-from handlers.prune_request import Request
+from handlers.prune_cycle import Cycle, Tables
+from handlers.prune_request import Request, Terms
 from handlers.pruner import Pruner
 from handlers.spending import Rules, TxFault
 from handlers.transactions import TxView
@@ -43,8 +43,8 @@ _T = TypeVar("_T")
 OUR_IDS = 1 << 40  # of blocks: no case has one so high
 ALL = 1 << 20
 PHASES = {
-    "preserveParents": "preserve_step",
-    "expirePreservations": "expire_preservations",
+    "preserveParents": "preserve",
+    "expirePreservations": "expire",
     "prune": "delete_due",
 }
 
@@ -72,7 +72,7 @@ class InProcess:
         self.chain = FaultyChain(history, Windows(10_000, 10_000), 500, self.tx_blocks)
         self.chain.faults = self.faults
         self.turns = Turns(self.chain, pruning=False)
-        self.pruner = Pruner(Terms(), JobStore(self.disk), None, self.tx_blocks.changes)
+        self.pruner = Pruner(Tables(Terms(), JobStore(self.disk), None, self.tx_blocks.changes))
         self.pruner.begin()
 
     def write(self, step: Callable[[TxView], _T]) -> _T:
@@ -206,15 +206,15 @@ class InProcess:
 
     # --- the pruner ----------------------------------------------------------------------------------------------
 
-    def prune(self, terms: Terms, preservation: int, request: Request, failing: list[str]) -> tuple[Cycle, str | None]:
+    def prune(self, terms: Terms, request: Request, failing: list[str]) -> tuple[Cycle, str | None]:
         """Run one cycle to its end, as the pruner and `utxod prune` do; return it, and what failed.
 
         `failing` are the phases in which the disk is full.
         """
-        deletion = Deletion(self.transactions, terms.unmined_retention, preservation)
+        deletion = Deletion(self.transactions, terms)
         for phase in failing:
             setattr(deletion, PHASES[phase], _fails)
-        self.pruner.terms, self.pruner.deletion = terms, deletion
+        self.pruner.tables.terms, self.pruner.tables.deletion = terms, deletion
         cycle, failed = self.pruner.cycle(request, self.chain.view.persisted_height), None
         self.faults.pruning = True
         try:

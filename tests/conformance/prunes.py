@@ -9,8 +9,7 @@ from conformance.in_process import PHASES
 from conformance.words import Op
 
 from handlers.events import NodeState, TxStatusChanged
-from handlers.prune_cycle import Terms
-from handlers.prune_request import Request, held_back
+from handlers.prune_request import Request, Terms, held_back
 from storage.blobs import Files
 
 STATES = {"running": "running", "reorging": "reorganising", "stopped": "stopped", "idle": "stopped"}
@@ -58,12 +57,11 @@ class Pruning:
         terms = Terms(
             retention=config["retention"],
             unmined_retention=unmined_retention,
+            preservation=config["parentPreservationBlocks"],
             defensive=bool(config["defensive"] if defensive is None else defensive),
         )
         failing = [phase for phase in PHASES if self.case.faults.hit(phase)]
-        cycle, failed = self.daemon.prune(
-            terms, config["parentPreservationBlocks"], Request(height, "applied"), failing
-        )
+        cycle, failed = self.daemon.prune(terms, Request(height, "applied"), failing)
         kept = [log["txid"] for log in self.case.logs if log["event"] == "transaction_kept"]
         gone = [fact.txid for fact in cycle.facts if isinstance(fact, TxStatusChanged)]
         names = [name for name in map(self.words.name, gone) if not name.startswith("root of ")]
@@ -96,7 +94,7 @@ class Pruning:
         self.case.do(self._node)
 
     def op_notify(self, op: Op) -> Op:
-        """Ring the pruner's bell."""
+        """Wake the pruner."""
         if op["type"] == "BlockPersisted":
             self.case.persist(op["height"])
         elif op.get("minedSet", True):
