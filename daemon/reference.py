@@ -179,7 +179,7 @@ _PLAIN: dict[type[inspect.Type], str] = {
 
 def _example(name: str) -> Iterator[str]:
     message = next(each for each in EXAMPLES if type(each).__name__ == name)
-    yield from ("```json", wire.encode(message, "json").decode().rstrip(), "```", "", "```")
+    yield from ("```json", wire.encode(message, "json").decode().rstrip(), "```", "", "```text")
     frame = wire.encode(message, "frames").hex()
     yield from (frame[n : n + _HEX_WIDTH] for n in range(0, len(frame), _HEX_WIDTH))
     yield from ("```", "")

@@ -37,7 +37,7 @@ def sections() -> dict[str, str]:
 
 @pytest.mark.parametrize("name", [kind.__name__ for kind in Inbound.__args__])
 def test_both_encodings_of_an_example_are_the_same_message(name: str) -> None:
-    line, frame = re.findall(r"```(?:json)?\n(.*?)```", sections()[name], re.DOTALL)
+    line, frame = re.findall(r"```(?:json|text)\n(.*?)```", sections()[name], re.DOTALL)
     raw = bytes.fromhex(frame.replace("\n", ""))
     length = int.from_bytes(raw[:4], "big")
     assert length == len(raw) - 4
