@@ -163,7 +163,7 @@ def test_a_damaged_backup_is_refused_and_the_file_named(saved: Path, tmp_path: P
     refused(tmp_path / "0", tmp_path / "new", "there is no manifest.json")
     text = (saved / "manifest.json").read_text()
     (tmp_path / "0" / "manifest.json").write_text(text.replace('"format": 3', '"format": 9'))
-    refused(tmp_path / "0", tmp_path / "new", "a backup of a store of format 9, this version of utxod reads format 3")
+    refused(tmp_path / "0", tmp_path / "new", "a backup of a store of format 9, this version of utxod reads format 4")
     (tmp_path / "0" / "manifest.json").write_text(text.replace("recovery.db", "../../evil"))
     refused(tmp_path / "0", tmp_path / "new", "are not those of a backup")
 

@@ -32,7 +32,7 @@ from messages import Line, Listener, follow, json_line, message, take
 import storage.history.history
 import storage.history.recent
 from handlers.chain import Chain
-from handlers.events import GenesisOutput, GenesisOutputs, NodeState, Output, Rollback, RollbackPoint
+from handlers.events import GenesisOutput, GenesisOutputs, NodeState, Output, Rollback, RollbackPoint, Tx
 from handlers.points import recent
 from handlers.utxo import Turns
 from storage.disk import Txn
@@ -343,3 +343,36 @@ def test_damage_is_an_error_and_changes_nothing(words: str, tmp_path: Path, monk
             with pytest.raises(Damaged, match=words):
                 prune_all(chain)
             assert everything(chain.store) == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        lambda n: n.to_bytes(32, "big"),
+        lambda n: n.to_bytes(32, "little"),
+        lambda n: n.to_bytes(8, "big") * 4,
+        lambda n: n.to_bytes(4, "big") * 8,
+        lambda n: n.to_bytes(2, "little") * 16,
+        lambda n: (n >> 6).to_bytes(8, "big") + (n & 63).to_bytes(8, "big") + bytes(16),
+        lambda n: bytes(16) + (n >> 6).to_bytes(8, "big") + (n & 63).to_bytes(8, "big"),
+    ],
+    ids=[
+        "big",
+        "little",
+        "big, 4 times",
+        "big, 8 times",
+        "little, 16 times",
+        "block and place",
+        "block and place last",
+    ],
+)
+def test_ids_that_are_numbers_are_kept_apart(name: Callable[[int], bytes], tmp_path: Path) -> None:
+    """No id is taken for that of an earlier transaction, in one block and in several ones."""
+    parent, ids = None, [name(n) for n in range(1, 3001)]
+    with open_chain(tmp_path) as chain:
+        for first in range(0, len(ids), 1000):
+            parent = block(parent, *(Tx(each, [], [output("ann")]) for each in ids[first : first + 1000]))
+            feed(chain, parent)
+        assert set(live(chain.store)) == {(each, 0) for each in ids}
+        feed(chain, block(parent, Tx(txid("spender"), [(each, 0) for each in ids[::2]], [])))
+        assert set(live(chain.store)) == {(each, 0) for each in ids[1::2]}

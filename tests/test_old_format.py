@@ -22,7 +22,7 @@ from storage.precheck import precheck
 TXID = digest("tx", 7)
 ADDRESS = b"\x61" + digest("credential", "ann", size=28)
 BODY = msgspec.msgpack.encode((ADDRESS, 1_000_000))
-SENTENCE = "written in format 1, this version reads format 3: feed the chain again into another data_dir"
+SENTENCE = "written in format 1, this version reads format 4: feed the chain again into another data_dir"
 # Rows of format 1: a block with one transaction and one output, its ways in, and an undo record.
 ROWS: dict[str, list[tuple[bytes, bytes]]] = {
     "utxo_meta": [

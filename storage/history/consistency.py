@@ -30,6 +30,7 @@ from storage.history.layout import (
     Numbers,
     Records,
     Words,
+    checks,
     count_of,
     outputs_in,
     words,
@@ -254,7 +255,7 @@ def _without(view: View, low: int, high: int, number: Numbers, outputs: Numbers)
 
 def extra_of(records: Records) -> Words:
     """Return what an entry has besides prefix and number: a part of the id, and how many outputs there are."""
-    check = (records["id"][:, 3] & np.uint64(0xFFFF_FFFF)) << np.uint64(32)
+    check = checks(records["id"]).astype(np.uint64) << np.uint64(32)
     joined: Words = check | outputs_in(records["counts"]).astype(np.uint64)
     return joined
 

@@ -36,6 +36,7 @@ from storage.history.layout import (
     Records,
     State,
     Words,
+    checks,
     delete_from,
     outputs_in,
     pack_counts,
@@ -202,7 +203,7 @@ class History:
         for enough in (True, False):  # two ids with one prefix: the second time all of them are compared
             places, entries = self.index["txid"].find(txn, wanted[order], enough=enough)
             places = order[places]
-            same = entries["check"] == txids[places, 3].astype(np.uint32)
+            same = entries["check"] == checks(txids[places])
             places_of, found = places[same], entries.compress(same)
             by_number = np.argsort(found["number"])  # the latest is written last
             there, found = places_of[by_number], found.take(by_number)
@@ -225,7 +226,7 @@ class History:
         self.tx.append(txn, records)
         entries = np.zeros(len(records), TXID_ENTRY)
         entries["prefix"], entries["number"] = own, records["number"]
-        entries["check"], entries["outputs"] = records["id"][:, 3].astype(np.uint32), outputs_in(records["counts"])
+        entries["check"], entries["outputs"] = checks(records["id"]), outputs_in(records["counts"])
         self.index["txid"].add(txn, entries, made.first_number, made.next_number)
 
     def _write_outputs(self, txn: Txn, made: Batch, kept: Flags) -> None:

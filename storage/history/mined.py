@@ -29,6 +29,7 @@ from storage.history.layout import (
     Records,
     TxFound,
     Words,
+    checks,
     outputs_in,
     to_body,
     words,
@@ -265,7 +266,7 @@ class MinedStore:
         order = np.argsort(wanted)
         places, entries = history.index["txid"].find(txn, wanted[order])
         places = order[places]
-        same = entries["check"] == ids[places, 3].astype(np.uint32)
+        same = entries["check"] == checks(ids[places])
         same &= entries["number"] != txs["number"][places]
         return {ids[at].tobytes() for at in np.unique(places[same]).tolist()}
 

@@ -60,7 +60,7 @@ class Run(Struct, array_like=True):
     lived: int = -1  # entries that were wanted when they were last counted, or when the run was written
 
     def __post_init__(self) -> None:
-        if self.lived < 0:  # it is new, or its list was written before there was this field
+        if self.lived < 0:  # it is new
             self.lived = self.entries
 
 
