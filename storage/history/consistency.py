@@ -30,12 +30,12 @@ from storage.history.layout import (
     Numbers,
     Records,
     Words,
-    checks,
     count_of,
     outputs_in,
     words,
 )
 from storage.history.output_keys import RULES
+from storage.history.prefixes import checks
 from storage.history.tally import BitSet, Sink
 from storage.history.values import bodies
 from storage.history.view import View

@@ -36,11 +36,9 @@ from storage.history.layout import (
     Records,
     State,
     Words,
-    checks,
     delete_from,
     outputs_in,
     pack_counts,
-    prefixes,
     seal,
     seal_row,
     stored_state,
@@ -49,6 +47,7 @@ from storage.history.layout import (
 from storage.history.merging import count_runs, merge_runs
 from storage.history.mmr import MountainRanges
 from storage.history.output_keys import RULES
+from storage.history.prefixes import checks, prefixes
 from storage.history.recent import Recent
 from storage.history.runs import Index
 from storage.history.stored import Stored, reachable, read_block, read_spent, read_undo

@@ -29,11 +29,11 @@ from storage.history.layout import (
     Records,
     TxFound,
     Words,
-    checks,
     outputs_in,
     to_body,
     words,
 )
+from storage.history.prefixes import checks
 from storage.history.store import HistoryStore
 from storage.history.stored import Stored, read_undo
 from storage.pool_layout import HIGHEST, OutPoint, Record, claim, output_hash

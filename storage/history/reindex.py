@@ -20,12 +20,12 @@ from storage.history.layout import (
     UNDO,
     Flags,
     Records,
-    prefixes,
     seal_row,
     stored_state,
 )
 from storage.history.merging import merge_runs
 from storage.history.output_keys import RULES
+from storage.history.prefixes import prefixes
 from storage.history.runs import Index
 from storage.history.store import HistoryStore
 from storage.history.stored import Stored, read_undo

@@ -37,11 +37,10 @@ from storage.history.layout import (
     check_row,
     count_of,
     outputs_in,
-    prefix_of,
-    prefixes,
     stored_state,
     to_tx,
 )
+from storage.history.prefixes import prefix_of, prefixes
 from storage.history.stored_index import StoredIndex
 from storage.history.stored_values import StoredValues
 from storage.rows import unpack

@@ -24,9 +24,9 @@ from storage.history.layout import (
     Words,
     check_row,
     count_of,
-    prefixes,
     stored_state,
 )
+from storage.history.prefixes import prefixes
 from storage.history.stored import Stored
 from storage.history.tally import BitSet
 
