@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,8 @@ from time import monotonic, sleep
 from typing import Any
 
 import httpx
-from daemons import PATIENCE_S, Daemon, Message, running, statuses
+from daemons import PATIENCE_S, Daemon, Message, background, running, statuses
+from patience import until
 
 TIP = ("x-tip-height", "x-tip-slot", "x-tip-hash")
 FAILURE = {"error", "message", "hint"}
@@ -33,7 +35,7 @@ def knock(path: Path) -> None:
 
 
 class Web:
-    """Somebody who asks; a worker that is still on its way is waited for."""
+    """An HTTP client that waits for a worker that does not listen yet."""
 
     def __init__(self, where: int | Path) -> None:
         self._socket = where if isinstance(where, Path) else None
@@ -85,11 +87,7 @@ class Web:
 
     def until(self, path: str, wanted: int) -> httpx.Response:
         """Ask again until the status is as wanted."""
-        until = monotonic() + PATIENCE_S
-        while (answer := self.ask(path)).status_code != wanted:
-            assert monotonic() < until, (answer.status_code, answer.text[:500])
-            sleep(0.05)
-        return answer
+        return until(lambda: self.ask(path), lambda answer: answer.status_code == wanted, pause_s=0.05)
 
 
 def failure(answer: httpx.Response, status: int, code: str, *named: str) -> str:
@@ -123,7 +121,7 @@ def short_folder() -> Iterator[Path]:
 
 
 class Asked:
-    """A daemon with a worker, somebody who asks, and somebody who feeds."""
+    """A daemon with a worker, and clients that ask and feed it."""
 
     def __init__(self, daemon: Daemon, web: Web) -> None:
         self.daemon, self.web = daemon, web
@@ -142,3 +140,14 @@ def asked(folder: Path, **tables: Any) -> Iterator[Asked]:
     http = {"workers": 1, "listen": f"unix:{folder}/http"} | tables.pop("http", {})
     with running(folder, http=http, **tables) as daemon, Web(folder / "http") as web:
         yield Asked(daemon, web)
+
+
+@contextmanager
+def serve_alone(daemon: Daemon, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `utxod serve` next to a daemon, or without one."""
+    process = background(daemon.folder / "serve.log", "serve", "--config", daemon.config, *arguments)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_S)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from daemons import PATIENCE_S, Daemon, Message, running, statuses
 from questions import Web, free_port
-from test_http_service import children
+from reader_processes import children
 
 
 class Answer(NamedTuple):

@@ -1,11 +1,11 @@
-"""Processes that read a store beside its daemon, what LMDB says of them, and blocks that come meanwhile."""
+"""Processes that read a store next to its daemon, what LMDB reports about them, and blocks that come meanwhile."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,11 +47,14 @@ def process(*command: object, ready: bool = True) -> Iterator[subprocess.Popen[b
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes that a process has started and not waited for; none once it is gone."""
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:
-        return []
+    """Return the processes that a process has started and that run; none once it is gone."""
+    found = list[int]()
+    with suppress(FileNotFoundError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            with suppress(FileNotFoundError):
+                if "State:\tZ" not in Path(f"/proc/{child}/status").read_text():
+                    found.append(int(child))
+    return found
 
 
 def utxod(daemon: Daemon, *words: str) -> Sequence[str]:
@@ -83,7 +86,7 @@ def filled(client: Client, outputs: int = 12_000) -> list[Message]:
 
 
 class Turning:
-    """Blocks, one after the other, for as long as somebody waits for something."""
+    """Feeds one block after the other until something happens."""
 
     def __init__(self, client: Client, tip: Message | None = None) -> None:
         self.client, self.tip = client, tip

@@ -1,7 +1,6 @@
-"""The conformance cases of questions and balances, one test each over HTTP, named after the case.
+"""The conformance cases of queries and balances (`conformance/chain.json`) over HTTP: a test for each, named after it.
 
-The cases are prose (`conformance/chain.json`); several are of systems whose questions are worded otherwise. Where the
-contract here has something else in their place, the docstring says what.
+Several cases are about systems with other queries. The docstring says what takes their place here.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from typing import Any
 import pytest
 from daemons import Message
 from questions import Asked, asked, failure, outpoints, short_folder
-from scenarios import address, at, back_to, block, digest, output, point, tx
+from scenarios import address, at, back_to, digest, output, point, tx
+from scenarios import block as plain_block
 
 CASES = json.loads((Path(__file__).parent / "conformance" / "chain.json").read_text())
 AREAS = {"query", "balance"}
@@ -26,12 +26,22 @@ C = [digest("c", n, size=28) for n in range(3)]
 BYRON = bytes.fromhex("82d818582183581cf11939f42338d59e21baa08645ac1f0038d5ee969f99fe98f402fe79a0001ac9d64e5b")
 
 
-@pytest.fixture
-def empty() -> Iterator[Asked]:
-    """A daemon that was told nothing."""
-    index = {"stake_credential": True}
-    with short_folder() as folder, asked(folder, utxo={"index": index}) as asking:
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Asked]:
+    with short_folder() as folder, asked(folder, utxo={"index": {"stake_credential": True}}) as asking:
         yield asking
+
+
+@pytest.fixture
+def empty(daemon: Asked) -> Iterator[Asked]:
+    """A daemon without blocks."""
+    yield daemon
+    daemon.feed(back_to("origin"))
+
+
+def block(parent: Message | None, *txs: Message, branch: str = "", **fields: Any) -> Message:
+    """Return a block whose hash depends on its transactions, because tests share a daemon."""
+    return plain_block(parent, *txs, branch=f"{branch}{txs}", **fields)
 
 
 def base(payment: bytes, stake: bytes, kind: int = 0) -> bytes:
@@ -50,12 +60,7 @@ def utxos(asking: Asked, path: str, query: str = "") -> list[Any]:
 
 def lovelace(asking: Asked, path: str) -> int:
     found = asking.get(f"/api/v1/{path}/balance")
-    assert found["amounts"][0] == {
-        "unit": "lovelace",
-        "policy_id": None,
-        "asset_name": None,
-        "quantity": str(found["lovelace_amount"]),
-    }
+    assert found["amounts"][0]["quantity"] == str(found["lovelace_amount"])
     value: int = found["lovelace_amount"]
     return value
 
@@ -70,15 +75,15 @@ def twenty_five() -> list[Message]:
     return story
 
 
-STORY = twenty_five()
+BLOCKS = twenty_five()
 A = f"addresses/{address('A').hex()}"
-ALL = [(paid["txid"].hex(), 0) for paid in joined.from_iterable(each["txs"] for each in STORY)]
+ALL = [(paid["txid"].hex(), 0) for paid in joined.from_iterable(each["txs"] for each in BLOCKS)]
 
 
 @pytest.fixture(scope="module")
 def paid() -> Iterator[Asked]:
     with short_folder() as folder, asked(folder) as asking:
-        asking.feed(*STORY)
+        asking.feed(*BLOCKS)
         yield asking
 
 

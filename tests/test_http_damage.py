@@ -11,9 +11,8 @@ import httpx
 import pytest
 from daemons import PATIENCE_S, Daemon, home, running, statuses
 from patience import until
-from questions import Web, failure, free_port
+from questions import Web, failure, free_port, serve_alone
 from scenarios import chain, digest
-from test_http_service import serving
 
 from config.load import load
 from daemon.store import open_disk
@@ -64,7 +63,7 @@ def test_an_output_that_cannot_be_read(served: tuple[Daemon, int]) -> None:
     daemon, port = served
     with open_disk(load(daemon.config, {})) as disk:
         disk.write(lambda txn: shorten_address(txn, disk, digest("tx", 100), 3))
-    with serving(daemon), Web(port) as web:
+    with serve_alone(daemon), Web(port) as web:
         answer = web.ask(f"/api/v1/utxos/{digest('tx', 100).hex()}/3")
         failure(answer, 500, "store_damaged")
         assert web.ask(f"/api/v1/utxos/{digest('tx', 100).hex()}/2").status_code == 200
@@ -74,7 +73,7 @@ def test_an_output_that_cannot_be_read(served: tuple[Daemon, int]) -> None:
 
 def test_workers_that_die_of_the_store_are_explained(served: tuple[Daemon, int]) -> None:
     daemon, port = served
-    with serving(daemon), Web(port) as web:
+    with serve_alone(daemon), Web(port) as web:
         assert web.ask("/health/live").status_code == 200
         os.truncate(daemon.folder / "data" / "lmdb" / "data.mdb", 2 * 4096)
         with pytest.raises(httpx.RemoteProtocolError):  # the one that runs finds pages gone, those after it can't begin

@@ -1,130 +1,62 @@
-"""HTTP as processes: where it listens, who may ask, how well it is, and how its workers come and go."""
+"""HTTP as processes: where it listens, who may ask, its readiness, and how its workers start and end."""
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import stat
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-import httpx
 import pytest
-from daemons import PATIENCE_S, Daemon, background, home, running, write_config
+from daemons import PATIENCE_S, Daemon, home, running, write_config
 from patience import until
-from questions import TIP, Web, asked, failure, free_port, short_folder
+from questions import TIP, Web, asked, failure, free_port, serve_alone, short_folder
+from reader_processes import children
 from scenarios import address, block, chain, digest, output, point, tx
+from test_http import documented
 
 from daemon.http.supervisor import Reminder
 
 TOKEN = "a long random text"
-STORY = chain(3)
-
-
-def children(pid: int) -> set[int]:
-    """Return the processes that a process has started and that live."""
-    found = set[int]()
-    for folder in Path("/proc").iterdir():
-        with suppress(OSError, ValueError):
-            _, _, rest = (folder / "stat").read_text().rpartition(")")
-            state, parent = rest.split()[:2]
-            if int(parent) == pid and state != "Z":
-                found.add(int(folder.name))
-    return found
+CHAIN = chain(3)
 
 
 def gone(*pids: int) -> bool:
     for pid in pids:
-        try:
+        with suppress(OSError):
             if "State:\tZ" not in Path(f"/proc/{pid}/status").read_text():
                 return False
-        except OSError:
-            continue
     return True
 
 
-def http(port: int, workers: int = 1, **more: Any) -> dict[str, Any]:
-    return {"listen": f"127.0.0.1:{port}", "workers": workers} | more
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as knock:
-        return knock.connect_ex(("127.0.0.1", port)) == 0
-
-
-@contextmanager
-def serving(daemon: Daemon, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `utxod serve` beside a daemon, or without one."""
-    process = background(daemon.folder / "serve.log", "serve", "--config", daemon.config, *arguments)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(PATIENCE_S)
+def http(port: int, workers: int = 1) -> dict[str, Any]:
+    return {"listen": f"127.0.0.1:{port}", "workers": workers}
 
 
 # --- where it listens ----------------------------------------------------------------------------------------------
 
 
-def test_on_a_port(tmp_path: Path) -> None:
-    port = free_port()
-    with running(tmp_path, http=http(port)), Web(port) as web:
-        assert web.get("/health/live")["status"] == "live"
-
-
-def test_on_an_address_of_version_6(tmp_path: Path) -> None:
-    port = free_port()
-    try:
-        with socket.socket(socket.AF_INET6) as knock:
-            knock.bind(("::1", port))
-    except OSError:
-        pytest.skip("no IPv6 here")
-    with running(tmp_path, http={"listen": f"[::1]:{port}", "workers": 1}), httpx.Client() as client:
-        until(lambda: _status(client, f"http://[::1]:{port}/health/live") == 200, why="nobody answers")
-
-
-def _status(client: httpx.Client, url: str) -> int:
-    try:
-        return client.get(url).status_code
-    except httpx.TransportError:
-        return 0
-
-
-def test_on_a_unix_socket_that_goes_with_the_daemon() -> None:
+def test_a_unix_socket_is_made_and_made_again_and_goes_with_the_daemon() -> None:
     with short_folder() as folder, asked(folder) as asking:
-        assert asking.get("/health/live")["status"] == "live"
-        mode = (folder / "http").stat().st_mode
-        assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) == 0o660
-        assert asking.daemon.term() == 0
-        assert not (folder / "http").exists()
-
-
-def test_a_unix_socket_left_behind_is_replaced() -> None:
-    with short_folder() as folder, asked(folder) as asking:
-        asking.get("/health/live")
+        path = folder / "http"
+        for count in range(3):
+            assert asking.get("/health/live")["status"] == "live"
+            mode = path.stat().st_mode
+            assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) == 0o660
+            assert asking.daemon.events().count("http_socket_gone") == count
+            assert len(children(asking.daemon.process.pid)) == 1
+            if count < 2:
+                path.unlink()
+                until(path.exists, why="it is not made again")
         asking.daemon.kill()
-        assert (folder / "http").exists()
+        assert path.exists()
         asking.daemon.start()
-        with Web(folder / "http") as again:
+        with Web(path) as again:
             assert again.get("/health/live")["status"] == "live"
-
-
-def test_a_unix_socket_that_is_removed_is_made_again() -> None:
-    with short_folder() as folder, asked(folder) as asking:
-        asking.get("/health/live")
-        for _ in range(2):
-            (folder / "http").unlink()
-            until(lambda: (folder / "http").exists(), why="it is not made again")
-            assert stat.S_IMODE((folder / "http").stat().st_mode) == 0o660
-            with Web(folder / "http") as again:
-                assert again.get("/health/live")["status"] == "live"
-        assert asking.daemon.events().count("http_socket_gone") == 2
-        assert len(children(asking.daemon.process.pid)) == 1
+        assert asking.daemon.term() == 0
+        assert not path.exists()
 
 
 def test_a_unix_socket_of_another_process_in_its_place_is_left_alone() -> None:
@@ -138,8 +70,8 @@ def test_a_unix_socket_of_another_process_in_its_place_is_left_alone() -> None:
         assert (folder / "http").exists()
 
 
-def test_a_unix_socket_that_somebody_listens_on_is_left_alone() -> None:
-    with short_folder() as folder, asked(folder) as asking, serving(asking.daemon):
+def test_a_unix_socket_on_which_another_process_listens_is_left_alone() -> None:
+    with short_folder() as folder, asked(folder) as asking, serve_alone(asking.daemon):
         log = folder / "serve.log"
         until(lambda: "http_listen_failed" in log.read_text(), why="it has not said that the address is taken")
         assert "another process listens there" in log.read_text()
@@ -151,12 +83,6 @@ def test_a_unix_socket_that_somebody_listens_on_is_left_alone() -> None:
             assert other.get("/health/live")["status"] == "live"
 
 
-def test_without_workers_nobody_listens(tmp_path: Path) -> None:
-    port = free_port()
-    with running(tmp_path, http=http(port, workers=0)) as daemon:
-        assert not listens(port) and not children(daemon.process.pid)
-
-
 def test_a_port_that_is_taken_is_waited_for_and_the_chain_goes_on(tmp_path: Path) -> None:
     port = free_port()
     with socket.socket() as taken:
@@ -165,17 +91,17 @@ def test_a_port_that_is_taken_is_waited_for_and_the_chain_goes_on(tmp_path: Path
         with running(tmp_path, http=http(port)) as daemon, Web(port) as web:
             until(lambda: "http_listen_failed" in daemon.events(), why="it has not said that the address is taken")
             with daemon.client() as client:
-                assert client.ask(STORY[0])["status"] == "applied"
-            sleep(2)  # it tries again, and says nothing new
+                assert client.ask(CHAIN[0])["status"] == "applied"
+            sleep(1)  # it tries again, and logs nothing new
             taken.close()
-            assert web.get("/api/v1/tip") == point(STORY[0])
+            assert web.get("/api/v1/tip") == point(CHAIN[0])
             assert [event for event in daemon.events() if event in {"http_listen_failed", "serving"}] == [
                 "http_listen_failed",
                 "serving",
             ]
 
 
-def test_what_fails_for_long_is_told_seldom() -> None:
+def test_a_failure_that_lasts_is_logged_less_and_less_often() -> None:
     """A reason at once, the same one at growing intervals of ten minutes at most."""
     now = 1000.0
     reminder = Reminder(lambda: now)
@@ -193,28 +119,20 @@ def test_what_fails_for_long_is_told_seldom() -> None:
 
 
 def test_a_token_is_asked_for() -> None:
-    closed = [
-        "/api/v1/tip",
-        "/api/v1/status",
-        "/metrics",
-        "/openapi.json",
-        "/messages.json",
-        "/nothing",
-        "/api/v1/pruner/jobs",
-    ]
-    opened = ["/health/live", "/docs", "/"]
+    closed = [path for path in documented("/health", "/docs") if path != "/"] + ["/nothing"]
     with short_folder() as folder, asked(folder, http={"token": TOKEN}) as asking:
-        asking.feed(STORY[0])
-        for said in ("", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", TOKEN, f"Basic {TOKEN}", "Bearer"):
-            for path in closed:
+        asking.feed(CHAIN[0])
+        wrong = ("", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", TOKEN, f"Basic {TOKEN}", "Bearer")
+        for n, path in enumerate(closed * 2):
+            for said in wrong[n % 3 :: 3]:
                 answer = asking.ask(path, **({"Authorization": said} if said else {}))
                 failure(answer, 401, "unauthorized")
                 assert answer.headers["www-authenticate"] == "Bearer"
                 assert not set(TIP) & set(answer.headers)  # a stranger learns nothing
-        for path in opened:
+        for path in ("/health/live", "/docs", "/"):
             assert asking.ask(path).status_code == 200
         shown = {"Authorization": f"Bearer {TOKEN}"}
-        assert asking.get("/api/v1/tip", **shown) == point(STORY[0])
+        assert asking.get("/api/v1/tip", **shown) == point(CHAIN[0])
         failure(asking.ask("/nothing", **shown), 404, "unknown_path")
         assert asking.ask("/health/ready").status_code in (200, 503)
         assert TOKEN not in asking.daemon.log_text()
@@ -226,7 +144,7 @@ def test_a_daemon_without_a_store_asks_for_its_token_too() -> None:
         failure(asking.ask("/api/v1/tip", Authorization=f"Bearer {TOKEN}"), 503, "not_enabled")
 
 
-# --- how well it is ------------------------------------------------------------------------------------------------
+# --- readiness -----------------------------------------------------------------------------------------------------
 
 
 def ready(web: Web) -> tuple[int, dict[str, Any]]:
@@ -250,7 +168,7 @@ def test_ready_says_whether_answers_are_fresh() -> None:
         empty = becomes(asking.web, 503, "empty")
         assert empty["seconds_since_last_block"] is None and empty["lag_blocks"] is None
         assert "no block" in empty["reason"]
-        feeder.feed(STORY[:2])
+        feeder.feed(CHAIN[:2])
         until(lambda: ready(asking.web)[1]["seconds_since_last_block"] is not None, why="it has not heard of the block")
         found = becomes(asking.web, 200, "ready")
         assert 0 <= found["seconds_since_last_block"] < PATIENCE_S and found["lag_blocks"] is None
@@ -260,7 +178,7 @@ def test_ready_says_whether_answers_are_fresh() -> None:
         feeder.hello(network_tip={"height": 13})
         assert becomes(asking.web, 503, "behind")["lag_blocks"] == 11
         assert asking.get("/api/v1/status")["chain"]["lag_blocks"] == 11
-        feeder.feed(STORY[2:])
+        feeder.feed(CHAIN[2:])
         assert becomes(asking.web, 200, "ready")["lag_blocks"] == 10
         assert asking.get("/health/live")["status"] == "live"
 
@@ -269,15 +187,15 @@ def test_a_worker_answers_without_its_daemon_and_says_so() -> None:
     with short_folder() as folder, home(folder, http={"listen": f"unix:{folder}/http", "workers": 0}) as daemon:
         daemon.start()
         with daemon.client() as feeder:
-            feeder.feed(STORY)
-        with serving(daemon), Web(folder / "http") as web:
+            feeder.feed(CHAIN)
+        with serve_alone(daemon), Web(folder / "http") as web:
             becomes(web, 200, "ready")
             daemon.kill()
             found = becomes(web, 503, "daemon_away")
             assert found["seconds_since_last_block"] is not None
             live = web.ask("/health/live")
             assert (live.status_code, live.json()["status"]) == (200, "live")
-            assert web.get("/api/v1/tip") == point(STORY[-1])
+            assert web.get("/api/v1/tip") == point(CHAIN[-1])
             daemon.start()
             becomes(web, 200, "ready")
 
@@ -289,10 +207,10 @@ def test_serve_alone_with_two_workers() -> None:
     with short_folder() as folder, home(folder, http={"listen": f"unix:{folder}/http", "workers": 0}) as daemon:
         daemon.start()
         with daemon.client() as feeder:
-            feeder.feed(STORY)
+            feeder.feed(CHAIN)
         assert daemon.term() == 0
-        with serving(daemon, "--workers", "2") as process, Web(folder / "http") as web:
-            assert web.get("/api/v1/tip") == point(STORY[-1])
+        with serve_alone(daemon, "--workers", "2") as process, Web(folder / "http") as web:
+            assert web.get("/api/v1/tip") == point(CHAIN[-1])
             until(lambda: len(children(process.pid)) == 2, why="there are not two workers")
             pids = children(process.pid)
             process.terminate()
@@ -304,24 +222,9 @@ def test_serve_without_a_store_says_what_is_wrong(tmp_path: Path) -> None:
     port = free_port()
     write_config(tmp_path, {"http": http(port)})
     daemon = Daemon(tmp_path, {})
-    with serving(daemon):
+    with serve_alone(daemon):
         until(lambda: "there is no store here" in (tmp_path / "serve.log").read_text(), why="it does not say")
         until(lambda: "http_worker_ended" in (tmp_path / "serve.log").read_text(), why="it does not say")
-
-
-def test_a_worker_that_is_killed_comes_back(tmp_path: Path) -> None:
-    port = free_port()
-    with running(tmp_path, http=http(port)) as daemon, Web(port) as web:
-        assert web.ask("/health/live").status_code == 200
-        [worker] = children(daemon.process.pid)
-        os.kill(worker, signal.SIGKILL)
-        until(lambda: gone(worker), why="it lives")
-        with daemon.client() as client:
-            assert client.ask(STORY[0])["status"] == "applied"
-        assert web.get("/api/v1/tip") == point(STORY[0])
-        assert children(daemon.process.pid) - {worker}
-        [line] = [line for line in daemon.log_lines() if line["event"] == "http_worker_ended"]
-        assert (line["worker"], line["code"], line["level"]) == (0, -signal.SIGKILL, "error")
 
 
 def test_two_workers_share_the_work(tmp_path: Path) -> None:
@@ -375,16 +278,16 @@ def test_a_killed_daemon_takes_its_workers_along_and_the_next_serves_at_once(tmp
         for height in range(2):
             daemon.start()
             with daemon.client() as client:
-                client.feed(STORY[height : height + 1])
+                client.feed(CHAIN[height : height + 1])
             with Web(port) as web:
-                assert web.get("/api/v1/tip") == point(STORY[height])
+                assert web.get("/api/v1/tip") == point(CHAIN[height])
             workers = children(daemon.process.pid)
             daemon.kill()
             until(lambda workers=workers: gone(*workers), why="a worker outlives its daemon", within_s=2)  # type: ignore[misc]
         assert "http_listen_failed" not in daemon.events()
 
 
-@pytest.mark.parametrize("after_s", [0, 0.05, 0.15, 0.3])
+@pytest.mark.parametrize("after_s", [0, 0.15])
 def test_a_daemon_that_is_killed_early_leaves_no_worker_behind(tmp_path: Path, after_s: float) -> None:
     """The worker may not have come to the line by which it leaves with its parent."""
     with home(tmp_path, http=http(free_port())) as daemon:

@@ -16,8 +16,7 @@ import pytest
 from chains import at, back_to, block, feed, open_chain, output, tx
 from daemons import PATIENCE_S, ROOT, environment, log_lines, reason, running, utxod
 from patience import until
-from questions import short_folder
-from test_http_service import serving
+from questions import serve_alone, short_folder
 
 from config.load import DEFAULT_FILE
 from daemon import VERSION
@@ -74,7 +73,7 @@ def test_the_first_line_says_who_and_where(folder: Path) -> None:
             "pid": daemon.process.pid,
         }
         assert first == said
-        with serving(daemon) as alone:
+        with serve_alone(daemon) as alone:
             until(lambda: "http_listen_failed" in (folder / "serve.log").read_text(), why="it has logged nothing")
         assert first_line((folder / "serve.log").read_text()) == said | {"pid": alone.pid}
 
