@@ -177,7 +177,7 @@ class Chain(Durable):
             batch.done = self.history.apply(txn, batch.blocks, deep=batch.deep) if batch.blocks else []
             batch.reused.update(txid for done in batch.done for txid in done.reused)
             self.history.state.persisted = persisted_height
-            if self.tx_blocks and not (self.tx_blocks.idle and batch.ordinary and not batch.touched | batch.reused):
+            if self.tx_blocks and not (self.tx_blocks.idle and batch.ordinary and not (batch.touched or batch.reused)):
                 self.history.save(txn)  # steps on records read what is written
                 self.tx_blocks.chain.resolve(txn, batch.touched)
             self._take_steps(txn, batch)

@@ -34,41 +34,39 @@ def spend(
     """
     if height <= 0:
         raise TxFault("PROCESSING", "nothing can be spent at height 0")
-    parents, refused = dict[bytes, Held | None](), dict[bytes, Fault | None]()
-    faults, taken, slots = dict[int, Fault](), dict[OutPoint, int](), dict[int, Slot]()
-    claims = [claim(txid, n) for n in range(len(outpoints))]
+    parents: dict[bytes, Held] = {}
+    refused: dict[bytes, Fault] = {}  # parents of which no output can be spent
+    faults: dict[int, Fault] = {}
+    numbers: dict[OutPoint, int] = {}  # of the inputs that can be spent
+    claims: list[tuple[Held, int, bytes, Slot]] = []
     for n, outpoint in enumerate(outpoints):
         parent, index = outpoint
-        if parent not in parents:
-            parents[parent] = held = view.get(parent)
-            refused[parent] = (
-                None
-                if held is None
-                else spending.record_fault(
-                    held.record, height, ignore_locked=ignore_locked, ignore_conflicting=ignore_conflicting
-                )
-            )
-        if (held := parents[parent]) is None:
-            faults[n] = Fault("CREATING") if parent in view.transactions.on_their_way else UNKNOWN
-            continue
-        fault = refused[parent]
+        if (held := parents.get(parent)) is None:
+            if (held := view.get(parent)) is None:
+                faults[n] = Fault("CREATING") if parent in view.transactions.on_their_way else UNKNOWN
+                continue
+            parents[parent] = held
+            if fault := spending.record_fault(held.record, height, ignore_locked, ignore_conflicting):
+                refused[parent] = fault
+        fault = refused.get(parent) if refused else None
         if fault is None:
-            slots[n] = page, _, slot, row = view.slot(held, index)
-            fault = spending.slot_fault(page, slot, row, claims[n], height, wanted.get(n) if wanted else None)
-        if fault is None and (first := taken.setdefault(outpoint, n)) != n:
+            page, _, slot, row = found = view.slot(held, index)
+            by = claim(txid, n)
+            claims.append((held, index, by, found))
+            fault = spending.slot_fault(page, slot, row, by, height, wanted.get(n) if wanted else None)
+        if fault is None and (first := numbers.setdefault(outpoint, n)) != n:
             fault = Fault("SPENT", (txid, first))
         if fault is not None:
             faults[n] = fault
-    if UNKNOWN in faults.values() and not is_new and view.get(txid) is not None:
+    if faults and not is_new and view.get(txid) is not None:
         faults = {n: fault for n, fault in faults.items() if fault != UNKNOWN}  # pruned, and the spender accepted
     if faults:
         what = ", ".join(f"{show(outpoints[n])} {fault.code}" for n, fault in list(faults.items())[:10])
         raise TxFault("UTXO_ERROR", f"transaction {txid.hex()} can't spend {what}", inputs=faults, outpoints=outpoints)
     if only_check:
         return
-    for n, (parent, index) in enumerate(outpoints):
-        if (held := parents[parent]) is not None:
-            view.claim(held, index, claims[n], slots.get(n))
+    for held, index, by, found in claims:
+        view.claim(held, index, by, found)
     for parent, held in parents.items():
-        if held is not None and held.chain_tx is None:
+        if held.chain_tx is None:
             view.settle(parent, held.record, height)

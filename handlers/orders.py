@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from hashlib import blake2b
+
+from msgspec import Struct
 
 from handlers import conflicts, states
 from handlers.causes import Decided, InBlock, Withdrawn
@@ -24,7 +26,7 @@ from handlers.events import (
     TxWithdrawn,
     WinnersDecided,
 )
-from handlers.eviction import Evictor, PendingFull
+from handlers.eviction import PendingFull
 from handlers.refusal import Refusal
 from handlers.spending import Mined, TxFault
 from handlers.submission import submit
@@ -37,20 +39,20 @@ MESSAGES = TxMessage.__args__
 _RETRYABLE = {"CREATING", "LOCKED", "STORAGE_ERROR", "FROZEN_UNTIL", "COINBASE_IMMATURE", "PENDING_FULL"}
 
 
-class Order:
+class Order(Struct, eq=False):
     """One message about transactions, to be carried out with the commit that it waits for."""
 
-    def __init__(self, event: TxMessage) -> None:
-        self.event = event
-        self.status: AckStatus = "accepted"
-        self.refused: Refusal | None = None
-        self.evicted = 0
+    event: TxMessage
+    tx_blocks: TxBlocks
+    status: AckStatus = "accepted"
+    refused: Refusal | None = None
+    evicted: int = 0
 
-    def touched(self) -> Iterable[bytes]:
+    def touched(self) -> list[bytes]:
         """Return the transactions that may get a record, or a claim on an output."""
         match self.event:
             case TxSubmitted(tx=tx):
-                return [tx.txid, *(txid for txid, _ in tx.inputs)]
+                return [tx.txid, *[txid for txid, _ in tx.inputs]]
             case OutputsFrozen(outpoints=outpoints) | OutputsUnfrozen(outpoints=outpoints):
                 return [txid for txid, _ in outpoints]
             case OutputReassigned(outpoint=outpoint):
@@ -58,28 +60,25 @@ class Order:
             case event:
                 return event.txids
 
-    def claimed(self) -> Iterable[OutPoint]:
+    def claimed(self) -> Sequence[OutPoint]:
         """Return the outputs that it may claim."""
         return self.event.tx.inputs if isinstance(self.event, TxSubmitted) else ()
 
-    def carry_out(self, view: TxView, tx_blocks: TxBlocks) -> None:
+    def carry_out(self, view: TxView) -> None:
         """Do what the message says, or find why not."""
-        self.refused = None
+        event, evictor, self.refused = self.event, self.tx_blocks.evictor, None
         try:
-            if isinstance(self.event, TxSubmitted):  # checks before it writes, so it needs no transaction inside
-                self._make_room(view, tx_blocks.evictor, self.event)
-                self.status = submit(view, tx_blocks, self.event)
+            if isinstance(event, TxSubmitted):  # checks before it writes, so it needs no transaction inside
+                self.evicted, fits = evictor.make_room(view, event)
+                if not fits:
+                    raise evictor.refusal(view, self.evicted)
+                self.status = submit(view, self.tx_blocks, event)
             else:
-                _all_or_nothing(view, tx_blocks, self.event)
+                _all_or_nothing(view, self.tx_blocks, event)
         except TxFault as fault:
             self.refused = refusal(fault)
-        if tx_blocks.evictor.under_way:
-            tx_blocks.evictor.look_again(None if isinstance(self.event, OperatorMessage) else self.touched())
-
-    def _make_room(self, view: TxView, evictor: Evictor, event: TxSubmitted) -> None:
-        self.evicted, fits = evictor.make_room(view, event)
-        if not fits:
-            raise evictor.refusal(view, self.evicted)
+        if evictor.under_way:
+            evictor.look_again(None if isinstance(event, OperatorMessage) else self.touched())
 
 
 def refusal(fault: TxFault) -> Refusal:

@@ -29,10 +29,10 @@ class Pace:
     def add(self, event: BlockApplied | TxMessage, size: int) -> None:
         """Count a message of `size` bytes that waits from now on."""
         match event:
-            case BlockApplied():
-                self._guess_s += size * _BYTE_S
             case TxSubmitted(tx=tx):
                 self._guess_s += (1 + len(tx.inputs) + len(tx.outputs)) * _STEP_S
+            case BlockApplied():
+                self._guess_s += size * _BYTE_S
             case _:
                 self._guess_s += size / _NAME_BYTES * _STEP_S
 

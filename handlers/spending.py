@@ -83,7 +83,7 @@ class TxFault(Exception):
 # --- spending ----------------------------------------------------------------------------------------------------
 
 
-def record_fault(record: Record, height: int, *, ignore_locked: bool, ignore_conflicting: bool) -> Fault | None:
+def record_fault(record: Record, height: int, ignore_locked: bool, ignore_conflicting: bool) -> Fault | None:
     """Return why nothing of this transaction may be spent at a height."""
     if record.creating:
         return Fault("CREATING")

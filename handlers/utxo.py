@@ -197,8 +197,8 @@ class Turns:
             if large(tx_blocks.transactions.rules, event.tx):
                 return [self._admit_large(delivery, event, event.tx.txid)]
         self.pace.add(event, len(delivery.raw))
-        order = Order(event)
-        self.chain.step(lambda view: order.carry_out(view, tx_blocks), order.touched(), order.claimed())
+        order = Order(event, tx_blocks)
+        self.chain.step(order.carry_out, order.touched(), order.claimed())
         return order
 
     def _admit_large(self, delivery: Delivery, event: TxSubmitted | Outline, txid: bytes) -> Large:

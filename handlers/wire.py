@@ -77,8 +77,8 @@ def decode(raw: bytes | bytearray, encoding: Encoding) -> Inbound:
             kind = _kind(_envelope(raw, encoding), encoding)
             raise Refused("unknown_type", spelling.unknown_type(kind)) from error
         raise refused(error, str(error), partial(peek, raw, encoding)) from error
-    if type(message).__name__ != peek(raw, encoding):  # what was let in is what is carried out
-        raise Refused("malformed", "a message has one `type` - at `$.type`")
+    if not raw.startswith(_HEADS[kind := type(message).__name__], 1) and kind != peek(raw, encoding):
+        raise Refused("malformed", "a message has one `type` - at `$.type`")  # another one was let in
     check_lengths(message)
     return message
 
@@ -134,12 +134,12 @@ def check_lengths(message: Inbound) -> None:
         Refused: they have not.
     """
     match message:
-        case BlockApplied(txs=txs):
-            for n, tx in enumerate(txs):
-                _check_each(tx, tx.previous, f"$.txs[{n}].previous")
         case TxSubmitted(tx=tx):
             _check_each(tx, tx.previous, "$.tx.previous")
             _check_each(tx, message.input_hashes, "$.input_hashes")
+        case BlockApplied(txs=txs):
+            for n, tx in enumerate(txs):
+                _check_each(tx, tx.previous, f"$.txs[{n}].previous")
 
 
 def _check_each(tx: Tx, entries: Sequence[object] | None, place: str) -> None:
@@ -289,12 +289,11 @@ def _fields(readers: dict[str, _Reader]) -> _Reader:
 
 
 def _readers() -> dict[str, _Reader]:
-    union = inspect.type_info(Inbound)
-    assert isinstance(union, inspect.UnionType)
-    kinds = [kind for kind in union.types if isinstance(kind, inspect.StructType)]
+    kinds = [kind for kind in map(inspect.type_info, Inbound.__args__) if isinstance(kind, inspect.StructType)]
     return {str(kind.tag): reader for kind in kinds if (reader := _reader(kind))}
 
 
 _READERS = _readers()
 _OUTPUTS = _each([_reader(inspect.type_info(Output))], repeated=True)
 MESSAGES = frozenset(str(kind.__struct_config__.tag) for kind in Inbound.__args__)
+_HEADS = {kind: _encode_frame("type") + _encode_frame(kind) for kind in MESSAGES}  # of frames with the type in front

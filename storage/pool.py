@@ -20,7 +20,7 @@ from storage.ghost_layout import TABLES as GHOST_TABLES
 from storage.ghosts import Ghosts
 from storage.pending import TABLE as PENDING
 from storage.pending import PendingStore
-from storage.pool_layout import BODY, HASH, LOCK, Lock, OutPoint, Packs, Record, claim_key, outpoints
+from storage.pool_layout import BODY, HASH, INDEXED, LOCK, Lock, OutPoint, Packs, Record, claim_key, outpoints
 from storage.reassigned import TABLE as REASSIGNED
 from storage.reassigned import ReassignedStore
 from storage.rows import unpack
@@ -45,7 +45,7 @@ class Pool:
     @property
     def indexes(self) -> tuple[tuple[Db, str], ...]:
         """Return each index by height, and the field of the record that it follows."""
-        return ((self.delete_at, "delete_at"), (self.unmined, "unmined_since"), (self.preserved, "preserve_until"))
+        return tuple(zip((self.delete_at, self.unmined, self.preserved), INDEXED, strict=True))
 
     # --- being switched off and on -------------------------------------------------------------------------------
 

@@ -19,27 +19,25 @@ def move(pool: Pool, txn: Txn, moved: list[Moved]) -> None:
         Damaged: one did not stand there.
     """
     for n, (db, name) in enumerate(pool.indexes):
-        places = [(txid, was[n], now[n]) for txid, was, now in moved if was[n] != now[n]]
-        for height, txid in sorted((was, txid) for txid, was, _ in places if was is not None):
+        leaving = [(height, txid) for txid, was, now in moved if (height := was[n]) is not None and height != now[n]]
+        joining = [(height, txid) for txid, was, now in moved if (height := now[n]) is not None and height != was[n]]
+        for height, txid in sorted(leaving):
             if not txn.delete(keys.u32(height), txid, db):
                 raise Damaged(f"transaction {txid.hex()} is not in the index of its {name}, {height}")
-        if joining := sorted((keys.u32(now), txid) for txid, _, now in places if now is not None):
-            txn.cursor(db).putmulti(joining)
-    _count(pool, txn, [each for each in moved if each[1].submission != each[2].submission])
+        if joining:
+            txn.cursor(db).putmulti([(keys.u32(height), txid) for height, txid in sorted(joining)])
+    _count(pool, txn, moved)
 
 
 def _count(pool: Pool, txn: Txn, moved: list[Moved]) -> None:
     """Keep the order and the totals of submissions in step."""
-    if not moved:
+    numbers = [(txid, was[3:], now[3:]) for txid, was, now in moved if was[3] != now[3]]
+    gone = {number: (txid, weight) for txid, (number, weight), _ in numbers if number is not None}
+    new = [(number, txid, weight) for txid, _, (number, weight) in numbers if number is not None]
+    if not numbers:
         return
     pending = pool.pending
-    gone = {was.submission: txid for txid, was, _ in moved if was.submission is not None}
-    new = [(now.submission, txid) for txid, _, now in moved if now.submission is not None]
-    for number in pending.change(txn, sorted(gone), new):
-        raise Damaged(f"the submission {gone[number].hex()} is not in the order of submissions at {number}")
-    weights = [
-        (now.weight if now.submission is not None else 0) - (was.weight if was.submission is not None else 0)
-        for _, was, now in moved
-    ]
-    before = pending.totals(txn)
-    pending.put_totals(txn, Totals(before.count + len(new) - len(gone), before.size + sum(weights)))
+    for number in pending.change(txn, sorted(gone), [(number, txid) for number, txid, _ in new]):
+        raise Damaged(f"the submission {gone[number][0].hex()} is not in the order of submissions at {number}")
+    before, size = pending.totals(txn), sum(weight for *_, weight in new) - sum(weight for _, weight in gone.values())
+    pending.put_totals(txn, Totals(before.count + len(new) - len(gone), before.size + size))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
+from operator import attrgetter
 from struct import Struct as Packed
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -26,19 +26,6 @@ _NO_HASH = blake2b(digest_size=HASH)
 
 OutPoint = tuple[bytes, int]
 Place = tuple[bytes, int, int]  # a transaction, a page of it, and a slot there
-
-
-class Indexed(NamedTuple):
-    """What the indexes have of a record."""
-
-    delete_at: int | None = None
-    unmined_since: int | None = None
-    preserve_until: int | None = None
-    submission: int | None = None
-    weight: int = 0
-
-
-NOWHERE = Indexed()
 
 
 class Page(Struct, array_like=True):
@@ -115,11 +102,6 @@ class Record(Page, array_like=True):
         return bool(self.block_ids) and self.unmined_since is None
 
     @property
-    def indexed(self) -> Indexed:
-        """Return what the indexes have of it."""
-        return Indexed(self.delete_at, self.unmined_since, self.preserve_until, self.submission, self.weight)
-
-    @property
     def inline(self) -> bool:
         """Return whether the names of its outputs are in the record."""
         return self.pages == 0 and self.total <= INLINE
@@ -127,6 +109,12 @@ class Record(Page, array_like=True):
     def place(self, index: int) -> tuple[int, int]:
         """Return the page and the slot of an output."""
         return divmod(index, self.page_size)
+
+
+INDEXED = "delete_at", "unmined_since", "preserve_until"  # the fields of a record by which there is an index
+Indexed = tuple[int | None, int | None, int | None, int | None, int]  # what indexes have of one: these, number, weight
+indexed: Callable[[Record], Indexed] = attrgetter(*INDEXED, "submission", "weight")
+NOWHERE: Indexed = None, None, None, None, 0
 
 
 class Body(Struct, array_like=True, frozen=True):

@@ -28,14 +28,13 @@ from storage.pool_layout import (
     Page,
     Record,
     claim_key,
+    indexed,
     outpoints,
     pack_outpoints,
 )
 from storage.rows import pack, unpack
 
 _MOST = 50_000  # records that are kept in memory after they are written
-
-Claims = dict[int, bytes | None]  # of a page, by slot; None is no claim
 
 
 class PoolRows:
@@ -53,11 +52,10 @@ class PoolRows:
         self._pages: dict[bytes, dict[int, Page | None]] = {}  # further ones
         self._changed_pages: set[tuple[bytes, int]] = set()
         self._others: dict[bytes, dict[bytes, bytes | None]] = {}  # names, what is long and locks: by the key's rest
-        self._claims: dict[tuple[bytes, int], Claims] = {}
-        self._whole: set[tuple[bytes, int]] = set()  # pages of which all claims were read
-        self._changed_claims: dict[bytes, bytes | None] = {}  # by their keys
+        self._claims: dict[bytes, bytes | None] = {}  # by their keys; None is no claim
+        self._changed_claims: set[bytes] = set()  # the keys of those that are not written
         self._totals: Totals | None = None  # as they are stored
-        self._new = Totals(0, 0)  # submissions that are not written yet
+        self._new_count = self._new_size = 0  # of submissions that are not written yet
         self._recount = False  # others may have ended meanwhile
         self._next_number: int | None = None
 
@@ -69,30 +67,26 @@ class PoolRows:
         found = self.pool.records(self.txn, wanted)
         for txid in wanted:
             self._take_in(txid, found.get(txid))
-        places = {
-            claim_key(txid, 0, index): (txid, index)
-            for txid, index in outputs
-            if (txid, 0) not in self._whole and index not in self._claims.get((txid, 0), ())
-        }
-        claims = dict(self.txn.cursor(self.pool.claim).getmulti(sorted(places)))
-        for key, (txid, index) in places.items():
-            self._claims.setdefault((txid, 0), {})[index] = claims.get(key)
+        wanted_claims = sorted({claim_key(txid, 0, index) for txid, index in outputs}.difference(self._claims))
+        self._claims.update(dict.fromkeys(wanted_claims))
+        self._claims.update(self.txn.cursor(self.pool.claim).getmulti(wanted_claims))
 
     def _take_in(self, txid: bytes, record: Record | None) -> Record | None:
         if len(self._records) > _MOST and not self._changed:
             self._records, self._indexed = {}, {}
         self._records[txid] = record
         if record is not None:
-            self._indexed[txid] = record.indexed
+            self._indexed[txid] = indexed(record)
         return record
 
     # --- records and pages ---------------------------------------------------------------------------------------
 
     def record(self, txid: bytes) -> Record | None:
         """Return a record that has a row."""
-        if txid in self._records:
+        try:
             return self._records[txid]
-        return self._take_in(txid, self.pool.record(self.txn, txid))
+        except KeyError:
+            return self._take_in(txid, self.pool.record(self.txn, txid))
 
     def put(self, txid: bytes, record: Record) -> None:
         """Change a record, or add one."""
@@ -100,7 +94,7 @@ class PoolRows:
         self._records[txid] = record
         self._changed.add(txid)
         if record.unmined_since is None:
-            self._recount |= self._is_new(txid) or self._indexed.get(txid, NOWHERE).submission is not None
+            self._recount |= self._is_new(txid) or self._indexed.get(txid, NOWHERE)[3] is not None
 
     def add(self, txid: bytes, record: Record) -> None:
         """Add a record of a transaction of which the table has nothing."""
@@ -108,7 +102,8 @@ class PoolRows:
         self._indexed[txid] = NOWHERE
         self._changed.add(txid)
         if record.submission is not None:
-            self._new = Totals(self._new.count + 1, self._new.size + record.weight)
+            self._new_count += 1
+            self._new_size += record.weight
 
     def page(self, txid: bytes, number: int) -> Page | None:
         """Return a page; number 0 is the record."""
@@ -223,38 +218,32 @@ class PoolRows:
 
     def claim(self, txid: bytes, page: int, slot: int) -> bytes | None:
         """Return who spends the output in a slot, or that it is frozen."""
-        claims = self._claims.get((txid, page))
-        if claims is None:
-            claims = self._claims[txid, page] = {}
-        if slot in claims:
-            return claims[slot]
-        if self._is_new(txid) or (txid, page) in self._whole:
+        key = claim_key(txid, page, slot)
+        if key in self._claims:
+            return self._claims[key]
+        if self._is_new(txid):
             return None
-        claims[slot] = self.txn.get(claim_key(txid, page, slot), db=self.pool.claim)
-        return claims[slot]
+        by = self._claims[key] = self.txn.get(key, db=self.pool.claim)
+        return by
 
     def _is_new(self, txid: bytes) -> bool:
         return self._indexed.get(txid) is NOWHERE
 
     def claims(self, txid: bytes, page: int) -> dict[int, bytes]:
-        """Return all claims on outputs of a page, in order."""
-        known = self._claims.setdefault((txid, page), {})
-        if (txid, page) not in self._whole and not self._is_new(txid):
-            cursor, front = self.txn.cursor(self.pool.claim), txid + keys.u32(page)
-            there = cursor.set_range(front)
-            while there and (key := cursor.key()).startswith(front):
-                known.setdefault(keys.number(key[-4:]), cursor.value())
-                there = cursor.next()
-            self._whole.add((txid, page))
-        return {slot: by for slot, by in sorted(known.items()) if by is not None}
+        """Return all claims on outputs of a page, in order; those that are not written yet are written first."""
+        self._flush_claims()
+        cursor, front, found = self.txn.cursor(self.pool.claim), txid + keys.u32(page), dict[int, bytes]()
+        there = cursor.set_range(front)
+        while there and (key := cursor.key()).startswith(front):
+            found[keys.number(key[-4:])] = cursor.value()
+            there = cursor.next()
+        return found
 
     def put_claim(self, txid: bytes, page: int, slot: int, by: bytes | None) -> None:
         """Change a claim, or remove it."""
-        claims = self._claims.get((txid, page))
-        if claims is None:
-            claims = self._claims[txid, page] = {}
-        claims[slot] = by
-        self._changed_claims[claim_key(txid, page, slot)] = by
+        key = claim_key(txid, page, slot)
+        self._claims[key] = by
+        self._changed_claims.add(key)
 
     # --- submissions ---------------------------------------------------------------------------------------------
 
@@ -265,7 +254,7 @@ class PoolRows:
             self.flush()
         if self._totals is None:
             self._totals = self.pool.pending.totals(self.txn)
-        return Totals(self._totals.count + self._new.count, self._totals.size + self._new.size)
+        return Totals(self._totals.count + self._new_count, self._totals.size + self._new_size)
 
     def next_number(self) -> int:
         """Return the number of the next submission."""
@@ -308,26 +297,24 @@ class PoolRows:
         self._changed.discard(txid)
 
     def _forget_page(self, txid: bytes, number: int) -> None:
-        """Forget what is in memory of a page, and the claims on it."""
+        """Forget what is in memory of a page."""
         self._pages.get(txid, {}).pop(number, None)
         self._changed_pages.discard((txid, number))
-        for slot in self._claims.pop((txid, number), ()):
-            self._changed_claims.pop(claim_key(txid, number, slot), None)
-        self._whole.discard((txid, number))
 
     def _delete(self, front: bytes) -> None:
         """Delete the rows and the claims whose keys begin so."""
+        self._flush_claims()
         for db in (self.pool.tx, self.pool.claim):
             cursor = self.txn.cursor(db)
-            while cursor.set_range(front) and cursor.key().startswith(front):
+            while cursor.set_range(front) and (key := cursor.key()).startswith(front):
+                self._claims.pop(key, None)
                 cursor.delete()
 
     # --- writing -------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Write what was changed in key order, and keep indexes and totals in step."""
-        if self._changed_claims:
-            self._flush_claims()
+        self._flush_claims()
         if not (self._changed or self._changed_pages or self._others):
             return
         rows, moved = list[tuple[bytes, bytes]](), list[tuple[bytes, Indexed, Indexed]]()
@@ -337,7 +324,7 @@ class PoolRows:
             if record.unmined_since is None:
                 record.submission = None
             rows.append((txid, pack(record)))
-            was, now = self._indexed.get(txid, NOWHERE), record.indexed
+            was, now = self._indexed.get(txid, NOWHERE), indexed(record)
             if was != now:
                 moved.append((txid, was, now))
             self._indexed[txid] = now
@@ -355,13 +342,16 @@ class PoolRows:
         self.txn.cursor(self.pool.tx).putmulti(rows)
         move(self.pool, self.txn, moved)
         self._changed, self._changed_pages, self._others = set(), set(), {}
-        self._new, self._recount, self._totals = Totals(0, 0), False, None
+        self._new_count = self._new_size = 0
+        self._recount, self._totals = False, None
         if len(self._records) > _MOST:
             self.forget()
 
     def _flush_claims(self) -> None:
-        claims = [(key, by) for key, by in self._changed_claims.items() if by is not None]
-        for key in sorted(key for key, by in self._changed_claims.items() if by is None):
+        if not self._changed_claims:
+            return
+        rows = [(key, by) for key in sorted(self._changed_claims) if (by := self._claims[key]) is not None]
+        for key in sorted(key for key in self._changed_claims if self._claims[key] is None):
             self.txn.delete(key, db=self.pool.claim)
-        self.txn.cursor(self.pool.claim).putmulti(sorted(claims))
-        self._changed_claims = {}
+        self.txn.cursor(self.pool.claim).putmulti(rows)
+        self._changed_claims.clear()

@@ -146,7 +146,8 @@ class TxSubmitted(Message, frozen=True, kw_only=True):
     @property
     def wanted(self) -> dict[int, bytes]:
         """Return the hashes that are given, by the numbers of their inputs."""
-        return {n: name for n, name in enumerate(self.input_hashes or []) if name is not None}
+        hashes = self.input_hashes
+        return {n: name for n, name in enumerate(hashes) if name is not None} if hashes else {}
 
 
 class TxWithdrawn(Message, frozen=True, kw_only=True):
