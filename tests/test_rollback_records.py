@@ -1,42 +1,28 @@
-"""Rollbacks and blocks that contradict what was submitted, over the socket: nothing ends the daemon, the chain wins."""
+"""Rollbacks, and blocks that contradict what was submitted: each is carried out, and the chain decides."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from time import monotonic, sleep
-
+import local_daemon
 import pytest
-from daemons import PATIENCE_S, Client, Daemon, Message, running, statuses
-from patience import until
+from daemons import Message, statuses
+from local_daemon import LocalClient, LocalDaemon
 from scenarios import at, back_to, block, digest, output, tx
-from test_transactions_wire import by, coins, done, mined, on_outputs, record, refused, said, state, submit
+from tx_messages import (
+    by,
+    coins,
+    done,
+    mined,
+    on_outputs,
+    refused,
+    said,
+    spending,
+    state,
+    submit,
+)
 
-from config.load import load
-from daemon.inspect import Verified, copy_place, verify
+pytestmark = pytest.mark.configured(transactions={"batch_size": 2})
 
-HEIR = tx("heir", output("heir"), spends=[at("p")])
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    """Give a daemon whose store is sound at the end, its records too."""
-    with running(tmp_path) as daemon:
-        yield daemon
-        sound(daemon)
-
-
-def sound(daemon: Daemon) -> None:
-    """Walk the store beside its daemon, as `utxod verify` does."""
-    assert daemon.alive(), daemon.tail()
-    config = load(daemon.config, {})
-    assert verify(config, copy_place(config, None)) == Verified([], [], [])
-
-
-@pytest.fixture
-def client(daemon: Daemon) -> Iterator[Client]:
-    with daemon.client() as client:
-        yield client
+local, client, listener = local_daemon.local, local_daemon.client, local_daemon.listener
 
 
 def failed(made: Message, *collateral: list[object], back: bool = False) -> Message:
@@ -45,75 +31,71 @@ def failed(made: Message, *collateral: list[object], back: bool = False) -> Mess
     return made | {"valid": False, "collateral": list(collateral)} | given
 
 
-def back_and_forth(daemon: Daemon, *blocks: Message) -> None:
-    """Apply blocks and take them back to the first, in every number of steps."""
-    first, *others = blocks
-    with daemon.client() as client:
-        for steps in range(1, len(others) + 1):
-            assert set(statuses(client.feed(blocks))) <= {"applied", "duplicate"}
-            done(client, *(back_to(place) for place in blocks[steps - 1 :: -1]))
-            assert client.hello()["tip"]["height"] == first["height"]
-            sound(daemon)
+def back_and_forth(local: LocalDaemon, *blocks: Message) -> None:
+    """Apply blocks and roll them back to the first, in every number of steps."""
+    client = local.client()
+    for steps in range(1, len(blocks)):
+        assert set(statuses(client.feed(blocks))) <= {"applied", "duplicate"}
+        done(client, *(back_to(place) for place in blocks[steps - 1 :: -1]))
+        assert local.chain.height == blocks[0]["height"]
+        local.assert_sound()
 
 
-def repairs(daemon: Daemon) -> list[tuple[str, str]]:
-    return [(line["txid"], line["reason"]) for line in daemon.log_lines() if line["event"] == "record_repaired"]
+def repairs(local: LocalDaemon) -> list[tuple[str, str]]:
+    return [(line["txid"], line["reason"]) for line in local.logged("record_repaired")]
 
 
 # --- a rollback is always carried out --------------------------------------------------------------------------------
 
 
-def test_collateral_of_a_reused_txid_is_released(daemon: Daemon) -> None:
+def test_collateral_of_a_reused_txid_is_released(local: LocalDaemon, client: LocalClient) -> None:
     """The record knows the first transaction of the id; the collateral is an output of the second."""
     one = block(None, *coins("p"), tx("x", output("a")))
     two = block(one, tx("x", *[output("b")] * 3))
     three = block(two, failed(tx("f", output("z"), spends=[at("p")]), at("x", 2)))
-    with daemon.client() as client:
-        done(client, submit(tx("x", output("a"), raw=b"raw")))
-    back_and_forth(daemon, one, two, three)
-    daemon.restart()
-    back_and_forth(daemon, one, two, three)
-    with daemon.client() as client:
-        assert state(client, at("x"), at("x", 2)) == ["free", "UTXO_NOT_FOUND"]
+    done(client, submit(tx("x", output("a"), raw=b"raw")))
+    back_and_forth(local, one, two, three)
+    local.restart()
+    back_and_forth(local, one, two, three)
+    assert state(client, at("x"), at("x", 2)) == ["free", "UTXO_NOT_FOUND"]
 
 
-def test_collateral_that_a_submission_did_not_have_is_released(daemon: Daemon) -> None:
+def test_collateral_that_a_submission_did_not_have_is_released(local: LocalDaemon, client: LocalClient) -> None:
     one = block(None, *coins("p"), tx("x", output("a"), output("b")))
     two = block(one, failed(tx("f", output("z"), spends=[at("p")]), at("x", 1)))
-    with daemon.client() as client:
-        done(client, submit(tx("x", output("a"))))
-    back_and_forth(daemon, one, two)
+    done(client, submit(tx("x", output("a"))))
+    back_and_forth(local, one, two)
 
 
 @pytest.mark.parametrize("submitted", [False, True])
-def test_a_collateral_return_that_nobody_can_spend_has_no_slot(daemon: Daemon, client: Client, submitted: bool) -> None:
+def test_an_unspendable_collateral_return_has_no_slot(local: LocalDaemon, client: LocalClient, submitted: bool) -> None:
     one = block(None, *coins("p", "q"))
     f = tx("f", output("z"), spends=[at("p")])
     two = block(one, failed(f, at("q")) | {"collateral_return": output("back", spendable=False)})
     done(client, one, *([submit(f)] if submitted else []), two)
     assert state(client, at("f", 1)) == ["CONFLICTING" if submitted else "UTXO_NOT_FOUND"]
-    kept = record(daemon, "f")
+    kept = local.record("f")
     assert (kept and (kept.total, kept.recorded)) == ((1, 1) if submitted else None)
-    sound(daemon)
+    local.assert_sound()
     done(client, back_to(one))
-    assert record(daemon, "f") == kept
+    assert local.record("f") == kept
     assert state(client, at("q")) == ["free"]
 
 
 @pytest.mark.parametrize("submitted", [False, True])
-def test_a_collateral_return_that_is_collateral_is_released(daemon: Daemon, submitted: bool) -> None:
+def test_a_collateral_return_that_is_collateral_is_released(
+    local: LocalDaemon, client: LocalClient, submitted: bool
+) -> None:
     one = block(None, *coins("p", "q"))
     f = tx("f", output("z"), spends=[at("p")])
     two = block(one, failed(f, at("q"), back=True))
     three = block(two, failed(tx("g", output("z")), at("f", 1)))
-    with daemon.client() as client:
-        done(client, one, *([submit(f)] if submitted else []))
-    back_and_forth(daemon, one, two, three)
-    with daemon.client() as client:
-        assert state(client, at("p"), at("q")) == ["free", "free"]
+    done(client, one, *([submit(f)] if submitted else []))
+    back_and_forth(local, one, two, three)
+    assert state(client, at("p"), at("q")) == ["free", "free"]
 
 
-def test_frozen_collateral_is_released(daemon: Daemon, client: Client) -> None:
+def test_frozen_collateral_is_released(client: LocalClient) -> None:
     one = block(None, *coins("p"))
     done(client, one, said("TxLocked", "p"), said("TxUnlocked", "p"), on_outputs("OutputsFrozen", at("p")))
     done(client, block(one, failed(tx("f", output("z")), at("p"))), back_to(one))
@@ -125,8 +107,8 @@ def test_frozen_collateral_is_released(daemon: Daemon, client: Client) -> None:
 
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("submitted", [False, True])
-def test_a_spender_of_a_collateral_return_that_is_gone_loses(
-    daemon: Daemon, client: Client, steps: int, submitted: bool
+def test_a_spender_of_a_collateral_return_rolled_back_loses(
+    local: LocalDaemon, client: LocalClient, steps: int, submitted: bool
 ) -> None:
     one = block(None, *coins("p", "q"))
     f, s = tx("f", output("z"), spends=[at("p")]), tx("s", output("y"), spends=[at("f", 1), at("p", 1)])
@@ -135,57 +117,38 @@ def test_a_spender_of_a_collateral_return_that_is_gone_loses(
     done(client, one, *([submit(f)] if submitted else []), two, three)
     for place in [two, one][-steps:]:
         done(client, back_to(place))
-        sound(daemon)
+        local.assert_sound()
     assert state(client, at("s"), at("p"), at("p", 1), at("q")) == ["CONFLICTING", "free", "free", "free"]
     done(client, two, three)
     assert state(client, at("s"), at("p", 1)) == ["free", by("s")]
-    assert repairs(daemon) == []  # nobody lied
+    assert repairs(local) == []  # nobody lied
 
 
-def test_a_submission_that_spends_a_collateral_return_loses_with_it(daemon: Daemon, client: Client) -> None:
+def test_a_submission_that_spends_a_collateral_return_loses_with_it(local: LocalDaemon, client: LocalClient) -> None:
     one = block(None, *coins("p", "q"))
     two = block(one, failed(tx("f", output("z"), spends=[at("p")]), at("q"), back=True))
-    done(client, one, two, submit(tx("s", output("y"), spends=[at("f", 1), at("p")])), back_to(one))
+    done(client, one, two, spending("s", at("f", 1), at("p")), back_to(one))
     assert state(client, at("s"), at("p")) == ["CONFLICTING", "free"]
-    assert repairs(daemon) == []
+    assert repairs(local) == []
 
 
-def test_collateral_is_free_beside_a_spender_of_a_coinbase(daemon: Daemon, client: Client) -> None:
+def test_collateral_is_released_with_a_spender_of_a_coinbase(local: LocalDaemon, client: LocalClient) -> None:
     one = block(None, *coins("p"))
     spender = tx("s", output("y"), spends=[at("reward"), at("p")])
     two = block(one, tx("reward", output("z"), coinbase=True), spender, failed(tx("f", output("z")), at("p", 1)))
     done(client, one, two, back_to(one))
     assert state(client, at("p"), at("p", 1), at("s")) == ["free", "free", "CONFLICTING"]
-    assert repairs(daemon) == []
+    assert repairs(local) == []
 
 
-def test_a_failed_transaction_that_nobody_submitted_is_forgotten(daemon: Daemon, client: Client) -> None:
+def test_a_failed_transaction_that_was_not_submitted_is_forgotten(local: LocalDaemon, client: LocalClient) -> None:
     """Its raw bytes made a record; another fork may have it as a valid one."""
     one, f = block(None, *coins("p")), tx("f", output("z"), output("y"), spends=[at("p")], raw=b"raw")
     done(client, one, block(one, failed(f, at("p", 1), back=True)), back_to(one))
     assert state(client, at("f"), at("p", 1)) == ["TX_NOT_FOUND", "free"]
     done(client, block(one, f, branch="x"))
     assert state(client, at("f"), at("f", 1), at("p")) == ["free", "free", by("f")]
-    assert repairs(daemon) == []
-
-
-def test_a_block_has_as_failed_what_is_being_created(tmp_path: Path) -> None:
-    with running(tmp_path, transactions={"batch_size": 2}) as daemon:
-        large = tx("a", *(output(n, n + 1) for n in range(2400)), spends=[at("p")])
-        one = block(None, *coins("p"))
-        with daemon.client() as client, daemon.client("frames") as feeder:
-            done(feeder, one)
-            client.send(submit(large, seq=1))
-            until = monotonic() + PATIENCE_S
-            while (begun := record(daemon, "a")) is None:
-                assert monotonic() < until
-                sleep(0.001)
-            done(feeder, block(one, failed(large, at("p", 1))))
-            assert begun.creating
-            answer = client.receive()
-            assert answer is not None and answer.get("status") in {"accepted", "duplicate"}, answer
-            assert state(feeder, at("p"), at("p", 1)) == ["free", by("a")]
-        sound(daemon)
+    assert repairs(local) == []
 
 
 # --- what a block says of a submission -------------------------------------------------------------------------------
@@ -193,57 +156,53 @@ def test_a_block_has_as_failed_what_is_being_created(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("parent_has_record", [False, True])
 def test_claims_that_the_mined_version_does_not_spend_are_released(
-    daemon: Daemon, client: Client, parent_has_record: bool
+    local: LocalDaemon, client: LocalClient, parent_has_record: bool
 ) -> None:
     one = block(None, *coins("p"))
     done(client, one, *([said("TxUnlocked", "p")] if parent_has_record else []))
-    done(client, submit(tx("s", output("y"), spends=[at("p"), at("p", 1)])))
-    two = block(one, tx("s", output("y"), spends=[at("p", 1)]))
+    done(client, spending("s", at("p"), at("p", 1)))
+    two = block(one, tx("s", output("s0", 1), output("s1", 2), spends=[at("p", 1)]))
     done(client, two)
-    sound(daemon)
+    local.assert_sound()
     assert state(client, at("p"), at("p", 1), at("s")) == ["free", by("s"), "free"]
-    assert until(lambda: repairs(daemon)) == [(digest("tx", "s").hex(), "its inputs are not those of its block")]
+    assert repairs(local) == [(digest("tx", "s").hex(), "its inputs are not those of its block")]
     done(client, back_to(one))  # the block's version waits now
     assert state(client, at("p"), at("p", 1), at("s")) == ["free", by("s"), "free"]
-    done(client, submit(HEIR), two)
+    done(client, spending("heir", at("p")), two)
     assert state(client, at("p"), at("p", 1), at("s")) == [by("heir"), by("s"), "free"]
 
 
-def test_inputs_in_another_order_are_those_of_the_block(daemon: Daemon, client: Client) -> None:
+def test_inputs_in_another_order_are_those_of_the_block(local: LocalDaemon, client: LocalClient) -> None:
     one = block(None, *coins("p"))
-    done(client, one, said("TxUnlocked", "p"), submit(tx("s", output("y"), spends=[at("p"), at("p", 1)])))
-    done(client, block(one, tx("s", output("y"), spends=[at("p", 1), at("p")])))
-    sound(daemon)
+    done(client, one, said("TxUnlocked", "p"), spending("s", at("p"), at("p", 1)))
+    done(client, block(one, tx("s", output("s0", 1), output("s1", 2), spends=[at("p", 1), at("p")])))
+    local.assert_sound()
     done(client, back_to(one))
     assert state(client, at("p"), at("p", 1)) == [by("s"), by("s")]
-    assert repairs(daemon) == []  # it is the same transaction
+    assert repairs(local) == []  # it is the same transaction
 
 
 @pytest.mark.parametrize("outputs", [0, 1, 3, 5])
-def test_outputs_are_those_of_the_block(tmp_path: Path, outputs: int) -> None:
+def test_outputs_are_those_of_the_block(local: LocalDaemon, client: LocalClient, outputs: int) -> None:
     """Fewer than submitted, others, or more, as many as make a transaction large."""
     submitted = tx("s", output("a"), output("b"), raw=b"submitted")
     told = tx("s", *(output(f"c{n}") for n in range(outputs)), raw=b"mined")
     one = block(None, told)
-    with running(tmp_path, transactions={"batch_size": 2}) as daemon:
-        with daemon.client() as client:
-            done(client, submit(submitted), submit(tx("child", output("x"), spends=[at("s", 1)])))
-            done(client, on_outputs("OutputsFrozen", at("s")), one)
-            there = ["FROZEN", by("child"), *["free"] * 9][:outputs] + ["UTXO_NOT_FOUND"] * (6 - outputs)
-            assert state(client, *(at("s", n) for n in range(6))) == there
-            assert state(client, at("child")) == ["free" if outputs > 1 else "CONFLICTING"]
-            assert until(lambda: repairs(daemon)) == [
-                (digest("tx", "s").hex(), "its outputs are not those of its block")
-            ]
-            sound(daemon)
-            done(client, back_to("origin"))
-            sound(daemon)
-            done(client, one)
-            assert state(client, *(at("s", n) for n in range(6))) == there
-        sound(daemon)
+    done(client, submit(submitted), spending("child", at("s", 1)))
+    done(client, on_outputs("OutputsFrozen", at("s")), one)
+    there = ["FROZEN", by("child"), *["free"] * 9][:outputs] + ["UTXO_NOT_FOUND"] * (6 - outputs)
+    assert state(client, *(at("s", n) for n in range(6))) == there
+    assert state(client, at("child")) == ["free" if outputs > 1 else "CONFLICTING"]
+    assert repairs(local) == [(digest("tx", "s").hex(), "its outputs are not those of its block")]
+    local.assert_sound()
+    done(client, back_to("origin"))
+    local.assert_sound()
+    done(client, one)
+    assert state(client, *(at("s", n) for n in range(6))) == there
+    local.assert_sound()
 
 
-def test_ages_and_marks_outlive_another_content(daemon: Daemon, client: Client) -> None:
+def test_age_and_marks_are_kept_with_another_content(local: LocalDaemon, client: LocalClient) -> None:
     one = block(None, *coins("p"))
     done(client, one, submit(tx("s", output("a"), output("b"), output("c"))))
     done(client, on_outputs("OutputsFrozen", at("s"), at("s", 1)), said("TxPreserved", "s", until=70))
@@ -251,7 +210,7 @@ def test_ages_and_marks_outlive_another_content(daemon: Daemon, client: Client) 
     two = block(one)
     done(client, two, block(two, tx("s", output("a"), output("b"), output("other"))), back_to(two))
     assert state(client, at("s"), at("s", 1), at("s", 2)) == ["FROZEN", "FROZEN_UNTIL", "free"]
-    kept = record(daemon, "s")
+    kept = local.record("s")
     assert kept is not None
     assert (kept.born, kept.unmined_since, kept.preserve_until, len(kept.reassignments)) == (1, 1, 70, 1)
 
@@ -259,24 +218,24 @@ def test_ages_and_marks_outlive_another_content(daemon: Daemon, client: Client) 
 # --- ids that are used again -----------------------------------------------------------------------------------------
 
 
-def test_a_coinbase_that_comes_again_goes_back_to_the_first(daemon: Daemon, client: Client) -> None:
+def test_a_repeated_coinbase_is_rolled_back_to_the_first(local: LocalDaemon, client: LocalClient) -> None:
     """As two of Bitcoin's did: nobody lies here."""
     reward = tx("reward", output("m"), coinbase=True, raw=b"raw")
     one = block(None, reward)
     two = block(one)
     done(client, one, two, block(two, reward), back_to(two))
-    kept = record(daemon, "reward")
+    kept = local.record("reward")
     assert kept is not None and kept.mined and not kept.conflicting and kept.block_heights == [1]
 
 
-def test_claims_on_an_id_that_comes_again(daemon: Daemon, client: Client) -> None:
+def test_claims_on_a_repeated_txid(local: LocalDaemon, client: LocalClient) -> None:
     """What the second transaction has too is claimed further, of what it does not have the claimants lose."""
     one = block(None, *coins("p", "q"))
-    done(client, one, submit(tx("a", output("x"), spends=[at("p")])))
-    done(client, submit(tx("b", output("x"), spends=[at("p", 1), at("q")])), on_outputs("OutputsFrozen", at("q", 1)))
+    done(client, one, spending("a", at("p")))
+    done(client, spending("b", at("p", 1), at("q")), on_outputs("OutputsFrozen", at("q", 1)))
     done(client, block(one, tx("p", output("other")), tx("q", output("other"))))
     assert state(client, at("p"), at("q"), at("b")) == [by("a"), "free", "CONFLICTING"]
-    sound(daemon)
+    local.assert_sound()
     done(client, back_to(one))
     assert state(client, at("p"), at("p", 1), at("q")) == [by("a"), "free", "free"]
 
@@ -284,9 +243,9 @@ def test_claims_on_an_id_that_comes_again(daemon: Daemon, client: Client) -> Non
 # --- operators -------------------------------------------------------------------------------------------------------
 
 
-def test_a_loser_can_not_be_declared_free_of_conflict(daemon: Daemon, client: Client) -> None:
+def test_a_loser_can_not_be_declared_free_of_conflict(client: LocalClient) -> None:
     one = block(None, *coins("p"))
-    done(client, one, submit(tx("s", output("y"), spends=[at("p"), at("p", 1)])))
+    done(client, one, spending("s", at("p"), at("p", 1)))
     done(client, block(one, tx("w", output("y"), spends=[at("p")])))
     answer = client.ask(said("TxConflicting", "s", value=False))
     refused(answer, "UTXO_ERROR", (at("p"), "SPENT", "w", 0))
@@ -295,17 +254,17 @@ def test_a_loser_can_not_be_declared_free_of_conflict(daemon: Daemon, client: Cl
     assert state(client, at("s"), at("p"), at("p", 1), at("w")) == ["free", by("s"), by("s"), "CONFLICTING"]
 
 
-def test_what_builds_on_a_conflicting_transaction_conflicts(daemon: Daemon, client: Client) -> None:
+def test_a_child_of_a_conflicting_transaction_conflicts(client: LocalClient) -> None:
     one = block(None, *coins("p", "q"))
-    done(client, one, submit(tx("s", output("y"), spends=[at("p")])))
-    done(client, submit(tx("child", output("y"), spends=[at("s"), at("q")])), said("TxConflicting", "s"))
+    done(client, one, spending("s", at("p")))
+    done(client, spending("child", at("s"), at("q")), said("TxConflicting", "s"))
     assert state(client, at("p"), at("q"), at("s"), at("child")) == ["free", "free", "CONFLICTING", "CONFLICTING"]
     refused(client.ask(said("TxConflicting", "child", value=False)), "UTXO_ERROR", (at("s"), "CONFLICTING"))
     done(client, said("TxConflicting", "s", value=False), said("TxConflicting", "child", value=False))
     assert state(client, at("p"), at("q"), at("s")) == [by("s"), by("child"), by("child")]
 
 
-def test_what_our_chain_says_is_only_undone_by_a_rollback(daemon: Daemon, client: Client) -> None:
+def test_a_block_of_our_chain_is_only_undone_by_a_rollback(client: LocalClient) -> None:
     one = block(None, *coins("p"))
     f, s = tx("f", output("z"), spends=[at("p")]), tx("s", output("y"), spends=[at("p")])
     done(client, one, submit(s), block(one, s, failed(tx("g", output("z")), at("p", 1))))
@@ -319,11 +278,9 @@ def test_what_our_chain_says_is_only_undone_by_a_rollback(daemon: Daemon, client
     refused(client.ask(said("WinnersDecided", "f")), "PROCESSING")
 
 
-def test_a_transaction_that_is_in_no_block_any_more_holds_its_inputs_or_loses(tmp_path: Path) -> None:
-    """Told to be mined, it holds nothing against a block of our chain."""
-    with running(tmp_path) as daemon, daemon.client() as client:
-        one = block(None, *coins("p"))
-        done(client, one, submit(tx("s", output("y"), spends=[at("p")])), mined("s"))
-        done(client, block(one, tx("w", output("y"), spends=[at("p")])), mined("s", unset=True))
-        assert state(client, at("p"), at("s")) == [by("w"), "CONFLICTING"]
-        sound(daemon)
+def test_a_transaction_in_no_block_any_more_holds_its_inputs_or_loses(client: LocalClient) -> None:
+    """Reported as mined, it holds nothing against a block of our chain."""
+    one = block(None, *coins("p"))
+    done(client, one, spending("s", at("p")), mined("s"))
+    done(client, block(one, tx("w", output("y"), spends=[at("p")])), mined("s", unset=True))
+    assert state(client, at("p"), at("s")) == [by("w"), "CONFLICTING"]
