@@ -181,6 +181,20 @@ class SpentBy(NamedTuple):
     block: int
 
 
+def spender_of_output(shot: Snapshot, number: int) -> SpentBy | None:
+    """Return who spends an output of a transaction that is on disk; None while it is unspent.
+
+    Raises:
+        NoIndex: the index `history` is not kept, so that an output without a body may have been spent long ago.
+    """
+    found = shot.stored.body(number)
+    if found is not None:
+        return spender_of(shot, found)
+    if history_begins_at(shot) is None:
+        raise NoIndex(touches.KIND)
+    return None  # with the index every output that can be spent keeps its body
+
+
 def spender_of(shot: Snapshot, found: Found) -> SpentBy | None:
     """Return who spends an output; None while it is unspent.
 

@@ -104,6 +104,25 @@ def test_a_status_is_the_hash_of_the_history(wallet: Wallet) -> None:
     assert wallet.call("blockchain.scripthash.unsubscribe", key) is False
 
 
+def test_where_each_output_was_created_and_spent(wallet: Wallet) -> None:
+    heights = {tx.txid: block.height for block in blocks() for tx in block.txs}
+    spenders = {place: tx.txid for block in blocks() for tx in block.txs if not tx.coinbase for place in tx.inputs}
+    calls, expected = [], []
+    for block in blocks():
+        for tx in block.txs:
+            for n in range(len(tx.outputs) + 1):
+                calls.append(("blockchain.outpoint.get_status", tx.txid.hex(), n))
+                status: dict[str, Any] = {"funder_height": block.height} if n < len(tx.outputs) else {}
+                if by := spenders.get((tx.txid, n)):
+                    status |= {"spender_txhash": by.hex(), "spender_height": heights[by]}
+                expected.append(status)
+    assert wallet.call_all(calls) == expected
+    assert sum("spender_height" in status for status in expected) > 100
+    assert wallet.call("blockchain.outpoint.get_status", KEY, 0, "0014" + "00" * 20) == {}
+    assert wallet.call("blockchain.outpoint.subscribe", *calls[0][1:]) == expected[0]
+    assert wallet.call("blockchain.outpoint.unsubscribe", *calls[0][1:]) is True
+
+
 def root_by_branch(txid: str, branch: list[str], position: int) -> bytes:
     """Fold a merkle branch as a wallet does."""
     found = bytes.fromhex(txid)[::-1]
@@ -188,6 +207,9 @@ KEY = "ab" * 32
         ("blockchain.transaction.broadcast_package", [[]], -32602, "a list of 1 to 25 transactions"),
         ("blockchain.estimatefee", [6, "FAST"], -32602, "mode is one of CONSERVATIVE and ECONOMICAL"),
         ("blockchain.estimatefee", [6], 2, "no node is configured (upstream.bitcoin)"),
+        ("blockchain.outpoint.subscribe", [KEY], -32602, "takes 2 to 3 parameters, and not 1"),
+        ("blockchain.outpoint.subscribe", [KEY, -1], -32602, "txout_idx has to be a non-negative integer, and is -1"),
+        ("blockchain.outpoint.get_status", [KEY, 0, "xy"], -32602, "a locking script has to be hexadecimal digits"),
         ("server.version", ["x", "two"], -32602, "'two' is no protocol version"),
     ],
 )
@@ -258,7 +280,7 @@ def test_sessions_and_subscriptions_are_limited(tmp_path: Path) -> None:
             for n in range(3):
                 one.call("blockchain.scripthash.subscribe", f"{n:064x}")
             refused = one.ask("blockchain.scripthash.subscribe", f"{3:064x}")["error"]
-            assert refused == {"code": 1, "message": "a session may subscribe to 3 scripts"}
+            assert refused == {"code": 1, "message": "a session may have 3 subscriptions"}
             for n in range(2):
                 two.call("blockchain.scripthash.subscribe", f"{n:064x}")
             assert "its 5 subscriptions" in two.ask("blockchain.scripthash.subscribe", KEY)["error"]["message"]

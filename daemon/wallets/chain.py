@@ -92,6 +92,34 @@ class ChainView:
             found = script_history.output_of(shot, txid, index)
         return None if found is None else TxOutput(found.value, found.address)
 
+    def script_of(self, txid: bytes, index: int) -> bytes | None:
+        """Return the SHA-256 of an output's script, None while no transaction with this output is known."""
+        waiting = self.mempool.get(txid)
+        if waiting is not None:
+            return address_key(waiting.tx.outputs[index].script) if index < len(waiting.tx.outputs) else None
+        found = self.find_output(txid, index)
+        return None if found is None else address_key(found.script)
+
+    def outpoint_status(self, txid: bytes, index: int) -> _Json:
+        """Return the heights of the transactions that create and spend an output, as far as there are such.
+
+        The mempool is read before the snapshot begins, as by `unconfirmed`.
+        """
+        waiting, spender = self.mempool.get(txid), self.mempool.spender((txid, index))
+        with self.snapshot() as shot:
+            found = script_history.find_transaction(shot, txid)
+            if found is None:
+                if waiting is None or index >= len(waiting.tx.outputs):
+                    return {}
+                return {"funder_height": waiting.height} | _spent_by(spender)
+            if index >= found.outputs:
+                return {}
+            status: _Json = {"funder_height": script_history.located(shot, found).height}
+            by = script_history.spender_of_output(shot, found.number + index)
+            if by is None:
+                return status | _spent_by(spender)
+            return status | {"spender_txhash": by.txid.hex(), "spender_height": shot.block(by.block).height}
+
     def transaction_ids(self, height: int) -> tuple[bytes, list[bytes] | None]:
         """Return the hash of a block and the ids of its transactions, None where not all of them are kept.
 
@@ -216,6 +244,10 @@ def unconfirmed(shot: Snapshot, waiting: Iterable[MempoolTx]) -> list[MempoolTx]
 
 def _entry(each: MempoolTx) -> _Json:
     return {"tx_hash": each.tx.txid.hex(), "height": each.height, "fee": each.fee}
+
+
+def _spent_by(spender: MempoolTx | None) -> _Json:
+    return {} if spender is None else {"spender_txhash": spender.tx.txid.hex(), "spender_height": spender.height}
 
 
 def _unspent(txid: bytes, index: int, height: int, value: int) -> _Json:

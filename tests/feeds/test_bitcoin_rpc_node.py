@@ -46,6 +46,12 @@ class Anyone:
 
     def spend(self, *coins: dict[str, Any], outputs: int = 5) -> list[dict[str, Any]]:
         """Spend coins in one transaction; return those that it makes and that can be spent again."""
+        raw, made = self.transaction(*coins, outputs=outputs)
+        self._node.send(raw, made[0]["hash"])
+        return made
+
+    def transaction(self, *coins: dict[str, Any], outputs: int = 5) -> tuple[bytes, list[dict[str, Any]]]:
+        """Return a transaction that spends coins, and those that it makes and that can be spent again."""
         total = sum(coin["value"] for coin in coins) - FEE
         share = total // outputs
         values = [share] * (outputs - 1) + [total - share * (outputs - 1)]
@@ -61,11 +67,10 @@ class Anyone:
         made = [made_output(value, script) for value, script in paid]
         raw = made_tx(inputs, made, witness if any(witness) else None)
         txid = txid_of(made_tx(inputs, made))
-        self._node.send(raw, txid)
         again = [
             (n, value, script) for n, (value, script) in enumerate(paid) if script in (self.script, PAY_TO_WITNESS)
         ]
-        return [{"hash": txid, "index": n, "value": value, "script": script.hex()} for n, value, script in again]
+        return raw, [{"hash": txid, "index": n, "value": value, "script": script.hex()} for n, value, script in again]
 
 
 class Beside:

@@ -121,6 +121,49 @@ def assert_reported(wallet: Wallet, key: str) -> None:
     assert all(one != other for one, other in pairwise(found)), "a status was reported twice"
 
 
+def test_where_an_output_is_created_and_spent_is_reported(node: BcoinNode, daemon: Daemon) -> None:
+    anyone = Anyone(node, Random(4))
+    height = mine(node, daemon, 1, anyone.address)
+    coin = anyone.coins()[0]
+    raw, made = anyone.transaction(coin)
+    old, new = (coin["hash"], coin["index"]), (made[0]["hash"], made[0]["index"])
+    with Wallet(PORT) as wallet:
+        seen: dict[tuple[str, int], list[Any]] = {old: [], new: []}
+        for place in (old, new):
+            seen[place].append(wallet.call("blockchain.outpoint.subscribe", *place))
+        assert seen == {old: [{"funder_height": coin["height"]}], new: [{}]}
+
+        def reported(place: tuple[str, int], expected: dict[str, Any]) -> None:
+            """Wait until a status is reported; no status is reported twice in succession."""
+            while seen[place][-1] != expected:
+                txid, index, found = wallet.notified("blockchain.outpoint.subscribe")
+                assert found != seen[txid, index][-1]
+                seen[txid, index].append(found)
+            assert wallet.call("blockchain.outpoint.get_status", *place) == expected
+
+        node.send(raw, new[0])
+        spent = {"spender_txhash": new[0], "spender_height": 0}
+        reported(old, {"funder_height": coin["height"]} | spent)
+        reported(new, {"funder_height": 0})
+        child = anyone.spend(made[0])[0]["hash"]
+        reported(new, {"funder_height": 0, "spender_txhash": child, "spender_height": -1})
+        mine(node, daemon, 1, anyone.address)
+        reported(old, {"funder_height": coin["height"]} | spent | {"spender_height": height + 1})
+        mined = {"funder_height": height + 1, "spender_txhash": child, "spender_height": height + 1}
+        reported(new, mined)
+        node.rpc("invalidateblock", node.rpc("getbestblockhash"))
+        node.rpc("generatetoaddress", 2, anyone.witness_address)
+        until(
+            lambda: wallet.call("blockchain.outpoint.get_status", *new),
+            lambda found: found != mined,
+            "the output is where it was before the reorganisation",
+        )
+        reported(new, wallet.call("blockchain.outpoint.get_status", *new))
+        assert wallet.call("blockchain.outpoint.unsubscribe", *new) is True
+        assert wallet.call("blockchain.outpoint.unsubscribe", *new) is False
+        assert wallet.call("blockchain.outpoint.unsubscribe", *old) is True
+
+
 def get(path: str) -> Any:
     """Return what an answer of Esplora says."""
     connection = HTTPConnection("127.0.0.1", WEB, timeout=patience(20))

@@ -1,4 +1,4 @@
-"""The methods of the Electrum protocol, 1.4 to 1.6: from parameters to results."""
+"""The methods of the Electrum protocol, 1.4 to 1.6 and those on outputs: from parameters to results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from daemon import VERSION
 from daemon.wallets.electrum import transactions
-from daemon.wallets.electrum.parameters import checkpoint_height, count, script_key
+from daemon.wallets.electrum.parameters import checkpoint_height, count, raw_bytes, script_key, transaction_id
+from daemon.wallets.electrum.subscriptions import Outpoint, Script
 from daemon.wallets.errors import BAD_REQUEST, RpcFault, bad_params
 
 if TYPE_CHECKING:
@@ -146,18 +147,37 @@ async def list_unspent(session: Session, params: Sequence[Any]) -> object:
 
 async def scripthash_subscribe(session: Session, params: Sequence[Any]) -> object:
     """Return the status of a script, and report each change of it."""
-    key = script_key(params[0])
-    session.server.subscriptions.add(session, key)
-    try:
-        return await session.server.subscriptions.current(session, key)
-    except RpcFault:
-        session.server.subscriptions.remove(session, key)
-        raise
+    return await session.server.subscriptions.subscribe(session, Script(script_key(params[0])))
 
 
 async def scripthash_unsubscribe(session: Session, params: Sequence[Any]) -> object:
     """Report a script no longer; return whether it was subscribed to."""
-    return session.server.subscriptions.remove(session, script_key(params[0]))
+    return session.server.subscriptions.remove(session, Script(script_key(params[0])))
+
+
+# --- outputs: of the drafted 1.7, answered in every version ---------------------------------------------------------
+
+
+async def outpoint_status(session: Session, params: Sequence[Any]) -> object:
+    """Return where an output was created and spent."""
+    return await _outpoint(params).status(session.server.chain)
+
+
+async def outpoint_subscribe(session: Session, params: Sequence[Any]) -> object:
+    """Return where an output was created and spent, and report each change of it."""
+    return await session.server.subscriptions.subscribe(session, _outpoint(params))
+
+
+async def outpoint_unsubscribe(session: Session, params: Sequence[Any]) -> object:
+    """Report an output no longer; return whether it was subscribed to."""
+    return session.server.subscriptions.remove(session, _outpoint(params))
+
+
+def _outpoint(params: Sequence[Any]) -> Outpoint:
+    """Return an output; its script, which a client may add, is not needed here."""
+    if len(params) > 2 and params[2] is not None:
+        raw_bytes(params[2], "a locking script")
+    return Outpoint(transaction_id(params[0]), count(params[1], "txout_idx"))
 
 
 # Each method, with the least and the largest number of parameters.
@@ -178,6 +198,9 @@ METHODS: dict[str, tuple[Method, int, int]] = {
     "blockchain.scripthash.listunspent": (list_unspent, 1, 1),
     "blockchain.scripthash.subscribe": (scripthash_subscribe, 1, 1),
     "blockchain.scripthash.unsubscribe": (scripthash_unsubscribe, 1, 1),
+    "blockchain.outpoint.get_status": (outpoint_status, 2, 3),
+    "blockchain.outpoint.subscribe": (outpoint_subscribe, 2, 3),
+    "blockchain.outpoint.unsubscribe": (outpoint_unsubscribe, 2, 2),
     "blockchain.transaction.get": (transactions.transaction_get, 1, 2),
     "blockchain.transaction.get_merkle": (transactions.transaction_get_merkle, 2, 2),
     "blockchain.transaction.id_from_pos": (transactions.transaction_id_from_pos, 2, 3),

@@ -24,6 +24,7 @@ from storage.errors import StoreError
 
 if TYPE_CHECKING:
     from daemon.wallets.electrum.server import Server
+    from daemon.wallets.electrum.subscriptions import Topic
 
 log = structlog.get_logger("wallets")
 
@@ -65,7 +66,7 @@ class Session:
         self.server, self._stream = server, stream
         self.version: tuple[int, int] | None = None
         self.wants_headers = False
-        self.statuses: dict[bytes, str | None] = {}  # of subscribed scripts, as they were sent last
+        self.statuses: dict[Topic, object] = {}  # of what it subscribed to, as they were sent last
         self._budget = Budget()
         self._out: list[bytes] = []
         self._unsent = 0
