@@ -28,10 +28,10 @@ from handlers.rendering import OutputRenderer
 from storage.change_log import TABLES as LOG_TABLES
 from storage.disk import GIB, META, Disk
 from storage.history.layout import TABLES as HISTORY_TABLES
-from storage.history.layout import Found, TxFound, to_extra, to_tx
+from storage.history.layout import Flags, Found, Numbers, TxFound, to_extra, to_tx
 from storage.history.output_keys import RULES
 from storage.history.store import HistoryStore
-from storage.history.stored import Stored
+from storage.history.stored import Home, Stored
 from storage.indexes import NAMES
 from storage.rows import Body
 from storage.windows import Windows
@@ -163,6 +163,11 @@ class Branches:
     def meet(self, what: str, happened: object = True) -> None:
         if happened:
             self.met[what] = self.met.get(what, 0) + 1
+
+
+def phrases(text: str) -> set[str]:
+    """Return what a random test has to meet."""
+    return set(text.split("; "))
 
 
 def random_output(rng: Random, branches: Branches) -> Output:
@@ -332,19 +337,6 @@ def prune_all(chain: Chain) -> None:
     chain.may_prune = allowed
 
 
-def go_all_the_way_back(chain: Chain, rng: Random) -> None:
-    """Tell a chain random blocks, and take them back in random steps: every answer is what it was at each of them."""
-    blocks, before = random_chain(rng, 10), [dump(chain.store)]
-    for each in blocks:
-        feed(chain, each)
-        before.append(dump(chain.store))
-    left = len(blocks)
-    while left:
-        left -= rng.randint(1, left)
-        chain.rollback(back_to(blocks[left - 1] if left else "origin"))
-        assert dump(chain.store) == before[left]
-
-
 def refused(code: str, act: Callable[[], object]) -> Refusal:
     """Return why an act was refused, which must be for `code`."""
     with pytest.raises(Refused) as why:
@@ -372,15 +364,18 @@ def dump(store: HistoryStore) -> dict[str, Any]:
     """
     with store.disk.read() as txn:
         stored, state = store.stored(txn), store.state(txn)
-        kept = _outputs(stored)
-        points = _points(stored)
+        points = _points(stored, stored.revivable)
+        kept = _outputs(stored, points)
         answers: dict[str, Any] = {
             "state": (state.tip, state.unspent, state.floor, state.next_number, state.persisted),
             "blocks": {n: stored.block(n) for n in range(0 if store.genesis(txn) else 1, state.tip + 1)},
             "outputs": kept,
             "transactions": [tx for tx in _transactions(stored) if stored.is_kept(tx)],
             "undo": {
-                n: [(points[spent.number], spent.spender, spent.input) for spent in stored.undo(n) or []]
+                n: [
+                    ((points[one.number].txid, points[one.number].output), one.spender, one.input)
+                    for one in stored.undo(n) or []
+                ]
                 for n in range(state.floor + 1, state.tip + 1)
             },
             "mmr": store.mmr and store.mmr.roots(txn),
@@ -411,13 +406,19 @@ def everything(store: HistoryStore) -> dict[str, dict[bytes, bytes]]:
 def outputs(store: HistoryStore) -> dict[OutPoint, Kept]:
     """Return every output that lives or may live again."""
     with store.disk.read() as txn:
-        return _outputs(store.stored(txn))
+        stored = store.stored(txn)
+        return _outputs(stored, _points(stored, stored.revivable))
+
+
+def unspent(store: HistoryStore) -> dict[OutPoint, Body]:
+    """Return the unspent outputs, in the order of the chain."""
+    with store.disk.read() as txn:
+        stored = store.stored(txn)
+        return {point: kept.body for point, kept in _outputs(stored, _points(stored, stored.live.has)).items()}
 
 
 def live(store: HistoryStore) -> dict[OutPoint, tuple[bytes, int]]:
-    """Return the unspent outputs."""
-    found = {point: kept.body for point, kept in outputs(store).items() if kept.spender is None}
-    return {point: (body.address, body.value) for point, body in found.items()}
+    return {point: (body.address, body.value) for point, body in unspent(store).items()}
 
 
 def found(store: HistoryStore, index: str, key: bytes) -> list[OutPoint]:
@@ -432,21 +433,24 @@ def index_keys(index: str, body: Body) -> set[bytes]:
     return RULES[index].keys(body.address, extra)
 
 
-def _points(stored: Stored) -> dict[int, OutPoint]:
-    """Return the outputs that live or may live again, by number."""
+def _points(stored: Stored, which: Callable[[Numbers], Flags]) -> dict[int, Home]:
     numbers = np.arange(stored.state.next_number)
-    homes = stored.homes(numbers[stored.revivable(numbers)])
-    return {number: (home.txid, home.output) for number, home in homes.items()}
+    return stored.homes(numbers[which(numbers)])
 
 
-def _outputs(stored: Stored) -> dict[OutPoint, Kept]:
-    """Return the same with what they hold; of two with one id it is the latest."""
+def _spends(stored: Stored, block: int, homes: dict[int, Home]) -> list[tuple[OutPoint, int, int]]:
+    spent = [(homes[one.number], one) for one in stored.undo(block) or []]
+    return [((home.txid, home.output), one.spender, one.input) for home, one in spent]
+
+
+def _outputs(stored: Stored, homes: dict[int, Home]) -> dict[OutPoint, Kept]:
+    """Return outputs with what they hold; of two with one id it is the latest."""
     kept = dict[OutPoint, Kept]()
-    for number, point in _points(stored).items():
+    for number, home in homes.items():
         output = stored.output(number)
         assert output is not None
         by = None if stored.live.is_set(number) else stored.spender(number)
-        kept[point] = Kept(to_body(output), stored.homes(np.array([number]))[number].block, by and by.txid)
+        kept[home.txid, home.output] = Kept(to_body(output), home.block, by and by.txid)
     return kept
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from chains import TABLES
 
 from storage.disk import META, Db, Disk, Txn
-from storage.history import runs
+from storage.history import mmr_nodes, runs
 from storage.history.bits import CHUNK, _seal
 from storage.history.layout import (
     BLOCK,
@@ -37,6 +37,7 @@ from storage.history.layout import (
     seal_row,
     stored_state,
 )
+from storage.history.mmr import NODE
 from storage.history.runs import Manifest
 from storage.history.store import HistoryStore
 from storage.history.stored import Stored
@@ -72,8 +73,27 @@ class Hand:
     def put(self, table: str, key: bytes, value: bytes) -> None:
         self.txn.put(key, value, db=self.tables[table])
 
-    def delete(self, table: str, key: bytes) -> None:
+    def delete(self, table: str, key: bytes) -> object:
         assert self.txn.delete(key, db=self.tables[table])
+        return None
+
+    def remove_node(self, position: int) -> None:
+        """Remove a node of the MMR over outputs."""
+        self.change_node(position, None)
+
+    def change_node(self, position: int, act: Callable[[Records], object] | None) -> None:
+        """Change the hash of a node of the MMR over outputs, or remove it."""
+        first = position // mmr_nodes.NODES * mmr_nodes.NODES
+        key, at = first.to_bytes(8, "big"), position - first
+        value = mmr_nodes.unpack(dict(self.rows(NODE))[key], first)
+        there, hashes = value.there.copy(), value.hashes.copy()
+        assert there[at]
+        row = int(there[:at].sum())
+        if act is None:
+            there[at], hashes = False, np.delete(hashes, row, axis=0)
+        else:
+            act(hashes[row])
+        self.put(NODE, key, mmr_nodes.pack(mmr_nodes.Value(there, hashes)))
 
     def change_state(self, **fields: Any) -> None:
         self.put(META, STATE, seal_row(msgspec.structs.replace(self.state, **fields)))

@@ -1,8 +1,4 @@
-"""What the mountain ranges of a store have to be, hashed from nothing; and looking at those of a store.
-
-The model keeps a leaf for every number, as the bytes that a client would be given, and hashes all of them anew each
-time; the store never does.
-"""
+"""The MMR that a store should have, hashed from all of its leaves; and reading that of a store."""
 
 from __future__ import annotations
 
@@ -42,7 +38,7 @@ def h(number: int, *parts: bytes) -> bytes:
 
 
 def range_root(leaves: Sequence[bytes]) -> tuple[int, bytes]:
-    """Return size and root: perfect trees side by side, by recursion."""
+    """Return size and root: perfect trees next to each other, by recursion."""
     tops, begin, position = list[bytes](), 0, 0
     for height in reversed(range(len(leaves).bit_length())):
         if len(leaves) >> height & 1:
@@ -115,13 +111,13 @@ def leaf(point: OutPoint, coin: Coin, moment: Moment) -> bytes:
     return raw
 
 
-def said(point: OutPoint, coin: Coin | None, moment: Moment) -> bytes:
+def leaf_of(point: OutPoint, coin: Coin | None, moment: Moment) -> bytes:
     """Return the leaf of a number."""
     return NOTHING if coin is None else leaf(point, coin, moment)
 
 
 def chunks(bits: Sequence[bool]) -> list[bytes]:
-    """Return the leaves of the second mountain range: the lowest bit of a byte is the first."""
+    """Return the leaves of the MMR over bits: the lowest bit of a byte is the first."""
     whole = [*bits, *[False] * (-len(bits) % CHUNK)]
     octets = [sum(bit << place for place, bit in enumerate(whole[at : at + 8])) for at in range(0, len(whole), 8)]
     return [bytes(octets[at : at + CHUNK // 8]) for at in range(0, len(octets), CHUNK // 8)]
@@ -130,24 +126,23 @@ def chunks(bits: Sequence[bool]) -> list[bytes]:
 # --- those of a store ----------------------------------------------------------------------------------------------
 
 
-def mountains_of(chain: Chain) -> StoredMmr:
-    """Return the mountain ranges of a store that has them."""
+def mmr_of(chain: Chain) -> StoredMmr:
     assert chain.store.mmr is not None
     return chain.store.mmr
 
 
 def roots_of(chain: Chain) -> Roots:
     with chain.store.disk.read() as txn:
-        return mountains_of(chain).roots(txn)
+        return mmr_of(chain).roots(txn)
 
 
 def nodes_of(chain: Chain) -> list[dict[bytes, bytes]]:
-    """Return the values of both mountain ranges."""
+    """Return the values of both tables."""
     return [rows(chain.store, name) for name in TABLES]
 
 
 def wrong(chain: Chain) -> list[str]:
-    """Return what `verify` says of the mountain ranges."""
+    """Return what `verify` finds in the MMR."""
     with chain.store.disk.read() as txn:
         return list(ranges(chain.store, txn))
 
