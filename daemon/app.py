@@ -41,7 +41,7 @@ from daemon.sink import lines_dropped, write_out
 from daemon.start import announce, check_store
 from daemon.store import open_chain, open_disk, store_id
 from daemon.worker_process import keep_running
-from handlers.delivery import refuse
+from handlers.delivery import done, refuse, send
 from handlers.events import (
     BlockCommitted,
     ChainMessage,
@@ -102,7 +102,7 @@ async def serve(config: Config, config_file: Path | None, own: Sequence[Handler]
                 hub.view = turns.chain.view
                 hub.subscribers.open(turns.chain.changes, writer)
                 heap = Heap()
-                bus.follow(lambda facts: heap.committed(sum(isinstance(fact, BlockCommitted) for fact in facts)))
+                bus.follow(lambda facts: heap.committed([*map(type, facts)].count(BlockCommitted)))
                 consumers.start_soon(follow_chain, inbox, turns, limits, hub.publish, writer)
             else:
                 consumers.start_soon(decline, inbox)
@@ -180,9 +180,8 @@ async def decline(inbox: Inbox) -> None:
     disabled = Refusal("unavailable", "the UTXO store is not enabled in this daemon (utxo.enabled)")
     while batch := await inbox.take():
         for delivery in batch:
-            for answer in refuse(delivery, delivery.seq(), delivery.refused or disabled):
-                answer.send()
-            delivery.done()
+            send(refuse(delivery, delivery.seq(), delivery.refused or disabled))
+        done(batch)
 
 
 def make_hub(config: Config, bus: Bus, inbox: Inbox) -> Hub:

@@ -18,8 +18,8 @@ from daemon.rate import Rate
 from daemon.subscribers import Subscribers
 from daemon.turns import Turns
 from handlers import wire
-from handlers.delivery import Delivery
-from handlers.events import Ack, Error, Hello, OperatorMessage, Subscribe, Welcome
+from handlers.delivery import Answer, Delivery
+from handlers.events import Ack, Hello, OperatorMessage, Subscribe, Welcome
 from handlers.points import View
 from handlers.refusal import Refusal, Refused
 from handlers.utxo import Committed
@@ -166,15 +166,16 @@ class Connection:
     async def _receive(self) -> None:
         while not self._reader.ended and not self._outbox.closed:
             await self._outbox.ready_for_more()
-            match await self._next():
-                case None:
-                    return
+            message = self._reader.at_hand()
+            match await self._next() if message is None else message:
+                case bytes() | bytearray() as raw:
+                    self._hub.numbers.bytes_in += len(raw)
+                    await self._route(raw)
                 case Refusal() as refusal:  # there is no message, but its answer has a place
                     await self._channel.reserve(0)
                     self._deliver(b"", refusal)
-                case raw:
-                    self._hub.numbers.bytes_in += len(raw)
-                    await self._route(raw)
+                case None:
+                    return
 
     async def _next(self) -> bytes | bytearray | Refusal | None:
         """Return the next message, or why there is none; None when the client has closed."""
@@ -189,14 +190,16 @@ class Connection:
         """Pass a message to its consumer. The answer to one that is refused here still keeps its place."""
         refusal = None
         try:
-            await self._turn()
+            if self._is_turn_over():
+                await self._hub.turns.next()
             kind = wire.peek(raw, self._outbox.encoding)
             self._hub.numbers.heard(kind)
             if kind in _OWN:
                 await self._answer_myself(raw, kind)
                 self._channel.release(len(raw))
                 return
-            await self._check(kind)
+            if self._feeds(kind):
+                await self._be_feeder(kind)
         except Refused as refused:
             refusal = refused.refusal
             self._reader.ended = refusal.broken and self._reader.encoding == "frames"
@@ -205,23 +208,26 @@ class Connection:
             raise
         self._deliver(raw, refusal)
 
-    async def _turn(self) -> None:
-        """Wait for a turn, if this client has just sent something or had many messages routed. The feeder need not."""
+    def _is_turn_over(self) -> bool:
+        """Return whether this client has just sent something or had many messages routed. The feeder need not wait."""
+        has_read, self._reader.has_read = self._reader.has_read, False
         self._in_a_row += 1
-        if (self._reader.has_read or self._in_a_row > _IN_A_ROW) and not self._reader.feeding:
-            await self._hub.turns.next()
-            self._in_a_row = 1
-        self._reader.has_read = False
+        if not (has_read or self._in_a_row > _IN_A_ROW) or self._reader.feeding:
+            return False
+        self._in_a_row = 1
+        return True
 
-    async def _check(self, kind: str) -> None:
-        """Refuse what this client may not send; let it be the feeder by what only the feeder sends."""
+    def _feeds(self, kind: str) -> bool:
+        """Return whether only the feeder may send this message; refuse what this client may not send at all."""
         is_operator = self.uid in self._hub.admins
         if kind in OPERATOR and not is_operator:
             raise Refused("not_permitted", f"{kind} is for operators; uid {self.uid} is none (socket.admin_uids)")
         if kind in wire.MESSAGES and not self._hub.bus.has_consumer(kind):
             raise Refused("unavailable", f"{kind} has no consumer: its store is not enabled in this daemon")
-        if kind not in CHAIN and (kind not in REPORTS or is_operator):
-            return
+        return kind in CHAIN or (kind in REPORTS and not is_operator)
+
+    async def _be_feeder(self, kind: str) -> None:
+        """Let this client be the feeder, or refuse the message."""
         if not await self._may_feed():
             if kind in CHAIN:
                 raise Refused("feeder_busy", "another connection is feeding the chain", retryable=True)
@@ -276,21 +282,21 @@ class Connection:
 
     # --- answers out ---------------------------------------------------------------------------------------------
 
-    def answer(self, answer: Ack | Error, *, last: bool = False) -> None:
-        """Queue an answer; after the `last` one the connection ends."""
-        self._outbox.answer(answer, last=last)
+    def answer(self, *answers: Answer) -> None:
+        """Queue answers; after the `last` one the connection ends."""
+        self._outbox.answer(*answers)
 
     def hold(self) -> Gap:
         """Keep a place among the answers for one that comes later."""
         return self._outbox.hold()
 
-    def make_room(self, size: int) -> None:
-        """Let more in: the bytes of a message of this size are not needed any more."""
-        self._channel.release(size)
+    def make_room(self, *sizes: int) -> None:
+        """Let more in: the bytes of messages of these sizes are not needed any more."""
+        self._channel.release(*sizes)
 
-    def settled(self) -> None:
-        """Note that one message was processed."""
-        self._pending -= 1
+    def settled(self, count: int = 1) -> None:
+        """Note that so many messages were processed."""
+        self._pending -= count
         if not self._pending:
             self._quiet.set()
             self._leave()

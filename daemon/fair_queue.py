@@ -65,10 +65,13 @@ class _Rotation(Generic[M]):
         self._heap = [entry for entry in self._heap if entry[2] is not member]
         heapify(self._heap)
 
-    def charge(self, cost: int) -> None:
-        """Let the first member pay for what it was just given; it leaves when it has nothing more queued."""
-        self._clock, _, member = self._heap[0]
-        member.had = self._clock + cost
+    def charge(self, cost: int, last: int) -> None:
+        """Let the first member pay for items that it was just given, of which the last one cost `last`.
+
+        It leaves when it has nothing more queued.
+        """
+        had, _, member = self._heap[0]
+        self._clock, member.had = had + cost - last, had + cost
         if member:
             heapreplace(self._heap, (member.had, next(self._arrivals), member))
             return
@@ -101,12 +104,32 @@ class FairQueue(Generic[T]):
 
     def pop(self) -> T:
         """Serve the next item."""
+        return self._serve(0)[0][0]
+
+    def take(self, most: int) -> list[T]:
+        """Serve items until they cost so much together."""
+        taken: list[T] = []
+        while self._count and most > 0:
+            items, cost = self._serve(most)
+            taken += items
+            most -= cost
+        return taken
+
+    def _serve(self, most: int) -> tuple[list[T], int]:
+        """Serve the next item, and a client that is alone until its items cost `most`; return what they cost."""
         group = self._waiting.first
-        item, cost = group.flows.first.items.popleft()
-        self._count -= 1
-        group.flows.charge(cost)
-        self._waiting.charge(cost)
-        return item
+        flow = group.flows.first
+        is_alone = len(self._waiting) == len(group) == 1
+        (item, last) = flow.items.popleft()
+        served, cost = [item], last
+        while is_alone and flow.items and cost < most:
+            item, last = flow.items.popleft()
+            served.append(item)
+            cost += last
+        self._count -= len(served)
+        group.flows.charge(cost, last)
+        self._waiting.charge(cost, last)
+        return served, cost
 
     def drop(self, flow: Flow[T]) -> None:
         """Drop everything that a client has queued."""

@@ -98,6 +98,22 @@ class Reader:
             self.encoding = "json" if self._buffer[:1] == b"{" else "frames"
         return await (self._line() if self.encoding == "json" else self._frame())
 
+    def at_hand(self) -> bytes | None:
+        """Return the next message if all of it is read already, and there is space for it in the inbox at once."""
+        if self.encoding == "frames" and len(self._buffer) >= LENGTH.size:
+            start, following = LENGTH.size, LENGTH.size + LENGTH.unpack_from(self._buffer)[0]
+            end = following
+        else:
+            start, end = 0, self._buffer.find(b"\n") if self.encoding == "json" else -1
+            following = end + 1
+        size = end - start
+        if following > len(self._buffer) or not 0 <= size < min(self._max_bytes, _LONG):
+            return None
+        if not self._channel.take(size):
+            return None
+        self._unfinished.release(self)
+        return self._taken(start, end, following)
+
     def late_s(self) -> float:
         """Return how much longer than it should the message takes to come."""
         began = self._began
@@ -155,12 +171,16 @@ class Reader:
             self.whole = False
             self._unfinished.release(self)
         if end - start < _LONG:
-            message = bytes(memoryview(self._buffer)[start:end])
-            del self._buffer[:following]
-            return message
+            return self._taken(start, end, following)
         whole, self._buffer = self._buffer, self._buffer[following:]
         del whole[end:], whole[:start]
         return whole
+
+    def _taken(self, start: int, end: int, following: int) -> bytes:
+        """Return a message that leaves the buffer."""
+        message = bytes(memoryview(self._buffer)[start:end])
+        del self._buffer[:following]
+        return message
 
     async def _more(self, size: int, missing: int = 0) -> bool:
         """Read on; False when the client has closed. Between messages there is no hurry.
@@ -172,7 +192,7 @@ class Reader:
         hurry = self._began + self._patience_s + size / _SLOWEST if self._buffer else float("inf")
         with anyio.CancelScope(deadline=hurry) as self._reading:
             try:
-                more = await self._stream.receive(min(max(missing, _SHORT), _CHUNK))
+                more = await self._stream.receive(_CHUNK if self.feeding else min(max(missing, _SHORT), _CHUNK))
             except anyio.EndOfStream:
                 return False
             if not self._buffer:

@@ -34,12 +34,19 @@ class Room:
         self._waiting = FairQueue[anyio.Event]()
         self._giants_waiting = FairQueue[anyio.Event]()
 
-    async def reserve(self, size: int, flow: Flow[anyio.Event]) -> None:
-        """Wait until there is space, and until it is this client's turn."""
+    def take(self, size: int) -> bool:
+        """Reserve space if there is some, and nobody waits for it."""
         waiting = self._giants_waiting if size > self.capacity else self._waiting
         if not waiting and self._fits(size):
             self._take(size)
+            return True
+        return False
+
+    async def reserve(self, size: int, flow: Flow[anyio.Event]) -> None:
+        """Wait until there is space, and until it is this client's turn."""
+        if self.take(size):
             return
+        waiting = self._giants_waiting if size > self.capacity else self._waiting
         admitted = anyio.Event()
         waiting.put(flow, admitted, size)
         try:
@@ -52,10 +59,10 @@ class Room:
                 self._admit()
             raise
 
-    def release(self, size: int) -> None:
-        """Release the space of a message."""
-        self.reserved -= size
-        if size > self.capacity:
+    def release(self, *sizes: int) -> None:
+        """Release the space of messages."""
+        self.reserved -= sum(sizes)
+        if max(sizes) > self.capacity:
             self.oversized = 0
         self._admit()
 
@@ -126,12 +133,7 @@ class Inbox:
 
     def waiting(self) -> list[Delivery]:
         """Return the messages whose turn it is, a portion of them, without waiting."""
-        portion: list[Delivery] = []
-        size, most = 0, min(_PORTION, self.capacity)
-        while self.messages and size < most:
-            portion.append(self.messages.pop())
-            size += weight(len(portion[-1].raw))
-        return portion
+        return self.messages.take(min(_PORTION, self.capacity))
 
 
 class Channel:
@@ -153,10 +155,18 @@ class Channel:
             self._hold(-weight(size))
             raise
 
-    def release(self, size: int) -> None:
-        """Release the space of a message of `size` bytes."""
-        self._hold(-weight(size))
-        self._room.release(weight(size))
+    def take(self, size: int) -> bool:
+        """Reserve space for a message of `size` bytes, if that needs no waiting."""
+        if not self._room.take(weight(size)):
+            return False
+        self._hold(weight(size))
+        return True
+
+    def release(self, *sizes: int) -> None:
+        """Release the space of messages of these sizes."""
+        weights = [weight(size) for size in sizes]
+        self._hold(-sum(weights))
+        self._room.release(*weights)
 
     def put(self, delivery: Delivery) -> None:
         """Queue a message whose space was reserved."""

@@ -17,7 +17,7 @@ from anyio.abc import ByteSendStream
 from daemon.metrics import Numbers
 from handlers import wire
 from handlers.delivery import Answer
-from handlers.events import Ack, Error, Outbound
+from handlers.events import Error, Outbound
 from handlers.refusal import Refusal
 
 log = structlog.get_logger("socket")
@@ -72,25 +72,32 @@ class Outbox:
 
     # --- in ------------------------------------------------------------------------------------------------------
 
-    def put(self, message: bytes) -> None:
-        """Send a message that has no place among the answers."""
+    def put(self, *messages: bytes) -> None:
+        """Send messages that have no place among the answers."""
         if self.closed:
             return
-        self._ready.append(message)
+        self._ready.extend(messages)
         self._wake.set()
-        self._count(len(message))
+        self._count(sum(map(len, messages)))
 
-    def answer(self, answer: Ack | Error, *, last: bool = False) -> None:
-        """Send an answer after those to earlier messages; the connection ends after the `last` one."""
-        message = self.encoded(answer)
+    def answer(self, *answers: Answer) -> None:
+        """Send answers after those to earlier messages; the connection ends after the `last` one."""
+        messages, last = self.written(answers)
         if self.closed:
             return
         if self._held:
-            self._hold(message, last)
+            for message in messages:
+                self._hold(message, last and message is messages[-1])
             return
-        self.put(message)
+        self.put(*messages)
         if last:
             self.close()
+
+    def written(self, answers: Sequence[Answer]) -> tuple[list[bytes], bool]:
+        """Return answers as this client reads them, up to the `last` one, and whether one is that."""
+        messages = [self.encoded(answer.message) for answer in answers]
+        last = next((n for n, answer in enumerate(answers, 1) if answer.last), None)
+        return messages[:last], last is not None
 
     def encoded(self, message: Outbound) -> bytes:
         """Return a message as this client reads it; errors are counted."""
@@ -112,8 +119,7 @@ class Outbox:
                 if first.messages is None:
                     break
                 self._held.popleft()
-                for message in first.messages:
-                    self.put(message)
+                self.put(*first.messages)
                 if first.last:
                     self.close()
             else:
@@ -239,6 +245,5 @@ class Gap:
 
     def fill(self, answers: Sequence[Answer]) -> None:
         """Give the answers that belong here, and let out what waited for them."""
-        self.messages = [self._outbox.encoded(answer.message) for answer in answers]
-        self.last = any(answer.last for answer in answers)
+        self.messages, self.last = self._outbox.written(answers)
         self._outbox.release()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Protocol
 
 from msgspec import Struct
@@ -12,6 +14,7 @@ from handlers.events import Ack, AckStatus, Error, Inbound, Point
 from handlers.refusal import Refusal
 
 Decode = Callable[[bytes | bytearray, wire.Encoding], Inbound]
+_SENDER = attrgetter("sender")
 
 
 class Gap(Protocol):
@@ -28,17 +31,17 @@ class Sender(Protocol):
     def network_height(self) -> int | None:
         """The height of the network, as the sender reported it."""
 
-    def answer(self, answer: Ack | Error, *, last: bool = False) -> None:
-        """Queue an answer; never waits. After the `last` one the connection ends."""
+    def answer(self, *answers: Answer) -> None:
+        """Queue answers; never waits. After the `last` one the connection ends."""
 
     def hold(self) -> Gap:
         """Keep a place among the answers for one that comes later."""
 
-    def make_room(self, size: int) -> None:
-        """Let more in: the bytes of a message of this size are not needed any more."""
+    def make_room(self, *sizes: int) -> None:
+        """Let more in: the bytes of messages of these sizes are not needed any more."""
 
-    def settled(self) -> None:
-        """Note that a message was applied, or refused."""
+    def settled(self, count: int = 1) -> None:
+        """Note that so many messages were applied, or refused."""
 
 
 class Delivery(Struct, frozen=True):
@@ -64,11 +67,6 @@ class Delivery(Struct, frozen=True):
         """Return the sender's own number of a message that could not be decoded whole."""
         return wire.sequence(self.raw, self.encoding)
 
-    def done(self) -> None:
-        """Notify the sender's connection that this message is applied and answered."""
-        self.sender.make_room(len(self.raw))
-        self.sender.settled()
-
 
 class Answer(Struct, frozen=True):
     """What became of a message, held back until it is true on disk."""
@@ -77,9 +75,19 @@ class Answer(Struct, frozen=True):
     message: Ack | Error
     last: bool = False
 
-    def send(self) -> None:
-        """Notify the sender's connection."""
-        self.sender.answer(self.message, last=self.last)
+
+def send(answers: Iterable[Answer]) -> None:
+    """Queue answers at the connections of their senders."""
+    for sender, some in groupby(answers, _SENDER):
+        sender.answer(*some)
+
+
+def done(deliveries: Iterable[Delivery]) -> None:
+    """Notify the senders' connections that these messages are applied and answered."""
+    for sender, some in groupby(deliveries, _SENDER):
+        sizes = [len(each.raw) for each in some]
+        sender.make_room(*sizes)
+        sender.settled(len(sizes))
 
 
 def acknowledge(

@@ -20,7 +20,7 @@ from msgspec import Struct
 from handlers import large_submission, orders
 from handlers.chain import Chain
 from handlers.commit_log import log_commit, log_missing
-from handlers.delivery import Answer, Delivery, Gap, acknowledge, refuse
+from handlers.delivery import Answer, Delivery, Gap, acknowledge, done, refuse, send
 from handlers.events import (
     Ack,
     AckStatus,
@@ -347,17 +347,18 @@ class _Teller:
         """Report a commit, and release the space of the messages that it applied."""
         log_commit(committed.facts, committed.view, committed.took_s)
         log_missing(self._turns.chain.take_missing())
-        later = set[int]()
+        later, answers = set[int](), list[Answer]()
         for answer in committed.answers:
             if isinstance(answer, Large):
+                send(answers)
+                answers = []
                 later.add(id(answer.delivery))
                 self._beside.start_soon(self._create, answer, answer.delivery.sender.hold())
             else:
-                answer.send()
+                answers.append(answer)
+        send(answers)
         self._publish(committed)
-        for delivery in applied:
-            if id(delivery) not in later:
-                delivery.done()
+        done(delivery for delivery in applied if id(delivery) not in later)
 
     async def _create(self, large: Large, gap: Gap) -> None:
         """Create a large transaction when its time has come; answer, and let out what waited for that."""

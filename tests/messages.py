@@ -9,7 +9,7 @@ import anyio
 from anyio import CapacityLimiter
 
 from handlers.chain import Chain
-from handlers.delivery import Answer, Delivery
+from handlers.delivery import Answer, Delivery, send
 from handlers.events import Ack, Error, Inbound
 from handlers.utxo import Committed, Limits, Turns, follow_chain
 from handlers.wire import LENGTH, encode
@@ -23,8 +23,8 @@ class Listener:
         self.heard: list[Ack | Error] = []
         self.settled_count = 0
 
-    def answer(self, answer: Ack | Error, *, last: bool = False) -> None:
-        self.heard.append(answer)
+    def answer(self, *answers: Answer) -> None:
+        self.fill(answers)
 
     def hold(self) -> Listener:
         return self
@@ -32,11 +32,11 @@ class Listener:
     def fill(self, answers: Sequence[Answer]) -> None:
         self.heard += [answer.message for answer in answers]
 
-    def make_room(self, size: int) -> None:
+    def make_room(self, *sizes: int) -> None:
         pass
 
-    def settled(self) -> None:
-        self.settled_count += 1
+    def settled(self, count: int = 1) -> None:
+        self.settled_count += count
 
     def said(self) -> list[tuple[int | None, str]]:
         """Return the number and the status, or the code, of each answer."""
@@ -55,10 +55,15 @@ def take(turns: Turns, *deliveries: Delivery) -> Committed:
     """Take messages and make them true; their senders hear."""
     assert turns.take(list(deliveries), monotonic(), 60) == []
     committed = turns.finish()
-    for answer in committed.answers:
-        assert isinstance(answer, Answer)
-        answer.send()
+    tell(committed)
     return committed
+
+
+def tell(committed: Committed) -> None:
+    """Let the senders hear the answers of a commit."""
+    answers = [answer for answer in committed.answers if isinstance(answer, Answer)]
+    assert answers == committed.answers
+    send(answers)
 
 
 class Line:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import anyio
 from anyio import CapacityLimiter, to_thread
 from chains import output, txid
-from messages import Listener, message
+from messages import Listener, message, tell
 from msgspec import structs
 from stores import ALL_TABLES, OnDisk, create, open_store, open_transactions, write
 
@@ -19,7 +19,6 @@ from handlers.chain import Chain
 from handlers.change_log import ChangeLog
 from handlers.claims import spend
 from handlers.deletion import Deletion
-from handlers.delivery import Answer
 from handlers.events import Inbound, OutPoint, Tx, TxStatusChanged
 from handlers.prune_cycle import Cycle, Tables
 from handlers.prune_request import Request, Terms
@@ -181,9 +180,7 @@ class Daemon:
         assert not await to_thread.run_sync(turns.take, deliveries, monotonic(), 1e18, limiter=self.writer)
         committed = await to_thread.run_sync(turns.finish, limiter=self.writer)
         self.house.published.append(committed)
-        for answer in committed.answers:
-            assert isinstance(answer, Answer)
-            answer.send()
+        tell(committed)
         self.wakeup.notify()
 
 

@@ -159,17 +159,17 @@ def test_answers_behind_a_gap_wait_and_facts_do_not() -> None:
     async def test(peers: Peers) -> None:
         peer = await peers.add(reads=True)
         box = peer.outbox
-        box.answer(ack(1))
+        box.answer(Answer(None, ack(1)))  # type: ignore[arg-type]
         first = box.hold()
-        box.answer(ack(3))
+        box.answer(Answer(None, ack(3)))  # type: ignore[arg-type]
         second = box.hold()
-        box.answer(ack(5))
+        box.answer(Answer(None, ack(5)))  # type: ignore[arg-type]
         box.put(box.encoded(ack(100)))
         second.fill([Answer(None, ack(4))])  # type: ignore[arg-type]
         await until(lambda: len(peer.lines()) == 2)
         assert [line["seq"] for line in peer.lines()] == [1, 100]
         first.fill([Answer(None, ack(2))])  # type: ignore[arg-type]
-        box.answer(ack(6), last=True)
+        box.answer(Answer(None, ack(6), last=True))  # type: ignore[arg-type]
         await until(lambda: len(peer.lines()) == 7)
         assert [line["seq"] for line in peer.lines()] == [1, 100, 2, 3, 4, 5, 6]
         assert box.closed
@@ -181,7 +181,7 @@ def test_the_last_answer_waits_for_those_before_it() -> None:
     async def test(peers: Peers) -> None:
         peer = await peers.add(reads=True)
         gap = peer.outbox.hold()
-        peer.outbox.answer(ack(2), last=True)
+        peer.outbox.answer(Answer(None, ack(2), last=True))  # type: ignore[arg-type]
         assert not peer.outbox.closed
         gap.fill([Answer(None, ack(1))])  # type: ignore[arg-type]
         await until(lambda: len(peer.lines()) == 2)
@@ -199,7 +199,7 @@ def test_a_client_with_too_many_answers_behind_a_gap_is_not_read(monkeypatch: py
         await box.ready_for_more()
         gap = box.hold()
         for n in range(50):
-            box.answer(ack(n))
+            box.answer(Answer(None, ack(n)))  # type: ignore[arg-type]
         with anyio.move_on_after(0.05) as waited:
             await box.ready_for_more()
         assert waited.cancelled_caught and peers.unread.bytes > 1000  # what is held back counts as well

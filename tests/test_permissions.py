@@ -19,7 +19,7 @@ from config.settings import Config
 from daemon.app import make_hub
 from daemon.bus import Bus
 from daemon.connection import Connection, Hub
-from handlers.delivery import acknowledge, refuse
+from handlers.delivery import acknowledge, done, refuse, send
 from handlers.events import ChainMessage, TxMessage
 from handlers.refusal import Refused
 from handlers.wire import LENGTH
@@ -99,9 +99,8 @@ async def house() -> AsyncIterator[House]:
                         delivery.event()
                     except Refused as refused:
                         answers = refuse(delivery, 1, refused.refusal)
-                for answer in answers:
-                    answer.send()
-                delivery.done()
+                send(answers)
+            done(batch)
 
     config = msgspec.convert({"socket": {"admin_uids": [OPERATOR]}, "utxo": {"enabled": False}}, Config)
     async with anyio.create_task_group() as tasks:
