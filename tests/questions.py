@@ -74,16 +74,17 @@ class Web:
         assert answer.headers["content-type"] == "application/json"
         return json.loads(answer.content)
 
-    def pages(self, path: str, count: int, order: str = "asc") -> list[list[Any]]:
+    def pages(self, path: str, count: int, order: str | None = "asc") -> list[list[Any]]:
         """Return a list page by page, by cursor."""
-        found, query = [], f"?count={count}&order={order}"
+        begin = f"?count={count}" + (f"&order={order}" if order else "")
+        found, query = [], begin
         while True:
             answer = self.ask(path + query)
             assert answer.status_code == 200, answer.text
             found.append(answer.json())
             if "x-next-cursor" not in answer.headers:
                 return found
-            query = f"?count={count}&order={order}&cursor={answer.headers['x-next-cursor']}"
+            query = f"{begin}&cursor={answer.headers['x-next-cursor']}"
 
     def until(self, path: str, wanted: int) -> httpx.Response:
         """Ask again until the status is as wanted."""

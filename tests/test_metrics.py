@@ -1,4 +1,4 @@
-"""Metrics: what is counted, what is exposed on a running daemon, and that the documents speak of the same."""
+"""Metrics: what is counted, what a running daemon exposes, and that the documents describe the same."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import json
 import os
 import re
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.client import HTTPConnection
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from time import monotonic, sleep
+from time import sleep
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 import anyio
 import msgspec
 import pytest
-from daemons import PATIENCE_S, ROOT, Daemon, Message, background, error, home, running, statuses
+from daemons import ROOT, Daemon, error, home, running, statuses
 from patience import until
 from prometheus_client.parser import text_string_to_metric_families
+from questions import Web, serve_alone, short_folder
+from reader_processes import children
 from scenarios import back_to, block, chain, digest, output, tx
 from structlog.testing import capture_logs
 
@@ -43,15 +42,17 @@ Values = dict[str, float]
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder with a short name: paths of sockets are bounded."""
-    with TemporaryDirectory(prefix="utxod-") as name:
-        yield Path(name)
+    with short_folder() as name:
+        yield name
+
+
+def on_socket(folder: Path, workers: int = 1) -> dict[str, Any]:
+    return {"workers": workers, "listen": f"unix:{folder}/http"}
 
 
 @contextmanager
 def serving(folder: Path, workers: int = 1, **tables: Any) -> Iterator[Daemon]:
-    http = {"workers": workers, "listen": f"unix:{folder}/http"} | tables.pop("http", {})
-    with running(folder, http=http, **tables) as daemon:
+    with running(folder, http=on_socket(folder, workers) | tables.pop("http", {}), **tables) as daemon:
         yield daemon
 
 
@@ -62,23 +63,13 @@ class Answer(NamedTuple):
 
 
 def get(daemon: Daemon, path: str, **headers: str) -> Answer:
-    """Ask one of the workers, as soon as there is one; each call may meet another."""
-    give_up = monotonic() + PATIENCE_S
-    while True:
-        connection = HTTPConnection("localhost")
-        try:
-            with socket.socket(socket.AF_UNIX) as connection.sock:
-                connection.sock.connect(str(daemon.folder / "http"))
-                connection.request("GET", path, headers=headers)
-                with connection.getresponse() as response:
-                    return Answer(response.status, response.headers["content-type"], response.read().decode())
-        except OSError:
-            assert monotonic() < give_up, daemon.tail()
-            sleep(0.02)
+    """Ask a worker as soon as there is one; each call opens a connection, so it may meet another worker."""
+    with Web(daemon.folder / "http") as web:
+        answer = web.ask(path, **headers)
+        return Answer(answer.status_code, answer.headers["content-type"], answer.text)
 
 
 def values(text: str) -> Values:
-    """Return every sample by name and labels, as Prometheus would store it."""
     found: Values = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -103,8 +94,8 @@ def families(daemon: Daemon) -> dict[str, str]:
 # --- what was done is counted ------------------------------------------------------------------------------------
 
 
-def story(daemon: Daemon) -> list[Message]:
-    """Twelve blocks, an error of each of three kinds, two blocks taken back; some of it in frames."""
+def feed_and_fail(daemon: Daemon) -> None:
+    """Feed twelve blocks, roll two of them back, and cause an error of each of three kinds."""
     blocks = chain(10, outputs=3)
     lost = tx("lost", output("lost"), spends=[[digest("nobody"), 0], [digest("nobody"), 1]])
     blocks.append(block(blocks[-1], lost))
@@ -117,7 +108,6 @@ def story(daemon: Daemon) -> list[Message]:
         error(feeder.ask(blocks[11]), "gap")
         error(feeder.ask({"type": "Rollback", "to": "origin"}), "beyond_rollback_floor")
         error(feeder.ask({"type": "Nonsense"}), "unknown_type")
-    return blocks
 
 
 def test_everything_that_was_done_is_counted(folder: Path) -> None:
@@ -125,39 +115,22 @@ def test_everything_that_was_done_is_counted(folder: Path) -> None:
         before = until(lambda: scrape(daemon), lambda now: now["utxod_messages_total{type=Subscribe}"])
         assert "utxod_tip_height" not in before and "utxod_seconds_since_last_block" not in before
         assert before["utxod_unspent"] == before["utxod_blocks_total"] == before["utxod_prune_seconds_count"] == 0
-        story(daemon)
+        feed_and_fail(daemon)
         now = until(lambda: scrape(daemon), lambda now: now["utxod_errors_total{code=unknown_type}"])
         store = daemon.status()
         plain = {
-            "blocks_total": 12,
-            "transactions_total": 11,
-            "created_total": 31,
-            "spent_total": 9,
-            "missing_inputs_total": 2,
-            "rollbacks_total": 1,
-            "rolled_back_blocks_total": 2,
-            "messages_total{type=BlockApplied}": 14,
-            "messages_total{type=Rollback}": 2,
-            "messages_total{type=unknown}": 1,
-            "messages_total{type=TxMined}": 0,
-            "errors_total{code=gap}": 1,
-            "errors_total{code=beyond_rollback_floor}": 1,
-            "errors_total{code=unknown_type}": 1,
-            "errors_total{code=malformed}": 0,
-            "daemon_running": 1,
-            "http_workers": 1,
-            "tip_height": 10,
-            "tip_slot": 200,
-            "lag_blocks": 30,
+            **{"blocks_total": 12, "transactions_total": 11, "created_total": 31, "spent_total": 9},
+            **{"missing_inputs_total": 2, "rollbacks_total": 1, "rolled_back_blocks_total": 2},
+            **{"messages_total{type=BlockApplied}": 14, "messages_total{type=Rollback}": 2},
+            **{"messages_total{type=unknown}": 1, "messages_total{type=TxMined}": 0},
+            **{f"errors_total{{code={code}}}": 1 for code in ("gap", "beyond_rollback_floor", "unknown_type")},
+            **{"errors_total{code=malformed}": 0, "inbox_messages": 0, "inbox_bytes": 0},
+            **{"daemon_running": 1, "http_workers": 1, "tip_height": 10, "tip_slot": 200, "lag_blocks": 30},
             "unspent": store["unspent"],
             "rollback_floor_height": store["rollback_floor"]["height"],
             "prune_backlog_blocks": store["prune_backlog_blocks"],
             "used_bytes": store["bytes_used"],
-            "map_size_bytes": 64 << 20,
-            "apply_seconds_count": 12,
-            "rollback_seconds_count": 1,
-            "inbox_messages": 0,
-            "inbox_bytes": 0,
+            **{"map_size_bytes": 64 << 20, "apply_seconds_count": 12, "rollback_seconds_count": 1},
         }
         assert {name: now[f"utxod_{name}"] for name in plain} == plain
         assert store["unspent"] == 21 and store["rollback_floor"]["height"] == 7
@@ -204,7 +177,7 @@ def test_pruning_by_steps_is_timed(folder: Path) -> None:
         assert now["utxod_prune_backlog_blocks"] == 0
 
 
-def test_histograms_are_whole() -> None:
+def test_an_observation_is_in_the_bucket_of_its_bound() -> None:
     histogram = Histogram()
     for seconds in (0.0, BOUNDS_S[0], BOUNDS_S[0] + 1e-9, 0.3, 1000.0):
         histogram.observe(seconds)
@@ -230,9 +203,7 @@ def test_deleted_transactions_are_counted_by_commit() -> None:
     assert sum(numbers.batches["create"].counts) == 0, "there was no block"
 
 
-def test_what_is_at_hand_is_shown() -> None:
-    """Clients, and the messages that wait, at that moment."""
-
+def test_open_connections_and_waiting_messages_are_shown() -> None:
     async def main() -> bytes:
         bus = Bus()
         inbox = bus.inbox(capacity=1 << 20)
@@ -249,7 +220,7 @@ def test_what_is_at_hand_is_shown() -> None:
     assert (numbers.network_height, numbers.map_size) == (77, 4096)
 
 
-def test_what_clients_call_their_messages_is_no_label() -> None:
+def test_unknown_types_are_counted_under_one_label() -> None:
     numbers = Numbers()
     known = set(numbers.messages)
     for n in range(1000):
@@ -293,27 +264,24 @@ def test_a_missing_token_is_counted(folder: Path) -> None:
         until(lambda: values(get(daemon, "/metrics", **known).text), lambda now: now.get(name) == 1)
 
 
-def workers(daemon: Daemon) -> list[int]:
-    """Return the process ids of the daemon's children."""
-    path = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children")
-    return [int(pid) for pid in path.read_text().split()]
-
-
-def test_what_a_killed_worker_counted_is_not_lost(folder: Path) -> None:
+def test_counts_of_a_killed_worker_go_on_in_its_successor(folder: Path) -> None:
     with serving(folder, 2) as daemon:
         name = "utxod_query_seconds_count{route=/api/v1/tip,status=404}"
         for _ in range(10):
             get(daemon, "/api/v1/tip")
         until(lambda: scrape(daemon), lambda now: now.get(name) == 10)
-        first = until(lambda: workers(daemon), lambda pids: len(pids) == 2)
-        sheets = sorted((folder / "data" / "metrics").iterdir())
+        first = until(lambda: children(daemon.process.pid), lambda pids: len(pids) == 2)
+        files = sorted((folder / "data" / "metrics").iterdir())
         os.kill(first[0], signal.SIGKILL)
-        until(lambda: workers(daemon), lambda pids: len(pids) == 2 and first[0] not in pids)
+        until(lambda: "http_worker_ended" in daemon.events())
+        [ended] = [line for line in daemon.log_lines() if line["event"] == "http_worker_ended"]
+        assert (ended["code"], ended["level"]) == (-signal.SIGKILL, "error")
+        until(lambda: children(daemon.process.pid), lambda pids: len(pids) == 2 and first[0] not in pids)
         until(lambda: scrape(daemon), lambda now: now["utxod_http_workers"] == 2 and now[name] == 10)
         for _ in range(10):
             get(daemon, "/api/v1/tip")
         until(lambda: scrape(daemon), lambda now: now[name] == 20)
-        assert sorted((folder / "data" / "metrics").iterdir()) == sheets  # the next one took the sheet over
+        assert sorted((folder / "data" / "metrics").iterdir()) == files  # the next worker uses the same file
 
 
 # --- one process without the other -------------------------------------------------------------------------------
@@ -324,8 +292,7 @@ def test_serve_alone_knows_the_store_and_not_the_daemon(folder: Path) -> None:
         with daemon.client() as client:
             client.hello(network_tip={"height": 7})
             client.feed(chain(5))
-        serve = background(folder / "serve.log", "serve", "--config", daemon.config)
-        try:
+        with serve_alone(daemon):
             now = until(lambda: scrape(daemon), lambda now: now.get("utxod_blocks_total") == 5)
             assert (now["utxod_daemon_running"], now["utxod_lag_blocks"], now["utxod_http_workers"]) == (1, 2, 1)
             types = families(daemon)
@@ -339,13 +306,9 @@ def test_serve_alone_knows_the_store_and_not_the_daemon(folder: Path) -> None:
             daemon.start()
             now = until(lambda: scrape(daemon), lambda now: now["utxod_daemon_running"] and "utxod_blocks_total" in now)
             assert now["utxod_blocks_total"] == 0  # totals are those of one process
-        finally:
-            serve.terminate()
-            assert serve.wait(PATIENCE_S) == 0
 
 
-def test_a_daemon_sweeps_up_after_others(folder: Path) -> None:
-    """Sheets of workers whose parents are gone are removed; what lives is left alone."""
+def test_a_daemon_removes_the_files_of_workers_whose_parents_are_gone(folder: Path) -> None:
     with running(folder) as daemon:
         where = folder / "data" / "metrics"
         daemon.term()
@@ -356,8 +319,8 @@ def test_a_daemon_sweeps_up_after_others(folder: Path) -> None:
         assert {path.name for path in where.iterdir()} == {"daemon", alive.name}
 
 
-def test_a_daemon_lives_without_a_place_for_its_numbers(folder: Path) -> None:
-    with home(folder, http={"workers": 1, "listen": f"unix:{folder}/http"}) as daemon:
+def test_a_daemon_runs_without_a_folder_for_its_metrics(folder: Path) -> None:
+    with home(folder, http=on_socket(folder)) as daemon:
         (folder / "data").mkdir()
         (folder / "data" / "metrics").write_bytes(b"in the way")
         daemon.start()
@@ -371,7 +334,7 @@ def test_a_daemon_lives_without_a_place_for_its_numbers(folder: Path) -> None:
         assert daemon.term() == 0
 
 
-def test_a_full_disk_costs_the_numbers_and_nothing_else() -> None:
+def test_a_full_disk_costs_only_the_metrics() -> None:
     descriptor = os.open("/dev/full", os.O_RDWR)
     file = MetricsFile(descriptor)
     for _ in range(3):
@@ -393,10 +356,10 @@ def test_numbers_that_cannot_be_shown_do_not_end_the_thread(tmp_path: Path) -> N
     assert [line["event"] for line in lines] == ["metrics_not_shown"]
 
 
-# --- sheets ------------------------------------------------------------------------------------------------------
+# --- files ------------------------------------------------------------------------------------------------------
 
 
-def test_a_sheet_belongs_to_one_process(tmp_path: Path) -> None:
+def test_a_file_belongs_to_one_process(tmp_path: Path) -> None:
     first = metrics._claim(tmp_path / "one")
     assert first is not None and metrics._claim(tmp_path / "one") is None
     own = Served()
@@ -414,7 +377,7 @@ def test_a_sheet_belongs_to_one_process(tmp_path: Path) -> None:
     second.close()
 
 
-def test_a_daemon_begins_with_an_empty_sheet(tmp_path: Path) -> None:
+def test_a_daemon_begins_with_an_empty_file(tmp_path: Path) -> None:
     with metrics.daemon_metrics_file(tmp_path) as file:
         file.show(metrics.encode(Numbers(blocks=3)))
         assert metrics.daemon_numbers(tmp_path) == file.shown(Numbers)
@@ -439,7 +402,7 @@ def test_workers_of_one_parent_are_added_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [lambda raw: raw[:-1], lambda raw: raw[:5], lambda raw: raw[:-1] + b"\xff"])
-def test_a_torn_sheet_is_not_believed(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
+def test_a_torn_file_is_not_read(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
     file = metrics._claim(tmp_path / "daemon")
     assert file is not None
     file.show(metrics.encode(Numbers()))
@@ -468,13 +431,8 @@ def test_docs_describe_what_a_running_daemon_exposes(folder: Path) -> None:
         get(daemon, "/api/v1/tip")
         assert families(daemon) == DOCUMENTED
     assert len(DOCUMENTED) == len(re.findall(r"^\| `utxod_", DOCUMENT, re.MULTILINE))
-
-
-def test_docs_speak_of_no_other_metric() -> None:
-    known = set(DOCUMENTED)
-    for name, kind in DOCUMENTED.items():
-        if kind == "histogram":
-            known |= {f"{name}_bucket", f"{name}_sum", f"{name}_count"}
+    histograms = [name for name, kind in DOCUMENTED.items() if kind == "histogram"]
+    known = {*DOCUMENTED, *(f"{name}_{part}" for name in histograms for part in ("bucket", "sum", "count"))}
     assert set(re.findall(r"utxod_\w+", DOCUMENT)) <= known
 
 
