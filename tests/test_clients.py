@@ -1,51 +1,18 @@
-"""The wire contract: who may send what, one feeder at a time, and facts for subscribers."""
+"""The wire contract: stores that are not enabled, one feeder at a time, and facts for subscribers."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Thread
-from time import monotonic
 
-import pytest
-from daemons import (
-    PATIENCE_S,
-    Client,
-    Daemon,
-    Encoding,
-    Message,
-    ack,
-    as_user,
-    encoded,
-    error,
-    only_root,
-    running,
-    statuses,
-)
-from scenarios import back_to, block, chain, digest, expected, point
+from daemons import Client, Daemon, Encoding, Message, ack, encoded, error, running, statuses
+from scenarios import back_to, block, chain, expected, point
 from stores import ALL_TABLES
+from test_permissions import FOR_ALL, FOR_OPERATORS, REPORTS
 
 from storage.disk import Disk
 from storage.history.store import HistoryStore
 
-ONE = b"\x01" * 32
-OPERATOR: dict[str, Message] = {
-    "TxLocked": {"txids": [ONE]},
-    "OutputsFrozen": {"outpoints": [[ONE, 0]]},
-    "OutputsUnfrozen": {"outpoints": [[ONE, 0]]},
-    "OutputReassigned": {"outpoint": [ONE, 0], "address": b"\x61"},
-    "TxConflicting": {"txids": [ONE]},
-    "WinnersDecided": {"txids": [ONE]},
-    "TxPreserved": {"txids": [ONE], "until": 9},
-}
-TRANSACTIONS: dict[str, Message] = {
-    "TxSubmitted": {"tx": {"txid": ONE}},
-    "TxWithdrawn": {"txids": [ONE], "reason": "expired"},
-    "TxUnlocked": {"txids": [ONE]},
-    "TxMined": {"txids": [ONE], "block_id": 1, "height": 1},
-}
-KNOWING_NOTHING = {"TxSubmitted": "PROCESSING", "TxUnlocked": "TX_NOT_FOUND", "TxMined": "TX_NOT_FOUND"}
-KNOWING_NOTHING |= {"WinnersDecided": "PROCESSING", "TxWithdrawn": "TX_NOT_FOUND"}
 CHAIN = [
     block(None),
     back_to("origin"),
@@ -56,73 +23,28 @@ CHAIN = [
 PERSISTED: Message = {"type": "BlockPersisted", "height": 1}
 
 
-# --- who may send what -----------------------------------------------------------------------------------------------
+# --- stores that are not enabled -------------------------------------------------------------------------------------
 
 
-def test_transaction_messages_need_the_transaction_store(tmp_path: Path, encoding: Encoding) -> None:
-    with running(tmp_path, transactions={"enabled": False}) as daemon, daemon.client(encoding) as client:
-        for kind, fields in (TRANSACTIONS | OPERATOR).items():
-            answer = client.ask({"type": kind} | fields)
-            error(answer, "unavailable")
-            assert kind in answer["message"]
+def test_transaction_messages_need_the_transaction_store(tmp_path: Path) -> None:
+    with running(tmp_path, transactions={"enabled": False}) as daemon, daemon.client() as client:
+        for kind, fields in (REPORTS | FOR_ALL | FOR_OPERATORS).items():
+            if kind not in {"NodeState", "BlockPersisted"}:
+                answer = client.ask({"type": kind} | fields)
+                error(answer, "unavailable")
+                assert kind in answer["message"]
         ack(client.ask(block(None)), "applied", point(block(None)))  # blocks need none
 
 
-def test_nothing_is_kept_when_the_store_is_not_enabled(tmp_path: Path, encoding: Encoding) -> None:
-    with running(tmp_path, utxo={"enabled": False}) as daemon, daemon.client(encoding) as client:
+def test_nothing_is_kept_when_the_store_is_not_enabled(tmp_path: Path) -> None:
+    with running(tmp_path, utxo={"enabled": False}) as daemon, daemon.client() as client:
         assert client.hello()["tip"] is None
         for message in CHAIN:
             error(client.ask(message), "unavailable")
-        with daemon.client(encoding) as other:  # nobody is feeding
+        with daemon.client("frames") as other:  # so the first client is not the feeder
             assert statuses(other.feed(CHAIN)) == ["unavailable"] * len(CHAIN)
         assert daemon.term() == 0
         assert not (daemon.folder / "data" / "lmdb").exists()
-
-
-@only_root
-def test_operator_messages_are_for_operators(encoding: Encoding) -> None:
-    with TemporaryDirectory() as name, running(Path(name), socket={"admin_uids": [65533]}) as daemon:
-        Path(name).chmod(0o750)
-        with as_user(65534):
-            stranger = daemon.client(encoding)
-        with stranger:
-            for kind, fields in OPERATOR.items():
-                answer = stranger.ask({"type": kind} | fields)
-                error(answer, "not_permitted")
-                assert kind in answer["message"] and "65534" in answer["message"]
-            for kind, fields in TRANSACTIONS.items():
-                error(stranger.ask({"type": kind} | fields), KNOWING_NOTHING[kind])
-            ack(stranger.ask(block(None)), "applied", point(block(None)))
-        with as_user(65533):
-            operator = daemon.client(encoding)
-        with operator:
-            for kind, fields in OPERATOR.items():
-                answer = operator.ask({"type": kind} | fields)
-                if kind == "TxPreserved":  # what is not known needs no keeping
-                    ack(answer, "accepted", point(block(None)))
-                else:
-                    error(answer, KNOWING_NOTHING.get(kind, "TX_NOT_FOUND"))
-
-
-@only_root
-@pytest.mark.parametrize(
-    "line",
-    [
-        b'{"type":"BlockPersisted","seq":1,"height":1,"type":"TxLocked","txids":[]}',
-        b'{"type":"Hello","seq":1,"type":"TxLocked","txids":[]}',
-        b'{"type":"BlockPersisted","seq":1,"height":1,"t\\u0079pe":"TxLocked","txids":[]}',
-        b'{"seq":1,"type":"Hello","type":"TxLocked","txids":[]}',
-    ],
-)
-def test_a_type_said_twice_opens_no_door(line: bytes) -> None:
-    with TemporaryDirectory() as name, running(Path(name)) as daemon:
-        Path(name).chmod(0o750)
-        with as_user(65534):
-            stranger = daemon.client("json")
-        with stranger:
-            stranger.raw(line + b"\n")
-            answer = stranger.receive()
-            assert answer is not None and answer["code"] in {"malformed", "not_permitted"}, answer
 
 
 # --- one feeder ----------------------------------------------------------------------------------------------------
@@ -142,20 +64,11 @@ def test_only_one_connection_feeds(daemon: Daemon, encoding: Encoding) -> None:
         ack(other.ask(blocks[2]), "applied", point(blocks[2]))
 
 
-def test_a_type_said_twice_does_not_feed(daemon: Daemon) -> None:
-    with daemon.client() as feeder, daemon.client() as other:
-        ack(feeder.ask(block(None)), "applied", point(block(None)))
-        other.raw(b'{"type":"BlockPersisted","seq":1,"height":1,"type":"Rollback","to":"origin"}\n')
-        answer = other.receive()
-        assert answer is not None and answer["code"] in {"malformed", "feeder_busy"}, answer
-        assert feeder.hello()["tip"] == point(block(None))
-
-
-def test_the_next_feeder_waits_until_the_last_one_is_done(tmp_path: Path, encoding: Encoding) -> None:
-    """It is gone, as its unread answers tell; what it sent is carried out all the same, over many commits."""
+def test_the_next_feeder_waits_until_the_last_one_is_done(tmp_path: Path) -> None:
+    """The last one has disconnected; what it sent is carried out all the same, over many commits."""
     blocks = chain(300, outputs=20)
-    with running(tmp_path, batch={"max_delay_ms": 2}) as daemon, daemon.client(encoding) as other:
-        with daemon.client(encoding) as feeder:
+    with running(tmp_path, batch={"max_delay_ms": 2}) as daemon, daemon.client("frames") as other:
+        with daemon.client("frames") as feeder:
             feeder.send(*({"seq": n} | sent for n, sent in enumerate(blocks)))
             feeder.taken()
         ack(other.ask(blocks[0]), "duplicate", point(blocks[-1]))
@@ -222,7 +135,7 @@ def test_rolled_back_to_the_origin(client: Client) -> None:
     assert client.receive() == told | {"sequence": 3}  # after the block and its transaction
 
 
-def test_subscribe_again_replaces_the_wish(daemon: Daemon, client: Client) -> None:
+def test_another_subscription_replaces_the_first(daemon: Daemon, client: Client) -> None:
     blocks = chain(3)
     with daemon.client() as feeder:
         client.send({"type": "Subscribe", "events": ["BlockCommitted", "BlockCommitted"]})
@@ -240,12 +153,12 @@ def test_subscribe_again_replaces_the_wish(daemon: Daemon, client: Client) -> No
         assert client.silent(0.05)
 
 
-def test_a_fact_is_sent_after_the_commit_that_it_speaks_of(daemon: Daemon, encoding: Encoding) -> None:
+def test_a_fact_is_sent_after_its_commit(daemon: Daemon) -> None:
     blocks = chain(60, outputs=3)
     forks = [chain(1, blocks[19], branch="x")[0], chain(1, blocks[39], branch="y")[0]]
     story = [*blocks[:20], forks[0], back_to(blocks[19]), *blocks[20:40], forks[1], back_to(blocks[39]), *blocks[40:]]
     disk = Disk(daemon.folder / "data" / "lmdb", ALL_TABLES, readonly=True)
-    with disk, daemon.client() as listener, daemon.client(encoding) as feeder:
+    with disk, daemon.client() as listener, daemon.client() as feeder:
         store = HistoryStore(disk)
         listener.ask({"type": "Subscribe", "events": ["BlockCommitted", "RolledBack"]})
         feeder.send(*({"seq": n} | message for n, message in enumerate(story)))
@@ -262,41 +175,15 @@ def test_a_fact_is_sent_after_the_commit_that_it_speaks_of(daemon: Daemon, encod
 
 
 def test_a_client_that_reads_may_be_answered_very_often_at_once(tmp_path: Path) -> None:
-    """One commit answers all that came before it: more than anybody may leave unread, in the very same moment."""
-    states = 60_000
-    with running(tmp_path, batch={"max_delay_ms": 10_000}) as daemon, daemon.client("frames") as client:
+    """One commit answers all messages before it: at once that is more than a client may leave unread."""
+    states = 30_000
+    with running(tmp_path, batch={"max_delay_ms": 10_000}) as daemon, daemon.client() as client:
         [first] = chain(1)
         assert client.ask(first)["status"] == "applied"
-        message = encoded({"type": "NodeState", "seq": 1, "state": "running", "height": 1}, "frames")
+        message = encoded({"type": "NodeState", "seq": 1, "state": "running", "height": 1}, "json")
         sender = Thread(target=client.raw, args=(message * states,))
         sender.start()
         for _ in range(states):
             ack(client.receive(), "accepted", point(first))
         sender.join()
         assert "client_too_slow" not in daemon.log_text()
-
-
-def test_a_subscriber_that_does_not_read_is_cut_off(daemon: Daemon, encoding: Encoding) -> None:
-    """Nobody waits for it: others hear every fact, and the feeder is acknowledged."""
-    blocks = [{"type": "BlockApplied", "height": n, "hash": digest(n)} for n in range(1, 60_001)]
-    wish: Message = {"type": "Subscribe", "events": ["BlockCommitted"]}
-    with daemon.client(encoding) as deaf, daemon.client(encoding) as good, daemon.client("frames") as feeder:
-        assert deaf.ask(wish) and good.ask(wish)
-        heard, until, cut = 0, monotonic() + PATIENCE_S, False
-        for start in range(0, len(blocks), 2000):
-            part = blocks[start : start + 2000]
-            assert statuses(feeder.feed(part)) == ["applied"] * len(part)
-            for sent in part:
-                fact = good.receive()
-                assert fact is not None and fact["height"] == sent["height"]
-                heard += 1
-            if cut := "client_too_slow" in daemon.log_text():
-                break
-        assert cut and monotonic() < until
-        last = deaf.rest()[-1]
-        error(last, "too_slow", None)
-        assert "BlockCommitted" not in daemon.log_text()
-        more = blocks[heard]
-        ack(feeder.ask(more), "applied", point(more | {"slot": more["height"]}))
-        fact = good.receive()
-        assert fact is not None and fact["height"] == more["height"]

@@ -1,12 +1,14 @@
-"""Who may say what of the chain: one feeder, the operators, and everybody else."""
+"""Which messages are accepted from the feeder, from operators and from other clients."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import monotonic, sleep
 
 import anyio
 import msgspec
@@ -37,7 +39,12 @@ CHAIN: dict[str, Message] = {
     "GenesisOutputs": {"outputs": []},
 }
 FOR_ALL: dict[str, Message] = {"TxSubmitted": {"tx": {"txid": digest("x")}}, "TxUnlocked": {"txids": [digest("x")]}}
-FOR_OPERATORS: dict[str, Message] = {"TxLocked": {"txids": [digest("x")]}}
+FOR_OPERATORS: dict[str, Message] = {
+    **{kind: {"txids": [digest("x")]} for kind in ("TxLocked", "TxConflicting", "WinnersDecided")},
+    **{kind: {"outpoints": [[digest("x"), 0]]} for kind in ("OutputsFrozen", "OutputsUnfrozen")},
+    "OutputReassigned": {"outpoint": [digest("x"), 0], "address": b"\x61"},
+    "TxPreserved": {"txids": [digest("x")], "until": 9},
+}
 
 
 # --- the rule: connections of any user, without a daemon -----------------------------------------------------------
@@ -68,8 +75,8 @@ class Near:
         await self._stream.aclose()
 
 
-class House:
-    """A hall whose consumer accepts everything that it is handed."""
+class Connections:
+    """Connections to a hub without a daemon; its consumer accepts every message."""
 
     def __init__(self, hub: Hub, tasks: anyio.abc.TaskGroup) -> None:
         self.hub, self._tasks = hub, tasks
@@ -84,7 +91,7 @@ class House:
 
 
 @asynccontextmanager
-async def house() -> AsyncIterator[House]:
+async def connections() -> AsyncIterator[Connections]:
     bus = Bus()
     inbox = bus.inbox(*ChainMessage.__args__, *TxMessage.__args__, capacity=1 << 20)
 
@@ -105,7 +112,7 @@ async def house() -> AsyncIterator[House]:
     config = msgspec.convert({"socket": {"admin_uids": [OPERATOR]}, "utxo": {"enabled": False}}, Config)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(accept)
-        opened = House(make_hub(config, bus, inbox), tasks)
+        opened = Connections(make_hub(config, bus, inbox), tasks)
         with anyio.fail_after(30):
             yield opened
         for near in opened.entered:
@@ -113,16 +120,16 @@ async def house() -> AsyncIterator[House]:
         inbox.close()
 
 
-def in_house(test: object) -> None:
+def with_connections(test: Callable[[Connections], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with house() as opened:
-            await test(opened)  # type: ignore[operator]
+        async with connections() as opened:
+            await test(opened)
 
     anyio.run(main, backend_options={"use_uvloop": True})
 
 
 def test_strangers_report_nothing_while_another_feeds() -> None:
-    async def test(opened: House) -> None:
+    async def test(opened: Connections) -> None:
         feeder, stranger, operator = [await opened.enter(uid) for uid in (STRANGER, STRANGER, OPERATOR)]
         assert await feeder.ask("BlockApplied", CHAIN["BlockApplied"]) == "accepted"
         for kind, fields in REPORTS.items():
@@ -139,14 +146,14 @@ def test_strangers_report_nothing_while_another_feeds() -> None:
             assert await feeder.ask(kind, fields) == await stranger.ask(kind, fields) == "not_permitted"
             assert await operator.ask(kind, fields) == "accepted"
 
-    in_house(test)
+    with_connections(test)
 
 
 @pytest.mark.parametrize("kind", REPORTS)
 def test_a_feeder_may_begin_with_a_report(kind: str) -> None:
     """It is the feeder from then on, until it leaves."""
 
-    async def test(opened: House) -> None:
+    async def test(opened: Connections) -> None:
         feeder, other = await opened.enter(STRANGER), await opened.enter(STRANGER)
         assert await feeder.ask(kind, REPORTS[kind]) == "accepted"
         assert await other.ask("BlockApplied", CHAIN["BlockApplied"]) == "feeder_busy"
@@ -154,28 +161,20 @@ def test_a_feeder_may_begin_with_a_report(kind: str) -> None:
         await feeder.leave()
         assert await other.ask(kind, REPORTS[kind]) == "accepted"
 
-    in_house(test)
+    with_connections(test)
 
 
-@pytest.mark.parametrize("kind", REPORTS)
-def test_an_operator_that_reports_is_no_feeder(kind: str) -> None:
-    async def test(opened: House) -> None:
-        operator, feeder = await opened.enter(OPERATOR), await opened.enter(STRANGER)
-        assert await operator.ask(kind, REPORTS[kind]) == "accepted"
-        assert await feeder.ask("BlockApplied", CHAIN["BlockApplied"]) == "accepted"
-        assert await operator.ask(kind, REPORTS[kind]) == "accepted"
-
-    in_house(test)
-
-
-def test_a_message_for_all_makes_nobody_the_feeder() -> None:
-    async def test(opened: House) -> None:
+def test_other_messages_and_reports_of_operators_make_no_client_the_feeder() -> None:
+    async def test(opened: Connections) -> None:
         one, other = await opened.enter(STRANGER), await opened.enter(STRANGER)
+        operator = await opened.enter(OPERATOR)
         for kind, fields in (FOR_ALL | FOR_OPERATORS).items():
             await one.ask(kind, fields)
+        for kind, fields in REPORTS.items():
+            assert await operator.ask(kind, fields) == "accepted"
         assert await other.ask("BlockApplied", CHAIN["BlockApplied"]) == "accepted"
 
-    in_house(test)
+    with_connections(test)
 
 
 # --- a daemon, and users as the kernel sees them -------------------------------------------------------------------
@@ -189,22 +188,22 @@ def guarded() -> Iterator[Daemon]:
         yield daemon
 
 
-def user(daemon: Daemon, uid: int, encoding: Encoding) -> Client:
+def user(daemon: Daemon, uid: int) -> Client:
     with as_user(uid):
-        return daemon.client(encoding)
+        return daemon.client()
 
 
 @only_root
-def test_reports_are_the_feeders_and_the_operators(encoding: Encoding) -> None:
+def test_reports_are_accepted_from_the_feeder_and_operators() -> None:
     blocks = chain(3)
-    with guarded() as daemon, user(daemon, STRANGER, encoding) as feeder, user(daemon, STRANGER, encoding) as other:
+    with guarded() as daemon, user(daemon, STRANGER) as feeder, user(daemon, STRANGER) as other:
         assert statuses(feeder.feed(blocks)) == ["applied"] * 3
         for kind, fields in REPORTS.items():
             answer = other.ask({"type": kind} | fields)
             error(answer, "not_permitted")
             assert kind in answer["message"] and str(STRANGER) in answer["message"]
         assert other.hello()["persisted_height"] is None
-        with user(daemon, OPERATOR, encoding) as operator, daemon.client(encoding) as root:
+        with user(daemon, OPERATOR) as operator, daemon.client() as root:
             for client in (operator, root, feeder):
                 state = {"type": "NodeState", "state": "running", "height": 3}
                 ack(client.ask(state), "accepted", point(blocks[-1]))
@@ -216,7 +215,7 @@ def test_reports_are_the_feeders_and_the_operators(encoding: Encoding) -> None:
 
 
 def test_only_the_feeder_says_how_far_the_network_is(tmp_path: Path) -> None:
-    """Far behind the network nothing is pruned and no submission is too old, so a stranger's word must not last."""
+    """Far behind the network nothing is pruned and no submission is too old: another client must not report it."""
     lie = {"height": 4_000_000_000}
     with running(tmp_path) as daemon, daemon.client() as other, daemon.client() as feeder:
         assert other.hello(network_tip=lie)["network_tip_height"] == lie["height"]  # it may be about to feed
@@ -229,10 +228,81 @@ def test_only_the_feeder_says_how_far_the_network_is(tmp_path: Path) -> None:
 
 
 @only_root
-def test_a_feeder_of_another_user_begins_with_the_nodes_state(encoding: Encoding) -> None:
-    with guarded() as daemon, user(daemon, STRANGER, encoding) as feeder, user(daemon, OPERATOR, encoding) as other:
+def test_a_feeder_of_another_user_begins_with_the_nodes_state() -> None:
+    with guarded() as daemon, user(daemon, STRANGER) as feeder, user(daemon, OPERATOR) as other:
         ack(feeder.ask({"type": "NodeState", "state": "catching_up", "height": 0}), "accepted", None)
         error(other.ask(block(None)), "feeder_busy")
         ack(feeder.ask(block(None)), "applied", point(block(None)))
         feeder.close()
         ack(other.ask(chain(2)[1]), "applied", point(chain(2)[1]))
+
+
+@only_root
+@pytest.mark.parametrize("kind", ['"TxLocked","txids":[]', '"Rollback","to":"origin"'])
+def test_a_second_type_gives_no_permission(kind: str) -> None:
+    """Neither that of an operator nor that of the feeder."""
+    with guarded() as daemon, user(daemon, STRANGER) as stranger, daemon.client() as feeder:
+        ack(feeder.ask(block(None)), "applied", point(block(None)))
+        for line in (
+            f'{{"type":"BlockPersisted","seq":1,"height":1,"type":{kind}}}',
+            f'{{"type":"Hello","seq":1,"type":{kind}}}',
+            f'{{"type":"BlockPersisted","seq":1,"height":1,"t\\u0079pe":{kind}}}',
+            f'{{"seq":1,"type":"Hello","type":{kind}}}',
+        ):
+            stranger.raw(line.encode() + b"\n")
+            answer = stranger.receive()
+            assert answer is not None and answer["code"] in {"malformed", "not_permitted", "feeder_busy"}, line
+        assert feeder.hello()["tip"] == point(block(None))
+
+
+# --- many clients that send at once ----------------------------------------------------------------------------------
+
+UNLOCKED: Message = {"type": "TxUnlocked", "txids": [digest("x")]}
+
+
+def test_few_messages_are_routed_in_one_turn_of_the_event_loop() -> None:
+    clients, each = 50, 200
+
+    async def test(opened: Connections) -> None:
+        routed, most = 0, 0
+        nears = [await opened.enter(STRANGER) for _ in range(clients)]
+
+        async def flood() -> None:
+            for near in nears:
+                await near.send(encoded(UNLOCKED, "frames") * each)
+
+        flooding = asyncio.create_task(flood())
+        while routed < clients * each:
+            await asyncio.sleep(0)
+            before, routed = routed, opened.hub.numbers.messages["TxUnlocked"]
+            most = max(most, routed - before)
+        await flooding
+        assert most <= 16
+
+    with_connections(test)
+
+
+LONG: Message = {"type": "TxUnlocked", "txids": [digest(n) for n in range(600)]}
+
+
+@pytest.mark.parametrize("encoding", ["json", "frames"])
+@pytest.mark.parametrize("first", [UNLOCKED, LONG], ids=["short", "long"])
+def test_what_clients_sent_ahead_waits_in_the_kernel(tmp_path: Path, first: Message, encoding: Encoding) -> None:
+    clients = 200
+    with (
+        running(tmp_path, batch={"max_bytes": "1MiB"}) as daemon,
+        daemon.client("frames") as feeder,
+        ExitStack() as all_,
+    ):
+        feeder.feed(chain(2))
+        before, most, until = daemon.memory(), 0, monotonic() + 1
+        for _ in range(clients):
+            client = all_.enter_context(daemon.client(encoding))
+            client.socket.setblocking(False)
+            assert (
+                client.socket.send(encoded(first, encoding) + encoded(UNLOCKED, encoding) * 5000) > 100_000
+            )  # what the system takes
+        while monotonic() < until:
+            most = max(most, daemon.memory() - before)
+            sleep(0.01)
+            assert most < 20 << 20, most
