@@ -1,25 +1,19 @@
-"""What was created and spent since a point, over HTTP, beside a model that applies it."""
+"""What was created and spent since a point, applied to a set; then over HTTP."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from chains import back_to, block, feed, output, prune_all, random_chain, tx
+import scenarios
+from chains import back_to, block, feed, open_chain, output, prune_all, random_chain, tx
 from chains import live as live_outputs
-from chains import open_chain as open_made_chain
 from daemons import Message
-from questions import Asked, asked
-from scenarios import back_to as go_back
-from scenarios import block as message_block
-from scenarios import chain as messages
-from scenarios import output as paid
+from questions import Asked, asked, failure, short_folder
 from scenarios import point
-from scenarios import tx as message_tx
 
 from handlers.addresses import codec
 from handlers.chain import Chain
@@ -74,8 +68,8 @@ def applied(to: set[tuple[str, int]], changes: list[Change]) -> set[tuple[str, i
 @pytest.mark.parametrize("windows", WINDOWS)
 def test_changes_since_any_point_lead_to_the_tip(windows: Any, tmp_path: Path) -> None:
     """Whatever the blocks are: also outputs that were spent since."""
-    for seed in range(4):
-        with open_made_chain(tmp_path / str(seed), **windows, may_prune=True) as chain:
+    for seed in range(2):
+        with open_chain(tmp_path / str(seed), **windows, may_prune=True) as chain:
             sets: dict[int, set[tuple[str, int]]] = {0: set()}
             sequences, told = {}, random_chain(Random(seed), 22, repeats=False)
             for n, each in enumerate(told, 1):
@@ -108,7 +102,7 @@ def test_changes_since_any_point_lead_to_the_tip(windows: Any, tmp_path: Path) -
 
 def test_a_removed_point_names_the_common_ancestor(tmp_path: Path) -> None:
     """Through rollbacks within rollbacks, and above blocks that were applied again."""
-    with open_made_chain(tmp_path, prune_depth=30, rollback_window=30) as chain:
+    with open_chain(tmp_path, prune_depth=30, rollback_window=30) as chain:
         made: list[BlockApplied] = []
         for n in range(10):
             made.append(block(made[-1] if made else None, tx(f"{n}", output("ann"))))
@@ -140,9 +134,9 @@ def test_a_removed_point_names_the_common_ancestor(tmp_path: Path) -> None:
         assert listed(chain, None) == []
 
 
-def test_a_fact_that_was_trimmed_is_none_to_begin_with(tmp_path: Path) -> None:
-    """One right before the oldest is: nothing is missing after it."""
-    with open_made_chain(tmp_path, prune_depth=30, rollback_window=30) as chain:
+def test_changes_since_a_fact_that_was_removed_are_gone(tmp_path: Path) -> None:
+    """Not those since the fact right before the oldest: nothing is missing after it."""
+    with open_chain(tmp_path, prune_depth=30, rollback_window=30) as chain:
         chain.changes.keep = Retention(count=3)
         made: list[BlockApplied] = []
         for n in range(8):
@@ -157,12 +151,12 @@ def test_a_fact_that_was_trimmed_is_none_to_begin_with(tmp_path: Path) -> None:
         with pytest.raises(PointRemoved) as removed:
             listed(chain, 7)
         assert removed.value.ancestor == made[1].point
-        with pytest.raises(PointGone):  # the block before fact 7 is known to nobody any more
+        with pytest.raises(PointGone):  # the block before fact 7 is not known any more
             listed(chain, 6)
 
 
 def test_a_cursor_goes_on_while_its_block_stays(tmp_path: Path) -> None:
-    with open_made_chain(tmp_path, prune_depth=30, rollback_window=30) as chain:
+    with open_chain(tmp_path, prune_depth=30, rollback_window=30) as chain:
         made = [block(None, tx("0", *(output("ann", n) for n in range(4))))]
         made.append(block(made[0], tx("1", output("bob"))))
         feed(chain, *made)
@@ -192,7 +186,7 @@ def test_a_cursor_goes_on_while_its_block_stays(tmp_path: Path) -> None:
 
 
 def test_the_block_at_the_floor_has_no_effects_any_more(tmp_path: Path) -> None:
-    with open_made_chain(tmp_path, prune_depth=2, rollback_window=2) as chain:
+    with open_chain(tmp_path, prune_depth=2, rollback_window=2) as chain:
         made = [block(None, tx("0", output("ann")))]
         for n in range(1, 6):
             made.append(block(made[-1], tx(f"{n}", output("ann"))))
@@ -209,17 +203,13 @@ def test_the_block_at_the_floor_has_no_effects_any_more(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def told() -> Iterator[tuple[Asked, list[Message]]]:
-    utxo = {"rollback_window": 8, "prune_depth": 8}
-    with (
-        TemporaryDirectory(prefix="utxod-") as name,
-        asked(Path(name), utxo=utxo) as asking,
-    ):
-        blocks = messages(12, outputs=2)
+    with short_folder() as folder, asked(folder, utxo={"rollback_window": 8, "prune_depth": 8}) as asking:
+        blocks = scenarios.chain(12, outputs=2)
         for each in blocks[:9]:  # a commit each: what is due is pruned with the next ones
             asking.feed(each)
-        asking.feed(blocks[9], go_back(blocks[8]))
-        other = message_block(blocks[8], message_tx("other", paid("bob", 5)), branch="other")
-        asking.feed(other)
+        asking.feed(blocks[9], scenarios.back_to(blocks[8]))
+        paid = scenarios.tx("other", scenarios.output("bob", 5))
+        asking.feed(other := scenarios.block(blocks[8], paid, branch="other"))
         yield asking, [*blocks[:9], other]
 
 
@@ -229,18 +219,9 @@ def test_the_list_over_http(told: tuple[Asked, list[Message]]) -> None:
     answer = asking.ask(f"{CHANGES}?{here}")
     assert answer.status_code == 200 and "x-next-cursor" not in answer.headers
     changes = answer.json()
-    assert [(each["change"], each["block"], each["lovelace_amount"]) for each in changes] == [
-        ("created", 7, 700),
-        ("created", 7, 701),
-        ("spent", 6, 600),
-        ("created", 8, 800),
-        ("created", 8, 801),
-        ("spent", 7, 700),
-        ("created", 9, 900),
-        ("created", 9, 901),
-        ("spent", 8, 800),
-        ("created", 10, 5),
-    ]
+    names = [f"{each['change']} {each['block']} {each['lovelace_amount']}" for each in changes]
+    each_block = ("created {0} {0}00", "created {0} {0}01", "spent {1} {1}00")
+    assert names == [*(text.format(n, n - 1) for n in (7, 8, 9) for text in each_block), "created 10 5"]
     assert changes[2]["spent_at_block"] == 7 and "spent_at_block" not in changes[0]
     utxo = asking.get(f"/api/v1/utxos/{changes[9]['tx_hash']}/0")
     assert changes[9] == utxo | {"change": "created"}
@@ -259,36 +240,19 @@ def test_the_list_over_http(told: tuple[Asked, list[Message]]) -> None:
     assert again.status_code == 304
 
 
-def test_points_that_are_none_over_http(told: tuple[Asked, list[Message]]) -> None:
+def test_points_that_are_refused_over_http(told: tuple[Asked, list[Message]]) -> None:
     asking, blocks = told
-    removed = messages(12, outputs=2)[9]
+    removed = scenarios.chain(12, outputs=2)[9]
     answer = asking.ask(f"{CHANGES}?from=10.{removed['hash'].hex()}")
     assert (answer.status_code, answer.json()["error"]) == (409, "point_removed")
     assert answer.json()["detail"] == {"ancestor": point(blocks[8])}
-    asking.ask(f"{CHANGES}?from={answer.json()['detail']['ancestor']['height']}.{blocks[8]['hash'].hex()}")
     answer = asking.ask(f"{CHANGES}?from=origin")
     assert (answer.status_code, answer.json()["error"]) == (404, "gone")
     oldest = answer.json()["detail"]["oldest"]
     assert 1 <= oldest["height"] <= asking.get("/api/v1/status")["utxo"]["rollback_floor"]["height"]
     assert asking.ask(f"{CHANGES}?from={oldest['height']}.{oldest['hash']}").status_code == 200
-    answer = asking.ask(f"{CHANGES}?from=10.{'ab' * 32}")
-    assert (answer.status_code, answer.json()["error"], "detail" in answer.json()) == (404, "unknown_point", False)
-    answer = asking.ask(f"{CHANGES}?from=99999999")
-    assert (answer.status_code, answer.json()["error"]) == (404, "unknown_point")
-    for query in (
-        "",
-        "from=",
-        "from=x",
-        "from=-1",
-        "from=1.",
-        "from=1.ab",
-        f"from=x.{'ab' * 32}",
-        "from=1&from=2",
-        "from=1&cursor=x",
-        "cursor=x",
-        "from=1&order=desc",
-        "from=1&page=2",
-        "from=1&count=0",
-    ):
-        answer = asking.ask(f"{CHANGES}?{query}")
-        assert (answer.status_code, answer.json()["error"]) == (400, "bad_parameter"), query
+    for place in (f"10.{'ab' * 32}", "99999999"):
+        failure(asking.ask(f"{CHANGES}?from={place}"), 404, "unknown_point")
+    froms = ["", "from=", "from=x", "from=-1", "from=1.", "from=1.ab", f"from=x.{'ab' * 32}", "from=1&from=2"]
+    for query in [*froms, "from=1&cursor=x", "cursor=x", "from=1&order=desc", "from=1&page=2", "from=1&count=0"]:
+        failure(asking.ask(f"{CHANGES}?{query}"), 400, "bad_parameter")
