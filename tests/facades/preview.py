@@ -46,14 +46,14 @@ def coins() -> Coins:
 
 
 @contextmanager
-def served(folder: Path, *told: Any, **tables: Any) -> Iterator[Asked]:
-    """Give a daemon with all indexes that was told blocks, by default those of the run."""
+def served(folder: Path, *messages: Any, **tables: Any) -> Iterator[Asked]:
+    """Give a daemon with all indexes that was messages blocks, by default those of the run."""
     names = ("kupo", "blockfrost", "ogmios")
     facades = {name: {"enabled": True} | tables.pop(name, {}) for name in names}
     chain = {"family": "cardano", "network": "preview"}
     utxo = {"index": dict.fromkeys(INDEXES, True)} | tables.pop("utxo", {})
     with asked(folder, chain=chain, utxo=utxo, **facades, **tables) as asking:
-        feed(asking, *(told or [before(), *blocks()]))
+        feed(asking, *(messages or [before(), *blocks()]))
         yield asking
 
 

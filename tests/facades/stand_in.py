@@ -1,4 +1,4 @@
-"""A stand-in for an Ogmios server beside a node: protocol parameters, a node that takes transactions, fixed budgets."""
+"""A stand-in for an Ogmios server of a node: protocol parameters, submitted transactions, fixed budgets."""
 
 from __future__ import annotations
 
@@ -47,24 +47,15 @@ PARAMETERS: dict[str, Any] = {
     "maxCollateralInputs": 3,
     "version": {"major": 9, "minor": 0},
     "plutusCostModels": {"plutus:v1": [*range(166)], "plutus:v2": [*range(175)], "plutus:v3": [*range(251)]},
-    "stakePoolVotingThresholds": {
-        "noConfidence": "51/100",
-        "constitutionalCommittee": {"default": "51/100", "stateOfNoConfidence": "51/100"},
-        "hardForkInitiation": "51/100",
-        "protocolParametersUpdate": {"security": "51/100"},
-    },
-    "delegateRepresentativeVotingThresholds": {
-        "noConfidence": "67/100",
-        "constitutionalCommittee": {"default": "67/100", "stateOfNoConfidence": "3/5"},
-        "constitution": "3/4",
-        "hardForkInitiation": "3/5",
-        "protocolParametersUpdate": {
-            "network": "67/100",
-            "economic": "67/100",
-            "technical": "67/100",
-            "governance": "3/4",
-        },
-        "treasuryWithdrawals": "67/100",
+    "stakePoolVotingThresholds": dict.fromkeys(("noConfidence", "hardForkInitiation"), "51/100")
+    | {"constitutionalCommittee": {"default": "51/100", "stateOfNoConfidence": "51/100"}}
+    | {"protocolParametersUpdate": {"security": "51/100"}},
+    "delegateRepresentativeVotingThresholds": dict.fromkeys(("noConfidence", "treasuryWithdrawals"), "67/100")
+    | {"constitutionalCommittee": {"default": "67/100", "stateOfNoConfidence": "3/5"}}
+    | {"constitution": "3/4", "hardForkInitiation": "3/5"}
+    | {
+        "protocolParametersUpdate": dict.fromkeys(("network", "economic", "technical"), "67/100")
+        | {"governance": "3/4"}
     },
     "constitutionalCommitteeMinSize": 3,
     "constitutionalCommitteeMaxTermLength": 365,

@@ -1,7 +1,4 @@
-"""Real client libraries, in environments of their own, against a daemon, its facades and a stand-in for a node.
-
-They are installed where CLIENTS_FOLDER says, once; without it these tests are skipped.
-"""
+"""Real client libraries, in environments of their own, against a daemon, its facades and a stand-in for a node."""
 
 from __future__ import annotations
 
@@ -94,26 +91,25 @@ def chain() -> Iterator[tuple[Chain, str, str]]:
 
 @pytest.mark.parametrize("kupo", [False, True], ids=["blockfrost", "kupo"])
 def test_pycardano(python: Path, kupo: bool) -> None:
-    """It builds, signs and submits a payment, a mint and a script spend, and sees each confirmed."""
     with chain() as (made, blockfrost, kupo_url):
-        command = [str(python), str(HERE / "pycardano_story.py"), blockfrost, *([kupo_url] if kupo else [])]
+        command = [str(python), str(HERE / "pycardano_session.py"), blockfrost, *([kupo_url] if kupo else [])]
         pipe = subprocess.PIPE
-        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env={"PYTHONWARNINGS": "ignore"}) as story:
-            assert story.stdin is not None and story.stdout is not None
-            said = list[str]()
-            for line in story.stdout:
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env={"PYTHONWARNINGS": "ignore"}) as process:
+            assert process.stdin is not None and process.stdout is not None
+            words = list[str]()
+            for line in process.stdout:
                 word, _, rest = line.strip().partition(" ")
-                said.append(word)
+                words.append(word)
                 if word == "address":
                     funds = [Output(CODEC.read(rest), 50_000_000) for _ in range(4)]
                     made.grow(Tx(b"\x07" * 32, [], funds))
                 elif word == "submitted":
                     assert httpx.get(f"{blockfrost}/v0/mempool").json() == [{"tx_hash": rest}]
                     made.mine(rest)
-                story.stdin.write("\n")
-                story.stdin.flush()
-            assert story.wait(30) == 0
-        assert said == ["address", *["submitted"] * 4, "done"]
+                process.stdin.write("\n")
+                process.stdin.flush()
+            assert process.wait(30) == 0
+        assert words == ["address", *["submitted"] * 4, "done"]
         assert len(made.upstream.taken) == 4
 
 
@@ -124,15 +120,12 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "clients.md").r
 def test_the_examples_of_the_documentation(python: Path, example: str) -> None:
     with chain() as (made, blockfrost, _):
         made.grow()
-        told = example.replace("http://127.0.0.1:8410", blockfrost.partition("/blockfrost")[0])
+        source = example.replace("http://127.0.0.1:8410", blockfrost.partition("/blockfrost")[0])
         done = subprocess.run(
-            [python, "-W", "ignore", "-c", told], capture_output=True, text=True, timeout=60, check=False
+            [python, "-W", "ignore", "-c", source], capture_output=True, text=True, timeout=60, check=False
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith(str(made.blocks[-1].slot)), done.stdout
-
-
-# --- clients of Node.js ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +152,6 @@ def holds(coin: Coin, unit: str) -> bool:
 
 @pytest.mark.skipif(which("npm") is None, reason="needs npm")
 def test_clients_of_nodejs(modules: Path) -> None:
-    """The providers of Lucid Evolution, Blaze and blockfrost-js get what the store has."""
     live = [coin for coin in coins().values() if not coin.spend and coin.output.assets and not coin.output.script_ref]
     wanted = next(coin for coin in live if stake_credential(coin.output.address) and coin.output.address[0] == 0)
     address = wanted.output.address

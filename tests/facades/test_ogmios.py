@@ -111,15 +111,11 @@ def test_outputs(front: Served) -> None:
         assert front.post(request(UTXO, **params), 400)["error"]["code"] == -32602
 
 
-def test_everything_else_is_passed_on_in_order(front: Served) -> None:
+def test_other_requests_are_passed_on_in_order(front: Served) -> None:
     with connect(front.ws) as socket:
         asked = [
-            request("queryLedgerState/epoch", 1),
-            request(TIP, 2),
-            request("nothing/known", 3),
-            "not JSON",
-            request("queryLedgerState/protocolParameters", 4),
-            request(TIP, 5),
+            *(request("queryLedgerState/epoch", 1), request(TIP, 2), request("nothing/known", 3), "not JSON"),
+            *(request("queryLedgerState/protocolParameters", 4), request(TIP, 5)),
         ]
         answers = talk(socket, *asked)
     assert [answer.get("id") for answer in answers] == [1, 2, 3, None, 4, 5]
@@ -135,7 +131,7 @@ def test_everything_else_is_passed_on_in_order(front: Served) -> None:
     assert front.post(request("nothing/known"), 400)["error"]["code"] == -32601
 
 
-def test_a_ledger_state_of_the_clients_choice_is_the_nodes(front: Served) -> None:
+def test_requests_on_an_acquired_state_are_passed_on(front: Served) -> None:
     asked = request(UTXO, addresses=[CODEC.write(some().output.address)])
     with connect(front.ws) as socket:
         talk(socket, request("acquireLedgerState", 1), asked, request("releaseLedgerState", 2), asked)
@@ -143,7 +139,7 @@ def test_a_ledger_state_of_the_clients_choice_is_the_nodes(front: Served) -> Non
 
 
 @pytest.mark.parametrize("over", ["ws", "http"])
-def test_what_the_node_takes_is_pending_here(front: Served, over: str) -> None:
+def test_submitted_transactions_are_pending(front: Served, over: str) -> None:
     live = [coin for coin in coins().values() if not coin.spend and coin.block.height]
     coin = live[0 if over == "ws" else 1]
     body = {0: [[coin.txid, coin.number]], 1: [{0: coin.output.address, 1: coin.output.value - 5}], 2: 5}
@@ -159,8 +155,7 @@ def test_what_the_node_takes_is_pending_here(front: Served, over: str) -> None:
     assert front.asking.get(f"/api/v1/txs/{txid}")["status"] == "unmined"
 
 
-def test_requests_with_bodies_on_one_connection(front: Served) -> None:
-    """Whole, in pieces, and several at once."""
+def test_several_posts_on_one_connection(front: Served) -> None:
     body = json.dumps(request(TIP)).encode()
     head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n" % len(body)
     with Connection(int(front.ws.rsplit(":", 1)[1].rstrip("/"))) as connection:
@@ -187,7 +182,7 @@ def test_requests_with_bodies_on_one_connection(front: Served) -> None:
             assert (answer.status, answer.error()) == (status, code)
 
 
-def test_other_requests(front: Served) -> None:
+def test_other_http_requests(front: Served) -> None:
     assert httpx.get(front.http).status_code == 405
     assert httpx.post(f"{front.http}else", content="{}").status_code == 404
     assert httpx.post(front.http, content="[]").status_code == 400

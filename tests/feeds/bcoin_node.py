@@ -1,8 +1,4 @@
-"""A real full node, bcoin, on a private chain in memory; it is installed once, into a cache that its lock file names.
-
-Without Node.js, npm or a registry a test that needs it is skipped and says so; with UTXOD_REQUIRE_CHAIN_DATA=1 it
-fails.
-"""
+"""A real full node, bcoin, on a private chain in memory; installed once, in a cache by its lock file."""
 
 from __future__ import annotations
 
@@ -18,11 +14,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from random import SystemRandom
+from random import Random, SystemRandom
 from time import monotonic, sleep
 from typing import Any
 
 import pytest
+from bitcoin_rpc_chain import txid_of
+from test_bitcoin_block import made_input, made_output, made_tx
 
 from feeds.bitcoin.networks import REGTEST
 
@@ -78,7 +76,7 @@ def _cache() -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on, and that no client is given by chance while a node is away."""
+    """Return free ports outside of the range from which clients are given theirs."""
     found: list[int] = []
     while len(found) < count:
         port = SystemRandom().randrange(15_000, 30_000)
@@ -95,7 +93,7 @@ class NodeFault(Exception):
 
 
 class BcoinNode:
-    """One node process after the other, each with a chain that begins anew."""
+    """A node that can be restarted; each process begins with the first block."""
 
     def __init__(self, installed: Path, folder: Path) -> None:
         self._installed = installed
@@ -209,6 +207,59 @@ class BcoinNode:
         if answer.status != 200:
             raise NodeFault(f"{answer.status} {whole.decode()}")
         return json.loads(whole)
+
+
+TRUE = b"\x51"
+PAY_TO_WITNESS = b"\x00\x20" + hashlib.sha256(TRUE).digest()
+NOTE = b"\x6a\x04note"
+FEE = 20_000
+
+
+class Anyone:
+    """Coins that anyone can spend, plain (P2SH) and with a witness (P2WSH), and transactions made of them by hand."""
+
+    def __init__(self, node: BcoinNode, random: Random) -> None:
+        self._node = node
+        self._random = random
+        self.address: str = node.rpc("decodescript", TRUE.hex())["p2sh"]
+        self.script = bytes.fromhex(node.rpc("validateaddress", self.address)["scriptPubKey"])
+        self.witness_address: str = node.rpc("createwitnessaddress", TRUE.hex())["address"]
+        assert node.rpc("validateaddress", self.witness_address)["scriptPubKey"] == PAY_TO_WITNESS.hex()
+
+    def coins(self) -> list[dict[str, Any]]:
+        """Return what can be spent in the next block."""
+        tip = self._node.rpc("getblockcount")
+        coins = [*self._node.coins(self.address), *self._node.coins(self.witness_address)]
+        ripe = [each for each in coins if each["height"] >= 0 and (not each["coinbase"] or each["height"] < tip - 98)]
+        return [each for each in ripe if each["value"] > 20 * FEE]
+
+    def spend(self, *coins: dict[str, Any], outputs: int = 5) -> list[dict[str, Any]]:
+        """Spend coins in one transaction; return those that it makes and that can be spent again."""
+        raw, made = self.transaction(*coins, outputs=outputs)
+        self._node.send(raw, made[0]["hash"])
+        return made
+
+    def transaction(self, *coins: dict[str, Any], outputs: int = 5) -> tuple[bytes, list[dict[str, Any]]]:
+        """Return a transaction that spends coins, and those that it makes and that can be spent again."""
+        total = sum(coin["value"] for coin in coins) - FEE
+        share = total // outputs
+        values = [share] * (outputs - 1) + [total - share * (outputs - 1)]
+        kinds = [self.script, PAY_TO_WITNESS, TRUE, b"\x76\xa9\x14" + self._random.randbytes(20) + b"\x88\xac"]
+        scripts = [kinds[n] if n < len(kinds) else self._random.choice(kinds) for n in range(outputs)]
+        paid = [*zip(values, scripts, strict=True), (0, NOTE), (0, TRUE)]
+        inputs, witness = [], b""
+        for coin in coins:
+            plain = coin["script"] == self.script.hex()
+            script = bytes([len(TRUE)]) + TRUE if plain else b""
+            inputs.append(made_input(bytes.fromhex(coin["hash"]), coin["index"], script))
+            witness += b"\x00" if plain else b"\x01" + bytes([len(TRUE)]) + TRUE
+        made = [made_output(value, script) for value, script in paid]
+        raw = made_tx(inputs, made, witness if any(witness) else None)
+        txid = txid_of(made_tx(inputs, made))
+        again = [
+            (n, value, script) for n, (value, script) in enumerate(paid) if script in (self.script, PAY_TO_WITNESS)
+        ]
+        return raw, [{"hash": txid, "index": n, "value": value, "script": script.hex()} for n, value, script in again]
 
 
 @contextmanager

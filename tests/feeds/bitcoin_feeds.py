@@ -1,4 +1,4 @@
-"""`utxod feed bitcoin-rpc` as real processes beside a real daemon."""
+"""`utxod feed bitcoin-rpc` as a process next to a daemon, and other commands in this process."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic, sleep
 
 from click.testing import CliRunner, Result
 from daemons import PATIENCE_S, Daemon, background
+from patience import until
 
 from daemon.cli import main
 
@@ -24,7 +24,7 @@ def cli(*arguments: Argument) -> Result:
 
 
 def feed(daemon: Daemon, url: str, *more: Argument) -> str:
-    """Run a feed to its end; return what it says."""
+    """Run a feed to its end; return its standard error."""
     done = cli("feed", "--config", daemon.config, "bitcoin-rpc", url, "--network", "regtest", *more)
     assert done.exit_code == 0, done.output
     return done.stderr
@@ -46,16 +46,16 @@ def exported(daemon: Daemon) -> list[str]:
 
 
 class Feeding:
-    """A feed that follows; it says what it has to say into a file."""
+    """A feed that follows a node, with its log."""
 
     def __init__(self, daemon: Daemon, url: str, *more: Argument) -> None:
         common = ["feed", "--config", daemon.config, "bitcoin-rpc", url, "--network", "regtest", "--poll", 0.02]
         self._words = [*common, *more]
-        self._log = daemon.folder / "feed.log"
+        self._file = daemon.folder / "feed.log"
         self.start()
 
     def start(self) -> None:
-        self.process = background(self._log, *self._words)
+        self.process = background(self._file, *self._words)
 
     def kill(self) -> None:
         self.process.kill()
@@ -65,28 +65,20 @@ class Feeding:
         self.kill()
         self.start()
 
-    def said(self) -> str:
-        return self._log.read_text()
+    def log(self) -> str:
+        return self._file.read_text()
 
 
 @contextmanager
 def following(daemon: Daemon, url: str, *more: Argument) -> Iterator[Feeding]:
-    """Give a feed that follows, and end it; nothing that it said was a surprise to it."""
+    """Give a feed that follows a node, and end it; it must not have failed."""
     feeding = Feeding(daemon, url, *more)
     try:
         yield feeding
-        assert feeding.process.poll() is None, feeding.said()
+        assert feeding.process.poll() is None, feeding.log()
     finally:
         feeding.kill()
-    assert "Traceback" not in feeding.said(), feeding.said()
-
-
-def wait_until(true: Callable[[], bool], what: Callable[[], str] = lambda: "it did not happen") -> None:
-    """Wait for something to become true."""
-    until = monotonic() + PATIENCE_S
-    while not true():
-        assert monotonic() < until, what()
-        sleep(0.01)
+    assert "Traceback" not in feeding.log(), feeding.log()
 
 
 def tip_of(daemon: Daemon) -> str | None:
@@ -97,5 +89,5 @@ def tip_of(daemon: Daemon) -> str | None:
 
 
 def wait_for_tip(daemon: Daemon, wanted: Callable[[], str], feeding: Feeding) -> None:
-    """Wait until the daemon is where the node is."""
-    wait_until(lambda: tip_of(daemon) == wanted(), lambda: f"{feeding.said()}\n{daemon.tail()}")
+    """Wait until the daemon has a tip."""
+    until(lambda: tip_of(daemon) == wanted(), why=feeding.log())

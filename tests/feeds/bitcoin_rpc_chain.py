@@ -1,7 +1,4 @@
-"""A node's chain and its answers, and a daemon's store as far as the chain goes; both in memory, neither is ours.
-
-The node can be made to change its mind between any two calls, to go away, and to lie.
-"""
+"""A node and a daemon in memory, each with a chain: fakes that share no code with the program."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ class Fault(Exception):
 
 
 class FakeNode:
-    """A best chain that anything can happen to. Each block pays one output and spends that of the block before."""
+    """A node with a best chain. Each block pays one output and spends that of the block before."""
 
     def __init__(self, length: int = 0) -> None:
         self.blocks = {REGTEST.genesis.hex(): REGTEST_GENESIS}
@@ -46,7 +43,7 @@ class FakeNode:
         self.pool: dict[str, bytes] = {}
         self.calls: list[tuple[str, list[Any]]] = []
         self.lies: dict[str, Callable[[list[Any]], Any]] = {}
-        self.waits: Callable[[], None] | None = None  # called by who waits for a block; without it nobody can
+        self.waits: Callable[[], None] | None = None  # called by `waitfornewblock`, which is unknown without it
         self._made = 0
         self.mine(length)
 
@@ -58,7 +55,7 @@ class FakeNode:
         return self.blocks[self.chain[height]]
 
     def mine(self, count: int = 1, *others: bytes) -> None:
-        """Mine blocks, each with some transactions beside its own; those leave the mempool."""
+        """Mine blocks, with transactions besides their own, which leave the mempool."""
         for _ in range(count):
             self._made += 1
             parent = self.chain[-1]
@@ -85,7 +82,7 @@ class FakeNode:
             lines = [line for line in lines if not any(line.startswith(each) for each in gone)] + come
         return lines
 
-    def take_back(self, depth: int) -> list[str]:
+    def drop_last(self, depth: int) -> list[str]:
         """Go back by some blocks, but never the first; return them."""
         keep = max(len(self.chain) - depth, 1)
         gone = self.chain[keep:]
@@ -94,15 +91,11 @@ class FakeNode:
 
     def reorganise(self, depth: int, length: int) -> None:
         """Replace the last blocks by others."""
-        self.take_back(depth)
+        self.drop_last(depth)
         self.mine(length)
 
     def answer(self, method: str, parameters: Sequence[Any]) -> Any:
-        """Answer one call.
-
-        Raises:
-            Fault: with an error.
-        """
+        """Answer one call."""
         asked = list(parameters)
         self.calls.append((method, asked))
         if method in self.lies:
@@ -141,7 +134,7 @@ class FakeNode:
 
 
 class Inside(Node):
-    """A client of a node in the same process: no socket, and a hook before every request."""
+    """A client of a fake node: no socket, and a hook before every request."""
 
     def __init__(self, fake: FakeNode, before: Callable[[], None] = lambda: None) -> None:
         super().__init__(Address("inside", 1, "/", False), Login(), longest=1 << 20)
@@ -150,8 +143,7 @@ class Inside(Node):
         self.before = before
 
     async def begin(self, *calls: Call) -> Flight:
-        """Answer at once."""
-        if calls[0][0] != "waitfornewblock":  # that is a time for `waits` to choose
+        if calls[0][0] != "waitfornewblock":
             self.before()
         results: list[Any] = []
         for method, *parameters in calls:
@@ -163,7 +155,6 @@ class Inside(Node):
         return _Landed(self, results)
 
     async def dispatch(self, body: bytes, *, fresh: bool = False) -> Connection:
-        """Nothing is sent anywhere."""
         raise AssertionError
 
 
@@ -179,7 +170,7 @@ class _Landed(Flight):
 
 
 class Ledger:
-    """What a daemon does with messages of the chain: it takes what follows, and goes back to what it had."""
+    """A daemon's chain: it accepts blocks that follow, and rollbacks to points that it has."""
 
     def __init__(self) -> None:
         self.points: list[Point] = []
@@ -213,7 +204,7 @@ class Ledger:
             self.hear(message)
 
     def welcome(self, floor: int = 0) -> Welcome:
-        """Return what the daemon says to a feeder: points from the tip down to a floor, ever fewer."""
+        """Return the daemon's answer to a feeder: points from the tip down to a floor, ever fewer."""
         last, steps = len(self.points) - 1, [0]
         while last - steps[-1] * 2 > floor and steps[-1] * 2 < last:
             steps.append(max(steps[-1] * 2, 1))
@@ -237,10 +228,10 @@ class Ledger:
 
 
 class Scenario:
-    """Things that happen one after the other, each before a request; then `Over`."""
+    """Events in order, each before a request; `Over` ends a feed."""
 
     class Over(Exception):
-        """Nothing more happens."""
+        """No event is left."""
 
     def __init__(self, *events: tuple[int, Callable[[], object]]) -> None:
         """Take how many requests pass before each event, and the event."""
@@ -254,6 +245,6 @@ class Scenario:
             self.events.popleft()[1]()
 
 
-def goes_away() -> None:
-    """Be a node that is not there."""
+def go_away() -> None:
+    """Fail as a request to a node that is down."""
     raise NodeAway("inside is away")

@@ -4,13 +4,13 @@ import hashlib
 from functools import cache
 from typing import Any
 
-from real_data import lines, names, need, rows
+from real_data import lines, longest, names, need, rows
 
 from feeds.bitcoin.networks import MAINNET, NETWORKS, Network
 from feeds.bitcoin.source import Chain, Options
 from handlers.events import Point
 
-RUNS = [*names("bitcoin/*.hex.xz"), *names("bitcoin/reorg/*.hex.xz")]
+RUNS = [*longest(names("bitcoin/*.hex.xz")), *names("bitcoin/reorg/*.hex.xz")]
 
 
 def network_of(run: str) -> Network:

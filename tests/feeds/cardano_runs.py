@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from real_data import document, find, names, need, rows
+from real_data import document, find, longest, names, need, rows
 
 from feeds.cardano.eras import NETWORKS, Network
 from feeds.cardano.genesis import read_genesis
 from handlers.events import GenesisOutputs
 
-RUNS = names("cardano/*-*")
+RUNS = longest(names("cardano/*-*"))
 
 
 def network_of(run: str) -> Network:
@@ -34,19 +34,9 @@ def checkpoints(run: str) -> dict[str, dict[str, Any]]:
         return {each["last_hash"]: each for each in document(epochs)["epochs"]}
     if (summary := find(f"expected/{_name(run)}.summary.json")) is None:
         return {}
-    said = document(summary)
-    last = {said["last"]["hash"]: said["final"]} if "final" in said else {}
-    return {each["hash"]: each for each in said["checkpoints"]} | last
-
-
-def whole_sets(run: str) -> dict[str, Path]:
-    """Return the files with whole sets, by the hash of the block after which they hold."""
-    final = find(f"expected/{_name(run)}.utxo.csv.xz")
-    found = {} if final is None else {[*expected_rows(run)][-1]["hash"]: final}
-    for epoch, block_hash in enumerate(checkpoints(run)):
-        if (file := find(f"expected/{_name(run)}.utxo-after-epoch{epoch:02}.csv.xz")) is not None:
-            found[block_hash] = file
-    return found
+    summary_of = document(summary)
+    last = {summary_of["last"]["hash"]: summary_of["final"]} if "final" in summary_of else {}
+    return {each["hash"]: each for each in summary_of["checkpoints"]} | last
 
 
 def _name(run: str) -> str:

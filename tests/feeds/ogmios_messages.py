@@ -1,8 +1,4 @@
-"""What an Ogmios server says of real blocks: an encoder of our own, from the published form of its messages.
-
-It knows the truth as the decoder of chunk files gives it and shares nothing with the decoder of messages: addresses,
-values, clauses and sets are written here again, the way the server does (sets and maps sorted, empty lists left out).
-"""
+"""What an Ogmios server says of real blocks: an encoder of our own, from the published form of its messages."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -33,7 +29,6 @@ class Dialect:
 V6 = Dialect()
 V7 = Dialect(7, script_cbor=False)
 
-# --- addresses -----------------------------------------------------------------------------------------------------
 
 CHARSET = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
@@ -73,26 +68,23 @@ def bech32_of(prefix: str, values: list[int]) -> str:
     return prefix + "1" + "".join(CHARSET[value] for value in checked)
 
 
-# --- blocks --------------------------------------------------------------------------------------------------------
-
-
 def block_json(block: BlockApplied, dialect: Dialect = V6, raw: bytes = b"", boundary: bool = False) -> Json:
     """Return a block as the server tells it; its raw bytes are needed for those of its transactions."""
-    said: Json = {"type": "praos", "era": block.era, "id": block.hash.hex()}
-    said["ancestor"] = "genesis" if block.prev_hash is None else block.prev_hash.hex()
-    said["height"] = block.height
+    made: Json = {"type": "praos", "era": block.era, "id": block.hash.hex()}
+    made["ancestor"] = "genesis" if block.prev_hash is None else block.prev_hash.hex()
+    made["height"] = block.height
     if boundary:
-        return said | {"type": "ebb"}
-    said |= {"slot": block.slot, "size": {"bytes": block.size}, "protocol": {"version": {"major": 8, "minor": 0}}}
-    said["issuer"] = issuer_json(block.issuer)
+        return made | {"type": "ebb"}
+    made |= {"slot": block.slot, "size": {"bytes": block.size}, "protocol": {"version": {"major": 8, "minor": 0}}}
+    made["issuer"] = issuer_json(block.issuer)
     if block.era == "byron":
-        said |= {"type": "bft", "operationalCertificates": [], "delegate": {"verificationKey": "12" * 64}}
+        made |= {"type": "bft", "operationalCertificates": [], "delegate": {"verificationKey": "12" * 64}}
     cbors = transactions_cbor(raw) if dialect.transaction_cbor else [None] * len(block.txs)
     assert len(cbors) == len(block.txs)
-    said["transactions"] = [
+    made["transactions"] = [
         transaction_json(tx, str(block.era), dialect, cbor) for tx, cbor in zip(block.txs, cbors, strict=True)
     ]
-    return said
+    return made
 
 
 def issuer_json(issuer: Issuer | None) -> Json:
@@ -109,28 +101,28 @@ def issuer_json(issuer: Issuer | None) -> Json:
 
 def transaction_json(tx: Tx, era: str, dialect: Dialect, cbor: bytes | None) -> Json:
     byron = era == "byron"
-    said: Json = {"id": tx.txid.hex(), "spends": "inputs" if tx.valid else "collaterals"}
-    said["inputs"] = [reference(point) for point in (tx.inputs if byron else sorted(tx.inputs))]
+    made: Json = {"id": tx.txid.hex(), "spends": "inputs" if tx.valid else "collaterals"}
+    made["inputs"] = [reference(point) for point in (tx.inputs if byron else sorted(tx.inputs))]
     if tx.references:
-        said["references"] = [reference(point) for point in sorted(tx.references)]
+        made["references"] = [reference(point) for point in sorted(tx.references)]
     if tx.outputs or dialect.version < 7:
-        said["outputs"] = [output_json(output, dialect) for output in tx.outputs]
+        made["outputs"] = [output_json(output, dialect) for output in tx.outputs]
     if tx.collateral:
-        said["collaterals"] = [reference(point) for point in sorted(tx.collateral)]
+        made["collaterals"] = [reference(point) for point in sorted(tx.collateral)]
     if tx.collateral_return is not None:
-        said["collateralReturn"] = output_json(tx.collateral_return, dialect)
-        said["totalCollateral"] = {"ada": {"lovelace": 5_000_000}}
+        made["collateralReturn"] = output_json(tx.collateral_return, dialect)
+        made["totalCollateral"] = {"ada": {"lovelace": 5_000_000}}
     if not byron:
-        said["fee"] = {"ada": {"lovelace": tx.fee}}
-        said["validityInterval"] = {"invalidAfter": 123456789}
-        said["metadata"] = {"hash": "ab" * 32, "labels": {"674": {"json": {"msg": ["outputs", {"spends": 2**70}]}}}}
-        said["mint"] = {"ab" * 28: {"cafe": -5}}
-    said["signatories"] = [{"key": "aa" * 32, "signature": "bb" * 64}]
+        made["fee"] = {"ada": {"lovelace": tx.fee}}
+        made["validityInterval"] = {"invalidAfter": 123456789}
+        made["metadata"] = {"hash": "ab" * 32, "labels": {"674": {"json": {"msg": ["outputs", {"spends": 2**70}]}}}}
+        made["mint"] = {"ab" * 28: {"cafe": -5}}
+    made["signatories"] = [{"key": "aa" * 32, "signature": "bb" * 64}]
     if tx.datums:
-        said["datums"] = {datum_hash(datum).hex(): datum.hex() for datum in sorted(tx.datums, key=datum_hash)}
+        made["datums"] = {datum_hash(datum).hex(): datum.hex() for datum in sorted(tx.datums, key=datum_hash)}
     if cbor is not None:
-        said["cbor"] = cbor.hex()
-    return said
+        made["cbor"] = cbor.hex()
+    return made
 
 
 def datum_hash(datum: bytes) -> bytes:
@@ -142,24 +134,24 @@ def reference(point: OutPoint) -> Json:
 
 
 def output_json(output: Output, dialect: Dialect) -> Json:
-    said: Json = {"address": address_text(output.address), "value": {"ada": {"lovelace": output.value}}}
+    made: Json = {"address": address_text(output.address), "value": {"ada": {"lovelace": output.value}}}
     for policy, name, quantity in sorted(output.assets):
-        said["value"].setdefault(policy.hex(), {})[name.hex()] = quantity
+        made["value"].setdefault(policy.hex(), {})[name.hex()] = quantity
     if output.datum_hash is not None:
-        said["datumHash"] = output.datum_hash.hex()
+        made["datumHash"] = output.datum_hash.hex()
     if output.inline_datum is not None:
-        said["datum"] = output.inline_datum.hex()
+        made["datum"] = output.inline_datum.hex()
     if output.script_ref is not None:
-        said["script"] = script_json(output.script_ref, dialect)
-    return said
+        made["script"] = script_json(output.script_ref, dialect)
+    return made
 
 
 def script_json(script_ref: bytes, dialect: Dialect) -> Json:
     language, script = loads(script_ref)
     if language:
         return {"language": LANGUAGES[language], "cbor": script.hex()}
-    said = {"language": "native", "json": clause(script)}
-    return said | {"cbor": script_ref[2:].hex()} if dialect.script_cbor else said
+    made = {"language": "native", "json": clause(script)}
+    return made | {"cbor": script_ref[2:].hex()} if dialect.script_cbor else made
 
 
 def clause(script: list[Any]) -> Json:
@@ -234,15 +226,8 @@ class Parts:
             count = None if count is None else count - 1
 
 
-# --- what can be known of a block from what is said of it ------------------------------------------------------------
-
-
 def carried(block: BlockApplied, dialect: Dialect = V6) -> BlockApplied:
-    """Return a block as far as a message can carry it: what is missing, and nothing else, is taken away.
-
-    Sets come sorted: inputs since Shelley, assets, and datums (by hash). Without the CBOR of transactions nobody knows
-    their sizes.
-    """
+    """Return a block as far as a message can carry it: what is missing, and nothing else, is taken away."""
     byron = block.era == "byron"
     return replace(block, txs=[_carried_tx(tx, byron, dialect) for tx in block.txs])
 

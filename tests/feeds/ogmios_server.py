@@ -1,8 +1,4 @@
-"""A server that tells a chain as Ogmios does, over a WebSocket; what it tells and does wrong is the test's to choose.
-
-Its node's chain may change at any time: every client is then led back to the last block that it has in common, as
-chain-sync does. It runs on a thread of its own, with a loop of its own.
-"""
+"""A server that sends a chain as Ogmios does, over a WebSocket, with the faults that a test chooses."""
 
 import asyncio
 import json
@@ -25,7 +21,7 @@ ORIGIN = "origin"
 
 
 class Entry:
-    """A block of a chain that is told, and the one before it."""
+    """A block of a chain that is chain_from, and the one before it."""
 
     def __init__(self, block: Json, slot: int, before: "Entry | None") -> None:
         self.block = block
@@ -51,32 +47,32 @@ Trouble = Callable[[Entry], None]
 
 
 def chain_of(blocks: Sequence[Json], slots: Sequence[int] | None = None, after: Entry | None = None) -> Chain:
-    """Return blocks as they follow each other; those without a slot need one said."""
+    """Return blocks as they follow each other; those without a slot need one messages."""
     made: Chain = []
     for n, block in enumerate(blocks):
         made.append(Entry(block, block["slot"] if slots is None else slots[n], made[-1] if made else after))
     return made
 
 
-def told(blocks: Sequence[BlockApplied], dialect: Dialect = V6, raws: Sequence[bytes] = ()) -> Chain:
-    """Return the chain of decoded blocks; an empty one of Byron that has the slot of the next is a boundary."""
-    said = []
+def chain_from(blocks: Sequence[BlockApplied], dialect: Dialect = V6, raws: Sequence[bytes] = ()) -> Chain:
+    """Return decoded blocks as a chain; an empty one of Byron with the slot of the next is a boundary block."""
+    messages = []
     for n, block in enumerate(blocks):
         following = blocks[n + 1] if n + 1 < len(blocks) else None
         boundary = block.era == "byron" and not block.txs and following is not None and following.slot == block.slot
-        said.append(block_json(block, dialect, raws[n] if raws else b"", boundary))
-    return chain_of(said, [block.slot or 0 for block in blocks])
+        messages.append(block_json(block, dialect, raws[n] if raws else b"", boundary))
+    return chain_of(messages, [block.slot or 0 for block in blocks])
 
 
 class OgmiosServer:
-    """One server: a chain, a log of what it was asked, and what it should do wrong."""
+    """A server with a chain, a record of its requests, and the faults to make."""
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         self.url = ""
         self.asked: list[list[Any]] = []  # the points of every findIntersection
         self.answered = 0  # nextBlock's
-        self.last: Entry | None = None  # the last block told
+        self.last: Entry | None = None  # the last block chain_from
         self.connections = 0
         self.most_ahead = 0
         self.on_answer: Callable[[int], None] = lambda _: None
@@ -148,7 +144,7 @@ class OgmiosServer:
                 self.asked.append(points)
                 found, entry = self._intersect(points)
                 at, fresh = (entry, not self.no_first_backward) if found else (at, fresh)
-                body = _result(intersection=_said(entry), tip=self._tip()) if found else self._nothing_found()
+                body = _result(intersection=_point_of(entry), tip=self._tip()) if found else self._nothing_found()
             else:
                 assert request["method"] == "nextBlock", request
                 at, body = await self._next(at, fresh)
@@ -167,7 +163,7 @@ class OgmiosServer:
             while common is not None and not self._has(common):
                 common = common.before
             if common is not at or fresh:
-                return common, _result(direction="backward", point=_said(common), tip=self._tip())
+                return common, _result(direction="backward", point=_point_of(common), tip=self._tip())
             index = self._index(at) + 1
             if index < len(self.chain):
                 entry = self.chain[index]
@@ -225,10 +221,7 @@ class OgmiosServer:
 
 
 class Troubles:
-    """What happens while a chain is told, by chance: it forks, deep or not, and comes back; connections break.
-
-    In the end the server tells the chain that it had in the beginning.
-    """
+    """Random events while a chain is sent: forks, the way back to the first chain, lost connections."""
 
     def __init__(
         self, server: OgmiosServer, seed: int, *, odds: float, deepest: int, more: Sequence[Trouble] = ()
@@ -248,7 +241,7 @@ class Troubles:
         if at is None:
             return
         forked = self.server.chain is not self.real
-        if forked and at is self.server.chain[-1]:  # nothing follows: whoever comes back here would wait for ever
+        if forked and at is self.server.chain[-1]:  # nothing follows: a client here would wait without end
             self._random.choice([self._fork, self._real])(at)
         elif self._random.random() < self._odds:
             self._trouble()(at)
@@ -282,7 +275,7 @@ class Troubles:
 
 @contextmanager
 def serving(chain: Chain, tls: ssl.SSLContext | None = None) -> Iterator[OgmiosServer]:
-    """Give a server that tells a chain."""
+    """Give a server that sends a chain."""
     server = OgmiosServer(chain)
     server.start(tls)
     try:
@@ -295,7 +288,7 @@ def _result(**fields: Any) -> bytes:
     return json.dumps({"jsonrpc": "2.0", "result": fields, "id": "id?"}).encode()
 
 
-def _said(entry: Entry | None) -> Any:
+def _point_of(entry: Entry | None) -> Any:
     return ORIGIN if entry is None else entry.point()
 
 

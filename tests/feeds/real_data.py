@@ -1,9 +1,4 @@
-"""Where the real chain data for tests are: a small set in tests/data, and the full one where it is found.
-
-The full set is looked for in $UTXOD_CHAIN_DATA, else in ../shared/data beside the repository. Both have the same form.
-A file that both have is the same in both, but for the lists of what is expected of single blocks: `every` returns both
-of them. Tests are parametrised over what is found, so without the full set they are fewer, and none is skipped.
-"""
+"""Where the real chain data for tests are: a small set in tests/data, and the full one where it is found."""
 
 import json
 import lzma
@@ -15,6 +10,14 @@ from typing import Any
 _REPOSITORY = Path(__file__).resolve().parents[2]
 SMALL = _REPOSITORY / "tests" / "data"
 FULL = Path(os.environ.get("UTXOD_CHAIN_DATA") or _REPOSITORY.parent / "shared" / "data")
+
+
+WHOLE = {  # runs of the small set that are the beginnings of longer ones
+    "bitcoin/mainnet-0-199.hex.xz": "bitcoin/mainnet-0-599.hex.xz",
+    "bitcoin/testnet3-1-546.hex.xz": "bitcoin/testnet3-1-2500.hex.xz",
+    "cardano/mainnet-shelley-100": "cardano/mainnet-shelley-4802149",
+    "cardano/preprod-babbage-100": "cardano/preprod-babbage-910412",
+}
 
 
 def every(name: str) -> list[Path]:
@@ -39,6 +42,11 @@ def names(pattern: str) -> list[str]:
     matching = {str(path.relative_to(root)) for root in (SMALL, FULL) for path in root.glob(pattern)}
     assert matching, f"neither {SMALL} nor {FULL} has {pattern}"
     return sorted(matching)
+
+
+def longest(runs: Iterable[str]) -> list[str]:
+    """Return runs, but for those of which a longer one is there."""
+    return [run for run in runs if run not in WHOLE or find(WHOLE[run]) is None]
 
 
 def found(wanted: Iterable[str]) -> list[str]:

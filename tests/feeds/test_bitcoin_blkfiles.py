@@ -26,10 +26,10 @@ def mix(data: bytes, key: bytes) -> bytes:
     return bytes(byte ^ key[at % len(key)] for at, byte in enumerate(data))
 
 
-def write(folder: Path, number: int, data: bytes, *, key: bytes = b"", room: int = 0) -> Path:
-    """Write a file of records as a node does: the key over what was written, plain zeros for the room behind it."""
+def write(folder: Path, number: int, data: bytes, *, key: bytes = b"", reserved: int = 0) -> Path:
+    """Write a file of records as a node does: the key over what was written, plain zeros for the reserved behind it."""
     path = folder / f"blk{number:05}.dat"
-    path.write_bytes((mix(data, key) if key else data) + bytes(room))
+    path.write_bytes((mix(data, key) if key else data) + bytes(reserved))
     if key:
         (folder / "xor.dat").write_bytes(key)
     return path
@@ -57,13 +57,13 @@ def expect(*chain: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("key", [b"", KEY, bytes(8)], ids=["plain", "xor", "zero key"])
-def test_real_chain_out_of_order_with_a_stale_branch(tmp_path: Path, key: bytes) -> None:
+def test_a_shuffled_chain_with_a_stale_branch(tmp_path: Path, key: bytes) -> None:
     raws = [bytes.fromhex(line) for line in lines(need(names("bitcoin/mainnet-0-*.hex.xz")[0]))]
     stale = [bytes.fromhex(line) for line in lines(need(names("bitcoin/reorg/branch-alt-*.hex.xz")[0]))][1:]
-    told = random.Random(5).sample(raws + stale, len(raws) + len(stale))
+    shuffled = random.Random(5).sample(raws + stale, len(raws) + len(stale))
     for number in range(4):
-        records = b"".join(record(raw, MAINNET) for raw in told[number::4])
-        write(tmp_path, number, records, key=key, room=70_000 if number % 2 else 3)
+        records = b"".join(record(raw, MAINNET) for raw in shuffled[number::4])
+        write(tmp_path, number, records, key=key, reserved=70_000 if number % 2 else 3)
     with Chain(tmp_path, MAINNET) as chain:
         found = list(chain.blocks())
         assert chain.stale == [Point(height, height, hash_of(raw)) for height, raw in enumerate(stale, 1)]
@@ -72,22 +72,23 @@ def test_real_chain_out_of_order_with_a_stale_branch(tmp_path: Path, key: bytes)
     assert list(read_chain(tmp_path, MAINNET, [found[170].point], 180)) == found[171:181]
 
 
-def test_one_file_alone(tmp_path: Path) -> None:
+def test_one_file_after_a_root(tmp_path: Path) -> None:
     write(tmp_path, 0, record(CHAIN[0]), key=KEY)
     second = write(tmp_path, 1, b"".join(map(record, CHAIN[1:])), key=KEY)
     root = Point(1, 1, hash_of(CHAIN[0]))
     assert hashes(second, options=Options(root=root)) == expect(*CHAIN[1:])
 
 
-def test_same_block_twice(tmp_path: Path) -> None:
+def test_repeated_blocks_and_reserved_space_are_ignored(tmp_path: Path) -> None:
     write(tmp_path, 0, b"".join(map(record, CHAIN + CHAIN[:5])))
     assert hashes(tmp_path) == expect(*CHAIN)
+    write(tmp_path, 0, b"".join(map(record, [*CHAIN, ZERO_TAIL])), reserved=500)
+    assert hashes(tmp_path) == expect(*CHAIN, ZERO_TAIL)
 
 
 @pytest.mark.parametrize("key", [b"", KEY], ids=["plain", "xor"])
-@pytest.mark.parametrize("kept", [1, 4, 6, 8, 60, 88, 140, -1])
-def test_last_block_cut_off(tmp_path: Path, kept: int, key: bytes) -> None:
-    """What is there of a block that was being written is told and left out."""
+@pytest.mark.parametrize("kept", [1, 6, 8, 88, -1])
+def test_an_unfinished_last_block_is_reported_and_skipped(tmp_path: Path, kept: int, key: bytes) -> None:
     whole, last = b"".join(map(record, CHAIN[:-1])), record(CHAIN[-1])
     write(tmp_path, 0, whole + last[:kept], key=key)
     with Chain(tmp_path, REGTEST) as chain:
@@ -97,58 +98,40 @@ def test_last_block_cut_off(tmp_path: Path, kept: int, key: bytes) -> None:
 
 
 @pytest.mark.parametrize("key", [b"", KEY], ids=["plain", "xor"])
-@pytest.mark.parametrize("kept", [4, 8, 60, 88, 120, -60])
-def test_last_block_lost_in_reserved_room(tmp_path: Path, kept: int, key: bytes) -> None:
-    """The same where the file system had reserved room: the rest of the block is zeros."""
+@pytest.mark.parametrize("kept", [4, 8, 88, -60])
+def test_an_unfinished_last_block_before_reserved_space(tmp_path: Path, kept: int, key: bytes) -> None:
     whole, last = b"".join(map(record, CHAIN)), record(ZERO_TAIL)
-    room = 2_000_000 if kept == 8 else len(last) + 50
-    write(tmp_path, 0, whole + last[:kept], key=key, room=room)
+    reserved = 2_000_000 if kept == 8 else len(last) + 50
+    write(tmp_path, 0, whole + last[:kept], key=key, reserved=reserved)
     assert hashes(tmp_path) == expect(*CHAIN)
     with Chain(tmp_path, REGTEST) as chain:
         assert chain.tip.height == 12
         assert len(chain.notes) == 1
 
 
-def test_zeros_at_the_end_of_a_whole_block(tmp_path: Path) -> None:
-    write(tmp_path, 0, b"".join(map(record, [*CHAIN, ZERO_TAIL])), room=500)
-    assert hashes(tmp_path) == expect(*CHAIN, ZERO_TAIL)
-
-
-def test_cut_off_before_the_last_file(tmp_path: Path) -> None:
+def test_an_unfinished_block_before_the_last_file_is_refused(tmp_path: Path) -> None:
     write(tmp_path, 0, b"".join(map(record, CHAIN[:5]))[:-1])
     write(tmp_path, 1, b"".join(map(record, CHAIN[5:])))
     with pytest.raises(BlockError, match=r"blk00000.dat, byte \d+: \d+ bytes long, the file has \d+ more"):
         hashes(tmp_path)
 
 
+GAPS = [*(random.Random(size).randbytes(size) for size in (1, 7, 5000, (1 << 20) - 1, (1 << 20) + 2))]
+GAPS += [b"remains" + bytes((1 << 20) + 5), bytes((1 << 20) + 5)]
+
+
 @pytest.mark.parametrize("key", [b"", KEY], ids=["plain", "xor"])
-@pytest.mark.parametrize("rest", [1, 7, 5000, (1 << 20) - 1, (1 << 20) + 2])
-def test_remains_between_records(tmp_path: Path, rest: int, key: bytes) -> None:
-    remains = random.Random(rest).randbytes(rest)
+@pytest.mark.parametrize("gap", GAPS, ids=range(len(GAPS)))
+def test_bytes_between_records_are_skipped_and_reported_unless_zero(tmp_path: Path, gap: bytes, key: bytes) -> None:
     first = b"".join(map(record, CHAIN[:5]))
-    write(tmp_path, 0, first + remains + b"".join(map(record, CHAIN[5:])), key=key)
+    write(tmp_path, 0, first + gap + b"".join(map(record, CHAIN[5:])), key=key)
     with Chain(tmp_path, REGTEST) as chain:
         assert [block.hash for block in chain.blocks()] == expect(*CHAIN)
-        assert chain.notes == [f"blk00000.dat, byte {len(first)}: {rest} bytes hold no block and are skipped"]
+        note = f"blk00000.dat, byte {len(first)}: {len(gap)} bytes hold no block and are skipped"
+        assert chain.notes == ([note] if any(gap) or key else [])
 
 
-def test_remains_then_room_between_records(tmp_path: Path) -> None:
-    first, gap = b"".join(map(record, CHAIN[:5])), b"remains" + bytes((1 << 20) + 5)
-    write(tmp_path, 0, first + gap + b"".join(map(record, CHAIN[5:])))
-    with Chain(tmp_path, REGTEST) as chain:
-        assert [block.hash for block in chain.blocks()] == expect(*CHAIN)
-        assert chain.notes == [f"blk00000.dat, byte {len(first)}: {len(gap)} bytes hold no block and are skipped"]
-
-
-def test_room_between_records(tmp_path: Path) -> None:
-    data = b"".join(map(record, CHAIN[:5])) + bytes((1 << 20) + 5) + b"".join(map(record, CHAIN[5:]))
-    write(tmp_path, 0, data)
-    with Chain(tmp_path, REGTEST) as chain:
-        assert [block.hash for block in chain.blocks()] == expect(*CHAIN)
-        assert chain.notes == []
-
-
-def test_a_hole_in_the_chain(tmp_path: Path) -> None:
+def test_a_missing_block_is_refused_or_skipped(tmp_path: Path) -> None:
     write(tmp_path, 0, b"".join(map(record, CHAIN[:4] + CHAIN[5:])))
     place = 8 + sum(len(record(raw)) for raw in CHAIN[:4])
     message = f"blk00000.dat, byte {place}: block {hash_of(CHAIN[5]).hex()} follows {hash_of(CHAIN[4]).hex()}"
@@ -159,52 +142,44 @@ def test_a_hole_in_the_chain(tmp_path: Path) -> None:
         assert chain.notes == [f"{message}, which is missing"]
 
 
-def test_nothing_that_connects(tmp_path: Path) -> None:
+def test_a_folder_without_a_first_block_is_refused(tmp_path: Path) -> None:
     write(tmp_path, 0, b"".join(map(record, [*CHAIN[3:], made_block([made_coinbase()])])))
     with pytest.raises(ChainError, match="is missing; 1 more have no parent either"):
         hashes(tmp_path, options=Options(skip_orphans=True))
 
 
-def test_another_network(tmp_path: Path) -> None:
+def test_files_of_another_network_or_key_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, 0, b"", reserved=1000)
+    with pytest.raises(ChainError, match=r"blk00000.dat: no block with the magic of regtest, fabfb5da$"):
+        hashes(tmp_path)
     path = write(tmp_path, 0, record(CHAIN[0], TESTNET3), key=KEY)
     with pytest.raises(ChainError, match="no block with the magic of regtest, fabfb5da; it begins like testnet3"):
         hashes(tmp_path)
     write(tmp_path, 0, record(made_block([made_coinbase()], parent=bytes(32))))
+    (tmp_path / "xor.dat").write_bytes(b"seven b")
+    with pytest.raises(ChainError, match="a key has 8 bytes, not 7"):
+        hashes(tmp_path)
     (tmp_path / "xor.dat").unlink()
     with pytest.raises(ChainError, match=f"{path.name}, byte 8: block .* is the first of another network than regtest"):
         hashes(tmp_path)
 
 
-def test_empty_file(tmp_path: Path) -> None:
-    write(tmp_path, 0, b"", room=1000)
-    with pytest.raises(ChainError, match=r"blk00000.dat: no block with the magic of regtest, fabfb5da$"):
-        hashes(tmp_path)
-
-
-def test_a_broken_last_block_is_no_unfinished_one(tmp_path: Path) -> None:
-    """Only zeros speak of a block that was never written to its end; anything else is damage, and told as such."""
+def test_a_damaged_last_block_is_refused(tmp_path: Path) -> None:
     broken = CHAIN[-1][:-30] + b"\x99" + CHAIN[-1][-29:]
-    write(tmp_path, 0, b"".join(map(record, [*CHAIN[:-1], broken])), room=500)
+    write(tmp_path, 0, b"".join(map(record, [*CHAIN[:-1], broken])), reserved=500)
     with pytest.raises(BlockError, match="block 12: the merkle root"):
         hashes(tmp_path)
 
 
 @pytest.mark.parametrize("length", [0, 100, 4_000_001, 0xFFFFFFFF])
-def test_absurd_length(tmp_path: Path, length: int) -> None:
+def test_impossible_lengths_are_refused(tmp_path: Path, length: int) -> None:
     write(tmp_path, 0, record(CHAIN[0]) + REGTEST.magic + length.to_bytes(4, "little") + CHAIN[1] + record(CHAIN[2]))
     place = f"blk00000.dat, byte {len(CHAIN[0]) + 16}"
     with pytest.raises(BlockError, match=f"{place}: a block of {length} bytes cannot be"):
         hashes(tmp_path)
 
 
-def test_key_of_another_length(tmp_path: Path) -> None:
-    write(tmp_path, 0, record(CHAIN[0]), key=b"seven b")
-    with pytest.raises(ChainError, match="a key has 8 bytes, not 7"):
-        hashes(tmp_path)
-
-
-def test_a_block_that_breaks_later(tmp_path: Path) -> None:
-    """Bodies are read when their turn comes: what came before stands, the error names the place."""
+def test_blocks_before_a_damaged_one_are_read(tmp_path: Path) -> None:
     broken = CHAIN[6][:-30] + b"\x99" + CHAIN[6][-29:]
     write(tmp_path, 0, b"".join(map(record, [*CHAIN[:6], broken, *CHAIN[7:]])))
     blocks = read_chain(tmp_path, REGTEST)
@@ -214,7 +189,7 @@ def test_a_block_that_breaks_later(tmp_path: Path) -> None:
     assert len(hashes(tmp_path, options=Options(check_merkle=False))) == 12
 
 
-def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
     write(tmp_path, 0, b"".join(map(record, CHAIN[:2])))
     with Chain(tmp_path, REGTEST) as chain:
         other = made_block([made_coinbase(b"\0", [made_output(50, b"\x09")])])
@@ -224,10 +199,9 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
             list(chain.blocks())
 
 
-@settings(max_examples=300, deadline=1000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=1000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), xor=st.booleans())
-def test_damaged_files(tmp_path: Path, data: st.DataObject, xor: bool) -> None:
-    """Whatever happened to the bytes: blocks of the chain in order from the first, or a SourceError."""
+def test_damaged_files_give_a_prefix_of_the_chain(tmp_path: Path, data: st.DataObject, xor: bool) -> None:
     raw = bytearray(b"".join(map(record, CHAIN)))
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(raw)))

@@ -1,7 +1,4 @@
-"""Decoding one block: what an event says of it, and every way in which bytes are not a block.
-
-`made_*` build blocks for this and the other tests; they share no code with what is tested.
-"""
+"""Decoding one block: what an event says of it, and every way in which bytes are not a block."""
 
 import hashlib
 import struct
@@ -91,8 +88,7 @@ MIXED_ROOT = made_root([twice(tx) for tx in (made_coinbase(), PLAIN, SEGWIT_HASH
 MIXED = made_block([made_coinbase(), PLAIN, SEGWIT], root=MIXED_ROOT)
 
 
-def test_the_first_block_of_all() -> None:
-    """The hex in the event is the hex that every explorer shows."""
+def test_the_genesis_block() -> None:
     block = decode_block(GENESIS, 0)
     assert block.hash.hex() == "000000000019d6689c085ae165831e934ff763ae46a2a6c172b3f1b60a8ce26f"
     assert (block.height, block.slot, block.time, block.prev_hash) == (0, None, 1231006505, None)
@@ -104,13 +100,10 @@ def test_the_first_block_of_all() -> None:
     assert (output.value, len(output.address), output.spendable) == (5_000_000_000, 67, False)
 
 
-def test_first_coinbase_is_spendable_only_when_asked_for() -> None:
+def test_the_first_coinbase_is_unspendable_by_default() -> None:
     own_rule = replace(MAINNET, genesis_spendable=True)
-    blocks = [
-        decode_block(GENESIS, 0, mark_unspendable=False),
-        decode_block(GENESIS, 0, own_rule),
-        decode_block(GENESIS, 1),
-    ]
+    blocks = [decode_block(GENESIS, 0, mark_unspendable=False), decode_block(GENESIS, 0, own_rule)]
+    blocks.append(decode_block(GENESIS, 1))
     assert [block.txs[0].outputs[0].spendable for block in blocks] == [True] * 3
 
 
@@ -126,36 +119,19 @@ def test_plain_and_segwit_transactions() -> None:
     assert [tx.size for tx in block.txs] == [len(made_coinbase()), len(PLAIN), len(SEGWIT)]
 
 
-@pytest.mark.parametrize(
-    ("script", "spendable"),
-    [
-        (b"", True),
-        (b"\x6a", False),
-        (b"\x6a" + b"d" * 80, False),
-        (b"\x51\x6a", True),
-        (b"\x51" * 10_000, True),
-        (b"\x51" * 10_001, False),
-        (b"\x51" * 70_000, False),
-    ],
-    ids=lambda value: len(value) if isinstance(value, bytes) else None,
-)
-def test_what_can_never_be_spent(script: bytes, spendable: bool) -> None:
+SCRIPTS = [(b"", True), (b"\x6a", False), (b"\x6a" + b"d" * 80, False), (b"\x51\x6a", True)]
+SCRIPTS += [(b"\x51" * 10_000, True), (b"\x51" * 10_001, False), (b"\x51" * 70_000, False)]
+
+
+@pytest.mark.parametrize(("script", "spendable"), SCRIPTS, ids=range(len(SCRIPTS)))
+def test_unspendable_scripts_are_marked(script: bytes, spendable: bool) -> None:
     raw = made_block([made_coinbase(outputs=[made_output(3, script), made_output(4)])])
     assert decode_block(raw, 1).txs[0].outputs == [Output(script, 3, spendable=spendable), Output(b"\x51", 4)]
     assert all(output.spendable for output in decode_block(raw, 1, mark_unspendable=False).txs[0].outputs)
 
 
-def test_one_coinbase_in_two_blocks() -> None:
-    """As on mainnet before 2012: the later one replaces the earlier, which is for the set to do."""
-    first = made_block([made_coinbase()])
-    second = made_block([made_coinbase()], parent=hash_of(first))
-    one, two = decode_block(first, 1), decode_block(second, 2)
-    assert one.hash != two.hash
-    assert one.txs == two.txs
-
-
 @pytest.mark.parametrize("transactions", [1, 2, 3, 4, 5, 252, 253, 300])
-def test_merkle_root_of_any_number(transactions: int) -> None:
+def test_merkle_roots(transactions: int) -> None:
     txs = [made_coinbase(), *(made_tx([made_input(index=i)], [made_output(i)]) for i in range(1, transactions))]
     assert len(decode_block(made_block(txs), 1).txs) == transactions
     with pytest.raises(BlockError, match="merkle"):
@@ -163,8 +139,7 @@ def test_merkle_root_of_any_number(transactions: int) -> None:
     decode_block(made_block(txs, root=b"\x01" * 32), 1, check_merkle=False)
 
 
-def test_repeated_transactions_with_the_same_root() -> None:
-    """An odd number of leaves hashes as if the last were there twice; such a copy must not pass for the block."""
+def test_repeated_transactions_with_the_same_root_are_refused() -> None:
     txs = [made_coinbase(), PLAIN, made_tx([made_input(index=5)], [made_output()])]
     forged = [*txs, txs[-1]]
     assert made_root([twice(tx) for tx in txs]) == made_root([twice(tx) for tx in forged])
@@ -216,7 +191,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("raw", "message"), BROKEN.values(), ids=BROKEN)
-def test_what_is_no_block(raw: bytes, message: str) -> None:
+def test_malformed_blocks_are_refused(raw: bytes, message: str) -> None:
     with pytest.raises(BlockError) as error:
         decode_block(raw, 1, REGTEST)
     assert message in str(error.value)

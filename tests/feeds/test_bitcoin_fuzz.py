@@ -50,12 +50,11 @@ def change(data: st.DataObject, raw: bytes) -> bytes:
 
 @settings(max_examples=400, deadline=DEADLINE_MS)
 @given(st.binary(max_size=600), st.booleans())
-def test_any_bytes(raw: bytes, behind_a_header: bool) -> None:
+def test_random_bytes_are_refused(raw: bytes, behind_a_header: bool) -> None:
     assert outcome(MIXED[:80] * behind_a_header + raw, check_merkle=False) == "refused"
 
 
-def test_changed_blocks() -> None:
-    """With the merkle root checked no change of what is hashed gets through; without, the form alone decides."""
+def test_changed_blocks_are_refused_or_keep_their_ids() -> None:
     seen = Counter[tuple[bool, str]]()
 
     @settings(max_examples=600, deadline=DEADLINE_MS)
@@ -73,14 +72,13 @@ def test_changed_blocks() -> None:
     assert min(seen[False, "a block"], seen[False, "refused"], seen[True, "refused"]) > 0
 
 
-def test_cut_real_blocks() -> None:
+def test_truncated_real_blocks_are_refused() -> None:
     for raw in real_blocks():
         for length in range(0, len(raw), max(1, len(raw) // 150)):
             assert outcome(raw[:length], check_merkle=False) == "refused"
 
 
-def test_four_megabytes_of_the_worst() -> None:
-    """The costliest things that fit: empty witness items, tiny outputs, inputs without script, tiny transactions."""
+def test_the_largest_blocks_are_decoded_in_bounded_time() -> None:
     start = MIXED[:80] + b"\x02" + made_coinbase()
     inputs = b"\x02\0\0\0" + b"\xfe" + (90_000).to_bytes(4, "little") + made_input() * 90_000
     outputs = b"\x02\0\0\0" + b"\x01" + made_input() + b"\xfe" + (400_000).to_bytes(4, "little")
@@ -101,8 +99,7 @@ def test_four_megabytes_of_the_worst() -> None:
         assert found == ("a block" if name in ("witness", "transactions") else "refused")
 
 
-def test_counts_cost_nothing() -> None:
-    """A count is a claim: nothing is reserved for it before the bytes behind it are there."""
+def test_counts_reserve_no_memory() -> None:
     second = made_tx([made_input()], [made_output()], WITNESS)
     at = 81 + len(made_coinbase())
     huge = [prefix + b"\xff" * width for prefix, width in ((b"\xfd", 2), (b"\xfe", 4), (b"\xff", 8))]

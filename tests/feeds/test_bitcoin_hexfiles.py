@@ -31,7 +31,6 @@ def test_one_file(tmp_path: Path, name: str) -> None:
 
 
 def test_a_folder(tmp_path: Path) -> None:
-    """All *.hex and *.hex.xz count, other files do not."""
     other = made_chain(2, note=b"stale")
     write(tmp_path / "b.hex", CHAIN[:7])
     write(tmp_path / "a.hex.xz", CHAIN[7:] + other)
@@ -42,7 +41,6 @@ def test_a_folder(tmp_path: Path) -> None:
 
 
 def test_shuffled_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than stays in memory, in an order that a compressed file cannot be read in."""
     monkeypatch.setattr(hexfiles, "_IN_MEMORY", 10_000)
     texts = list(lines(need(names("bitcoin/testnet3-1-*.hex.xz")[0])))
     raws = [bytes.fromhex(text) for text in texts]
@@ -50,7 +48,7 @@ def test_shuffled_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert hashes(path, TESTNET3) == expect(*raws)
 
 
-def test_lines_may_be_empty_and_upper_case(tmp_path: Path) -> None:
+def test_empty_and_upper_case_lines(tmp_path: Path) -> None:
     path = tmp_path / "blocks.hex"
     path.write_text(f"\n{CHAIN[0].hex().upper()}  \r\n\n{CHAIN[1].hex()}")
     assert hashes(path) == expect(*CHAIN[:2])
@@ -69,7 +67,7 @@ def test_lines_may_be_empty_and_upper_case(tmp_path: Path) -> None:
     ],
     ids=lambda value: value[-40:],
 )
-def test_broken_lines(tmp_path: Path, line: str, message: str) -> None:
+def test_malformed_lines_are_refused(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "blocks.hex"
     path.write_text(f"{CHAIN[0].hex()}\n{line}\n")
     with pytest.raises((BlockError, ChainError), match=f"^blocks.hex, {message}"):
@@ -93,7 +91,7 @@ def test_damaged_compression(tmp_path: Path) -> None:
             hashes(path)
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_missing_blocks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ChainError, match="neither blk"):
         hashes(tmp_path)
     empty = tmp_path / "empty.hex"
@@ -105,7 +103,6 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 
 def test_headers_without_work(tmp_path: Path) -> None:
-    """A regtest chain is easy to forge; whoever makes one without mining says so."""
     lazy = CHAIN[0][:76] + b"\0\0\0\0" + CHAIN[0][80:]
     nonce = 0
     while hash_of(lazy)[0] < 0x80:

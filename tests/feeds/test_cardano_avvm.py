@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from plain_set import PlainSet
 from test_cardano_made_blocks import BYRON_ADDRESS, KEY_ADDRESS, NO_HASH, body, byron_block, byron_tx, decode
 from test_cardano_made_blocks import shelley_block as made_shelley
-from test_cardano_runs import PlainSet
 
 from feeds.cardano.addresses import MAINNET_MAGIC, is_redeem, redeem_address
 from feeds.cardano.chunks import read_chain
@@ -62,8 +62,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def read(folder: Path, **said: object) -> list[BlockApplied]:
-    return list(read_chain(folder, MAINNET, genesis=GENESIS, **said))  # type: ignore[arg-type]
+def read(folder: Path, **options: object) -> list[BlockApplied]:
+    return list(read_chain(folder, MAINNET, genesis=GENESIS, **options))  # type: ignore[arg-type]
 
 
 def returning(block: BlockApplied) -> Tx:
@@ -73,7 +73,7 @@ def returning(block: BlockApplied) -> Tx:
     return first
 
 
-def test_what_is_live_at_the_boundary_goes(folder: Path) -> None:
+def test_unredeemed_vouchers_end_at_allegra(folder: Path) -> None:
     blocks = read(folder)
     assert blocks[:5] + blocks[6:] == BLOCKS[:5] + BLOCKS[6:]
     end = returning(blocks[5])
@@ -82,7 +82,7 @@ def test_what_is_live_at_the_boundary_goes(folder: Path) -> None:
     assert len({tx.txid for block in blocks for tx in block.txs}) == sum(len(block.txs) for block in blocks)
 
 
-def test_the_set_afterwards(folder: Path) -> None:
+def test_no_voucher_is_unspent_after_the_boundary(folder: Path) -> None:
     coins = PlainSet(GENESIS)
     missing = [point for block in read(folder) for tx in block.txs for point in coins.apply(tx)]
     assert missing == [(b"\xee" * 32, 1), genesis_point(2)]
@@ -91,16 +91,11 @@ def test_the_set_afterwards(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("known", range(len(BLOCKS)))
-def test_beginning_in_the_middle_changes_nothing(folder: Path, known: int) -> None:
+def test_any_first_block_gives_the_same_blocks(folder: Path, known: int) -> None:
     assert read(folder, after=[BLOCKS[known].point]) == read(folder)[known + 1 :]
 
 
-def test_reading_it_again_says_the_same(folder: Path) -> None:
-    assert read(folder) == read(folder)
-
-
 def test_a_database_that_begins_in_shelley(folder: Path) -> None:
-    """What was spent before is not known: it is named with the others and will be a missing input."""
     for number in range(2):
         (folder / f"{number:05}.chunk").unlink()
     (end, *_) = read(folder)[1].txs
@@ -114,7 +109,6 @@ def test_a_database_that_begins_after_the_boundary(tmp_path: Path) -> None:
 
 
 def test_a_chain_that_begins_in_a_later_era(tmp_path: Path) -> None:
-    """The boundary is before its first block: vouchers of its genesis never live."""
     first = made_shelley(era=ALONZO, height=0, slot=0, previous=None)
     second = made_shelley(era=ALONZO, height=1, slot=1, previous=decode(first).hash)
     (tmp_path / "00000.chunk").write_bytes(first + second)
@@ -124,7 +118,7 @@ def test_a_chain_that_begins_in_a_later_era(tmp_path: Path) -> None:
     assert list(read_chain(tmp_path, PREVIEW, genesis=GENESIS, after=[blocks[0].point])) == blocks[1:]
 
 
-def test_without_vouchers_there_is_nothing_to_say(tmp_path: Path) -> None:
+def test_without_vouchers_no_transaction_is_added(tmp_path: Path) -> None:
     raw = [made_shelley(era=era, height=era, slot=era, previous=None) for era in (SHELLEY, ALLEGRA)]
     (tmp_path / "00000.chunk").write_bytes(raw[0])
     (tmp_path / "00001.chunk").write_bytes(

@@ -1,15 +1,14 @@
-"""`utxod feed cardano-chunks --follow` as a real process beside a real daemon, while a node's folder grows."""
+"""`utxod feed cardano-chunks --follow` as a process, while the folder of a node grows."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bitcoin_feeds import cli, exported, tip_of, wait_until
-from daemons import PATIENCE_S, Daemon, environment, running
+from bitcoin_feeds import cli, exported, tip_of
+from daemons import PATIENCE_S, Daemon, background, running
+from patience import until
 from test_cardano_made_blocks import KEY_ADDRESS, NO_HASH, Made, body, decode, shelley_block
 
 PREVIEW = {"family": "cardano", "network": "preview"}
@@ -40,22 +39,18 @@ class Following:
     """A feed that waits for chunks."""
 
     def __init__(self, daemon: Daemon, folder: Path, *more: str) -> None:
-        command = [sys.executable, "-m", "daemon.cli", "feed", "--config", str(daemon.config), "cardano-chunks"]
         options = ["--network", "preview", "--follow", "--poll", "0.02", *more]
-        self.daemon = daemon
-        self._log = daemon.folder / "feed.log"
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*command, str(folder), *options], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment()
-            )
+        self.daemon, self._file = daemon, daemon.folder / "feed.log"
+        self._file.write_bytes(b"")
+        self.process = background(self._file, "feed", "--config", daemon.config, "cardano-chunks", folder, *options)
 
-    def said(self) -> str:
-        return self._log.read_text()
+    def log(self) -> str:
+        return self._file.read_text()
 
     def wait_for(self, height: int) -> None:
         wanted = decode(BLOCKS[height - 1]).hash.hex()
-        wait_until(lambda: tip_of(self.daemon) == wanted, lambda: f"{self.said()}\n{self.daemon.tail()}")
-        assert self.process.poll() is None, self.said()
+        until(lambda: tip_of(self.daemon) == wanted, why=self.log())
+        assert self.process.poll() is None, self.log()
 
     def term(self) -> int:
         self.process.terminate()
@@ -64,14 +59,14 @@ class Following:
 
 @contextmanager
 def following(daemon: Daemon, folder: Path, *more: str) -> Iterator[Following]:
-    """Give a feed, and end what is left of it."""
+    """Give a feed, and end it if it runs still."""
     feed = Following(daemon, folder, *more)
     try:
         yield feed
     finally:
         feed.process.kill()
         feed.process.wait()
-    assert "Traceback" not in feed.said(), feed.said()
+    assert "Traceback" not in feed.log(), feed.log()
 
 
 def grow(file: Path, content: bytes) -> None:
@@ -79,8 +74,7 @@ def grow(file: Path, content: bytes) -> None:
         more.write(content)
 
 
-def test_a_folder_that_grows(tmp_path: Path) -> None:
-    """Blocks arrive in halves and in new files, the daemon leaves and is killed; SIGTERM ends the feed in order."""
+def test_a_growing_folder_is_followed(tmp_path: Path) -> None:
     folder = tmp_path / "db"
     folder.mkdir()
     first, second, third = (folder / f"0000{number}.chunk" for number in range(3))
@@ -102,9 +96,9 @@ def test_a_folder_that_grows(tmp_path: Path) -> None:
             daemon.start()
             feed.wait_for(11)
             assert exported(daemon) == left_after(11)
-            assert feed.term() == 0, feed.said()
-            assert "11 messages in" in feed.said().splitlines()[-1] and "height 11" in feed.said()
-            assert "trying again in" in feed.said()
+            assert feed.term() == 0, feed.log()
+            assert "11 messages in" in feed.log().splitlines()[-1] and "height 11" in feed.log()
+            assert "trying again in" in feed.log()
         grow(third, BLOCKS[11])
         done = cli("feed", "--config", daemon.config, "cardano-chunks", folder, "--network", "preview")
         assert "1 applied, height 12" in done.stderr, done.output
@@ -113,16 +107,15 @@ def test_a_folder_that_grows(tmp_path: Path) -> None:
         daemon.assert_sound()
 
 
-def test_nothing_there_yet_and_a_last_height(tmp_path: Path) -> None:
-    """An empty folder is waited at; the feed ends by itself with the height it was given."""
+def test_an_empty_folder_is_waited_for_and_a_height_ends_the_feed(tmp_path: Path) -> None:
     folder = tmp_path / "db"
     folder.mkdir()
     with running(tmp_path, chain=PREVIEW) as daemon:
         with following(daemon, folder, "--network-tip", "77") as feed, daemon.client() as client:
-            wait_until(lambda: client.hello()["network_tip_height"] == 77, feed.said)
-            assert feed.term() == 0, feed.said()
-            assert feed.said().splitlines()[-1] == "nothing to send: the daemon has all of it"
+            until(lambda: client.hello()["network_tip_height"] == 77)
+            assert feed.term() == 0, feed.log()
+            assert feed.log().splitlines()[-1] == "nothing to send: the daemon has all of it"
         with following(daemon, folder, "--to", "3") as feed:
             grow(folder / "00000.chunk", b"".join(BLOCKS[:5]))
-            assert feed.process.wait(PATIENCE_S) == 0, feed.said()
+            assert feed.process.wait(PATIENCE_S) == 0, feed.log()
         assert tip_of(daemon) == decode(BLOCKS[2]).hash.hex()

@@ -43,7 +43,7 @@ def survive(raw: bytes) -> BlockApplied | None:
     begin = perf_counter()
     found = outcome(raw)
     assert perf_counter() - begin < 2
-    with step_by_step():
+    with field_by_field():
         assert outcome(raw) == found
     if isinstance(found, str):
         return None
@@ -63,7 +63,7 @@ def outcome(raw: bytes) -> tuple[BlockApplied, int] | str:
 
 
 @contextmanager
-def step_by_step() -> Iterator[None]:
+def field_by_field() -> Iterator[None]:
     """Have nothing read in its usual form, so that each field is looked at by itself."""
     never = re.compile(rb"(?!)")
     usual = patch.multiple(headers, _USUAL_FLAT=never, _USUAL_NESTED=never)
@@ -72,7 +72,6 @@ def step_by_step() -> Iterator[None]:
 
 
 def test_usual_forms_are_those_of_real_blocks() -> None:
-    """Every header since Shelley has one of them, many outputs have theirs, and they say what the fields say."""
     outputs = 0
     for name in names("cardano/single/*.cbor"):
         if not name.startswith("cardano/single/byron"):
@@ -82,6 +81,9 @@ def test_usual_forms_are_those_of_real_blocks() -> None:
             assert header.match(raw, 3), name
             outputs += shelley._USUAL_OUTPUT.search(raw) is not None
     assert outputs
+
+
+FILLINGS = "9f 81 bf a100 d818 5f 80 a0 00 8200 ff"
 
 
 @given(st.binary(max_size=400))
@@ -109,20 +111,20 @@ def edited(raw: bytes, changes: list[tuple[float, str, bytes]]) -> bytes:
     return raw
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=800, deadline=None)
 @given(st.sampled_from(SEEDS), edits)
 @example(MADE[0], [(0.0, "set", b"\x9b" + b"\xff" * 8)])
 def test_edited_blocks(raw: bytes, changes: list[tuple[float, str, bytes]]) -> None:
     survive(edited(raw, changes))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(st.sampled_from(SEEDS), st.floats(0, 1, exclude_max=True))
 def test_truncated_blocks(raw: bytes, share: float) -> None:
     assert survive(raw[: int(share * len(raw))]) is None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(MADE), max_size=4), edits, st.integers(50, 5000))
 def test_edited_files(
     tmp_path_factory: pytest.TempPathFactory, blocks: list[bytes], changes: list[tuple[float, str, bytes]], window: int
@@ -142,19 +144,14 @@ def test_edited_files(
         assert end == len(content)
 
 
-@pytest.mark.parametrize("era", range(8))
-@pytest.mark.parametrize(
-    "filling",
-    [b"\x9f", b"\x81", b"\xbf", b"\xa1\x00", b"\xd8\x18", b"\x5f", b"\x80", b"\xa0", b"\x00", b"\x82\x00", b"\xff"],
-    ids=bytes.hex,
-)
+@pytest.mark.parametrize("era", [0, 1, 2, 7])
+@pytest.mark.parametrize("filling", [bytes.fromhex(text) for text in FILLINGS.split()], ids=bytes.hex)
 def test_a_megabyte_of_one_thing(era: int, filling: bytes) -> None:
     size = MAX_BLOCK_BYTES // 4
     assert survive(b"\x82" + bytes([era]) + filling * (size // len(filling))) is None
 
 
-def test_deep_data_that_is_sound() -> None:
-    """Witnesses and metadata are stepped over at any depth that fits."""
+def test_deep_witnesses_are_skipped() -> None:
     deep = CHAIN[-1][:-3]
     assert CHAIN[-1].endswith(b"\x81\xa0\xa0\x80")
     for depth in (10, 1000, 60_000):

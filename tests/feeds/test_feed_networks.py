@@ -1,4 +1,4 @@
-"""A feed and a daemon have to mean the same chain: a wrong network would be wrong times, told by nobody."""
+"""A feed and a daemon have to mean the same chain: a wrong network would be wrong times, events by nobody."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from bitcoin_feeds import cli, exported
 from daemons import Daemon, encoded, running
 from ogmios_server import serving
-from scenarios import chain as story
+from scenarios import chain
 from test_bitcoin_blkfiles import CHAIN, record, write
 from test_cardano_chunks import write as write_chunks
 from test_cardano_made_blocks import decode, shelley_block
@@ -31,7 +31,7 @@ from handlers.events import BlockPersisted, ChainName
 PREVIEW = {"family": "cardano", "network": "preview"}
 
 
-def said(daemon: Daemon, *arguments: str | Path | int) -> tuple[int, str]:
+def run(daemon: Daemon, *arguments: str | Path | int) -> tuple[int, str]:
     """Run a feed to its end; return its exit code and its last line."""
     done = cli("feed", "--config", daemon.config, *arguments, "--wait", 5)
     assert "Traceback" not in done.output
@@ -49,11 +49,9 @@ def other(kept: str, fed: str) -> tuple[int, str]:
 
 
 def test_every_feed_refuses_a_daemon_of_another_chain(tmp_path: Path) -> None:
-    (tmp_path / "blocks").mkdir()
-    write(tmp_path / "blocks", 0, b"".join(map(record, CHAIN)))
-    (tmp_path / "db").mkdir()
-    write_chunks(tmp_path / "db", 12)
-    (tmp_path / "events").write_bytes(b"".join(encoded(message, "json") for message in story(3)))
+    write(folder(tmp_path, "blocks"), 0, b"".join(map(record, CHAIN)))
+    write_chunks(folder(tmp_path, "db"), 12)
+    (tmp_path / "events").write_bytes(b"".join(encoded(message, "json") for message in chain(3)))
     with running(tmp_path, chain=PREVIEW) as daemon, serving(blocks(3)) as server:
         for fed, *arguments in (
             ("bitcoin/regtest", "bitcoin-blocks", tmp_path / "blocks", "--network", "regtest"),
@@ -62,33 +60,28 @@ def test_every_feed_refuses_a_daemon_of_another_chain(tmp_path: Path) -> None:
             ("cardano/preprod", "ogmios", server.url, "--network", "preprod"),
             ("cardano/mainnet", "file", tmp_path / "events", "--chain", "cardano/mainnet"),
         ):
-            assert said(daemon, *arguments) == other("cardano/preview", str(fed))
+            assert run(daemon, *arguments) == other("cardano/preview", str(fed))
         assert exported(daemon) == []
         with daemon.client() as client:
             assert client.hello()["tip"] is None
-        assert said(daemon, "file", tmp_path / "events", "--chain", "cardano/preview")[0] == 0
+        assert run(daemon, "file", tmp_path / "events", "--chain", "cardano/preview")[0] == 0
         assert exported(daemon) != []
 
 
-def test_a_feed_is_of_the_daemons_network_unless_told(tmp_path: Path) -> None:
+def test_the_network_of_a_feed_defaults_to_the_daemons(tmp_path: Path) -> None:
     write(tmp_path, 0, b"".join(map(record, CHAIN)))
     with running(folder(tmp_path, "r"), chain={"family": "bitcoin", "network": "regtest"}) as daemon:
-        code, line = said(daemon, "bitcoin-blocks", tmp_path)
+        code, line = run(daemon, "bitcoin-blocks", tmp_path)
         assert (code, "12 applied, height 12" in line) == (0, True), line
-    with running(folder(tmp_path, "p"), chain=PREVIEW) as daemon, serving(blocks(3)) as server:
-        code, line = said(daemon, "ogmios", server.url, "--to", 1)
-        assert code == 0, line
-        assert exported(daemon) != []
-
-
-def test_a_daemon_whose_network_the_feed_does_not_know(tmp_path: Path) -> None:
-    write(tmp_path, 0, b"".join(map(record, CHAIN)))
     with running(folder(tmp_path, "d"), chain={"family": "bitcoin", "network": "private"}) as daemon:
-        code, line = said(daemon, "bitcoin-blocks", tmp_path)
+        code, line = run(daemon, "bitcoin-blocks", tmp_path)
         assert code == 1 and "the daemon keeps bitcoin/private; this feed knows mainnet, testnet3" in line
+    with running(folder(tmp_path, "a"), chain={"family": "raw", "network": "any"}) as daemon:
+        code, line = run(daemon, "bitcoin-blocks", tmp_path, "--network", "regtest")
+        assert (code, "12 applied, height 12" in line) == (0, True), line
 
 
-def test_without_a_daemon_the_network_is_asked_for_in_vain(tmp_path: Path) -> None:
+def test_without_a_daemon_the_network_is_mainnet(tmp_path: Path) -> None:
     write(tmp_path, 0, b"".join(map(record, CHAIN)))
     started = time.monotonic()
     done = cli("feed", "bitcoin-blocks", tmp_path, "--socket", tmp_path / "s", "--wait", 0.1)
@@ -97,20 +90,13 @@ def test_without_a_daemon_the_network_is_asked_for_in_vain(tmp_path: Path) -> No
     assert cli("feed", "bitcoin-blocks", tmp_path, "--dry-run").exit_code == 1  # its magic is not that of mainnet
 
 
-def test_a_daemon_that_takes_any_chain_takes_this_one(tmp_path: Path) -> None:
-    write(tmp_path, 0, b"".join(map(record, CHAIN)))
-    with running(tmp_path, chain={"family": "raw", "network": "whatever"}) as daemon:
-        code, line = said(daemon, "bitcoin-blocks", tmp_path, "--network", "regtest")
-        assert (code, "12 applied, height 12" in line) == (0, True), line
-
-
 @contextmanager
 def changing(path: Path, *networks: str) -> Iterator[None]:
     """Be one daemon after the other, each of another network; each hangs up after the first message."""
 
     def serve() -> None:
         for network in networks:
-            connection, _ = door.accept()
+            connection, _ = listener.accept()
             with connection, connection.makefile("rb") as file:
                 for _ in range(2):
                     if len(head := file.read(4)) < 4:
@@ -120,9 +106,9 @@ def changing(path: Path, *networks: str) -> Iterator[None]:
                         body = msgspec.msgpack.encode(welcome(network))
                         connection.sendall(struct.pack(">I", len(body)) + body)
 
-    with socket.socket(socket.AF_UNIX) as door:
-        door.bind(str(path))
-        door.listen()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
         thread = threading.Thread(target=serve)
         thread.start()
         yield
@@ -131,20 +117,19 @@ def changing(path: Path, *networks: str) -> Iterator[None]:
 
 
 def welcome(network: str) -> dict[str, Any]:
-    said = {"type": "Welcome", "protocol": 1, "version": "0", "chain": {"family": "cardano", "network": network}}
-    return said | {"tip": None, "points": [], "rollback_floor": None, "persisted_height": None}
+    run = {"type": "Welcome", "protocol": 1, "version": "0", "chain": {"family": "cardano", "network": network}}
+    return run | {"tip": None, "points": [], "rollback_floor": None, "persisted_height": None}
 
 
-def test_another_daemon_behind_the_same_socket_is_refused_too(tmp_path: Path) -> None:
-    """As when it was configured anew while a feed waited for it."""
+def test_a_daemon_that_changes_its_network_is_refused(tmp_path: Path) -> None:
 
     async def feed() -> None:
-        async def told() -> Any:
+        async def events() -> Any:
             yield BlockPersisted(height=1)
 
         link = Link(tmp_path / "s", chain=ChainName("cardano", "preview"), patience_s=5)
         with anyio.fail_after(5):
-            await link.feed(told())
+            await link.feed(events())
 
     with (
         changing(tmp_path / "s", "preview", "mainnet"),
@@ -154,21 +139,19 @@ def test_another_daemon_behind_the_same_socket_is_refused_too(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("text", ["cardano", "/mainnet", "cardano/", ""])
-def test_what_names_no_chain(text: str, tmp_path: Path) -> None:
+def test_malformed_chain_names_are_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "events").touch()
     done = cli("feed", "file", tmp_path / "events", "--chain", text)
     assert done.exit_code == 2 and "is not like cardano/mainnet" in done.stderr
 
 
-# --- what the sources say ------------------------------------------------------------------------------------------
-
-SHELLEY = {
+SHELLEY: dict[str, Any] = {
     "systemStart": "2022-06-01T00:00:00Z",
     "slotLength": 1,
     "epochLength": 432_000,
     "networkMagic": 1,
-    "initialFunds": {},
 }
+SHELLEY["initialFunds"] = {}
 DEVNET = SHELLEY | {"epochLength": 500, "slotLength": 0.5, "networkMagic": 42, "systemStart": "2020-09-13T12:26:40Z"}
 BYRON = {
     "startTime": 1_600_000_000,
@@ -202,7 +185,7 @@ def later_chain(folder: Path) -> None:
     (folder / "00000.chunk").write_bytes(b"".join(raws))
 
 
-def test_a_genesis_of_another_network(tmp_path: Path) -> None:
+def test_a_genesis_of_another_network_is_refused(tmp_path: Path) -> None:
     later_chain(tmp_path / "db")
     file = genesis(tmp_path, SHELLEY)
     common = ("cardano-chunks", tmp_path / "db", "--genesis", file)
@@ -216,7 +199,7 @@ def test_a_genesis_of_another_network(tmp_path: Path) -> None:
     assert dry(*common, "--network", "preprod")[1].endswith("not a genesis of preprod: magic is 9, not 1")
 
 
-def test_a_network_that_only_its_genesis_files_know(tmp_path: Path) -> None:
+def test_private_networks_need_their_genesis_files(tmp_path: Path) -> None:
     later_chain(tmp_path / "db")
     shelley, byron = genesis(tmp_path, DEVNET), genesis(tmp_path, BYRON, "byron.json")
     common = ("cardano-chunks", tmp_path / "db", "--network", "devnet")
@@ -227,20 +210,15 @@ def test_a_network_that_only_its_genesis_files_know(tmp_path: Path) -> None:
     out = tmp_path / "events"
     done = cli("feed", *common, "--genesis", shelley, "--genesis", byron, "--byron-epochs", "2", "--output", out)
     assert done.exit_code == 0, done.stderr
-    told = [json.loads(line) for line in out.read_text().splitlines()]
-    applied = [message for message in told if message["type"] == "BlockApplied"]
-    assert [(each["slot"], each["time"] - 1_600_000_000, each["epoch"]) for each in applied] == [
-        (8640, 8640, 2),
-        (8643, 8641, 2),
-        (9140, 8890, 3),
-        (9141, 8890, 3),
-    ]
-    assert (
-        "Byron lasted 208 epochs on mainnet, not 2" in dry("cardano-chunks", tmp_path / "db", "--byron-epochs", "2")[1]
-    )
+    events = [json.loads(line) for line in out.read_text().splitlines()]
+    applied = [message for message in events if message["type"] == "BlockApplied"]
+    times = [(each["slot"], each["time"] - 1_600_000_000, each["epoch"]) for each in applied]
+    assert times == [(8640, 8640, 2), (8643, 8641, 2), (9140, 8890, 3), (9141, 8890, 3)]
+    wrong = dry("cardano-chunks", tmp_path / "db", "--byron-epochs", "2")[1]
+    assert "Byron lasted 208 epochs on mainnet, not 2" in wrong
 
 
-def test_a_node_s_database_says_whose_it_is(tmp_path: Path) -> None:
+def test_the_magic_of_a_database_has_to_match(tmp_path: Path) -> None:
     later_chain(tmp_path / "db" / "immutable")
     magic = tmp_path / "db" / "protocolMagicId"
     for folder in (tmp_path / "db", tmp_path / "db" / "immutable"):
@@ -254,7 +232,7 @@ def test_a_node_s_database_says_whose_it_is(tmp_path: Path) -> None:
         assert dry("cardano-chunks", folder)[0] == 0
 
 
-def test_a_block_of_byron_says_whose_it_is(tmp_path: Path) -> None:
+def test_the_magic_of_byron_blocks_has_to_match(tmp_path: Path) -> None:
     file = write_chunks(tmp_path, 12) / "00000.chunk"
     why = "the magic 764824073 is that of mainnet, not of preprod: see --network"
     assert dry("cardano-chunks", tmp_path, "--network", "preprod") == (1, f"Error: {file}: {why}")

@@ -37,7 +37,7 @@ def on_a_terminal(*command: str | Path) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
 
 
-def test_a_bar_with_rate_height_and_time_left(tmp_path: Path) -> None:
+def test_a_terminal_shows_a_bar(tmp_path: Path) -> None:
     write(tmp_path, 0, b"".join(map(record, CHAIN)))
     height = len(CHAIN)
     shown = on_a_terminal("feed", "bitcoin-blocks", tmp_path, "--network", "regtest", "--dry-run")
@@ -45,8 +45,9 @@ def test_a_bar_with_rate_height_and_time_left(tmp_path: Path) -> None:
     assert re.search(rf"^{height} messages in .* decoded, .* height {height}\s*$", shown, re.M), shown
 
 
-def test_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The time left is counted from where the feed began, not from the beginning of the chain."""
+def test_a_line_is_written_every_few_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     now = 1000.0
     monkeypatch.setattr(progress, "monotonic", lambda: now)
     height = 500
@@ -62,7 +63,7 @@ def test_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("total", [None, 700])
-def test_without_an_end_or_a_way_nobody_knows_the_time(
+def test_without_a_target_or_progress_no_time_is_shown(
     total: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 0.0

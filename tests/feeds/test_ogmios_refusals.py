@@ -15,7 +15,7 @@ def wrong(block: Json) -> str:
     return str(error.value)
 
 
-def test_utxo_096_another_way_to_spend() -> None:
+def test_utxo_096_unknown_way_to_spend() -> None:
     what = "Invalid enum value 'something' - at `$.result.block.transactions[1].spends`"
     assert wrong(made(made_tx(), made_tx(spends="something"))) == what
 
@@ -77,15 +77,14 @@ BAD_OUTPUTS: list[tuple[Json, str]] = [
 
 
 @pytest.mark.parametrize("values", [[0] * 9, [0] * 3, [0, 0, 0, 1], [31] * 4])
-def test_bech32_that_does_not_end_with_a_byte(values: list[int]) -> None:
-    """Its checksum is right, but bits are left over: set ones, or enough for another character."""
+def test_bech32_with_left_over_bits(values: list[int]) -> None:
     assert decoded(made(made_tx(made_output(address=bech32_of("addr", [31, 28]))))).txs[0].outputs[0].address == b"\xff"
     what = wrong(made(made_tx(made_output(address=bech32_of("addr", values)))))
     assert "the bits that fill up the last character are too many or not zeros - at `$" in what
 
 
 @pytest.mark.parametrize(("output", "what"), BAD_OUTPUTS)
-def test_what_is_no_output(output: Json, what: str) -> None:
+def test_malformed_outputs_are_refused(output: Json, what: str) -> None:
     assert what in wrong(made(made_tx(made_output() | output)))
 
 
@@ -121,7 +120,7 @@ BAD_TXS: list[tuple[Json, str]] = [
 
 
 @pytest.mark.parametrize(("tx", "what"), BAD_TXS)
-def test_what_is_no_transaction(tx: Json, what: str) -> None:
+def test_malformed_transactions_are_refused(tx: Json, what: str) -> None:
     assert what in wrong(made(made_tx() | tx))
 
 
@@ -147,18 +146,18 @@ BAD_BLOCKS: list[tuple[Json, str]] = [
 
 
 @pytest.mark.parametrize(("block", "what"), BAD_BLOCKS)
-def test_what_is_no_block(block: Json, what: str) -> None:
+def test_malformed_blocks_are_refused(block: Json, what: str) -> None:
     assert what in wrong(made() | block)
 
 
-def test_what_is_no_boundary() -> None:
+def test_malformed_boundary_blocks_are_refused() -> None:
     boundary = {"type": "ebb", "era": "byron", "id": "eb" * 32, "ancestor": "ab" * 32, "height": 5}
     assert decoded(boundary).height == 5
     for more in ("slot", "transactions", "size"):
         assert f"unknown field `{more}` - at `$.result.block`" in wrong(boundary | {more: []})
 
 
-def test_only_since_alonzo_a_transaction_can_fail() -> None:
+def test_failed_transactions_exist_since_alonzo() -> None:
     failed = made_tx(spends="collaterals")
     assert not decoded(made(failed, era="alonzo")).txs[0].valid
     for era in ("shelley", "allegra", "mary"):
@@ -185,14 +184,13 @@ def test_only_since_alonzo_a_transaction_can_fail() -> None:
         (b'{"a":' + b"[" * 500_000 + b"]" * 500_000 + b"}", "nested too deeply"),
     ],
 )
-def test_what_is_no_answer(raw: bytes, what: str) -> None:
+def test_malformed_answers_are_refused(raw: bytes, what: str) -> None:
     with pytest.raises(MessageError) as error:
         read(NEXT, raw, 1)
     assert what in str(error.value)
 
 
-def test_errors_stay_in_a_line() -> None:
-    """However long what somebody wrote is, and whatever is in it."""
+def test_errors_are_one_bounded_line() -> None:
     for text in ("a\nb" * 9, "x" * 5_000_000):
         for bad in (made_tx(spends=text), made_tx(made_output({"ada": {"lovelace": 1}, text: {"ab": 1}}))):
             what = wrong(made(bad))

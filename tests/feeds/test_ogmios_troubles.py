@@ -8,6 +8,7 @@ import pytest
 from certificates import self_signed
 from ogmios_messages import Json
 from ogmios_server import chain_of, serving
+from patience import until
 from test_ogmios_blocks import made_output, made_tx
 from test_ogmios_chain import blocks, fails, follow, heights
 
@@ -16,13 +17,13 @@ from feeds.cardano.ogmios_session import shown
 from handlers.events import Hello
 
 
-def test_requests_go_ahead_and_not_too_far() -> None:
+def test_requests_are_pipelined_up_to_a_bound() -> None:
     with serving(blocks(600)) as server:
         follow(server.url, to_height=600)
         assert 40 <= server.most_ahead <= 100
 
 
-def test_large_blocks_are_not_asked_for_by_the_hundred() -> None:
+def test_fewer_large_blocks_are_requested_ahead() -> None:
     chain = blocks(60, nonce="x" * 2_000_000)
     with serving(chain) as server:
         ahead: list[int] = []
@@ -31,8 +32,7 @@ def test_large_blocks_are_not_asked_for_by_the_hundred() -> None:
     assert max(ahead[40:]) <= 10
 
 
-def test_a_slow_daemon_is_waited_for() -> None:
-    """No more is asked for than was asked for: what waits is bounded."""
+def test_a_slow_daemon_bounds_the_requests() -> None:
     with serving(blocks(600)) as server:
         most: list[int] = []
         taken = 0
@@ -48,7 +48,7 @@ def test_a_slow_daemon_is_waited_for() -> None:
     assert most[0] <= 50 + 110
 
 
-def test_the_network_s_height_comes_along(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_network_height_is_sent_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     chain = blocks(50)
     with serving(chain) as server:
         server.tip_ahead = 1000
@@ -65,68 +65,55 @@ def test_the_network_s_height_comes_along(monkeypatch: pytest.MonkeyPatch) -> No
         assert isinstance(first, Hello) and first.network_tip is not None and first.network_tip.height == 5000
 
 
-# --- troubles --------------------------------------------------------------------------------------------------------
-
-
 def fault(code: int, message: str) -> Json:
     return {"jsonrpc": "2.0", "error": {"code": code, "message": message, "data": [1]}, "id": "id?"}
 
 
-def test_an_error_of_the_server_is_one_line() -> None:
+PLACE = "$.result.block.transactions[0]"
+BACKWARD = {"direction": "backward", "point": {"slot": 5, "id": "xyz"}, "tip": "origin"}
+WRONG: list[tuple[bytes | Json, str]] = [
+    (fault(-32603, "Internal error."), "nextBlock: Internal error. (code -32603)"),
+    ({"result": BACKWARD}, "not hex - at `$.result.point.id`"),
+    *((bad, "an answer: ") for bad in (b"", b"{", b"[1]", b"null", b'{"result":{"direction":"forward","block":5}}')),
+]
+
+
+@pytest.mark.parametrize(("answer", "message"), WRONG)
+def test_wrong_answers_are_one_error_line(answer: bytes | Json, message: str) -> None:
     with serving(blocks(9)) as server:
-        server.instead[3] = fault(-32603, "Internal error.")
-        assert fails(server.url) == f"{server.url}: nextBlock: Internal error. (code -32603)"
+        server.instead[3] = answer
+        assert fails(server.url).startswith(f"{server.url}: {message}")
 
 
-def test_what_is_not_understood_names_the_block() -> None:
+@pytest.mark.parametrize(
+    ("tx", "message"),
+    [
+        (made_tx(spends="something"), f"Invalid enum value 'something' - at `{PLACE}.spends`"),
+        (made_tx(made_output(datum="d8798")), f"not hex - at `{PLACE}.outputs[0].datum`"),
+    ],
+)
+def test_errors_name_the_block(tx: Json, message: str) -> None:
     chain = blocks(9)
-    bad = dict(chain[4].block, transactions=[made_tx(spends="something")])
-    with serving(chain[:4] + chain_of([bad], after=chain[3])) as server:
-        what = fails(server.url)
-    place = "$.result.block.transactions[0].spends"
-    assert what == f"{server.url}: block 5 {chain[4].id}: Invalid enum value 'something' - at `{place}`"
+    with serving(chain[:4] + chain_of([dict(chain[4].block, transactions=[tx])], after=chain[3])) as server:
+        assert fails(server.url) == f"{server.url}: block 5 {chain[4].id}: {message}"
 
 
-def test_what_is_not_understood_inside_names_the_block_too() -> None:
-    chain = blocks(9)
-    bad = dict(chain[4].block, transactions=[made_tx(made_output(datum="d8798"))])
-    with serving(chain[:4] + chain_of([bad], after=chain[3])) as server:
-        what = fails(server.url)
-    place = "$.result.block.transactions[0].outputs[0].datum"
-    assert what == f"{server.url}: block 5 {chain[4].id}: not hex - at `{place}`"
-
-
-@pytest.mark.parametrize("bad", [b"", b"{", b"[1]", b"null", b'{"result":{"direction":"forward","block":5}}'])
-def test_what_is_no_answer(bad: bytes) -> None:
-    with serving(blocks(9)) as server:
-        server.instead[3] = bad
-        assert fails(server.url).startswith(f"{server.url}: an answer: ")
-
-
-def test_a_point_that_is_none() -> None:
-    with serving(blocks(9)) as server:
-        point = {"slot": 5, "id": "xyz"}
-        server.instead[3] = {"result": {"direction": "backward", "point": point, "tip": "origin"}}
-        assert fails(server.url) == f"{server.url}: not hex - at `$.result.point.id`"
-
-
-def test_an_answer_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_over_the_limit_ends_the_feed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ogmios_session, "_LONGEST", 5000)
     with serving(blocks(3) + blocks(3, blocks(3)[-1], nonce="x" * 6000)) as server:
         assert fails(server.url) == f"{server.url}: an answer is longer than 5000 bytes"
 
 
-def test_a_server_that_stays_away() -> None:
-    heard: list[str] = []
+def test_a_server_that_never_answers_ends_the_feed() -> None:
+    notices: list[str] = []
     with serving(blocks(3)) as server:
         url = server.url
-    assert fails(url, patience_s=0.5, heard=heard) == f"{url}: Connection refused"
-    assert heard[0].startswith("without --genesis")
-    assert heard[1:] == [f"{url}: Connection refused; trying again in {pause} s" for pause in ("0.2", "0.5")]
+    assert fails(url, patience_s=0.5, notices=notices) == f"{url}: Connection refused"
+    assert notices[0].startswith("without --genesis")
+    assert notices[1:] == [f"{url}: Connection refused; trying again in {pause} s" for pause in ("0.2", "0.5")]
 
 
-def test_patience_begins_anew_with_every_answer() -> None:
-    """A server that breaks every connection is away for no longer than until the next one."""
+def test_every_answer_resets_the_time_limit() -> None:
     with serving(blocks(40)) as server:
         server.on_answer = lambda n: server.drop() if n % 4 == 0 and n < 20 else None
         began = monotonic()
@@ -135,34 +122,27 @@ def test_patience_begins_anew_with_every_answer() -> None:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1337", "ws://", "", "ws://[::1", "ws://h:port"])
-def test_what_is_no_address(url: str) -> None:
+def test_malformed_addresses_are_refused(url: str) -> None:
     assert "not the address of a WebSocket, like ws://127.0.0.1:1337" in fails(url, patience_s=0.1)
 
 
-def test_a_password_is_not_shown() -> None:
+def test_errors_do_not_show_the_password() -> None:
     assert shown("wss://me:secret@ogmios.example:443/a?b=c") == "wss://ogmios.example:443/a?b=c"
     assert "secret" not in fails("ws://me:secret@127.0.0.1:1/", patience_s=0.1)
 
 
 @pytest.mark.parametrize(("status", "again"), [(404, False), (451, False), (500, True), (503, True)])
-def test_a_server_of_another_kind(status: int, again: bool) -> None:
-    heard: list[str] = []
+def test_http_errors_of_the_handshake(status: int, again: bool) -> None:
+    notices: list[str] = []
     with serving(blocks(3)) as server:
         server.http_status = status
-        what = fails(server.url, patience_s=0.1, heard=heard)
+        what = fails(server.url, patience_s=0.1, notices=notices)
     assert what == f"{server.url}: the server answers with HTTP status {status}"
-    assert any("trying again" in line for line in heard) == again
+    assert any("trying again" in line for line in notices) == again
 
 
-# --- wss -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return self_signed(tmp_path_factory.mktemp("tls"))
-
-
-def test_over_tls(certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate = self_signed(tmp_path)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(*certificate)
     with serving(blocks(20), tls) as server:
@@ -173,10 +153,7 @@ def test_over_tls(certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatc
         assert heights(follow(server.url, to_height=20)) == list(range(1, 21))
 
 
-def test_the_server_knows_when_we_leave() -> None:
+def test_the_feed_closes_its_connection() -> None:
     with serving(blocks(200)) as server:
         follow(server.url, most=5)
-        until = monotonic() + 5
-        while server.clients and monotonic() < until:
-            sleep(0.01)
-        assert not server.clients
+        until(lambda: not server.clients)

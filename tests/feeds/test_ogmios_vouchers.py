@@ -1,21 +1,18 @@
 """The vouchers' end on a chain that is followed: the same as in a database, wherever one begins, whatever happens."""
 
 from pathlib import Path
-from random import Random
 
 import pytest
 from msgspec.structs import replace
 from ogmios_messages import carried
-from ogmios_server import Chain, OgmiosServer, chain_of, serving, told
-from test_cardano_avvm import BLOCKS, BYRON_SLOTS, CHAIN, GENESIS, VOUCHERS
+from ogmios_server import Chain, OgmiosServer, chain_from, chain_of, serving
+from test_cardano_avvm import BLOCKS, CHAIN, GENESIS
 from test_cardano_made_blocks import KEY_ADDRESS
 from test_ogmios_chain import back_to, follow, tips_after, welcome
 
-from feeds.cardano.avvm import Vouchers
 from feeds.cardano.chunks import read_chain
 from feeds.cardano.eras import MAINNET
-from feeds.cardano.ogmios_vouchers import VoucherHistory
-from handlers.events import BlockApplied, GenesisOutputs, Inbound, OutPoint, Output, Tx
+from handlers.events import BlockApplied, GenesisOutputs, Inbound, OutPoint, Output
 
 SEED = GenesisOutputs(outputs=GENESIS)
 FIRST_OF_ALLEGRA = 5
@@ -26,46 +23,39 @@ LAST = BLOCKS[-1].height
 def expected(tmp_path: Path) -> list[BlockApplied]:
     """Return the blocks as a database of them gives them, as far as messages carry them."""
     (tmp_path / "00000.chunk").write_bytes(b"".join(CHAIN))
-    return [same(block) for block in read_chain(tmp_path, MAINNET, genesis=GENESIS)]
-
-
-def same(block: BlockApplied) -> BlockApplied:
-    """Return a block with what has no order put in one."""
-    return carried(block)
+    return [carried(block) for block in read_chain(tmp_path, MAINNET, genesis=GENESIS)]
 
 
 def after(server: OgmiosServer, known: int, **more: object) -> list[Inbound]:
     messages = follow(server.url, welcome(server.chain[:known]), to_height=LAST, genesis=SEED, **more)  # type: ignore[arg-type]
-    return [same(message) if isinstance(message, BlockApplied) else message for message in messages]
+    return [carried(message) if isinstance(message, BlockApplied) else message for message in messages]
 
 
-def test_from_genesis_on(expected: list[BlockApplied]) -> None:
-    with serving(told(BLOCKS)) as server:
+def test_vouchers_end_as_in_a_database(expected: list[BlockApplied]) -> None:
+    with serving(chain_from(BLOCKS)) as server:
         first, *messages = follow(server.url, to_height=LAST, genesis=SEED)
         assert server.connections == 1
     assert first == SEED
-    assert [same(each) for each in messages if isinstance(each, BlockApplied)] == expected
+    assert [carried(each) for each in messages if isinstance(each, BlockApplied)] == expected
     assert len(expected[FIRST_OF_ALLEGRA].txs) == 2
 
 
 @pytest.mark.parametrize("known", range(1, len(BLOCKS)))
-def test_beginning_in_the_middle_changes_nothing(known: int, expected: list[BlockApplied]) -> None:
-    """What is live there is read once more from the beginning, as long as it matters."""
-    heard: list[str] = []
-    with serving(told(BLOCKS)) as server:
-        assert after(server, known, heard=heard) == expected[known:]
-        read_again = sum("once more" in line for line in heard)
+def test_any_first_block_gives_the_same_blocks(known: int, expected: list[BlockApplied]) -> None:
+    notices: list[str] = []
+    with serving(chain_from(BLOCKS)) as server:
+        assert after(server, known, notices=notices) == expected[known:]
+        read_again = sum("once more" in line for line in notices)
         assert read_again == (known <= FIRST_OF_ALLEGRA)
         assert (["origin"] in server.asked) == bool(read_again)
 
 
-def test_an_only_point_that_may_be_the_last_before_allegra(expected: list[BlockApplied]) -> None:
-    """Its era can't be asked for: to be sure the chain is read once more, and nothing comes of it."""
+def test_a_single_point_before_allegra_is_verified(expected: list[BlockApplied]) -> None:
     for known in (FIRST_OF_ALLEGRA, FIRST_OF_ALLEGRA + 1):
-        with serving(told(BLOCKS)) as server:
+        with serving(chain_from(BLOCKS)) as server:
             at = welcome(server.chain[known - 1 : known], floor=True)
             messages = follow(server.url, at, to_height=LAST, genesis=SEED)
-            assert [same(each) for each in messages if isinstance(each, BlockApplied)] == expected[known:]
+            assert [carried(each) for each in messages if isinstance(each, BlockApplied)] == expected[known:]
             assert server.asked[-1] == ["origin"]
 
 
@@ -78,7 +68,7 @@ def other_branch(chain: Chain) -> Chain:
     for block, txs in zip(BLOCKS[4:], ([redeemed], [], []), strict=True):
         before = blocks[-1].hash if blocks else block.prev_hash
         blocks.append(replace(block, hash=bytes([0x70 + len(blocks)]) * 32, prev_hash=before, txs=txs))
-    more = told(blocks)
+    more = chain_from(blocks)
     return chain[:4] + chain_of([entry.block for entry in more], after=chain[3])
 
 
@@ -91,9 +81,8 @@ def ends(messages: list[Inbound]) -> list[set[OutPoint]]:
     return [set(block.txs[0].inputs) for block in blocks]
 
 
-def test_back_over_the_boundary_and_again() -> None:
-    """What ends is what is live on the branch that is crossed over."""
-    chain = told(BLOCKS)
+def test_rollbacks_over_the_boundary() -> None:
+    chain = chain_from(BLOCKS)
     with serving(chain) as server:
         other = other_branch(chain)
         server.on_answer = lambda n: server.switch(other if n == 8 else chain) if n in (8, 12) else None
@@ -106,8 +95,8 @@ def test_back_over_the_boundary_and_again() -> None:
 
 
 @pytest.mark.parametrize("known", [FIRST_OF_ALLEGRA + 1, FIRST_OF_ALLEGRA + 2])
-def test_begun_behind_the_boundary_and_gone_back_over_it(known: int) -> None:
-    chain = told(BLOCKS)
+def test_a_feed_that_began_after_the_boundary_rolls_back_over_it(known: int) -> None:
+    chain = chain_from(BLOCKS)
     with serving(chain) as server:
         server.switch(other_branch(chain))
         (end,) = ends(follow_from(server, chain[:known]))
@@ -120,8 +109,8 @@ def follow_from(server: OgmiosServer, known: Chain) -> list[Inbound]:
     return follow(server.url, welcome(known), to_height=LAST, genesis=SEED)
 
 
-def test_a_chain_that_changes_while_it_is_read_once_more() -> None:
-    chain = told(BLOCKS)
+def test_a_chain_that_changes_while_it_is_read_again() -> None:
+    chain = chain_from(BLOCKS)
     with serving(chain) as server:
         other = other_branch(chain)
 
@@ -139,43 +128,6 @@ def test_a_chain_that_changes_while_it_is_read_once_more() -> None:
 
 
 def test_without_genesis_only_what_transactions_made_is_known() -> None:
-    with serving(told(BLOCKS)) as server:
+    with serving(chain_from(BLOCKS)) as server:
         (end,) = ends(follow(server.url, to_height=LAST))
     assert end and not end & set(GENESIS_POINTS)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_history_is_as_if_the_way_back_had_not_been(seed: int) -> None:
-    """Any way through branches of random chains ends like a way along the last branch alone."""
-    random = Random(seed)
-    history = VoucherHistory(GENESIS)
-    chain: list[BlockApplied] = []
-    for step in range(60):
-        if chain and random.random() < 0.2:
-            back = random.randint(0, len(chain))
-            chain = chain[:back]
-            history.back_to(*(chain[-1].slot, chain[-1].hash) if chain else (None, None))
-        era = "allegra" if any(each.era == "allegra" for each in chain) or random.random() < 0.04 else "shelley"
-        block = random_block(random, step, chain, era)
-        vouchers = Vouchers(GENESIS)
-        for each in chain:
-            vouchers.follow(each)
-        assert history.follow(block) == vouchers.follow(block)
-        chain.append(block)
-
-
-def random_block(random: Random, step: int, chain: list[BlockApplied], era: str) -> BlockApplied:
-    paid = [(tx.txid, index) for block in chain for tx in block.txs for index in range(len(tx.outputs))]
-    live = [*GENESIS_POINTS, *paid]
-    txs = [
-        Tx(
-            txid=bytes([step, n]) * 16,
-            inputs=random.sample(live, min(2, len(live))),
-            outputs=[Output(random.choice([*VOUCHERS, *[KEY_ADDRESS] * 8]), 1) for _ in range(random.randint(1, 2))],
-        )
-        for n in range(random.randint(0, 2))
-    ]
-    height = len(chain)
-    previous = chain[-1].hash if chain else None
-    slot = BYRON_SLOTS + height
-    return BlockApplied(height=height, hash=bytes([step]) * 32, slot=slot, prev_hash=previous, era=era, txs=txs)

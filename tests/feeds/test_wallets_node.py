@@ -1,27 +1,26 @@
-"""Wallets beside a real full node: notifications, the mempool, raw transactions, and BDK from scan to payment."""
+"""A daemon and wallets with a real full node: the set, notifications, the mempool, BDK from scan to payment."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from hashlib import sha256
-from http.client import HTTPConnection
 from itertools import pairwise
 from random import Random
 from typing import Any
 
 import bdkpython as bdk
+import httpx
 import pytest
-from bcoin_node import BcoinNode, bcoin, free_ports
-from bitcoin_feeds import BITCOIN, following
+from bcoin_node import NOTE, PAY_TO_WITNESS, TRUE, Anyone, BcoinNode, bcoin, free_ports
+from bitcoin_feeds import BITCOIN, exported, following, tip_of
+from bitcoin_rpc_chain import txid_of
 from daemons import Daemon, running
 from electrum_client import Wallet, script_hash
 from patience import patience, until
-from test_bitcoin_rpc_node import PAY_TO_WITNESS, TRUE, Anyone
+from test_bitcoin_block import made_input, made_output, made_tx
 
 PORT, WEB = free_ports(2)
 COIN = 100_000_000
-KEY = "tprv8ZgxMBicQKsPdcAqYBpzAFwU5yxBUo88ggoBqu1qPcHUfSbKK1sKMLmC7EAk438btHQrSdu3jGGQa6PA71nvH5nkDexhLteJqkM4dQmWF9g"
 KEY = "tprv8ZgxMBicQKsPdcAqYBpzAFwU5yxBUo88ggoBqu1qPcHUfSbKK1sKMLmC7EAk438btHQrSdu3jGGQa6PA71nvH5nkDexhLteJqkM4dQmWF9g"
 
 
@@ -53,9 +52,28 @@ def mine(node: BcoinNode, daemon: Daemon, count: int, address: str) -> int:
     return height
 
 
-def test_the_life_of_payments_is_reported(node: BcoinNode, daemon: Daemon) -> None:
-    anyone = Anyone(node, Random(3))
-    mine(node, daemon, 446, anyone.address)
+@pytest.fixture(scope="module")
+def anyone(node: BcoinNode, daemon: Daemon) -> Anyone:
+    """Give coins of a chain that is long enough for witnesses."""
+    found = Anyone(node, Random(3))
+    mine(node, daemon, 446, found.address)
+    return found
+
+
+def assert_same(node: BcoinNode, daemon: Daemon) -> list[str]:
+    """Compare the daemon's set with the node's: the number of outputs, their value, and each of them."""
+    until(lambda: tip_of(daemon), lambda found: found == node.rpc("getbestblockhash"))
+    whole, lines = node.rpc("gettxoutsetinfo"), exported(daemon)
+    coins = [line.split(",") for line in lines]
+    assert (whole["bestblock"], whole["txouts"]) == (tip_of(daemon), len(coins))
+    assert sum(int(value) for _, _, value, _ in coins) == round(whole["total_amount"] * COIN)
+    answers = node.rpc_many([("gettxout", txid, int(index), False) for txid, index, _, _ in coins])
+    theirs = [(round(answer["value"] * COIN), answer["scriptPubKey"]["hex"]) for answer in answers]
+    assert [(int(value), script) for _, _, value, script in coins] == theirs
+    return lines
+
+
+def test_the_life_of_payments_is_reported(node: BcoinNode, daemon: Daemon, anyone: Anyone) -> None:
     coin = anyone.coins()[0]
     key, other = script_hash(PAY_TO_WITNESS), script_hash(anyone.script)
     with Wallet(PORT) as wallet:
@@ -96,6 +114,35 @@ def test_the_life_of_payments_is_reported(node: BcoinNode, daemon: Daemon) -> No
         assert_reported(wallet, key)
 
 
+def test_the_daemons_set_is_that_of_the_node(node: BcoinNode, daemon: Daemon, anyone: Anyone) -> None:
+    random = Random(7)
+
+    def spend(transactions: int) -> None:
+        for _ in range(transactions):
+            made = anyone.spend(*random.sample(anyone.coins(), random.randrange(1, 4)))
+            anyone.spend(random.choice(made), outputs=4)
+
+    own = node.wallet("getnewaddress", "default")
+    node.rpc("generatetoaddress", 3, own)
+    spend(12)
+    node.rpc("generatetoaddress", 101, anyone.address)
+    until(lambda: node.wallet("getbalance", "default") > 0)
+    node.wallet("sendmany", "default", {own: 3, anyone.address: 2})  # with a real signature
+    node.rpc("generatetoaddress", 1, anyone.address)
+    lines = assert_same(node, daemon)
+    scripts = {line.rpartition(",")[2] for line in lines}
+    assert {TRUE.hex(), PAY_TO_WITNESS.hex(), anyone.script.hex()} < scripts and NOTE.hex() not in scripts
+    for depth in (1, 17):
+        height = node.rpc("getblockcount")
+        node.rpc("invalidateblock", node.rpc("getblockhash", height - depth + 1))
+        spend(2)
+        node.rpc("generatetoaddress", depth + 1, anyone.address)
+        before, lines = lines, assert_same(node, daemon)
+        assert lines != before
+        turns = [line for line in daemon.log_lines() if line["event"] == "rolled_back"]
+        assert turns[-1]["blocks"] == depth
+
+
 def status(wallet: Wallet, key: str) -> str | None:
     """Return the status of a script as its history says."""
     history = wallet.call("blockchain.scripthash.get_history", key)
@@ -121,8 +168,7 @@ def assert_reported(wallet: Wallet, key: str) -> None:
     assert all(one != other for one, other in pairwise(found)), "a status was reported twice"
 
 
-def test_where_an_output_is_created_and_spent_is_reported(node: BcoinNode, daemon: Daemon) -> None:
-    anyone = Anyone(node, Random(4))
+def test_where_an_output_is_created_and_spent_is_reported(node: BcoinNode, daemon: Daemon, anyone: Anyone) -> None:
     height = mine(node, daemon, 1, anyone.address)
     coin = anyone.coins()[0]
     raw, made = anyone.transaction(coin)
@@ -165,22 +211,13 @@ def test_where_an_output_is_created_and_spent_is_reported(node: BcoinNode, daemo
 
 
 def get(path: str) -> Any:
-    """Return what an answer of Esplora says."""
-    connection = HTTPConnection("127.0.0.1", WEB, timeout=patience(20))
-    try:
-        connection.request("GET", f"/api{path}")
-        answer = connection.getresponse()
-        text = answer.read().decode()
-        assert answer.status == 200, text
-        return json.loads(text)
-    finally:
-        connection.close()
+    """Return the content of an answer of Esplora."""
+    answer = httpx.get(f"http://127.0.0.1:{WEB}/api{path}", timeout=patience(20))
+    assert answer.status_code == 200, answer.text
+    return answer.json()
 
 
-def test_esplora_shows_whole_transactions_page_by_page(node: BcoinNode, daemon: Daemon) -> None:
-    anyone = Anyone(node, Random(5))
-    if node.rpc("getblockcount") < 446:
-        mine(node, daemon, 446, anyone.address)
+def test_esplora_shows_whole_transactions_page_by_page(node: BcoinNode, daemon: Daemon, anyone: Anyone) -> None:
     coin = anyone.coins()[0]
     made = anyone.spend(coin)
     txid, key = made[0]["hash"], sha256(PAY_TO_WITNESS).hexdigest()
@@ -191,12 +228,8 @@ def test_esplora_shows_whole_transactions_page_by_page(node: BcoinNode, daemon: 
     before = waiting["vin"][0]
     assert (before["txid"], before["vout"]) == (coin["hash"], coin["index"])
     assert (before["prevout"]["value"], before["prevout"]["scriptpubkey"]) == (coin["value"], coin["script"])
-    assert get(f"/tx/{coin['hash']}/outspend/{coin['index']}") == {
-        "spent": True,
-        "txid": txid,
-        "vin": 0,
-        "status": {"confirmed": False},
-    }
+    spender = {"spent": True, "txid": txid, "vin": 0, "status": {"confirmed": False}}
+    assert get(f"/tx/{coin['hash']}/outspend/{coin['index']}") == spender
     height = mine(node, daemon, 1, anyone.address)
     confirmed = until(lambda: get(f"/tx/{txid}"), lambda found: found["status"]["confirmed"])
     status = confirmed.pop("status")
@@ -205,11 +238,7 @@ def test_esplora_shows_whole_transactions_page_by_page(node: BcoinNode, daemon: 
     kinds = {output["scriptpubkey_type"] for output in confirmed["vout"]}
     assert {"p2sh", "v0_p2wsh", "op_return", "unknown"} <= kinds
     theirs = node.rpc("getrawtransaction", txid, 1)
-    assert (confirmed["size"], confirmed["version"], confirmed["locktime"]) == (
-        theirs["size"],
-        theirs["version"],
-        theirs["locktime"],
-    )
+    assert all(confirmed[name] == theirs[name] for name in ("size", "version", "locktime"))
     coinbase = get(f"/block/{status['block_hash']}/txs")[0]
     assert coinbase["vin"][0]["is_coinbase"] and coinbase["vin"][0]["prevout"] is None and coinbase["fee"] == 0
 
@@ -260,11 +289,10 @@ class Bdk:
 
 
 @pytest.mark.parametrize("protocol", ["electrum", "esplora"])
-def test_bdk_scans_pays_and_follows_a_reorganisation(node: BcoinNode, daemon: Daemon, protocol: str) -> None:
-    anyone = Anyone(node, Random(4))
+def test_bdk_scans_pays_and_follows_a_reorganisation(
+    node: BcoinNode, daemon: Daemon, anyone: Anyone, protocol: str
+) -> None:
     one, paid = Bdk(protocol), list[int]()
-    if node.rpc("getblockcount") < 446:
-        mine(node, daemon, 446, anyone.address)
     for n in range(8):
         script = bdk.Address(one.address(), bdk.Network.REGTEST).script_pubkey().to_bytes()
         coin = max(anyone.coins(), key=lambda coin: coin["value"])
@@ -304,9 +332,6 @@ def test_bdk_scans_pays_and_follows_a_reorganisation(node: BcoinNode, daemon: Da
 
 def payment(coin: dict[str, Any], script: bytes, value: int) -> tuple[bytes, str]:
     """Return a transaction that pays from a coin that anyone can spend, with the rest going back."""
-    from bitcoin_rpc_chain import txid_of
-    from test_bitcoin_block import made_input, made_output, made_tx
-
     plain = coin["script"] != PAY_TO_WITNESS.hex()
     inputs = [made_input(bytes.fromhex(coin["hash"]), coin["index"], bytes([len(TRUE)]) + TRUE if plain else b"")]
     outputs = [made_output(value, script), made_output(coin["value"] - value - 20_000, bytes.fromhex(coin["script"]))]

@@ -4,34 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import pytest
 from cbor2 import CBORTag, dumps, loads
-from chains import CODEC, feed, open_chain, prune_all
 from ogmios_messages import Parts
 from real_data import found, need
 from test_cardano_made_blocks import block_parts, body, decode, header, only_tx, wrong
 from test_cardano_single_blocks import FILES
 
 from feeds.cardano.block import decode_block
-from feeds.cardano.chunks import blocks_in, read_chain
+from feeds.cardano.chunks import read_chain
 from feeds.cardano.eras import ALONZO, BABBAGE, CONWAY, MAINNET, PREVIEW
 from feeds.cardano.errors import CutShort
 from handlers.columns import columns
-from handlers.datums import find_datum
-from handlers.events import OutPoint
-from handlers.query import Query
 from storage.history.layout import to_extra
 
 DATUMS = {  # of a run: how many datums, hashes of them, outputs created with theirs, and other datums of a block
     "cardano/preview-babbage-52558": (10, 14, 13, 2),
     "cardano/preview-genesis-run": (281, 680, 620, 272),
-}
-STRETCHES = {  # of a file: how many datums live in the end, and how many are forgotten
-    "cardano/preview-babbage-52558/run.chunk.xz": (12, 2),
-    "cardano/preview-genesis-run/epoch09.chunks.xz": (85, 14),
 }
 SIGNATURES = [[bytes(32), bytes(64)]]
 ODD = bytes.fromhex("d8799f1800ff")  # indefinite, and a zero that takes two bytes
@@ -53,12 +44,8 @@ def datums_of(witnesses: bytes, era: int = BABBAGE) -> list[bytes]:
 @pytest.mark.parametrize(
     "datums",
     [
-        b"\x82" + ODD + UNIT,
-        b"\x9f" + ODD + UNIT + b"\xff",
-        b"\xd9\x01\x02\x82" + ODD + UNIT,
-        b"\xd9\x01\x02\x9f" + ODD + UNIT + b"\xff",
-        b"\x83" + ODD + UNIT + ODD,
-        b"\x98\x02" + ODD + UNIT,
+        *(b"\x82" + ODD + UNIT, b"\x9f" + ODD + UNIT + b"\xff", b"\xd9\x01\x02\x82" + ODD + UNIT),
+        *(b"\xd9\x01\x02\x9f" + ODD + UNIT + b"\xff", b"\x83" + ODD + UNIT + ODD, b"\x98\x02" + ODD + UNIT),
     ],
     ids=["array", "indefinite", "set", "indefinite set", "twice", "long head"],
 )
@@ -106,7 +93,7 @@ def test_any_data_is_one_datum() -> None:
         (b"\xa1\x04\x81\xff", "no item begins with 0xff"),
     ],
 )
-def test_what_are_no_witnesses(witnesses: bytes, what: str) -> None:
+def test_malformed_witnesses_are_refused(witnesses: bytes, what: str) -> None:
     message = wrong(raw_block(witnesses))
     assert what in message and "byte " in message
 
@@ -117,9 +104,6 @@ def test_a_block_that_ends_in_a_datum_is_cut_short(datums: bytes) -> None:
     for end in range(len(raw) - len(datums) - 3, len(raw)):
         with pytest.raises(CutShort):
             decode_block(raw[:end], MAINNET)
-
-
-# --- real blocks -----------------------------------------------------------------------------------------------------
 
 
 def witness_sets(raw: bytes) -> Iterator[bytes]:
@@ -143,7 +127,6 @@ def known_to_others(witnesses: bytes) -> set[bytes]:
 
 
 def test_datums_of_single_blocks() -> None:
-    """Of all eras, as another decoder finds them; every output that has the hash of one is given it."""
     seen = named = 0
     for file in FILES:
         raw = need(file).read_bytes()
@@ -160,7 +143,6 @@ def test_datums_of_single_blocks() -> None:
 
 @pytest.mark.parametrize("run", found(DATUMS))
 def test_datums_of_preview(run: str) -> None:
-    """Of the outputs with a datum's hash, most are created together with the datum."""
     distinct, hashes, given, left = set[bytes](), 0, 0, 0
     for block in read_chain(need(run), PREVIEW):
         for tx in block.txs:
@@ -170,32 +152,3 @@ def test_datums_of_preview(run: str) -> None:
         given += sum(to_extra(raw).datum is not None for raw in made.extra.values())
         left += len(made.datums)
     assert (len(distinct), hashes, given, left) == DATUMS[run]
-
-
-@pytest.mark.parametrize("file", found(STRETCHES))
-def test_datums_of_preview_are_found_in_a_store(file: str, tmp_path: Path) -> None:
-    """After a stretch, and pruning, those of outputs that live; what spent outputs had is forgotten."""
-    told = [block for block, _ in blocks_in(need(file), PREVIEW)]
-    lives, revealed = dict[OutPoint, bytes](), dict[bytes, bytes]()
-    for block in told:
-        here = {blake2b(datum, digest_size=32).digest(): datum for tx in block.txs for datum in tx.datums}
-        revealed |= here
-        for tx in block.txs:
-            for point in tx.inputs if tx.valid else tx.collateral:
-                lives.pop(point, None)
-            for index, output in enumerate(tx.outputs if tx.valid else []):
-                if output.datum_hash in here:
-                    lives[tx.txid, index] = here[output.datum_hash]
-    with open_chain(tmp_path, indexes=["datum"]) as chain:
-        for at in range(0, len(told), 100):
-            feed(chain, *told[at : at + 100])
-        prune_all(chain)
-        query, unknown = Query(chain.store, CODEC, "cardano"), 0
-        with query.snapshot() as shot:
-            for datum in lives.values():
-                assert find_datum(shot, blake2b(datum, digest_size=32).digest()) == datum
-            for digest, datum in revealed.items():
-                found = find_datum(shot, digest)
-                assert found in (None, datum)
-                unknown += found is None
-    assert (len(lives), unknown) == STRETCHES[file]
