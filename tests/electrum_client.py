@@ -48,9 +48,6 @@ class Wallet:
         """Send bytes."""
         self.socket.sendall(data)
 
-    def _send(self, message: object) -> None:
-        self.raw(json.dumps(message).encode() + b"\n")
-
     def receive(self) -> Any:
         """Return the next answer; notifications before it are kept. None is the end of the connection."""
         while line := self._in.readline():
@@ -63,9 +60,8 @@ class Wallet:
     def ask(self, method: str, *params: Any) -> Json:
         """Return the whole answer to a call."""
         self._number += 1
-        self.raw(
-            json.dumps({"jsonrpc": "2.0", "id": self._number, "method": method, "params": params}).encode() + b"\n"
-        )
+        call = {"jsonrpc": "2.0", "id": self._number, "method": method, "params": params}
+        self.raw(json.dumps(call).encode() + b"\n")
         answer: Json = self.receive()
         assert answer["id"] == self._number
         return answer

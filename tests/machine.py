@@ -1,7 +1,4 @@
-"""A machine to throw away: systemd as the first process of its own namespaces, on a copy-on-write copy of our files.
-
-The service runs there as an operator's does: with the real unit, under every restriction that it names.
-"""
+"""A machine to throw away: systemd as the first process of its own namespaces, on a copy-on-write copy of our files."""
 
 from __future__ import annotations
 
@@ -74,11 +71,11 @@ class Machine:
             env=environ,
             timeout=patience(60),
         )
-        said = subprocess.CompletedProcess(
+        decoded = subprocess.CompletedProcess(
             [*map(str, words)], done.returncode, done.stdout.decode(), done.stderr.decode()
         )
-        assert not check or said.returncode == 0, f"{plain}: {said.stdout}{said.stderr}"
-        return said
+        assert not check or decoded.returncode == 0, f"{plain}: {decoded.stdout}{decoded.stderr}"
+        return decoded
 
     def show(self, unit: str, what: str) -> str:
         """Return a property of a unit."""
@@ -121,11 +118,11 @@ def machine(folders: Mapping[Path, str]) -> Iterator[Machine]:
         group.mkdir()
         apart = ["--mount", "--pid", "--fork", "--uts", "--ipc", "--net", "--kill-child"]
         log = Path(scratch, "log")
-        with log.open("wb") as said:
+        with log.open("wb") as decoded:
             words = ["unshare", *apart, "bash", "-euc", _BOOT, "boot", group, f"{scratch}/files"]
             words += [f"{ours}={theirs}" for ours, theirs in folders.items()]
             Path(scratch, "files").mkdir()
-            process = subprocess.Popen([*map(str, words)], stdout=said, stderr=said, env=ENVIRONMENT)
+            process = subprocess.Popen([*map(str, words)], stdout=decoded, stderr=decoded, env=ENVIRONMENT)
         try:
             yield _booted(process, log)
         finally:

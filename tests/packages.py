@@ -18,7 +18,7 @@ PURE = Path(sysconfig.get_path("purelib"))
 
 
 def tree(folder: Path) -> Path:
-    """Copy what is in the repository, or would be: building writes beside the sources."""
+    """Copy what is in the repository, or would be: building writes next to the sources."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,

@@ -1,9 +1,4 @@
-"""Processes of `utxod` without the time that its imports take: a template process imports the program and is forked.
-
-Each fork is a process of its own. It runs the module `daemon.cli` as `python -m daemon.cli` does, with the arguments,
-environment, folder, umask, limits and descriptors of its request. Tests that change how the interpreter starts, or that
-look at the start itself, execute Python instead.
-"""
+"""Processes of `utxod` without the time that its imports take: a template process imports the program and is forked."""
 
 from __future__ import annotations
 
@@ -29,7 +24,7 @@ from select import poll
 from types import FrameType
 
 ROOT = Path(__file__).resolve().parent.parent
-# What the daemon and the usual commands import; `daemon.cli` itself is run anew by each fork.
+# What the daemon and the usual commands import; `daemon.cli` itself is run by each fork.
 MODULES = (
     "daemon.app",
     "daemon.child",
@@ -56,9 +51,6 @@ class Request:
     umask: int
     limits: Mapping[str, Sequence[int]]
     descriptors: Sequence[int] = ()
-
-
-# --- the tests' side -----------------------------------------------------------------------------------------------
 
 
 class Forked(subprocess.Popen[bytes]):
@@ -152,9 +144,6 @@ def _limits() -> dict[str, Sequence[int]]:
     return {name: resource.getrlimit(getattr(resource, name)) for name in names}
 
 
-# --- the template's side -------------------------------------------------------------------------------------------
-
-
 def serve(requests: socket.socket) -> Request:
     """Fork for each request until there are no more; return the request in its child."""
     reporters = dict[int, int]()  # by process
@@ -240,5 +229,5 @@ if __name__ == "__main__":
         import_module(name)
     gc.freeze()  # a collection in a fork would copy every page
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # whoever starts it may be allowed a few only
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the usual limit is low
     run(serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -3,139 +3,26 @@
 from __future__ import annotations
 
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from formats import base58, bech32
-from handlers.addresses import AddressError, Reason, codec
+from handlers.addresses import AddressError, codec
 from handlers.addresses.bitcoin import NETWORKS
 from handlers.addresses.plain import NO_CREDENTIALS, is_hex
 
-# Bitcoin Core, src/test/data/key_io_valid.json and test/functional/data/rpc_validateaddress.json
-CORE = [
-    ("mainnet", "1FsSia9rv4NeEwvJ2GvXrX7LyxYspbN2mo", "76a914a31c06bd463e3923bc1aadbde48b16976c08071788ac"),
-    ("mainnet", "36j4NfKv6Akva9amjWrLG6MuSQym1GuEmm", "a914373b819a068f32b7a6b38b6b38729647cfde01c287"),
-    ("testnet4", "mzK2FFDEhxqHcmrJw1ysqFkVyhUULo45hZ", "76a914ce28b26c57472737f5c3561a1761185bd8589a4388ac"),
-    ("testnet4", "2NC2hEhe28ULKAJkW5MjZ3jtTMJdvXmByvK", "a914ce0bba75891ff9ec60148d4bd4a09ee2dc5c933187"),
-    ("signet", "mww4LvqtTMKvmeQvizPz2EQv26xTneWrbg", "76a914b4110ba93ac54afc14da3bdd19614774a2d55d2988ac"),
-    ("signet", "2N1r7aC69VHeE7yQJPDLi9T1PYq4wnwvjuT", "a9145e5a35ab44b3efaea5129ba22b88ba3e2976614587"),
-    ("regtest", "n4fajahJrAuKbN7uNsKjLjQkz9Qn5ewJXQ", "76a914fdeca3b08e38af53d7c4c60e3ad208ce5066441088ac"),
-    ("regtest", "2MxFajLApXpYk4VodBSZSt7rw8y4ryABkfA", "a91436e9f191e0b75036a77f65e2eaa4752443233fbe87"),
-    ("mainnet", "bc1qvyq0cc6rahyvsazfdje0twl7ez82ndmuac2lhv", "00146100fc6343edc8c874496cb2f5bbfec88ea9b77c"),
-    (
-        "mainnet",
-        "bc1qyucykdlhp62tezs0hagqury402qwhk589q80tqs5myh3rxq34nwqhkdhv7",
-        "002027304b37f70e94bc8a0fbf500e0c957a80ebda87280ef58214d92f119811acdc",
-    ),
-    (
-        "mainnet",
-        "bc1p83n3au0rjylefxq2nc2xh2y4jzz4pm6zxj4mw5pagdjjr2a9f36s6jjnnu",
-        "51203c671ef1e3913f94980a9e146ba895908550ef4234abb7503d436521aba54c75",
-    ),
-    ("mainnet", "bc1z2rksukkjr8", "520250ed"),
-    ("mainnet", "bc1pfeessrawgf", "51024e73"),
-    ("signet", "tb1pfees9rn5nz", "51024e73"),
-    ("testnet3", "tb1qcrh3yqn4nlleplcez2yndq2ry8h9ncg3qh7n54", "0014c0ef1202759fff90ff19128936814321ee59e111"),
-    (
-        "testnet4",
-        "tb1p35n52jy6xkm4wd905tdy8qtagrn73kqdz73xe4zxpvq9t3fp50aqk3s6gz",
-        "51208d2745489a35b75734afa2da43817d40e7e8d80d17a26cd4460b0055c521a3fa",
-    ),
-    ("testnet4", "tb1rgv5m6uvdk3kc7qsuz0c79v88ycr5w4wa", "53104329bd718db46d8f021c13f1e2b0e726"),
-    (
-        "signet",
-        "tb1rx9n9g37az8mu236e5jpxdt0m67y4fuq8rhs0ss3djnm0kscfrwvq0ntlyg",
-        "532031665447dd11f7c54759a48266adfbd78954f0071de0f8422d94f6fb43091b98",
-    ),
-    ("regtest", "bcrt1qdavt4j2sd7dlhqsavtnfxvzppw6k7qy97tmnu9", "00146f58bac9506f9bfb821d62e69330410bb56f0085"),
-    (
-        "regtest",
-        "bcrt1pfwxjqvtt4tcxrtdluukfmy2dv7xd2qzdfy6kajv5nwn4yam3wxkq3553uh",
-        "51204b8d20316baaf061adbfe72c9d914d678cd5004d49356ec9949ba752777171ac",
-    ),
-    (
-        "regtest",
-        "bcrt1sx6p8njlx7h9mc2agz4yg82dzne23050ncq72cneeecez2pst8mahn8xecsf8g6hzx94420",
-        "6028368279cbe6f5cbbc2ba8154883a9a29e5517d1f3c03cac4f39ce3225060b3efb799cd9c412746ae2",
-    ),
+VECTORS = [
+    tuple(line.split())
+    for line in (Path(__file__).parent / "vectors" / "bitcoin_addresses.txt").read_text().splitlines()
+    if not line.startswith("#")
 ]
-# BIP 350, which amends the list of BIP 173
-BIP_350 = [
-    ("mainnet", "BC1QW508D6QEJXTDG4Y5R3ZARVARY0C5XW7KV8F3T4", "0014751e76e8199196d454941c45d1b3a323f1433bd6"),
-    (
-        "testnet3",
-        "tb1qrp33g0q5c5txsp9arysrx4k6zdkfs4nce4xj0gdcccefvpysxf3q0sl5k7",
-        "00201863143c14c5166804bd19203356da136c985678cd4d27a1b8c6329604903262",
-    ),
-    (
-        "mainnet",
-        "bc1pw508d6qejxtdg4y5r3zarvary0c5xw7kw508d6qejxtdg4y5r3zarvary0c5xw7kt5nd6y",
-        "5128751e76e8199196d454941c45d1b3a323f1433bd6751e76e8199196d454941c45d1b3a323f1433bd6",
-    ),
-    ("mainnet", "BC1SW50QGDZ25J", "6002751e"),
-    ("mainnet", "bc1zw508d6qejxtdg4y5r3zarvaryvaxxpcs", "5210751e76e8199196d454941c45d1b3a323"),
-    (
-        "signet",
-        "tb1qqqqqp399et2xygdj5xreqhjjvcmzhxw4aywxecjdzew6hylgvsesrxh6hy",
-        "0020000000c4a5cad46221b2a187905e5266362b99d5e91c6ce24d165dab93e86433",
-    ),
-    (
-        "testnet4",
-        "tb1pqqqqp399et2xygdj5xreqhjjvcmzhxw4aywxecjdzew6hylgvsesf3hn0c",
-        "5120000000c4a5cad46221b2a187905e5266362b99d5e91c6ce24d165dab93e86433",
-    ),
-    (
-        "mainnet",
-        "bc1p0xlxvlhemja6c4dqv22uapctqupfhlxm9h8z3k2e72q4k9hcz7vqzk5jj0",
-        "512079be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798",
-    ),
-]
-INVALID: list[tuple[str, str, Reason]] = [
-    # BIP 173
-    ("mainnet", "tc1qw508d6qejxtdg4y5r3zarvary0c5xw7kg3g4ty", "unknown prefix"),
-    ("mainnet", "bc1qw508d6qejxtdg4y5r3zarvary0c5xw7kv8f3t5", "bad checksum"),
-    ("mainnet", "BC13W508D6QEJXTDG4Y5R3ZARVARY0C5XW7KN40WF2", "malformed"),
-    ("mainnet", "bc1rw5uspcuh", "bad checksum"),
-    ("mainnet", "bc10w508d6qejxtdg4y5r3zarvary0c5xw7kw508d6qejxtdg4y5r3zarvary0c5xw7kw5rljs90", "bad checksum"),
-    ("mainnet", "BC1QR508D6QEJXTDG4Y5R3ZARVARYV98GJ9P", "malformed"),
-    ("testnet3", "tb1qrp33g0q5c5txsp9arysrx4k6zdkfs4nce4xj0gdcccefvpysxf3q0sL5k7", "malformed"),
-    ("mainnet", "bc1zw508d6qejxtdg4y5r3zarvaryvqyzf3du", "bad checksum"),
-    ("testnet3", "tb1qrp33g0q5c5txsp9arysrx4k6zdkfs4nce4xj0gdcccefvpysxf3pjxtptv", "malformed"),
-    ("mainnet", "bc1gmk9yu", "malformed"),
-    # what BIP 350 took from BIP 173's valid ones
-    ("mainnet", "bc1pw508d6qejxtdg4y5r3zarvary0c5xw7kw508d6qejxtdg4y5r3zarvary0c5xw7k7grplx", "bad checksum"),
-    ("mainnet", "BC1SW50QA3JX3S", "bad checksum"),
-    ("mainnet", "bc1zw508d6qejxtdg4y5r3zarvaryvg6kdaj", "bad checksum"),
-    # BIP 350
-    ("mainnet", "tc1p0xlxvlhemja6c4dqv22uapctqupfhlxm9h8z3k2e72q4k9hcz7vq5zuyut", "unknown prefix"),
-    ("mainnet", "bc1p0xlxvlhemja6c4dqv22uapctqupfhlxm9h8z3k2e72q4k9hcz7vqh2y7hd", "bad checksum"),
-    ("testnet3", "tb1z0xlxvlhemja6c4dqv22uapctqupfhlxm9h8z3k2e72q4k9hcz7vqglt7rf", "bad checksum"),
-    ("mainnet", "BC1S0XLXVLHEMJA6C4DQV22UAPCTQUPFHLXM9H8Z3K2E72Q4K9HCZ7VQ54WELL", "bad checksum"),
-    ("mainnet", "bc1qw508d6qejxtdg4y5r3zarvary0c5xw7kemeawh", "bad checksum"),
-    ("testnet3", "tb1q0xlxvlhemja6c4dqv22uapctqupfhlxm9h8z3k2e72q4k9hcz7vq24jc47", "bad checksum"),
-    ("mainnet", "bc1p38j9r5y49hruaue7wxjce0updqjuyyx0kh56v8s25huc6995vvpql3jow4", "malformed"),
-    ("mainnet", "BC130XLXVLHEMJA6C4DQV22UAPCTQUPFHLXM9H8Z3K2E72Q4K9HCZ7VQ7ZWS8R", "malformed"),
-    ("mainnet", "bc1pw5dgrnzv", "malformed"),
-    ("mainnet", "bc1p0xlxvlhemja6c4dqv22uapctqupfhlxm9h8z3k2e72q4k9hcz7v8n0nx0muaewav253zgeav", "malformed"),
-    ("testnet3", "tb1p0xlxvlhemja6c4dqv22uapctqupfhlxm9h8z3k2e72q4k9hcz7vq47Zagq", "malformed"),
-    ("mainnet", "bc1p0xlxvlhemja6c4dqv22uapctqupfhlxm9h8z3k2e72q4k9hcz7v07qwwzcrf", "malformed"),
-    ("testnet3", "tb1p0xlxvlhemja6c4dqv22uapctqupfhlxm9h8z3k2e72q4k9hcz7vpggkg4j", "malformed"),
-    # Bitcoin Core, src/test/data/key_io_invalid.json
-    ("mainnet", "x", "malformed"),
-    ("mainnet", "1GAdfviErV2Ew95FPtZyikz2qGP3gyCB6Hyu94sedAkPpA523m3fQwps9YKUZkKgQckGPKhRsFR", "malformed"),
-    ("mainnet", "37G2kMDLpmWVhimxRdzwNfE8JFvWXnJYnVcXeeGrek2qumdJuK7XArcVVpRtLLjRra3t64BEPF2", "malformed"),
-    ("mainnet", "2UVPFpGYnLHJezFzjUo42our6PMEoozzRdM", "unknown prefix"),
-    ("mainnet", "AZEah8d1EK362okRBS66e8SvdtYkrE8tsX", "unknown prefix"),
-    ("regtest", "bcrt1qzwmyj0z924g7fzs5yvnrkc43y76RVyr2lh5t4r", "malformed"),
-    ("regtest", "bcrt1r2qxpwuge", "malformed"),
-    (
-        "mainnet",
-        "sp1qq22l5s6l9460ww6t4tkzsy2a7zejurcmzz35pt0ffrzk5erlaykdcqugecjjnjqf7ggq39vl6wexjlm00n66z94v675n7wcux6d2krr68gcwu9kg",
-        "unknown prefix",
-    ),
-    # ours
+REASONS = {"malformed", "bad-checksum", "unknown-prefix", "another-kind", "another-network"}
+VALID = [(network, text, script) for network, text, script in VECTORS if script not in REASONS]
+INVALID: list[tuple[str, str, str]] = [
+    *((network, text, reason.replace("-", " ")) for network, text, reason in VECTORS if reason in REASONS),
     ("mainnet", "", "malformed"),
     ("mainnet", "not an address", "malformed"),
     ("mainnet", "76a91", "malformed"),
@@ -147,6 +34,7 @@ INVALID: list[tuple[str, str, Reason]] = [
     ("mainnet", base58.encode_check(b"\x30" + bytes(20)), "unknown prefix"),
     ("mainnet", base58.encode_check(b"\x00" + bytes(19)), "malformed"),
     ("mainnet", base58.encode_check(bytes.fromhex("0488b21e") + bytes(74)), "another kind"),
+    ("mainnet", "5JuW2AMDYu4xVwRG9DZW18VbzQrGcd5RCgb99sS6ehJsNQXu5bz", "bad checksum"),  # of a private key
 ]
 # of keys that Bitcoin Core publishes for tests
 PRIVATE_KEYS = [
@@ -160,24 +48,10 @@ WITHOUT_ADDRESS = [
     "578a4c702b6bf11d5fac",
     "2102f9308a019258c31049344f85f89d5229b531c845836f99b08601f113bce036f9ac",
     "6a24aa21a9ede2f61c3f71d1defd3fa999dfa36953755c690689799962b48bebd836974e8cf9",
-    "51",
-    "00",
-    "0002abcd",
-    "0010" + "ab" * 16,
-    "0021" + "ab" * 33,
-    "5101ab",
-    "5129" + "ab" * 41,
-    "5003abcdef",
-    "6103abcdef",
-    "5104abcdef",
-    "76a914" + "ab" * 20 + "88ad",
-    "76a914" + "ab" * 20 + "87ac",
-    "76a915" + "ab" * 20 + "88ac",
-    "76a914" + "ab" * 21 + "88ac",
-    "76a94c14" + "ab" * 20 + "88ac",
-    "a914" + "ab" * 20 + "88",
-    "a915" + "ab" * 20 + "87",
-    "a914" + "ab" * 21 + "87",
+    *("51", "00", "0002abcd", "0010" + "ab" * 16, "0021" + "ab" * 33, "5101ab", "5129" + "ab" * 41, "5003abcdef"),
+    *("6103abcdef", "5104abcdef", "76a914" + "ab" * 20 + "88ad", "76a914" + "ab" * 20 + "87ac"),
+    *("76a915" + "ab" * 20 + "88ac", "76a914" + "ab" * 21 + "88ac", "76a94c14" + "ab" * 20 + "88ac"),
+    *("a914" + "ab" * 20 + "88", "a915" + "ab" * 20 + "87", "a914" + "ab" * 21 + "87"),
 ]
 
 networks = st.sampled_from(list(NETWORKS))
@@ -194,30 +68,21 @@ scripts = st.one_of(
 )
 
 
-@pytest.mark.parametrize(("network", "text", "script"), CORE + BIP_350)
+@pytest.mark.parametrize(("network", "text", "script"), VALID)
 def test_addresses_stand_for_scripts(network: str, text: str, script: str) -> None:
     bitcoin = codec("bitcoin", network)
     assert bitcoin.read(text).hex() == script
     assert bitcoin.write(bytes.fromhex(script)) == (text.lower() if text.startswith("BC1") else text)
-
-
-@pytest.mark.parametrize(
-    ("network", "text", "script"), [row for row in CORE + BIP_350 if row[1].lower().startswith(("bc1", "tb1", "bcrt1"))]
-)
-def test_bech32_in_either_case_but_not_in_both(network: str, text: str, script: str) -> None:
-    bitcoin = codec("bitcoin", network)
-    assert bitcoin.read(text.upper()) == bitcoin.read(text.lower()) == bytes.fromhex(script)
-    for mixed in (
-        text.lower().capitalize(),
-        text.upper()[:-6] + text.lower()[-6:],
-        text.lower()[:6] + text.upper()[6:],
-    ):
-        with pytest.raises(AddressError, match=r"^malformed: letters of mixed case"):
-            bitcoin.read(mixed)
+    lower, upper = text.lower(), text.upper()
+    if lower.startswith(("bc1", "tb1", "bcrt1")):
+        assert bitcoin.read(upper) == bitcoin.read(lower) == bytes.fromhex(script)
+        for mixed in (lower.capitalize(), upper[:-6] + lower[-6:], lower[:6] + upper[6:]):
+            with pytest.raises(AddressError, match=r"^malformed: letters of mixed case"):
+                bitcoin.read(mixed)
 
 
 @pytest.mark.parametrize(("network", "text", "reason"), INVALID)
-def test_every_refusal_says_which(network: str, text: str, reason: Reason) -> None:
+def test_refusals_have_a_reason(network: str, text: str, reason: str) -> None:
     with pytest.raises(AddressError) as caught:
         codec("bitcoin", network).read(text)
     assert caught.value.reason == reason
@@ -225,16 +90,11 @@ def test_every_refusal_says_which(network: str, text: str, reason: Reason) -> No
 
 
 @pytest.mark.parametrize("text", PRIVATE_KEYS)
-def test_a_private_key_is_not_repeated(text: str) -> None:
+def test_errors_do_not_repeat_private_keys(text: str) -> None:
     for network in NETWORKS:
         with pytest.raises(AddressError, match=r"^another kind: a private key, which must be kept secret") as caught:
             codec("bitcoin", network).read(text)
         assert text not in str(caught.value)
-
-
-def test_the_checksum_decides_before_the_kind() -> None:
-    with pytest.raises(AddressError, match=r"^bad checksum: "):
-        codec("bitcoin", "mainnet").read(PRIVATE_KEYS[0][:-1] + "z")
 
 
 @pytest.mark.parametrize(
@@ -288,7 +148,7 @@ def test_round_trip_of_any_bytes(network: str, raw: bytes) -> None:
 
 
 @given(networks, networks, scripts)
-def test_an_address_is_read_where_it_is_written_alike(ours: str, theirs: str, script: bytes) -> None:
+def test_addresses_of_other_networks_are_refused(ours: str, theirs: str, script: bytes) -> None:
     text = codec("bitcoin", theirs).write(script)
     if codec("bitcoin", ours).write(script) == text:
         assert codec("bitcoin", ours).read(text) == script
@@ -314,8 +174,7 @@ def test_any_text_is_read_or_refused(network: str, text: str) -> None:
         assert not is_hex(text)
 
 
-def test_a_text_of_hex_digits_alone_is_never_written() -> None:
-    """An address of version 9 that consists of hex digits can be made on purpose; the text would be read as hex."""
+def test_an_address_of_hex_digits_is_written_as_a_script() -> None:
     digits = [bech32.CHARSET.index(digit) for digit in "023456789acdef"]
     for choice in range(14**4):
         symbols = [digits[choice // 14**place % 14] for place in range(4)] + [digits[0]] * 4
@@ -335,7 +194,7 @@ def test_a_text_of_hex_digits_alone_is_never_written() -> None:
 
 
 def test_no_credentials() -> None:
-    script = bytes.fromhex(CORE[10][2])  # long enough to be mistaken for a Cardano address
+    script = bytes.fromhex(VALID[10][2])  # long enough to be mistaken for a Cardano address
     bitcoin = codec("bitcoin", "mainnet")
     assert bitcoin.stake(script) is None
     assert bitcoin.credentials(script) == NO_CREDENTIALS
@@ -343,15 +202,15 @@ def test_no_credentials() -> None:
         bitcoin.read_credential("ab" * 28)
 
 
-def test_of_an_unknown_network_there_is_hex() -> None:
+def test_unknown_networks_have_hex() -> None:
     codec_of = codec("bitcoin", "testnet")
     what = "bitcoin has no network 'testnet', only mainnet, testnet3, testnet4, signet"
     assert codec_of.missing is not None and codec_of.missing.startswith(what)
     assert (codec_of.family, codec_of.network) == ("bitcoin", "testnet")
-    script = bytes.fromhex(CORE[10][2])
+    script = bytes.fromhex(VALID[10][2])
     assert codec_of.write(script) == script.hex()
     assert codec_of.read(script.hex().upper()) == script
-    for text in (CORE[0][1], "tb1qw508d6qejxtdg4y5r3zarvary0c5xw7kxpjzsx", "", "xyz"):
+    for text in (VALID[0][1], "tb1qw508d6qejxtdg4y5r3zarvary0c5xw7kxpjzsx", "", "xyz"):
         with pytest.raises(AddressError, match=r"^malformed: "):
             codec_of.read(text)
     assert [codec("bitcoin", name).missing for name in NETWORKS] == [None] * len(NETWORKS)
@@ -365,7 +224,7 @@ def test_raw_is_hex_both_ways() -> None:
     assert raw.read("AB01") == b"\xab\x01"
     assert raw.stake(bytes(57)) is None
     assert raw.credentials(bytes(57)) == NO_CREDENTIALS
-    for text in ("", "abc", "0x00", "ab 01", "ab01\n", CORE[0][1]):
+    for text in ("", "abc", "0x00", "ab 01", "ab01\n", VALID[0][1]):
         with pytest.raises(AddressError, match=r"^malformed: "):
             raw.read(text)
     with pytest.raises(AddressError, match=r"^another kind: "):

@@ -110,7 +110,7 @@ def test_no_alert_fires_while_all_is_well(healthy: dict[str, str], tmp_path: Pat
     evaluate(tmp_path, [case(healthy, {}, firing())])
 
 
-def test_each_alert_fires_for_what_it_is_for_and_no_other(healthy: dict[str, str], tmp_path: Path) -> None:
+def test_each_alert_fires_for_its_condition_only(healthy: dict[str, str], tmp_path: Path) -> None:
     assert list(FIRING) == ALERTS == LISTED
     for name, changed in FIRING.items():
         assert changed.keys() <= healthy.keys() | APPEARING, f"{name}: the daemon exposes no such series"

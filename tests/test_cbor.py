@@ -1,4 +1,4 @@
-"""The scanner, measured against an encoder that somebody else wrote."""
+"""The scanner, measured against an independent encoder."""
 
 from contextlib import suppress
 from typing import Any
@@ -36,7 +36,7 @@ def test_skip_ends_where_the_items_do(items: list[Any], indefinite: bool, behind
 
 
 @given(ITEMS, st.booleans())
-def test_no_beginning_of_an_item_is_one(item: Any, indefinite: bool) -> None:
+def test_truncated_items_are_not_items(item: Any, indefinite: bool) -> None:
     raw = dumps(item, indefinite_containers=indefinite)
     for end in range(len(raw)):
         with suppress(IndexError):
@@ -58,7 +58,7 @@ def test_skip_through_open_ends(encoded: str) -> None:
 
 
 @pytest.mark.parametrize("encoded", NO_ITEMS.split())
-def test_what_begins_no_item(encoded: str) -> None:
+def test_malformed_items_are_refused(encoded: str) -> None:
     with pytest.raises(CborError):
         skip(bytes.fromhex(encoded) + bytes(20), 0)
 

@@ -13,7 +13,7 @@ from typing import Any
 import click
 from chains import INDEXES
 from daemons import Daemon, Message, environment, home, reason, running, statuses, utxod
-from scenarios import at, back_to, block, chain, digest, expected, output, point, tx
+from scenarios import at, back_to, block, chain, digest, expected, output, tx
 
 from config.load import load
 from daemon.cli import main
@@ -28,11 +28,7 @@ def feed(daemon: Daemon, messages: list[Message]) -> None:
         assert all(answer["type"] == "Ack" for answer in client.feed(messages))
 
 
-# --- export and status -----------------------------------------------------------------------------------------------
-
-
 def test_export_is_in_chain_order(daemon: Daemon) -> None:
-    """Genesis first, then by block, transaction and index; the same while the daemon runs and when it does not."""
     seeds = {
         "type": "GenesisOutputs",
         "outputs": [{"txid": digest(n), "index": 9 - n, "output": output(n, n)} for n in range(3)],
@@ -49,15 +45,10 @@ def test_export_is_in_chain_order(daemon: Daemon) -> None:
     assert daemon.export() == lines
 
 
-def test_export_of_many(daemon: Daemon) -> None:
-    """More than is written at once."""
+def test_a_reader_of_an_export_may_close_the_pipe(daemon: Daemon) -> None:
     messages = chain(40, outputs=250)
     feed(daemon, messages)
-    assert daemon.export() == expected(messages)
-
-
-def test_export_to_a_reader_that_has_seen_enough(daemon: Daemon) -> None:
-    feed(daemon, chain(40, outputs=250))
+    assert daemon.export() == expected(messages)  # more than is written at once
     command = [sys.executable, "-m", "daemon.cli", "export", "--config", str(daemon.config)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -67,28 +58,7 @@ def test_export_to_a_reader_that_has_seen_enough(daemon: Daemon) -> None:
     assert process.returncode == 1
 
 
-def test_status(tmp_path: Path) -> None:
-    with running(tmp_path, **SMALL) as daemon:
-        blocks = chain(20, outputs=2)
-        feed(daemon, [*blocks, {"type": "BlockPersisted", "height": 17}])
-        for alive in (True, False):
-            facts = daemon.status()
-            assert facts["chain"] == "cardano/mainnet"
-            assert facts["tip"] == point(blocks[-1])
-            assert facts["rollback_floor"] == point(blocks[14])
-            assert facts["persisted_height"] == 17
-            assert facts["unspent"] == len(expected(blocks)) and facts["rows"]["history_block"] == 20
-            assert facts["prune_backlog_blocks"] == 0
-            done = daemon.run("status")
-            assert (done.returncode, done.stderr) == (0 if alive else 1, b"")
-            text = done.stdout.decode()
-            assert blocks[-1]["hash"].hex() in text and "cardano/mainnet" in text
-            if alive:
-                daemon.term()
-
-
-def test_commands_beside_a_daemon_that_writes(daemon: Daemon) -> None:
-    """Each looks at one block boundary, whatever is written meanwhile, even when the map grows under it."""
+def test_commands_next_to_a_daemon_that_writes(daemon: Daemon) -> None:
     blocks = chain(200, outputs=30)
     daemon.term()
     daemon.configure(storage={"map_size": "1MiB"})
@@ -106,39 +76,31 @@ def test_commands_beside_a_daemon_that_writes(daemon: Daemon) -> None:
     assert tips == sorted(tips)
 
 
-def test_there_is_no_store(tmp_path: Path) -> None:
+COMMANDS = ("run", "status", "verify", "export", "prune", "reindex")
+
+
+def test_commands_without_a_usable_store(tmp_path: Path) -> None:
+    data = tmp_path / "data"
     with home(tmp_path) as daemon:
-        for command in ("export", "status", "verify", "prune", "reindex"):
+        for command in COMMANDS[1:]:
             done = daemon.run(command)
             assert (done.returncode, done.stdout) == (1, b""), command
             assert b"there is no store here" in done.stderr and b"Traceback" not in done.stderr
-        assert not (tmp_path / "data").exists()  # no command but `run` begins a store
-
-
-def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
-    with home(tmp_path, data_dir=str(tmp_path / "utxod.toml" / "data")) as daemon:
-        for command in ("run", "status", "verify", "export", "prune", "reindex"):
+        assert not data.exists()  # only `run` creates a store
+        (data / "lmdb" / "data.mdb").mkdir(parents=True)  # for root, only this cannot be opened
+        for command in COMMANDS:
+            done = daemon.run(command)
+            assert done.returncode == 1, command
+            assert b"Traceback" not in done.stderr and str(data / "lmdb").encode() in done.stderr, command
+        daemon.configure(data_dir=str(tmp_path / "utxod.toml" / "data"))
+        for command in COMMANDS:
             done = daemon.run(command)
             words = reason(done).encode() if command == "run" else done.stderr
             assert (done.returncode, done.stdout, words.rstrip().count(b"\n")) == (1, b"", 0), command
             assert str(tmp_path / "utxod.toml" / "data").encode() in words
 
 
-def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
-    """Most often it is somebody else's; to root only a folder in its place does the same."""
-    with home(tmp_path) as daemon:
-        (tmp_path / "data" / "lmdb" / "data.mdb").mkdir(parents=True)
-        for command in ("run", "status", "verify", "export", "prune", "reindex"):
-            done = daemon.run(command)
-            assert done.returncode == 1, command
-            assert b"Traceback" not in done.stderr and str(tmp_path / "data" / "lmdb").encode() in done.stderr, command
-
-
-# --- prune -----------------------------------------------------------------------------------------------------------
-
-
 def test_prune(tmp_path: Path) -> None:
-    """What the daemon was not allowed to prune goes now, and nothing that is still needed."""
     with running(tmp_path, pruner={"enabled": False}, **SMALL) as daemon:
         blocks = chain(60, outputs=2)
         feed(daemon, blocks)
@@ -160,23 +122,6 @@ def test_prune(tmp_path: Path) -> None:
         assert daemon.export() == expected(blocks[:55])
 
 
-def test_prune_of_transactions_without_outputs(tmp_path: Path) -> None:
-    with running(tmp_path, pruner={"enabled": False}, **SMALL) as daemon:
-        with daemon.client() as client:
-            for each in chain(30):  # one output each, and the next block spends it; a commit each
-                client.ask(each)
-        daemon.term()
-        before = daemon.status()["rows"]
-        assert b"0 transactions" not in daemon.run("prune").stdout
-        rows = daemon.status()["rows"]
-        for table in ("history_tx", "history_output"):
-            assert rows[table] < before[table] // 2
-        daemon.assert_sound()
-
-
-# --- reindex ---------------------------------------------------------------------------------------------------------
-
-
 def listed(daemon: Daemon, index: str, key: bytes) -> list[tuple[str, int]]:
     """Return what an index lists under a key."""
     with open_query(load(daemon.config, {})) as query, query.snapshot() as shot:
@@ -185,13 +130,12 @@ def listed(daemon: Daemon, index: str, key: bytes) -> list[tuple[str, int]]:
 
 
 def test_reindex(tmp_path: Path) -> None:
-    """An index that is switched on over data is refused until it is built; one that is switched off is dropped."""
     off = dict.fromkeys(INDEXES, False) | {"payment_credential": True}
     with running(tmp_path, utxo={"index": off}) as daemon:
         policy = digest("policy", size=28)
         base = b"\x01" + digest("key", size=28) + digest("stake", size=28)
-        beside = {"address": base, "datum_hash": digest("datum"), "script_ref_hash": digest("script", size=28)}
-        rich = output("ann", 1, assets=[[policy, b"a", 1], [policy, b"b", 2]]) | beside
+        parts = {"address": base, "datum_hash": digest("datum"), "script_ref_hash": digest("script", size=28)}
+        rich = output("ann", 1, assets=[[policy, b"a", 1], [policy, b"b", 2]]) | parts
         blocks = [block(None, tx("rich", rich, rich, output("bob")))]
         blocks += [block(blocks[0], tx("more", rich, spends=[at("rich", 1)]))]
         feed(daemon, blocks)
@@ -219,6 +163,8 @@ def test_reindex(tmp_path: Path) -> None:
             assert listed(daemon, index, digest("nothing")) == []
         daemon.start()
         feed(daemon, chain(5, blocks[-1]))
+        done = daemon.run("reindex")
+        assert done.returncode == 1 and b"another process has this store open for writing" in done.stderr
         daemon.assert_sound()
         daemon.term()
         runs = daemon.status()["rows"]["history_run"]
@@ -227,15 +173,6 @@ def test_reindex(tmp_path: Path) -> None:
         status = daemon.status()
         assert status["indexes"] == ["payment_credential"] and status["rows"]["history_run"] < runs
         daemon.assert_sound()
-
-
-def test_reindex_beside_a_daemon_is_refused(daemon: Daemon) -> None:
-    feed(daemon, chain(3))
-    done = daemon.run("reindex")
-    assert done.returncode == 1 and b"another process has this store open for writing" in done.stderr
-
-
-# --- the configuration -----------------------------------------------------------------------------------------------
 
 
 def test_config_show_and_check(tmp_path: Path) -> None:
@@ -251,7 +188,7 @@ def test_config_show_and_check(tmp_path: Path) -> None:
         assert (checked.returncode, checked.stdout) == (0, b"the configuration is sound\n")
 
 
-def test_config_check_says_all_that_is_wrong(tmp_path: Path) -> None:
+def test_config_check_reports_every_problem(tmp_path: Path) -> None:
     with home(tmp_path, utxo={"prune_dept": 1}, batch={"max_bytes": "much"}) as daemon:
         for command in (["config", "check"], ["config", "show"], ["run"], ["status"], ["verify"], ["export"]):
             done = utxod(*command, "--config", daemon.config)
@@ -259,8 +196,7 @@ def test_config_check_says_all_that_is_wrong(tmp_path: Path) -> None:
             assert b"prune_dept" in done.stderr and b"max_bytes" in done.stderr
 
 
-def test_where_the_configuration_comes_from(tmp_path: Path) -> None:
-    """`--config` before or after the command, else the environment; a variable wins over the file."""
+def test_the_sources_of_the_configuration(tmp_path: Path) -> None:
     with home(tmp_path, utxo={"prune_depth": 77}) as daemon:
         asked = [
             utxod("--config", daemon.config, "config", "show"),
@@ -271,9 +207,6 @@ def test_where_the_configuration_comes_from(tmp_path: Path) -> None:
         assert depths == [77, 77, 78]
     done = utxod("status", "--config", tmp_path / "nowhere.toml")
     assert done.returncode == 2 and b"this file does not exist" in done.stderr
-
-
-# --- help and wrong use ----------------------------------------------------------------------------------------------
 
 
 def commands(group: click.Group, name: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -288,7 +221,7 @@ def commands(group: click.Group, name: tuple[str, ...] = ()) -> Iterator[tuple[t
             yield (*name, word), command
 
 
-def test_every_command_explains_itself() -> None:
+def test_every_command_has_help() -> None:
     found = dict(commands(main))
     promised = {("run",), ("feed", "file"), ("status",), ("verify",), ("export",), ("prune",), ("reindex",)}
     assert promised | {("config", "show"), ("config", "check")} <= set(found)

@@ -1,4 +1,4 @@
-"""The configuration: contract, precedence, precise errors, and a way back from what is shown."""
+"""The configuration: defaults, precedence, errors, and reading back what is shown."""
 
 from __future__ import annotations
 
@@ -45,67 +45,25 @@ DEFAULTS: dict[str, Any] = {
     "esplora": {"enabled": False, "listen": "127.0.0.1:3002"},
     "upstream": {"ogmios": None, "timeout": 30.0, "protocol_parameters": None}
     | {"bitcoin": None, "bitcoin_cookie": None, "mempool_interval": 2.0},
-    "utxo": {
-        "enabled": True,
-        "store": "classic",
-        "prune_depth": 2160,
-        "rollback_window": 4320,
-        "prune_batch_size": 500,
-        "index": {"address_hash": True, "payment_credential": True, "stake_credential": False, "policy": False}
-        | {"asset": False, "datum": False, "script": False, "history": False, "strategy": None},
-        "delta": {"self_contained": False},
+    "utxo": {"enabled": True, "store": "classic", "prune_depth": 2160, "rollback_window": 4320}
+    | {"prune_batch_size": 500, "delta": {"self_contained": False}}
+    | {
+        "index": {"address_hash": True, "payment_credential": True, "strategy": None}
+        | dict.fromkeys(("stake_credential", "policy", "asset", "datum", "script", "history"), False)
     },
     "batch": {"max_bytes": 64 * MIB, "max_delay_ms": 500},
-    "transactions": {
-        "enabled": True,
-        "batch_size": 20000,
-        "block_height_retention": 288,
-        "coinbase_maturity": 100,
-        "reassign_delay": 1000,
-        "max_inline_bytes": MIB,
-        "externalize_all": False,
-        "blob_store": "file:blobs",
-        "max_pending_bytes": 1 << 30,
-        "max_pending_count": 1_000_000,
-        "max_pending_age": 1_209_600.0,
-    },
-    "pruner": {
-        "enabled": True,
-        "trigger": "auto",
-        "chunk_size": 1000,
-        "unmined_retention": None,
-        "parent_preservation_blocks": 1440,
-        "defensive": False,
-        "progress_log_interval": 30.0,
-        "job_timeout": 600.0,
-        "max_job_history": 1000,
-    },
-    "recovery": {
-        "enabled": True,
-        "store": "sqlite",
-        "dsn": None,
-        "ttl": 30.0,
-        "scan_interval": 5.0,
-        "batch_size": 100,
-        "worker_count": 4,
-        "lease_duration": 30.0,
-        "not_found_grace_period": 1800.0,
-        "not_found_attempts": 3,
-        "confirmations": 6,
-        "attempt_timeout": 60.0,
-        "max_attempts": 20,
-        "retry_base": 2.0,
-        "retry_cap": 600.0,
-        "stuck_alert_threshold": 5,
-        "retention": 604800.0,
-        "unresolved_retention": 2_592_000.0,
-        "max_final_count": 1_000_000,
-        "handlers": (),
-        "node_url": None,
-        "node_cookie": None,
-        "advisory_lock_id": 0x7574786F64726563,
-        "instance_id": None,
-    },
+    "transactions": {"enabled": True, "batch_size": 20000, "block_height_retention": 288, "coinbase_maturity": 100}
+    | {"reassign_delay": 1000, "max_inline_bytes": MIB, "externalize_all": False, "blob_store": "file:blobs"}
+    | {"max_pending_bytes": 1 << 30, "max_pending_count": 1_000_000, "max_pending_age": 1_209_600.0},
+    "pruner": {"enabled": True, "trigger": "auto", "chunk_size": 1000, "unmined_retention": None}
+    | {"parent_preservation_blocks": 1440, "defensive": False, "progress_log_interval": 30.0, "job_timeout": 600.0}
+    | {"max_job_history": 1000},
+    "recovery": {"enabled": True, "store": "sqlite", "ttl": 30.0, "scan_interval": 5.0, "batch_size": 100}
+    | {"worker_count": 4, "lease_duration": 30.0, "not_found_grace_period": 1800.0, "not_found_attempts": 3}
+    | {"confirmations": 6, "attempt_timeout": 60.0, "max_attempts": 20, "retry_base": 2.0, "retry_cap": 600.0}
+    | {"stuck_alert_threshold": 5, "retention": 604800.0, "unresolved_retention": 2_592_000.0}
+    | {"max_final_count": 1_000_000, "handlers": (), "advisory_lock_id": 0x7574786F64726563}
+    | dict.fromkeys(("dsn", "node_url", "node_cookie", "instance_id")),
     "storage": {"map_size": 1024 * MIB, "max_map_size": 1024 * 1024 * MIB},
     "store": {"max_reader_age": 60.0, "log_retention": {"count": 1_000_000, "age": 2_592_000.0}},
     "log": {"format": "auto", "level": "info"},
@@ -144,18 +102,15 @@ def as_dicts(value: Any) -> Any:
     return value
 
 
-# --- defaults, file, environment ---------------------------------------------------------------------------------
-
-
-def test_defaults_are_the_contract() -> None:
+def test_defaults_are_those_of_the_protocol() -> None:
     assert as_dicts(Config()) == DEFAULTS
     assert load(None, {}) == Config()
 
 
-def test_every_knob_says_what_it_does() -> None:
-    for knob in SETTINGS.values():
-        assert re.fullmatch(r"[A-Z$].{15,}\.", knob.description), knob.name
-        assert knob.expects
+def test_every_setting_is_described() -> None:
+    for setting in SETTINGS.values():
+        assert re.fullmatch(r"[A-Z$].{15,}\.", setting.description), setting.name
+        assert setting.expects
 
 
 def test_file_sets_what_it_names_and_nothing_else(write: Write) -> None:
@@ -170,11 +125,6 @@ def test_file_sets_what_it_names_and_nothing_else(write: Write) -> None:
     assert as_dicts(config) == expected
 
 
-def test_section_without_enabled_stays_enabled(write: Write) -> None:
-    recovery = load(write('[recovery]\nttl = "45s"\n'), {}).recovery
-    assert (recovery.enabled, recovery.ttl) == (True, 45.0)
-
-
 def test_argument_beats_variable_beats_default_file(tmp_path: Path) -> None:
     def network(path: Path | None, environ: dict[str, str]) -> str:
         return load(path, environ).chain.network
@@ -187,10 +137,8 @@ def test_argument_beats_variable_beats_default_file(tmp_path: Path) -> None:
     assert network(None, variable) == "variable"
     assert network(Path("argument.toml"), variable) == "argument"
     assert network(Path("argument.toml"), {**variable, "UTXOD_CHAIN__NETWORK": "value"}) == "value"
-
-
-def test_environment_wins_over_a_wrong_value_in_the_file(write: Write) -> None:
-    assert load(write("[http]\nworkers = -1\n"), {"UTXOD_HTTP__WORKERS": "3"}).http.workers == 3
+    (tmp_path / "etc.toml").write_text("[chain]\nnetwork = 5")
+    assert network(None, {"UTXOD_CHAIN__NETWORK": "value"}) == "value"
 
 
 @pytest.mark.parametrize(
@@ -227,7 +175,7 @@ def test_environment_is_read_by_type(variable: str, text: str, expected: object)
     assert type(config) is type(expected)
 
 
-def test_names_that_are_no_knobs_are_left_alone() -> None:
+def test_other_variables_are_ignored() -> None:
     environ = {"UTXOD_CHAIN_DATA": "/x", "UTXOD_REQUIRE_CHAIN_DATA": "1", "PATH": "/bin", "UTXO_X": "1"}
     assert load(None, environ) == Config()
 
@@ -242,8 +190,7 @@ def test_systemd_directories_are_defaults(write: Write) -> None:
     assert (named.data_dir, socket_path(named, environ)) == (Path("mine"), Path("s"))
 
 
-# --- errors ------------------------------------------------------------------------------------------------------
-
+STRATEGIES = '"address_hash", "payment_credential", "both"'
 WHOLE = "expected a whole number, at least 0, at most 1000000000"
 DURATION = "expected a duration such as 30s, 5m, 1h, 500ms"
 SIZE = "expected a size such as 64MiB, 1GiB, 4096"
@@ -293,74 +240,6 @@ SIZE = "expected a size such as 64MiB, 1GiB, 4096"
         ('[http]\nlisten = "unix:"', '[http] listen: "unix:": expected host:port or unix:/path'),
         ("[http]\nlisten = 8410", "[http] listen: 8410: expected host:port or unix:/path"),
         (
-            '[transactions]\nblob_store = "blobs"',
-            '[transactions] blob_store: "blobs": expected file:folder or s3://bucket/prefix',
-        ),
-    ],
-)
-def test_error_in_the_file_names_its_place(write: Write, text: str, expected: str) -> None:
-    assert errors(write(text)) == [f"utxod.toml: {expected}"]
-
-
-@pytest.mark.parametrize(
-    ("variable", "text", "expected"),
-    [
-        ("UTXOD_UTXO__PRUNE_DEPT", "1", "unknown name, did you mean UTXOD_UTXO__PRUNE_DEPTH?"),
-        ("UTXOD_HTTP_LISTEN", "1", "unknown name, did you mean UTXOD_HTTP__LISTEN?"),
-        ("UTXOD_STORAGE", "1", "unknown name, did you mean UTXOD_STORAGE__MAP_SIZE?"),
-        ("UTXOD_UTXO__ENABLED", "on", '"on": expected true or false'),
-        ("UTXOD_UTXO__PRUNE_DEPTH", "two", f'"two": {WHOLE}'),
-        ("UTXOD_UTXO__PRUNE_DEPTH", "", f'"": {WHOLE}'),
-        ("UTXOD_SOCKET__ADMIN_UIDS", "1,x", '"1,x": expected a list, each item a whole number, at least 0'),
-        (
-            "UTXOD_SOCKET__ADMIN_UIDS",
-            "9" * 5000,
-            f'"{"9" * 76}...: expected a list, each item a whole number, at least 0',
-        ),
-        ("UTXOD_RECOVERY__TTL", "soon", f'"soon": {DURATION}, more than 0s'),
-        ("UTXOD_STORAGE__MAP_SIZE", "1KiB", f'"1KiB": {SIZE}, at least 1MiB, at most 128TiB'),
-        ("UTXOD_SOCKET__PATH", "", '"": expected a text that is not empty'),
-    ],
-)
-def test_error_in_the_environment_names_its_variable(variable: str, text: str, expected: str) -> None:
-    assert errors(None, {variable: text}) == [f"{variable}: {expected}"]
-
-
-def test_all_problems_are_told_at_once(write: Write) -> None:
-    path = write('[utxo]\nprune_dept = 1\nrollback_window = -1\n[log]\nlevel = "loud"\n')
-    places = [line.split(": ")[0:2] for line in errors(path, {"UTXOD_HTTP__WORKERS": "x", "UTXOD_X": "1"})]
-    assert sorted(places) == [
-        ["UTXOD_HTTP__WORKERS", '"x"'],
-        ["UTXOD_X", "unknown name, `utxod config show` has all names"],
-        ["utxod.toml", "[log] level"],
-        ["utxod.toml", "[utxo] prune_dept"],
-        ["utxod.toml", "[utxo] rollback_window"],
-    ]
-
-
-def test_missing_file_is_an_error_only_when_named() -> None:
-    assert errors(Path("no.toml")) == ["no.toml: this file does not exist"]
-    assert errors(None, {"UTXOD_CONFIG": "no.toml"}) == ["no.toml: this file does not exist, but UTXOD_CONFIG names it"]
-
-
-def test_unreadable_file(tmp_path: Path) -> None:
-    (tmp_path / "etc.toml").mkdir()
-    assert errors(None) == [f"{tmp_path}/etc.toml: cannot be read: Is a directory"]
-    (tmp_path / "latin.toml").write_bytes(b"# a\n[chain]\nnetwork = '\xfc'\n")
-    assert errors(Path("latin.toml")) == ["latin.toml: not UTF-8 (at line 3)"]
-
-
-def test_toml_syntax_error_names_the_line_and_the_environment_is_still_judged(write: Write) -> None:
-    found = errors(write("[utxo]\nprune_depth = \n"), {"UTXOD_HTTP__WORKERS": "x"})
-    assert found[0] == "utxod.toml: Invalid value (at line 2, column 15)"
-    assert len(found) == 2
-    assert errors(write("[utxo]\nstore = 'mmr")) == ['utxod.toml: Expected "\'" (at line 2, the end)']
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
             '[storage]\nmax_map_size = "512MiB"',
             "[storage] max_map_size: map_size 1GiB is more than max_map_size, 512MiB",
         ),
@@ -394,24 +273,84 @@ def test_toml_syntax_error_names_the_line_and_the_environment_is_still_judged(wr
             f'[http]\nlisten = "unix:/{"s" * 107}"',
             f"[http] listen: a Unix socket's path has at most 107 bytes: /{'s' * 107}",
         ),
+        (
+            '[transactions]\nblob_store = "blobs"',
+            '[transactions] blob_store: "blobs": expected file:folder or s3://bucket/prefix',
+        ),
+        ('[utxo.index]\nstrategy = "all"', f'[utxo.index] strategy: "all": expected one of {STRATEGIES}'),
+        ('[upstream]\nogmios = "http://n:1"', "[upstream] ogmios: expected ws://host:port or wss://host:port"),
+        ('[chain]\nfamily = "bitcoin"\n[kupo]\nenabled = true', '[kupo] enabled: kupo needs chain.family = "cardano"'),
+        (
+            '[kupo]\nenabled = true\nlisten = "0.0.0.0:8410"',
+            "[kupo] listen: http.listen and kupo.listen need ports, or sockets, of their own: both have 8410",
+        ),
     ],
 )
-def test_values_that_do_not_go_together(write: Write, text: str, expected: str) -> None:
+def test_error_in_the_file_names_its_place(write: Write, text: str, expected: str) -> None:
     assert errors(write(text)) == [f"utxod.toml: {expected}"]
 
 
-def test_values_at_the_edge_go_together(write: Write) -> None:
+@pytest.mark.parametrize(
+    ("variable", "text", "expected"),
+    [
+        ("UTXOD_UTXO__PRUNE_DEPT", "1", "unknown name, did you mean UTXOD_UTXO__PRUNE_DEPTH?"),
+        ("UTXOD_HTTP_LISTEN", "1", "unknown name, did you mean UTXOD_HTTP__LISTEN?"),
+        ("UTXOD_STORAGE", "1", "unknown name, did you mean UTXOD_STORAGE__MAP_SIZE?"),
+        ("UTXOD_UTXO__ENABLED", "on", '"on": expected true or false'),
+        ("UTXOD_UTXO__PRUNE_DEPTH", "two", f'"two": {WHOLE}'),
+        ("UTXOD_UTXO__PRUNE_DEPTH", "", f'"": {WHOLE}'),
+        ("UTXOD_SOCKET__ADMIN_UIDS", "1,x", '"1,x": expected a list, each item a whole number, at least 0'),
+        (
+            "UTXOD_SOCKET__ADMIN_UIDS",
+            "9" * 5000,
+            f'"{"9" * 76}...: expected a list, each item a whole number, at least 0',
+        ),
+        ("UTXOD_RECOVERY__TTL", "soon", f'"soon": {DURATION}, more than 0s'),
+        ("UTXOD_STORAGE__MAP_SIZE", "1KiB", f'"1KiB": {SIZE}, at least 1MiB, at most 128TiB'),
+        ("UTXOD_SOCKET__PATH", "", '"": expected a text that is not empty'),
+        ("UTXOD_RECOVERY__STORE", "postgresql", 'store = "postgresql" needs dsn, the database'),
+    ],
+)
+def test_error_in_the_environment_names_its_variable(variable: str, text: str, expected: str) -> None:
+    assert errors(None, {variable: text}) == [f"{variable}: {expected}"]
+
+
+def test_all_problems_are_reported_together(write: Write) -> None:
+    path = write('[utxo]\nprune_dept = 1\nrollback_window = -1\n[log]\nlevel = "loud"\n')
+    places = [line.split(": ")[0:2] for line in errors(path, {"UTXOD_HTTP__WORKERS": "x", "UTXOD_X": "1"})]
+    assert sorted(places) == [
+        ["UTXOD_HTTP__WORKERS", '"x"'],
+        ["UTXOD_X", "unknown name, `utxod config show` has all names"],
+        ["utxod.toml", "[log] level"],
+        ["utxod.toml", "[utxo] prune_dept"],
+        ["utxod.toml", "[utxo] rollback_window"],
+    ]
+
+
+def test_missing_file_is_an_error_only_when_named() -> None:
+    assert errors(Path("no.toml")) == ["no.toml: this file does not exist"]
+    assert errors(None, {"UTXOD_CONFIG": "no.toml"}) == ["no.toml: this file does not exist, but UTXOD_CONFIG names it"]
+
+
+def test_unreadable_file(tmp_path: Path) -> None:
+    (tmp_path / "etc.toml").mkdir()
+    assert errors(None) == [f"{tmp_path}/etc.toml: cannot be read: Is a directory"]
+    (tmp_path / "latin.toml").write_bytes(b"# a\n[chain]\nnetwork = '\xfc'\n")
+    assert errors(Path("latin.toml")) == ["latin.toml: not UTF-8 (at line 3)"]
+
+
+def test_toml_syntax_error_names_its_line(write: Write) -> None:
+    found = errors(write("[utxo]\nprune_depth = \n"), {"UTXOD_HTTP__WORKERS": "x"})
+    assert found[0] == "utxod.toml: Invalid value (at line 2, column 15)"
+    assert len(found) == 2
+    assert errors(write("[utxo]\nstore = 'mmr")) == ['utxod.toml: Expected "\'" (at line 2, the end)']
+
+
+def test_values_at_their_limits_are_accepted(write: Write) -> None:
     load(write(f'[storage]\nmap_size = "2TiB"\nmax_map_size = "2TiB"\n[socket]\npath = "/{"s" * 106}"'), {})
     load(write('[recovery]\nenabled = false\nstore = "postgresql"'), {})
     load(write('[socket]\npath = "/s"\n[http]\nworkers = 0\nlisten = "unix:/s"'), {})
     assert load(write('[http]\nlisten = "h:65535"'), {}).http.listen == "h:65535"
-
-
-def test_problem_is_placed_where_the_value_was_set() -> None:
-    assert errors(None, {"UTXOD_RECOVERY__STORE": "postgresql"})[0].startswith("UTXOD_RECOVERY__STORE: ")
-
-
-# --- the helper that sets two switches ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -427,8 +366,7 @@ def test_strategy_sets_two_switches(write: Write, strategy: str, kept: tuple[boo
     assert load(write(render(in_file)), {}) == in_file
 
 
-def test_strategy_beside_what_it_sets_is_an_error(write: Write) -> None:
-    """Wherever each of them is said, also where they would agree; both places are named."""
+def test_strategy_and_an_index_that_it_sets_conflict(write: Write) -> None:
     here, there = "utxod.toml: [utxo.index] ", "UTXOD_UTXO__INDEX__"
     both = '[utxo.index]\nstrategy = "both"\naddress_hash = true\npayment_credential = false'
     assert errors(write(both)) == [
@@ -445,14 +383,6 @@ def test_strategy_beside_what_it_sets_is_an_error(write: Write) -> None:
     ]
 
 
-def test_strategy_that_is_none(write: Write) -> None:
-    expected = 'expected one of "address_hash", "payment_credential", "both"'
-    assert errors(write('[utxo.index]\nstrategy = "all"')) == [f'utxod.toml: [utxo.index] strategy: "all": {expected}']
-
-
-# --- secrets -----------------------------------------------------------------------------------------------------
-
-
 def test_secrets_are_never_shown(write: Write) -> None:
     environ = {"UTXOD_HTTP__TOKEN": "hush", "UTXOD_RECOVERY__DSN": "postgresql://u:hush@h/d"}
     config = load(None, environ)
@@ -464,27 +394,24 @@ def test_secrets_are_never_shown(write: Write) -> None:
     assert "hush" not in str(errors(None, {"UTXOD_RECOVERY__DSN": "hush"}))
 
 
-def test_mask_is_not_taken_for_a_secret(write: Write) -> None:
+def test_mask_is_refused_as_a_secret(write: Write) -> None:
     path = write(render(Config(http=Http(token=Secret("hush")))))
     expected = 'utxod.toml: [http] token: expected a text that is not empty and not the mask "***"'
     assert errors(path) == [expected]
     assert load(path, {"UTXOD_HTTP__TOKEN": "hush"}).http.token == "hush"
 
 
-# --- showing -----------------------------------------------------------------------------------------------------
-
-
-def values_of(knob: Setting) -> st.SearchStrategy[Any]:
+def values_of(setting: Setting) -> st.SearchStrategy[Any]:
     special_cases = {
         **dict.fromkeys(UNSET, st.none()) | dict.fromkeys(("electrum.listen", "esplora.listen"), st.just("h:1")),
         "http.listen": st.sampled_from(["[::]:1", "h:0", "unix:a b"]),
         "transactions.blob_store": st.sampled_from(["file:/x", "s3://b"]),
     }
-    match knob.kind:
-        case _ if knob.secret:
+    match setting.kind:
+        case _ if setting.secret:
             return st.none()
-        case _ if knob.name in special_cases:
-            return special_cases[knob.name]
+        case _ if setting.name in special_cases:
+            return special_cases[setting.name]
         case inspect.BoolType():
             return st.booleans()
         case inspect.LiteralType(values=choices):
@@ -535,12 +462,12 @@ def test_what_is_shown_reads_back(tmp_path_factory: pytest.TempPathFactory, conf
 
 def test_what_is_shown_reads_back_through_the_environment() -> None:
     shown = tomllib.loads(render(Config()))
-    for name, knob in SETTINGS.items():
+    for name, setting in SETTINGS.items():
         value: Any = shown
         for key in name.split("."):
             value = value.get(key) if value else None
         if value is not None:
-            assert load(None, {knob.variable: str(value)}) == Config(), name
+            assert load(None, {setting.variable: str(value)}) == Config(), name
 
 
 def test_shipped_file_is_in_step_with_the_code() -> None:
@@ -548,12 +475,12 @@ def test_shipped_file_is_in_step_with_the_code() -> None:
     assert shipped.read_text() == template(), "write config.show.template() into systemd/utxod.toml"
 
 
-def test_shipped_file_sets_nothing_and_offers_everything(write: Write) -> None:
+def test_shipped_file_has_every_setting_commented_out(write: Write) -> None:
     assert load(write(template()), {}) == Config()
     offered = re.sub(r"^# (?=[a-z_]+ = )", "", template(), flags=re.MULTILINE)
     assert errors(write(offered))[0].startswith("utxod.toml: [utxo.index] strategy: ")
     config = load(write(offered.replace('strategy = "both"\n', "")), {})
-    examples = {name: knob.example for name, knob in SETTINGS.items() if knob.example and name != HELPER}
+    examples = {name: setting.example for name, setting in SETTINGS.items() if setting.example and name != HELPER}
     assert examples.keys() == {
         "socket.path",
         "http.token",
@@ -571,9 +498,6 @@ def test_shipped_file_sets_nothing_and_offers_everything(write: Write) -> None:
         assert str(replaced[table][key]) == str(text)
         replaced[table][key] = None
     assert replaced == DEFAULTS
-
-
-# --- units -------------------------------------------------------------------------------------------------------
 
 
 @given(st.floats(min_value=0, allow_nan=False, allow_infinity=False) | st.integers(0, 10**9).map(lambda ms: ms / 1000))
@@ -602,13 +526,13 @@ def test_units_are_exact_and_shown_in_the_largest_that_fits() -> None:
 @pytest.mark.parametrize(
     "text", ["", "s", "-1s", "1 hour", "1h30m", "1,5s", "1e3", "inf", "٣s", "9" * 400 + "d", None, float("nan"), True]
 )
-def test_what_is_no_duration(text: object) -> None:
+def test_malformed_durations_are_refused(text: object) -> None:
     with pytest.raises(ValueError, match="expected a duration such as 30s, 5m, 1h, 500ms"):
         parse_duration(text)
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "-1", "64MB", "64mib", "1.5B", "0.3KiB", 0.5, False, None])
-def test_what_is_no_size(text: object) -> None:
+def test_malformed_sizes_are_refused(text: object) -> None:
     with pytest.raises(ValueError, match="expected a size such as 64MiB"):
         parse_size(text)
 
@@ -620,9 +544,3 @@ def test_endpoints() -> None:
     for text in ("localhost", ":80", "::1:80", "h:", "h:x", "http://h:80", "unix:", "h:99999"):
         with pytest.raises(ValueError, match="expected host:port or unix:/path"):
             parse_endpoint(text)
-
-
-def test_a_config_made_by_hand_is_judged_too() -> None:
-    assert [problem.names for problem in problems(Config(recovery=Recovery(store="postgresql")))] == [
-        ("recovery.store",)
-    ]

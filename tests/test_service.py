@@ -6,41 +6,21 @@ import os
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 
 import lmdb
 import pytest
-from daemons import (
-    PATIENCE_S,
-    Client,
-    Daemon,
-    Encoding,
-    Message,
-    ack,
-    environment,
-    error,
-    home,
-    reason,
-    running,
-    statuses,
-)
+from daemons import PATIENCE_S, Client, Daemon, Message, ack, environment, error, home, reason, running, statuses
 from patience import until
 from scenarios import back_to, block, chain, expected, output, point, tx
 
-# --- the socket ----------------------------------------------------------------------------------------------------
 
-
-def test_the_socket_is_for_user_and_group(daemon: Daemon) -> None:
-    mode = daemon.socket.stat().st_mode
-    assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) == 0o660
-
-
-def test_the_socket_lives_in_the_data_folder_unless_told(tmp_path: Path) -> None:
+def test_the_default_place_of_the_socket(tmp_path: Path) -> None:
     config = tmp_path / "utxod.toml"
     config.write_text(f'data_dir = "{tmp_path / "data"}"\n')
     for variables, place in [({}, tmp_path / "data"), ({"RUNTIME_DIRECTORY": str(tmp_path / "run")}, tmp_path / "run")]:
@@ -54,12 +34,12 @@ def test_the_socket_lives_in_the_data_folder_unless_told(tmp_path: Path) -> None
             daemon.kill()
 
 
-def test_systemd_may_pass_the_socket(tmp_path: Path, encoding: Encoding) -> None:
+def test_systemd_may_pass_the_socket(tmp_path: Path) -> None:
     with home(tmp_path) as daemon, socket.socket(socket.AF_UNIX) as listener:
         passed = tmp_path / "passed.sock"
         listener.bind(str(passed))
         listener.listen()
-        with Client(passed, encoding) as early:  # before the daemon is there
+        with Client(passed) as early:  # before the daemon is there
             early.send({"type": "Hello", "seq": 1})
             daemon.spawn_on(listener)
             welcome = early.receive()
@@ -71,43 +51,46 @@ def test_systemd_may_pass_the_socket(tmp_path: Path, encoding: Encoding) -> None
 
 def words(notified: socket.socket, until: str) -> list[str]:
     """Return what the daemon says to systemd, up to a line that begins so."""
-    heard: list[str] = []
-    while not heard or not heard[-1].startswith(until):
-        heard += notified.recv(4096).decode().splitlines()
-    return heard
+    lines: list[str] = []
+    while not lines or not lines[-1].startswith(until):
+        lines += notified.recv(4096).decode().splitlines()
+    return lines
 
 
-@pytest.mark.parametrize("enabled", [True, False])
-def test_words_with_systemd(tmp_path: Path, enabled: bool) -> None:
+@contextmanager
+def listening(name: str) -> Iterator[socket.socket]:
+    """Give a socket on which systemd would listen."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
-        notified.bind(str(tmp_path / "notify"))
-        notified.settimeout(PATIENCE_S)
-        told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
-        with running(tmp_path, told, utxo={"enabled": enabled}) as daemon:
-            assert "READY=1" in words(notified, "READY=1")
-            began = monotonic()
-            for _ in range(5):
-                words(notified, "WATCHDOG=1")
-            assert 0.2 < monotonic() - began < 5
-            if enabled:
-                with daemon.client() as client:
-                    client.ask(block(None, tx("a", output("ann"), output("bob"))))
-                assert words(notified, "STATUS=")[-1] == "STATUS=height 1, 2 unspent outputs"
-            assert daemon.term() == 0
-            assert words(notified, "STOPPING=1")
-
-
-@pytest.fixture
-def notified(tmp_path: Path) -> Iterator[socket.socket]:
-    """The socket on which systemd listens."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
-        notified.bind(str(tmp_path / "notify"))
+        notified.bind(name)
         notified.settimeout(PATIENCE_S)
         yield notified
 
 
+@pytest.fixture
+def notified(tmp_path: Path) -> Iterator[socket.socket]:
+    with listening(str(tmp_path / "notify")) as notified:
+        yield notified
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_messages_to_systemd(tmp_path: Path, notified: socket.socket, enabled: bool) -> None:
+    variables = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
+    with running(tmp_path, variables, utxo={"enabled": enabled}) as daemon:
+        assert "READY=1" in words(notified, "READY=1")
+        began = monotonic()
+        for _ in range(5):
+            words(notified, "WATCHDOG=1")
+        assert 0.2 < monotonic() - began < 5
+        if enabled:
+            with daemon.client() as client:
+                client.ask(block(None, tx("a", output("ann"), output("bob"))))
+            assert words(notified, "STATUS=")[-1] == "STATUS=height 1, 2 unspent outputs"
+        assert daemon.term() == 0
+        assert words(notified, "STOPPING=1")
+
+
 def until_silent(notified: socket.socket, seconds: float) -> None:
-    """Wait until nothing has been said for so long."""
+    """Wait until nothing has been lines for so long."""
     notified.settimeout(seconds)
     with pytest.raises(TimeoutError):
         while True:
@@ -115,16 +98,19 @@ def until_silent(notified: socket.socket, seconds: float) -> None:
     notified.settimeout(PATIENCE_S)
 
 
-def test_all_words_in_their_order_under_socket_activation(tmp_path: Path, notified: socket.socket) -> None:
-    """The daemon is started by the first connection, as `systemd-socket-activate` does it."""
+def test_messages_to_systemd_under_socket_activation(tmp_path: Path, notified: socket.socket) -> None:
     if (activate := shutil.which("systemd-socket-activate")) is None:
         pytest.skip("systemd-socket-activate is missing: apt-get install systemd")
-    told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
+    variables = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
     with home(tmp_path) as daemon:
         run = [sys.executable, "-m", "daemon", "run", "--config", str(daemon.config)]
-        words_of = [activate, f"--listen={daemon.socket}", *(f"--setenv={name}={each}" for name, each in told.items())]
+        command = [
+            activate,
+            f"--listen={daemon.socket}",
+            *(f"--setenv={name}={each}" for name, each in variables.items()),
+        ]
         with (tmp_path / "log").open("wb") as log:
-            process = subprocess.Popen([*words_of, *run], stderr=log, env=environment())
+            process = subprocess.Popen([*command, *run], stderr=log, env=environment())
         try:
             until(daemon.socket.exists)
             with daemon.client() as client:
@@ -133,9 +119,9 @@ def test_all_words_in_their_order_under_socket_activation(tmp_path: Path, notifi
                 assert words(notified, "STATUS=")[-1] == "STATUS=height 1, 0 unspent outputs"
                 begun = monotonic()
                 process.send_signal(signal.SIGHUP)
-                said = words(notified, "READY=1")
-                place = said.index("RELOADING=1")
-                assert begun <= int(said[place + 1].removeprefix("MONOTONIC_USEC=")) / 1e6 <= monotonic()
+                lines = words(notified, "READY=1")
+                place = lines.index("RELOADING=1")
+                assert begun <= int(lines[place + 1].removeprefix("MONOTONIC_USEC=")) / 1e6 <= monotonic()
                 assert words(notified, "WATCHDOG=1")
             process.terminate()
             assert words(notified, "STOPPING=1")
@@ -145,10 +131,9 @@ def test_all_words_in_their_order_under_socket_activation(tmp_path: Path, notifi
             process.wait()
 
 
-def test_a_writer_that_hangs_does_not_feed_the_watchdog(tmp_path: Path, notified: socket.socket) -> None:
-    """Here another process holds the store's lock: the loop lives, and nothing can be written."""
-    told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "100000"}
-    with running(tmp_path, told, shutdown_timeout="1s") as daemon:
+def test_a_blocked_writer_does_not_trigger_the_watchdog(tmp_path: Path, notified: socket.socket) -> None:
+    variables = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "100000"}
+    with running(tmp_path, variables, shutdown_timeout="1s") as daemon:
         words(notified, "WATCHDOG=1")
         with lmdb.open(str(tmp_path / "data" / "lmdb"), max_dbs=4) as env, env.begin(write=True):
             until_silent(notified, 1.0)  # ten times as long as systemd would wait
@@ -157,10 +142,9 @@ def test_a_writer_that_hangs_does_not_feed_the_watchdog(tmp_path: Path, notified
         words(notified, "WATCHDOG=1")
 
 
-def test_systemd_hears_at_once_that_the_daemon_stops(tmp_path: Path, notified: socket.socket) -> None:
-    """Also while what was received, and the turn for the watchdog, wait for the disk."""
-    told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "20000"}
-    with running(tmp_path, told) as daemon, daemon.client() as client:
+def test_stopping_is_reported_at_once(tmp_path: Path, notified: socket.socket) -> None:
+    variables = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "20000"}
+    with running(tmp_path, variables) as daemon, daemon.client() as client:
         with lmdb.open(str(tmp_path / "data" / "lmdb"), max_dbs=4) as env, env.begin(write=True):
             until_silent(notified, 0.5)
             client.send({"seq": 1} | block(None))
@@ -174,19 +158,8 @@ def test_systemd_hears_at_once_that_the_daemon_stops(tmp_path: Path, notified: s
 
 def test_systemd_may_listen_on_an_abstract_socket(tmp_path: Path) -> None:
     name = f"utxod-test-{os.getpid()}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
-        notified.bind("\0" + name)
-        notified.settimeout(PATIENCE_S)
-        with running(tmp_path, {"NOTIFY_SOCKET": "@" + name}):
-            assert words(notified, "READY=1") == ["READY=1"]
-
-
-def test_nobody_listens_for_words(tmp_path: Path) -> None:
-    with running(tmp_path, {"NOTIFY_SOCKET": str(tmp_path / "nobody")}) as daemon, daemon.client() as client:
-        assert client.hello()
-
-
-# --- coming and going ----------------------------------------------------------------------------------------------
+    with listening("\0" + name) as notified, running(tmp_path, {"NOTIFY_SOCKET": "@" + name}):
+        assert words(notified, "READY=1") == ["READY=1"]
 
 
 def test_a_second_daemon_is_refused(daemon: Daemon, client: Client) -> None:
@@ -199,7 +172,7 @@ def test_a_second_daemon_is_refused(daemon: Daemon, client: Client) -> None:
         assert other.hello()
 
 
-def test_a_daemon_does_not_take_the_socket_of_another(daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_socket_of_another_daemon_is_refused(daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> None:
     with home(tmp_path_factory.mktemp("second"), socket={"path": str(daemon.socket)}) as second:
         assert second.spawn().wait(PATIENCE_S) == 1
         assert str(daemon.socket) in second.tail() and "Traceback" not in second.tail()
@@ -207,26 +180,17 @@ def test_a_daemon_does_not_take_the_socket_of_another(daemon: Daemon, tmp_path_f
         ack(client.ask(block(None)), "applied", point(block(None)))
 
 
-def test_the_socket_of_a_killed_daemon_is_used_again(daemon: Daemon) -> None:
-    daemon.kill()
-    assert daemon.socket.exists()
-    daemon.start()
-    with daemon.client() as client:
-        assert client.hello()
-
-
 @pytest.mark.parametrize("place", ["data/lmdb", "utxod.toml/utxod.sock"])
-def test_a_socket_that_cannot_be_made_is_one_clear_line(tmp_path: Path, place: str) -> None:
+def test_a_socket_that_cannot_be_created_is_one_error_line(tmp_path: Path, place: str) -> None:
     with home(tmp_path, socket={"path": str(tmp_path / place)}) as daemon:
         done = daemon.run("run")
         assert done.returncode == 1
         assert reason(done).startswith(str(tmp_path / place.split("/")[0]))
 
 
-def test_sigterm_drains(tmp_path: Path, encoding: Encoding) -> None:
-    """What was received before is applied and acknowledged; nothing is half done."""
+def test_sigterm_drains(tmp_path: Path) -> None:
     blocks = chain(400, outputs=10)
-    with running(tmp_path, batch={"max_delay_ms": 10}) as daemon, daemon.client(encoding) as client:
+    with running(tmp_path, batch={"max_delay_ms": 10}) as daemon, daemon.client() as client:
         client.send(*({"seq": n} | sent for n, sent in enumerate(blocks)))
         client.taken()
         daemon.process.terminate()
@@ -235,12 +199,12 @@ def test_sigterm_drains(tmp_path: Path, encoding: Encoding) -> None:
         assert statuses(answers) == ["applied"] * 400
         assert daemon.events()[-1] == "stopped"
         daemon.start()
-        with daemon.client(encoding) as again:
+        with daemon.client() as again:
             assert again.hello()["tip"] == point(blocks[-1])
         assert daemon.export() == expected(blocks)
 
 
-def test_sigterm_does_not_wait_for_idle_or_deaf_clients(daemon: Daemon) -> None:
+def test_sigterm_does_not_wait_for_clients_that_do_not_read(daemon: Daemon) -> None:
     with daemon.client("json") as idle, daemon.client("frames") as half, daemon.client("json") as deaf:
         idle.hello()
         half.raw(b"\0\0\1\0only a part")
@@ -252,7 +216,7 @@ def test_sigterm_does_not_wait_for_idle_or_deaf_clients(daemon: Daemon) -> None:
         assert idle.receive() is None and half.receive() is None
 
 
-def test_a_store_of_another_format(tmp_path: Path) -> None:
+def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
     with running(tmp_path) as daemon:
         daemon.term()
         with lmdb.open(str(tmp_path / "data" / "lmdb"), max_dbs=20) as env, env.begin(write=True) as txn:
@@ -263,16 +227,7 @@ def test_a_store_of_another_format(tmp_path: Path) -> None:
             assert b"written in format 99" in done.stderr and b"Traceback" not in done.stderr
 
 
-def test_a_store_of_another_chain(tmp_path: Path) -> None:
-    with running(tmp_path) as daemon:
-        daemon.term()
-        daemon.configure(chain={"network": "preview"})
-        done = daemon.run("run")
-        assert done.returncode == 3
-        assert b"keeps cardano/mainnet, the configuration says cardano/preview" in done.stderr
-
-
-def test_a_file_that_is_no_store(tmp_path: Path) -> None:
+def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
     with home(tmp_path) as daemon:
         folder = tmp_path / "data" / "lmdb"
         folder.mkdir(parents=True)
@@ -283,8 +238,7 @@ def test_a_file_that_is_no_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "other"), [("classic", "mmr"), ("mmr", "classic")])
-def test_a_store_of_another_kind(kind: str, other: str, tmp_path: Path) -> None:
-    """It is refused before anything is touched, with what can be done about it; its own kind goes on with it."""
+def test_a_store_of_another_kind_is_refused(kind: str, other: str, tmp_path: Path) -> None:
     with running(tmp_path, utxo={"store": kind}) as daemon:
         daemon.term()
         daemon.configure(utxo={"store": other})
@@ -296,22 +250,10 @@ def test_a_store_of_another_kind(kind: str, other: str, tmp_path: Path) -> None:
         daemon.assert_sound()
 
 
-def test_a_wrong_configuration(tmp_path: Path) -> None:
-    with home(tmp_path, utxo={"prune_dept": 3, "rollback_window": -1}) as daemon:
-        done = daemon.run("run")
-        assert done.returncode == 2
-        text = reason(done)
-        assert "prune_dept" in text and "did you mean" in text and "rollback_window" in text
-
-
-# --- a full disk ---------------------------------------------------------------------------------------------------
-
-
-def test_store_full_is_an_answer(tmp_path: Path, encoding: Encoding) -> None:
-    """Everything that shared the commit is refused, may be tried again, and the state is as before."""
+def test_a_full_store_refuses_blocks_and_continues(tmp_path: Path) -> None:
     tables: Message = {"storage": {"map_size": "1MiB", "max_map_size": "1MiB"}}
-    told = {"NOTIFY_SOCKET": str(tmp_path / "nobody"), "WATCHDOG_USEC": "20000"}
-    with running(tmp_path, told, **tables) as daemon, daemon.client(encoding) as client:
+    variables = {"NOTIFY_SOCKET": str(tmp_path / "nobody"), "WATCHDOG_USEC": "20000"}
+    with running(tmp_path, variables, **tables) as daemon, daemon.client() as client:
         applied: list[Message] = []
         refused = block(None)
         for size in (300, 30, 3, 1):  # until not even the smallest fits
@@ -332,26 +274,22 @@ def test_store_full_is_an_answer(tmp_path: Path, encoding: Encoding) -> None:
         daemon.term()
         daemon.configure(storage={"map_size": "1MiB", "max_map_size": "64MiB"})
         daemon.start()
-        with daemon.client(encoding) as again:
+        with daemon.client() as again:
             ack(again.ask(refused), "applied", point(refused))
         assert "map_grown" in daemon.events()
         daemon.assert_sound()
 
 
-def test_what_came_true_before_the_disk_was_full_is_not_taken_back(tmp_path: Path, encoding: Encoding) -> None:
-    """A rollback commits by itself: the block that shares its batch and finds no room does not make it an error."""
+def test_a_rollback_before_a_refused_block_stays_committed(tmp_path: Path) -> None:
     tables: Message = {"storage": {"map_size": "1MiB", "max_map_size": "1MiB"}, "batch": {"max_delay_ms": 10_000}}
     blocks = chain(3)
     large = block(blocks[0], tx("large", *(output(n) for n in range(20_000))), branch="large")
-    with running(tmp_path, **tables) as daemon, daemon.client(encoding) as client:
+    with running(tmp_path, **tables) as daemon, daemon.client() as client:
         assert statuses(client.feed(blocks)) == ["applied"] * 3
-        assert statuses(client.feed([blocks[2], back_to(blocks[0]), large])) == [
-            "duplicate",
-            "rolled_back",
-            "store_full",
-        ]
+        answers = client.feed([blocks[2], back_to(blocks[0]), large])
+        assert statuses(answers) == ["duplicate", "rolled_back", "store_full"]
         assert client.hello()["tip"] == point(blocks[0])
-        # all that shares the commit is refused with it, and each is told
+        # all that shares the commit is refused with it, and each is variables
         persisted: Message = {"type": "BlockPersisted", "height": 1}
         assert statuses(client.feed([large, persisted, chain(1, large)[0]])) == ["store_full"] * 3
         assert client.hello()["persisted_height"] is None

@@ -50,9 +50,6 @@ def test_exposure_is_low(unit: Path) -> None:
     assert done.returncode == 0, done.stdout[-200:]
 
 
-# --- a machine with the service --------------------------------------------------------------------------------------
-
-
 def files(here: Machine) -> set[str]:
     """Return every file and folder where an installation leaves something."""
     places = ["/etc", "/usr/local", "/opt", "/var/lib", "/var/backups"]
@@ -90,7 +87,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         yield here
 
 
-def said(here: Machine, unit: str = DAEMON) -> str:
+def log(here: Machine, unit: str = DAEMON) -> str:
     return here.file(f"/var/log/{unit.removesuffix('.service')}.log").read_text()
 
 
@@ -131,40 +128,39 @@ def get(here: Machine, path: str) -> dict[str, Any]:
 
 
 def test_the_service_works_under_every_restriction(here: Machine) -> None:
-    """Feeding, submitting, recovery, rollback, HTTP, a second process on the store, reload, restart, and the end."""
     short = "Environment=UTXOD_STORE__MAX_READER_AGE=1s UTXOD_UTXO__ROLLBACK_WINDOW=5 UTXOD_UTXO__PRUNE_DEPTH=5"
     drop_in(here, short, STRICTER)
     here.run("systemctl", "enable", "--now", "utxod.socket", DAEMON)
-    assert here.show(DAEMON, "ActiveState") == "active", said(here)
+    assert here.show(DAEMON, "ActiveState") == "active", log(here)
     assert (status(here, "NoNewPrivs"), status(here, "Seccomp"), status(here, "CapBnd")) == ("1", "2", "0" * 16)
     blocks = chain(20, outputs=3)
     answers = send(here, *blocks, {"type": "TxSubmitted", "tx": tx("waits", output("ann"))})
-    assert [answer.get("status") for answer in answers] == ["applied"] * 20 + ["accepted"], said(here)
+    assert [answer.get("status") for answer in answers] == ["applied"] * 20 + ["accepted"], log(here)
     branch = chain(3, blocks[16], branch="other")
     answers = send(here, back_to(blocks[16]), *branch)
     assert [answer.get("status") for answer in answers] == ["rolled_back", *["applied"] * 3]
     assert get(here, "/api/v1/status")["tip"]["height"] == 20
-    until(lambda: here.run("utxod", "recovery", "list", "--json", user="utxod").stdout.splitlines(), why=said(here))
+    until(lambda: here.run("utxod", "recovery", "list", "--json", user="utxod").stdout.splitlines(), why=log(here))
     assert here.run("utxod", "verify", user="utxod").stdout == "sound\n"
-    until(lambda: here.show(DAEMON, "StatusText"), lambda text: text.startswith("height 20, "), why=said(here))
+    until(lambda: here.show(DAEMON, "StatusText"), lambda text: text.startswith("height 20, "), why=log(here))
 
     reader = ["bash", "-c", '"$@" & wait $!', "bash", "/opt/utxod/bin/python", "-c", STOPPED, "/etc/utxod/utxod.toml"]
     with ThreadPoolExecutor(1) as pool:  # it is killed once it has stopped and is older than the blocks that follow
         stopped = pool.submit(here.run, *reader, check=False, user="utxod")
         following = iter(chain(300, branch[-1]))
-        until(lambda: send(here, next(following)) and stopped.done(), why=said(here))
-    until(lambda: "reader_killed" in said(here))
-    assert [line["event"] for line in log_lines(said(here))].count("reader_killed") == 1
+        until(lambda: send(here, next(following)) and stopped.done(), why=log(here))
+    until(lambda: "reader_killed" in log(here))
+    assert [line["event"] for line in log_lines(log(here))].count("reader_killed") == 1
 
     here.run("systemctl", "reload", DAEMON)
-    until(lambda: "config_reloaded" in said(here))
+    until(lambda: "config_reloaded" in log(here))
     here.run("systemctl", "kill", "--kill-whom=main", "--signal=KILL", DAEMON)
     until(lambda: (here.show(DAEMON, "NRestarts"), here.show(DAEMON, "ActiveState")), ("1", "active").__eq__)
     assert get(here, "/api/v1/status")["tip"]["height"] > 20
     here.run("systemctl", "stop", DAEMON)
-    assert (here.show(DAEMON, "Result"), here.show(DAEMON, "ExecMainStatus")) == ("success", "0"), said(here)
-    events = [line["event"] for line in log_lines(said(here))]
-    assert events[-1] == "stopped" and "Traceback" not in said(here)
+    assert (here.show(DAEMON, "Result"), here.show(DAEMON, "ExecMainStatus")) == ("success", "0"), log(here)
+    events = [line["event"] for line in log_lines(log(here))]
+    assert events[-1] == "stopped" and "Traceback" not in log(here)
 
 
 def test_the_socket_starts_the_service_for_its_group(here: Machine) -> None:
@@ -181,39 +177,34 @@ def test_the_socket_starts_the_service_for_its_group(here: Machine) -> None:
 
 
 def test_operators_of_their_own_need_a_drop_in(here: Machine) -> None:
-    """The unit hides who is at the other end, but for root and the daemon's user; the daemon says so."""
     uid = here.run("id", "-u", "wallet").stdout.strip()
-    told = f"Environment=UTXOD_SOCKET__ADMIN_UIDS={uid}"
+    variable = f"Environment=UTXOD_SOCKET__ADMIN_UIDS={uid}"
     lock: Message = {"type": "TxLocked", "txids": [tx("theirs", output("bob"))["txid"]]}
-    drop_in(here, told)
+    drop_in(here, variable)
     here.run("systemctl", "restart", DAEMON)
     submitted: Message = {"type": "TxSubmitted", "tx": tx("theirs", output("bob"))}
     assert [answer["status"] for answer in send(here, submitted, lock)] == ["accepted", "accepted"]
     assert send(here, lock, user="root")[0]["status"] == "accepted"
     assert send(here, lock, user="wallet")[0]["code"] == "not_permitted"
-    (line,) = [line for line in log_lines(said(here)) if line["event"] == "admin_uids_hidden"]
+    (line,) = [line for line in log_lines(log(here)) if line["event"] == "admin_uids_hidden"]
     assert line["uids"] == [int(uid)]
-    drop_in(here, told, "PrivateUsers=no")
+    drop_in(here, variable, "PrivateUsers=no")
     here.run("systemctl", "restart", DAEMON)
     assert send(here, lock, user="wallet")[0]["status"] == "accepted"
 
 
-def test_a_writer_that_hangs_is_restarted(here: Machine) -> None:
-    """Another process holds the lock of the store for as long as a file is there."""
+def test_a_blocked_writer_is_restarted(here: Machine) -> None:
     drop_in(here, "WatchdogSec=1")
     here.run("systemctl", "restart", DAEMON)
     held = here.file("/tmp/held")
     held.touch()
     with ThreadPoolExecutor(1) as pool:
         holder = pool.submit(here.run, "/opt/utxod/bin/python", "-c", HOLDING, user="utxod")
-        until(lambda: here.show(DAEMON, "Result") == "watchdog" or int(here.show(DAEMON, "NRestarts")), why=said(here))
+        until(lambda: here.show(DAEMON, "Result") == "watchdog" or int(here.show(DAEMON, "NRestarts")), why=log(here))
         held.unlink()
         holder.result()
     until(lambda: here.show(DAEMON, "ActiveState"), "active".__eq__)
     assert here.run("utxod", "verify", user="utxod").stdout == "sound\n"
-
-
-# --- the other units -------------------------------------------------------------------------------------------------
 
 
 def test_a_feed_runs_as_a_service(here: Machine) -> None:
@@ -225,7 +216,7 @@ def test_a_feed_runs_as_a_service(here: Machine) -> None:
     drop_in(here, STRICTER, unit=feed)
     here.run("systemctl", "start", feed)
     until(lambda: here.show(feed, "ActiveState"), "inactive".__eq__)
-    assert here.show(feed, "Result") == "success", said(here, feed)
+    assert here.show(feed, "Result") == "success", log(here, feed)
     assert get(here, "/api/v1/status")["tip"]["height"] == tip["height"] + 5
 
 
@@ -234,10 +225,10 @@ def test_a_feed_reaches_other_machines_only_with_a_drop_in(here: Machine) -> Non
     here.file("/etc/utxod/feeds/far.conf").write_text('FEED="ogmios ws://10.9.9.9:1337 --wait 1"\n')
     feed = "utxod-feed@far.service"
     here.run("systemctl", "start", feed)
-    until(lambda: re.search(TRIED_AGAIN, here.file("/proc/1/net/tcp").read_text()), why=said(here, feed))
+    until(lambda: re.search(TRIED_AGAIN, here.file("/proc/1/net/tcp").read_text()), why=log(here, feed))
     drop_in(here, "IPAddressAllow=10.9.9.9", unit=feed)
     here.run("systemctl", "restart", feed)
-    until(lambda: "refused" in said(here, feed), why=said(here, feed))  # nobody listens there
+    until(lambda: "refused" in log(here, feed), why=log(here, feed))  # nobody listens there
     here.run("systemctl", "stop", feed)
 
 
@@ -246,21 +237,20 @@ def test_backups_are_made_and_the_oldest_removed(here: Machine) -> None:
     drop_in(here, STRICTER, "Environment=KEEP=2", unit="utxod-backup.service")
     for made in range(1, 4):
         here.run("systemctl", "start", "utxod-backup.service")
-        assert len(list(backups.iterdir())) == min(made, 2), said(here, "utxod-backup.service")
+        assert len(list(backups.iterdir())) == min(made, 2), log(here, "utxod-backup.service")
         until(lambda: not (backups / strftime("%Y%m%dT%H%M%SZ", gmtime())).exists())  # names have whole seconds
     newest = f"/var/backups/utxod/{max(path.name for path in backups.iterdir())}"
     assert "restored" in here.run("utxod", "restore", newest, "/srv/restored").stdout
 
 
 def test_every_command_of_the_page_runs(here: Machine) -> None:
-    """In their order, the last of them removes the service again; a second removal removes the data."""
     page = (ROOT / "docs" / "service.md").read_text()
     *blocks, last = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     here.run("groupadd", "--system", "bitcoin")
     for block in blocks:
         here.run("bash", "-euc", f"cd {SOURCE}; {block}", environ=INSTALLING)
     for unit in (DAEMON, "utxod-feed@ogmios.service"):
-        assert here.show(unit, "ActiveState") == "active", said(here, unit)
+        assert here.show(unit, "ActiveState") == "active", log(here, unit)
     here.run("systemctl", "start", "utxod-feed@bitcoin.service", check=False)
     assert "were kept" in here.run("bash", "-euc", f"cd {SOURCE}; {last}").stdout
     assert here.show(DAEMON, "LoadState") == "not-found"

@@ -23,7 +23,7 @@ def status(pid: int) -> dict[str, str]:
 
 
 def state(pid: int, folder: Path) -> tuple[str, str, str, str, str, list[str]]:
-    """Return what a process has from whoever started it, and kinds of its descriptors but those in its own folder."""
+    """Return what a process inherits, and the kinds of its descriptors but those in its own folder."""
     proc, kinds = Path(f"/proc/{pid}"), list[str]()
     for each in (proc / "fd").iterdir():
         with suppress(FileNotFoundError):  # it was closed meanwhile
@@ -58,7 +58,6 @@ def odd() -> Iterator[None]:
 
 @pytest.mark.usefixtures("odd")
 def test_processes_begin_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the template is left, however many processes it has forked."""
     monkeypatch.chdir(tmp_path)
     executed = {"PYTHONPATH": environment()["PYTHONPATH"]}
     folders = [tmp_path / name for name in ("other", "forked", "executed")]
