@@ -2,7 +2,7 @@
 
 A lie is an id used again, a spend of what is not there, a block's transaction with another content than the submission
 of its id had, a block named that never was. Nothing here knows how records are kept: a world is a source of messages,
-with the plain model of the UTXO set beside it.
+with the plain model of the UTXO set.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class World:
         self.model = Model(WINDOW, WINDOW, elides=False)
         self.txs: dict[bytes, Tx] = {}  # by id, as it was told last
         self.submitted: list[bytes] = []
-        self.elsewhere: set[bytes] = set()  # told to be mined in a block beside our chain
+        self.elsewhere: set[bytes] = set()  # reported as mined in a block of another chain
 
     def often(self, share: float) -> bool:
         return self.random.random() < share
@@ -181,7 +181,7 @@ class World:
         return TxSubmitted(tx=tx, locked=self.often(0.1), on_spent="record" if self.often(0.2) else "refuse")
 
     def depth(self) -> int:
-        """Return how many blocks can be taken back."""
+        """Return how many blocks can be rolled back."""
         self.model.commit(prunes=True)
         return len(self.model.moments) - 1 - self.model.lowest()
 
@@ -190,13 +190,13 @@ class World:
         lowest, tip = len(self.model.moments) - 1 - self.depth(), len(self.model.moments) - 1
         target = lowest if self.often(0.3) else self.random.randint(lowest, tip)
         self.branches.meet("a rollback to the floor", target == lowest < tip)
-        self.branches.meet("several blocks taken back", tip - target > 1)
+        self.branches.meet("several blocks rolled back", tip - target > 1)
         place = self.model.moments[target].block
         self.model.rollback(target)
         return back_to(place or "origin")
 
     def order(self) -> Inbound:
-        """Return an operator's message, or one about a block beside our chain."""
+        """Return an operator's message, or one about a block of another chain."""
         ids, point = [self.known() for _ in range(self.random.choice((1, 1, 2)))], self.outpoint()
         height = len(self.model.moments)
         block_id = self.random.randrange(height + 2) if self.lies else 1000 + height

@@ -37,10 +37,11 @@ from storage.windows import Windows
 
 RETENTION, UNMINED, PRESERVATION = 10, 5, 40
 _T = TypeVar("_T")
+Idle = Callable[[], Awaitable[None]]
 
 
-class House:
-    """What `open_house` opens."""
+class LocalStore:
+    """What `open_local_store` opens."""
 
     def __init__(
         self, folder: Path, disk: Disk, terms: Terms, windows: Windows, page: int, blobs: Blobs, kind: str
@@ -122,7 +123,7 @@ def run_through(cycle: Cycle, before_each: Callable[[], None] = lambda: None) ->
 
 
 @contextmanager
-def open_house(
+def open_local_store(
     folder: Path,
     terms: Terms | None = None,
     *,
@@ -131,13 +132,13 @@ def open_house(
     blobs: Blobs | None = None,
     durable: bool = False,
     kind: str = "classic",
-) -> Iterator[House]:
+) -> Iterator[LocalStore]:
     with Disk(folder / "lmdb", ALL_TABLES, map_size=GIB, durable=durable) as disk:
         terms = structs.replace(
             terms or Terms(retention=RETENTION, unmined_retention=UNMINED), preservation=PRESERVATION
         )
         reach = windows or Windows(10, 10)
-        yield House(folder, disk, terms, reach, page, blobs or Files(folder / "blobs"), kind)
+        yield LocalStore(folder, disk, terms, reach, page, blobs or Files(folder / "blobs"), kind)
 
 
 def pay(name: str, *spends: OutPoint, outs: int = 1, **parts: Any) -> Tx:
@@ -146,7 +147,7 @@ def pay(name: str, *spends: OutPoint, outs: int = 1, **parts: Any) -> Tx:
 
 
 class Heard(Wakeup):
-    """A bell that knows whether somebody waits for it, having heard everything."""
+    """A wakeup that knows whether its waiter has seen everything."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,41 +168,44 @@ class Heard(Wakeup):
 
 
 class Daemon:
-    """The pruner on an event loop, beside whoever feeds the chain."""
+    """The pruner on an event loop, and the feeder of the chain."""
 
-    def __init__(self, house: House) -> None:
-        self.house, self.wakeup, self.writer = house, Heard(), CapacityLimiter(1)
+    def __init__(self, local: LocalStore) -> None:
+        self.local, self.wakeup, self.writer = local, Heard(), CapacityLimiter(1)
         self.sender = Listener()
 
     async def hear(self, *events: Inbound) -> None:
-        """Let messages come, be committed, and the bell ring."""
-        turns = self.house.turns
+        """Let messages come, be committed, and notify the pruner."""
+        turns = self.local.turns
         deliveries = [message(event, self.sender) for event in events]
         assert not await to_thread.run_sync(turns.take, deliveries, monotonic(), 1e18, limiter=self.writer)
         committed = await to_thread.run_sync(turns.finish, limiter=self.writer)
-        self.house.published.append(committed)
+        self.local.published.append(committed)
         tell(committed)
         self.wakeup.notify()
 
 
 def live(
-    house: House, story: Callable[[Daemon, Callable[[], Awaitable[None]]], Awaitable[None]], *, at_once: bool = False
+    local: LocalStore,
+    story: Callable[[Daemon, Idle], Awaitable[None]],
+    *,
+    at_once: bool = False,
 ) -> None:
-    """Run a story beside the pruner. It is given the daemon, and how to wait until the pruner has nothing to do.
+    """Run a story while the pruner runs. It is given the daemon, and how to wait until the pruner has nothing to do.
 
     It begins when that is so, unless `at_once`.
     """
 
     async def main() -> None:
-        daemon = Daemon(house)
+        daemon = Daemon(local)
 
         async def idle() -> None:
             with anyio.fail_after(30):
                 await daemon.wakeup.idle()
 
         async with anyio.create_task_group() as group:
-            writer = Writer(house.turns, (), house.published.append, daemon.writer)
-            group.start_soon(keep_pruned, daemon.wakeup, house.pruner, writer)
+            writer = Writer(local.turns, (), local.published.append, daemon.writer)
+            group.start_soon(keep_pruned, daemon.wakeup, local.pruner, writer)
             if not at_once:
                 await idle()
             await story(daemon, idle)

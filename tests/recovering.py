@@ -60,14 +60,14 @@ class Lab:
             await storage.close()
 
     async def sql(self, statement: str) -> list[Any]:
-        """Run a statement beside every store; `{t}` is the table."""
+        """Run a statement in a connection of its own; `{t}` is the table."""
         if self.kind == "sqlite":  # on a thread: a store on our loop may be inside a transaction
             return await asyncio.to_thread(self._sqlite, statement.format(t="recovery_tx"))
-        beside = await asyncpg.connect(self.uri)
+        connection = await asyncpg.connect(self.uri)
         try:
-            return cast("list[Any]", await beside.fetch(statement.format(t=self.table)))
+            return cast("list[Any]", await connection.fetch(statement.format(t=self.table)))
         finally:
-            await beside.close()
+            await connection.close()
 
     def _sqlite(self, statement: str) -> list[Any]:
         with sqlite3.connect(self.path, timeout=10) as connection:
@@ -99,11 +99,11 @@ def own_database(postgres_uri: str) -> str:
     name = f"own_{next(_numbers)}"
 
     async def make() -> None:
-        beside = await asyncpg.connect(postgres_uri)
+        connection = await asyncpg.connect(postgres_uri)
         try:
-            await beside.execute(f"CREATE DATABASE {name}")
+            await connection.execute(f"CREATE DATABASE {name}")
         finally:
-            await beside.close()
+            await connection.close()
 
     asyncio.run(make())
     return urlsplit(postgres_uri)._replace(path=f"/{name}").geturl()
@@ -169,7 +169,7 @@ class Shaky:
         return call
 
 
-def knobs(**changes: Any) -> Recovery:
+def quick(**changes: Any) -> Recovery:
     """Return settings for a test: everything soon, nothing from a dice."""
     soon: dict[str, Any] = {
         "ttl": 30.0,
@@ -200,7 +200,7 @@ def manage(storage: Any, handler: Handler, **changes: Any) -> Manager:
     extra = {"dice": least} | extra
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config.checks, "_SHORTEST_ATTEMPT_S", 0.0)  # ten seconds are too long for a test
-        return Manager(cast("Storage", storage), handler, knobs(**changes), leave_s=0.2, **extra)
+        return Manager(cast("Storage", storage), handler, quick(**changes), leave_s=0.2, **extra)
 
 
 async def until(condition: Callable[[], Any], within_s: float = PATIENCE_S) -> None:

@@ -67,8 +67,8 @@ class Scenario:
             self.blocks.append(block(self.blocks[-1], *each))
 
 
-class FinalStatusReporter:
-    """One daemon, whoever feeds it, and whoever listens to it; both come back when it does."""
+class WatchedDaemon:
+    """A daemon with its feeder and a subscriber; both come back when it does."""
 
     def __init__(self, daemon: Daemon, story: Scenario) -> None:
         self.daemon, self._story = daemon, story
@@ -133,14 +133,14 @@ class FinalStatusReporter:
 
 
 @contextmanager
-def teller(
+def watched_daemon(
     folder: Path, story: Scenario, recovery: dict[str, Any], skew_s: float = 0.0
-) -> Iterator[FinalStatusReporter]:
+) -> Iterator[WatchedDaemon]:
     """Give a daemon that is not started yet, on a machine whose clock is wrong by `skew_s`."""
     folder.mkdir()
     environ = {"PYTHONPATH": f"{ROOT / 'tests' / 'skewed'}:{ROOT}", "SKEW_S": f"{skew_s}"}
     with home(folder, environ, recovery={"confirmations": CONFIRMATIONS} | recovery) as daemon:
-        found = FinalStatusReporter(daemon, story)
+        found = WatchedDaemon(daemon, story)
         try:
             yield found
         finally:

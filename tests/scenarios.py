@@ -104,7 +104,7 @@ class LiveSet:
             self._add(seeded["txid"], seeded["index"], seeded["output"])
 
     def _go_back(self, to: str | None) -> None:
-        """Begin anew with what stays."""
+        """Begin again with what stays."""
         stays = self._told
         while stays and stays[-1]["type"] == "BlockApplied" and stays[-1]["hash"] != to:
             stays.pop()

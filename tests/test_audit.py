@@ -214,7 +214,7 @@ KINDS: dict[str, tuple[Damage, str]] = {
         "is beyond the 2 of its page",
     ),
     "names of a page that is not there": (put(name("big") + keys.u32(3) + MASTER, digest("h")), "names of page 3"),
-    "names beside a record that has them": (put(name("m") + MASTER + MASTER, digest("h")), "names of page 0"),
+    "names next to a record that has them": (put(name("m") + MASTER + MASTER, digest("h")), "names of page 0"),
     "a claim of a page that is not there": (
         put(name("big") + keys.u32(9) + MASTER, BY_U, "tx_claim"),
         "slot 0 of page 9",
@@ -295,13 +295,16 @@ CONTRADICTIONS: dict[str, tuple[Damage, str]] = {
         "is unspent in the UTXO store, and has no slot here",
     ),
     "a spender that nobody knows": (slot("u", 0, 0, BY_NOBODY), "which is not known"),
-    "a claim of somebody unknown": (slot("p", 0, 0, BY_NOBODY), f"is claimed by {name('nobody').hex()}, which is not"),
+    "a claim of an unknown transaction": (
+        slot("p", 0, 0, BY_NOBODY),
+        f"is claimed by {name('nobody').hex()}, which is not",
+    ),
     "a claim of a block's transaction": (slot("p", 0, 0, claim(name("w"), 0)), "which is in a block without spending"),
-    "a claim on what a block has spent": (slot("p", 0, 2, BY_U), "beside the UTXO store, which has spent it"),
-    "a freeze of what is not there": (slot("p", 0, 9, FROZEN), "beside the UTXO store, which does not have it"),
-    "a freeze of nobody's output": (slot("nobody", 0, 0, FROZEN), "beside the UTXO store, which does not have it"),
+    "a claim on what a block has spent": (slot("p", 0, 2, BY_U), "which has spent it"),
+    "a freeze of what is not there": (slot("p", 0, 9, FROZEN), "which does not have it"),
+    "a freeze of nobody's output": (slot("nobody", 0, 0, FROZEN), "which does not have it"),
     "a first owner that the chain does not know": (
-        lambda store, txn: store.pool.reassigned.place(txn, name("r"), [b"", b"somebody"]),
+        lambda store, txn: store.pool.reassigned.place(txn, name("r"), [b"", b"another"]),
         "was reassigned by another owner than the one in the UTXO store",
     ),
     "a reassigned output that no block spends": (

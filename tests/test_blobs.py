@@ -1,4 +1,4 @@
-"""Blobs behave alike in a folder and in a bucket: whole or not there, whoever is killed, whatever is full or away.
+"""Blobs behave alike in a folder and in a bucket: whole or not there, whatever is killed, full or away.
 
 The bucket is that of a real server that speaks S3, a child process; where a server has to misbehave, a small one does.
 """
@@ -133,7 +133,7 @@ def test_a_blob_that_is_there_is_left_as_it_is(blobs: Blobs) -> None:
 
 
 def test_a_blob_that_is_put_again_is_young_again(blobs: Blobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An orphan that becomes somebody's must not be swept."""
+    """An orphan that gets a record must not be swept."""
     blobs.put(A, b"a")
     if isinstance(blobs, Files):
         path = tmp_path / "blobs" / "aa" / A
@@ -712,7 +712,7 @@ def test_a_wrong_environment_is_said(name: str, value: str, said: str, monkeypat
 
 
 def test_missing_credentials_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the machine's own are asked for, at an address that says nothing to whoever forgot to set them."""
+    """Then the machine's own are asked for, at an address that says nothing to a user who forgot to set them."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with socket.socket() as nobody:

@@ -359,7 +359,7 @@ def test_verify_checks_the_log(tmp_path: Path) -> None:
 
 
 class Busy(Subscribers):
-    """An audience of a daemon that commits, and tells of it, right before and after the log is read."""
+    """Subscribers of a daemon that commits, and publishes, right before and after the log is read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -411,15 +411,15 @@ class SubscriberScenarios(RuleBasedStateMachine):
     def start(self) -> None:
         self.opened = open_chain(self.folder, prune_depth=3, rollback_window=6, may_prune=True)
         self.chain: Chain = self.opened.__enter__()
-        self.audience = Busy()
+        self.subscribers = Busy()
         self.writer = CapacityLimiter(1)
-        self.audience.open(self.chain.changes, self.writer)
-        assert self.audience.newest == len(self.history)
+        self.subscribers.open(self.chain.changes, self.writer)
+        assert self.subscribers.newest == len(self.history)
 
     def publish(self) -> None:
         if facts := self.chain.changes.take():
             self.history += [plain(fact) for fact in facts]
-            self.audience.publish(facts)
+            self.subscribers.publish(facts)
 
     def commit(self, count: int, *, told: bool = True) -> None:
         for _ in range(count):
@@ -482,24 +482,24 @@ class SubscriberScenarios(RuleBasedStateMachine):
     def listen(self) -> None:
         if len(self.boxes) < 4:
             box = Box("json", len(self.history) + 1)
-            self.audience.subscribe(cast(Any, box), [kind.__name__ for kind in Fact.__args__])
+            self.subscribers.subscribe(cast(Any, box), [kind.__name__ for kind in Fact.__args__])
             self.boxes.append(box)
 
     @rule(data=st.data(), before=st.lists(st.integers(0, 2), max_size=4), after=st.lists(st.integers(0, 3), max_size=4))
     def listen_from(self, data: st.DataObject, before: list[int], after: list[int]) -> None:
         """While the past is told, more happens: some of it is told only after the log has been read."""
         if len(self.boxes) < 4:
-            self.audience.before = lambda: self.commit(before.pop(), told=False) if before else None
-            self.audience.after = lambda: self.commit(after.pop()) if after else None
+            self.subscribers.before = lambda: self.commit(before.pop(), told=False) if before else None
+            self.subscribers.after = lambda: self.commit(after.pop()) if after else None
             self.resume(Box("json", data.draw(st.integers(1, len(self.history) + 1))))
-            self.audience.before = self.audience.after = lambda: None
+            self.subscribers.before = self.subscribers.after = lambda: None
             self.publish()
 
     def resume(self, box: Box) -> None:
         async def replay() -> None:
             kinds = [kind.__name__ for kind in Fact.__args__]
-            wish, rows = await self.audience.subscribe_from(cast(Any, box), kinds, box.next + len(box.heard))
-            await self.audience.replay(cast(Any, box), wish, rows)
+            wish, rows = await self.subscribers.subscribe_from(cast(Any, box), kinds, box.next + len(box.heard))
+            await self.subscribers.replay(cast(Any, box), wish, rows)
 
         anyio.run(replay)
         self.boxes.append(box)

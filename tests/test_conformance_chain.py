@@ -43,7 +43,7 @@ from chains import (
 )
 from faults import Fault, broken, failing
 from messages import Line, Listener, follow, json_line, message, take
-from pruning import RETENTION, UNMINED, Daemon, open_house
+from pruning import RETENTION, UNMINED, Daemon, open_local_store
 from pruning import live as run_pruner
 from stores import small_values
 
@@ -401,7 +401,7 @@ def test_utxo_050_a_block_does_not_wait_for_pruning(tmp_path: Path) -> None:
         assert daemon.sender.said() == [(4, "applied")]
 
     terms = Terms(retention=RETENTION, unmined_retention=UNMINED, batch_size=10)
-    with open_house(tmp_path, terms, windows=Windows(0, 0)) as stores:
+    with open_local_store(tmp_path, terms, windows=Windows(0, 0)) as stores:
         stores.chain.may_prune = False
         feed(stores.chain, *blocks)
         stores.chain.may_prune = True

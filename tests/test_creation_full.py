@@ -9,7 +9,7 @@ import pytest
 from chains import output, tx
 from faults import Fault, failing
 from messages import Line, Listener, follow, message
-from pruning import House, open_house
+from pruning import LocalStore, open_local_store
 
 from handlers.events import Tx, TxStatusChanged, TxSubmitted
 
@@ -26,17 +26,17 @@ class Filled(Fault):
             raise self.error
 
 
-def submit(house: House, made: Tx = LARGE) -> tuple[str, list[str]]:
+def submit(local: LocalStore, made: Tx = LARGE) -> tuple[str, list[str]]:
     """Return the answer to a submission, and what others heard of it."""
     sender = Listener()
-    follow(house.chain, Line([message(TxSubmitted(tx=made, seq=1), sender)]))
+    follow(local.chain, Line([message(TxSubmitted(tx=made, seq=1), sender)]))
     ((_, said),) = sender.said()
-    facts = house.chain.changes.take()
+    facts = local.chain.changes.take()
     return said, [fact.status for fact in facts if isinstance(fact, TxStatusChanged) and fact.txid == made.txid]
 
 
-def whole(house: House) -> bool:
-    record = house.record("large")
+def whole(local: LocalStore) -> bool:
+    record = local.record("large")
     return record is not None and not record.creating and record.total == PAGE * PAGES
 
 
@@ -45,37 +45,37 @@ def test_a_retry_goes_on_at_once_wherever_the_disk_was_full(tmp_path: Path) -> N
     met = set[str]()
     for at in range(1, 200):
         (tmp_path / str(at)).mkdir()
-        with open_house(tmp_path / str(at), page=PAGE) as house:
-            with failing(house.disk, Filled(at)) as fault:
-                first, heard = submit(house)
+        with open_local_store(tmp_path / str(at), page=PAGE) as local:
+            with failing(local.disk, Filled(at)) as fault:
+                first, heard = submit(local)
             if fault.seen < at:
                 assert first == "accepted" and at > 20
                 break
-            kept = whole(house)
+            kept = whole(local)
             met.add(first)
             assert first == "store_full" or kept, (at, first)
-            again, heard_then = submit(house)
-            assert again in ("accepted", "duplicate") and whole(house), (at, first, again)
+            again, heard_then = submit(local)
+            assert again in ("accepted", "duplicate") and whole(local), (at, first, again)
             assert heard + heard_then == ["pending"], at
-            with house.disk.read() as txn:
-                assert kept or house.store.lock(txn, LARGE.txid) is None
+            with local.disk.read() as txn:
+                assert kept or local.store.lock(txn, LARGE.txid) is None
     else:
         pytest.fail("it never succeeded")
     assert met == {"store_full", "accepted"}
 
 
 def test_a_retry_goes_on_though_the_limit_of_what_may_wait_is_reached(tmp_path: Path) -> None:
-    with open_house(tmp_path, page=PAGE) as house:
-        wish = msgspec.structs.replace(house.transactions.rules, max_pending_count=1)
-        house.transactions.rules = wish
-        assert house.chain.tx_blocks
-        house.chain.tx_blocks.evictor._rules = wish
-        with failing(house.disk, Filled(16)):
-            assert submit(house)[0] == "store_full"
-        record = house.record("large")
+    with open_local_store(tmp_path, page=PAGE) as local:
+        wish = msgspec.structs.replace(local.transactions.rules, max_pending_count=1)
+        local.transactions.rules = wish
+        assert local.chain.tx_blocks
+        local.chain.tx_blocks.evictor._rules = wish
+        with failing(local.disk, Filled(16)):
+            assert submit(local)[0] == "store_full"
+        record = local.record("large")
         assert record is not None and record.creating
-        assert submit(house, tx("small", output("bob"))) == ("PENDING_FULL", [])  # it counts, and can't be evicted now
-        assert submit(house) == ("duplicate", ["pending"])
-        assert whole(house)
-        assert submit(house, tx("small", output("bob"))) == ("accepted", ["pending"])
-        assert house.record("large") is None
+        assert submit(local, tx("small", output("bob"))) == ("PENDING_FULL", [])  # it counts, and can't be evicted now
+        assert submit(local) == ("duplicate", ["pending"])
+        assert whole(local)
+        assert submit(local, tx("small", output("bob"))) == ("accepted", ["pending"])
+        assert local.record("large") is None

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from chains import Branches, txid
 from msgspec import Struct
-from pruning import PRESERVATION, RETENTION, UNMINED, House, open_house, pay
+from pruning import PRESERVATION, RETENTION, UNMINED, LocalStore, open_local_store, pay
 
 from handlers import conflicts, new_records, states
 from handlers.claims import spend
@@ -109,8 +109,8 @@ class Model:
 class Scenario:
     """One life of a store, and of its model."""
 
-    def __init__(self, house: House, random: Random, branches: Branches, *, defensive: bool) -> None:
-        self.house, self.random, self.branches, self.defensive = house, random, branches, defensive
+    def __init__(self, local: LocalStore, random: Random, branches: Branches, *, defensive: bool) -> None:
+        self.local, self.random, self.branches, self.defensive = local, random, branches, defensive
         self.model, self.height, self.number = Model(branches), 1, 0
 
     def step(self) -> None:
@@ -131,7 +131,7 @@ class Scenario:
             self.height += self.random.choice((1, 1, 2, 6))
         else:
             self._cycle()
-        self.house.transactions.height = self.height
+        self.local.transactions.height = self.height
 
     def _create(self) -> None:
         self.number += 1
@@ -146,7 +146,7 @@ class Scenario:
         outs = self.random.choice((1, 1, 2, 5))
         made, transactions, height = (
             pay(name, *[(txid(p), n) for p, n in inputs], outs=outs),
-            self.house.transactions,
+            self.local.transactions,
             self.height,
         )
 
@@ -156,19 +156,19 @@ class Scenario:
                 new_records.put_page(view, made, record, number)
             spend(view, made.txid, made.inputs, height)
 
-        self.house.write(write)
+        self.local.write(write)
         self.model.create(name, inputs, outs, height, mined=mined)
 
     def _mine(self, life: Life) -> None:
         height, name = self.height, txid(life.name)
-        self.house.write(lambda view: states.set_mined(view, name, Mined(height, height)))
+        self.local.write(lambda view: states.set_mined(view, name, Mined(height, height)))
         life.mined, life.since = max(life.mined or 0, height), None
         life.settle(height)
 
     def _unmine(self, life: Life) -> None:
         if life.since is None:
             self.branches.meet("taken off the longest chain")
-            self.house.write(lambda view: self._take_off(view, txid(life.name)))
+            self.local.write(lambda view: self._take_off(view, txid(life.name)))
             life.since = self.height
             life.settle(self.height)
 
@@ -181,7 +181,7 @@ class Scenario:
         def write(view: TxView) -> None:
             conflicts.give_way(view, [txid(life.name)])
 
-        self.house.write(write)
+        self.local.write(write)
         life.conflicting = True
         life.settle(self.height)
         for parent, index in life.inputs:
@@ -191,7 +191,7 @@ class Scenario:
 
     def _preserve(self, life: Life) -> None:
         until = self.height + self.random.randrange(1, 30)
-        self.house.write(lambda view: states.preserve(view, txid(life.name), until))
+        self.local.write(lambda view: states.preserve(view, txid(life.name), until))
         life.preserve, life.due = until, None
 
     def _cycle(self) -> None:
@@ -199,17 +199,17 @@ class Scenario:
         safe = safe_height(self.height, persisted, RETENTION)
         before = dict(self.model.lives)
         gone = self.model.cycle(self.height, safe, defensive=self.defensive)
-        self.house.published.clear()
-        self.house.run_cycle(self.height, persisted)
-        assert set(self.house.deleted) == {txid(name) for name in gone}
+        self.local.published.clear()
+        self.local.run_cycle(self.height, persisted)
+        assert set(self.local.deleted) == {txid(name) for name in gone}
         self._compare(before)
         self._replay([before[name] for name in gone])
 
     def _compare(self, before: dict[str, Life]) -> None:
-        with self.house.disk.read() as txn:
-            assert set(self.house.transactions.pool.txids(txn)) == {txid(name) for name in self.model.lives}
+        with self.local.disk.read() as txn:
+            assert set(self.local.transactions.pool.txids(txn)) == {txid(name) for name in self.model.lives}
             for name, life in self.model.lives.items():
-                record = self.house.store.record(txn, txid(name))
+                record = self.local.store.record(txn, txid(name))
                 assert record is not None
                 assert (record.delete_at, record.preserve_until, record.unmined_since, record.conflicting) == (
                     life.due,
@@ -218,14 +218,14 @@ class Scenario:
                     life.conflicting,
                 )
                 for number in range(record.pages + 1):
-                    page = self.house.store.page(txn, txid(name), number)
+                    page = self.local.store.page(txn, txid(name), number)
                     assert page is not None
                     assert set(page.deleted_children) == {txid(child) for child in life.deleted.get(number, set())}
-            indexed = {txid_ for db, _ in self.house.transactions.pool.indexes for _, txid_ in txn.cursor(db)}
+            indexed = {txid_ for db, _ in self.local.transactions.pool.indexes for _, txid_ in txn.cursor(db)}
             assert indexed <= {txid(name) for name in self.model.lives}, "no index speaks of what is gone"
 
     def _spend_again(self, txn: Txn, life: Life, inputs: list[OutPoint]) -> None:
-        view = self.house.transactions.view(txn)
+        view = self.local.transactions.view(txn)
         spend(view, txid(life.name), inputs, self.height, is_new=True, only_check=True)
 
     def _replay(self, gone: list[Life]) -> None:
@@ -236,9 +236,9 @@ class Scenario:
                 alive = self.model.lives.get(parent)
                 if alive is not None and life.name in alive.deleted.get(index // PAGE, set()):
                     self.branches.meet("a replay refused")
-                    with self.house.disk.read() as txn, pytest.raises(TxFault):
+                    with self.local.disk.read() as txn, pytest.raises(TxFault):
                         spend(
-                            self.house.transactions.view(txn),
+                            self.local.transactions.view(txn),
                             txid(life.name),
                             inputs,
                             self.height,
@@ -254,8 +254,8 @@ def test_the_store_forgets_what_the_model_says(tmp_path: Path, defensive: bool) 
         terms = Terms(
             retention=RETENTION, unmined_retention=UNMINED, defensive=defensive, chunk_size=3, batch_size=2, history=5
         )
-        with open_house(tmp_path / str(seed), terms, page=PAGE) as house:
-            story = Scenario(house, Random(seed), branches, defensive=defensive)
+        with open_local_store(tmp_path / str(seed), terms, page=PAGE) as local:
+            story = Scenario(local, Random(seed), branches, defensive=defensive)
             for _ in range(250):
                 story.step()
     expected = {

@@ -161,7 +161,7 @@ def test_every_integer_is_tried_and_has_the_bounds_of_the_disk() -> None:
             assert (leaf.least, leaf.most) == bounds(leaf), leaf
 
 
-class FinalStatusReporter:
+class Sender:
     """Tells one message after the other; a block follows the tip, and every transaction is a new one."""
 
     def __init__(self, client: Client) -> None:
@@ -187,16 +187,16 @@ def test_extremes_are_answered(tmp_path: Path, encoding: Encoding) -> None:
     tables: dict[str, Any] = {"http": {"workers": 1, "listen": f"unix:{tmp_path}/http"}, "recovery": {"ttl": "1s"}}
     with running(tmp_path, pruner={"max_job_history": 10}, **tables) as daemon:
         with daemon.client(encoding) as client:
-            teller = FinalStatusReporter(client)
-            teller.ask(MESSAGES[0] | {"txs": [tx("p", *(output(n) for n in range(3)))]})
+            sender = Sender(client)
+            sender.ask(MESSAGES[0] | {"txs": [tx("p", *(output(n) for n in range(3)))]})
             for message in MESSAGES:
                 for leaf in found(message):
-                    _try(teller, message, leaf, encoding)
+                    _try(sender, message, leaf, encoding)
                 for end in ("least", "most"):
                     whole = deepcopy(message)
                     for leaf in found(message):
                         put(whole, leaf, getattr(leaf, end))
-                    check(message, leaf, teller.ask(whole))
+                    check(message, leaf, sender.ask(whole))
         _still_alive(daemon, tmp_path)
 
 
@@ -230,11 +230,11 @@ def test_an_output_index_where_no_page_can_be(tmp_path: Path) -> None:
         daemon.assert_sound()
 
 
-def _try(teller: FinalStatusReporter, message: Message, leaf: Leaf, encoding: Encoding) -> None:
+def _try(sender: Sender, message: Message, leaf: Leaf, encoding: Encoding) -> None:
     for value in {leaf.least, 0, 1, leaf.most}:
         told = deepcopy(message)
         put(told, leaf, value)
-        answer = teller.ask(told)
+        answer = sender.ask(told)
         check(told, leaf, answer)
         if leaf.way == ("seq",):
             assert answer["seq"] == value
@@ -243,7 +243,7 @@ def _try(teller: FinalStatusReporter, message: Message, leaf: Leaf, encoding: En
             continue  # MessagePack has no such numbers
         told = deepcopy(message)
         put(told, leaf, value)
-        answer = teller.ask(told)
+        answer = sender.ask(told)
         assert (answer["type"], answer.get("code")) == ("Error", "malformed"), (leaf, value, answer)
         assert f"`{leaf.place}`" in answer["message"], (leaf, answer)
 

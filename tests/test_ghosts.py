@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from inconsistent_messages import INLINE, LARGE, MATURITY, RETENTION, WINDOW, World
 from messages import Line, Listener, follow, message, take
 from msgspec import structs
-from pruning import House, open_house
+from pruning import LocalStore, open_local_store
 from stores import look
 
 import handlers.ghosts
@@ -60,33 +60,33 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 class Twin:
     """A store that is told a story; `with_rows` lets every ghost have rows as soon as there is one."""
 
-    def __init__(self, house: House, *, with_rows: bool) -> None:
-        self.house, self.with_rows = house, with_rows
-        house.transactions.rules = Rules(
+    def __init__(self, local: LocalStore, *, with_rows: bool) -> None:
+        self.local, self.with_rows = local, with_rows
+        local.transactions.rules = Rules(
             batch_size=LARGE, retention=RETENTION, maturity=MATURITY, reassign_delay=3, max_inline_bytes=INLINE
         )
-        self.store = house.transactions.pool
+        self.store = local.transactions.pool
 
     def tell(self, events: list[Inbound]) -> tuple[list[tuple[int | None, str]], list[Fact]]:
         """Tell each message by itself; return the answers and the facts."""
         sender, facts = Listener(), list[Fact]()
         for event in events:
-            for committed in follow(self.house.chain, Line([message(event, sender)])):
+            for committed in follow(self.local.chain, Line([message(event, sender)])):
                 facts += sorted((structs.replace(fact, sequence=None) for fact in committed.facts), key=repr)
             if self.with_rows:
-                self.house.write(lambda view: [view.touch(txid) for txid in self.store.ghosts.txids(view.txn)])
+                self.local.write(lambda view: [view.touch(txid) for txid in self.store.ghosts.txids(view.txn)])
                 assert self.ghosts() == 0
         return sender.said(), facts
 
     def ghosts(self) -> int:
-        with self.house.disk.read() as txn:
+        with self.local.disk.read() as txn:
             return self.store.ghosts.count(txn)
 
     def answers(self, world: World) -> dict[str, object]:
         """Return what is said of every transaction that was ever told, and of its outputs."""
         found = dict[str, object]()
-        with self.house.disk.read() as txn:
-            view = self.house.transactions.view(txn)
+        with self.local.disk.read() as txn:
+            view = self.local.transactions.view(txn)
             for name in world.txs:
                 held = view.get(name)
                 if held is None:
@@ -98,7 +98,7 @@ class Twin:
                 children = sorted(conflicts.children(view, name))
                 found[name.hex()] = state, record.conflicting_children, outputs, view.spends(held), children
             found["waiting"] = list(self.store.due(txn, self.store.unmined, 2**32 - 1)), self.store.unmined_count(txn)
-        assert audit(self.house.transactions).findings == []
+        assert audit(self.local.transactions).findings == []
         return found
 
 
@@ -108,8 +108,10 @@ class Twin:
 def test_rows_of_ghosts_change_no_answer(tmp_path: Path, lies: bool, seed: int) -> None:
     world, reach = World(Random(seed), MET, lies=lies), Windows(WINDOW, WINDOW)
     with ExitStack() as stack:
-        houses = [stack.enter_context(open_house(tmp_path / name, windows=reach, page=LARGE)) for name in ("a", "b")]
-        ghost, written = Twin(houses[0], with_rows=False), Twin(houses[1], with_rows=True)
+        both = [
+            stack.enter_context(open_local_store(tmp_path / name, windows=reach, page=LARGE)) for name in ("a", "b")
+        ]
+        ghost, written = Twin(both[0], with_rows=False), Twin(both[1], with_rows=True)
         for turn in range(40):
             events, before = list(world.some()), ghost.ghosts()
             assert ghost.tell(events) == written.tell(events)
@@ -117,7 +119,7 @@ def test_rows_of_ghosts_change_no_answer(tmp_path: Path, lies: bool, seed: int) 
                 assert ghost.answers(world) == written.answers(world)
             MET.meet("ghosts made", ghost.ghosts() > before)
             MET.meet("ghosts ended", ghost.ghosts() < before)
-            with ghost.house.disk.read() as txn:
+            with ghost.local.disk.read() as txn:
                 MET.meet("several generations", len(ghost.store.ghosts.generations(txn)) > 1)
 
 
@@ -138,41 +140,41 @@ THREE = block(TWO, tx("c", PAY, spends=[at("b"), at("a", 1)]), tx("d", PAY, spen
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    with open_house(tmp_path, windows=Windows(20, 20)) as house:
-        feed(house.chain, ONE, TWO, THREE)
-        yield house
+def local(tmp_path: Path) -> Iterator[LocalStore]:
+    with open_local_store(tmp_path, windows=Windows(20, 20)) as local:
+        feed(local.chain, ONE, TWO, THREE)
+        yield local
 
 
-def rows(house: House) -> dict[str, int]:
-    with house.disk.read() as txn:
+def rows(local: LocalStore) -> dict[str, int]:
+    with local.disk.read() as txn:
         tables = ("tx", "tx_claim", "tx_unmined", *TABLES)
-        return {name: count for name in tables if (count := txn.stat(house.disk.tables[name])["entries"])}
+        return {name: count for name in tables if (count := txn.stat(local.disk.tables[name])["entries"])}
 
 
-def told(house: House) -> list[tuple[str, str, object]]:
+def told(local: LocalStore) -> list[tuple[str, str, object]]:
     names = {txid(name): name for name in ("a", "b", "c", "d", "rival")}
-    facts = [fact for fact in house.chain.changes.take() if isinstance(fact, TxStatusChanged)]
+    facts = [fact for fact in local.chain.changes.take() if isinstance(fact, TxStatusChanged)]
     return [(names[fact.txid], fact.status, fact.cause) for fact in facts]
 
 
-def test_a_rollback_writes_no_records_and_the_same_blocks_leave_nothing(house: House) -> None:
-    house.chain.changes.take()
-    house.chain.rollback(back_to(ONE))
-    assert {"tx", "tx_unmined"}.isdisjoint(rows(house))
-    assert set(TABLES) == rows(house).keys()
-    assert told(house) == [(name, "pending", BlockRolledBack()) for name in ("c", "d", "a", "b")]
-    feed(house.chain, TWO, THREE)
-    assert rows(house) == {}
-    assert told(house) == [(name, "mined", InBlock()) for name in ("a", "b", "c", "d")]
-    assert audit(house.transactions) == Audited([], [])
+def test_a_rollback_writes_no_records_and_the_same_blocks_leave_nothing(local: LocalStore) -> None:
+    local.chain.changes.take()
+    local.chain.rollback(back_to(ONE))
+    assert {"tx", "tx_unmined"}.isdisjoint(rows(local))
+    assert set(TABLES) == rows(local).keys()
+    assert told(local) == [(name, "pending", BlockRolledBack()) for name in ("c", "d", "a", "b")]
+    feed(local.chain, TWO, THREE)
+    assert rows(local) == {}
+    assert told(local) == [(name, "mined", InBlock()) for name in ("a", "b", "c", "d")]
+    assert audit(local.transactions) == Audited([], [])
 
 
-def test_only_what_a_block_contradicts_gets_rows(house: House) -> None:
-    house.chain.rollback(back_to(ONE))
-    feed(house.chain, block(ONE, tx("rival", PAY, spends=[at("other")])))
-    with house.disk.read() as txn:
-        store, records = house.transactions.pool, house.store
+def test_only_what_a_block_contradicts_gets_rows(local: LocalStore) -> None:
+    local.chain.rollback(back_to(ONE))
+    feed(local.chain, block(ONE, tx("rival", PAY, spends=[at("other")])))
+    with local.disk.read() as txn:
+        store, records = local.transactions.pool, local.store
         kept = {name: store.ghosts.find(txn, txid(name)) is not None for name in "abcd"}
         assert kept == {"a": True, "b": True, "c": True, "d": False}
         lost = records.record(txn, txid("d"))
@@ -180,12 +182,12 @@ def test_only_what_a_block_contradicts_gets_rows(house: House) -> None:
         assert lost.conflicting
 
 
-def test_a_rival_of_a_parent_takes_all_that_builds_on_it(house: House) -> None:
-    house.chain.rollback(back_to(ONE))
-    feed(house.chain, block(ONE, tx("rival", PAY, spends=[at("coin")])))
-    with house.disk.read() as txn:
-        store = house.transactions.pool
-        states = {name: house.store.record(txn, txid(name)) for name in "abcd"}
+def test_a_rival_of_a_parent_takes_all_that_builds_on_it(local: LocalStore) -> None:
+    local.chain.rollback(back_to(ONE))
+    feed(local.chain, block(ONE, tx("rival", PAY, spends=[at("coin")])))
+    with local.disk.read() as txn:
+        store = local.transactions.pool
+        states = {name: local.store.record(txn, txid(name)) for name in "abcd"}
         assert {name: state and state.conflicting for name, state in states.items()} == {
             "a": True,
             "b": True,
@@ -195,52 +197,52 @@ def test_a_rival_of_a_parent_takes_all_that_builds_on_it(house: House) -> None:
         assert [txid_ for _, txid_ in store.ghosts.by_height(txn, 0, 10)] == [txid("d")]
 
 
-def test_another_content_under_the_same_id_is_no_ghost_again(house: House) -> None:
-    house.chain.rollback(back_to(TWO))
+def test_another_content_under_the_same_id_is_no_ghost_again(local: LocalStore) -> None:
+    local.chain.rollback(back_to(TWO))
     other = tx("d", PAY, output("bob", 8), spends=[at("other")])
-    feed(house.chain, block(TWO, other))
-    with house.disk.read() as txn:
-        record = house.store.record(txn, txid("d"))
+    feed(local.chain, block(TWO, other))
+    with local.disk.read() as txn:
+        record = local.store.record(txn, txid("d"))
         assert record is not None
         assert (record.mined, record.total) == (True, 2)
 
 
-def test_a_generation_ends_with_its_last_ghost(house: House) -> None:
-    house.chain.rollback(back_to(TWO))
-    house.chain.rollback(back_to(ONE))
-    store = house.transactions.pool
-    with house.disk.read() as txn:
+def test_a_generation_ends_with_its_last_ghost(local: LocalStore) -> None:
+    local.chain.rollback(back_to(TWO))
+    local.chain.rollback(back_to(ONE))
+    store = local.transactions.pool
+    with local.disk.read() as txn:
         assert [each.left for each in store.ghosts.generations(txn)] == [2, 2]
         assert list(store.due(txn, store.unmined, 10)) == sorted(
             (height, txid(name)) for height, name in ((2, "a"), (2, "b"), (3, "c"), (3, "d"))
         )
         assert [txid(name) in set(store.txids(txn)) for name in "abcd"] == [True] * 4
-    house.write(lambda view: [view.touch(txid("c")), view.touch(txid("d"))])
-    with house.disk.read() as txn:
+    local.write(lambda view: [view.touch(txid("c")), view.touch(txid("d"))])
+    with local.disk.read() as txn:
         assert [(each.number, each.left) for each in store.ghosts.generations(txn)] == [(1, 2)]
         assert [height for height, _ in store.ghosts.by_height(txn, 0, 10)] == [2, 2]
 
 
-def test_a_refused_message_leaves_ghosts_alone(house: House) -> None:
+def test_a_refused_message_leaves_ghosts_alone(local: LocalStore) -> None:
     """Also for the message behind it, which the same commit carries out."""
-    house.chain.rollback(back_to(ONE))
-    before, sender = rows(house), Listener()
+    local.chain.rollback(back_to(ONE))
+    before, sender = rows(local), Listener()
     names = [[txid("a"), txid("nobody")], [txid("d")]]
-    take(house.turns, *(message(TxConflicting(seq=n, txids=some), sender) for n, some in enumerate(names)))
+    take(local.turns, *(message(TxConflicting(seq=n, txids=some), sender) for n, some in enumerate(names)))
     assert sender.said() == [(0, "TX_NOT_FOUND"), (1, "accepted")]
-    with house.disk.read() as txn:
-        view = house.transactions.view(txn)
+    with local.disk.read() as txn:
+        view = local.transactions.view(txn)
         a, d = view.pooled(txid("a")), view.pooled(txid("d"))
         assert a is not None and a.ghost is not None and not a.record.conflicting
         assert d is not None and d.ghost is None and d.record.conflicting
     assert {"tx", "tx_unmined"}.isdisjoint(before)
-    assert audit(house.transactions) == Audited([], [])
+    assert audit(local.transactions) == Audited([], [])
 
 
-def test_a_restart_finds_the_ghosts(house: House, tmp_path: Path) -> None:
-    house.chain.rollback(back_to(ONE))
-    with house.disk.read() as txn:
-        fresh = Ghosts(house.disk)
+def test_a_restart_finds_the_ghosts(local: LocalStore, tmp_path: Path) -> None:
+    local.chain.rollback(back_to(ONE))
+    with local.disk.read() as txn:
+        fresh = Ghosts(local.disk)
         ghost = fresh.find(txn, txid("c"))
         assert ghost is not None
         assert fresh.inputs(txn, ghost) == [(0, at("b")), (1, at("a", 1))]
@@ -265,8 +267,8 @@ def test_entries_are_found_by_prefix_and_index(
         index, part = storage.ghost_index.GhostIndex(disk.tables[INDEX]), (5, 0, BY_PARENT)
         columns = np.array(stored, np.int64).reshape(-1, 2)
         prefixes, numbers = (columns[:, 0] * 2**60).astype(np.uint64), np.arange(len(stored))
-        for beside in ((4, 0, BY_PARENT), (6, 0, BY_PARENT), (5, 0, BY_ID)):
-            disk.write(partial(index.put, part=beside, prefixes=prefixes, indexes=columns[:, 1], numbers=numbers))
+        for other in ((4, 0, BY_PARENT), (6, 0, BY_PARENT), (5, 0, BY_ID)):
+            disk.write(partial(index.put, part=other, prefixes=prefixes, indexes=columns[:, 1], numbers=numbers))
         disk.write(lambda txn: index.put(txn, part, prefixes, columns[:, 1], numbers))
         asked = np.array(sorted(wanted), np.int64).reshape(-1, 2)
         with disk.read() as txn:
@@ -288,23 +290,23 @@ def test_entries_are_found_by_prefix_and_index(
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 
-def _first(txn: Txn, house: House, table: str, front: bytes = b"") -> bytes:
-    cursor = txn.cursor(house.disk.tables[table])
+def _first(txn: Txn, local: LocalStore, table: str, front: bytes = b"") -> bytes:
+    cursor = txn.cursor(local.disk.tables[table])
     assert cursor.set_range(front)
     key: bytes = cursor.key()
     return key
 
 
-def _lose(table: str, front: bytes = b"") -> Callable[[Txn, House], object]:
-    return lambda txn, house: txn.delete(_first(txn, house, table, front), db=house.disk.tables[table])
+def _lose(table: str, front: bytes = b"") -> Callable[[Txn, LocalStore], object]:
+    return lambda txn, local: txn.delete(_first(txn, local, table, front), db=local.disk.tables[table])
 
 
-def _flip(table: str) -> Callable[[Txn, House], object]:
-    def flip(txn: Txn, house: House) -> None:
-        key = _first(txn, house, table)
-        raw = bytearray(txn.get(key, db=house.disk.tables[table]) or b"")
+def _flip(table: str) -> Callable[[Txn, LocalStore], object]:
+    def flip(txn: Txn, local: LocalStore) -> None:
+        key = _first(txn, local, table)
+        raw = bytearray(txn.get(key, db=local.disk.tables[table]) or b"")
         raw[-1] ^= 1
-        txn.put(key, bytes(raw), db=house.disk.tables[table])
+        txn.put(key, bytes(raw), db=local.disk.tables[table])
 
     return flip
 
@@ -320,20 +322,20 @@ def _flip(table: str) -> Callable[[Txn, House], object]:
         *[(_flip(table), "checksum") for table in TABLES],
     ],
 )
-def test_damage_is_found(house: House, damage: Callable[[Txn, House], object], said: str) -> None:
-    house.chain.rollback(back_to(ONE))
-    assert audit(house.transactions) == Audited([], [])
-    house.disk.write(lambda txn: damage(txn, house))
-    found = audit(house.transactions).findings
+def test_damage_is_found(local: LocalStore, damage: Callable[[Txn, LocalStore], object], said: str) -> None:
+    local.chain.rollback(back_to(ONE))
+    assert audit(local.transactions) == Audited([], [])
+    local.disk.write(lambda txn: damage(txn, local))
+    found = audit(local.transactions).findings
     assert any(said in each for each in found), found
 
 
-def test_a_wrong_count_is_found(house: House) -> None:
-    house.chain.rollback(back_to(ONE))
-    ghosts = house.transactions.pool.ghosts
-    with house.disk.read() as txn:
+def test_a_wrong_count_is_found(local: LocalStore) -> None:
+    local.chain.rollback(back_to(ONE))
+    ghosts = local.transactions.pool.ghosts
+    with local.disk.read() as txn:
         number = int(ghosts.find_many(txn, words(txid("a")))[0])
         assert ghosts.index_size(txn, ghosts.generations(txn)[0], BY_ID) == (4, True)
-    house.disk.write(lambda txn: set_stored(txn, house.disk.tables[LIVE], np.array([number]), to=False))
-    found = audit(house.transactions).findings
+    local.disk.write(lambda txn: set_stored(txn, local.disk.tables[LIVE], np.array([number]), to=False))
+    found = audit(local.transactions).findings
     assert "generation 0 of the ghosts has 3 ghosts, it says 4" in found

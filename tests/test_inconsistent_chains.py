@@ -1,4 +1,4 @@
-"""Any chain and mempool, sound or lying, is applied and taken back: nothing raises, the UTXO set is the model's.
+"""Any chain and mempool, sound or lying, is applied and rolled back: nothing raises, the UTXO set is the model's.
 
 What a lying chain makes of the records may contradict it, but is no damage, and `utxod reindex --records` settles it.
 Of a sound chain no record ever contradicts it or has to be repaired.
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from inconsistent_messages import INLINE, LARGE, MATURITY, PRESERVATION, RETENTION, UNMINED, WINDOW, World
 from messages import Line, Listener, follow, message
-from pruning import open_house
+from pruning import open_local_store
 from stores import small_values
 
 from config.load import load
@@ -49,7 +49,7 @@ SOUND = {
     "a submission mined",
     "a large submission",
     "a rollback to the floor",
-    "several blocks taken back",
+    "several blocks rolled back",
     "a record pruned",
 }
 LYING = SOUND | {
@@ -71,9 +71,9 @@ class Scenario(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="utxod-lies-"))
         self.open = ExitStack()
-        house = open_house(self.folder, TERMS, windows=REACH, page=LARGE)
-        self.house = self.open.enter_context(house)
-        self.house.transactions.rules = Rules(
+        local = open_local_store(self.folder, TERMS, windows=REACH, page=LARGE)
+        self.local = self.open.enter_context(local)
+        self.local.transactions.rules = Rules(
             batch_size=LARGE, retention=RETENTION, maturity=MATURITY, reassign_delay=3, max_inline_bytes=INLINE
         )
         self.world = World(Random(0), MET, lies=self.lies)
@@ -95,7 +95,7 @@ class Scenario(RuleBasedStateMachine):
     def tell(self, *events: Inbound) -> None:
         """Let messages come in one batch."""
         sender = Listener()
-        published = follow(self.house.chain, Line([message(event, sender) for event in events]), pruning=True)
+        published = follow(self.local.chain, Line([message(event, sender) for event in events]), pruning=True)
         repaired = sum(committed.repaired for committed in published)
         MET.meet("a record repaired", repaired)
         assert self.lies or not repaired
@@ -106,21 +106,21 @@ class Scenario(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.house.chain = Chain(self.house.utxo, REACH, 1000, TxBlocks(self.house.transactions))
+        self.local.chain = Chain(self.local.utxo, REACH, 1000, TxBlocks(self.local.transactions))
         self.tx_blocks.start()
 
     @rule()
     def prune(self) -> None:
-        house, height = self.house, self.house.chain.height
+        local, height = self.local, self.local.chain.height
         if height:
-            house.turns = Turns(house.chain)
-            house.pruner = Pruner(house.tables)
-            house.published.clear()
-            house.run_cycle(height)
-            MET.meet("a record pruned", house.deleted)
+            local.turns = Turns(local.chain)
+            local.pruner = Pruner(local.tables)
+            local.published.clear()
+            local.run_cycle(height)
+            MET.meet("a record pruned", local.deleted)
 
     def go_back(self) -> None:
-        """Take back all that can be taken back."""
+        """Roll back all that can be rolled back."""
         while self.world.depth():
             self.tell(self.world.rollback())
             self.holds()
@@ -129,7 +129,7 @@ class Scenario(RuleBasedStateMachine):
 
     @property
     def tx_blocks(self) -> TxBlocks:
-        tx_blocks = self.house.chain.tx_blocks
+        tx_blocks = self.local.chain.tx_blocks
         assert tx_blocks is not None
         return tx_blocks
 
@@ -137,7 +137,7 @@ class Scenario(RuleBasedStateMachine):
     def holds(self) -> None:
         """The UTXO set is right, and no row of the records contradicts another."""
         coins = self.world.model.stored.coins
-        assert live(self.house.utxo) == {
+        assert live(self.local.utxo) == {
             point: (coin.output.address, coin.output.value) for point, coin in coins.items()
         }
         audited = audit(self.tx_blocks.transactions)

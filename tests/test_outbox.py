@@ -37,7 +37,7 @@ class Peer:
         self.read = b""
 
     async def take(self) -> None:
-        """Read for ever."""
+        """Read until the end."""
         with suppress(anyio.EndOfStream, anyio.ClosedResourceError):
             while True:
                 self.read += await self.far.receive()

@@ -62,7 +62,7 @@ class Pool:
         self.chain = Chain(self.utxo, Windows(10, 10), 10, self.tx_blocks)
         self.tx_blocks.start()
         self.turns, self.sender = Turns(self.chain), Listener()
-        self.evicted: list[bytes] = []  # since somebody looked
+        self.evicted: list[bytes] = []  # since the last look
 
     def tell(self, *events: Inbound) -> list[Ack | Error]:
         """Let messages wait for one commit; return their answers."""

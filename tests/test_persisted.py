@@ -1,4 +1,4 @@
-"""`BlockPersisted`: accepted for a block of our chain only, taken back by a rollback below it, and remembered."""
+"""`BlockPersisted`: accepted for a block of our chain only, revoked by a rollback below it, and remembered."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_rollback_between_messages_that_wait(client: Client) -> None:
 
 
 def test_blocks_below_the_rollback_floor(client: Client) -> None:
-    """They are known by their hashes for ever, whatever of their outputs is left."""
+    """They are known by their hashes forever, whatever of their outputs is left."""
     kept = [block(None)]
     for n in range(1, 26):  # every fourth block pays nothing
         kept.append(block(kept[-1], *chain(1, branch=f"pays {n}")[0]["txs"]) if n % 4 else block(kept[-1]))

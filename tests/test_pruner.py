@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from chains import at, back_to, block, dump, output, random_chain, tx, txid
 from daemons import Message, home
-from pruning import PRESERVATION, RETENTION, UNMINED, Daemon, House, live, open_house, pay, run_through
+from pruning import PRESERVATION, RETENTION, UNMINED, Daemon, Idle, LocalStore, live, open_local_store, pay, run_through
 from stores import create
 from structlog.testing import capture_logs
 
@@ -42,7 +42,6 @@ from storage.pool_layout import Body
 from storage.pool_rows import PoolRows
 from storage.windows import Windows
 
-Idle = Callable[[], Awaitable[None]]
 TERMS = Terms(retention=RETENTION, unmined_retention=UNMINED)
 
 
@@ -123,15 +122,15 @@ def test_what_holds_a_cycle_back(world: World, why: str | None) -> None:
 
 
 def test_a_cycle_goes_through_its_phases_in_order(tmp_path: Path) -> None:
-    with open_house(tmp_path) as house:
-        house.create(pay("old", outs=2), 1, mined=1)
-        house.create(pay("waits", at("old")), 2)  # unmined for long: its parent is preserved
-        house.create(pay("spent"), 1, mined=1)
-        house.create(pay("spender", at("spent")), 3, mined=3)
-        house.create(pay("kept"), 1, mined=1)
-        house.create(pay("keeper", at("kept")), 3, mined=3)
-        house.write(lambda view: states.preserve(view, txid("kept"), 12))
-        job = house.run_cycle(13)
+    with open_local_store(tmp_path) as local:
+        local.create(pay("old", outs=2), 1, mined=1)
+        local.create(pay("waits", at("old")), 2)  # unmined for long: its parent is preserved
+        local.create(pay("spent"), 1, mined=1)
+        local.create(pay("spender", at("spent")), 3, mined=3)
+        local.create(pay("kept"), 1, mined=1)
+        local.create(pay("child of kept", at("kept")), 3, mined=3)
+        local.write(lambda view: states.preserve(view, txid("kept"), 12))
+        job = local.run_cycle(13)
         assert job.state == "done"
         assert list(job.seconds) == ["preserve", "expire", "transactions", "blobs"]
         assert job.counts == {
@@ -141,13 +140,13 @@ def test_a_cycle_goes_through_its_phases_in_order(tmp_path: Path) -> None:
             "transactions_deleted": 1,
             "records_deleted": 1,
         }
-        assert house.deleted == [txid("spent")]
-        old, kept = house.record("old"), house.record("kept")
+        assert local.deleted == [txid("spent")]
+        old, kept = local.record("old"), local.record("kept")
         assert old and old.preserve_until == 13 + PRESERVATION
         assert kept and (kept.preserve_until, kept.delete_at) == (None, 13 + RETENTION), "the normal rule decides"
-        assert house.run_cycle(13 + RETENTION).counts["transactions_deleted"] == 1
-        assert house.record("kept") is None
-        assert [job.height for job in house.journal()] == [23, 13], "the latest first"
+        assert local.run_cycle(13 + RETENTION).counts["transactions_deleted"] == 1
+        assert local.record("kept") is None
+        assert [job.height for job in local.journal()] == [23, 13], "the latest first"
 
 
 def test_parents_are_found_without_reading_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,95 +155,95 @@ def test_parents_are_found_without_reading_bytes(tmp_path: Path, monkeypatch: py
     def never(*_: object) -> Body:
         raise AssertionError("a body was read whole")
 
-    with open_house(tmp_path) as house:
+    with open_local_store(tmp_path) as local:
         for n in range(3):
-            house.create(pay(f"old {n}"), 1, mined=1)
-            house.create(pay(f"waits {n}", at(f"old {n}"), raw=bytes(10_000)), 2)
+            local.create(pay(f"old {n}"), 1, mined=1)
+            local.create(pay(f"waits {n}", at(f"old {n}"), raw=bytes(10_000)), 2)
         monkeypatch.setattr(PoolRows, "body", never)
-        assert house.run_cycle(13).counts["parents_preserved"] == 3
+        assert local.run_cycle(13).counts["parents_preserved"] == 3
 
 
 def test_a_child_marks_the_page_that_it_spent_from(tmp_path: Path) -> None:
-    with open_house(tmp_path, page=2) as house:
-        house.create(pay("large", outs=2), 1, mined=1)
-        house.create(pay("child", at("large", 1)), 2, mined=2)
-        house.create(pay("grandchild", at("child")), 3, mined=3)
-        assert house.run_cycle(3 + RETENTION).counts["parents_updated"] == 1
-        large = house.record("large")
+    with open_local_store(tmp_path, page=2) as local:
+        local.create(pay("large", outs=2), 1, mined=1)
+        local.create(pay("child", at("large", 1)), 2, mined=2)
+        local.create(pay("grandchild", at("child")), 3, mined=3)
+        assert local.run_cycle(3 + RETENTION).counts["parents_updated"] == 1
+        large = local.record("large")
         assert large and large.deleted_children == [txid("child")]
         with pytest.raises(TxFault) as fault:
-            house.write(lambda view: spend(view, txid("child"), [at("large", 1)], 20, is_new=True))
+            local.write(lambda view: spend(view, txid("child"), [at("large", 1)], 20, is_new=True))
         assert fault.value.inputs[0].code == "INVALID_SPEND", "who is gone can't come back"
 
 
 def test_a_large_transaction_goes_page_by_page(tmp_path: Path) -> None:
-    with open_house(tmp_path, page=2) as house:
+    with open_local_store(tmp_path, page=2) as local:
 
         def make(view: TxView) -> None:
             large = pay("large", outs=7)
-            record = new_records.draft(house.transactions.rules, large, 1, mined=[])
+            record = new_records.draft(local.transactions.rules, large, 1, mined=[])
             for number in range(record.pages + 1):
                 new_records.put_page(view, large, record, number)
 
-        house.write(make)
-        house.write(lambda view: states.set_conflicting(view, txid("large"), on=True))
-        record = house.record("large")
+        local.write(make)
+        local.write(lambda view: states.set_conflicting(view, txid("large"), on=True))
+        record = local.record("large")
         assert record is not None
         assert (record.pages, record.delete_at) == (3, RETENTION)
-        cycle = house.pruner.cycle(Request(RETENTION, "applied"), None)
+        cycle = local.pruner.cycle(Request(RETENTION, "applied"), None)
         phases = list[str | None]()
         run_through(cycle, lambda: phases.append(cycle.job.phase))
         assert phases.count("pages") == 4, "three pages, and a look that finds no more"
         assert cycle.job.counts["records_deleted"] == 4
         assert cycle.job.counts["blobs_deleted"] == 1
-        with house.disk.read() as txn:
-            assert house.transactions.pool.empty(txn)
+        with local.disk.read() as txn:
+            assert local.transactions.pool.empty(txn)
 
 
 def test_a_cycle_that_has_nothing_to_do_writes_nothing_and_is_counted(tmp_path: Path) -> None:
-    with open_house(tmp_path) as house:
-        house.create(pay("new"), 20, mined=20)
-        before = house.disk.env.info()["last_txnid"]
-        assert house.run_cycle(20).counts == {}
-        assert house.disk.env.info()["last_txnid"] == before
-        assert house.journal() == []
-        assert house.pruner.numbers.cycles == {"done": 0, "nothing_to_do": 1, "failed": 0}
-        assert house.pruner.requests.done == 20
+    with open_local_store(tmp_path) as local:
+        local.create(pay("new"), 20, mined=20)
+        before = local.disk.env.info()["last_txnid"]
+        assert local.run_cycle(20).counts == {}
+        assert local.disk.env.info()["last_txnid"] == before
+        assert local.journal() == []
+        assert local.pruner.numbers.cycles == {"done": 0, "nothing_to_do": 1, "failed": 0}
+        assert local.pruner.requests.done == 20
 
 
 def test_the_journal_keeps_what_did_something_or_left_something(tmp_path: Path) -> None:
-    with open_house(tmp_path) as house:
-        house.create(pay("waits", at("elsewhere")), 2)  # looked at by each cycle; it has no parent to preserve
-        house.create(pay("parent"), 1, mined=1)
-        house.create(pay("child", at("parent")), 3, mined=3)
-        looked = house.run_cycle(12)
-        assert (looked.counts, house.journal()) == ({"old_unmined": 1}, [])
-        house.spoil(txid("child"))
-        assert house.run_cycle(13).skipped == {"unreadable_child": 1}
-        house.disk.write(lambda txn: txn.delete(txid("child"), db=house.transactions.pool.tx))
-        house.run_cycle(14)
-        house.run_cycle(15)
-        assert [(job.number, job.height, job.state) for job in house.journal()] == [(2, 14, "done"), (1, 13, "done")]
-        assert house.pruner.numbers.cycles == {"done": 2, "nothing_to_do": 2, "failed": 0}
+    with open_local_store(tmp_path) as local:
+        local.create(pay("waits", at("elsewhere")), 2)  # looked at by each cycle; it has no parent to preserve
+        local.create(pay("parent"), 1, mined=1)
+        local.create(pay("child", at("parent")), 3, mined=3)
+        looked = local.run_cycle(12)
+        assert (looked.counts, local.journal()) == ({"old_unmined": 1}, [])
+        local.spoil(txid("child"))
+        assert local.run_cycle(13).skipped == {"unreadable_child": 1}
+        local.disk.write(lambda txn: txn.delete(txid("child"), db=local.transactions.pool.tx))
+        local.run_cycle(14)
+        local.run_cycle(15)
+        assert [(job.number, job.height, job.state) for job in local.journal()] == [(2, 14, "done"), (1, 13, "done")]
+        assert local.pruner.numbers.cycles == {"done": 2, "nothing_to_do": 2, "failed": 0}
 
 
 def test_after_a_failure_the_journal_says_that_all_is_well(tmp_path: Path) -> None:
-    with open_house(tmp_path) as house:
-        house.pruner.fail(house.pruner.cycle(Request(5, "applied"), None), "no room")
-        house.pruner = Pruner(house.tables)
-        house.pruner.begin()
+    with open_local_store(tmp_path) as local:
+        local.pruner.fail(local.pruner.cycle(Request(5, "applied"), None), "no room")
+        local.pruner = Pruner(local.tables)
+        local.pruner.begin()
         for height in (6, 7):
-            house.run_cycle(height)
-        assert [(job.number, job.state, job.height) for job in house.journal()] == [(2, "done", 6), (1, "failed", 5)]
+            local.run_cycle(height)
+        assert [(job.number, job.state, job.height) for job in local.journal()] == [(2, "done", 6), (1, "failed", 5)]
 
 
 def test_preserving_never_shortens(tmp_path: Path) -> None:
-    with open_house(tmp_path) as house:
-        house.create(pay("old"), 1, mined=1)
-        house.create(pay("waits", at("old")), 2)
-        house.write(lambda view: states.preserve(view, txid("old"), 1_000_000))
-        house.run_cycle(20)
-        assert (old := house.record("old")) and old.preserve_until == 1_000_000
+    with open_local_store(tmp_path) as local:
+        local.create(pay("old"), 1, mined=1)
+        local.create(pay("waits", at("old")), 2)
+        local.write(lambda view: states.preserve(view, txid("old"), 1_000_000))
+        local.run_cycle(20)
+        assert (old := local.record("old")) and old.preserve_until == 1_000_000
 
 
 # --- what holds a transaction --------------------------------------------------------------------------------------
@@ -253,18 +252,18 @@ def test_preserving_never_shortens(tmp_path: Path) -> None:
 @pytest.mark.parametrize("defensive", [False, True])
 def test_nothing_goes_while_something_unmined_spends_it(tmp_path: Path, defensive: bool) -> None:
     def delete() -> Any:
-        return house.disk.write(lambda txn: house.deletion.delete_due(txn, 118, None))
+        return local.disk.write(lambda txn: local.deletion.delete_due(txn, 118, None))
 
-    with open_house(tmp_path, msgspec.structs.replace(TERMS, defensive=defensive), page=1) as house:
-        house.create(pay("parent", outs=1), 1, mined=1)
-        house.create(pay("child", at("parent")), 108, mined=108)
-        house.write(lambda view: states.set_mined(view, txid("child"), Mined(108, 108), unset=True))
+    with open_local_store(tmp_path, msgspec.structs.replace(TERMS, defensive=defensive), page=1) as local:
+        local.create(pay("parent", outs=1), 1, mined=1)
+        local.create(pay("child", at("parent")), 108, mined=108)
+        local.write(lambda view: states.set_mined(view, txid("child"), Mined(108, 108), unset=True))
         assert delete().skipped == {txid("parent"): "unmined_child"}
-        with house.disk.read() as txn:
-            assert house.deletion.past_due(txn, 118) == 1
-        house.spoil(txid("child"))
+        with local.disk.read() as txn:
+            assert local.deletion.past_due(txn, 118) == 1
+        local.spoil(txid("child"))
         assert delete().skipped == {txid("parent"): "unreadable_child"}
-        house.disk.write(lambda txn: txn.delete(txid("child"), db=house.transactions.pool.tx))
+        local.disk.write(lambda txn: txn.delete(txid("child"), db=local.transactions.pool.tx))
         assert delete().deleted == [txid("parent")]
 
 
@@ -274,12 +273,12 @@ def test_a_large_transaction_waits_for_its_unmined_child(tmp_path: Path, crowd: 
 
     def make(view: TxView) -> None:
         large = pay("large", outs=7)
-        record = new_records.draft(house.transactions.rules, large, 1, mined=[Mined(1, 1)])
+        record = new_records.draft(local.transactions.rules, large, 1, mined=[Mined(1, 1)])
         for number in range(record.pages + 1):
             new_records.put_page(view, large, record, number)
 
     def delete() -> Any:
-        return house.disk.write(lambda txn: house.deletion.delete_due(txn, 118, None))
+        return local.disk.write(lambda txn: local.deletion.delete_due(txn, 118, None))
 
     def forgive(view: TxView) -> None:
         for number in range(4):
@@ -288,48 +287,48 @@ def test_a_large_transaction_waits_for_its_unmined_child(tmp_path: Path, crowd: 
             page.deleted_children.append(txid("child"))
             view.rows.put_page(txid("large"), number, page)
 
-    with open_house(tmp_path, page=2) as house:
-        house.write(make)
-        house.create(pay("child", *[at("large", n) for n in range(7)]), 108, mined=108)
+    with open_local_store(tmp_path, page=2) as local:
+        local.write(make)
+        local.create(pay("child", *[at("large", n) for n in range(7)]), 108, mined=108)
         for n in range(crowd):
-            house.create(pay(f"other {n}"), 117)
-        large = house.record("large")
+            local.create(pay(f"other {n}"), 117)
+        large = local.record("large")
         assert large is not None and large.delete_at == 108 + RETENTION
-        house.write(lambda view: states.set_mined(view, txid("child"), Mined(108, 108), unset=True))
+        local.write(lambda view: states.set_mined(view, txid("child"), Mined(108, 108), unset=True))
         assert delete().skipped == {txid("large"): "unmined_child"}
-        house.spoil(txid("child"))
+        local.spoil(txid("child"))
         assert delete().skipped == {txid("large"): "unreadable_child"}
-        house.write(forgive)
+        local.write(forgive)
         assert [place.txid for place, _ in delete().with_blobs] == [txid("large")]
 
 
 def test_defensive_waits_for_the_depth_of_every_child(tmp_path: Path) -> None:
-    with open_house(tmp_path, msgspec.structs.replace(TERMS, defensive=True), page=2) as house:
-        house.create(pay("parent", outs=2), 1, mined=1)
-        house.create(pay("early", at("parent")), 2, mined=2)
-        house.create(pay("late", at("parent", 1)), 3, mined=9)
-        assert house.run_cycle(3 + RETENTION).skipped == {"unstable_child": 1}
-        assert house.run_cycle(8 + RETENTION).skipped == {"unstable_child": 1}
-        assert house.run_cycle(9 + RETENTION).counts["transactions_deleted"] == 1
+    with open_local_store(tmp_path, msgspec.structs.replace(TERMS, defensive=True), page=2) as local:
+        local.create(pay("parent", outs=2), 1, mined=1)
+        local.create(pay("early", at("parent")), 2, mined=2)
+        local.create(pay("late", at("parent", 1)), 3, mined=9)
+        assert local.run_cycle(3 + RETENTION).skipped == {"unstable_child": 1}
+        assert local.run_cycle(8 + RETENTION).skipped == {"unstable_child": 1}
+        assert local.run_cycle(9 + RETENTION).counts["transactions_deleted"] == 1
 
 
 @pytest.mark.parametrize("spoiled", ["record", "parent", "child", "index"])
 def test_a_record_that_cannot_be_read_stops_nothing(tmp_path: Path, spoiled: str) -> None:
-    with open_house(tmp_path, msgspec.structs.replace(TERMS, chunk_size=2)) as house:
+    with open_local_store(tmp_path, msgspec.structs.replace(TERMS, chunk_size=2)) as local:
         for n in range(7):
-            house.create(pay(f"parent {n}"), 1, mined=1)
-            house.create(pay(f"child {n}", at(f"parent {n}")), 2, mined=2)
-            house.create(pay(f"grandchild {n}", at(f"child {n}")), 3, mined=3)
+            local.create(pay(f"parent {n}"), 1, mined=1)
+            local.create(pay(f"child {n}", at(f"parent {n}")), 2, mined=2)
+            local.create(pay(f"grandchild {n}", at(f"child {n}")), 3, mined=3)
         victim = {"parent": "parent 3", "child": "grandchild 3"}.get(spoiled, "child 3")
         match spoiled:
             case "index":
-                house.disk.write(
-                    lambda txn: txn.put(b"\0\0\0\x05", txid("nobody"), db=house.transactions.pool.delete_at)
+                local.disk.write(
+                    lambda txn: txn.put(b"\0\0\0\x05", txid("nobody"), db=local.transactions.pool.delete_at)
                 )
             case _:
-                house.spoil(txid(victim))
+                local.spoil(txid(victim))
         with capture_logs() as logs:
-            job = house.run_cycle(3 + RETENTION)
+            job = local.run_cycle(3 + RETENTION)
         assert job.state == "done"
         gone = job.counts["transactions_deleted"]
         problems = job.counts.get("errors", 0) + sum(job.skipped.values())
@@ -348,7 +347,7 @@ def test_a_blob_that_cannot_be_deleted_keeps_its_record(tmp_path: Path) -> None:
             return super().delete(name)
 
     blobs = Stubborn(tmp_path / "blobs")
-    with open_house(tmp_path, blobs=blobs) as house:
+    with open_local_store(tmp_path, blobs=blobs) as local:
 
         def conflict(view: TxView, made: Tx) -> None:
             create(view, made, 1)
@@ -356,35 +355,35 @@ def test_a_blob_that_cannot_be_deleted_keeps_its_record(tmp_path: Path) -> None:
 
         for name in ("large", "other", "lost"):
             made = pay(name, at(f"before {name}"), raw=bytes(2000))
-            house.write(partial(conflict, made=made))
+            local.write(partial(conflict, made=made))
             if name != "lost":
                 blobs.put(f"{made.txid.hex()}.tx", bytes(2000))
-        record = house.record("large")
+        record = local.record("large")
         assert record is not None
         assert record.external
-        job = house.run_cycle(record.delete_at or 0)
+        job = local.run_cycle(record.delete_at or 0)
         assert (job.counts["transactions_deleted"], job.counts["errors"]) == (2, 1)
         assert job.counts["blobs_deleted"] == 2, "one that is missing is as good as deleted"
-        assert house.record("large") is not None
+        assert local.record("large") is not None
         assert [name for name, _ in blobs.names()] == [f"{txid('large').hex()}.tx"]
         blobs.stubborn = False
-        assert house.run_cycle(1 + (record.delete_at or 0)).counts["transactions_deleted"] == 1
+        assert local.run_cycle(1 + (record.delete_at or 0)).counts["transactions_deleted"] == 1
         assert list(blobs.names()) == []
 
 
 def test_orphan_blobs_are_swept_and_no_others(tmp_path: Path) -> None:
-    with open_house(tmp_path) as house:
+    with open_local_store(tmp_path) as local:
         blobs = Files(tmp_path / "blobs")
-        house.create(pay("known", at("x"), raw=bytes(2000)), 1)
-        house.transactions.on_their_way.add(txid("coming"))
+        local.create(pay("known", at("x"), raw=bytes(2000)), 1)
+        local.transactions.on_their_way.add(txid("coming"))
         names = {name: f"{txid(name).hex()}.tx" for name in ("known", "coming", "young", "old", "older")}
         for name, file in names.items():
             blobs.put(file, b"bytes")
             if name != "young":
                 os.utime(tmp_path / "blobs" / file[:2] / file, (0, 0))
-        assert house.run_cycle(1).counts["orphans_deleted"] == 2
+        assert local.run_cycle(1).counts["orphans_deleted"] == 2
         assert {name for name, _ in blobs.names()} == {names["known"], names["coming"], names["young"]}
-        assert "blobs" not in house.run_cycle(2).seconds, "once an hour is enough"
+        assert "blobs" not in local.run_cycle(2).seconds, "once an hour is enough"
 
 
 # --- the handler ---------------------------------------------------------------------------------------------------
@@ -399,20 +398,20 @@ def test_every_block_at_the_tip_is_pruned_behind(tmp_path: Path) -> None:
         chain.append(block(chain[-1], first, pay("second", (first.txid, 0))))
         await daemon.hear(chain[-1])
         await idle()
-        assert house.record("first") is not None
+        assert local.record("first") is not None
         chain += blocks(RETENTION, chain[-1])
         await daemon.hear(*chain[4:])
         await idle()
-        assert house.record("first") is None
-        assert txid("first") in house.deleted
-        latest = house.journal()[0]
+        assert local.record("first") is None
+        assert txid("first") in local.deleted
+        latest = local.journal()[0]
         assert (latest.state, latest.height, latest.trigger) == ("done", 4 + RETENTION, "applied")
         assert latest.passed_heights == RETENTION - 1
-        timed = [work for committed in house.published for work, _ in committed.timings if work == "cleanup"]
+        timed = [work for committed in local.published for work, _ in committed.timings if work == "cleanup"]
         assert timed == ["cleanup"], "one turn has deleted"
 
-    with open_house(tmp_path) as house:
-        live(house, story)
+    with open_local_store(tmp_path) as local:
+        live(local, story)
 
 
 def test_the_node_holds_it_back_and_the_job_says_so(tmp_path: Path) -> None:
@@ -420,29 +419,29 @@ def test_the_node_holds_it_back_and_the_job_says_so(tmp_path: Path) -> None:
         chain = blocks(30)
         await daemon.hear(*chain[:20], NodeState(state="reorganising", height=20))
         await idle()
-        assert [(job.state, job.reason) for job in house.journal()] == [("queued", "reorganising")]
+        assert [(job.state, job.reason) for job in local.journal()] == [("queued", "reorganising")]
         await daemon.hear(*chain[20:25])
         await idle()
-        assert [(job.state, job.height) for job in house.journal()] == [("queued", 20)], "told once"
-        assert not any(job.counts for job in house.journal())
+        assert [(job.state, job.height) for job in local.journal()] == [("queued", 20)], "told once"
+        assert not any(job.counts for job in local.journal())
         await daemon.hear(NodeState(state="running", height=25))
         await idle()
-        assert [(job.number, job.state, job.height) for job in house.journal()] == [(1, "done", 25)]
+        assert [(job.number, job.state, job.height) for job in local.journal()] == [(1, "done", 25)]
         daemon.sender.network_height = 100
         await daemon.hear(*chain[25:29])
         await idle()
-        assert (house.journal()[0].state, house.journal()[0].reason) == ("queued", "catching_up")
-        assert not house.chain.due_for_pruning(), "the chain's own tables need no cycle, only the window"
+        assert (local.journal()[0].state, local.journal()[0].reason) == ("queued", "catching_up")
+        assert not local.chain.due_for_pruning(), "the chain's own tables need no cycle, only the window"
         daemon.sender.network_height = 30
         await daemon.hear(chain[29])
         await idle()
-        assert len(house.journal()) == 1, "there was nothing to do any more"
-        assert house.pruner.numbers.held_back == {"reorganising": 2, "catching_up": 1}
+        assert len(local.journal()) == 1, "there was nothing to do any more"
+        assert local.pruner.numbers.held_back == {"reorganising": 2, "catching_up": 1}
 
-    with open_house(tmp_path) as house:
-        house.create(pay("spent"), 1, mined=1)
-        house.create(pay("spender", at("spent")), 3, mined=3)
-        live(house, story)
+    with open_local_store(tmp_path) as local:
+        local.create(pay("spent"), 1, mined=1)
+        local.create(pay("spender", at("spent")), 3, mined=3)
+        live(local, story)
 
 
 def test_a_cycle_that_fails_is_tried_again_and_never_done(tmp_path: Path) -> None:
@@ -452,28 +451,28 @@ def test_a_cycle_that_fails_is_tried_again_and_never_done(tmp_path: Path) -> Non
         chain = blocks(15)
         await daemon.hear(*chain[:13])
         await idle()
-        failed = house.journal()[0]
+        failed = local.journal()[0]
         assert (failed.state, failed.phase, failed.height) == ("failed", "preserve", 13)
         assert "the record of" in (failed.error or "")
-        assert house.record("spent") is not None, "nothing is deleted before parents are safe"
-        assert house.pruner.requests.done == 0
-        house.spoil(txid("waits"), whole[0])
+        assert local.record("spent") is not None, "nothing is deleted before parents are safe"
+        assert local.pruner.requests.done == 0
+        local.spoil(txid("waits"), whole[0])
         daemon.wakeup.notify()
         await idle()
-        assert [(job.state, job.height) for job in house.journal()[:2]] == [("done", 13), ("failed", 13)]
-        assert house.record("spent") is None
+        assert [(job.state, job.height) for job in local.journal()[:2]] == [("done", 13), ("failed", 13)]
+        assert local.record("spent") is None
         daemon.wakeup.notify()
         await idle()
-        assert len(house.journal()) == 2, "a height that is done is dropped"
-        assert house.pruner.numbers.cycles == {"done": 1, "nothing_to_do": 0, "failed": 1}
+        assert len(local.journal()) == 2, "a height that is done is dropped"
+        assert local.pruner.numbers.cycles == {"done": 1, "nothing_to_do": 0, "failed": 1}
 
-    with open_house(tmp_path) as house:
-        house.create(pay("spent"), 1, mined=1)
-        house.create(pay("spender", at("spent")), 3, mined=3)
-        house.create(pay("waits"), 2)
-        house.disk.write(lambda txn: whole.append(txn.get(txid("waits"), b"", db=house.transactions.pool.tx)))
-        house.spoil(txid("waits"))
-        live(house, story)
+    with open_local_store(tmp_path) as local:
+        local.create(pay("spent"), 1, mined=1)
+        local.create(pay("spender", at("spent")), 3, mined=3)
+        local.create(pay("waits"), 2)
+        local.disk.write(lambda txn: whole.append(txn.get(txid("waits"), b"", db=local.transactions.pool.tx)))
+        local.spoil(txid("waits"))
+        live(local, story)
 
 
 def test_a_full_store_fails_the_cycle_and_not_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -485,17 +484,17 @@ def test_a_full_store_fails_the_cycle_and_not_the_daemon(tmp_path: Path, monkeyp
             patch.setattr(PoolRows, "remove", full)
             await daemon.hear(*blocks(13))
             await idle()
-        assert house.journal()[0].state == "failed"
-        assert house.record("spent") is not None
+        assert local.journal()[0].state == "failed"
+        assert local.record("spent") is not None
         daemon.wakeup.notify()
         await idle()
-        assert house.journal()[0].state == "done"
-        assert house.record("spent") is None
+        assert local.journal()[0].state == "done"
+        assert local.record("spent") is None
 
-    with open_house(tmp_path) as house:
-        house.create(pay("spent"), 1, mined=1)
-        house.create(pay("spender", at("spent")), 3, mined=3)
-        live(house, story)
+    with open_local_store(tmp_path) as local:
+        local.create(pay("spent"), 1, mined=1)
+        local.create(pay("spender", at("spent")), 3, mined=3)
+        live(local, story)
 
 
 def test_a_cycle_that_takes_too_long_leaves_the_rest(tmp_path: Path) -> None:
@@ -503,16 +502,16 @@ def test_a_cycle_that_takes_too_long_leaves_the_rest(tmp_path: Path) -> None:
         chain = blocks(14)
         await daemon.hear(*chain[:13])
         await idle()
-        assert "pruner.job_timeout" in (house.journal()[0].error or "")
-        house.tables.terms = TERMS
+        assert "pruner.job_timeout" in (local.journal()[0].error or "")
+        local.tables.terms = TERMS
         daemon.wakeup.notify()
         await idle()
-        assert house.journal()[0].state == "done"
+        assert local.journal()[0].state == "done"
 
-    with open_house(tmp_path, msgspec.structs.replace(TERMS, job_timeout_s=0.0)) as house:
-        house.create(pay("spent"), 1, mined=1)
-        house.create(pay("spender", at("spent")), 3, mined=3)
-        live(house, story)
+    with open_local_store(tmp_path, msgspec.structs.replace(TERMS, job_timeout_s=0.0)) as local:
+        local.create(pay("spent"), 1, mined=1)
+        local.create(pay("spender", at("spent")), 3, mined=3)
+        live(local, story)
 
 
 @pytest.mark.parametrize("every_s", [0.0, 1e-9, 30.0])
@@ -520,14 +519,14 @@ def test_a_long_cycle_says_how_far_it_is(tmp_path: Path, every_s: float) -> None
     async def story(daemon: Daemon, idle: Idle) -> None:
         await daemon.hear(*blocks(13))
         await idle()
-        assert house.journal()[0].state == "done"
+        assert local.journal()[0].state == "done"
 
     often = msgspec.structs.replace(TERMS, batch_size=1, progress_every_s=every_s)
-    with capture_logs() as logs, open_house(tmp_path, often) as house:
+    with capture_logs() as logs, open_local_store(tmp_path, often) as local:
         for n in range(5):
-            house.create(pay(f"spent {n}"), 1, mined=1)
-            house.create(pay(f"spender {n}", at(f"spent {n}")), 2, mined=2)
-        live(house, story)
+            local.create(pay(f"spent {n}"), 1, mined=1)
+            local.create(pay(f"spender {n}", at(f"spent {n}")), 2, mined=2)
+        live(local, story)
     said = [line for line in logs if line["event"] == "pruning"]
     if every_s in {0.0, 30.0}:
         assert said == []
@@ -544,23 +543,23 @@ def test_a_cycle_stops_when_the_world_turns(tmp_path: Path, what: str) -> None:
     async def story(daemon: Daemon, idle: Idle) -> None:
         chain = blocks(14)
         await daemon.hear(*chain[:13])
-        while not house.deleted:
+        while not local.deleted:
             await anyio.lowlevel.checkpoint()
         await daemon.hear(back_to(chain[11]) if what == "rollback" else NodeState(state="reorganising", height=13))
         await idle()
-        cut = next(job for job in house.journal() if job.state == "failed")
+        cut = next(job for job in local.journal() if job.state == "failed")
         assert cut.height == 13
         assert (cut.error or "").startswith("blocks were rolled back" if what == "rollback" else "held back meanwhile")
         await daemon.hear(*chain[12:], NodeState(state="running", height=14))
         await idle()
-        assert house.pruner.requests.done == 14
-        assert len(house.deleted) == 50
+        assert local.pruner.requests.done == 14
+        assert len(local.deleted) == 50
 
-    with open_house(tmp_path, terms) as house:
+    with open_local_store(tmp_path, terms) as local:
         for n in range(50):
-            house.create(pay(f"spent {n}"), 1, mined=1)
-            house.create(pay(f"spender {n}", at(f"spent {n}")), 2, mined=2)
-        live(house, story)
+            local.create(pay(f"spent {n}"), 1, mined=1)
+            local.create(pay(f"spender {n}", at(f"spent {n}")), 2, mined=2)
+        live(local, story)
 
 
 def test_a_silent_persister_blocks_deleting_and_is_spoken_of(tmp_path: Path) -> None:
@@ -576,50 +575,50 @@ def test_a_silent_persister_blocks_deleting_and_is_spoken_of(tmp_path: Path) -> 
         return story
 
     events: list[str] = []
-    with open_house(tmp_path / "auto") as house:
-        house.create(pay("spent"), 1, mined=1)
-        house.create(pay("spender", at("spent")), 3, mined=3)
-        live(house, story_of(events))
+    with open_local_store(tmp_path / "auto") as local:
+        local.create(pay("spent"), 1, mined=1)
+        local.create(pay("spender", at("spent")), 3, mined=3)
+        live(local, story_of(events))
         assert "persister_silent" in events
-        assert house.pruner.numbers.persister_lag == 29
-        assert house.record("spent") is not None, "the persister must still write it"
-    with open_house(tmp_path / "applied", msgspec.structs.replace(TERMS, trigger="applied")) as house:
-        house.create(pay("spent"), 1, mined=1)
-        house.create(pay("spender", at("spent")), 3, mined=3)
-        live(house, story_of([]))
-        assert house.record("spent") is None, "the way out"
+        assert local.pruner.numbers.persister_lag == 29
+        assert local.record("spent") is not None, "the persister must still write it"
+    with open_local_store(tmp_path / "applied", msgspec.structs.replace(TERMS, trigger="applied")) as local:
+        local.create(pay("spent"), 1, mined=1)
+        local.create(pay("spender", at("spent")), 3, mined=3)
+        live(local, story_of([]))
+        assert local.record("spent") is None, "the way out"
 
 
 def test_a_daemon_that_stops_says_so_in_the_journal(tmp_path: Path) -> None:
-    with open_house(tmp_path, msgspec.structs.replace(TERMS, history=3)) as house:
+    with open_local_store(tmp_path, msgspec.structs.replace(TERMS, history=3)) as local:
         job = Job(1, 5, "applied", "running", 1.0, phase="transactions")
-        house.disk.write(lambda txn: house.jobs.put(txn, job, 3))
-        house.pruner.begin()
-        assert [(job.state, "interrupted" in (job.error or "")) for job in house.journal()] == [("failed", True)]
+        local.disk.write(lambda txn: local.jobs.put(txn, job, 3))
+        local.pruner.begin()
+        assert [(job.state, "interrupted" in (job.error or "")) for job in local.journal()] == [("failed", True)]
         for height in range(16, 22):
-            house.create(pay(f"spent {height}"), 1, mined=1)
-            house.create(pay(f"spender {height}", at(f"spent {height}")), 3, mined=height - RETENTION)
-            house.run_cycle(height)
-        assert [(job.number, job.height) for job in house.journal()] == [(7, 21), (6, 20), (5, 19)], "bounded"
-        with house.disk.read() as txn:
-            assert [job.number for job in house.jobs.latest(txn, before=6)] == [5]
-        house.pruner.begin()
-        assert house.pruner.requests.done == 21, "a restart does not begin anew"
+            local.create(pay(f"spent {height}"), 1, mined=1)
+            local.create(pay(f"spender {height}", at(f"spent {height}")), 3, mined=height - RETENTION)
+            local.run_cycle(height)
+        assert [(job.number, job.height) for job in local.journal()] == [(7, 21), (6, 20), (5, 19)], "bounded"
+        with local.disk.read() as txn:
+            assert [job.number for job in local.jobs.latest(txn, before=6)] == [5]
+        local.pruner.begin()
+        assert local.pruner.requests.done == 21, "a restart does not begin again"
 
 
 def test_a_job_that_waits_goes_on_after_a_restart(tmp_path: Path) -> None:
-    with open_house(tmp_path) as house:
-        house.pruner.hold(Request(13, "applied"), "stopped")
-        house.pruner = Pruner(house.tables)
-        house.pruner.begin()
-        assert [(job.number, job.state, job.reason) for job in house.journal()] == [(1, "queued", "stopped")]
-        house.create(pay("spent"), 1, mined=1)
-        house.create(pay("spender", at("spent")), 3, mined=3)
-        house.run_cycle(14)
-        assert [(job.number, job.state, job.height) for job in house.journal()] == [(1, "done", 14)]
-        house.pruner.hold(Request(15, "applied"), "stopped")
-        house.run_cycle(15)
-        assert [job.number for job in house.journal()] == [1], "it waited for nothing"
+    with open_local_store(tmp_path) as local:
+        local.pruner.hold(Request(13, "applied"), "stopped")
+        local.pruner = Pruner(local.tables)
+        local.pruner.begin()
+        assert [(job.number, job.state, job.reason) for job in local.journal()] == [(1, "queued", "stopped")]
+        local.create(pay("spent"), 1, mined=1)
+        local.create(pay("spender", at("spent")), 3, mined=3)
+        local.run_cycle(14)
+        assert [(job.number, job.state, job.height) for job in local.journal()] == [(1, "done", 14)]
+        local.pruner.hold(Request(15, "applied"), "stopped")
+        local.run_cycle(15)
+        assert [job.number for job in local.journal()] == [1], "it waited for nothing"
 
 
 def test_damage_in_the_chains_own_tables_ends_the_daemon(tmp_path: Path) -> None:
@@ -627,16 +626,16 @@ def test_damage_in_the_chains_own_tables_ends_the_daemon(tmp_path: Path) -> None
         chain = blocks(2)
         chain.append(block(chain[-1], tx("spender", output("a"), spends=[at("None 0")])))
         chain += blocks(9, chain[-1])
-        house.chain.may_prune = False
+        local.chain.may_prune = False
         await daemon.hear(*chain)
         await idle()
-        undo = house.disk.tables[UNDO]
-        house.disk.write(lambda txn: txn.put(next(iter(txn.cursor(undo)))[0], b"\x92", db=undo))
+        undo = local.disk.tables[UNDO]
+        local.disk.write(lambda txn: txn.put(next(iter(txn.cursor(undo)))[0], b"\x92", db=undo))
         await daemon.hear(*blocks(4, chain[-1]))
         await idle()
 
-    with open_house(tmp_path) as house, pytest.raises(BaseExceptionGroup) as ended:
-        live(house, story)
+    with open_local_store(tmp_path) as local, pytest.raises(BaseExceptionGroup) as ended:
+        live(local, story)
     (error,) = ended.value.exceptions
     assert damage(error), "the daemon stops for good, and says why"
 
@@ -650,29 +649,29 @@ def test_a_rollback_right_after_a_cycle_restores_every_answer(tmp_path: Path, ki
     window, went = 8, Counter[str]()
     for depth in range(1, window + 1):
         chain = random_chain(Random(depth), 40, repeats=False)
-        with open_house(tmp_path / str(depth), windows=Windows(2, window), kind=kind) as house:
-            house.chain.may_prune = False
+        with open_local_store(tmp_path / str(depth), windows=Windows(2, window), kind=kind) as local:
+            local.chain.may_prune = False
             for each in chain[:-depth]:
-                house.chain.apply(each, None)
-            house.chain.commit()
-            before = answers(house)
+                local.chain.apply(each, None)
+            local.chain.commit()
+            before = answers(local)
             for each in chain[-depth:]:
-                house.chain.apply(each, None)
-            house.chain.commit()
-            unpruned = answers(house)
-            house.chain.may_prune = True
-            house.run_cycle(chain[-1].height)
-            pruned, floor = answers(house), house.chain.state.floor
+                local.chain.apply(each, None)
+            local.chain.commit()
+            unpruned = answers(local)
+            local.chain.may_prune = True
+            local.run_cycle(chain[-1].height)
+            pruned, floor = answers(local), local.chain.state.floor
             assert pruned == forgotten(unpruned, floor)
-            house.chain.rollback(back_to(chain[-1 - depth]))
-            assert answers(house) == forgotten(before, floor), depth
+            local.chain.rollback(back_to(chain[-1 - depth]))
+            assert answers(local) == forgotten(before, floor), depth
         went.update(name for name in unpruned if pruned[name] != unpruned[name])
     assert went == dict.fromkeys(("state", "outputs", "transactions", "undo"), window)
 
 
-def answers(house: House) -> dict[str, Any]:
+def answers(local: LocalStore) -> dict[str, Any]:
     """Return every answer of the chain's tables."""
-    return {name: answer for name, answer in dump(house.utxo).items() if name not in house.disk.tables}
+    return {name: answer for name, answer in dump(local.utxo).items() if name not in local.disk.tables}
 
 
 def forgotten(answers: dict[str, Any], floor: int) -> dict[str, Any]:
@@ -690,7 +689,7 @@ def forgotten(answers: dict[str, Any], floor: int) -> dict[str, Any]:
 def test_freed_pages_are_used_again(tmp_path: Path) -> None:
     """Ten cycles of a steady state: as much is kept after each, and the file grows by next to nothing."""
     terms = Terms(retention=RETENTION, unmined_retention=UNMINED, history=10)
-    with open_house(tmp_path, terms, windows=Windows(5, 5)) as house:
+    with open_local_store(tmp_path, terms, windows=Windows(5, 5)) as local:
         sizes, entries, tip = [], [], None
         for cycle in range(25):
             for _ in range(5):
@@ -700,16 +699,16 @@ def test_freed_pages_are_used_again(tmp_path: Path) -> None:
                 raw = bytes(300)
                 made = [pay(name, spend, raw=raw) for name, spend in zip(named, spends, strict=True)]
                 tip = block(tip, *made)
-                house.chain.apply(tip, None)
-                house.chain.commit()
+                local.chain.apply(tip, None)
+                local.chain.commit()
             assert tip is not None
-            house.run_cycle(tip.height)
+            local.run_cycle(tip.height)
             if cycle >= 15:  # random keys: a table finds its size slowly
-                sizes.append(house.disk.used())
-                with house.disk.read() as txn:
-                    tables = {name: house.disk.tables[name] for name in ("tx", "tx_delete_at", TX, OUTPUT, UNDO)}
+                sizes.append(local.disk.used())
+                with local.disk.read() as txn:
+                    tables = {name: local.disk.tables[name] for name in ("tx", "tx_delete_at", TX, OUTPUT, UNDO)}
                     entries.append({name: txn.stat(table)["entries"] for name, table in tables.items()})
-        assert len(house.deleted) > 60 * 5 * 20
+        assert len(local.deleted) > 60 * 5 * 20
         assert all(each == entries[0] for each in entries), "the state is steady"
         assert max(sizes) < min(sizes) * 1.1, f"the file grew: {sizes}"
 
@@ -748,7 +747,7 @@ def test_parents_are_preserved_after_half_the_retention(chosen: int | None, rete
 
 
 def test_the_commands_and_the_journal(tmp_path: Path) -> None:
-    """What the daemon has pruned can be read beside it; pruning by hand needs the store."""
+    """What the daemon has pruned can be read while it runs; pruning by hand needs the store."""
     tables: Message = {
         "utxo": {"prune_depth": 2, "rollback_window": 2},
         "transactions": {"block_height_retention": 3},

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from chains import LEAVES, at, block, dump, output, tx, txid
 from daemons import environment
-from pruning import RETENTION, UNMINED, House, open_house, pay, run_through
+from pruning import RETENTION, UNMINED, LocalStore, open_local_store, pay, run_through
 
 from handlers import new_records, states
 from handlers.events import Pruned
@@ -40,45 +40,45 @@ die_everywhere(Path(sys.argv[1]))
 
 def prepare(folder: Path) -> None:
     """Make a store in which a cycle has something to do in every phase."""
-    with open_kill_house(folder) as house:
+    with open_kill_store(folder) as local:
         chain = [block(None, tx("funds", *[output("a", n) for n in range(FUNDS)]))]
         chain.append(block(chain[-1], tx("all", output("b"), spends=[at("funds", n) for n in range(FUNDS)])))
         for _ in range(HEIGHT - 2):
             chain.append(block(chain[-1]))
-        house.chain.may_prune = False
+        local.chain.may_prune = False
         for each in chain:
-            house.chain.apply(each, None)
-        house.chain.commit()
+            local.chain.apply(each, None)
+        local.chain.commit()
         for n in range(4):
-            house.create(pay(f"old {n}", outs=2), 1, mined=1)
-            house.create(pay(f"waits {n}", at(f"old {n}")), 2)
-            house.create(pay(f"kept {n}"), 1, mined=1)
-            house.create(pay(f"keeper {n}", at(f"kept {n}")), 2, mined=2)
-            house.write(partial(lambda view, name: states.preserve(view, name, 20), name=txid(f"kept {n}")))
-            house.create(pay(f"parent {n}", outs=2), 1, mined=1)
-            house.create(pay(f"child {n}", at(f"parent {n}")), 2, mined=2)
-            house.create(pay(f"grandchild {n}", at(f"child {n}")), 3, mined=3)
-        house.write(partial(make_large, house=house))
-        house.transactions.blobs.put(f"{txid('large').hex()}.tx", b"bytes")
+            local.create(pay(f"old {n}", outs=2), 1, mined=1)
+            local.create(pay(f"waits {n}", at(f"old {n}")), 2)
+            local.create(pay(f"kept {n}"), 1, mined=1)
+            local.create(pay(f"child of kept {n}", at(f"kept {n}")), 2, mined=2)
+            local.write(partial(lambda view, name: states.preserve(view, name, 20), name=txid(f"kept {n}")))
+            local.create(pay(f"parent {n}", outs=2), 1, mined=1)
+            local.create(pay(f"child {n}", at(f"parent {n}")), 2, mined=2)
+            local.create(pay(f"grandchild {n}", at(f"child {n}")), 3, mined=3)
+        local.write(partial(make_large, local=local))
+        local.transactions.blobs.put(f"{txid('large').hex()}.tx", b"bytes")
 
 
-def make_large(view: TxView, house: House) -> None:
+def make_large(view: TxView, local: LocalStore) -> None:
     large, view.height = pay("large", at("elsewhere"), outs=7), 3
-    record = new_records.draft(house.transactions.rules, large, 1)
+    record = new_records.draft(local.transactions.rules, large, 1)
     for number in range(record.pages + 1):
         new_records.put_page(view, large, record, number)
     states.set_conflicting(view, large.txid, on=True)
 
 
-open_kill_house = partial(open_house, terms=TERMS, windows=Windows(5, 5), page=2, kind="mmr")
+open_kill_store = partial(open_local_store, terms=TERMS, windows=Windows(5, 5), page=2, kind="mmr")
 
 
-def cycle(house: House, hear: Callable[[str], None]) -> None:
-    made = house.pruner.cycle(Request(HEIGHT, "applied"), None)
+def cycle(local: LocalStore, hear: Callable[[str], None]) -> None:
+    made = local.pruner.cycle(Request(HEIGHT, "applied"), None)
     run_through(made, lambda: hear(made.job.phase or "end"))
-    house.pruner.finish(made)
+    local.pruner.finish(made)
     hear("tables")
-    house.prune_tables()
+    local.prune_tables()
 
 
 def die_everywhere(template: Path) -> None:
@@ -103,8 +103,8 @@ def die_everywhere(template: Path) -> None:
 
 def die(folder: Path, number: int, after_commit: bool) -> None:
     phase, writes = "begin", 0
-    with open_kill_house(folder) as house:
-        write = house.disk.write
+    with open_kill_store(folder) as local:
+        write = local.disk.write
 
         def last(folder: Path) -> None:
             print(phase, folder.name, sep="\t", flush=True)
@@ -126,18 +126,18 @@ def die(folder: Path, number: int, after_commit: bool) -> None:
 
             return write(cut)
 
-        house.disk.write = dying  # type: ignore[method-assign]
+        local.disk.write = dying  # type: ignore[method-assign]
 
         def hear(now: str) -> None:
             nonlocal phase
             phase = now
 
-        cycle(house, hear)
+        cycle(local, hear)
 
 
-def answers(house: House) -> dict[str, Any]:
-    """Return every answer of the chain, and every row beside it but those that say when something was done."""
-    kept = dump(house.utxo)
+def answers(local: LocalStore) -> dict[str, Any]:
+    """Return every answer of the chain, and every other row but those that say when something was done."""
+    kept = dump(local.utxo)
     return {name: answer for name, answer in kept.items() if not name.startswith(("pruner_job", "change_log"))}
 
 
@@ -145,11 +145,11 @@ def test_kill_in_every_phase(tmp_path: Path) -> None:
     template = tmp_path / "template"
     prepare(template)
     shutil.copytree(template, tmp_path / "alone")
-    with open_kill_house(tmp_path / "alone") as house:
-        cycle(house, lambda _: None)
-        expected, blobs = answers(house), list(house.transactions.blobs.names())
-        facts = [fact for committed in house.published for fact in committed.facts]
-        assert house.journal()[0].counts["transactions_deleted"] == 5
+    with open_kill_store(tmp_path / "alone") as local:
+        cycle(local, lambda _: None)
+        expected, blobs = answers(local), list(local.transactions.blobs.names())
+        facts = [fact for committed in local.published for fact in committed.facts]
+        assert local.journal()[0].counts["transactions_deleted"] == 5
         assert sum(fact.mmr_nodes for fact in facts if isinstance(fact, Pruned)) == 1012  # of two values of 509
         assert blobs == []
     child = subprocess.run(
@@ -167,12 +167,12 @@ def test_kill_in_every_phase(tmp_path: Path) -> None:
     )
     assert len(deaths) > 25
     for phase, name in deaths:
-        with open_kill_house(tmp_path / name) as house:
-            house.pruner.begin()
-            states = [job.state for job in house.journal()]
+        with open_kill_store(tmp_path / name) as local:
+            local.pruner.begin()
+            states = [job.state for job in local.journal()]
             assert states in ([], ["failed"], ["done"]), "one that was cut is not done"
             assert (states == ["done"]) == (phase == "tables" or (phase == "end" and name.endswith("True")))
-            cycle(house, lambda _: None)
-            assert answers(house) == expected, f"killed in {phase}, {name}"
-            assert verify(house.disk, leaves=LEAVES) == []
-            assert list(house.transactions.blobs.names()) == []
+            cycle(local, lambda _: None)
+            assert answers(local) == expected, f"killed in {phase}, {name}"
+            assert verify(local.disk, leaves=LEAVES) == []
+            assert list(local.transactions.blobs.names()) == []

@@ -386,7 +386,7 @@ def test_the_record_goes_when_no_rollback_can_bring_the_output_back() -> None:
         asking.daemon.assert_sound()
 
 
-def test_many_outputs_beside_a_few_that_moved(asking: Asked, client: Client) -> None:
+def test_many_outputs_of_which_a_few_were_reassigned(asking: Asked, client: Client) -> None:
     """Pages, cursors and orders: what came is in its place, what went leaves no gap."""
     names = ["ann", "bob"]
     one = block(None, *(tx(f"t{n}", *(output(names[(n + m) % 2], n * 10 + m) for m in range(3))) for n in range(12)))

@@ -37,7 +37,7 @@ BLOCK = BlockRow(7, 140, b"\xb1" * 32, 1_757_500_000, 450)
 
 
 def answered(chain: Codec, entry: Entry) -> bytes:
-    """Return an output's pair as an encoder that somebody else wrote has it, and check that a client is given it."""
+    """Return an output's pair as an independent encoder has it, and check that a client is given it."""
     body, block = entry.body, entry.block
     owner, datum = chain.credentials(body.address), body.inline_datum
     record = {

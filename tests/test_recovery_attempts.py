@@ -1,4 +1,4 @@
-"""One attempt of a row at a time, and no row held for ever, whatever locks, clocks, leases and handlers do."""
+"""One attempt of a row at a time, and no row held forever, whatever locks, clocks, leases and handlers do."""
 
 from __future__ import annotations
 
@@ -128,9 +128,9 @@ async def test_a_lock_longer_than_a_lease_starts_no_second_attempt(lab: Lab) -> 
         assert manager.numbers.conflicts == 0
 
 
-async def test_an_attempt_does_not_speak_for_a_row_that_others_had_since(lab: Lab) -> None:
+async def test_an_attempt_does_not_speak_for_a_row_that_others_had_since(sqlite_lab: Lab) -> None:
     """Its row is given back, again and again, until it has ended; then another attempt finds out what is true now."""
-    async with lab.storage() as storage:
+    async with sqlite_lab.storage() as storage:
         await old(storage, 1)
         handler = Stubborn(Valid("before the rollback"), Invalid("after it"))
         async with handler, managing(storage, handler, attempt_timeout=0.05, lease_duration=1.0) as manager:
@@ -163,27 +163,9 @@ async def test_a_revoked_claim_cannot_settle(lab: Lab) -> None:
         assert (handler.asked[tx(1)], handler.most) == (2, 1)
 
 
-async def test_a_queued_row_that_is_concluded_and_reopened_is_attempted_once(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        await old(storage, 1, 2)
-        handler = Stubborn(Valid())
-        async with handler, managing(storage, handler, lease_duration=1.0, worker_count=2) as manager:
-            await until(lambda: sum(handler.running.values()) == 2)
-            await old(storage, 3)
-            await storage.wake([tx(3)])
-            await until(lambda: manager.numbers.claims == 3)
-            await storage.conclude([tx(3)], "deleted", "an operator")
-            await until(lambda: manager.numbers.lease_losses == 1)
-            await storage.reopen([tx(3)], "an operator")
-            await until(lambda: manager.numbers.claims == 4)
-            handler.go.set()
-            await until(becomes(storage, tx(3), "confirmed"))
-        assert (handler.asked[tx(3)], handler.most) == (1, 1)
-
-
-async def test_a_lease_that_ends_early_is_claimed_again_for_the_same_attempt(lab: Lab) -> None:
+async def test_a_lease_that_ends_early_is_claimed_again_for_the_same_attempt(sqlite_lab: Lab) -> None:
     """The clock of the database jumps ahead: the row stays ours: queued, attempted, or being written."""
-    async with lab.storage() as storage:
+    async with sqlite_lab.storage() as storage:
         await old(storage, 1, 2)
         shaky, go = Shaky(storage), asyncio.Event()
         settle_really, sent = storage.settle, list[int]()
@@ -198,11 +180,11 @@ async def test_a_lease_that_ends_early_is_claimed_again_for_the_same_attempt(lab
         async with handler, managing(shaky, handler, worker_count=1) as manager:
             await until(lambda: manager.numbers.claims == 2)
             await until(lambda: handler.asked)
-            await lab.pass_time(31)  # one is attempted, one is queued
+            await sqlite_lab.pass_time(31)  # one is attempted, one is queued
             await until(lambda: manager.numbers.claims == 4)
             handler.go.set()
             await until(lambda: sent)
-            await lab.pass_time(31)  # one or both are being written
+            await sqlite_lab.pass_time(31)  # one or both are being written
             await until(lambda: manager.numbers.claims == 6)
             go.set()
             for n in (1, 2):
@@ -213,9 +195,9 @@ async def test_a_lease_that_ends_early_is_claimed_again_for_the_same_attempt(lab
         assert (await read(storage, tx(1))).generation == 3
 
 
-async def test_a_row_that_falls_due_while_its_answer_is_on_the_way_is_attempted_again(lab: Lab) -> None:
+async def test_a_row_that_falls_due_while_its_answer_is_on_the_way_is_attempted_again(sqlite_lab: Lab) -> None:
     """It was put off by a result that landed, and claimed again before we heard that it had."""
-    async with lab.storage() as storage:
+    async with sqlite_lab.storage() as storage:
         await old(storage, 1)
         shaky, go = Shaky(storage), asyncio.Event()
         settle_really = storage.settle
@@ -234,8 +216,8 @@ async def test_a_row_that_falls_due_while_its_answer_is_on_the_way_is_attempted_
         assert (len(handler.asked), manager.numbers.conflicts) == (2, 0)
 
 
-async def test_an_attempt_that_outlives_the_service_keeps_its_row_when_that_starts_again(lab: Lab) -> None:
-    async with lab.storage() as storage:
+async def test_an_attempt_that_outlives_the_service_keeps_its_row_when_that_starts_again(sqlite_lab: Lab) -> None:
+    async with sqlite_lab.storage() as storage:
         await old(storage, 1)
         handler = Stubborn(Valid("of another life"))
         changes = {"attempt_timeout": 0.05, "lease_duration": 1.0}
@@ -243,7 +225,7 @@ async def test_an_attempt_that_outlives_the_service_keeps_its_row_when_that_star
             async with managing(storage, handler, **changes) as manager:
                 await until(lambda: manager.numbers.stuck)
             await manager.start()
-            await lab.pass_time(2)
+            await sqlite_lab.pass_time(2)
             await until(lambda: manager.numbers.claims == 2)
             handler.go.set()
             await until(becomes(storage, tx(1), "confirmed"))
@@ -313,8 +295,8 @@ async def test_a_cancelled_handler_may_wait_in_order_to_end(sqlite_lab: Lab, mon
         assert not manager._attempts.abandoned
 
 
-async def test_a_result_that_comes_after_its_lease_was_lost_is_logged(lab: Lab) -> None:
-    async with lab.storage() as storage:
+async def test_a_result_that_comes_after_its_lease_was_lost_is_logged(sqlite_lab: Lab) -> None:
+    async with sqlite_lab.storage() as storage:
         await old(storage, 1)
         handler = Stubborn(Valid("too late"))
         with capture_logs() as logs:
@@ -382,7 +364,7 @@ async def test_a_clock_that_is_set_back_does_not_put_rows_off(tmp_path: Path) ->
 
 
 class Wrong:
-    """A handler of somebody who did not read how one is written."""
+    """A handler written without reading how."""
 
     def __init__(self, answer: Callable[[], Any]) -> None:
         self.answer = answer
@@ -415,9 +397,11 @@ async def giving(answer: Any) -> Any:
         (lambda: 1 // 0, "ZeroDivisionError"),
     ],
 )
-async def test_a_handler_that_misbehaves_fails_its_row_alone(lab: Lab, answer: Callable[[], Any], error: str) -> None:
+async def test_a_handler_that_misbehaves_fails_its_row_alone(
+    sqlite_lab: Lab, answer: Callable[[], Any], error: str
+) -> None:
     """Also with one worker only: it goes on."""
-    async with lab.storage() as storage:
+    async with sqlite_lab.storage() as storage:
         await old(storage, 1)
         async with managing(storage, Wrong(answer), max_attempts=2, worker_count=1):
             await until(becomes(storage, tx(1), "dead"))
@@ -428,9 +412,9 @@ async def test_a_handler_that_misbehaves_fails_its_row_alone(lab: Lab, answer: C
         assert [look.outcome for look in row.history] == ["transient", "transient"]
 
 
-async def test_callbacks_that_raise_are_contained(lab: Lab) -> None:
+async def test_callbacks_that_raise_are_contained(sqlite_lab: Lab) -> None:
     """Each is logged and counted; claiming, settling and the other callbacks go on."""
-    async with lab.storage() as storage:
+    async with sqlite_lab.storage() as storage:
         await old(storage, 1)
         told, chores, broken = list[Any](), list[int](), {"changed", "available", "chore"}
 
@@ -551,7 +535,7 @@ class Moody(Stubborn):
         return self.random.choice(ends)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("lab", "seed"), [("sqlite", 1), ("postgresql", 2)], indirect=["lab"])
 async def test_no_row_stays_held_whatever_happens(lab: Lab, seed: int) -> None:
     """Locks, outages, lost answers, clocks that jump, operators, listeners, and the service stopped in between."""
     random = Random(seed)

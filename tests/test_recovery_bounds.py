@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 from daemons import PATIENCE_S, Daemon, Message, running, statuses
-from recovering import Lab, Says, knobs, managing, tx, until
+from recovering import Lab, Says, managing, quick, tx, until
 from scenarios import at, block, output
 from scenarios import tx as made
 from test_recovery_daemon import said as told
@@ -114,7 +114,7 @@ def test_a_flood_of_double_spends_leaves_as_many_final_rows_as_are_kept(folder: 
 @pytest.mark.anyio
 async def test_final_rows_leave_by_age_and_by_number(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handlers.recovery.chores, "_FORGOTTEN", 7)
-    wish = knobs(retention=3600.0, unresolved_retention=7200.0, max_final_count=20)
+    wish = quick(retention=3600.0, unresolved_retention=7200.0, max_final_count=20)
     async with lab.storage() as storage:
         for first, age_s in ((0, 0.0), (100, 5400.0), (200, 9000.0)):
             for n, status in enumerate(FINAL):
@@ -126,7 +126,7 @@ async def test_final_rows_leave_by_age_and_by_number(lab: Lab, monkeypatch: pyte
         counts = (await storage.counts()).by_status
         assert sum(counts[status] for status in FINAL) == 20 and counts["pending"] == 1
         assert counts["orphan"] + counts["dead"] == 20  # which were submitted after the others
-        assert await forget(storage, knobs(max_final_count=0), await storage.counts())
+        assert await forget(storage, quick(max_final_count=0), await storage.counts())
         assert sum((await storage.counts()).by_status.values()) == 21
 
 
@@ -160,7 +160,7 @@ async def test_a_survey_keeps_some_rows_of_what_nobody_here_has(lab: Lab) -> Non
 
     async with lab.storage(teller="me") as storage:
         await storage.add([tx(n) for n in range(1, 30)], 30.0)
-        survey = Survey(storage, cast("Any", NoRecords()), "ours", cast("Any", turn), knobs(max_final_count=5))
+        survey = Survey(storage, cast("Any", NoRecords()), "ours", cast("Any", turn), quick(max_final_count=5))
         await survey(decides=False)
         assert (await storage.counts()).by_status["orphan"] == 24
         assert {row.txid for row in await storage.rows("pending", 99)} == {tx(n) for n in range(6)}

@@ -130,69 +130,6 @@ def test_a_row_follows_its_transaction(folder: Path) -> None:
         assert "recovery_stopped" in daemon.events()
 
 
-@pytest.mark.parametrize("store", ["sqlite", "postgresql"])
-def test_a_rollback_of_blocks_with_coinbases_reopens_confirmed_rows(
-    folder: Path, store: str, request: pytest.FixtureRequest
-) -> None:
-    """As deep as `confirmations`: what was confirmed waits again, and is deleted when its rival is mined instead."""
-    shared = {"store": store, "advisory_lock_id": 78}
-    if store == "postgresql":
-        shared["dsn"] = request.getfixturevalue("own_database")
-
-    def coinbase(name: str) -> Message:
-        return tx(f"coinbase {name}", output("miner"), coinbase=True)
-
-    names = ("stays", "replaced")
-    with running(folder, recovery=SOON | shared, utxo={"rollback_window": 20}) as daemon, daemon.client() as client:
-
-        def ours() -> dict[str, str]:
-            listed = rows(daemon)
-            return {name: listed[txid] for name in names if (txid := digest("tx", name).hex()) in listed}
-
-        first = block(None, coinbase("1"), tx("coins", output("ann"), output("ann")))
-        client.feed([first])
-        submit(client, *(tx(name, output(name), spends=[at("coins", n)]) for n, name in enumerate(names)))
-        mined = (tx(name, output(name), spends=[at("coins", n)]) for n, name in enumerate(names))
-        branch = [block(first, coinbase("2"), *mined)]
-        for height in (3, 4):
-            branch.append(block(branch[-1], coinbase(str(height))))
-        client.feed(branch)
-        until(ours, {"stays": "confirmed", "replaced": "confirmed"})
-        client.feed([back_to(first)])
-        until(ours, {"stays": "pending", "replaced": "pending"})
-        rival = tx("rival", output("bob"), spends=[at("coins", 1)])
-        stays = tx("stays", output("stays"), spends=[at("coins", 0)])
-        other = [block(first, coinbase("other 2"), rival, stays, branch="other")]
-        for height in (3, 4):
-            other.append(block(other[-1], coinbase(f"other {height}"), branch="other"))
-        client.feed(other)
-        until(ours, {"stays": "confirmed", "replaced": "deleted"})
-
-
-def test_what_happened_while_nobody_looked_is_found_at_the_start(folder: Path) -> None:
-    """Rows that lag behind the chain: mined deep and lost, while recovery was off."""
-    with home(folder, recovery={"ttl": "1h", "confirmations": 3}) as daemon:
-        daemon.start()
-        with daemon.client() as client:
-            first = block(None, FUNDS)
-            client.feed([first])
-            submit(client, pay("mined", 0), pay("loses", 1), pay("waits", 2))
-            until(lambda: rows(daemon), named(mined="pending", loses="pending", waits="pending"))
-        daemon.term()
-        daemon.configure(recovery={"enabled": False})
-        daemon.start()
-        assert not [event for event in daemon.events()[-3:] if event.startswith("recovery")]
-        with daemon.client() as client:
-            second = block(first, pay("mined", 0), tx("wins", output("bob"), spends=[at("funds", 1)]))
-            client.feed([second, *chain(2, second)])
-            submit(client, pay("new", 3))
-        daemon.term()
-        daemon.configure(recovery={"ttl": "1h", "confirmations": 3})
-        daemon.start()
-        expected = named(mined="confirmed", loses="deleted", waits="pending", new="pending")
-        until(lambda: rows(daemon), expected)
-
-
 def test_operators_replay_discard_and_reopen(folder: Path) -> None:
     with running(folder, recovery={"ttl": "1h", "scan_interval": "300ms"}) as daemon:
         with daemon.client() as client:
@@ -218,28 +155,6 @@ def test_operators_replay_discard_and_reopen(folder: Path) -> None:
         assert counts["by_status"]["deleted"] == 1
         assert daemon.run("recovery", "show", "00" * 32).returncode == 1
         assert daemon.run("recovery", "show", "nonsense").returncode == 2
-
-
-def test_two_daemons_share_a_database_and_the_leader_dies(folder: Path, postgres_uri: str) -> None:
-    """Each has a chain of its own; what was submitted to one is seen through by the other."""
-    shared = SOON | {"store": "postgresql", "dsn": postgres_uri, "advisory_lock_id": 77}
-    (folder / "a").mkdir()
-    (folder / "b").mkdir()
-    with running(folder / "a", recovery=shared) as one, running(folder / "b", recovery=shared) as two:
-        first = block(None, FUNDS)
-        second = block(first, pay("mined", 0))
-        for daemon in (one, two):
-            with daemon.client() as client:
-                client.feed([first])
-                submit(client, pay("mined", 0))
-        until(lambda: rows(two), named(mined="pending"))
-        until(lambda: "leadership_taken" in one.events() + two.events(), True)
-        leader, other = (one, two) if "leadership_taken" in one.events() else (two, one)
-        leader.kill()
-        until(lambda: "leadership_taken" in other.events(), True)
-        with other.client() as client:
-            client.feed([second, *chain(2, second)])
-        until(lambda: rows(other), named(mined="confirmed"))
 
 
 def test_a_database_that_is_away_does_not_stop_the_chain(folder: Path) -> None:
@@ -278,8 +193,8 @@ def test_a_node_is_asked_too_and_its_circuit_is_seen(folder: Path) -> None:
             assert numbers["utxod_recovery_leader"] == 1 <= numbers["utxod_recovery_claims_total"]
             assert node_circuit(daemon) == "closed"
             there.says = Fault(-28, "Loading block index")
-            with closing(sqlite3.connect(folder / "data" / "recovery.db")) as beside, beside:
-                beside.execute(
+            with closing(sqlite3.connect(folder / "data" / "recovery.db")) as connection, connection:
+                connection.execute(
                     "INSERT INTO recovery_tx (txid, status, submitted_at, created_at, updated_at, next_attempt_at)"
                     " VALUES (?, 'pending', 0, 0, 0, 0)",
                     (digest("tx", "unknown"),),

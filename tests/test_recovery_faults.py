@@ -18,18 +18,18 @@ import pytest
 from anyio import to_thread
 from proxy import Proxy
 from recovering import Lab, read, until
-from recovery_scenario import FinalStatusReporter, Scenario, teller
+from recovery_scenario import Scenario, WatchedDaemon, watched_daemon
 
 from storage.recovery.rows import Row
 from storage.recovery.tables import Storage
 
 pytestmark = pytest.mark.anyio
 T = TypeVar("T")
-ROWS = int(os.environ.get("UTXOD_RECOVERY_ROWS", "10000"))
+ROWS = int(os.environ.get("UTXOD_RECOVERY_ROWS", "4000"))
 LEASE_S, SCAN_S = 2.0, 0.3
 SLACK_S = 10.0  # for this machine, which has other things to do
 ENDS_S = 120.0
-DELAY_S = 0.005  # to the database, one way: so there is time to do something to whoever works
+DELAY_S = 0.005  # to the database, one way: so there is time to do something to a daemon at work
 SOON = {
     "ttl": "2s",
     "scan_interval": f"{SCAN_S}s",
@@ -46,7 +46,7 @@ def thread(work: Callable[..., T], *values: Any) -> Any:
 
 
 class Watch:
-    """Looks at the rows from beside, and remembers the longest time in which some were due and nobody took any."""
+    """Reads the rows, and remembers the longest time in which some were due and nobody took any."""
 
     def __init__(self, lab: Lab) -> None:
         self.longest_s, self.final, self.claims, self._lab = 0.0, 0, 0, lab
@@ -71,7 +71,7 @@ class Watch:
         await until(lambda: self.claims >= goal, ENDS_S)
 
 
-async def ended_once(storage: Storage, story: Scenario, tellers: list[FinalStatusReporter]) -> int:
+async def ended_once(storage: Storage, story: Scenario, daemons: list[WatchedDaemon]) -> int:
     """Check that every row ended as it has to, by the last claim or a listener; return how many the scan ended."""
     wrong, seen, scanned, after = list[Row](), 0, 0, None
     while page := await storage.rows(None, 1000, after=after):
@@ -87,7 +87,7 @@ async def ended_once(storage: Storage, story: Scenario, tellers: list[FinalStatu
             scanned += by_scan
     assert wrong == []
     assert seen == ROWS
-    told = sum((each.told for each in tellers), start=type(tellers[0].told)())
+    told = sum((each.told for each in daemons), start=type(daemons[0].told)())
     assert set(told.values()) == {1}
     assert all(status == story.right(bytes.fromhex(txid)) for txid, status in told)
     return scanned
@@ -101,23 +101,23 @@ def shared(own_database: str, tmp_path: Path) -> Lab:
     return lab
 
 
-class House:
+class Cluster:
     """Three daemons on one database, each with a chain and a way to the database of its own."""
 
-    def __init__(self, lab: Lab, tellers: list[FinalStatusReporter], ways: list[Proxy]) -> None:
-        self.lab, self.tellers = lab, tellers
-        self.ways = dict(zip(tellers, ways, strict=True))
+    def __init__(self, lab: Lab, daemons: list[WatchedDaemon], ways: list[Proxy]) -> None:
+        self.lab, self.daemons = lab, daemons
+        self.ways = dict(zip(daemons, ways, strict=True))
 
     async def rows_of(self, pid: int) -> list[bytes]:
         """Return the rows that a process holds."""
         return [row[0] for row in await self.lab.sql(f"SELECT txid FROM {{t}} WHERE owner LIKE '%/{pid}/%'")]
 
-    async def leader(self) -> FinalStatusReporter:
-        """Wait until somebody has rows in its hands."""
-        found = list[FinalStatusReporter]()
+    async def leader(self) -> WatchedDaemon:
+        """Wait until a daemon holds rows."""
+        found = list[WatchedDaemon]()
 
         async def holds() -> bool:
-            found[:] = [each for each in self.tellers if each.daemon.alive() and await self.rows_of(each.pid)]
+            found[:] = [each for each in self.daemons if each.daemon.alive() and await self.rows_of(each.pid)]
             return bool(found)
 
         await until(holds, ENDS_S)
@@ -145,64 +145,64 @@ async def test_three_daemons_killed_paused_and_cut_off(shared: Lab, tmp_path: Pa
     async with AsyncExitStack() as stack:
         storage = await stack.enter_async_context(shared.storage())
         ways = [await stack.enter_async_context(Proxy(shared.uri, DELAY_S)) for _ in range(3)]
-        tellers = []
+        daemons = []
         for n, way in enumerate(ways):
-            knobs = SOON | {"store": "postgresql", "dsn": way.uri}
-            tellers.append(stack.enter_context(teller(tmp_path / f"{n}", story, knobs, (n - 1) * 7200.0)))
-        house = House(shared, tellers, ways)
-        for each in tellers:
+            wish = SOON | {"store": "postgresql", "dsn": way.uri}
+            daemons.append(stack.enter_context(watched_daemon(tmp_path / f"{n}", story, wish, (n - 1) * 7200.0)))
+        cluster = Cluster(shared, daemons, ways)
+        for each in daemons:
             await thread(each.start)
             await thread(each.feed, story.before)
             await thread(each.submit)
-        for each in tellers:
+        for each in daemons:
             await until(partial(thread, each.swept), ENDS_S)
         await storage.add(first + story.unknown, 0.0, 60.0)
         watch = Watch(shared)
         watching = asyncio.ensure_future(watch.keep())
         await watch.goes_on()
 
-        killed = await house.leader()
+        killed = await cluster.leader()
         pid = killed.pid
         await thread(killed.kill)
-        await house.taken_over(pid)
+        await cluster.taken_over(pid)
         await watch.goes_on()
 
-        paused = await house.leader()
+        paused = await cluster.leader()
         # A result, on its way, that will arrive late.
-        house.ways[paused].cut_before(lambda sent: b"confirmed" in sent and any(txid in sent for txid in second))
+        cluster.ways[paused].cut_before(lambda sent: b"confirmed" in sent and any(txid in sent for txid in second))
         await storage.add(second, 0.0, 60.0)
-        await until(lambda: house.ways[paused].is_cut, ENDS_S)
+        await until(lambda: cluster.ways[paused].is_cut, ENDS_S)
         paused.send(signal.SIGSTOP)
         late = next(
-            txid for txid in await house.rows_of(paused.pid) if txid in second and txid in house.ways[paused].kept
+            txid for txid in await cluster.rows_of(paused.pid) if txid in second and txid in cluster.ways[paused].kept
         )
         stale = (await read(storage, late)).generation
-        (successor,) = [each for each in tellers if each not in (killed, paused)]
-        house.ways[successor].cut_before(lambda sent: late in sent)
+        (successor,) = [each for each in daemons if each not in (killed, paused)]
+        cluster.ways[successor].cut_before(lambda sent: late in sent)
         await thread(successor.feed, (story.before + len(story.blocks)) // 2)  # the paused one hears it when he wakes
-        await house.taken_over(paused.pid, late)
-        await until(lambda: house.ways[successor].is_cut, ENDS_S)  # he has it in his hands, and it is not written yet
-        house.ways[paused].let_go()
+        await cluster.taken_over(paused.pid, late)
+        await until(lambda: cluster.ways[successor].is_cut, ENDS_S)  # he has it in his hands, and it is not written yet
+        cluster.ways[paused].let_go()
         paused.send(signal.SIGCONT)
         await until(lambda: {"leadership_lost", "result_too_late"} <= set(paused.daemon.events()), ENDS_S)
         assert stale not in [look.generation for look in (await read(storage, late)).history]
-        house.ways[successor].let_go()
+        cluster.ways[successor].let_go()
 
         await storage.add(last, 0.0, 60.0)
-        away = await house.leader()
-        house.ways[away].cut()
-        await house.taken_over(away.pid)
+        away = await cluster.leader()
+        cluster.ways[away].cut()
+        await cluster.taken_over(away.pid)
         await thread(away.feed, len(story.blocks))  # the chain goes on, the facts have nowhere to go
-        assert await house.leader() is not away
-        house.ways[away].mend()
+        assert await cluster.leader() is not away
+        cluster.ways[away].mend()
         await thread(killed.start)  # with a chain from before all that
-        for each in tellers:
+        for each in daemons:
             await thread(each.feed, len(story.blocks))
 
         await asyncio.wait_for(watching, ENDS_S)
-        for each in tellers:
+        for each in daemons:
             await thread(each.end)
-        scanned = await ended_once(storage, story, tellers)
+        scanned = await ended_once(storage, story, daemons)
         assert len(story.unknown) < scanned < ROWS
         assert watch.longest_s < LEASE_S + SCAN_S + SLACK_S
 
@@ -211,7 +211,7 @@ async def test_one_daemon_on_sqlite_killed_and_restarted(tmp_path: Path) -> None
     """While the scan is at work, and twice between a block and what it means for the rows."""
     story, folder = Scenario(ROWS), tmp_path / "one"
     lab = Lab("sqlite", folder / "data", "")
-    with teller(folder, story, SOON) as one:
+    with watched_daemon(folder, story, SOON) as one:
         await thread(one.start)
         await thread(one.feed, story.before)
         await thread(one.submit)
@@ -252,8 +252,8 @@ async def test_a_kill_between_the_two_stores_loses_nothing(kind: str, shared: La
     lab = shared if kind == "postgresql" else Lab("sqlite", folder / "data", "")
     submitted = {each["tx"]["txid"] for each in story.submissions}
     async with Proxy(shared.uri) as way:
-        knobs = SOON | ({"store": "postgresql", "dsn": way.uri} if kind == "postgresql" else {}) | {"ttl": "1h"}
-        with teller(folder, story, knobs) as one:
+        wish = SOON | ({"store": "postgresql", "dsn": way.uri} if kind == "postgresql" else {}) | {"ttl": "1h"}
+        with watched_daemon(folder, story, wish) as one:
 
             async def rows() -> dict[bytes, str]:
                 return {bytes(txid): status for txid, status in await lab.sql("SELECT txid, status FROM {t}")}
@@ -284,8 +284,8 @@ async def test_a_daemon_that_is_cut_off_leaves_soon(shared: Lab, tmp_path: Path)
     """With claims, results and facts in its hands: the database gets a moment, whatever would have to be said."""
     story = Scenario(600)
     async with Proxy(shared.uri, DELAY_S) as way, shared.storage() as storage:
-        knobs = SOON | {"store": "postgresql", "dsn": way.uri, "lease_duration": "1m"}
-        with teller(tmp_path / "one", story, knobs) as one:
+        wish = SOON | {"store": "postgresql", "dsn": way.uri, "lease_duration": "1m"}
+        with watched_daemon(tmp_path / "one", story, wish) as one:
             await thread(one.start)
             await thread(one.feed, story.before)
             await thread(one.submit)

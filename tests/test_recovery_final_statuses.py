@@ -36,12 +36,12 @@ EVENTS = ["BlockCommitted", "RolledBack", "Pruned", "TxStatusChanged"]
 
 
 class Life:
-    """One life of whoever tells, on tables and a log that outlive it."""
+    """One life of a reporter, on tables and a log that outlive it."""
 
     def __init__(self, storage: Storage, disk: Disk) -> None:
         self.storage, self.changes = storage, ChangeLog(disk)
         self.heard = list[TxStatusChanged]()
-        self.teller = FinalStatusReporter(storage, self.changes, self.publish, CapacityLimiter(1), lambda: 7)
+        self.reporter = FinalStatusReporter(storage, self.changes, self.publish, CapacityLimiter(1), lambda: 7)
 
     def publish(self) -> None:
         """Stand for the bus."""
@@ -51,7 +51,7 @@ class Life:
         await self.storage.conclude(map(tx, numbers), status, "")
 
     async def tell_all(self) -> None:
-        while await self.teller.report():
+        while await self.reporter.report():
             pass
 
     def logged(self) -> list[tuple[bytes, str]]:
@@ -161,17 +161,17 @@ async def test_marks_wait_for_a_database_and_facts_for_room(lab: Lab, disk: Disk
 
 
 async def test_tables_of_the_first_schema_are_taken_over(sqlite_lab: Lab) -> None:
-    with closing(sqlite3.connect(sqlite_lab.path)) as beside:
+    with closing(sqlite3.connect(sqlite_lab.path)) as connection:
         for statement in map(worded, sql.MIGRATIONS[0]):
-            beside.execute(statement)
-        beside.execute("PRAGMA user_version = 1")
-        beside.execute(
+            connection.execute(statement)
+        connection.execute("PRAGMA user_version = 1")
+        connection.execute(
             "INSERT INTO recovery_tx (txid, status, submitted_at, created_at, updated_at) VALUES (?, 'dead', 0, 0, 0)",
             (tx(1),),
         )
-        beside.commit()
+        connection.commit()
     async with tables(sqlite_lab) as storage:
-        assert await storage.untold(10) == []  # whoever wrote it told of it
+        assert await storage.untold(10) == []  # it was reported by the version that wrote it
         await storage.add([tx(2)], 30.0)
         await storage.conclude([tx(2)], "deleted", "")
         assert await storage.untold(10) == [(tx(2), "deleted")]
@@ -197,11 +197,11 @@ def final_facts(daemon: Daemon) -> Counter[tuple[str, str]]:
 def becomes_final(daemon: Daemon, name: str) -> None:
     """Wait until the tables say so: the log may not yet."""
     give_up = monotonic() + PATIENCE_S
-    with closing(sqlite3.connect(daemon.folder / "data" / "recovery.db", timeout=10)) as beside:
+    with closing(sqlite3.connect(daemon.folder / "data" / "recovery.db", timeout=10)) as connection:
         while True:
-            there = beside.execute("SELECT 1 FROM sqlite_master WHERE name = 'recovery_tx'").fetchone()
+            there = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'recovery_tx'").fetchone()
             sql = "SELECT status FROM recovery_tx WHERE txid = ?"
-            row = there and beside.execute(sql, (digest("tx", name),)).fetchone()
+            row = there and connection.execute(sql, (digest("tx", name),)).fetchone()
             if row and row[0] != "pending":
                 return
             assert monotonic() < give_up

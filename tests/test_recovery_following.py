@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import anyio
 import pytest
-from recovering import Lab, Shaky, capture_logs, knobs, read, tx, until
+from recovering import Lab, Shaky, capture_logs, quick, read, tx, until
 
 import handlers.recovery.following
 from handlers.causes import AnyCause, BlockRolledBack, DoubleSpend, Expired, InBlock, Submitted, Withdrawn
@@ -43,8 +43,8 @@ def block(height: int) -> Fact:
     return BlockCommitted(height=height, slot=height, hash=bytes(32), txs=0, created=0, spent=0, missing_inputs=0)
 
 
-class OutputRenderer:
-    """A change log, and lives of whoever reads it."""
+class Log:
+    """A change log, and lives of its reader."""
 
     def __init__(self, disk: Disk) -> None:
         self.changes = ChangeLog(disk)
@@ -80,7 +80,7 @@ class OutputRenderer:
     ) -> AsyncIterator[None]:
         follower = Follower(
             *(cast("Storage", storage), self.changes, store, cast("Any", self._turn), cast("Any", self._survey)),
-            knobs(confirmations=3, scan_interval=0.05),
+            quick(confirmations=3, scan_interval=0.05),
             heard=self._heard,
             decides=lambda: self.decides,
             tip=lambda: self.tip,
@@ -110,15 +110,15 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def renderer(tmp_path: Path) -> Iterator[OutputRenderer]:
+def log(tmp_path: Path) -> Iterator[Log]:
     with Disk(tmp_path / "log", TABLES, map_size=1 << 24, durable=False) as disk:
-        yield OutputRenderer(disk)
+        yield Log(disk)
 
 
-async def begun(renderer: OutputRenderer, storage: Storage) -> None:
+async def begun(log: Log, storage: Storage) -> None:
     """Let a first life read the log to its end."""
-    async with renderer.following(storage):
-        await renderer.is_read(storage)
+    async with log.following(storage):
+        await log.is_read(storage)
 
 
 def are(storage: Storage, **expected: Status) -> Any:
@@ -131,29 +131,27 @@ def are(storage: Storage, **expected: Status) -> Any:
     return so
 
 
-async def test_what_is_logged_while_nobody_reads_is_read_later(lab: Lab, renderer: OutputRenderer) -> None:
-    """Also of what is mined, or lost, by the time that somebody can write: its end is marked like any other."""
+async def test_what_is_logged_while_nobody_reads_is_read_later(lab: Lab, log: Log) -> None:
+    """Also of what is mined, or lost, by the time that it can be written: its end is marked like any other."""
     async with lab.storage(teller="me") as storage:
-        await begun(renderer, storage)
-        renderer.log(
-            *said("pending", 1, 2, 3), *said("mined", 1), *said("conflicting", 2), block(5), block(6), block(7)
-        )
-        async with renderer.following(storage):
+        await begun(log, storage)
+        log.log(*said("pending", 1, 2, 3), *said("mined", 1), *said("conflicting", 2), block(5), block(6), block(7))
+        async with log.following(storage):
             await until(are(storage, t1="confirmed", t2="deleted", t3="pending"))
         assert await storage.untold(9) == [(tx(1), "confirmed"), (tx(2), "deleted")]
         assert (await read(storage, tx(1))).message == "mined at height 5"
-        assert renderer.surveys == [True]
+        assert log.surveys == [True]
 
 
-async def test_what_is_mined_is_confirmed_by_a_later_life(lab: Lab, renderer: OutputRenderer) -> None:
-    async with lab.storage() as storage:
-        await begun(renderer, storage)
-        renderer.log(*said("mined", 1), block(5), block(6))
-        async with renderer.following(storage):
-            await renderer.is_read(storage)
+async def test_what_is_mined_is_confirmed_by_a_later_life(sqlite_lab: Lab, log: Log) -> None:
+    async with sqlite_lab.storage() as storage:
+        await begun(log, storage)
+        log.log(*said("mined", 1), block(5), block(6))
+        async with log.following(storage):
+            await log.is_read(storage)
             assert await are(storage, t1="pending")()
-        renderer.log(block(7))
-        async with renderer.following(storage):
+        log.log(block(7))
+        async with log.following(storage):
             await until(are(storage, t1="confirmed"))
         assert await storage.mined(STORE, 100, 9) == []
 
@@ -190,8 +188,8 @@ class Steps:
         return step
 
 
-async def test_a_failure_at_any_step_leaves_all_of_it_or_nothing(lab: Lab, renderer: OutputRenderer) -> None:
-    """Whoever reads on has the same rows in the end, and reopens none of them twice."""
+async def test_a_failure_at_any_step_leaves_all_of_it_or_nothing(lab: Lab, log: Log) -> None:
+    """A reader that goes on has the same rows in the end, and reopens none of them twice."""
     story = [
         *(*said("pending", 1, 2, 3, 6), *said("mined", 1, height=3), *said("mined", 4), *said("conflicting", 2)),
         *(block(5), block(6), block(7), *said("back", 4), BACK, *said("mined", 4), block(5)),
@@ -203,16 +201,16 @@ async def test_a_failure_at_any_step_leaves_all_of_it_or_nothing(lab: Lab, rende
         while left <= 0:
             at += 1
             store = f"reader {at}"
-            async with renderer.following(storage, store):
-                await renderer.is_read(storage, store)
+            async with log.following(storage, store):
+                await log.is_read(storage, store)
             await lab.sql("DELETE FROM {t}")
             await storage.add([tx(1), tx(4), tx(5)], 30.0)
             await storage.conclude([tx(4)], "confirmed", "by another instance")
             await storage.conclude([tx(5)], "orphan", "by another instance")
-            renderer.log(*story)
+            log.log(*story)
             failing = Failing(storage, at)
-            async with renderer.following(failing, store):
-                await renderer.is_read(storage, store)
+            async with log.following(failing, store):
+                await log.is_read(storage, store)
                 await until(are(storage, t1="confirmed", t2="deleted", t4="pending", t5="pending", t6="deleted"))
             rows = {row.txid: row for row in await storage.rows(None, 100)}
             assert {int.from_bytes(txid): row.reopened for txid, row in rows.items() if row.reopened} == {4: 1, 5: 1}
@@ -221,93 +219,91 @@ async def test_a_failure_at_any_step_leaves_all_of_it_or_nothing(lab: Lab, rende
         assert at > 10
 
 
-async def test_facts_wait_in_the_log_while_the_database_is_away(lab: Lab, renderer: OutputRenderer) -> None:
+async def test_facts_wait_in_the_log_while_the_database_is_away(sqlite_lab: Lab, log: Log) -> None:
     """Also where it did what was asked, and its answer was lost."""
-    async with lab.storage(teller="me") as storage:
-        await begun(renderer, storage)
+    async with sqlite_lab.storage(teller="me") as storage:
+        await begun(log, storage)
         shaky = Shaky(storage)
         shaky.broken.add("transact")
-        async with renderer.following(shaky):
-            renderer.log(*said("pending", 1, 2))
+        async with log.following(shaky):
+            log.log(*said("pending", 1, 2))
             await until(lambda: shaky.calls.count("transact") >= 2)
             assert await storage.rows(None, 9) == []
             shaky.broken.clear()
             shaky.mute.add("transact")
-            renderer.log(*said("mined", 1), block(5), block(6), block(7), *said("pending", 3))
-            await renderer.is_read(storage)
+            log.log(*said("mined", 1), block(5), block(6), block(7), *said("pending", 3))
+            await log.is_read(storage)
             await until(are(storage, t1="confirmed", t2="pending", t3="pending"))
             shaky.mute.clear()
-            renderer.log(*said("conflicting", 2))
+            log.log(*said("conflicting", 2))
             await until(are(storage, t1="confirmed", t2="deleted", t3="pending"))
         assert await storage.untold(9) == [(tx(1), "confirmed"), (tx(2), "deleted")]
         assert {row.reopened for row in await storage.rows(None, 100)} == {0}
-        assert renderer.surveys == [True]
+        assert log.surveys == [True]
 
 
-async def test_a_deep_rollback_is_read_in_parts(
-    lab: Lab, renderer: OutputRenderer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_deep_rollback_is_read_in_parts(sqlite_lab: Lab, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handlers.recovery.following, "_ROWS", 3)
-    async with lab.storage() as storage:
-        await begun(renderer, storage)
-        renderer.log(*said("back", *range(2000)), BACK)
-        renderer.fetched.clear()
-        async with renderer.following(storage):
-            await renderer.is_read(storage)
-        assert max(renderer.fetched) == 3 and len(renderer.fetched) > 5
+    async with sqlite_lab.storage() as storage:
+        await begun(log, storage)
+        log.log(*said("back", *range(2000)), BACK)
+        log.fetched.clear()
+        async with log.following(storage):
+            await log.is_read(storage)
+        assert max(log.fetched) == 3 and len(log.fetched) > 5
         assert (await storage.counts()).by_status["pending"] == 2000
 
 
 # --- where the log cannot be read on ---------------------------------------------------------------------------------
 
 
-async def test_facts_that_are_gone_are_made_up_for_by_a_survey(lab: Lab, renderer: OutputRenderer) -> None:
-    async with lab.storage() as storage:
-        await begun(renderer, storage)
-        renderer.log(*said("pending", 1))
-        renderer.changes.keep = Retention(count=1)
-        renderer.log(block(5))
-        renderer.log(*said("pending", 2))
-        renderer.surveys.clear()
+async def test_facts_that_are_gone_are_made_up_for_by_a_survey(sqlite_lab: Lab, log: Log) -> None:
+    async with sqlite_lab.storage() as storage:
+        await begun(log, storage)
+        log.log(*said("pending", 1))
+        log.changes.keep = Retention(count=1)
+        log.log(block(5))
+        log.log(*said("pending", 2))
+        log.surveys.clear()
         with capture_logs() as logs:
-            async with renderer.following(storage):
-                await until(lambda: renderer.surveys)
-                renderer.log(*said("pending", 3))
+            async with log.following(storage):
+                await until(lambda: log.surveys)
+                log.log(*said("pending", 3))
                 await until(are(storage, t3="pending"))
         (line,) = [line for line in logs if line["event"] == "recovery_survey_started"]
         assert "no longer kept" in line["reason"]
-        assert renderer.surveys == [True]
+        assert log.surveys == [True]
 
 
-async def test_facts_that_go_while_the_database_is_away_need_one_survey(lab: Lab, renderer: OutputRenderer) -> None:
-    async with lab.storage() as storage:
-        await begun(renderer, storage)
-        renderer.surveys.clear()
+async def test_facts_that_go_while_the_database_is_away_need_one_survey(sqlite_lab: Lab, log: Log) -> None:
+    async with sqlite_lab.storage() as storage:
+        await begun(log, storage)
+        log.surveys.clear()
         shaky = Shaky(storage)
-        async with renderer.following(shaky):
-            renderer.log(*said("pending", 1))
+        async with log.following(shaky):
+            log.log(*said("pending", 1))
             await until(are(storage, t1="pending"))
             shaky.broken.add("transact")
-            renderer.log(*said("pending", 2))
+            log.log(*said("pending", 2))
             await until(lambda: shaky.calls.count("transact") >= 3)
-            renderer.changes.keep = Retention(count=1)
+            log.changes.keep = Retention(count=1)
             for n in range(3, 6):
-                renderer.log(*said("pending", n))
+                log.log(*said("pending", n))
             shaky.broken.clear()
-            await renderer.is_read(storage)
-            renderer.log(*said("pending", 6))
+            await log.is_read(storage)
+            log.log(*said("pending", 6))
             await until(are(storage, t1="pending", t6="pending"))
-        assert renderer.surveys == [True]
+        assert log.surveys == [True]
 
 
-async def test_another_log_is_not_read_on(lab: Lab, renderer: OutputRenderer, tmp_path: Path) -> None:
+async def test_another_log_is_not_read_on(sqlite_lab: Lab, log: Log, tmp_path: Path) -> None:
     """A shorter one, and one that has as many facts as were read of the one before."""
-    async with lab.storage() as storage:
-        renderer.log(*said("pending", 1, 2, 3))
-        await begun(renderer, storage)
+    async with sqlite_lab.storage() as storage:
+        log.log(*said("pending", 1, 2, 3))
+        await begun(log, storage)
         for facts, reason in ((0, "is in the future"), (9, "the log is another one")):
             with Disk(tmp_path / f"{facts}", TABLES, map_size=1 << 24, durable=False) as disk:
-                other = OutputRenderer(disk)
+                other = Log(disk)
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr("storage.change_log.time", lambda: 4e9)
                     other.log(*said("pending", *range(facts)), block(5)) if facts else None
@@ -320,66 +316,64 @@ async def test_another_log_is_not_read_on(lab: Lab, renderer: OutputRenderer, tm
             await storage.move(STORE, None, Cursor(4, 0, 0, True))
 
 
-async def test_stores_on_one_database_have_cursors_and_chains_of_their_own(
-    lab: Lab, renderer: OutputRenderer, tmp_path: Path
-) -> None:
+async def test_stores_on_one_database_have_cursors_and_chains_of_their_own(lab: Lab, log: Log, tmp_path: Path) -> None:
     """What one has mined is not confirmed by the blocks of the other."""
     with Disk(tmp_path / "other", TABLES, map_size=1 << 24, durable=False) as disk:
-        other = OutputRenderer(disk)
-        async with lab.storage() as storage, renderer.following(storage), other.following(storage, "theirs"):
-            await renderer.is_read(storage)
+        other = Log(disk)
+        async with lab.storage() as storage, log.following(storage), other.following(storage, "theirs"):
+            await log.is_read(storage)
             await other.is_read(storage, "theirs")
-            renderer.log(*said("mined", 1), block(5))
+            log.log(*said("mined", 1), block(5))
             await until(are(storage, t1="pending"))
             other.log(*(block(height) for height in range(5, 12)))
             await other.is_read(storage, "theirs")
-            await renderer.is_read(storage)
+            await log.is_read(storage)
             assert await are(storage, t1="pending")()
-            renderer.log(block(6), block(7))
+            log.log(block(6), block(7))
             await until(are(storage, t1="confirmed"))
 
 
-async def test_what_is_final_is_compared_once_the_chain_decides(lab: Lab, renderer: OutputRenderer) -> None:
-    async with lab.storage() as storage:
-        renderer.decides = False
+async def test_what_is_final_is_compared_once_the_chain_decides(sqlite_lab: Lab, log: Log) -> None:
+    async with sqlite_lab.storage() as storage:
+        log.decides = False
         for _ in range(2):
-            await begun(renderer, storage)
-        assert renderer.surveys == [False]
-        async with renderer.following(storage):
-            renderer.decides = True
-            await until(lambda: renderer.surveys == [False, True])
-        await begun(renderer, storage)
-        assert renderer.surveys == [False, True]
+            await begun(log, storage)
+        assert log.surveys == [False]
+        async with log.following(storage):
+            log.decides = True
+            await until(lambda: log.surveys == [False, True])
+        await begun(log, storage)
+        assert log.surveys == [False, True]
 
 
 # --- what facts mean -------------------------------------------------------------------------------------------------
 
 
-async def test_a_submission_takes_back_no_confirmation(lab: Lab, renderer: OutputRenderer) -> None:
+async def test_a_submission_revokes_no_confirmation(sqlite_lab: Lab, log: Log) -> None:
     """Who is behind reads of a submission late; a rollback is another matter, and so is what was given up."""
-    async with lab.storage() as storage, renderer.following(storage):
-        await renderer.is_read(storage)
+    async with sqlite_lab.storage() as storage, log.following(storage):
+        await log.is_read(storage)
         await storage.add([tx(n) for n in range(1, 5)], 30.0)
         await storage.conclude([tx(1), tx(4)], "confirmed", "another daemon")
         await storage.conclude([tx(2)], "orphan", "another daemon")
         await storage.conclude([tx(3)], "deleted", "another daemon")
-        renderer.log(*said("pending", 1, 2, 3))
+        log.log(*said("pending", 1, 2, 3))
         await until(are(storage, t1="confirmed", t2="pending", t3="pending", t4="confirmed"))
-        renderer.log(*said("back", 4, height=4), BACK)
+        log.log(*said("back", 4, height=4), BACK)
         await until(are(storage, t1="confirmed", t2="pending", t3="pending", t4="pending"))
-        renderer.log(*said("back", 1, height=4), BACK)
+        log.log(*said("back", 1, height=4), BACK)
         await until(are(storage, t1="pending", t2="pending", t3="pending", t4="pending"))
         assert (await read(storage, tx(1))).reopened == 1
 
 
-async def test_a_rollback_is_told_from_submissions_whatever_else_is_said(lab: Lab, renderer: OutputRenderer) -> None:
+async def test_a_rollback_is_told_from_submissions_whatever_else_is_said(sqlite_lab: Lab, log: Log) -> None:
     """A block with a coinbase says `conflicting` of it last, and a submission may be at the height that stays."""
-    async with lab.storage() as storage, renderer.following(storage):
-        await renderer.is_read(storage)
+    async with sqlite_lab.storage() as storage, log.following(storage):
+        await log.is_read(storage)
         for n, height in ((1, 5), (2, 5), (3, 4)):
             await storage.add([tx(n)], 30.0)
             await storage.conclude([tx(n)], "confirmed", f"mined at height {height}")
-        renderer.log(
+        log.log(
             *(block(5), *said("pending", 3, height=4), *said("back", 1, 2, 9, height=4)),
             *(*said("conflicting", 9, height=4), BACK),
         )
@@ -387,63 +381,61 @@ async def test_a_rollback_is_told_from_submissions_whatever_else_is_said(lab: La
         assert (await read(storage, tx(3))).reopened == 0
 
 
-async def test_a_rollback_voids_what_was_found_out_before_it(lab: Lab, renderer: OutputRenderer) -> None:
+async def test_a_rollback_voids_what_was_found_out_before_it(lab: Lab, log: Log) -> None:
     """An attempt that read the chain before the rollback has its result refused, or its row reopened."""
     async with lab.storage() as storage:
-        await begun(renderer, storage)
+        await begun(log, storage)
         await storage.add([tx(n) for n in (1, 2)], 0.0, 60.0)
         claims = {claim.txid: claim for claim in await storage.claim("A", 30.0, 9)}
         assert await storage.settle([Settlement(claims[tx(1)], "confirmed", "valid")]) == {tx(1)}
-        renderer.log(*said("back", 1, 2, height=4), BACK)
-        await begun(renderer, storage)
+        log.log(*said("back", 1, 2, height=4), BACK)
+        await begun(log, storage)
         assert await storage.settle([Settlement(claims[tx(2)], "confirmed", "valid")]) == set()
         assert await are(storage, t1="pending", t2="pending")()
 
 
-async def test_the_blocks_of_a_branch_confirm_nothing_of_the_one_before(lab: Lab, renderer: OutputRenderer) -> None:
-    async with lab.storage(teller="me") as storage:
-        await begun(renderer, storage)
-        renderer.log(block(5), *said("mined", 1))
-        await begun(renderer, storage)
-        renderer.log(*said("back", 1, height=4), BACK, *(block(height) for height in range(5, 9)))
-        await begun(renderer, storage)
+async def test_the_blocks_of_a_branch_confirm_nothing_of_the_one_before(sqlite_lab: Lab, log: Log) -> None:
+    async with sqlite_lab.storage(teller="me") as storage:
+        await begun(log, storage)
+        log.log(block(5), *said("mined", 1))
+        await begun(log, storage)
+        log.log(*said("back", 1, height=4), BACK, *(block(height) for height in range(5, 9)))
+        await begun(log, storage)
         assert await are(storage, t1="pending")()
         assert await storage.untold(9) == []
 
 
-async def test_a_pruned_transaction_is_confirmed_when_it_is_deep(lab: Lab, renderer: OutputRenderer) -> None:
+async def test_a_pruned_transaction_is_confirmed_when_it_is_deep(sqlite_lab: Lab, log: Log) -> None:
     """That its rows were deleted says nothing; one that lost and is pruned stays what it was."""
-    async with lab.storage() as storage, renderer.following(storage):
-        await renderer.is_read(storage)
+    async with sqlite_lab.storage() as storage, log.following(storage):
+        await log.is_read(storage)
         pruned = [TxStatusChanged(txid=tx(n), status="pruned", height=6) for n in (1, 2, 3)]
-        renderer.log(block(5), *said("mined", 1), *said("conflicting", 2), *pruned)
+        log.log(block(5), *said("mined", 1), *said("conflicting", 2), *pruned)
         await until(are(storage, t1="pending", t2="deleted"))
-        renderer.log(block(6), block(7))
+        log.log(block(6), block(7))
         await until(are(storage, t1="confirmed", t2="deleted"))
 
 
 @pytest.mark.parametrize("cause", [Withdrawn("evicted"), Expired()])
 @pytest.mark.parametrize("status", ["pruned", "withdrawn"])
 async def test_what_is_taken_out_of_the_pool_leaves_the_list_unless_it_is_final(
-    lab: Lab, renderer: OutputRenderer, cause: AnyCause, status: str
+    lab: Lab, log: Log, cause: AnyCause, status: str
 ) -> None:
     gone = [TxStatusChanged(txid=tx(n), status=status, height=5, cause=cause) for n in (1, 2, 3)]
-    async with lab.storage() as storage, renderer.following(storage):
-        await renderer.is_read(storage)
-        renderer.log(*said("pending", 1, 2, 4))
+    async with lab.storage() as storage, log.following(storage):
+        await log.is_read(storage)
+        log.log(*said("pending", 1, 2, 4))
         await until(are(storage, t1="pending", t2="pending", t4="pending"))
         await storage.conclude([tx(2)], "confirmed", "by another instance")
-        renderer.log(*said("pending", 3), *gone)
+        log.log(*said("pending", 3), *gone)
         await until(are(storage, t2="confirmed", t4="pending"))
-        renderer.log(*gone, *said("pending", 1))
+        log.log(*gone, *said("pending", 1))
         await until(are(storage, t1="pending", t2="confirmed", t4="pending"))
 
 
-async def test_what_is_told_before_the_first_survey_is_read_after_it(lab: Lab, renderer: OutputRenderer) -> None:
+async def test_what_is_told_before_the_first_survey_is_read_after_it(sqlite_lab: Lab, log: Log) -> None:
     """The database was away: what has lost by then never had a row, and a survey does not look for it."""
-    async with lab.storage() as storage:
-        async with renderer.following(
-            storage, began=lambda: renderer.log(*said("pending", 1), *said("conflicting", 1))
-        ):
+    async with sqlite_lab.storage() as storage:
+        async with log.following(storage, began=lambda: log.log(*said("pending", 1), *said("conflicting", 1))):
             await until(are(storage, t1="deleted"))
-        assert renderer.surveys == [True]
+        assert log.surveys == [True]

@@ -48,7 +48,7 @@ TO_MEET = {
     *("rival won", "rolled back while down", "mined while down", "row reopened", "shallow"),
     *("row pending", "row confirmed", "row deleted"),
 }
-EXAMPLES = {"sqlite": 20, "postgresql": 5}  # beside those that are told
+EXAMPLES = {"sqlite": 10, "postgresql": 2}  # and those that are given
 PHASES = [Phase.explicit, Phase.generate]  # a story that fails is not made shorter: each try takes its time to fail
 HEALTHY = list(HealthCheck)  # a story takes its time
 
@@ -199,7 +199,7 @@ class Node:
 
     @asynccontextmanager
     async def _reading(self) -> AsyncIterator[Tables]:
-        """Open the tables beside the service, once it has made them."""
+        """Open the tables that the service has made."""
         storage = open_storage(self.config, readonly=True)
         while True:
             with suppress(StoreAway):
@@ -264,11 +264,11 @@ async def node(dsn: str | None, met: set[str]) -> AsyncIterator[Node]:
 
 async def forget(dsn: str) -> None:
     """Remove the tables of the story before."""
-    beside = await asyncpg.connect(dsn)
+    connection = await asyncpg.connect(dsn)
     tables = ["recovery_tx", *(f"recovery_tx_{each}" for each in ("schema", "cursor", "mined", "withdrawn"))]
-    await beside.execute(f"DROP TABLE IF EXISTS {', '.join(tables)}")
-    await beside.execute("DROP FUNCTION IF EXISTS recovery_tx_final")
-    await beside.close()
+    await connection.execute(f"DROP TABLE IF EXISTS {', '.join(tables)}")
+    await connection.execute("DROP FUNCTION IF EXISTS recovery_tx_final")
+    await connection.close()
 
 
 async def lived(story: list[Any], dsn: str | None, met: set[str]) -> None:

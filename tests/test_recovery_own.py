@@ -20,7 +20,7 @@ from handlers.recovery.outcome import Busy, Invalid, NotFound, Outcome, Permanen
 from handlers.recovery.own import InTurn, load
 
 MODULE = '''
-"""A handler of somebody else."""
+"""A handler of another package."""
 
 from handlers.recovery.outcome import Busy, Invalid, NotFound, Outcome, Valid
 

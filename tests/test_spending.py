@@ -328,7 +328,7 @@ def families(draw: st.DrawFn) -> dict[bytes, tuple[Record, list[OutPoint]]]:
     ],
 )
 def test_who_loses_to_others(code: str, faults: list[tuple[str, bytes | None]], loses_to: bytes | None) -> None:
-    """Only a transaction whose every fault is that somebody else has the input."""
+    """Only a transaction whose every fault is that another transaction has the input."""
     inputs = {n: Fault(why, (by, 0) if by else None) for n, (why, by) in enumerate(faults)}
     assert TxFault(code, "", inputs=inputs).rival(NAME) == loses_to
 

@@ -47,7 +47,7 @@ TO_MEET = {
     *("reassigned", "reassigned and spent", "conflict decided", "conflict not decided", "loser's child lost too"),
     *("mined", "mined in a fork", "mined twice", "unmined", "preserved", "expired"),
     *("expired and due", "pruned", "pruned large", "held back", "page all spent", "page spendable again"),
-    *("interrupted", "finished by a retry", "begun anew", "finished by recovery", "removed by recovery", "restarted"),
+    *("interrupted", "finished by a retry", "begun again", "finished by recovery", "removed by recovery", "restarted"),
     "kept its lock",
     *("due", "not due any more", "due later", "rival won", "named twice"),
 }
@@ -370,7 +370,7 @@ class Scenario(RuleBasedStateMachine):
             assert code == ("UTXO_ERROR" if refused or late else "TX_EXISTS" if before else None)
         elif kind == "fails" and stop == 0 and not refused:
             assert code == "PROCESSING"
-        MET.update({"begun anew"} if before is None and code is None and tx.txid in self.half else ())
+        MET.update({"begun again"} if before is None and code is None and tx.txid in self.half else ())
         self.half.add(tx.txid)
 
     @property
@@ -435,7 +435,7 @@ class Scenario(RuleBasedStateMachine):
 
         def model() -> str | None:
             refused = self.faults(tx.txid, tx.inputs, self.height, unborn=True)
-            if refused is None:  # somebody gave back what it had spent
+            if refused is None:  # what it had spent was released
                 self.take(tx.txid, tx.inputs, self.height)
             return refused
 
@@ -616,7 +616,7 @@ class Scenario(RuleBasedStateMachine):
         self.enter_child(txid, on=on)
 
     def family(self, txid: bytes) -> set[bytes]:
-        """Return who builds on a transaction, and whoever builds on them."""
+        """Return the descendants of a transaction."""
         found, waiting = set[bytes](), [txid]
         while waiting:
             told = self.told.get(waiting.pop())

@@ -17,7 +17,7 @@ import pytest
 from chains import output as paid
 from daemons import PATIENCE_S, Client, Daemon, Message, encoded, running, statuses
 from messages import Listener, message
-from pruning import open_house
+from pruning import open_local_store
 from scenarios import chain, digest, output, tx
 
 from handlers.events import Tx, TxSubmitted
@@ -195,8 +195,8 @@ def test_a_batch_is_full_when_its_commit_would_take_too_long(tmp_path: Path) -> 
     """Submissions are carried out by the commit: how fast they are decoded says nothing of how long that takes."""
     sender = Listener()
     many = [message(TxSubmitted(tx=Tx(digest(n), [], [paid("ann")])), sender) for n in range(1000)]
-    with open_house(tmp_path) as house:
-        turns = house.turns
+    with open_local_store(tmp_path) as local:
+        turns = local.turns
         assert turns.take(many, monotonic(), 3600.0) == []
         expected_s = turns.pace.expected_s
         turns.finish()
@@ -215,9 +215,9 @@ def test_what_is_taken_is_committed_in_the_same_turn(
 ) -> None:
     """Unless more messages wait that belong to the same batch: another writer never comes between."""
     sender = Listener()
-    with open_house(tmp_path) as house:
+    with open_local_store(tmp_path) as local:
         deliveries = [message(TxSubmitted(tx=Tx(digest(n), [], [paid("ann")]), seq=n), sender) for n in range(3)]
-        left, done = house.turns.turn(deliveries, monotonic(), limit_s, most, range(waiting))
+        left, done = local.turns.turn(deliveries, monotonic(), limit_s, most, range(waiting))
         assert (done and len(done.answers), len(left)) == (committed, 3 - (committed or 3))
 
 
@@ -225,8 +225,8 @@ def test_the_collector_waits_for_large_transactions(tmp_path: Path, monkeypatch:
     """It would visit each of their outputs; but it does not wait for ever."""
     collected, commits = list[int](), 0
     monkeypatch.setattr(gc, "collect", lambda: collected.append(commits))
-    with open_house(tmp_path) as house:
-        turns = house.turns
+    with open_local_store(tmp_path) as local:
+        turns = local.turns
         for commits in range(1, 2049):
             turns.creating = {1: 1} if commits > 128 else {}
             turns.finish()

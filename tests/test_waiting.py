@@ -107,10 +107,10 @@ def test_what_a_rollback_returns(asking: Asked) -> None:
     chained = [tx(f"c{n}", output("x"), spends=[at(f"c{n - 1}") if n else at("p")]) for n in range(30)]
     two = block(FUND, tx("reward", output("m"), coinbase=True), *chained)
     asking.feed(FUND, submit("old", at("p", 1)), two, block(two), back_to(FUND))
-    asking.feed(submit("child", at("c29"), at("old")), submit("beside", at("p", 2)))
+    asking.feed(submit("child", at("c29"), at("old")), submit("another", at("p", 2)))
     whole = listed(asking, 5)
     assert_parents_first(whole)
-    assert set(ids(whole)) == {txid(name) for name in (*(f"c{n}" for n in range(30)), "old", "child", "beside")}
+    assert set(ids(whole)) == {txid(name) for name in (*(f"c{n}" for n in range(30)), "old", "child", "another")}
     since = {each["txid"]: each["unmined_since"] for each in whole}
     assert since[txid("child")] < since[txid("c29")]  # or this test shows nothing
     assert ids(listed(asking, order="age")) == [name for _, name in sorted((at, name) for name, at in since.items())]

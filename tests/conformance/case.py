@@ -45,7 +45,7 @@ DEFAULTS: Op = {
     "external": False,
 }
 
-OWN_BLOCK = 1 << 39  # the id of the block beside our chain that has what a case does not say to be in one
+OWN_BLOCK = 1 << 39  # the id of a block of another chain that has what a case does not say to be in one
 
 
 class Input(dict[str, Any]):
@@ -223,7 +223,7 @@ class Case:
             self.daemon.block(max(height, 0), *made)
         self.go(height)
 
-    def claim_anew(self, spender: Spender) -> Ack | Error:
+    def claim_again(self, spender: Spender) -> Ack | Error:
         """Let a transaction spend at the height after the tip's, not when it was submitted."""
         spender.height, txids = self.daemon.chain.height + 1, [spender.tx.txid]
         self.do(TxConflicting(txids=txids))

@@ -58,7 +58,7 @@ class Creating:
             self.case.do(TxLocked(txids=[tx.txid]))
         if before is not None and set(before.tx.inputs) & set(tx.inputs):
             self.case.go(before.height - 1)
-            self.case.accepted(self.case.claim_anew(self.case.spenders[name]))
+            self.case.accepted(self.case.claim_again(self.case.spenders[name]))
 
     def _submit(self, event: TxSubmitted, *, conflicting: bool) -> Ack | Error:
         """Submit what a case creates, whatever it spends."""
@@ -82,7 +82,7 @@ class Creating:
             self.case.do(TxConflicting(txids=[event.tx.txid]))
             self.case.do(OutputsFrozen(outpoints=list(faults)))
         if codes == {"INVALID_SPEND"} and event.tx.inputs == [(self.words.root(name).txid, 0)]:  # it was pruned
-            tx = self.case.filled(name, {0: (self.words.root(f"{name} anew").txid, 0)}, event.tx)
+            tx = self.case.filled(name, {0: (self.words.root(f"{name} again").txid, 0)}, event.tx)
             self.case.need_roots(tx, self.daemon.chain.height)
             answer = self.case.ask(msgspec.structs.replace(event, tx=tx))
         return answer
@@ -112,7 +112,7 @@ class Creating:
         with self.daemon.disk.read() as txn:
             lock = self.daemon.store.lock(txn, self.words.txid(op["tx"]))
         assert lock is not None
-        self.words.owners[lock.owner] = op.get("owner", "somebody")
+        self.words.owners[lock.owner] = op.get("owner", "another")
         return {"lockOwner": self.lock_owner()}
 
     def _take_lock(self, name: str, records: int) -> None:

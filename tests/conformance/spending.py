@@ -36,7 +36,7 @@ class Spending:
         self.case.go(op["height"] - 1)
         with self.case.signals({txid for txid, _ in named.values()}) as signals:
             answer = self._claim(op, named)
-            if isinstance(answer, Error) and (told := self._beside_flags(op, answer)) is not None:
+            if isinstance(answer, Error) and (told := self._ignoring_flags(op, answer)) is not None:
                 answer = told
             self.case.accepted(answer, list(named.values()))
         if op["tx"] in self.case.spenders:
@@ -55,11 +55,11 @@ class Spending:
         if spender.spends:
             return self.case.spend_again(op["height"], spender)
         if spender.height != op["height"] and spender.created:
-            return self.case.claim_anew(spender)
+            return self.case.claim_again(spender)
         return self.case.ask(self.case.submission(spender.tx, op.get("hash")), "spend")
 
     def _grow(self, op: Op, named: dict[int, OutPoint], spender: Spender | None) -> Ack | Error:
-        """Submit a transaction that spends what is named, beside what it has spent before."""
+        """Submit a transaction that spends what is named and what it has spent before."""
         name, made = op["tx"], self.words.made.get(op["tx"])
         before = dict(enumerate(spender.tx.inputs)) if spender else {}
         before = {n: at for n, at in before.items() if not self.words.name(at[0]).startswith("root of ")}
@@ -88,7 +88,7 @@ class Spending:
         faults = faults_of(answer)
         return bool(faults) and all(flags.get(fault["code"]) for fault in faults.values())
 
-    def _beside_flags(self, op: Op, answer: Error) -> Ack | Error | None:
+    def _ignoring_flags(self, op: Op, answer: Error) -> Ack | Error | None:
         """Return what is said when a block has what only an ignored flag was against; None if anything else is."""
         if not self._ignored(op, answer):
             return None

@@ -26,9 +26,9 @@ from recovering import (
     Shaky,
     becomes,
     capture_logs,
-    knobs,
     manage,
     managing,
+    quick,
     read,
     status,
     tx,
@@ -72,8 +72,8 @@ async def claimed(storage: Storage, owner: str, limit: int = 100, lease_s: float
 # --- lifecycle ---------------------------------------------------------------------------------------------------
 
 
-async def test_rec_001_start_second_start_stop(lab: Lab) -> None:
-    async with lab.storage() as storage:
+async def test_rec_001_start_second_start_stop(sqlite_lab: Lab) -> None:
+    async with sqlite_lab.storage() as storage:
         shaky = Shaky(storage)
         async with managing(shaky, Says(), ttl=0.1, scan_interval=0.1) as manager:
             with pytest.raises(RuntimeError, match="already started"):
@@ -81,8 +81,8 @@ async def test_rec_001_start_second_start_stop(lab: Lab) -> None:
             await until(lambda: {"session", "claim"} <= set(shaky.calls))
 
 
-async def test_rec_002_disabled_manager_is_inert(lab: Lab) -> None:
-    async with lab.storage() as storage:
+async def test_rec_002_disabled_manager_is_inert(sqlite_lab: Lab) -> None:
+    async with sqlite_lab.storage() as storage:
         await old(storage, 1)
         shaky = Shaky(storage)
         async with managing(shaky, Says(), enabled=False):
@@ -90,15 +90,15 @@ async def test_rec_002_disabled_manager_is_inert(lab: Lab) -> None:
         assert shaky.calls == []
 
 
-async def test_rec_003_stop_before_start(lab: Lab) -> None:
-    async with lab.storage() as storage:
+async def test_rec_003_stop_before_start(sqlite_lab: Lab) -> None:
+    async with sqlite_lab.storage() as storage:
         shaky = Shaky(storage)
         await manage(shaky, Says()).stop()
         assert shaky.calls == []
 
 
-async def test_rec_004_restart_after_stop(lab: Lab) -> None:
-    async with lab.storage() as storage:
+async def test_rec_004_restart_after_stop(sqlite_lab: Lab) -> None:
+    async with sqlite_lab.storage() as storage:
         manager = manage(storage, Says())
         for n in (1, 2):
             await old(storage, n)
@@ -156,8 +156,8 @@ def test_rec_013_timeout_floor() -> None:
     assert load(None, {"UTXOD_RECOVERY__ATTEMPT_TIMEOUT": "10s"}).recovery.attempt_timeout == 10
 
 
-async def test_rec_014_default_settings_raise_no_lease_warning(lab: Lab) -> None:
-    async with lab.storage() as storage:
+async def test_rec_014_default_settings_raise_no_lease_warning(sqlite_lab: Lab) -> None:
+    async with sqlite_lab.storage() as storage:
         with capture_logs() as logs:
             manager = Manager(storage, Says(), Recovery(), dice=lambda low, _: low)
             await manager.start()
@@ -169,8 +169,8 @@ async def test_rec_014_default_settings_raise_no_lease_warning(lab: Lab) -> None
 # --- sweep -------------------------------------------------------------------------------------------------------
 
 
-async def test_rec_016_not_recovered_twice_when_not_claimed_again(lab: Lab) -> None:
-    async with lab.storage() as storage:
+async def test_rec_016_not_recovered_twice_when_not_claimed_again(sqlite_lab: Lab) -> None:
+    async with sqlite_lab.storage() as storage:
         await old(storage, 1)
         handler = Says()
         async with managing(storage, handler) as manager:
@@ -178,8 +178,8 @@ async def test_rec_016_not_recovered_twice_when_not_claimed_again(lab: Lab) -> N
         assert handler.asked == [tx(1)]
 
 
-async def test_rec_018_leadership_failure_is_survivable(lab: Lab) -> None:
-    async with lab.storage() as storage:
+async def test_rec_018_leadership_failure_is_survivable(sqlite_lab: Lab) -> None:
+    async with sqlite_lab.storage() as storage:
         await old(storage, 1)
         shaky = Shaky(storage)
         shaky.broken.add("session")
@@ -206,8 +206,8 @@ async def test_rec_019_claim_failure_gives_leadership_back(pg_lab: Lab) -> None:
             await until(becomes(storage, tx(1), "confirmed"))
 
 
-async def test_rec_022_backlog_is_drained(lab: Lab) -> None:
-    async with lab.storage() as storage:
+async def test_rec_022_backlog_is_drained(sqlite_lab: Lab) -> None:
+    async with sqlite_lab.storage() as storage:
         await storage.add([tx(n) for n in range(250)], 0.0, HOUR)
         async with managing(storage, Says(), batch_size=100, scan_interval=60.0) as manager:
             await until(lambda: manager.numbers.settled["confirmed"] == 250)
@@ -335,10 +335,10 @@ async def test_rec_034_session_time_zone_does_not_matter(pg_lab: Lab) -> None:
         assert await claimed(tokyo, "B") == [tx(1), tx(2)]
 
 
-async def test_rec_035_sqlite_claims_are_real_and_exclusive(sqlite_lab: Lab) -> None:
+async def test_rec_035_sqlite_claims_are_real_and_exclusive(lab: Lab) -> None:
     async with AsyncExitStack() as stack:
-        stores = [await stack.enter_async_context(sqlite_lab.storage()) for _ in range(4)]
-        await stores[0].add([tx(n) for n in range(20_000)], 0.0, HOUR)
+        stores = [await stack.enter_async_context(lab.storage()) for _ in range(4)]
+        await stores[0].add([tx(n) for n in range(2_000)], 0.0, HOUR)
 
         async def drain(storage: Storage, owner: str) -> list[bytes]:
             got: list[bytes] = []
@@ -347,7 +347,7 @@ async def test_rec_035_sqlite_claims_are_real_and_exclusive(sqlite_lab: Lab) -> 
             return got
 
         shares = await asyncio.gather(*(drain(storage, f"{n}") for n, storage in enumerate(stores)))
-        assert sorted(txid for share in shares for txid in share) == [tx(n) for n in range(20_000)]
+        assert sorted(txid for share in shares for txid in share) == [tx(n) for n in range(2_000)]
         assert sum(map(bool, shares)) > 1  # on a busy machine one may come too late for any
 
 
@@ -419,6 +419,7 @@ async def test_rec_043_old_generation_cannot_release(lab: Lab) -> None:
         assert await claimed(storage, "B") == [tx(1)]
         before = await read(storage, tx(1))
         assert await storage.release([mine]) == set()
+        assert await storage.renew([mine], 30.0) == set()
         assert await storage.settle([Settlement(mine, "deleted", "invalid", message="stale")]) == set()
         assert await read(storage, tx(1)) == before
 
@@ -505,50 +506,50 @@ async def document_row(lab: Lab, books: Books, answer: Any, wanted: str, **chang
         return await after(storage, handler, wanted, **changes)
 
 
-async def test_rec_046_invalid(lab: Lab) -> None:
+async def test_rec_046_invalid(sqlite_lab: Lab) -> None:
     with Books() as books:
         books.connection.execute("DROP TABLE requests")  # it is not looked into
-        row = await document_row(lab, books, ("invalid", "bad signature"), "deleted")
+        row = await document_row(sqlite_lab, books, ("invalid", "bad signature"), "deleted")
     assert row.message == "bad signature"
 
 
-async def test_rec_047_busy(lab: Lab) -> None:
+async def test_rec_047_busy(sqlite_lab: Lab) -> None:
     with Books() as books:
-        row = await document_row(lab, books, ("busy", ""), "pending")
+        row = await document_row(sqlite_lab, books, ("busy", ""), "pending")
     assert (row.failures, row.history[0].outcome, row.message) == (0, "busy", "")
 
 
-async def test_rec_048_unknown_status_is_treated_as_busy(lab: Lab) -> None:
+async def test_rec_048_unknown_status_is_treated_as_busy(sqlite_lab: Lab) -> None:
     with Books() as books:
-        row = await document_row(lab, books, ("a word nobody knows", ""), "pending")
+        row = await document_row(sqlite_lab, books, ("a word nobody knows", ""), "pending")
     assert (row.failures, row.history[0].outcome) == (0, "busy")
 
 
-async def test_rec_049_hash_mismatch(lab: Lab) -> None:
+async def test_rec_049_hash_mismatch(sqlite_lab: Lab) -> None:
     with Books() as books:
-        row = await document_row(lab, books, ("valid", b"another"), "deleted")
+        row = await document_row(sqlite_lab, books, ("valid", b"another"), "deleted")
         assert "mismatch" in row.message
         assert books.tokens() == []
 
 
-async def test_rec_051_request_load_fails(lab: Lab) -> None:
+async def test_rec_051_request_load_fails(sqlite_lab: Lab) -> None:
     with Books() as books:
         books.connection.execute("DROP TABLE requests")
-        row = await document_row(lab, books, GOOD, "pending")
+        row = await document_row(sqlite_lab, books, GOOD, "pending")
     assert row.failures >= 1
     assert "no such table" in row.last_error
 
 
-async def test_rec_052_append_fails(lab: Lab) -> None:
+async def test_rec_052_append_fails(sqlite_lab: Lab) -> None:
     with Books() as books:
         books.connection.execute("CREATE TRIGGER full BEFORE INSERT ON tokens BEGIN SELECT RAISE(FAIL, 'full'); END")
-        row = await document_row(lab, books, GOOD, "pending")
+        row = await document_row(sqlite_lab, books, GOOD, "pending")
         assert "full" in row.last_error
         assert (books.tokens(), row.message) == ([], "")
 
 
-async def test_rec_053_status_write_fails(lab: Lab) -> None:
-    async with lab.storage() as storage:
+async def test_rec_053_status_write_fails(sqlite_lab: Lab) -> None:
+    async with sqlite_lab.storage() as storage:
         await old(storage, 1)
         shaky, handler = Shaky(storage), Says(lambda _: Invalid("no"))
         shaky.broken.add("settle")
@@ -560,27 +561,27 @@ async def test_rec_053_status_write_fails(lab: Lab) -> None:
             await until(becomes(storage, tx(1), "deleted"))
 
 
-async def test_rec_055_valid_but_no_reference_hash(lab: Lab) -> None:
+async def test_rec_055_valid_but_no_reference_hash(sqlite_lab: Lab) -> None:
     with Books() as books:
-        row = await document_row(lab, books, ("valid", None), "dead")
+        row = await document_row(sqlite_lab, books, ("valid", None), "dead")
         assert "no hash" in row.last_error
         assert books.tokens() == []
 
 
-async def test_rec_056_second_commit_changes_nothing(lab: Lab) -> None:
+async def test_rec_056_second_commit_changes_nothing(sqlite_lab: Lab) -> None:
     with Books() as books:
         books.connection.execute("INSERT INTO tokens VALUES (?, ?)", (tx(1), b"ten tokens"))
         books.connection.commit()
-        await document_row(lab, books, GOOD, "confirmed")
+        await document_row(sqlite_lab, books, GOOD, "confirmed")
         assert len(books.tokens()) == 1
 
 
 # --- orphan ------------------------------------------------------------------------------------------------------
 
 
-async def test_rec_057_promoted_past_grace(lab: Lab) -> None:
+async def test_rec_057_promoted_past_grace(sqlite_lab: Lab) -> None:
     """Unknown for the whole grace since the first time, and several times: so it is seen more than once before."""
-    async with lab.storage() as storage:
+    async with sqlite_lab.storage() as storage:
         changes: list[Any] = []
         row = await after(
             storage, Says(lambda _: NotFound()), "orphan", not_found_grace_period=0.01, changed=changes.extend
@@ -589,15 +590,15 @@ async def test_rec_057_promoted_past_grace(lab: Lab) -> None:
     assert (row.message, row.not_found >= 3) == (NEVER_ARRIVED, True)
 
 
-async def test_rec_059_other_not_found_wording(lab: Lab) -> None:
-    async with lab.storage() as storage:
+async def test_rec_059_other_not_found_wording(sqlite_lab: Lab) -> None:
+    async with sqlite_lab.storage() as storage:
         handler = Says(lambda _: NotFound(reason="no such transaction id in index"))
         row = await after(storage, handler, "orphan", not_found_grace_period=0.01)
     assert row.last_error == "no such transaction id in index"
 
 
-async def test_rec_060_within_grace_stays_pending(lab: Lab) -> None:
-    async with lab.storage() as storage:
+async def test_rec_060_within_grace_stays_pending(sqlite_lab: Lab) -> None:
+    async with sqlite_lab.storage() as storage:
         await old(storage, 1, age_s=600.0)
         handler = Says(lambda _: NotFound())
         async with managing(storage, handler, not_found_grace_period=1800.0):
@@ -607,8 +608,8 @@ async def test_rec_060_within_grace_stays_pending(lab: Lab) -> None:
         assert row.last_error == NotFound().reason
 
 
-async def test_rec_062_other_errors_never_promote(lab: Lab) -> None:
-    async with lab.storage() as storage:
+async def test_rec_062_other_errors_never_promote(sqlite_lab: Lab) -> None:
+    async with sqlite_lab.storage() as storage:
         await old(storage, 1, age_s=2 * HOUR)
         handler = Says(lambda _: ConnectionRefusedError("connection refused: code = NotFound, tx not found"))
         async with managing(storage, handler, not_found_grace_period=0.01):
@@ -616,8 +617,8 @@ async def test_rec_062_other_errors_never_promote(lab: Lab) -> None:
         assert await status(storage, tx(1)) == "pending"
 
 
-async def test_rec_063_failed_promotion_is_retried(lab: Lab) -> None:
-    async with lab.storage() as storage:
+async def test_rec_063_failed_promotion_is_retried(sqlite_lab: Lab) -> None:
+    async with sqlite_lab.storage() as storage:
         await old(storage, 1)
         shaky, handler = Shaky(storage), Says(lambda _: NotFound())
         async with managing(shaky, handler, not_found_grace_period=0.01):
@@ -630,8 +631,8 @@ async def test_rec_063_failed_promotion_is_retried(lab: Lab) -> None:
             await until(becomes(storage, tx(1), "orphan"))
 
 
-async def test_rec_064_late_confirmation_wins(lab: Lab) -> None:
-    async with lab.storage() as storage:
+async def test_rec_064_late_confirmation_wins(sqlite_lab: Lab) -> None:
+    async with sqlite_lab.storage() as storage:
         await old(storage, 1)
 
         async def overtaken() -> Outcome:
@@ -644,9 +645,9 @@ async def test_rec_064_late_confirmation_wins(lab: Lab) -> None:
         assert (row.status, row.message) == ("confirmed", "the listener knows")
 
 
-async def test_rec_065_no_promotion_after_stop(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rec_065_no_promotion_after_stop(sqlite_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("handlers.recovery.attempts._SHUTTING_S", 0.05)
-    async with lab.storage() as storage:
+    async with sqlite_lab.storage() as storage:
         await old(storage, 1)
         shaky, go = Shaky(storage), asyncio.Event()
         handler = Says(lambda _: stubborn(go, NotFound()))
@@ -663,7 +664,7 @@ async def test_rec_065_no_promotion_after_stop(lab: Lab, monkeypatch: pytest.Mon
 
 
 async def stubborn(go: asyncio.Event, outcome: Outcome) -> Outcome:
-    """Go on whoever cancels."""
+    """Ignore every cancellation."""
     while not go.is_set():
         try:
             await go.wait()
@@ -672,9 +673,9 @@ async def stubborn(go: asyncio.Event, outcome: Outcome) -> Outcome:
     return outcome
 
 
-async def test_rec_066_hung_handler_that_honours_cancellation(lab: Lab) -> None:
+async def test_rec_066_hung_handler_that_honours_cancellation(sqlite_lab: Lab) -> None:
     """Leadership is held across sweeps, so that the later tick needs no other."""
-    async with lab.storage() as storage:
+    async with sqlite_lab.storage() as storage:
         await old(storage, 1, 2)
         handler = Says(lambda txid: asyncio.sleep(60) if txid == tx(1) else Valid())
         async with managing(storage, handler, attempt_timeout=0.05, worker_count=1) as manager:
@@ -686,9 +687,9 @@ async def test_rec_066_hung_handler_that_honours_cancellation(lab: Lab) -> None:
         assert (row.owner, row.history[0].outcome) == (None, "timeout")
 
 
-async def test_rec_067_handler_that_ignores_cancellation(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rec_067_handler_that_ignores_cancellation(sqlite_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("handlers.recovery.attempts._SHUTTING_S", 0.05)
-    async with lab.storage() as storage:
+    async with sqlite_lab.storage() as storage:
         await old(storage, 1)
         shaky, go = Shaky(storage), asyncio.Event()
         handler = Says(lambda _: stubborn(go, Valid()))
@@ -718,7 +719,10 @@ async def test_rec_070_result_at_the_deadline_is_kept() -> None:
     handler = Says()
     handler.recover = slow  # type: ignore[method-assign,assignment]
     numbers = Numbers()
-    assert await attempt(Attempts(handler, knobs(attempt_timeout=0.05), numbers)) == (Invalid("just in time"), False)
+    assert await attempt(Attempts(handler, quick(attempt_timeout=0.05), numbers)) == (
+        Invalid("just in time"),
+        False,
+    )
     assert numbers.timeouts == 0
 
 
@@ -737,7 +741,7 @@ async def alerts(threshold: int, times: int) -> list[str]:
     """Return how loud each of several timeouts of one transaction was."""
     attempts = Attempts(
         Says(lambda _: asyncio.sleep(60)),
-        knobs(attempt_timeout=0.01, stuck_alert_threshold=threshold),
+        quick(attempt_timeout=0.01, stuck_alert_threshold=threshold),
         Numbers(),
     )
     with capture_logs() as logs:
@@ -756,8 +760,8 @@ async def test_rec_072_alert_can_be_disabled() -> None:
     assert await alerts(0, 5) == ["warning"] * 5
 
 
-async def test_rec_073_shutdown_is_not_a_timeout(lab: Lab) -> None:
-    async with lab.storage() as storage:
+async def test_rec_073_shutdown_is_not_a_timeout(sqlite_lab: Lab) -> None:
+    async with sqlite_lab.storage() as storage:
         await old(storage, 1)
         handler = Says(lambda _: asyncio.sleep(60))
         with capture_logs() as logs:
@@ -771,9 +775,11 @@ async def test_rec_073_shutdown_is_not_a_timeout(lab: Lab) -> None:
         assert (row.owner, row.attempts, row.failures) == (None, 0, 0)
 
 
-async def test_rec_074_summary_separates_skipped_from_succeeded(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rec_074_summary_separates_skipped_from_succeeded(
+    sqlite_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("handlers.recovery.attempts._SHUTTING_S", 0.05)
-    async with lab.storage() as storage:
+    async with sqlite_lab.storage() as storage:
         await old(storage, 1)
         go = asyncio.Event()
         handler = Says(lambda txid: stubborn(go, Valid()) if txid == tx(1) else Valid())
@@ -844,7 +850,7 @@ def test_rec_081_derived_id_is_stable_and_distinct() -> None:
 
 
 async def test_rec_082_lost_session_is_noticed(pg_lab: Lab) -> None:
-    """What was not started is given back. Nobody else leads here, so that it is claimed anew: in another generation."""
+    """What was not started is released. No other leads here, so it is claimed again, in another generation."""
     async with pg_lab.storage() as storage:
         await old(storage, *range(10))
         go = asyncio.Event()
@@ -875,19 +881,19 @@ async def test_rec_082_lost_session_is_noticed(pg_lab: Lab) -> None:
 # --- resilience --------------------------------------------------------------------------------------------------
 
 
-async def test_rec_083_crash_then_reclaim(lab: Lab) -> None:
-    async with lab.storage() as storage:
+async def test_rec_083_crash_then_reclaim(sqlite_lab: Lab) -> None:
+    async with sqlite_lab.storage() as storage:
         await old(storage, 1)
         assert await claimed(storage, "killed", lease_s=30.0) == [tx(1)]
         async with managing(storage, Says()) as manager:
             await until(lambda: manager.numbers.sweeps >= 3)
             assert await status(storage, tx(1)) == "pending"
-            await lab.pass_time(31)
+            await sqlite_lab.pass_time(31)
             await until(becomes(storage, tx(1), "confirmed"))
 
 
-async def test_rec_084_stuck_rows_do_not_starve_new_ones(lab: Lab) -> None:
-    async with lab.storage() as storage:
+async def test_rec_084_stuck_rows_do_not_starve_new_ones(sqlite_lab: Lab) -> None:
+    async with sqlite_lab.storage() as storage:
         await old(storage, *range(8))
         await old(storage, 100, age_s=31.0)
         handler = Says(lambda txid: Valid() if txid == tx(100) else asyncio.sleep(60))
@@ -895,8 +901,8 @@ async def test_rec_084_stuck_rows_do_not_starve_new_ones(lab: Lab) -> None:
             await until(becomes(storage, tx(100), "confirmed"), 5.0)
 
 
-async def test_rec_085_busy_rows_do_not_starve_new_ones(lab: Lab) -> None:
-    async with lab.storage() as storage:
+async def test_rec_085_busy_rows_do_not_starve_new_ones(sqlite_lab: Lab) -> None:
+    async with sqlite_lab.storage() as storage:
         await old(storage, *range(8))
         await old(storage, 100, age_s=31.0)
         source = {tx(100): Mined(5, 6)}
@@ -906,8 +912,8 @@ async def test_rec_085_busy_rows_do_not_starve_new_ones(lab: Lab) -> None:
         assert await status(storage, tx(0)) == "pending"
 
 
-async def test_rec_087_attempts_are_limited(lab: Lab) -> None:
-    async with lab.storage() as storage:
+async def test_rec_087_attempts_are_limited(sqlite_lab: Lab) -> None:
+    async with sqlite_lab.storage() as storage:
         broken = [True]
         handler = Says(lambda _: OSError("no route") if broken[0] else Valid())
         row = await after(storage, handler, "dead", max_attempts=3)
@@ -920,8 +926,8 @@ async def test_rec_087_attempts_are_limited(lab: Lab) -> None:
             await until(becomes(storage, tx(1), "confirmed"))
 
 
-async def test_rec_089_graceful_stop_releases_unstarted_claims(lab: Lab) -> None:
-    async with lab.storage() as storage:
+async def test_rec_089_graceful_stop_releases_unstarted_claims(sqlite_lab: Lab) -> None:
+    async with sqlite_lab.storage() as storage:
         await old(storage, *range(10))
         go = asyncio.Event()
 
@@ -943,12 +949,12 @@ async def test_rec_089_graceful_stop_releases_unstarted_claims(lab: Lab) -> None
         assert len(handler.asked) == 2
 
 
-async def test_rec_090_handler_crash_is_contained(lab: Lab) -> None:
+async def test_rec_090_handler_crash_is_contained(sqlite_lab: Lab) -> None:
     class Strange(Exception):
         pass
 
     crashes = [Strange("nobody expects it"), RecursionError("nor this")]
-    async with lab.storage() as storage:
+    async with sqlite_lab.storage() as storage:
         row = await after(storage, Says(lambda _: crashes.pop(0) if crashes else Valid()), "confirmed", worker_count=1)
     assert [each.outcome for each in row.history] == ["transient", "transient", "valid"]
     assert [each.error for each in row.history][:2] == ["Strange: nobody expects it", "RecursionError: nor this"]
@@ -957,7 +963,7 @@ async def test_rec_090_handler_crash_is_contained(lab: Lab) -> None:
 def test_outcomes_are_settled_by_their_types() -> None:
     """What the cases above meet one by one, side by side."""
     claim = Claim(tx(1), "A", 1, 0, 0, 0, HOUR, 0.0)
-    ends = {type(outcome).__name__: settle(claim, outcome, knobs(), lambda low, _: low).status for outcome in OUTCOMES}
+    ends = {type(outcome).__name__: settle(claim, outcome, quick(), lambda low, _: low).status for outcome in OUTCOMES}
     assert ends == {
         "Valid": "confirmed",
         "Invalid": "deleted",

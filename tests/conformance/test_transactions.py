@@ -1,4 +1,4 @@
-"""Every case of the transaction store, told to a daemon in messages by the adapter beside this file."""
+"""Every case of the transaction store, sent to a daemon as messages by the adapter next to this file."""
 
 from __future__ import annotations
 
