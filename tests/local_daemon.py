@@ -34,6 +34,7 @@ class LocalClient:
 
     def __init__(self, daemon: LocalDaemon, encoding: Encoding) -> None:
         self._daemon, self.encoding = daemon, encoding
+        self.network_height: int | None = None
 
     def __enter__(self) -> LocalClient:
         return self
@@ -46,7 +47,7 @@ class LocalClient:
         return answer
 
     def feed(self, messages: Iterable[Message]) -> list[Message]:
-        sender, framed = Listener(), self.encoding == "frames"
+        sender, framed = Listener(self.network_height), self.encoding == "frames"
         numbered = [encoded({"seq": n} | each, self.encoding) for n, each in enumerate(messages, 1)]
         bodies = [each[LENGTH.size :] if framed else each[:-1] for each in numbered]
         self._daemon.carry_out([Delivery(body, self.encoding, sender) for body in bodies])
@@ -99,6 +100,10 @@ class LocalDaemon:
     @property
     def store(self) -> OnDisk:
         return OnDisk(self.tx_blocks.transactions)
+
+    @property
+    def persisted(self) -> int | None:
+        return self.chain.view.persisted_height
 
     def close(self) -> None:
         self._disk.close()

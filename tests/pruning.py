@@ -185,12 +185,7 @@ class Daemon:
         self.wakeup.notify()
 
 
-def live(
-    local: LocalStore,
-    story: Callable[[Daemon, Idle], Awaitable[None]],
-    *,
-    at_once: bool = False,
-) -> None:
+def live(local: LocalStore, story: Callable[[Daemon, Idle], Awaitable[None]], *, at_once: bool = False) -> None:
     """Run a story while the pruner runs. It is given the daemon, and how to wait until the pruner has nothing to do.
 
     It begins when that is so, unless `at_once`.

@@ -209,10 +209,7 @@ KINDS: dict[str, tuple[Damage, str]] = {
         "has a page 2, but none 1",
     ),
     "a page that is being created alone": (page("big", 2, creating=True), "is being created, the transaction is not"),
-    "an output beyond its page": (
-        both(slot("m", 0, 7, b""), record("m", recorded=3)),
-        "is beyond the 2 of its page",
-    ),
+    "an output beyond its page": (both(slot("m", 0, 7, b""), record("m", recorded=3)), "is beyond the 2 of its page"),
     "names of a page that is not there": (put(name("big") + keys.u32(3) + MASTER, digest("h")), "names of page 3"),
     "names next to a record that has them": (put(name("m") + MASTER + MASTER, digest("h")), "names of page 0"),
     "a claim of a page that is not there": (
@@ -284,10 +281,7 @@ CONTRADICTIONS: dict[str, tuple[Damage, str]] = {
         "is unspent in the UTXO store, spent by",
     ),
     "unspent here, not there at all": (
-        both(
-            slot("m", 0, 2, b""),
-            record("m", recorded=3, outputs=3, total=3, delete_at=None),
-        ),
+        both(slot("m", 0, 2, b""), record("m", recorded=3, outputs=3, total=3, delete_at=None)),
         "is not spent here, but gone from the UTXO store",
     ),
     "unspent in a block, no slot here": (
@@ -312,10 +306,7 @@ CONTRADICTIONS: dict[str, tuple[Damage, str]] = {
         "is unspent in the UTXO store, its reassignment does not count it so",
     ),
     "waiting, and in a block": (record("m", main_ids=[], unmined_since=2, delete_at=None), "its record says it waits"),
-    "claims of what is not there": (
-        put(name("nobody") + MASTER + MASTER, BY_U, "tx_claim"),
-        "which does not have it",
-    ),
+    "claims of what is not there": (put(name("nobody") + MASTER + MASTER, BY_U, "tx_claim"), "which does not have it"),
 }
 
 

@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from random import Random
 from tempfile import mkdtemp
 from typing import Any, cast
 
@@ -16,7 +15,7 @@ import anyio
 import lmdb
 import pytest
 from anyio import CapacityLimiter
-from chains import LEAVES, TABLES, back_to, block, feed, genesis, open_chain, output, prune_all, random_chain, tx
+from chains import LEAVES, TABLES, back_to, block, feed, genesis, open_chain, output, prune_all, tx
 from faults import Fault, broken, failing, full
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -299,31 +298,6 @@ def test_a_commit_removes_a_bounded_number_of_rows(tmp_path: Path, monkeypatch: 
 
 
 # --- the chain's facts -------------------------------------------------------------------------------------------
-
-
-def test_the_facts_of_a_batch_are_in_chain_order_and_its_pruning_is_last(tmp_path: Path) -> None:
-    with open_chain(tmp_path, prune_depth=1, rollback_window=1, may_prune=True) as chain:
-        told = random_chain(Random(3), 6, repeats=False)
-        feed(chain, *told)
-        facts = chain.take_facts()
-        assert [type(fact) for fact in facts] == [BlockCommitted] * 6 + [Pruned]
-        assert [cast(BlockCommitted, fact).hash for fact in facts[:6]] == [each.hash for each in told]
-        assert isinstance(facts[6], Pruned) and facts[6].floor == chain.view.floor
-        assert everything(chain.changes) == facts
-
-
-def test_a_catch_up_writes_one_small_fact_for_each_block(tmp_path: Path) -> None:
-    with open_chain(tmp_path, rollback_window=100, prune_depth=100) as chain:
-        parent, blocks = None, list[BlockApplied]()
-        for height in range(100):
-            parent = block(parent, *(tx(f"{height} {n}", output("ann")) for n in range(20)))
-            blocks.append(parent)
-        feed(chain, *blocks)
-        log = LogStore(chain.store.disk)
-        with chain.store.disk.read() as txn:
-            raw = [row for _, row in log.rows(txn)]
-        assert len(everything(chain.changes)) == 100
-        assert sum(map(len, raw)) < 100 * 60
 
 
 def test_verify_checks_the_log(tmp_path: Path) -> None:

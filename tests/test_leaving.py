@@ -13,7 +13,7 @@ from patience import until
 from questions import free_port, short_folder
 from scenarios import back_to, block, chain, expected, output, point, tx
 
-BLOCKS = chain(300, outputs=20)
+BLOCKS = chain(120, outputs=20)
 BRANCH = chain(20, BLOCKS[9], branch="other")
 LARGE = tx("large", *(output("ann") for _ in range(20_000)))
 NODE = free_port()
@@ -37,7 +37,7 @@ def rolling_back(client: Client, *_: Any) -> Work:
 def pruning(client: Client, *_: Any) -> Work:
     """Hundreds of steps are due at once: the node was not ready for a while."""
     client.ask({"type": "NodeState", "state": "catching_up", "height": 1})
-    return Work(BLOCKS, [{"type": "NodeState", "state": "running", "height": 300}])
+    return Work(BLOCKS, [{"type": "NodeState", "state": "running", "height": 120}])
 
 
 def creating(client: Client, *_: Any) -> Work:

@@ -8,8 +8,7 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
-import pytest
-from daemons import Client, Daemon, Encoding, Message, ack, error, running
+from daemons import Client, Daemon, Message, error, running
 from patience import until
 from scenarios import at, block, digest, output, point, tx
 
@@ -60,11 +59,10 @@ def done(client: Client, *messages: Message) -> None:
         assert set(answer) == {"type", "seq", "status", "tip"} and answer["status"] in {"accepted", "applied"}, answer
 
 
-@pytest.mark.parametrize("encoding", ["json", "frames"])
-def test_the_oldest_make_room(tmp_path: Path, encoding: Encoding) -> None:
+def test_the_oldest_make_room(tmp_path: Path) -> None:
     one = block(None, tx("p", output("x"), output("y")))
     with limited(tmp_path, max_pending_count=3) as daemon:
-        with daemon.client(encoding) as client, daemon.client(encoding) as listener:
+        with daemon.client() as client, daemon.client() as listener:
             listener.ask({"type": "Subscribe", "events": ["TxStatusChanged"]})
             done(client, one, submit("a", at("p")), submit("b", at("a")), submit("c"))
             answer = client.ask(submit("d"))
@@ -83,7 +81,7 @@ def test_the_oldest_make_room(tmp_path: Path, encoding: Encoding) -> None:
         daemon.kill()  # the counters are what the rows say, whatever happens
         daemon.start()
         assert pending(daemon) == ids(*"cde")
-        with daemon.client(encoding) as client:
+        with daemon.client() as client:
             assert client.ask(submit("f"))["evicted"] == 1
         assert pending(daemon) == ids(*"def")
 
@@ -102,25 +100,7 @@ def test_no_room(tmp_path: Path) -> None:
         until(lambda: counted(daemon).errors["PENDING_FULL"] == 1)
 
 
-def test_a_flood_keeps_its_limit(tmp_path: Path) -> None:
-    """Thousands in a burst share commits; what is accepted and what is gone add up, also after a kill in the middle."""
-    with limited(tmp_path, max_pending_count=100) as daemon:
-        with daemon.client("frames") as client:
-            answers = client.feed(submit(n, *([at(n - 1)] if n % 3 else [])) for n in range(1500))
-        assert {answer["status"] for answer in answers} == {"accepted"}
-        assert sum(answer.get("evicted", 0) for answer in answers) == 1500 - len(pending(daemon))
-        assert 90 < len(pending(daemon)) <= 100
-        with daemon.client("frames") as client:
-            for n in range(1500, 3000):
-                client.send(submit(n))
-            daemon.kill()
-        daemon.start()
-        assert 90 < len(pending(daemon)) <= 100
-        daemon.assert_sound()
-
-
-@pytest.mark.parametrize("large", [False, True], ids=["a page", "several pages"])
-def test_blobs_go_with_their_transactions(tmp_path: Path, large: bool) -> None:
+def test_blobs_go_with_their_transactions(tmp_path: Path) -> None:
     """Also of large transactions, which are created in several commits; one that comes again keeps its blob."""
     folder = tmp_path / "data" / "blobs"
 
@@ -128,7 +108,7 @@ def test_blobs_go_with_their_transactions(tmp_path: Path, large: bool) -> None:
         return {path.name[:64] for path in folder.rglob("*.tx") if path.is_file()}
 
     limits: dict[str, Any] = {"max_pending_count": 2, "externalize_all": True, "batch_size": 2}
-    outputs = 5 if large else 1
+    outputs = 5  # several pages
     with limited(tmp_path, **limits) as daemon, daemon.client() as client, daemon.client() as listener:
         listener.ask({"type": "Subscribe", "events": ["TxStatusChanged"]})
         done(client, block(None, tx("p", output("x"), output("y"), output("z"))))
@@ -165,15 +145,3 @@ def test_age(tmp_path: Path) -> None:
         assert pending(daemon) == []
         assert {line["reason"] for line in until(lambda: evictions(daemon))} == {"age"}
         done(client, submit("again", at("p")))
-
-
-def test_the_row_of_what_was_evicted_leaves_the_recovery_list(tmp_path: Path) -> None:
-    recovery = {"ttl": "100ms", "scan_interval": "100ms", "not_found_grace_period": "1h"}
-    with running(tmp_path, transactions={"max_pending_count": 1}, recovery=recovery) as daemon:
-        with daemon.client() as client:
-            done(client, block(None), submit("a"))
-            until(lambda: b"pending" in daemon.run("recovery", "list").stdout)
-            assert client.ask(submit("b"))["evicted"] == 1
-            ack(client.ask(submit("b")), "duplicate", point(block(None)))
-        until(lambda: digest("tx", "a").hex().encode() not in daemon.run("recovery", "list").stdout)
-        assert digest("tx", "b").hex().encode() in daemon.run("recovery", "list", "--status", "pending").stdout

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from random import Random
 from time import monotonic
 from typing import Any
 
@@ -15,9 +13,9 @@ import anyio
 import anyio.lowlevel
 import msgspec
 import pytest
-from chains import at, back_to, block, dump, output, random_chain, tx, txid
+from chains import at, back_to, block, output, tx, txid
 from daemons import Message, home
-from pruning import PRESERVATION, RETENTION, UNMINED, Daemon, Idle, LocalStore, live, open_local_store, pay, run_through
+from pruning import PRESERVATION, RETENTION, UNMINED, Daemon, Idle, live, open_local_store, pay
 from stores import create
 from structlog.testing import capture_logs
 
@@ -26,16 +24,14 @@ from config.settings import Config, Transactions
 from config.settings import Pruner as Subscription
 from daemon.pruning import terms
 from handlers import new_records, states
-from handlers.claims import spend
 from handlers.events import BlockApplied, BlockPersisted, NodeState, Tx, TxSubmitted
 from handlers.prune_report import PrunerJob
 from handlers.prune_request import Node, Request, Requests, Terms, World, held_back
 from handlers.pruner import Pruner
-from handlers.spending import Mined, TxFault
+from handlers.spending import Mined
 from handlers.transactions import TxView
 from storage.blobs import BlobFailed, Files
 from storage.damage import damage
-from storage.errors import StoreFull
 from storage.history.layout import OUTPUT, TX, UNDO
 from storage.jobs import Job
 from storage.pool_layout import Body
@@ -163,43 +159,6 @@ def test_parents_are_found_without_reading_bytes(tmp_path: Path, monkeypatch: py
         assert local.run_cycle(13).counts["parents_preserved"] == 3
 
 
-def test_a_child_marks_the_page_that_it_spent_from(tmp_path: Path) -> None:
-    with open_local_store(tmp_path, page=2) as local:
-        local.create(pay("large", outs=2), 1, mined=1)
-        local.create(pay("child", at("large", 1)), 2, mined=2)
-        local.create(pay("grandchild", at("child")), 3, mined=3)
-        assert local.run_cycle(3 + RETENTION).counts["parents_updated"] == 1
-        large = local.record("large")
-        assert large and large.deleted_children == [txid("child")]
-        with pytest.raises(TxFault) as fault:
-            local.write(lambda view: spend(view, txid("child"), [at("large", 1)], 20, is_new=True))
-        assert fault.value.inputs[0].code == "INVALID_SPEND", "who is gone can't come back"
-
-
-def test_a_large_transaction_goes_page_by_page(tmp_path: Path) -> None:
-    with open_local_store(tmp_path, page=2) as local:
-
-        def make(view: TxView) -> None:
-            large = pay("large", outs=7)
-            record = new_records.draft(local.transactions.rules, large, 1, mined=[])
-            for number in range(record.pages + 1):
-                new_records.put_page(view, large, record, number)
-
-        local.write(make)
-        local.write(lambda view: states.set_conflicting(view, txid("large"), on=True))
-        record = local.record("large")
-        assert record is not None
-        assert (record.pages, record.delete_at) == (3, RETENTION)
-        cycle = local.pruner.cycle(Request(RETENTION, "applied"), None)
-        phases = list[str | None]()
-        run_through(cycle, lambda: phases.append(cycle.job.phase))
-        assert phases.count("pages") == 4, "three pages, and a look that finds no more"
-        assert cycle.job.counts["records_deleted"] == 4
-        assert cycle.job.counts["blobs_deleted"] == 1
-        with local.disk.read() as txn:
-            assert local.transactions.pool.empty(txn)
-
-
 def test_a_cycle_that_has_nothing_to_do_writes_nothing_and_is_counted(tmp_path: Path) -> None:
     with open_local_store(tmp_path) as local:
         local.create(pay("new"), 20, mined=20)
@@ -227,16 +186,6 @@ def test_the_journal_keeps_what_did_something_or_left_something(tmp_path: Path) 
         assert local.pruner.numbers.cycles == {"done": 2, "nothing_to_do": 2, "failed": 0}
 
 
-def test_after_a_failure_the_journal_says_that_all_is_well(tmp_path: Path) -> None:
-    with open_local_store(tmp_path) as local:
-        local.pruner.fail(local.pruner.cycle(Request(5, "applied"), None), "no room")
-        local.pruner = Pruner(local.tables)
-        local.pruner.begin()
-        for height in (6, 7):
-            local.run_cycle(height)
-        assert [(job.number, job.state, job.height) for job in local.journal()] == [(2, "done", 6), (1, "failed", 5)]
-
-
 def test_preserving_never_shortens(tmp_path: Path) -> None:
     with open_local_store(tmp_path) as local:
         local.create(pay("old"), 1, mined=1)
@@ -247,24 +196,6 @@ def test_preserving_never_shortens(tmp_path: Path) -> None:
 
 
 # --- what holds a transaction --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("defensive", [False, True])
-def test_nothing_goes_while_something_unmined_spends_it(tmp_path: Path, defensive: bool) -> None:
-    def delete() -> Any:
-        return local.disk.write(lambda txn: local.deletion.delete_due(txn, 118, None))
-
-    with open_local_store(tmp_path, msgspec.structs.replace(TERMS, defensive=defensive), page=1) as local:
-        local.create(pay("parent", outs=1), 1, mined=1)
-        local.create(pay("child", at("parent")), 108, mined=108)
-        local.write(lambda view: states.set_mined(view, txid("child"), Mined(108, 108), unset=True))
-        assert delete().skipped == {txid("parent"): "unmined_child"}
-        with local.disk.read() as txn:
-            assert local.deletion.past_due(txn, 118) == 1
-        local.spoil(txid("child"))
-        assert delete().skipped == {txid("parent"): "unreadable_child"}
-        local.disk.write(lambda txn: txn.delete(txid("child"), db=local.transactions.pool.tx))
-        assert delete().deleted == [txid("parent")]
 
 
 @pytest.mark.parametrize("crowd", [0, 20])
@@ -300,16 +231,6 @@ def test_a_large_transaction_waits_for_its_unmined_child(tmp_path: Path, crowd: 
         assert delete().skipped == {txid("large"): "unreadable_child"}
         local.write(forgive)
         assert [place.txid for place, _ in delete().with_blobs] == [txid("large")]
-
-
-def test_defensive_waits_for_the_depth_of_every_child(tmp_path: Path) -> None:
-    with open_local_store(tmp_path, msgspec.structs.replace(TERMS, defensive=True), page=2) as local:
-        local.create(pay("parent", outs=2), 1, mined=1)
-        local.create(pay("early", at("parent")), 2, mined=2)
-        local.create(pay("late", at("parent", 1)), 3, mined=9)
-        assert local.run_cycle(3 + RETENTION).skipped == {"unstable_child": 1}
-        assert local.run_cycle(8 + RETENTION).skipped == {"unstable_child": 1}
-        assert local.run_cycle(9 + RETENTION).counts["transactions_deleted"] == 1
 
 
 @pytest.mark.parametrize("spoiled", ["record", "parent", "child", "index"])
@@ -475,28 +396,6 @@ def test_a_cycle_that_fails_is_tried_again_and_never_done(tmp_path: Path) -> Non
         live(local, story)
 
 
-def test_a_full_store_fails_the_cycle_and_not_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(daemon: Daemon, idle: Idle) -> None:
-        def full(*_: object) -> None:
-            raise StoreFull("no room")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(PoolRows, "remove", full)
-            await daemon.hear(*blocks(13))
-            await idle()
-        assert local.journal()[0].state == "failed"
-        assert local.record("spent") is not None
-        daemon.wakeup.notify()
-        await idle()
-        assert local.journal()[0].state == "done"
-        assert local.record("spent") is None
-
-    with open_local_store(tmp_path) as local:
-        local.create(pay("spent"), 1, mined=1)
-        local.create(pay("spender", at("spent")), 3, mined=3)
-        live(local, story)
-
-
 def test_a_cycle_that_takes_too_long_leaves_the_rest(tmp_path: Path) -> None:
     async def story(daemon: Daemon, idle: Idle) -> None:
         chain = blocks(14)
@@ -643,55 +542,12 @@ def test_damage_in_the_chains_own_tables_ends_the_daemon(tmp_path: Path) -> None
 # --- the way back, and the space -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["classic", "mmr"])
-def test_a_rollback_right_after_a_cycle_restores_every_answer(tmp_path: Path, kind: str) -> None:
-    """But for what lies below the new floor: what was spent there is gone, and who spent it, and cannot come back."""
-    window, went = 8, Counter[str]()
-    for depth in range(1, window + 1):
-        chain = random_chain(Random(depth), 40, repeats=False)
-        with open_local_store(tmp_path / str(depth), windows=Windows(2, window), kind=kind) as local:
-            local.chain.may_prune = False
-            for each in chain[:-depth]:
-                local.chain.apply(each, None)
-            local.chain.commit()
-            before = answers(local)
-            for each in chain[-depth:]:
-                local.chain.apply(each, None)
-            local.chain.commit()
-            unpruned = answers(local)
-            local.chain.may_prune = True
-            local.run_cycle(chain[-1].height)
-            pruned, floor = answers(local), local.chain.state.floor
-            assert pruned == forgotten(unpruned, floor)
-            local.chain.rollback(back_to(chain[-1 - depth]))
-            assert answers(local) == forgotten(before, floor), depth
-        went.update(name for name in unpruned if pruned[name] != unpruned[name])
-    assert went == dict.fromkeys(("state", "outputs", "transactions", "undo"), window)
-
-
-def answers(local: LocalStore) -> dict[str, Any]:
-    """Return every answer of the chain's tables."""
-    return {name: answer for name, answer in dump(local.utxo).items() if name not in local.disk.tables}
-
-
-def forgotten(answers: dict[str, Any], floor: int) -> dict[str, Any]:
-    """Return answers once blocks up to a floor can't be rolled back any more."""
-    undo = {n: spent for n, spent in answers["undo"].items() if n > floor}
-    spent = {point for block in undo.values() for point, *_ in block}
-    outputs = {point: kept for point, kept in answers["outputs"].items() if kept.spender is None or point in spent}
-    named = {txid for txid, _ in outputs}
-    transactions = [tx for tx in answers["transactions"] if tx.block > floor or tx.txid in named]
-    tip, unspent, _, next_number, persisted = answers["state"]
-    state = (tip, unspent, floor, next_number, persisted)
-    return answers | {"state": state, "undo": undo, "outputs": outputs, "transactions": transactions}
-
-
 def test_freed_pages_are_used_again(tmp_path: Path) -> None:
     """Ten cycles of a steady state: as much is kept after each, and the file grows by next to nothing."""
     terms = Terms(retention=RETENTION, unmined_retention=UNMINED, history=10)
     with open_local_store(tmp_path, terms, windows=Windows(5, 5)) as local:
         sizes, entries, tip = [], [], None
-        for cycle in range(25):
+        for cycle in range(14):
             for _ in range(5):
                 height = (tip.height if tip else 0) + 1
                 named = [f"{height} {n}" for n in range(60)]
@@ -703,12 +559,12 @@ def test_freed_pages_are_used_again(tmp_path: Path) -> None:
                 local.chain.commit()
             assert tip is not None
             local.run_cycle(tip.height)
-            if cycle >= 15:  # random keys: a table finds its size slowly
+            if cycle >= 9:  # random keys: a table finds its size slowly
                 sizes.append(local.disk.used())
                 with local.disk.read() as txn:
                     tables = {name: local.disk.tables[name] for name in ("tx", "tx_delete_at", TX, OUTPUT, UNDO)}
                     entries.append({name: txn.stat(table)["entries"] for name, table in tables.items()})
-        assert len(local.deleted) > 60 * 5 * 20
+        assert len(local.deleted) > 60 * 5 * 9
         assert all(each == entries[0] for each in entries), "the state is steady"
         assert max(sizes) < min(sizes) * 1.1, f"the file grew: {sizes}"
 

@@ -136,17 +136,6 @@ def test_status_tells_another_daemon_on_the_same_socket_from_its_own() -> None:
         assert done.returncode == 1 and b"another daemon answers there" in done.stdout
 
 
-def test_status_of_a_daemon_that_does_not_use_its_store() -> None:
-    with TemporaryDirectory(prefix="utxod-") as name, home(Path(name)) as daemon:
-        daemon.start()
-        daemon.term()
-        http = {"workers": 1, "listen": f"unix:{name}/http"}
-        daemon.configure(utxo={"enabled": False}, transactions={"enabled": False}, http=http)
-        daemon.start()
-        until(lambda: handlers(report_any(daemon))["http"][0] == "ok", why="it is taken for another daemon")
-        assert report(daemon, 0)["daemon"]["ready"] is None  # type: ignore[index]
-
-
 def test_status_of_a_daemon_on_an_address_of_version_6(tmp_path: Path) -> None:
     if not socket.has_ipv6:
         pytest.skip("no IPv6 here")

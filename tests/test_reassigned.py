@@ -220,7 +220,7 @@ def test_given_on_and_back(asking: Asked, client: Client) -> None:
     assert [held(asking, of(name)) for name in ("ann", "bob", "cid")] == [[row(at("p"), 4)], [], []]
     found = asking.get(f"/api/v1/txs/{digest('tx', 'p').hex()}")["reassignments"]
     assert sorted((each["output_index"], each["height"], each["spendable_in"]) for each in found) == [
-        *((0, 1, 3), (0, 2, 4), (0, 4, 6), (1, 1, 3)),
+        *((0, 1, 3), (0, 2, 4), (0, 4, 6), (1, 1, 3))
     ]
 
 
@@ -289,22 +289,6 @@ def test_a_block_that_spends_it_ends_it(asking: Asked, client: Client, size: int
     assert held(asking, of("bob")) == [row(at("p", size - 1), 1)]
 
 
-@pytest.mark.parametrize("size", [2, PAGE + 2])
-def test_a_block_that_spends_it_though_no_block_of_ours_made_it(asking: Asked, client: Client, size: int) -> None:
-    """The transaction was only said to be mined. The rollback, which has no such spend to undo, frees the output."""
-    one = block(None)
-    two = block(one, tx("p", *(output("ann", n + 1) for n in range(size))))
-    coinbase = tx("cb", output("x"), coinbase=True)
-    thief = tx("t", output("x"), spends=[at("cb"), at("p", size - 1)])
-    done(client, one, two, block(two, coinbase, thief), back_to(one))  # the thief loses with its coinbase
-    done(client, *give(at("p", size - 1), address("bob")))
-    done(client, {"type": "TxMined", "txids": [digest("tx", "p")], "block_id": 99, "height": 2})
-    done(client, block(one, coinbase, thief), back_to(one))
-    kept = record(asking, "p")
-    assert kept is not None and kept.delete_at is None
-    asking.daemon.assert_sound()
-
-
 def test_a_block_that_comes_before_the_new_owner(asking: Asked, client: Client) -> None:
     """Nobody else can spend the output then; the chain can, and the old owner did."""
     one = block(None, tx("p", output("ann", 1)), tx("q", output("ann", 2)))
@@ -339,26 +323,6 @@ def test_what_the_chain_commits_to_stays() -> None:
             raw = asking.ask(path, **cbor).content
             assert address("bob") in raw and address("ann") not in raw and raw.endswith(b"\x10\x01")
         asking.daemon.assert_sound()
-
-
-def test_reassignments_without_records_do_not_count() -> None:
-    """They are dropped with the records that nobody kept in step."""
-    with short_folder() as folder, asked(folder, **TABLES) as asking:
-        one = block(None, tx("p", output("ann", 1)))
-        two, three = block(one), block(block(one))
-        with asking.daemon.client() as client:
-            done(client, one, *give(at("p"), address("bob")), two, three)
-        assert held(asking, of("bob")) == [row(at("p"), 1)]
-        daemon = asking.daemon
-        for enabled, left in ((False, True), (True, False)):
-            assert daemon.term() == 0
-            http = {"http": {"workers": 1, "listen": f"unix:{folder}/http"}}
-            daemon.configure(**http, **TABLES | {"transactions": TABLES["transactions"] | {"enabled": enabled}})
-            daemon.start()
-            asking.web.until("/health/live", 200)
-            assert [held(asking, of(name)) for name in ("ann", "bob")] == [[row(at("p"))], []]
-            assert (moves(asking, at("p")) is not None) is left
-        daemon.assert_sound()
 
 
 def test_the_record_goes_when_no_rollback_can_bring_the_output_back() -> None:

@@ -12,10 +12,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import anyio
 import asyncpg  # type: ignore[import-untyped]
 import pytest
-from recovering import PATIENCE_S, Lab, Says, Shaky, becomes, capture_logs, manage, managing, read, tx, until
+from recovering import Lab, Says, Shaky, becomes, capture_logs, manage, managing, read, tx, until
 
 import storage.recovery.postgres
 import storage.recovery.sqlite
@@ -259,18 +258,6 @@ async def test_a_worker_is_replaced_while_its_attempt_does_not_end(sqlite_lab: L
             await old(storage, *range(6, 12))
             await until(lambda: manager.numbers.settled["confirmed"] == 11)
         assert (most, manager.numbers.conflicts) == (1, 0)
-
-
-async def test_the_service_ends_without_a_handler_that_ignores_its_cancellation(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage, Stubborn(Valid()) as handler:
-        await old(storage, 1)
-        manager = manage(storage, handler, attempt_timeout=0.05)
-        with anyio.fail_after(PATIENCE_S):
-            async with anyio.create_task_group() as group:
-                group.start_soon(manager.run)
-                await until(lambda: manager.numbers.stuck)
-                group.cancel_scope.cancel()
-        assert handler.running[tx(1)] == 1
 
 
 async def test_a_cancelled_handler_may_wait_in_order_to_end(sqlite_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 from daemons import PATIENCE_S, Daemon, Message, running, statuses
-from recovering import Lab, Says, managing, quick, tx, until
+from recovering import Lab, quick, tx
 from scenarios import at, block, output
 from scenarios import tx as made
 from test_recovery_daemon import said as told
@@ -74,10 +74,10 @@ def test_a_flood_of_submissions_leaves_the_rows_of_what_waits(folder: Path, stor
         daemon.assert_sound()
 
 
-def test_a_flood_cut_by_a_kill_leaves_what_is_kept(folder: Path, store: dict[str, Any]) -> None:
+def test_a_flood_cut_by_a_kill_leaves_what_is_kept(folder: Path) -> None:
     """What was evicted when nobody could write it any more: of rows that nobody has, some are kept."""
     limits = {"max_pending_count": 200}
-    with running(folder, transactions=limits, recovery=SOON | store) as daemon:
+    with running(folder, transactions=limits, recovery=SOON) as daemon:
         with daemon.client("frames") as client:
             client.feed([block(None)])
             client.feed(submitted(n) for n in range(200))
@@ -88,13 +88,13 @@ def test_a_flood_cut_by_a_kill_leaves_what_is_kept(folder: Path, store: dict[str
         with daemon.client("frames") as client:
             client.feed(submitted(f"later {n}") for n in range(200))
         daemon.kill()
-        daemon.configure(transactions=limits, recovery=SOON | store)
+        daemon.configure(transactions=limits, recovery=SOON)
         daemon.start()
         comes_to(daemon, pending=200 + KEPT, orphan=KEPT)
 
 
-def test_a_flood_of_double_spends_leaves_as_many_final_rows_as_are_kept(folder: Path, store: dict[str, Any]) -> None:
-    with running(folder, transactions={"max_pending_count": 500}, recovery=SOON | store) as daemon:
+def test_a_flood_of_double_spends_leaves_as_many_final_rows_as_are_kept(folder: Path) -> None:
+    with running(folder, transactions={"max_pending_count": 500}, recovery=SOON) as daemon:
         with daemon.client("frames") as client:
             first = block(None, made("funds", *(output(f"f{n}") for n in range(200))))
             client.feed([first])
@@ -128,22 +128,6 @@ async def test_final_rows_leave_by_age_and_by_number(lab: Lab, monkeypatch: pyte
         assert counts["orphan"] + counts["dead"] == 20  # which were submitted after the others
         assert await forget(storage, quick(max_final_count=0), await storage.counts())
         assert sum((await storage.counts()).by_status.values()) == 21
-
-
-@pytest.mark.anyio
-async def test_forgetting_goes_on_with_the_next_scan(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handlers.recovery.chores, "_FORGOTTEN", 10)
-    monkeypatch.setattr(handlers.recovery.chores, "_FORGETTING_S", 0.0)
-    async with lab.storage() as storage:
-        txids = [tx(n) for n in range(100)]
-        await storage.add(txids, 30.0, 60.0)
-        await storage.conclude(txids, "deleted", "")
-        async with managing(storage, Says(), max_final_count=20):
-
-            async def bounded() -> bool:
-                return (await storage.counts()).by_status["deleted"] == 20
-
-            await until(bounded)
 
 
 @pytest.mark.anyio

@@ -86,10 +86,7 @@ def test_commands_read_the_tables_on_a_read_only_disk(tmp_path: Path) -> None:
 
 def test_a_row_follows_its_transaction(folder: Path) -> None:
     """Pending, confirmed when it is deep enough, deleted when another has won, pending again when blocks go back."""
-    with (
-        running(folder, recovery=SOON, utxo={"rollback_window": 20}) as daemon,
-        daemon.client() as client,
-    ):
+    with running(folder, recovery=SOON, utxo={"rollback_window": 20}) as daemon, daemon.client() as client:
         listener = daemon.client()
         listener.ask({"type": "Subscribe", "events": ["TxStatusChanged"]})
         first = block(None, FUNDS)
@@ -207,12 +204,9 @@ def test_a_node_is_asked_too_and_its_circuit_is_seen(folder: Path) -> None:
             until(lambda: node_circuit(daemon), "closed")
 
 
-@pytest.mark.parametrize("store", ["sqlite", "postgresql"])
-def test_what_is_discarded_claims_nothing(folder: Path, store: str, request: pytest.FixtureRequest) -> None:
+def test_what_is_discarded_claims_nothing(folder: Path) -> None:
     """Another transaction may spend its inputs; what builds on it goes too, and subscribers hear why."""
-    shared = {"ttl": "1h", "scan_interval": "200ms", "store": store}
-    if store == "postgresql":
-        shared["dsn"] = request.getfixturevalue("own_database")
+    shared = {"ttl": "1h", "scan_interval": "200ms"}
     with running(folder, recovery=shared) as daemon, daemon.client() as client:
         listener = daemon.client()
         client.feed([block(None, FUNDS)])

@@ -14,7 +14,6 @@ from typing import Any, cast
 import pytest
 from anyio import CapacityLimiter
 from daemons import PATIENCE_S, Daemon, running, statuses
-from faults import Fault, failing
 from recovering import Lab, Shaky, tx
 from scenarios import at, block, digest, output
 from scenarios import tx as made
@@ -24,7 +23,6 @@ from handlers.change_log import ChangeLog, read
 from handlers.events import TxStatusChanged
 from storage.change_log import TABLES
 from storage.disk import Disk
-from storage.errors import StoreFull
 from storage.recovery import sql
 from storage.recovery.postgres import PostgresStorage
 from storage.recovery.rows import FINAL, Settlement, StoreAway
@@ -141,25 +139,6 @@ async def test_a_kill_between_the_log_and_the_mark_tells_nothing_twice(lab: Lab,
         assert await storage.untold(10) == []
 
 
-async def test_marks_wait_for_a_database_and_facts_for_room(lab: Lab, disk: Disk) -> None:
-    async with tables(lab) as storage:
-        await storage.add(map(tx, range(6)), 30.0)
-        shaky = Shaky(storage)
-        life = Life(cast("Any", shaky), disk)
-        with failing(disk, Fault(1)):
-            await life.conclude("deleted", 1)
-            with pytest.raises(StoreFull):
-                await life.tell_all()
-        assert life.logged() == [] and len(await storage.untold(10)) == 1
-        shaky.broken.add("told")
-        with pytest.raises(StoreAway):
-            await life.tell_all()
-        assert life.logged() == [(tx(1), "deleted")] and len(await storage.untold(10)) == 1
-        shaky.broken.clear()
-        await life.tell_all()
-        assert life.logged() == [(tx(1), "deleted")] and await storage.untold(10) == []
-
-
 async def test_tables_of_the_first_schema_are_taken_over(sqlite_lab: Lab) -> None:
     with closing(sqlite3.connect(sqlite_lab.path)) as connection:
         for statement in map(worded, sql.MIGRATIONS[0]):
@@ -209,13 +188,13 @@ def becomes_final(daemon: Daemon, name: str) -> None:
 
 
 def test_kills_right_after_the_tables_were_written() -> None:
-    """Ten transactions become final, and each time the daemon is killed at once: the log has each of them once."""
+    """Four transactions become final, and each time the daemon is killed at once: the log has each of them once."""
     soon = {"ttl": "1h", "scan_interval": "200ms", "confirmations": 1}
     with TemporaryDirectory(prefix="utxod-") as folder, running(Path(folder), recovery=soon) as daemon:
-        tip = block(None, made("funds", *(output("ann", n) for n in range(10))))
+        tip = block(None, made("funds", *(output("ann", n) for n in range(4))))
         with daemon.client() as client:
             assert statuses(client.feed([tip])) == ["applied"]
-        for n in range(10):
+        for n in range(4):
             pay = made(f"pay {n}", output("bob"), spends=[at("funds", n)])
             with daemon.client() as client:
                 client.feed([{"type": "TxSubmitted", "tx": pay}])
@@ -224,7 +203,7 @@ def test_kills_right_after_the_tables_were_written() -> None:
                 becomes_final(daemon, f"pay {n}")
             daemon.kill()
             daemon.start()
-        expected = {(digest("tx", f"pay {n}").hex(), "confirmed"): 1 for n in range(10)}
+        expected = {(digest("tx", f"pay {n}").hex(), "confirmed"): 1 for n in range(4)}
         give_up = monotonic() + PATIENCE_S
         while (found := final_facts(daemon)) != expected:
             assert monotonic() < give_up and max(found.values(), default=0) <= 1, found

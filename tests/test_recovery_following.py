@@ -275,27 +275,6 @@ async def test_facts_that_are_gone_are_made_up_for_by_a_survey(sqlite_lab: Lab, 
         assert log.surveys == [True]
 
 
-async def test_facts_that_go_while_the_database_is_away_need_one_survey(sqlite_lab: Lab, log: Log) -> None:
-    async with sqlite_lab.storage() as storage:
-        await begun(log, storage)
-        log.surveys.clear()
-        shaky = Shaky(storage)
-        async with log.following(shaky):
-            log.log(*said("pending", 1))
-            await until(are(storage, t1="pending"))
-            shaky.broken.add("transact")
-            log.log(*said("pending", 2))
-            await until(lambda: shaky.calls.count("transact") >= 3)
-            log.changes.keep = Retention(count=1)
-            for n in range(3, 6):
-                log.log(*said("pending", n))
-            shaky.broken.clear()
-            await log.is_read(storage)
-            log.log(*said("pending", 6))
-            await until(are(storage, t1="pending", t6="pending"))
-        assert log.surveys == [True]
-
-
 async def test_another_log_is_not_read_on(sqlite_lab: Lab, log: Log, tmp_path: Path) -> None:
     """A shorter one, and one that has as many facts as were read of the one before."""
     async with sqlite_lab.storage() as storage:
@@ -392,17 +371,6 @@ async def test_a_rollback_voids_what_was_found_out_before_it(lab: Lab, log: Log)
         await begun(log, storage)
         assert await storage.settle([Settlement(claims[tx(2)], "confirmed", "valid")]) == set()
         assert await are(storage, t1="pending", t2="pending")()
-
-
-async def test_the_blocks_of_a_branch_confirm_nothing_of_the_one_before(sqlite_lab: Lab, log: Log) -> None:
-    async with sqlite_lab.storage(teller="me") as storage:
-        await begun(log, storage)
-        log.log(block(5), *said("mined", 1))
-        await begun(log, storage)
-        log.log(*said("back", 1, height=4), BACK, *(block(height) for height in range(5, 9)))
-        await begun(log, storage)
-        assert await are(storage, t1="pending")()
-        assert await storage.untold(9) == []
 
 
 async def test_a_pruned_transaction_is_confirmed_when_it_is_deep(sqlite_lab: Lab, log: Log) -> None:

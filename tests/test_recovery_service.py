@@ -240,10 +240,7 @@ async def test_who_is_busy_is_left_alone_for_as_long_as_it_says(sqlite_lab: Lab)
 @pytest.mark.parametrize(("attempts", "cap_s"), [(0, 2.0), (3, 16.0), (60, 60.0)])
 def test_patience_comes_before_the_pause(attempts: int, cap_s: float) -> None:
     """And counts no failure: the pause with its jitter is added to what was asked for."""
-    claim, settings = (
-        Claim(tx(1), "A", 1, attempts, 0, 0, 1.0, 0.0),
-        quick(scan_interval=2.0, retry_cap=100.0),
-    )
+    claim, settings = (Claim(tx(1), "A", 1, attempts, 0, 0, 1.0, 0.0), quick(scan_interval=2.0, retry_cap=100.0))
     for dice, pause_s in ((least, 0.0), (lambda _, high: high, cap_s)):
         settled = settle(claim, Busy("x", 25.0), settings, dice)
         assert (settled.delay_s, settled.status, settled.failed) == (25.0 + pause_s, "pending", False)

@@ -299,16 +299,6 @@ async def test_rows_to_be_reviewed_are_not_forgotten(lab: Lab) -> None:
         assert counts == {"pending": 2, "confirmed": 0, "deleted": 0, "orphan": 2, "dead": 2}
 
 
-async def test_the_oldest_of_all_final_rows_are_forgotten_first(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        for n, end in enumerate((*FINAL, "pending", *FINAL)):
-            await due(storage, n, age_s=1000.0 - n)
-            if end != "pending":
-                await storage.conclude([tx(n)], end, "")
-        assert await storage.forget(FINAL, 0.0, 6) == 6
-        assert {row.txid for row in await storage.rows(None, 100)} == {tx(4), tx(7), tx(8)}
-
-
 async def test_dropping_takes_what_nobody_has_to_know_held_rows_too(lab: Lab) -> None:
     async with lab.storage() as storage:
         claim = await claim_one(storage, 1)
@@ -413,16 +403,6 @@ async def test_instances_that_start_together_make_one_schema(pg_lab: Lab) -> Non
     finally:
         for store in stores:
             await store.close()
-
-
-async def test_times_are_moments_and_indexes_partial(pg_lab: Lab) -> None:
-    async with pg_lab.storage():
-        columns = "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = '{t}'"
-        types = {name: kind for name, kind in await pg_lab.sql(columns) if name.endswith(("_at", "_until", "_since"))}
-        assert len(types) == 6 and set(types.values()) == {"timestamp with time zone"}
-        indexes = dict(await pg_lab.sql("SELECT indexname, indexdef FROM pg_indexes WHERE tablename = '{t}'"))
-        assert indexes[f"{pg_lab.table}_due"].endswith("(next_attempt_at) WHERE (status = 'pending'::text)")
-        assert indexes[f"{pg_lab.table}_held"].endswith("(owner) WHERE (owner IS NOT NULL)")
 
 
 async def test_errors_tell_what_is_wrong(tmp_path: Path, pg_lab: Lab) -> None:

@@ -7,18 +7,7 @@ import pytest
 from daemons import Message, statuses
 from local_daemon import LocalClient, LocalDaemon
 from scenarios import at, back_to, block, digest, output, tx
-from tx_messages import (
-    by,
-    coins,
-    done,
-    mined,
-    on_outputs,
-    refused,
-    said,
-    spending,
-    state,
-    submit,
-)
+from tx_messages import by, coins, done, mined, on_outputs, refused, said, spending, state, submit
 
 pytestmark = pytest.mark.configured(transactions={"batch_size": 2})
 

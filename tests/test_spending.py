@@ -16,13 +16,11 @@ from handlers.spending import (
     count_page,
     data_output,
     freeze_fault,
-    frozen,
     mine,
     parents_first,
     record_fault,
     settle,
     slot_fault,
-    spent,
     thaw_fault,
     unmine,
 )
@@ -111,22 +109,10 @@ def test_what_a_slot_allows() -> None:
     assert slot_fault(page(spendable_in={1: 999}), 0, NAME, BY, 1) is None  # another slot's
 
 
-def test_another_input_of_the_same_transaction_is_another_spender() -> None:
-    fault = slot_fault(page(), 0, NAME + claim(BY[:32], 1), BY, 1)
-    assert fault == Fault("SPENT", (BY[:32], 1))
-
-
 @pytest.mark.parametrize(("height", "code"), [(1100, "FROZEN_UNTIL"), (1101, None), (1102, None)])
 def test_a_reassigned_output_is_spendable_at_its_height(height: int, code: str | None) -> None:
     fault = slot_fault(page(spendable_in={0: 1101}), 0, NAME, BY, height)
     assert (fault and fault.code) == code
-
-
-def test_what_a_row_says() -> None:
-    rows = [NAME, NAME + BY, NAME + FROZEN]
-    assert [spent(row) for row in rows] == [False, True, False]
-    assert [frozen(row) for row in rows] == [False, False, True]
-    assert not spent(None)
 
 
 # --- freezing ------------------------------------------------------------------------------------------------------
@@ -225,13 +211,6 @@ def test_a_block_off_the_longest_chain_leaves_it_unmined() -> None:
     assert forked.unmined_since is None
 
 
-def test_a_block_of_a_fork_that_wins_counts() -> None:
-    forked = record(born=5, unmined_since=5)
-    mine(forked, 8, 100, None, longest=False)
-    mine(forked, 8, 100, None, longest=True)
-    assert (forked.block_ids, forked.main_ids, forked.unmined_since) == ([8], [8], None)
-
-
 @pytest.mark.parametrize(("born", "since"), [(5, 5), (None, 101), (200, 101)])
 def test_without_its_last_block_it_is_as_old_as_it_ever_was(born: int | None, since: int) -> None:
     mined = record(born=born, block_ids=[7], block_heights=[100], subtree_idxs=[0], main_ids=[7], locked=True)
@@ -248,12 +227,6 @@ def test_unmining_one_block_of_several() -> None:
     assert (mined.block_ids, mined.block_heights, mined.subtree_idxs) == ([8], [101], [None])
     assert mined.main_ids == [8]
     assert mined.unmined_since is None
-
-
-def test_with_a_forks_block_alone_it_is_unmined() -> None:
-    mined = record(block_ids=[7, 8], block_heights=[100, 100], subtree_idxs=[1, 1], main_ids=[7])
-    unmine(mined, 7, 101)
-    assert (mined.block_ids, mined.unmined_since, mined.mined) == ([8], 101, False)
 
 
 Step = tuple[str, int, int, bool]
@@ -342,23 +315,8 @@ def test_parents_come_first(transactions: dict[bytes, tuple[Record, list[OutPoin
         assert all(place[parent] < place[txid] for parent, _ in inputs if parent in place)
 
 
-@given(st.dictionaries(st.binary(min_size=32, max_size=32), st.integers(0, 3), max_size=12))
-def test_strangers_come_by_age(ages: dict[bytes, int]) -> None:
-    order = parents_first({txid: (record(created_at=age), []) for txid, age in ages.items()})
-    assert order == sorted(ages, key=lambda txid: (ages[txid], txid))
-
-
 def test_a_long_line_of_descent() -> None:
     """As deep as a mempool may chain, and no recursion."""
     line = [n.to_bytes(32, "big") for n in range(5000)]
     transactions = {txid: (record(created_at=-n), [(line[n - 1], 0)] if n else []) for n, txid in enumerate(line)}
     assert parents_first(transactions) == line
-
-
-def test_a_circle_ends() -> None:
-    """Hashes don't allow one; a damaged store might."""
-    circle: dict[bytes, tuple[Record, list[OutPoint]]] = {
-        NAME: (record(), [(OTHER, 0)]),
-        OTHER: (record(), [(NAME, 0)]),
-    }
-    assert sorted(parents_first(circle)) == [NAME, OTHER]

@@ -9,20 +9,7 @@ import pytest
 from daemons import Message, ack, error
 from local_daemon import LocalClient, LocalDaemon, LocalListener
 from scenarios import at, back_to, block, digest, output, point, tx
-from tx_messages import (
-    NOWHERE,
-    by,
-    coins,
-    done,
-    on_outputs,
-    refused,
-    said,
-    spending,
-    state,
-    submit,
-    told,
-    turn,
-)
+from tx_messages import NOWHERE, by, coins, done, on_outputs, refused, said, spending, state, submit, told, turn
 
 from storage.pool_layout import output_hash
 from storage.rows import pack
@@ -228,11 +215,7 @@ def test_hashes_of_inputs(client: LocalClient, outputs: int) -> None:
     assert state(client, *spends) == [by("a")] * 3
     answer = client.ask(recorded("l", *spends, outputs=outputs, input_hashes=[None, digest("wrong"), None]))
     refused(
-        answer,
-        "UTXO_ERROR",
-        (at("p"), "SPENT", "a", 0),
-        (at("q", 1), "UTXO_HASH_MISMATCH"),
-        (at("q"), "SPENT", "a", 2),
+        answer, "UTXO_ERROR", (at("p"), "SPENT", "a", 0), (at("q", 1), "UTXO_HASH_MISMATCH"), (at("q"), "SPENT", "a", 2)
     )
     done(client, recorded("l", *spends, outputs=outputs, input_hashes=right))
     done(client, said("TxWithdrawn", "a", reason="expired"))
@@ -242,8 +225,7 @@ def test_hashes_of_inputs(client: LocalClient, outputs: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hashes", "place"),
-    [([], "$.input_hashes"), ([None, None], "$.input_hashes"), ([b"short"], "$.input_hashes[0]")],
+    ("hashes", "place"), [([], "$.input_hashes"), ([None, None], "$.input_hashes"), ([b"short"], "$.input_hashes[0]")]
 )
 def test_invalid_hashes_of_inputs(client: LocalClient, hashes: list[Any], place: str) -> None:
     done(client, block(None, *coins("p")))

@@ -7,15 +7,22 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
+import local_daemon
+import msgspec
 import pytest
-from daemons import Daemon, Message
+from daemons import Message
+from local_daemon import LocalClient, LocalDaemon
 from questions import Asked, asked, failure, short_folder
 from scenarios import at, back_to, block, digest, output, tx
+from tx_messages import done, said
+from tx_messages import spending as submit
 
-from config.load import load
-from daemon.store import open_query, reading
 from handlers import waiting
 from handlers.waiting import Order, Place, Status, TooManyLooks, WaitingList, resumed
+
+local, client = local_daemon.local, local_daemon.client
+
+pytestmark = pytest.mark.configured(transactions={"batch_size": 4, "coinbase_maturity": 1})
 
 TXS = "/api/v1/txs"
 PAGE = 4
@@ -29,32 +36,34 @@ def asking() -> Iterator[Asked]:
         asking.daemon.assert_sound()
 
 
-def submit(name: object, *spends: list[Any], outputs: int = 2, **fields: Any) -> Message:
-    made = tx(name, *(output(f"{name}{n}") for n in range(outputs)), spends=spends)
-    return {"type": "TxSubmitted", "tx": made | fields}
-
-
-def said(kind: str, *names: object, **fields: Any) -> Message:
-    return {"type": kind, "txids": [digest("tx", name) for name in names]} | fields
-
-
 def txid(name: object) -> str:
     return digest("tx", name).hex()
 
 
-def listed(asking: Asked, count: int = 1000, **query: object) -> list[Any]:
-    """Return a whole list, page by page."""
-    found: list[Any] = []
-    more = "".join(f"&{name}={value}" for name, value in query.items())
-    cursor = ""
+def walked(
+    local: LocalDaemon,
+    count: int = 1000,
+    status: Status = "unmined",
+    order: Order = "parents_first",
+    most: int = waiting.LOOKS,
+) -> tuple[list[Any], int, int]:
+    """Return a whole list, in how many pages it was read, and how often other work had a turn meanwhile."""
+    found, pages, turns, place = list[Any](), 0, 0, None
     while True:
-        answer = asking.ask(f"{TXS}?count={count}{more}{cursor}")
-        assert answer.status_code == 200, answer.text
-        assert len(answer.json()) <= count
-        found += answer.json()
-        if "x-next-cursor" not in answer.headers:
-            return found
-        cursor = f"&cursor={answer.headers['x-next-cursor']}"
+        with local.store.disk.read() as txn:
+            walk = WaitingList(local.tx_blocks.transactions.view(txn), status, order)
+            turns += sum(1 for _ in walk.look(place, 0, count, most))
+            page = [msgspec.to_builtins(each) for each in walk.waiting()]
+        assert len(page) <= count
+        found, pages, place = found + page, pages + 1, walk.next
+        if place is None:
+            return found, pages, turns
+
+
+def listed(
+    local: LocalDaemon, count: int = 1000, status: Status = "unmined", order: Order = "parents_first"
+) -> list[Any]:
+    return walked(local, count, status, order)[0]
 
 
 def ids(found: list[Any]) -> list[str]:
@@ -86,39 +95,38 @@ def family(seed: int, count: int) -> list[Message]:
 FUND = block(None, tx("p", *(output("p") for _ in range(2 * PAGE))))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_parents_come_first_on_pages_of_any_size(asking: Asked, seed: int) -> None:
+def test_parents_come_first_on_pages_of_any_size(local: LocalDaemon, client: LocalClient) -> None:
     """At one height the index has them by their ids: most are put off until their parents have come."""
-    submissions = family(seed, 80)
-    asking.feed(FUND, *submissions)
-    whole = listed(asking)
+    submissions = family(1, 80)
+    done(client, FUND, *submissions)
+    whole = listed(local)
     assert set(ids(whole)) == {each["tx"]["txid"].hex() for each in submissions}
     assert_parents_first(whole)
     for count in (1, 7, 79, 80):
-        assert listed(asking, count) == whole
-        assert asking.get(f"{TXS}?count={count}&page=2") == whole[count : 2 * count]
-    by_age = listed(asking, 9, order="age")
+        assert listed(local, count) == whole
+    by_age = listed(local, 9, order="age")
     assert ids(by_age) == sorted(ids(whole))
     assert sorted(by_age, key=str) == sorted(whole, key=str)
 
 
-def test_what_a_rollback_returns(asking: Asked) -> None:
+def test_transactions_that_a_rollback_returned(local: LocalDaemon, client: LocalClient) -> None:
     """A child may wait for longer than its parent: submitted at the height that stayed, on what had been above."""
     chained = [tx(f"c{n}", output("x"), spends=[at(f"c{n - 1}") if n else at("p")]) for n in range(30)]
     two = block(FUND, tx("reward", output("m"), coinbase=True), *chained)
-    asking.feed(FUND, submit("old", at("p", 1)), two, block(two), back_to(FUND))
-    asking.feed(submit("child", at("c29"), at("old")), submit("another", at("p", 2)))
-    whole = listed(asking, 5)
+    done(client, FUND, submit("old", at("p", 1)), two, block(two), back_to(FUND))
+    done(client, submit("child", at("c29"), at("old")), submit("another", at("p", 2)))
+    whole = listed(local, 5)
     assert_parents_first(whole)
     assert set(ids(whole)) == {txid(name) for name in (*(f"c{n}" for n in range(30)), "old", "child", "another")}
     since = {each["txid"]: each["unmined_since"] for each in whole}
     assert since[txid("child")] < since[txid("c29")]  # or this test shows nothing
-    assert ids(listed(asking, order="age")) == [name for _, name in sorted((at, name) for name, at in since.items())]
+    assert ids(listed(local, order="age")) == [name for _, name in sorted((at, name) for name, at in since.items())]
 
 
 def test_what_is_said_of_each(asking: Asked) -> None:
-    asking.feed(FUND, submit("a", at("p"), at("p", 1), fee=7, size=99, outputs=9))
-    asking.feed({**submit("b", at("a"), fee=None), "locked": True}, block(FUND))
+    a = submit("a", at("p"), at("p", 1), outputs=9)
+    asking.feed(FUND, a | {"tx": a["tx"] | {"fee": 7, "size": 99}})
+    asking.feed(submit("b", at("a"), locked=True), block(FUND))
     a, b = asking.get(TXS)
     assert a.pop("created_at") > 1_700_000_000_000 and b.pop("created_at") >= 1_700_000_000_000
     inputs = [{"tx_hash": txid("p"), "output_index": n, "value": None, "script": None} for n in range(2)]
@@ -140,26 +148,30 @@ def test_what_is_said_of_each(asking: Asked) -> None:
     )
 
 
-def test_which_are_listed(asking: Asked) -> None:
-    """Neither what is mined nor a coinbase that went back; what has lost a conflict has a list of its own."""
+def test_which_are_listed(local: LocalDaemon, client: LocalClient) -> None:
+    """Neither mined ones nor a coinbase that was rolled back; what has lost a conflict has a list of its own."""
     two = block(FUND, tx("w", output("x"), spends=[at("p")]), tx("reward", output("m"), coinbase=True))
-    asking.feed(FUND, submit("l", at("p")), submit("child", at("l")), submit("grandchild", at("child"), at("p", 1)))
-    asking.feed(submit("a", at("p", 2)), submit("mined", at("p", 3)))
-    asking.feed(two, said("TxMined", "mined", block_id=9, height=2))
-    asking.feed({**submit("recorded", at("p", 2)), "on_spent": "record"})
-    assert ids(listed(asking)) == ids(listed(asking, status="unmined")) == [txid("a")]
-    lost = listed(asking, 1, status="conflicting")
+    done(client, FUND, submit("l", at("p")), submit("child", at("l")))
+    done(client, submit("grandchild", at("child"), at("p", 1)), submit("a", at("p", 2)), submit("mined", at("p", 3)))
+    done(client, two, said("TxMined", "mined", block_id=9, height=2))
+    done(client, {**submit("recorded", at("p", 2)), "on_spent": "record"})
+    assert ids(listed(local)) == [txid("a")]
+    lost = listed(local, 1, status="conflicting")
     assert set(ids(lost)) == {txid(name) for name in ("l", "child", "grandchild", "recorded")}
     assert_parents_first(lost)
     assert {each["status"] for each in lost} == {"conflicting"}
-    assert set(ids(listed(asking, status="conflicting", order="age"))) == set(ids(lost))
-    asking.feed(back_to(FUND), said("TxWithdrawn", "a", reason="evicted"))
-    assert ids(listed(asking)) == [txid("w")]
+    assert set(ids(listed(local, status="conflicting", order="age"))) == set(ids(lost))
+    done(client, back_to(FUND), said("TxWithdrawn", "a", reason="evicted"))
+    assert ids(listed(local)) == [txid("w")]
 
 
 def test_a_page_goes_on_whatever_has_left(asking: Asked) -> None:
     """A cursor is a place: what was listed before stays listed, what comes later is where it belongs."""
-    asking.feed(FUND, *(submit(n, at("p", n)) for n in range(6)))
+    assert asking.get(TXS) == []
+    asking.feed(FUND)
+    answer = asking.ask(TXS)
+    assert answer.json() == [] and "x-next-cursor" not in answer.headers and answer.headers["x-tip-height"] == "1"
+    asking.feed(*(submit(n, at("p", n)) for n in range(6)))
     names = sorted(txid(n) for n in range(6))
     first = asking.ask(f"{TXS}?count=3")
     assert ids(first.json()) == names[:3]
@@ -168,35 +180,20 @@ def test_a_page_goes_on_whatever_has_left(asking: Asked) -> None:
     assert ids(asking.get(f"{TXS}?count=3&cursor={first.headers['x-next-cursor']}")) == [names[3], names[5]]
 
 
-def test_nothing_waits(asking: Asked) -> None:
-    assert asking.get(TXS) == []
-    asking.feed(FUND)
-    answer = asking.ask(TXS)
-    assert answer.json() == [] and "x-next-cursor" not in answer.headers
-    assert answer.headers["x-tip-height"] == "1"
+BAD = {
+    "status=mined": "unmined, conflicting",
+    "status=": "unmined, conflicting",
+    "status=unmined&status=unmined": "status is given more than once",
+    "order=asc": "parents_first, age",
+    "order=age&order=age": "order is given more than once",
+    **{"count=0": "count", "count=1001": "count", "page=0": "page", "asset=00": "asset", "cursor=x": "cursor"},
+    "page=1&cursor=x": "page and cursor",
+}
 
 
-@pytest.mark.parametrize(
-    ("query", "named"),
-    [
-        ("status=mined", "unmined, conflicting"),
-        ("status=", "unmined, conflicting"),
-        ("status=unmined&status=unmined", "status is given more than once"),
-        ("order=asc", "parents_first, age"),
-        ("order=age&order=age", "order is given more than once"),
-        ("count=0", "count"),
-        ("count=1001", "count"),
-        ("page=0", "page"),
-        ("asset=00", "asset"),
-        ("cursor=x", "cursor"),
-        ("page=1&cursor=x", "page and cursor"),
-    ],
-)
-def test_bad_parameters(asking: Asked, query: str, named: str) -> None:
-    failure(asking.ask(f"{TXS}?{query}"), 400, "bad_parameter", named)
-
-
-def test_a_cursor_is_of_one_list(asking: Asked) -> None:
+def test_bad_parameters_and_cursors_of_other_lists(asking: Asked) -> None:
+    for query, named in BAD.items():
+        failure(asking.ask(f"{TXS}?{query}"), 400, "bad_parameter", named)
     asking.feed(FUND, *(submit(n, at("p", n)) for n in range(3)))
     cursor = asking.ask(f"{TXS}?count=1").headers["x-next-cursor"]
     for query in ("status=conflicting", "order=age"):
@@ -214,51 +211,26 @@ def test_without_a_transaction_store() -> None:
 # --- limits of one answer --------------------------------------------------------------------------------------------
 
 
-class Walked:
-    """A list that was walked in steps."""
-
-    def __init__(self, daemon: Daemon, most: int, status: Status = "unmined", order: Order = "parents_first") -> None:
-        config = load(daemon.config, {})
-        self.txids: list[str] = []
-        self.steps, self.turns, place = 0, 0, None
-        with open_query(config) as query, query.snapshot() as shot:
-            transactions = reading(shot.store, config)
-            while True:
-                walk = WaitingList(transactions.view(shot.txn), status, order)
-                self.turns += sum(1 for _ in walk.look(place, 0, 1000, most))
-                self.steps += 1
-                self.txids += ids([{"txid": each.txid} for each in walk.waiting()])
-                if walk.next is None:
-                    return
-                place = walk.next
-
-
-def feed(daemon: Daemon, *messages: Message) -> None:
-    with daemon.client() as client:
-        for message in messages:
-            assert client.ask(message).get("status") in {"applied", "accepted"}, message
-
-
-def test_a_page_ends_early(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_ends_early(local: LocalDaemon, client: LocalClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """After so many looks, with a cursor, however few it has found; and others have turns meanwhile."""
-    feed(daemon, FUND, *(submit(n, at(n - 1) if n % 10 else at("p", n // 10)) for n in range(60)))
-    whole = Walked(daemon, waiting.LOOKS)
-    assert (whole.steps, whole.turns, len(whole.txids)) == (1, 0, 60)
+    done(client, FUND, *(submit(n, at(n - 1) if n % 10 else at("p", n // 10)) for n in range(60)))
+    whole, pages, turns = walked(local)
+    assert (len(whole), pages, turns) == (60, 1, 0)
     monkeypatch.setattr(waiting, "_TURN", 10)
-    short = Walked(daemon, 25)
-    assert short.txids == whole.txids and short.steps > 3 and short.turns > 10
-    none = Walked(daemon, 5, status="conflicting")
-    assert none.txids == [] and none.steps > 10
+    found, pages, turns = walked(local, most=25)
+    assert found == whole and pages > 3 and turns > 10
+    none, pages, _ = walked(local, status="conflicting", most=5)
+    assert none == [] and pages > 10
 
 
-def test_a_package_that_is_too_large(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_too_large(local: LocalDaemon, client: LocalClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that would take too long is none; in order of age there is one."""
-    feed(daemon, FUND, *(submit(n, at(n - 1) if n else at("p")) for n in range(60)))
+    done(client, FUND, *(submit(n, at(n - 1) if n else at("p")) for n in range(60)))
     monkeypatch.setattr(waiting, "MOST_LOOKS", 50)
     monkeypatch.setattr(waiting, "_TURN", 5)
     with pytest.raises(TooManyLooks, match="more than 50 transactions"):
-        Walked(daemon, 20)
-    assert len(Walked(daemon, 20, order="age").txids) == 60
+        walked(local, most=20)
+    assert len(walked(local, order="age", most=20)[0]) == 60
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -267,7 +239,8 @@ def test_a_package_that_is_too_large(daemon: Daemon, monkeypatch: pytest.MonkeyP
 def test_the_command(asking: Asked) -> None:
     submissions = family(7, 30)
     asking.feed(FUND, *submissions)
-    whole = listed(asking)
+    whole = asking.get(f"{TXS}?count=1000")
+    assert asking.get(f"{TXS}?count=7&page=2") == whole[7:14]
     told = asking.daemon.run("query", "txs", "--json", "--count", "20")
     first = json.loads(told.stdout)
     assert first["transactions"] == whole[:20] and first["tip"]["height"] == 1

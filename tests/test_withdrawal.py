@@ -7,19 +7,7 @@ import pytest
 from daemons import Message, ack, error
 from local_daemon import LocalClient, LocalDaemon, LocalListener
 from scenarios import address, at, back_to, block, digest, output, point, tx
-from tx_messages import (
-    by,
-    coins,
-    done,
-    mined,
-    on_outputs,
-    refused,
-    said,
-    spending,
-    state,
-    told,
-    turn,
-)
+from tx_messages import by, coins, done, mined, on_outputs, refused, said, spending, state, told, turn
 
 pytestmark = pytest.mark.configured(transactions={"batch_size": 2})  # large: from the third output on
 

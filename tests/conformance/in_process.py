@@ -42,11 +42,7 @@ from storage.windows import Windows
 _T = TypeVar("_T")
 OUR_IDS = 1 << 40  # of blocks: no case has one so high
 ALL = 1 << 20
-PHASES = {
-    "preserveParents": "preserve",
-    "expirePreservations": "expire",
-    "prune": "delete_due",
-}
+PHASES = {"preserveParents": "preserve", "expirePreservations": "expire", "prune": "delete_due"}
 
 
 class InProcess:

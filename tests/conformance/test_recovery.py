@@ -20,20 +20,7 @@ from typing import Any
 import anyio
 import asyncpg  # type: ignore[import-untyped]
 import pytest
-from recovering import (
-    Lab,
-    Says,
-    Shaky,
-    becomes,
-    capture_logs,
-    manage,
-    managing,
-    quick,
-    read,
-    status,
-    tx,
-    until,
-)
+from recovering import Lab, Says, Shaky, becomes, capture_logs, manage, managing, quick, read, status, tx, until
 
 from config.checks import problems
 from config.load import ConfigError, load
@@ -719,10 +706,7 @@ async def test_rec_070_result_at_the_deadline_is_kept() -> None:
     handler = Says()
     handler.recover = slow  # type: ignore[method-assign,assignment]
     numbers = Numbers()
-    assert await attempt(Attempts(handler, quick(attempt_timeout=0.05), numbers)) == (
-        Invalid("just in time"),
-        False,
-    )
+    assert await attempt(Attempts(handler, quick(attempt_timeout=0.05), numbers)) == (Invalid("just in time"), False)
     assert numbers.timeouts == 0
 
 
@@ -740,9 +724,7 @@ async def attempt(attempts: Attempts) -> tuple[Outcome, bool] | None:
 async def alerts(threshold: int, times: int) -> list[str]:
     """Return how loud each of several timeouts of one transaction was."""
     attempts = Attempts(
-        Says(lambda _: asyncio.sleep(60)),
-        quick(attempt_timeout=0.01, stuck_alert_threshold=threshold),
-        Numbers(),
+        Says(lambda _: asyncio.sleep(60)), quick(attempt_timeout=0.01, stuck_alert_threshold=threshold), Numbers()
     )
     with capture_logs() as logs:
         for _ in range(times):
