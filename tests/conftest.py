@@ -8,15 +8,28 @@ from pathlib import Path
 import pytest
 from daemons import Client, Daemon, Encoding, running
 from hypothesis import HealthCheck, Phase, settings
-from recovering import anyio_backend, lab, own_database, pg_lab, postgres_uri, sqlite_lab
+from recovering import (
+    anyio_backend,
+    lab,
+    on_postgres,
+    on_sqlite,
+    own_database,
+    pg_lab,
+    postgres_uri,
+    sqlite_lab,
+    storage,
+)
 
 __all__ = [  # fixtures, for every folder of tests
     "anyio_backend",
     "lab",
+    "on_postgres",
+    "on_sqlite",
     "own_database",
     "pg_lab",
     "postgres_uri",
     "sqlite_lab",
+    "storage",
 ]
 
 # A shell starts what runs in its background with these ignored, and processes that tests start would inherit that.

@@ -130,6 +130,25 @@ def sqlite_lab(tmp_path: Path) -> Lab:
     return Lab("sqlite", tmp_path, "")
 
 
+@pytest.fixture
+async def storage(lab: Lab) -> AsyncIterator[Storage]:
+    async with lab.storage() as storage:
+        yield storage
+
+
+@pytest.fixture
+async def on_sqlite(sqlite_lab: Lab) -> AsyncIterator[Storage]:
+    """Open the tables for what does not depend on the database."""
+    async with sqlite_lab.storage() as storage:
+        yield storage
+
+
+@pytest.fixture
+async def on_postgres(pg_lab: Lab) -> AsyncIterator[Storage]:
+    async with pg_lab.storage() as storage:
+        yield storage
+
+
 class Says:
     """A handler that gives what it is told for a transaction, and remembers who asked."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
-from daemons import Client, Daemon, Message, error, running
+from daemons import Client, Daemon, Message, running
 from patience import until
 from scenarios import at, block, digest, output, point, tx
 
@@ -84,20 +84,6 @@ def test_the_oldest_make_room(tmp_path: Path) -> None:
         with daemon.client() as client:
             assert client.ask(submit("f"))["evicted"] == 1
         assert pending(daemon) == ids(*"def")
-
-
-def test_no_room(tmp_path: Path) -> None:
-    with limited(tmp_path, max_pending_count=2, max_pending_bytes="4KiB") as daemon, daemon.client() as client:
-        done(client, submit("a"), submit("b", at("a")))
-        answer = client.ask(submit("c", at("b")))
-        detail = error(answer, "PENDING_FULL", retryable=True)
-        assert (detail["count"], detail["evicted"]) == (2, 0) and detail["bytes"] > 1000
-        assert "transactions.max_pending_count" in answer["message"]
-        answer = client.ask(submit("d", raw=bytes(4096)))
-        assert error(answer, "too_large")["max_pending_bytes"] == 4096
-        assert pending(daemon) == ids("a", "b")
-        assert client.ask(submit("e"))["evicted"] == 2
-        until(lambda: counted(daemon).errors["PENDING_FULL"] == 1)
 
 
 def test_blobs_go_with_their_transactions(tmp_path: Path) -> None:

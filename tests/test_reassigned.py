@@ -11,6 +11,7 @@ from daemons import PATIENCE_S, Client, Message, utxod
 from questions import Asked, asked, short_folder
 from scenarios import address, at, back_to, block, digest, output, tx
 from stores import ALL_TABLES, OnDisk
+from tx_messages import done, submit
 
 from storage.disk import Disk
 from storage.pool_layout import Record
@@ -39,16 +40,6 @@ def asking() -> Iterator[Asked]:
 def client(asking: Asked) -> Iterator[Client]:
     with asking.daemon.client() as client:
         yield client
-
-
-def done(client: Client, *messages: Message) -> None:
-    for message in messages:
-        answer = client.ask(message)
-        assert answer.get("status") in {"accepted", "applied", "rolled_back"}, (message, answer)
-
-
-def submit(transaction: Message) -> Message:
-    return {"type": "TxSubmitted", "tx": transaction}
 
 
 def give(outpoint: list[Any], heir: bytes) -> list[Message]:

@@ -97,11 +97,6 @@ def test_every_kind_of_address(address: int) -> None:
     same(output(ADDRESSES[address], 5), collateral_return=True)
 
 
-@pytest.mark.parametrize("field", RICH)
-def test_every_field_alone(field: str) -> None:
-    same(output("ann", 5, **{field: RICH[field]}))
-
-
 def test_everything_together() -> None:
     same(output(ADDRESSES[3], 2**64 - 1, **RICH), 2**32 - 1, collateral_return=True)
 
@@ -112,12 +107,6 @@ def test_numbers_of_every_length(number: int) -> None:
     same(output("ann", 1, assets=[(bytes(28), b"n", max(number, 1))]))
     same(output("ann"), min(number, 2**32 - 1))
     same(output("ann"), block=BlockRow(min(number, 2**32 - 1), number, bytes(32), number, min(number, 2**32 - 1)))
-
-
-@pytest.mark.parametrize("length", [0, 1, 23, 24, 255, 256, 65535, 65536])
-def test_texts_and_bytes_of_every_length(length: int) -> None:
-    same(output(b"\x6a" + bytes(length)))
-    same(output("ann", inline_datum=bytes(length)))
 
 
 def test_what_is_absent_has_no_key() -> None:

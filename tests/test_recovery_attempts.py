@@ -99,141 +99,135 @@ class Stubborn:
 # --- one place for a row -------------------------------------------------------------------------------------------
 
 
-async def test_a_lock_longer_than_a_lease_starts_no_second_attempt(lab: Lab) -> None:
+async def test_a_lock_longer_than_a_lease_starts_no_second_attempt(storage: Storage, lab: Lab) -> None:
     """The attempt outlives its cancellation and its lease; the row is claimed again for it, and its result written."""
-    async with lab.storage() as storage:
-        await old(storage, 1)
-        handler = Stubborn(Valid("at last"))
-        changes = {"attempt_timeout": 0.05, "lease_duration": 1.0}
-        async with handler, managing(storage, handler, **changes) as manager:
-            await until(lambda: manager.numbers.stuck)
-            async with locked(lab):
-                await until(lambda: manager.numbers.lease_losses)
-            await until(lambda: manager.numbers.claims == 2)
-            before = await read(storage, tx(1))
-
-            async def renewed() -> bool:
-                row = await read(storage, tx(1))
-                assert row.lease_until is not None and before.lease_until is not None
-                return row.lease_until > before.lease_until
-
-            await until(renewed)
-            assert (handler.asked[tx(1)], before.owner) == (1, manager.owner)
-            handler.go.set()
-            await until(becomes(storage, tx(1), "confirmed"))
-            await until(lambda: manager.numbers.held == 0)
-        row = await read(storage, tx(1))
-        assert (row.message, row.owner, handler.asked[tx(1)]) == ("at last", None, 1)
-        assert manager.numbers.conflicts == 0
-
-
-async def test_an_attempt_does_not_speak_for_a_row_that_others_had_since(sqlite_lab: Lab) -> None:
-    """Its row is given back, again and again, until it has ended; then another attempt finds out what is true now."""
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1)
-        handler = Stubborn(Valid("before the rollback"), Invalid("after it"))
-        async with handler, managing(storage, handler, attempt_timeout=0.05, lease_duration=1.0) as manager:
-            await until(lambda: manager.numbers.stuck)
-            await storage.conclude([tx(1)], "confirmed", "the listener")
+    await old(storage, 1)
+    handler = Stubborn(Valid("at last"))
+    changes = {"attempt_timeout": 0.05, "lease_duration": 1.0}
+    async with handler, managing(storage, handler, **changes) as manager:
+        await until(lambda: manager.numbers.stuck)
+        async with locked(lab):
             await until(lambda: manager.numbers.lease_losses)
-            await storage.reopen([tx(1)], "rolled back")
-            await until(lambda: manager.numbers.claims >= 3)
+        await until(lambda: manager.numbers.claims == 2)
+        before = await read(storage, tx(1))
+
+        async def renewed() -> bool:
             row = await read(storage, tx(1))
-            assert (row.status, row.attempts, row.last_error) == ("pending", 0, "an earlier attempt has not ended yet")
-            assert handler.asked[tx(1)] == 1
-            handler.go.set()
-            await until(becomes(storage, tx(1), "deleted"))
-        row = await read(storage, tx(1))
-        assert (row.message, handler.asked[tx(1)], handler.most) == ("after it", 2, 1)
+            assert row.lease_until is not None and before.lease_until is not None
+            return row.lease_until > before.lease_until
+
+        await until(renewed)
+        assert (handler.asked[tx(1)], before.owner) == (1, manager.owner)
+        handler.go.set()
+        await until(becomes(storage, tx(1), "confirmed"))
+        await until(lambda: manager.numbers.held == 0)
+    row = await read(storage, tx(1))
+    assert (row.message, row.owner, handler.asked[tx(1)]) == ("at last", None, 1)
+    assert manager.numbers.conflicts == 0
 
 
-async def test_a_revoked_claim_cannot_settle(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        await old(storage, 1, 2)
-        handler = Stubborn(Valid("before the rollback"), Invalid("after it"))
-        async with handler, managing(storage, handler) as manager:
-            await until(lambda: sum(handler.running.values()) == 2)
-            assert await storage.revoke([tx(1), tx(3)]) == {tx(1)}
-            assert await storage.revoke([]) == set()
-            handler.go.set()
-            await until(becomes(storage, tx(1), "deleted"))
-            await until(becomes(storage, tx(2), "confirmed"))
-        assert manager.numbers.conflicts + manager.numbers.lease_losses == 1
-        assert (handler.asked[tx(1)], handler.most) == (2, 1)
-
-
-async def test_a_lease_that_ends_early_is_claimed_again_for_the_same_attempt(sqlite_lab: Lab) -> None:
-    """The clock of the database jumps ahead: the row stays ours: queued, attempted, or being written."""
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1, 2)
-        shaky, go = Shaky(storage), asyncio.Event()
-        settle_really, sent = storage.settle, list[int]()
-
-        async def slowly(settlements: Any) -> set[bytes]:
-            sent.append(len(settlements))
-            await go.wait()
-            return await settle_really(settlements)
-
-        shaky.settle = slowly  # type: ignore[attr-defined]
-        handler = Stubborn(Valid())
-        async with handler, managing(shaky, handler, worker_count=1) as manager:
-            await until(lambda: manager.numbers.claims == 2)
-            await until(lambda: handler.asked)
-            await sqlite_lab.pass_time(31)  # one is attempted, one is queued
-            await until(lambda: manager.numbers.claims == 4)
-            handler.go.set()
-            await until(lambda: sent)
-            await sqlite_lab.pass_time(31)  # one or both are being written
-            await until(lambda: manager.numbers.claims == 6)
-            go.set()
-            for n in (1, 2):
-                await until(becomes(storage, tx(n), "confirmed"))
-            await until(lambda: manager.numbers.held == 0)
-        numbers = manager.numbers
-        assert (sum(handler.asked.values()), numbers.conflicts, numbers.lease_losses) == (2, 0, 0)
-        assert (await read(storage, tx(1))).generation == 3
-
-
-async def test_a_row_that_falls_due_while_its_answer_is_on_the_way_is_attempted_again(sqlite_lab: Lab) -> None:
-    """It was put off by a result that landed, and claimed again before we heard that it had."""
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1)
-        shaky, go = Shaky(storage), asyncio.Event()
-        settle_really = storage.settle
-
-        async def answered_late(settlements: Any) -> set[bytes]:
-            landed = await settle_really(settlements)
-            await go.wait()
-            return landed
-
-        shaky.settle = answered_late  # type: ignore[attr-defined]
-        handler = Says(lambda _: Busy("once more") if len(handler.asked) == 1 else Valid())
-        async with managing(shaky, handler) as manager:
-            await until(lambda: manager.numbers.claims == 2)
-            go.set()
-            await until(becomes(storage, tx(1), "confirmed"))
-        assert (len(handler.asked), manager.numbers.conflicts) == (2, 0)
-
-
-async def test_an_attempt_that_outlives_the_service_keeps_its_row_when_that_starts_again(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1)
-        handler = Stubborn(Valid("of another life"))
-        changes = {"attempt_timeout": 0.05, "lease_duration": 1.0}
-        async with handler:
-            async with managing(storage, handler, **changes) as manager:
-                await until(lambda: manager.numbers.stuck)
-            await manager.start()
-            await sqlite_lab.pass_time(2)
-            await until(lambda: manager.numbers.claims == 2)
-            handler.go.set()
-            await until(becomes(storage, tx(1), "confirmed"))
-            await manager.stop()
-        assert (await read(storage, tx(1))).message == "of another life"
+async def test_an_attempt_does_not_speak_for_a_row_that_others_had_since(on_sqlite: Storage) -> None:
+    """Its row is given back, again and again, until it has ended; then another attempt finds out what is true now."""
+    await old(on_sqlite, 1)
+    handler = Stubborn(Valid("before the rollback"), Invalid("after it"))
+    async with handler, managing(on_sqlite, handler, attempt_timeout=0.05, lease_duration=1.0) as manager:
+        await until(lambda: manager.numbers.stuck)
+        await on_sqlite.conclude([tx(1)], "confirmed", "the listener")
+        await until(lambda: manager.numbers.lease_losses)
+        await on_sqlite.reopen([tx(1)], "rolled back")
+        await until(lambda: manager.numbers.claims >= 3)
+        row = await read(on_sqlite, tx(1))
+        assert (row.status, row.attempts, row.last_error) == ("pending", 0, "an earlier attempt has not ended yet")
         assert handler.asked[tx(1)] == 1
+        handler.go.set()
+        await until(becomes(on_sqlite, tx(1), "deleted"))
+    row = await read(on_sqlite, tx(1))
+    assert (row.message, handler.asked[tx(1)], handler.most) == ("after it", 2, 1)
 
 
-async def test_a_worker_is_replaced_while_its_attempt_does_not_end(sqlite_lab: Lab) -> None:
+async def test_a_revoked_claim_cannot_settle(storage: Storage) -> None:
+    await old(storage, 1, 2)
+    handler = Stubborn(Valid("before the rollback"), Invalid("after it"))
+    async with handler, managing(storage, handler) as manager:
+        await until(lambda: sum(handler.running.values()) == 2)
+        assert await storage.revoke([tx(1), tx(3)]) == {tx(1)}
+        assert await storage.revoke([]) == set()
+        handler.go.set()
+        await until(becomes(storage, tx(1), "deleted"))
+        await until(becomes(storage, tx(2), "confirmed"))
+    assert manager.numbers.conflicts + manager.numbers.lease_losses == 1
+    assert (handler.asked[tx(1)], handler.most) == (2, 1)
+
+
+async def test_a_lease_that_ends_early_is_claimed_again(on_sqlite: Storage, sqlite_lab: Lab) -> None:
+    """The clock of the database jumps ahead: the row stays ours: queued, attempted, or being written."""
+    await old(on_sqlite, 1, 2)
+    shaky, go = Shaky(on_sqlite), asyncio.Event()
+    settle_really, sent = on_sqlite.settle, list[int]()
+
+    async def slowly(settlements: Any) -> set[bytes]:
+        sent.append(len(settlements))
+        await go.wait()
+        return await settle_really(settlements)
+
+    shaky.settle = slowly  # type: ignore[attr-defined]
+    handler = Stubborn(Valid())
+    async with handler, managing(shaky, handler, worker_count=1) as manager:
+        await until(lambda: manager.numbers.claims == 2)
+        await until(lambda: handler.asked)
+        await sqlite_lab.pass_time(31)  # one is attempted, one is queued
+        await until(lambda: manager.numbers.claims == 4)
+        handler.go.set()
+        await until(lambda: sent)
+        await sqlite_lab.pass_time(31)  # one or both are being written
+        await until(lambda: manager.numbers.claims == 6)
+        go.set()
+        for n in (1, 2):
+            await until(becomes(on_sqlite, tx(n), "confirmed"))
+        await until(lambda: manager.numbers.held == 0)
+    numbers = manager.numbers
+    assert (sum(handler.asked.values()), numbers.conflicts, numbers.lease_losses) == (2, 0, 0)
+    assert (await read(on_sqlite, tx(1))).generation == 3
+
+
+async def test_a_row_that_falls_due_while_its_answer_is_on_the_way_is_attempted_again(on_sqlite: Storage) -> None:
+    """It was put off by a result that landed, and claimed again before we heard that it had."""
+    await old(on_sqlite, 1)
+    shaky, go = Shaky(on_sqlite), asyncio.Event()
+    settle_really = on_sqlite.settle
+
+    async def answered_late(settlements: Any) -> set[bytes]:
+        landed = await settle_really(settlements)
+        await go.wait()
+        return landed
+
+    shaky.settle = answered_late  # type: ignore[attr-defined]
+    handler = Says(lambda _: Busy("once more") if len(handler.asked) == 1 else Valid())
+    async with managing(shaky, handler) as manager:
+        await until(lambda: manager.numbers.claims == 2)
+        go.set()
+        await until(becomes(on_sqlite, tx(1), "confirmed"))
+    assert (len(handler.asked), manager.numbers.conflicts) == (2, 0)
+
+
+async def test_an_attempt_that_outlives_the_service_keeps_its_row(on_sqlite: Storage, sqlite_lab: Lab) -> None:
+    await old(on_sqlite, 1)
+    handler = Stubborn(Valid("of another life"))
+    changes = {"attempt_timeout": 0.05, "lease_duration": 1.0}
+    async with handler:
+        async with managing(on_sqlite, handler, **changes) as manager:
+            await until(lambda: manager.numbers.stuck)
+        await manager.start()
+        await sqlite_lab.pass_time(2)
+        await until(lambda: manager.numbers.claims == 2)
+        handler.go.set()
+        await until(becomes(on_sqlite, tx(1), "confirmed"))
+        await manager.stop()
+    assert (await read(on_sqlite, tx(1))).message == "of another life"
+    assert handler.asked[tx(1)] == 1
+
+
+async def test_a_worker_is_replaced_while_its_attempt_does_not_end(on_sqlite: Storage) -> None:
     """By one worker at a time; when the attempt ends at last there are not two."""
     running, most = Counter[bool](), 0
 
@@ -245,22 +239,21 @@ async def test_a_worker_is_replaced_while_its_attempt_does_not_end(sqlite_lab: L
         running[True] -= 1
         return Valid()
 
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1)
-        stubborn = Stubborn(Valid("at last"))
-        handler = Says(lambda txid: stubborn.recover(txid) if txid == tx(1) else counted(txid))
-        async with stubborn, managing(storage, handler, attempt_timeout=0.05, worker_count=1) as manager:
-            await until(lambda: manager.numbers.stuck)
-            await old(storage, *range(2, 6))
-            await until(lambda: manager.numbers.settled["confirmed"] == 4)
-            stubborn.go.set()
-            await until(becomes(storage, tx(1), "confirmed"))
-            await old(storage, *range(6, 12))
-            await until(lambda: manager.numbers.settled["confirmed"] == 11)
-        assert (most, manager.numbers.conflicts) == (1, 0)
+    await old(on_sqlite, 1)
+    stubborn = Stubborn(Valid("at last"))
+    handler = Says(lambda txid: stubborn.recover(txid) if txid == tx(1) else counted(txid))
+    async with stubborn, managing(on_sqlite, handler, attempt_timeout=0.05, worker_count=1) as manager:
+        await until(lambda: manager.numbers.stuck)
+        await old(on_sqlite, *range(2, 6))
+        await until(lambda: manager.numbers.settled["confirmed"] == 4)
+        stubborn.go.set()
+        await until(becomes(on_sqlite, tx(1), "confirmed"))
+        await old(on_sqlite, *range(6, 12))
+        await until(lambda: manager.numbers.settled["confirmed"] == 11)
+    assert (most, manager.numbers.conflicts) == (1, 0)
 
 
-async def test_a_cancelled_handler_may_wait_in_order_to_end(sqlite_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_handler_may_wait_to_end(on_sqlite: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not cancelled again at once, so what it awaits then is carried out."""
     monkeypatch.setattr("handlers.recovery.attempts._SHUTTING_S", 10.0)
     ended = list[str]()
@@ -274,45 +267,42 @@ async def test_a_cancelled_handler_may_wait_in_order_to_end(sqlite_lab: Lab, mon
                 ended.append(step)
         return Valid()
 
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1)
-        async with managing(storage, Says(lambda _: slow()), attempt_timeout=0.05) as manager:
-            await until(lambda: manager.numbers.outcomes["timeout"])
-            assert ended[:2] == ["first", "second"]
-        assert not manager._attempts.abandoned
+    await old(on_sqlite, 1)
+    async with managing(on_sqlite, Says(lambda _: slow()), attempt_timeout=0.05) as manager:
+        await until(lambda: manager.numbers.outcomes["timeout"])
+        assert ended[:2] == ["first", "second"]
+    assert not manager._attempts.abandoned
 
 
-async def test_a_result_that_comes_after_its_lease_was_lost_is_logged(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1)
-        handler = Stubborn(Valid("too late"))
-        with capture_logs() as logs:
-            async with handler, managing(storage, handler, attempt_timeout=0.05, lease_duration=1.0) as manager:
-                await until(lambda: manager.numbers.stuck)
-                await storage.conclude([tx(1)], "deleted", "an operator")
-                await until(lambda: manager.numbers.lease_losses)
-                handler.go.set()
-                await until(lambda: manager.numbers.held == 0)
-        (late,) = [line for line in logs if line["event"] == "result_too_late"]
-        assert (late["txid"], late["outcome"]) == (tx(1).hex(), "valid")
-        assert (await read(storage, tx(1))).message == "an operator"
+async def test_a_result_that_comes_after_its_lease_was_lost_is_logged(on_sqlite: Storage) -> None:
+    await old(on_sqlite, 1)
+    handler = Stubborn(Valid("too late"))
+    with capture_logs() as logs:
+        async with handler, managing(on_sqlite, handler, attempt_timeout=0.05, lease_duration=1.0) as manager:
+            await until(lambda: manager.numbers.stuck)
+            await on_sqlite.conclude([tx(1)], "deleted", "an operator")
+            await until(lambda: manager.numbers.lease_losses)
+            handler.go.set()
+            await until(lambda: manager.numbers.held == 0)
+    (late,) = [line for line in logs if line["event"] == "result_too_late"]
+    assert (late["txid"], late["outcome"]) == (tx(1).hex(), "valid")
+    assert (await read(on_sqlite, tx(1))).message == "an operator"
 
 
 # --- clocks --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_clock_that_is_set_back_holds_no_row_of_a_killed_instance(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        await old(storage, 1, 2)
-        (first,) = await storage.claim("killed", 30.0, 1)
-        await lab.pass_time(-10.0)  # less than a lease: it is awaited, or we would take rows from who is alive
-        assert len(await storage.claim("alive", 30.0, 1)) == 1
-        assert await storage.claim("another", 30.0, 2) == []
-        await lab.pass_time(-2 * HOUR)
-        again = await storage.claim("another", 30.0, 9)
-        assert {claim.txid for claim in again} == {tx(1), tx(2)}
-        assert {claim.generation for claim in again} == {2}
-        assert await storage.renew([first], 30.0) == set()
+async def test_a_clock_that_is_set_back_holds_no_row_of_a_killed_instance(storage: Storage, lab: Lab) -> None:
+    await old(storage, 1, 2)
+    (first,) = await storage.claim("killed", 30.0, 1)
+    await lab.pass_time(-10.0)  # less than a lease: it is awaited, or we would take rows from who is alive
+    assert len(await storage.claim("alive", 30.0, 1)) == 1
+    assert await storage.claim("another", 30.0, 2) == []
+    await lab.pass_time(-2 * HOUR)
+    again = await storage.claim("another", 30.0, 9)
+    assert {claim.txid for claim in again} == {tx(1), tx(2)}
+    assert {claim.generation for claim in again} == {2}
+    assert await storage.renew([first], 30.0) == set()
 
 
 async def test_a_clock_that_is_set_back_does_not_put_rows_off(tmp_path: Path) -> None:
@@ -384,62 +374,60 @@ async def giving(answer: Any) -> Any:
         (lambda: 1 // 0, "ZeroDivisionError"),
     ],
 )
-async def test_a_handler_that_misbehaves_fails_its_row_alone(
-    sqlite_lab: Lab, answer: Callable[[], Any], error: str
+async def test_a_handler_that_misbehaves_fails_its_row(
+    on_sqlite: Storage, answer: Callable[[], Any], error: str
 ) -> None:
     """Also with one worker only: it goes on."""
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1)
-        async with managing(storage, Wrong(answer), max_attempts=2, worker_count=1):
-            await until(becomes(storage, tx(1), "dead"))
-            await old(storage, 2)
-            await until(becomes(storage, tx(2), "confirmed"))
-        row = await read(storage, tx(1))
-        assert error in row.last_error
-        assert [look.outcome for look in row.history] == ["transient", "transient"]
+    await old(on_sqlite, 1)
+    async with managing(on_sqlite, Wrong(answer), max_attempts=2, worker_count=1):
+        await until(becomes(on_sqlite, tx(1), "dead"))
+        await old(on_sqlite, 2)
+        await until(becomes(on_sqlite, tx(2), "confirmed"))
+    row = await read(on_sqlite, tx(1))
+    assert error in row.last_error
+    assert [look.outcome for look in row.history] == ["transient", "transient"]
 
 
-async def test_callbacks_that_raise_are_contained(sqlite_lab: Lab) -> None:
+async def test_callbacks_that_raise_are_contained(on_sqlite: Storage) -> None:
     """Each is logged and counted; claiming, settling and the other callbacks go on."""
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1)
-        told, chores, broken = list[Any](), list[int](), {"changed", "available", "chore"}
+    await old(on_sqlite, 1)
+    told, chores, broken = list[Any](), list[int](), {"changed", "available", "chore"}
 
-        def say(what: str) -> None:
-            if what in broken:
-                raise LookupError(f"a bug in {what}")
+    def say(what: str) -> None:
+        if what in broken:
+            raise LookupError(f"a bug in {what}")
 
-        def changed(changes: list[Any]) -> None:
-            say("changed")
-            told.extend(changes)
+    def changed(changes: list[Any]) -> None:
+        say("changed")
+        told.extend(changes)
 
-        def available() -> bool:
-            say("available")
-            return True
+    def available() -> bool:
+        say("available")
+        return True
 
-        async def chore() -> None:
-            say("chore")
+    async def chore() -> None:
+        say("chore")
 
-        async def other_chore() -> None:
-            chores.append(1)
+    async def other_chore() -> None:
+        chores.append(1)
 
-        callbacks: dict[str, Any] = {"changed": changed, "available": available, "chores": [chore, other_chore]}
-        with capture_logs() as logs:
-            async with managing(storage, Says(), **callbacks) as manager:
-                await until(lambda: manager.numbers.callback_errors >= 3 and len(chores) >= 2)
-                assert manager.numbers.claims == 0  # while nobody can say whether there is anybody to ask
-                broken -= {"available", "chore"}
-                await until(becomes(storage, tx(1), "confirmed"))
-                await old(storage, 2)
-                await until(becomes(storage, tx(2), "confirmed"))
-                await until(lambda: manager.numbers.settled["confirmed"] == 2)
-                assert told == []
-                broken.clear()
-                await old(storage, 3)
-                await until(lambda: [change.txid for change in told] == [tx(3)])
-        failures = [line for line in logs if line["event"] == "callback_failed"]
-        assert {line["callback"] for line in failures} == {"available", "changed", "chore"}
-        assert len(failures) == manager.numbers.callback_errors
+    callbacks: dict[str, Any] = {"changed": changed, "available": available, "chores": [chore, other_chore]}
+    with capture_logs() as logs:
+        async with managing(on_sqlite, Says(), **callbacks) as manager:
+            await until(lambda: manager.numbers.callback_errors >= 3 and len(chores) >= 2)
+            assert manager.numbers.claims == 0  # while nobody can say whether there is anybody to ask
+            broken -= {"available", "chore"}
+            await until(becomes(on_sqlite, tx(1), "confirmed"))
+            await old(on_sqlite, 2)
+            await until(becomes(on_sqlite, tx(2), "confirmed"))
+            await until(lambda: manager.numbers.settled["confirmed"] == 2)
+            assert told == []
+            broken.clear()
+            await old(on_sqlite, 3)
+            await until(lambda: [change.txid for change in told] == [tx(3)])
+    failures = [line for line in logs if line["event"] == "callback_failed"]
+    assert {line["callback"] for line in failures} == {"available", "changed", "chore"}
+    assert len(failures) == manager.numbers.callback_errors
 
 
 @pytest.mark.parametrize(
@@ -523,62 +511,61 @@ class Moody(Stubborn):
 
 
 @pytest.mark.parametrize(("lab", "seed"), [("sqlite", 1), ("postgresql", 2)], indirect=["lab"])
-async def test_no_row_stays_held_whatever_happens(lab: Lab, seed: int) -> None:
+async def test_no_row_stays_held_whatever_happens(storage: Storage, lab: Lab, seed: int) -> None:
     """Locks, outages, lost answers, clocks that jump, operators, listeners, and the service stopped in between."""
     random = Random(seed)
     rows = [tx(n) for n in range(12)]
-    async with lab.storage() as storage:
-        await storage.add(rows, 0.0, HOUR)
-        shaky, handler, met = Shaky(storage), Moody(random), Counter[str]()
-        changes = {"attempt_timeout": 0.1, "lease_duration": 1.0, "max_attempts": 3, "batch_size": 20}
-        manager = manage(shaky, handler, not_found_grace_period=0.01, **changes)
+    await storage.add(rows, 0.0, HOUR)
+    shaky, handler, met = Shaky(storage), Moody(random), Counter[str]()
+    changes = {"attempt_timeout": 0.1, "lease_duration": 1.0, "max_attempts": 3, "batch_size": 20}
+    manager = manage(shaky, handler, not_found_grace_period=0.01, **changes)
+    await manager.start()
+
+    async def restart() -> None:
+        await manager.stop()
         await manager.start()
 
-        async def restart() -> None:
-            await manager.stop()
-            await manager.start()
+    some = partial(random.sample, rows, 4)
+    events: dict[str, Callable[[], Any]] = {
+        "clock ahead": lambda: lab.pass_time(random.choice([0.7, 2.0, 100.0])),
+        "clock back": lambda: lab.pass_time(-random.choice([0.7, 5.0, 100.0])),
+        "concluded": lambda: storage.conclude(some(), "confirmed", "the listener"),
+        "discarded": lambda: storage.discard(some(), "an operator"),
+        "reopened": lambda: storage.reopen(rows, "the chain"),
+        "revoked": lambda: storage.revoke(some()),
+        "woken": lambda: storage.wake(rows),
+        "restarted": restart,
+    }
 
-        some = partial(random.sample, rows, 4)
-        events: dict[str, Callable[[], Any]] = {
-            "clock ahead": lambda: lab.pass_time(random.choice([0.7, 2.0, 100.0])),
-            "clock back": lambda: lab.pass_time(-random.choice([0.7, 5.0, 100.0])),
-            "concluded": lambda: storage.conclude(some(), "confirmed", "the listener"),
-            "discarded": lambda: storage.discard(some(), "an operator"),
-            "reopened": lambda: storage.reopen(rows, "the chain"),
-            "revoked": lambda: storage.revoke(some()),
-            "woken": lambda: storage.wake(rows),
-            "restarted": restart,
-        }
+    def met_all() -> bool:
+        return len(handler.met) == 8 and bool(manager.numbers.lease_losses and manager.numbers.timeouts)
 
-        def met_all() -> bool:
-            return len(handler.met) == 8 and bool(manager.numbers.lease_losses and manager.numbers.timeouts)
+    for step in range(120):
+        if step >= 30 and met_all():
+            break
+        await storage.reopen(some(), "so that there is something to do")
+        await storage.wake(rows)
+        event = random.choice([*events, "broken", "mute"])
+        met[event] += 1
+        if event in ("broken", "mute"):
+            verbs = set(random.sample(["claim", "settle", "renew", "release"], 2))
+            getattr(shaky, event).update(verbs)
+            await asyncio.sleep(random.choice([0.05, 0.1, 0.4]))
+            getattr(shaky, event).clear()
+        else:
+            await events[event]()
+            await asyncio.sleep(random.random() / 10)
+    handler.calm = True
+    await storage.reopen(rows, "for the last time")
 
-        for step in range(120):
-            if step >= 30 and met_all():
-                break
-            await storage.reopen(some(), "so that there is something to do")
-            await storage.wake(rows)
-            event = random.choice([*events, "broken", "mute"])
-            met[event] += 1
-            if event in ("broken", "mute"):
-                verbs = set(random.sample(["claim", "settle", "renew", "release"], 2))
-                getattr(shaky, event).update(verbs)
-                await asyncio.sleep(random.choice([0.05, 0.1, 0.4]))
-                getattr(shaky, event).clear()
-            else:
-                await events[event]()
-                await asyncio.sleep(random.random() / 10)
-        handler.calm = True
-        await storage.reopen(rows, "for the last time")
+    async def over() -> bool:
+        await storage.wake(rows)
+        listed = await storage.rows(None, 100)
+        return all(row.status != "pending" and row.owner is None for row in listed)
 
-        async def over() -> bool:
-            await storage.wake(rows)
-            listed = await storage.rows(None, 100)
-            return all(row.status != "pending" and row.owner is None for row in listed)
-
-        await until(over)
-        await until(lambda: manager.numbers.held == 0)
-        await manager.stop()
-        print(f"seed {seed}: {dict(met)}, {dict(handler.met)}, {manager.numbers}")
-        assert handler.most == 1
-        assert met_all()
+    await until(over)
+    await until(lambda: manager.numbers.held == 0)
+    await manager.stop()
+    print(f"seed {seed}: {dict(met)}, {dict(handler.met)}, {manager.numbers}")
+    assert handler.most == 1
+    assert met_all()

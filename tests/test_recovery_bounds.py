@@ -24,6 +24,7 @@ from handlers.recovery.finality import Pending, State, Unknown
 from handlers.recovery.records import Waiting
 from handlers.recovery.survey import Survey
 from storage.recovery.rows import FINAL
+from storage.recovery.tables import Storage
 
 PENDING, KEPT = 20, 10
 SOON = {"ttl": "1h", "scan_interval": "100ms", "max_final_count": KEPT}
@@ -74,25 +75,6 @@ def test_a_flood_of_submissions_leaves_the_rows_of_what_waits(folder: Path, stor
         daemon.assert_sound()
 
 
-def test_a_flood_cut_by_a_kill_leaves_what_is_kept(folder: Path) -> None:
-    """What was evicted when nobody could write it any more: of rows that nobody has, some are kept."""
-    limits = {"max_pending_count": 200}
-    with running(folder, transactions=limits, recovery=SOON) as daemon:
-        with daemon.client("frames") as client:
-            client.feed([block(None)])
-            client.feed(submitted(n) for n in range(200))
-            comes_to(daemon, pending=200)
-        daemon.kill()
-        daemon.configure(transactions=limits, recovery={"enabled": False})
-        daemon.start()
-        with daemon.client("frames") as client:
-            client.feed(submitted(f"later {n}") for n in range(200))
-        daemon.kill()
-        daemon.configure(transactions=limits, recovery=SOON)
-        daemon.start()
-        comes_to(daemon, pending=200 + KEPT, orphan=KEPT)
-
-
 def test_a_flood_of_double_spends_leaves_as_many_final_rows_as_are_kept(folder: Path) -> None:
     with running(folder, transactions={"max_pending_count": 500}, recovery=SOON) as daemon:
         with daemon.client("frames") as client:
@@ -112,22 +94,21 @@ def test_a_flood_of_double_spends_leaves_as_many_final_rows_as_are_kept(folder: 
 
 
 @pytest.mark.anyio
-async def test_final_rows_leave_by_age_and_by_number(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_final_rows_leave_by_age_and_by_number(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handlers.recovery.chores, "_FORGOTTEN", 7)
     wish = quick(retention=3600.0, unresolved_retention=7200.0, max_final_count=20)
-    async with lab.storage() as storage:
-        for first, age_s in ((0, 0.0), (100, 5400.0), (200, 9000.0)):
-            for n, status in enumerate(FINAL):
-                txids = [tx(first + 20 * n + each) for each in range(10)]
-                await storage.add(txids, 30.0, age_s)
-                await storage.conclude(txids, status, "")
-        await storage.add([tx(999)], 30.0, 9000.0)
-        assert await forget(storage, wish, await storage.counts())
-        counts = (await storage.counts()).by_status
-        assert sum(counts[status] for status in FINAL) == 20 and counts["pending"] == 1
-        assert counts["orphan"] + counts["dead"] == 20  # which were submitted after the others
-        assert await forget(storage, quick(max_final_count=0), await storage.counts())
-        assert sum((await storage.counts()).by_status.values()) == 21
+    for first, age_s in ((0, 0.0), (100, 5400.0), (200, 9000.0)):
+        for n, status in enumerate(FINAL):
+            txids = [tx(first + 20 * n + each) for each in range(10)]
+            await storage.add(txids, 30.0, age_s)
+            await storage.conclude(txids, status, "")
+    await storage.add([tx(999)], 30.0, 9000.0)
+    assert await forget(storage, wish, await storage.counts())
+    counts = (await storage.counts()).by_status
+    assert sum(counts[status] for status in FINAL) == 20 and counts["pending"] == 1
+    assert counts["orphan"] + counts["dead"] == 20  # which were submitted after the others
+    assert await forget(storage, quick(max_final_count=0), await storage.counts())
+    assert sum((await storage.counts()).by_status.values()) == 21
 
 
 @pytest.mark.anyio

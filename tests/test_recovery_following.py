@@ -143,17 +143,16 @@ async def test_what_is_logged_while_nobody_reads_is_read_later(lab: Lab, log: Lo
         assert log.surveys == [True]
 
 
-async def test_what_is_mined_is_confirmed_by_a_later_life(sqlite_lab: Lab, log: Log) -> None:
-    async with sqlite_lab.storage() as storage:
-        await begun(log, storage)
-        log.log(*said("mined", 1), block(5), block(6))
-        async with log.following(storage):
-            await log.is_read(storage)
-            assert await are(storage, t1="pending")()
-        log.log(block(7))
-        async with log.following(storage):
-            await until(are(storage, t1="confirmed"))
-        assert await storage.mined(STORE, 100, 9) == []
+async def test_what_is_mined_is_confirmed_by_a_later_life(on_sqlite: Storage, log: Log) -> None:
+    await begun(log, on_sqlite)
+    log.log(*said("mined", 1), block(5), block(6))
+    async with log.following(on_sqlite):
+        await log.is_read(on_sqlite)
+        assert await are(on_sqlite, t1="pending")()
+    log.log(block(7))
+    async with log.following(on_sqlite):
+        await until(are(on_sqlite, t1="confirmed"))
+    assert await on_sqlite.mined(STORE, 100, 9) == []
 
 
 class Failing:
@@ -188,7 +187,7 @@ class Steps:
         return step
 
 
-async def test_a_failure_at_any_step_leaves_all_of_it_or_nothing(lab: Lab, log: Log) -> None:
+async def test_a_failure_at_any_step_leaves_all_of_it_or_nothing(storage: Storage, lab: Lab, log: Log) -> None:
     """A reader that goes on has the same rows in the end, and reopens none of them twice."""
     story = [
         *(*said("pending", 1, 2, 3, 6), *said("mined", 1, height=3), *said("mined", 4), *said("conflicting", 2)),
@@ -196,27 +195,26 @@ async def test_a_failure_at_any_step_leaves_all_of_it_or_nothing(lab: Lab, log: 
         *(*said("conflicting", 6), *said("pending", 5)),
         TxStatusChanged(txid=tx(3), status="pruned", height=5, cause=Withdrawn("evicted")),
     ]
-    async with lab.storage() as storage:
-        at, left = 0, 0
-        while left <= 0:
-            at += 1
-            store = f"reader {at}"
-            async with log.following(storage, store):
-                await log.is_read(storage, store)
-            await lab.sql("DELETE FROM {t}")
-            await storage.add([tx(1), tx(4), tx(5)], 30.0)
-            await storage.conclude([tx(4)], "confirmed", "by another instance")
-            await storage.conclude([tx(5)], "orphan", "by another instance")
-            log.log(*story)
-            failing = Failing(storage, at)
-            async with log.following(failing, store):
-                await log.is_read(storage, store)
-                await until(are(storage, t1="confirmed", t2="deleted", t4="pending", t5="pending", t6="deleted"))
-            rows = {row.txid: row for row in await storage.rows(None, 100)}
-            assert {int.from_bytes(txid): row.reopened for txid, row in rows.items() if row.reopened} == {4: 1, 5: 1}
-            assert await storage.mined(store, 100, 9) == [(tx(4), 5)]
-            left = failing.left
-        assert at > 10
+    at, left = 0, 0
+    while left <= 0:
+        at += 1
+        store = f"reader {at}"
+        async with log.following(storage, store):
+            await log.is_read(storage, store)
+        await lab.sql("DELETE FROM {t}")
+        await storage.add([tx(1), tx(4), tx(5)], 30.0)
+        await storage.conclude([tx(4)], "confirmed", "by another instance")
+        await storage.conclude([tx(5)], "orphan", "by another instance")
+        log.log(*story)
+        failing = Failing(storage, at)
+        async with log.following(failing, store):
+            await log.is_read(storage, store)
+            await until(are(storage, t1="confirmed", t2="deleted", t4="pending", t5="pending", t6="deleted"))
+        rows = {row.txid: row for row in await storage.rows(None, 100)}
+        assert {int.from_bytes(txid): row.reopened for txid, row in rows.items() if row.reopened} == {4: 1, 5: 1}
+        assert await storage.mined(store, 100, 9) == [(tx(4), 5)]
+        left = failing.left
+    assert at > 10
 
 
 async def test_facts_wait_in_the_log_while_the_database_is_away(sqlite_lab: Lab, log: Log) -> None:
@@ -242,57 +240,54 @@ async def test_facts_wait_in_the_log_while_the_database_is_away(sqlite_lab: Lab,
         assert log.surveys == [True]
 
 
-async def test_a_deep_rollback_is_read_in_parts(sqlite_lab: Lab, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_deep_rollback_is_read_in_parts(on_sqlite: Storage, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handlers.recovery.following, "_ROWS", 3)
-    async with sqlite_lab.storage() as storage:
-        await begun(log, storage)
-        log.log(*said("back", *range(2000)), BACK)
-        log.fetched.clear()
-        async with log.following(storage):
-            await log.is_read(storage)
-        assert max(log.fetched) == 3 and len(log.fetched) > 5
-        assert (await storage.counts()).by_status["pending"] == 2000
+    await begun(log, on_sqlite)
+    log.log(*said("back", *range(2000)), BACK)
+    log.fetched.clear()
+    async with log.following(on_sqlite):
+        await log.is_read(on_sqlite)
+    assert max(log.fetched) == 3 and len(log.fetched) > 5
+    assert (await on_sqlite.counts()).by_status["pending"] == 2000
 
 
 # --- where the log cannot be read on ---------------------------------------------------------------------------------
 
 
-async def test_facts_that_are_gone_are_made_up_for_by_a_survey(sqlite_lab: Lab, log: Log) -> None:
-    async with sqlite_lab.storage() as storage:
-        await begun(log, storage)
-        log.log(*said("pending", 1))
-        log.changes.keep = Retention(count=1)
-        log.log(block(5))
-        log.log(*said("pending", 2))
-        log.surveys.clear()
-        with capture_logs() as logs:
-            async with log.following(storage):
-                await until(lambda: log.surveys)
-                log.log(*said("pending", 3))
-                await until(are(storage, t3="pending"))
-        (line,) = [line for line in logs if line["event"] == "recovery_survey_started"]
-        assert "no longer kept" in line["reason"]
-        assert log.surveys == [True]
+async def test_facts_that_are_gone_are_made_up_for_by_a_survey(on_sqlite: Storage, log: Log) -> None:
+    await begun(log, on_sqlite)
+    log.log(*said("pending", 1))
+    log.changes.keep = Retention(count=1)
+    log.log(block(5))
+    log.log(*said("pending", 2))
+    log.surveys.clear()
+    with capture_logs() as logs:
+        async with log.following(on_sqlite):
+            await until(lambda: log.surveys)
+            log.log(*said("pending", 3))
+            await until(are(on_sqlite, t3="pending"))
+    (line,) = [line for line in logs if line["event"] == "recovery_survey_started"]
+    assert "no longer kept" in line["reason"]
+    assert log.surveys == [True]
 
 
-async def test_another_log_is_not_read_on(sqlite_lab: Lab, log: Log, tmp_path: Path) -> None:
+async def test_another_log_is_not_read_on(on_sqlite: Storage, log: Log, tmp_path: Path) -> None:
     """A shorter one, and one that has as many facts as were read of the one before."""
-    async with sqlite_lab.storage() as storage:
-        log.log(*said("pending", 1, 2, 3))
-        await begun(log, storage)
-        for facts, reason in ((0, "is in the future"), (9, "the log is another one")):
-            with Disk(tmp_path / f"{facts}", TABLES, map_size=1 << 24, durable=False) as disk:
-                other = Log(disk)
-                with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr("storage.change_log.time", lambda: 4e9)
-                    other.log(*said("pending", *range(facts)), block(5)) if facts else None
-                with capture_logs() as logs:
-                    async with other.following(storage):
-                        await until(lambda: other.surveys)  # noqa: B023
-                        await other.is_read(storage)
-                (line,) = [line for line in logs if line["event"] == "recovery_survey_started"]
-                assert reason in line["reason"]
-            await storage.move(STORE, None, Cursor(4, 0, 0, True))
+    log.log(*said("pending", 1, 2, 3))
+    await begun(log, on_sqlite)
+    for facts, reason in ((0, "is in the future"), (9, "the log is another one")):
+        with Disk(tmp_path / f"{facts}", TABLES, map_size=1 << 24, durable=False) as disk:
+            other = Log(disk)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("storage.change_log.time", lambda: 4e9)
+                other.log(*said("pending", *range(facts)), block(5)) if facts else None
+            with capture_logs() as logs:
+                async with other.following(on_sqlite):
+                    await until(lambda: other.surveys)  # noqa: B023
+                    await other.is_read(on_sqlite)
+            (line,) = [line for line in logs if line["event"] == "recovery_survey_started"]
+            assert reason in line["reason"]
+        await on_sqlite.move(STORE, None, Cursor(4, 0, 0, True))
 
 
 async def test_stores_on_one_database_have_cursors_and_chains_of_their_own(lab: Lab, log: Log, tmp_path: Path) -> None:
@@ -312,17 +307,16 @@ async def test_stores_on_one_database_have_cursors_and_chains_of_their_own(lab: 
             await until(are(storage, t1="confirmed"))
 
 
-async def test_what_is_final_is_compared_once_the_chain_decides(sqlite_lab: Lab, log: Log) -> None:
-    async with sqlite_lab.storage() as storage:
-        log.decides = False
-        for _ in range(2):
-            await begun(log, storage)
-        assert log.surveys == [False]
-        async with log.following(storage):
-            log.decides = True
-            await until(lambda: log.surveys == [False, True])
-        await begun(log, storage)
-        assert log.surveys == [False, True]
+async def test_what_is_final_is_compared_once_the_chain_decides(on_sqlite: Storage, log: Log) -> None:
+    log.decides = False
+    for _ in range(2):
+        await begun(log, on_sqlite)
+    assert log.surveys == [False]
+    async with log.following(on_sqlite):
+        log.decides = True
+        await until(lambda: log.surveys == [False, True])
+    await begun(log, on_sqlite)
+    assert log.surveys == [False, True]
 
 
 # --- what facts mean -------------------------------------------------------------------------------------------------
@@ -360,17 +354,16 @@ async def test_a_rollback_is_told_from_submissions_whatever_else_is_said(sqlite_
         assert (await read(storage, tx(3))).reopened == 0
 
 
-async def test_a_rollback_voids_what_was_found_out_before_it(lab: Lab, log: Log) -> None:
+async def test_a_rollback_voids_what_was_found_out_before_it(storage: Storage, log: Log) -> None:
     """An attempt that read the chain before the rollback has its result refused, or its row reopened."""
-    async with lab.storage() as storage:
-        await begun(log, storage)
-        await storage.add([tx(n) for n in (1, 2)], 0.0, 60.0)
-        claims = {claim.txid: claim for claim in await storage.claim("A", 30.0, 9)}
-        assert await storage.settle([Settlement(claims[tx(1)], "confirmed", "valid")]) == {tx(1)}
-        log.log(*said("back", 1, 2, height=4), BACK)
-        await begun(log, storage)
-        assert await storage.settle([Settlement(claims[tx(2)], "confirmed", "valid")]) == set()
-        assert await are(storage, t1="pending", t2="pending")()
+    await begun(log, storage)
+    await storage.add([tx(n) for n in (1, 2)], 0.0, 60.0)
+    claims = {claim.txid: claim for claim in await storage.claim("A", 30.0, 9)}
+    assert await storage.settle([Settlement(claims[tx(1)], "confirmed", "valid")]) == {tx(1)}
+    log.log(*said("back", 1, 2, height=4), BACK)
+    await begun(log, storage)
+    assert await storage.settle([Settlement(claims[tx(2)], "confirmed", "valid")]) == set()
+    assert await are(storage, t1="pending", t2="pending")()
 
 
 async def test_a_pruned_transaction_is_confirmed_when_it_is_deep(sqlite_lab: Lab, log: Log) -> None:
@@ -401,9 +394,8 @@ async def test_what_is_taken_out_of_the_pool_leaves_the_list_unless_it_is_final(
         await until(are(storage, t1="pending", t2="confirmed", t4="pending"))
 
 
-async def test_what_is_told_before_the_first_survey_is_read_after_it(sqlite_lab: Lab, log: Log) -> None:
+async def test_what_is_told_before_the_first_survey_is_read_after_it(on_sqlite: Storage, log: Log) -> None:
     """The database was away: what has lost by then never had a row, and a survey does not look for it."""
-    async with sqlite_lab.storage() as storage:
-        async with log.following(storage, began=lambda: log.log(*said("pending", 1), *said("conflicting", 1))):
-            await until(are(storage, t1="deleted"))
-        assert log.surveys == [True]
+    async with log.following(on_sqlite, began=lambda: log.log(*said("pending", 1), *said("conflicting", 1))):
+        await until(are(on_sqlite, t1="deleted"))
+    assert log.surveys == [True]

@@ -99,74 +99,70 @@ async def slow(seconds: float) -> Outcome:
     return Valid()
 
 
-async def test_a_lost_lease_cancels_the_attempt(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1)
-        ended = asyncio.Event()
+async def test_a_lost_lease_cancels_the_attempt(on_sqlite: Storage) -> None:
+    await old(on_sqlite, 1)
+    ended = asyncio.Event()
 
-        async def hold() -> Outcome:
-            try:
-                await asyncio.sleep(60)
-            finally:
-                ended.set()
-            return Valid()
+    async def hold() -> Outcome:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+        return Valid()
 
-        handler = Says(lambda _: hold())
-        async with managing(storage, handler, lease_duration=1.0) as manager:
-            await until(lambda: handler.asked)
-            await storage.conclude([tx(1)], "deleted", "an operator was here")
-            await until(ended.is_set, 5.0)
-            assert manager.numbers.lease_losses == 1
-        assert await status(storage, tx(1)) == "deleted"
-
-
-async def test_who_can_not_renew_stops_before_the_lease_ends(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1)
-        shaky = Shaky(storage)
-        shaky.broken.add("renew")
-        handler = Says(lambda _: asyncio.sleep(60))
-        async with managing(shaky, handler, lease_duration=1.0, scan_interval=60.0) as manager:
-            await until(lambda: handler.asked)
-            await until(lambda: manager.numbers.lease_losses == 1, 5.0)
+    handler = Says(lambda _: hold())
+    async with managing(on_sqlite, handler, lease_duration=1.0) as manager:
+        await until(lambda: handler.asked)
+        await on_sqlite.conclude([tx(1)], "deleted", "an operator was here")
+        await until(ended.is_set, 5.0)
+        assert manager.numbers.lease_losses == 1
+    assert await status(on_sqlite, tx(1)) == "deleted"
 
 
-async def test_claims_whose_answer_was_lost_are_found_again(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1)
-        shaky = Shaky(storage)
-        manager = manage(shaky, Says())
-
-        async def claim_and_forget() -> None:
-            await storage.claim(manager.owner, 30.0, 10)
-
-        shaky.broken.add("claim")
-        await manager.start()
-        await claim_and_forget()
-        await until(lambda: manager.numbers.errors)
-        shaky.broken.clear()
-        await until(becomes(storage, tx(1), "confirmed"), 5.0)
-        await manager.stop()
-        assert (await read(storage, tx(1))).generation == 1
+async def test_who_can_not_renew_stops_before_the_lease_ends(on_sqlite: Storage) -> None:
+    await old(on_sqlite, 1)
+    shaky = Shaky(on_sqlite)
+    shaky.broken.add("renew")
+    handler = Says(lambda _: asyncio.sleep(60))
+    async with managing(shaky, handler, lease_duration=1.0, scan_interval=60.0) as manager:
+        await until(lambda: handler.asked)
+        await until(lambda: manager.numbers.lease_losses == 1, 5.0)
 
 
-async def test_no_more_is_claimed_than_can_be_written(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        await old(storage, *range(300))
-        shaky, go = Shaky(storage), asyncio.Event()
-        settle_really = storage.settle
+async def test_claims_whose_answer_was_lost_are_found_again(on_sqlite: Storage) -> None:
+    await old(on_sqlite, 1)
+    shaky = Shaky(on_sqlite)
+    manager = manage(shaky, Says())
 
-        async def slowly(settlements: Any) -> set[bytes]:
-            await go.wait()
-            return await settle_really(settlements)
+    async def claim_and_forget() -> None:
+        await on_sqlite.claim(manager.owner, 30.0, 10)
 
-        shaky.settle = slowly  # type: ignore[attr-defined]
-        async with managing(shaky, Says(), batch_size=20) as manager:
-            await until(lambda: manager.numbers.claims >= 60)
-            await asyncio.sleep(0.3)
-            assert manager.numbers.claims <= 80
-            go.set()
-            await until(lambda: manager.numbers.settled["confirmed"] == 300)
+    shaky.broken.add("claim")
+    await manager.start()
+    await claim_and_forget()
+    await until(lambda: manager.numbers.errors)
+    shaky.broken.clear()
+    await until(becomes(on_sqlite, tx(1), "confirmed"), 5.0)
+    await manager.stop()
+    assert (await read(on_sqlite, tx(1))).generation == 1
+
+
+async def test_no_more_is_claimed_than_can_be_written(on_sqlite: Storage) -> None:
+    await old(on_sqlite, *range(300))
+    shaky, go = Shaky(on_sqlite), asyncio.Event()
+    settle_really = on_sqlite.settle
+
+    async def slowly(settlements: Any) -> set[bytes]:
+        await go.wait()
+        return await settle_really(settlements)
+
+    shaky.settle = slowly  # type: ignore[attr-defined]
+    async with managing(shaky, Says(), batch_size=20) as manager:
+        await until(lambda: manager.numbers.claims >= 60)
+        await asyncio.sleep(0.3)
+        assert manager.numbers.claims <= 80
+        go.set()
+        await until(lambda: manager.numbers.settled["confirmed"] == 300)
 
 
 async def test_waking_does_not_wait_for_the_scan(lab: Lab) -> None:
@@ -193,48 +189,46 @@ async def test_the_server_ends_the_session_of_a_silent_leader(pg_lab: Lab) -> No
         await other.close()
 
 
-async def test_an_outage_burns_no_attempts(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        await old(storage, *range(50))
-        source = Source(None)
-        breaker = Breaker(source, threshold=3, base_s=0.3)
-        handler = FinalityHandler([breaker], 6)
-        async with managing(storage, handler, max_attempts=1, available=handler.available, batch_size=10) as manager:
-            await until(lambda: breaker.circuit == "open")
-            claims = manager.numbers.claims
-            await asyncio.sleep(0.1)
-            assert manager.numbers.claims <= claims + 20
-            assert source.asked < 10
-            rows = await storage.rows("pending", 100)
-            assert len(rows) == 50
-            assert {(row.attempts, row.failures, len(row.history)) for row in rows} == {(0, 0, 0)}
-            source.state = Mined(1, 6)
-            await until(lambda: manager.numbers.settled["confirmed"] == 50)
-            assert breaker.circuit == "closed"
+async def test_an_outage_burns_no_attempts(on_sqlite: Storage) -> None:
+    await old(on_sqlite, *range(50))
+    source = Source(None)
+    breaker = Breaker(source, threshold=3, base_s=0.3)
+    handler = FinalityHandler([breaker], 6)
+    async with managing(on_sqlite, handler, max_attempts=1, available=handler.available, batch_size=10) as manager:
+        await until(lambda: breaker.circuit == "open")
+        claims = manager.numbers.claims
+        await asyncio.sleep(0.1)
+        assert manager.numbers.claims <= claims + 20
+        assert source.asked < 10
+        rows = await on_sqlite.rows("pending", 100)
+        assert len(rows) == 50
+        assert {(row.attempts, row.failures, len(row.history)) for row in rows} == {(0, 0, 0)}
+        source.state = Mined(1, 6)
+        await until(lambda: manager.numbers.settled["confirmed"] == 50)
+        assert breaker.circuit == "closed"
 
 
-async def test_who_is_busy_is_left_alone_for_as_long_as_it_says(sqlite_lab: Lab) -> None:
+async def test_who_is_busy_is_left_alone_for_as_long_as_it_says(on_sqlite: Storage, sqlite_lab: Lab) -> None:
     """It is not attempted before its patience is over, however often the scan runs; a notification still counts."""
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1, 2)
-        handler = Says(lambda txid: Busy("on its way", 100.0 if txid == tx(1) else 0.0))
-        async with managing(storage, handler) as manager:
-            await until(lambda: handler.asked.count(tx(2)) >= 5)  # without patience: with every scan
-            row = await read(storage, tx(1))
-            assert handler.asked.count(tx(1)) == 1
-            assert (row.status, row.attempts, row.failures, row.last_error) == ("pending", 1, 0, "on its way")
-            assert row.next_attempt_at is not None
-            assert (row.next_attempt_at - row.updated_at).total_seconds() == pytest.approx(100.0, abs=0.1)
-            await sqlite_lab.pass_time(101, f"next_attempt_at > {sqlite_lab.now(50)}")
-            await until(lambda: handler.asked.count(tx(1)) == 2)
+    await old(on_sqlite, 1, 2)
+    handler = Says(lambda txid: Busy("on its way", 100.0 if txid == tx(1) else 0.0))
+    async with managing(on_sqlite, handler) as manager:
+        await until(lambda: handler.asked.count(tx(2)) >= 5)  # without patience: with every scan
+        row = await read(on_sqlite, tx(1))
+        assert handler.asked.count(tx(1)) == 1
+        assert (row.status, row.attempts, row.failures, row.last_error) == ("pending", 1, 0, "on its way")
+        assert row.next_attempt_at is not None
+        assert (row.next_attempt_at - row.updated_at).total_seconds() == pytest.approx(100.0, abs=0.1)
+        await sqlite_lab.pass_time(101, f"next_attempt_at > {sqlite_lab.now(50)}")
+        await until(lambda: handler.asked.count(tx(1)) == 2)
 
-            async def is_settled() -> bool:  # what is held cannot be woken
-                return (await read(storage, tx(1))).attempts == 2
+        async def is_settled() -> bool:  # what is held cannot be woken
+            return (await read(on_sqlite, tx(1))).attempts == 2
 
-            await until(is_settled)
-            await storage.wake([tx(1)])
-            await until(lambda: handler.asked.count(tx(1)) == 3)
-        assert manager.numbers.outcomes["busy"] == len(handler.asked)
+        await until(is_settled)
+        await on_sqlite.wake([tx(1)])
+        await until(lambda: handler.asked.count(tx(1)) == 3)
+    assert manager.numbers.outcomes["busy"] == len(handler.asked)
 
 
 @pytest.mark.parametrize(("attempts", "cap_s"), [(0, 2.0), (3, 16.0), (60, 60.0)])
@@ -267,56 +261,53 @@ async def test_a_result_whose_answer_was_lost_is_marked_as_untold(lab: Lab) -> N
         assert (manager.numbers.settled["confirmed"], manager.numbers.conflicts) == (1, 0)
 
 
-async def test_chores_are_done_first_and_then_with_every_scan(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        done: list[int] = []
+async def test_chores_are_done_first_and_then_with_every_scan(on_sqlite: Storage) -> None:
+    done: list[int] = []
 
-        async def chore() -> None:
-            done.append(len(handler.asked))
+    async def chore() -> None:
+        done.append(len(handler.asked))
 
-        handler = Says()
-        await old(storage, 1)
-        async with managing(storage, handler, chores=[chore]):
-            await until(lambda: len(done) >= 3)
-        assert (done[0], done[-1]) == (0, 1)
+    handler = Says()
+    await old(on_sqlite, 1)
+    async with managing(on_sqlite, handler, chores=[chore]):
+        await until(lambda: len(done) >= 3)
+    assert (done[0], done[-1]) == (0, 1)
 
 
-async def test_a_bug_in_the_service_ends_all_of_it(sqlite_lab: Lab) -> None:
+async def test_a_bug_in_the_service_ends_all_of_it(on_sqlite: Storage) -> None:
     """Also where nobody waits in `run`: a heartbeat that went on alone would hold the rows forever."""
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1)
-        shaky = Shaky(storage)
+    await old(on_sqlite, 1)
+    shaky = Shaky(on_sqlite)
 
-        async def broken(_: Any) -> set[bytes]:
-            raise LookupError("a bug")
+    async def broken(_: Any) -> set[bytes]:
+        raise LookupError("a bug")
 
-        shaky.settle = broken  # type: ignore[attr-defined]
-        with capture_logs() as logs, pytest.raises(LookupError):
-            await asyncio.wait_for(manage(shaky, Says()).run(), 10)
-        assert any(line["event"] == "recovery_failed" for line in logs)
-        await old(storage, 2)
-        with pytest.raises(LookupError):
-            async with managing(shaky, Says(), lease_duration=1.0) as manager:
-                await until(lambda: manager.numbers.claims)
-                await until(lambda: storage.claim("another", 30.0, 1))
+    shaky.settle = broken  # type: ignore[attr-defined]
+    with capture_logs() as logs, pytest.raises(LookupError):
+        await asyncio.wait_for(manage(shaky, Says()).run(), 10)
+    assert any(line["event"] == "recovery_failed" for line in logs)
+    await old(on_sqlite, 2)
+    with pytest.raises(LookupError):
+        async with managing(shaky, Says(), lease_duration=1.0) as manager:
+            await until(lambda: manager.numbers.claims)
+            await until(lambda: on_sqlite.claim("another", 30.0, 1))
 
 
-async def test_run_ends_in_order_when_cancelled(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1)
-        handler = Says(lambda _: asyncio.sleep(60))
-        manager = manage(storage, handler)
-        running = asyncio.ensure_future(manager.run())
-        await until(lambda: handler.asked)
-        running.cancel()
-        await asyncio.wait({running})
-        assert (await read(storage, tx(1))).owner is None
-        off = manage(storage, handler, enabled=False)
-        running = asyncio.ensure_future(off.run())
-        await asyncio.sleep(0.05)
-        running.cancel()
-        await asyncio.wait({running})
-        assert len(handler.asked) == 1
+async def test_run_ends_in_order_when_cancelled(on_sqlite: Storage) -> None:
+    await old(on_sqlite, 1)
+    handler = Says(lambda _: asyncio.sleep(60))
+    manager = manage(on_sqlite, handler)
+    running = asyncio.ensure_future(manager.run())
+    await until(lambda: handler.asked)
+    running.cancel()
+    await asyncio.wait({running})
+    assert (await read(on_sqlite, tx(1))).owner is None
+    off = manage(on_sqlite, handler, enabled=False)
+    running = asyncio.ensure_future(off.run())
+    await asyncio.sleep(0.05)
+    running.cancel()
+    await asyncio.wait({running})
+    assert len(handler.asked) == 1
 
 
 # --- sources of finality -----------------------------------------------------------------------------------------

@@ -42,275 +42,257 @@ def final(claim: Claim, status: Status, message: str = "") -> Settlement:
     return Settlement(claim, status, "valid", message=message)
 
 
-async def test_a_new_row(lab: Lab) -> None:
+async def test_a_new_row(storage: Storage) -> None:
     before = datetime.now(UTC) - timedelta(seconds=1)
-    async with lab.storage() as storage:
-        assert await storage.add([tx(2), tx(1), tx(2)], 30.0) == 2
-        assert await storage.add([tx(1), tx(3)], 30.0) == 1
-        row = await read(storage, tx(1))
-        assert (row.status, row.message, row.owner, row.generation, row.attempts) == ("pending", "", None, 0, 0)
-        assert before < row.submitted_at < datetime.now(UTC) + timedelta(seconds=1)
-        assert row.next_attempt_at == row.submitted_at + timedelta(seconds=30)
-        assert (row.history, row.lease_until, row.reopened, row.last_error) == ([], None, 0, "")
-        assert await storage.row(tx(9)) is None
-        assert await storage.add([], 30.0) == 0
+    assert await storage.add([tx(2), tx(1), tx(2)], 30.0) == 2
+    assert await storage.add([tx(1), tx(3)], 30.0) == 1
+    row = await read(storage, tx(1))
+    assert (row.status, row.message, row.owner, row.generation, row.attempts) == ("pending", "", None, 0, 0)
+    assert before < row.submitted_at < datetime.now(UTC) + timedelta(seconds=1)
+    assert row.next_attempt_at == row.submitted_at + timedelta(seconds=30)
+    assert (row.history, row.lease_until, row.reopened, row.last_error) == ([], None, 0, "")
+    assert await storage.row(tx(9)) is None
+    assert await storage.add([], 30.0) == 0
 
 
-async def test_a_late_result_lands_as_long_as_nobody_took_over(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        claim = await claim_one(storage)
-        await lab.pass_time(3600)
-        assert await storage.settle([final(claim, "confirmed")]) == {tx(1)}
+async def test_a_late_result_lands_as_long_as_nobody_took_over(storage: Storage, lab: Lab) -> None:
+    claim = await claim_one(storage)
+    await lab.pass_time(3600)
+    assert await storage.settle([final(claim, "confirmed")]) == {tx(1)}
 
 
-async def test_a_batch_settles_what_is_still_ours(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        await due(storage, 1, 2, 3)
-        claims = sorted(await storage.claim("A", 30.0, 10), key=lambda claim: claim.txid)
-        await storage.conclude([tx(2)], "confirmed", "the listener was faster")
-        settled = [final(claim, "deleted") for claim in claims]
-        assert await storage.settle(settled) == {tx(1), tx(3)}
-        assert await status(storage, tx(2)) == "confirmed"
+async def test_a_batch_settles_what_is_still_ours(storage: Storage) -> None:
+    await due(storage, 1, 2, 3)
+    claims = sorted(await storage.claim("A", 30.0, 10), key=lambda claim: claim.txid)
+    await storage.conclude([tx(2)], "confirmed", "the listener was faster")
+    settled = [final(claim, "deleted") for claim in claims]
+    assert await storage.settle(settled) == {tx(1), tx(3)}
+    assert await status(storage, tx(2)) == "confirmed"
 
 
-async def test_renewing_keeps_others_away(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        claim = await claim_one(storage)
-        await lab.pass_time(29)
-        assert await storage.renew([claim], 30.0) == {tx(1)}
-        await lab.pass_time(29)
-        assert await storage.claim("B", 30.0, 1) == []
-        await lab.pass_time(2)
-        assert len(await storage.claim("B", 30.0, 1)) == 1
+async def test_renewing_keeps_others_away(storage: Storage, lab: Lab) -> None:
+    claim = await claim_one(storage)
+    await lab.pass_time(29)
+    assert await storage.renew([claim], 30.0) == {tx(1)}
+    await lab.pass_time(29)
+    assert await storage.claim("B", 30.0, 1) == []
+    await lab.pass_time(2)
+    assert len(await storage.claim("B", 30.0, 1)) == 1
 
 
-async def test_retry_waits_and_counts(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        claim = await claim_one(storage)
-        failed = Settlement(claim, "pending", "transient", delay_s=50.0, error="no route", failed=True)
-        assert await storage.settle([failed]) == {tx(1)}
-        row = await read(storage, tx(1))
-        assert (row.owner, row.attempts, row.failures, row.last_error, row.message) == (None, 1, 1, "no route", "")
-        await lab.pass_time(49)
-        assert await storage.claim("A", 30.0, 1) == []
-        await lab.pass_time(2)
-        (again,) = await storage.claim("A", 30.0, 1)
-        assert (again.failures, again.attempts, again.generation) == (1, 1, 2)
-        await storage.settle([Settlement(again, "pending", "transient", error="source down", attempt=False)])
-        row = await read(storage, tx(1))
-        assert (row.attempts, row.failures, row.last_error, len(row.history)) == (1, 1, "source down", 1)
+async def test_retry_waits_and_counts(storage: Storage, lab: Lab) -> None:
+    claim = await claim_one(storage)
+    failed = Settlement(claim, "pending", "transient", delay_s=50.0, error="no route", failed=True)
+    assert await storage.settle([failed]) == {tx(1)}
+    row = await read(storage, tx(1))
+    assert (row.owner, row.attempts, row.failures, row.last_error, row.message) == (None, 1, 1, "no route", "")
+    await lab.pass_time(49)
+    assert await storage.claim("A", 30.0, 1) == []
+    await lab.pass_time(2)
+    (again,) = await storage.claim("A", 30.0, 1)
+    assert (again.failures, again.attempts, again.generation) == (1, 1, 2)
+    await storage.settle([Settlement(again, "pending", "transient", error="source down", attempt=False)])
+    row = await read(storage, tx(1))
+    assert (row.attempts, row.failures, row.last_error, len(row.history)) == (1, 1, "source down", 1)
 
 
-async def test_not_found_is_counted_in_a_row_and_from_the_first(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        claim = await claim_one(storage)
-        for times in (1, 2):
-            await storage.settle([Settlement(claim, "pending", "notfound", not_found=True)])
-            await lab.pass_time(10)
-            (claim,) = await storage.claim("A", 30.0, 1)
-            assert claim.not_found == times
-            assert claim.not_found_for_s == pytest.approx(10 * times, abs=2)
-        await storage.settle([Settlement(claim, "pending", "transient", attempt=False)])
-        await lab.pass_time(1)
+async def test_not_found_is_counted_in_a_row_and_from_the_first(storage: Storage, lab: Lab) -> None:
+    claim = await claim_one(storage)
+    for times in (1, 2):
+        await storage.settle([Settlement(claim, "pending", "notfound", not_found=True)])
+        await lab.pass_time(10)
         (claim,) = await storage.claim("A", 30.0, 1)
-        assert claim.not_found == 2
-        await storage.settle([Settlement(claim, "pending", "busy")])
-        row = await read(storage, tx(1))
-        assert (row.not_found, row.not_found_since) == (0, None)
+        assert claim.not_found == times
+        assert claim.not_found_for_s == pytest.approx(10 * times, abs=2)
+    await storage.settle([Settlement(claim, "pending", "transient", attempt=False)])
+    await lab.pass_time(1)
+    (claim,) = await storage.claim("A", 30.0, 1)
+    assert claim.not_found == 2
+    await storage.settle([Settlement(claim, "pending", "busy")])
+    row = await read(storage, tx(1))
+    assert (row.not_found, row.not_found_since) == (0, None)
 
 
-async def test_history_is_bounded_and_keeps_the_latest(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        await due(storage, 1)
-        for n in range(HISTORY + 5):
-            (claim,) = await storage.claim("A", 30.0, 1)
-            error = f'attempt {n} "quoted"\n' + "x" * 1000
-            await storage.settle([Settlement(claim, "pending", "transient", error=error, failed=True)])
-            await lab.pass_time(1)
-        row = await read(storage, tx(1))
-        assert len(row.history) == HISTORY
-        assert [each.generation for each in row.history] == list(range(6, HISTORY + 6))
-        assert {each.owner for each in row.history} == {"A"}
-        assert str(row.history[-1].error).startswith(f'attempt {HISTORY + 4} "quoted"\n')
-        assert row.attempts == HISTORY + 5
-        assert datetime.now(UTC) - row.history[-1].at < timedelta(seconds=60)
+async def test_history_is_bounded_and_keeps_the_latest(storage: Storage, lab: Lab) -> None:
+    await due(storage, 1)
+    for n in range(HISTORY + 5):
+        (claim,) = await storage.claim("A", 30.0, 1)
+        error = f'attempt {n} "quoted"\n' + "x" * 1000
+        await storage.settle([Settlement(claim, "pending", "transient", error=error, failed=True)])
+        await lab.pass_time(1)
+    row = await read(storage, tx(1))
+    assert len(row.history) == HISTORY
+    assert [each.generation for each in row.history] == list(range(6, HISTORY + 6))
+    assert {each.owner for each in row.history} == {"A"}
+    assert str(row.history[-1].error).startswith(f'attempt {HISTORY + 4} "quoted"\n')
+    assert row.attempts == HISTORY + 5
+    assert datetime.now(UTC) - row.history[-1].at < timedelta(seconds=60)
 
 
-async def test_text_that_a_database_can_not_keep(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        claim = await claim_one(storage)
-        await storage.settle(
-            [Settlement(claim, "dead", "permanent", message="a\0b 😀 \ufdd0", error="'); DROP TABLE x; --\0")]
-        )
-        row = await read(storage, tx(1))
-        assert (row.message, row.last_error, row.history[0].error) == (
-            "ab 😀 \ufdd0",
-            "'); DROP TABLE x; --",
-            row.last_error,
-        )
-
-
-@pytest.mark.parametrize("end", FINAL)
-async def test_what_is_final_stays(lab: Lab, end: Status) -> None:
-    async with lab.storage() as storage:
-        claim = await claim_one(storage)
-        await storage.settle([final(claim, end, "why")])
-        for other in FINAL:
-            assert await storage.conclude([tx(1)], other, "no") == set()
-            assert await storage.settle([final(claim, other, "no")]) == set()
-        assert await storage.add([tx(1)], 0.0, 99.0) == 0
-        assert await storage.wake([tx(1)]) == set()
-        await lab.pass_time(9999)
-        assert await storage.claim("B", 30.0, 9) == []
-        row = await read(storage, tx(1))
-        assert (row.status, row.message, row.next_attempt_at, row.owner) == (end, "why", None, None)
-
-
-async def test_the_database_itself_refuses_another_end(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        claim = await claim_one(storage)
-        await storage.settle([final(claim, "confirmed")])
-        with pytest.raises((sqlite3.IntegrityError, asyncpg.RaiseError), match="a final status stays"):
-            await lab.sql("UPDATE {t} SET status = 'deleted'")
-        assert await status(storage, tx(1)) == "confirmed"
+async def test_text_that_a_database_can_not_keep(storage: Storage) -> None:
+    claim = await claim_one(storage)
+    await storage.settle(
+        [Settlement(claim, "dead", "permanent", message="a\0b 😀 \ufdd0", error="'); DROP TABLE x; --\0")]
+    )
+    row = await read(storage, tx(1))
+    assert (row.message, row.last_error, row.history[0].error) == (
+        "ab 😀 \ufdd0",
+        "'); DROP TABLE x; --",
+        row.last_error,
+    )
 
 
 @pytest.mark.parametrize("end", FINAL)
-async def test_operators_replay_discard_and_reopen(lab: Lab, end: Status) -> None:
+async def test_what_is_final_stays(storage: Storage, lab: Lab, end: Status) -> None:
+    claim = await claim_one(storage)
+    await storage.settle([final(claim, end, "why")])
+    for other in FINAL:
+        assert await storage.conclude([tx(1)], other, "no") == set()
+        assert await storage.settle([final(claim, other, "no")]) == set()
+    assert await storage.add([tx(1)], 0.0, 99.0) == 0
+    assert await storage.wake([tx(1)]) == set()
+    await lab.pass_time(9999)
+    assert await storage.claim("B", 30.0, 9) == []
+    row = await read(storage, tx(1))
+    assert (row.status, row.message, row.next_attempt_at, row.owner) == (end, "why", None, None)
+
+
+async def test_the_database_itself_refuses_another_end(storage: Storage, lab: Lab) -> None:
+    claim = await claim_one(storage)
+    await storage.settle([final(claim, "confirmed")])
+    with pytest.raises((sqlite3.IntegrityError, asyncpg.RaiseError), match="a final status stays"):
+        await lab.sql("UPDATE {t} SET status = 'deleted'")
+    assert await status(storage, tx(1)) == "confirmed"
+
+
+@pytest.mark.parametrize("end", FINAL)
+async def test_operators_replay_discard_and_reopen(storage: Storage, end: Status) -> None:
     review = end in ("orphan", "dead")
-    async with lab.storage() as storage:
-        claim = await claim_one(storage)
-        done = Settlement(claim, end, "x", message="why", error="e", failed=True, not_found=True)
-        await storage.settle([done])
-        assert await storage.replay([tx(1), tx(7)]) == ({tx(1)} if review else set())
-        if not review:
-            assert await storage.discard([tx(1)], "no") == set()
-            assert await storage.reopen([tx(1)], "rolled back") == {tx(1)}
-        row = await read(storage, tx(1))
-        assert (row.status, row.failures, row.not_found, row.attempts, row.reopened) == ("pending", 0, 0, 1, 1)
-        assert row.message == ("why" if review else "rolled back")
-        (again,) = await storage.claim("B", 30.0, 1)
-        assert again.generation == 2
-        assert await storage.reopen([tx(1)], "it is pending") == set()
-        assert await storage.discard([tx(1)], "given up") == {tx(1)}
-        assert await storage.settle([final(again, "confirmed")]) == set()
-        row = await read(storage, tx(1))
-        assert (row.status, row.message, row.owner) == ("deleted", "given up", None)
+    claim = await claim_one(storage)
+    done = Settlement(claim, end, "x", message="why", error="e", failed=True, not_found=True)
+    await storage.settle([done])
+    assert await storage.replay([tx(1), tx(7)]) == ({tx(1)} if review else set())
+    if not review:
+        assert await storage.discard([tx(1)], "no") == set()
+        assert await storage.reopen([tx(1)], "rolled back") == {tx(1)}
+    row = await read(storage, tx(1))
+    assert (row.status, row.failures, row.not_found, row.attempts, row.reopened) == ("pending", 0, 0, 1, 1)
+    assert row.message == ("why" if review else "rolled back")
+    (again,) = await storage.claim("B", 30.0, 1)
+    assert again.generation == 2
+    assert await storage.reopen([tx(1)], "it is pending") == set()
+    assert await storage.discard([tx(1)], "given up") == {tx(1)}
+    assert await storage.settle([final(again, "confirmed")]) == set()
+    row = await read(storage, tx(1))
+    assert (row.status, row.message, row.owner) == ("deleted", "given up", None)
 
 
 @pytest.mark.parametrize("wanted", [(), ("confirmed",), ("orphan", "dead"), ("pending", "deleted"), FINAL])
-async def test_only_rows_of_the_named_statuses_are_reopened(lab: Lab, wanted: tuple[Status, ...]) -> None:
+async def test_only_rows_of_the_named_statuses_are_reopened(storage: Storage, wanted: tuple[Status, ...]) -> None:
     """What is pending, or held, is never touched, also where it is named."""
-    async with lab.storage() as storage:
-        await due(storage, 0)
-        (held,) = await storage.claim("A", 30.0, 1)
-        for n, end in enumerate(FINAL, 1):
-            await due(storage, n)
-            await storage.conclude([tx(n)], end, "why")
-        again = {tx(n) for n, end in enumerate(FINAL, 1) if end in wanted}
-        assert await storage.reopen([tx(n) for n in range(7)], "it was not so", wanted) == again
-        for n, end in enumerate(FINAL, 1):
-            row = await read(storage, tx(n))
-            reopened = ("pending", "it was not so", 1) if tx(n) in again else (end, "why", 0)
-            assert (row.status, row.message, row.reopened) == reopened
-        assert {claim.txid for claim in await storage.claim("B", 30.0, 10)} == again
-        row = await read(storage, tx(0))
-        assert (row.owner, row.generation, row.reopened) == ("A", held.generation, 0)
-        assert await storage.reopen([tx(n) for n in range(7)], "again", wanted) == set()
+    await due(storage, 0)
+    (held,) = await storage.claim("A", 30.0, 1)
+    for n, end in enumerate(FINAL, 1):
+        await due(storage, n)
+        await storage.conclude([tx(n)], end, "why")
+    again = {tx(n) for n, end in enumerate(FINAL, 1) if end in wanted}
+    assert await storage.reopen([tx(n) for n in range(7)], "it was not so", wanted) == again
+    for n, end in enumerate(FINAL, 1):
+        row = await read(storage, tx(n))
+        reopened = ("pending", "it was not so", 1) if tx(n) in again else (end, "why", 0)
+        assert (row.status, row.message, row.reopened) == reopened
+    assert {claim.txid for claim in await storage.claim("B", 30.0, 10)} == again
+    row = await read(storage, tx(0))
+    assert (row.owner, row.generation, row.reopened) == ("A", held.generation, 0)
+    assert await storage.reopen([tx(n) for n in range(7)], "again", wanted) == set()
 
 
-async def test_what_waits_is_listed_by_id_in_pages(lab: Lab) -> None:
+async def test_what_waits_is_listed_by_id_in_pages(storage: Storage) -> None:
     """Held or not, due or not; what is final is left out, wherever a page ends."""
-    async with lab.storage() as storage:
-        assert await storage.waiting(b"", 5) == []
-        await due(storage, *range(8, 12))
-        await storage.add([tx(n) for n in (*range(8), *range(12, 20))], 3600.0)
-        await storage.claim("A", 30.0, 3)
-        await storage.conclude([tx(n) for n in (0, 4, 5, 9, 19)], "confirmed", "")
-        pending = [tx(n) for n in range(20) if n not in (0, 4, 5, 9, 19)]
-        for limit in (1, 3, 15, 16):
-            listed, after = list[bytes](), b""
-            while page := await storage.waiting(after, limit):
-                assert len(page) <= limit and page[0] > after
-                listed, after = listed + page, page[-1]
-            assert listed == pending
-        assert await storage.waiting(tx(18), 5) == []
+    assert await storage.waiting(b"", 5) == []
+    await due(storage, *range(8, 12))
+    await storage.add([tx(n) for n in (*range(8), *range(12, 20))], 3600.0)
+    await storage.claim("A", 30.0, 3)
+    await storage.conclude([tx(n) for n in (0, 4, 5, 9, 19)], "confirmed", "")
+    pending = [tx(n) for n in range(20) if n not in (0, 4, 5, 9, 19)]
+    for limit in (1, 3, 15, 16):
+        listed, after = list[bytes](), b""
+        while page := await storage.waiting(after, limit):
+            assert len(page) <= limit and page[0] > after
+            listed, after = listed + page, page[-1]
+        assert listed == pending
+    assert await storage.waiting(tx(18), 5) == []
 
 
-async def test_waking_leaves_claims_alone(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        await storage.add([tx(1), tx(2)], 3600.0)
-        assert await storage.wake([tx(1)]) == {tx(1)}
-        (claim,) = await storage.claim("A", 30.0, 9)
-        assert claim.txid == tx(1)
-        assert await storage.wake([tx(1)]) == set()
-        assert await storage.claim("B", 30.0, 9) == []
+async def test_waking_leaves_claims_alone(storage: Storage) -> None:
+    await storage.add([tx(1), tx(2)], 3600.0)
+    assert await storage.wake([tx(1)]) == {tx(1)}
+    (claim,) = await storage.claim("A", 30.0, 9)
+    assert claim.txid == tx(1)
+    assert await storage.wake([tx(1)]) == set()
+    assert await storage.claim("B", 30.0, 9) == []
 
 
-async def test_lists_are_pages_in_the_order_of_submission(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        for n in range(12):
-            await due(storage, n, age_s=1000.0 - n // 2)  # two at a time, more or less
-        await storage.conclude([tx(n) for n in range(0, 12, 3)], "confirmed", "")
-        await storage.conclude([tx(4)], "dead", "")
+async def test_lists_are_pages_in_the_order_of_submission(storage: Storage) -> None:
+    for n in range(12):
+        await due(storage, n, age_s=1000.0 - n // 2)  # two at a time, more or less
+    await storage.conclude([tx(n) for n in range(0, 12, 3)], "confirmed", "")
+    await storage.conclude([tx(4)], "dead", "")
 
-        async def walk(wanted: Status | None, newest_first: bool) -> list[bytes]:
-            walked: list[Any] = []
-            after: Place | None = None
-            while page := await storage.rows(wanted, 2, after=after, newest_first=newest_first):
-                assert len(page) <= 2
-                walked, after = walked + page, page[-1].place
-            return [row.txid for row in walked]
+    async def walk(wanted: Status | None, newest_first: bool) -> list[bytes]:
+        walked: list[Any] = []
+        after: Place | None = None
+        while page := await storage.rows(wanted, 2, after=after, newest_first=newest_first):
+            assert len(page) <= 2
+            walked, after = walked + page, page[-1].place
+        return [row.txid for row in walked]
 
-        everything = [row.txid for row in await storage.rows(None, 100)]
-        assert sorted(everything) == [tx(n) for n in range(12)]
-        for wanted in (None, *STATUSES):
-            listed = [row.txid for row in await storage.rows(wanted, 100)]
-            assert await walk(wanted, False) == listed
-            assert await walk(wanted, True) == listed[::-1]
-            assert [row.txid for row in await storage.rows(wanted, 3, offset=2)] == listed[2:5]
-        assert {row.txid for row in await storage.rows("confirmed", 100)} == {tx(0), tx(3), tx(6), tx(9)}
-        assert await storage.rows("orphan", 100) == []
-
-
-async def test_counts_and_the_oldest(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        empty = await storage.counts()
-        assert (empty.by_status, empty.oldest_pending_s) == (dict.fromkeys(STATUSES, 0), 0.0)
-        await due(storage, 1, age_s=500.0)
-        await due(storage, 2, 3, age_s=100.0)
-        await storage.conclude([tx(1)], "orphan", "")
-        counts = await storage.counts()
-        assert counts.by_status == {"pending": 2, "confirmed": 0, "deleted": 0, "orphan": 1, "dead": 0}
-        assert counts.oldest_pending_s == pytest.approx(100, abs=5)
+    everything = [row.txid for row in await storage.rows(None, 100)]
+    assert sorted(everything) == [tx(n) for n in range(12)]
+    for wanted in (None, *STATUSES):
+        listed = [row.txid for row in await storage.rows(wanted, 100)]
+        assert await walk(wanted, False) == listed
+        assert await walk(wanted, True) == listed[::-1]
+        assert [row.txid for row in await storage.rows(wanted, 3, offset=2)] == listed[2:5]
+    assert {row.txid for row in await storage.rows("confirmed", 100)} == {tx(0), tx(3), tx(6), tx(9)}
+    assert await storage.rows("orphan", 100) == []
 
 
-async def test_rows_to_be_reviewed_are_not_forgotten(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        for n, end in enumerate(("pending", *FINAL)):
-            await due(storage, n, n + 10)
-            if end != "pending":
-                await storage.conclude([tx(n), tx(n + 10)], end, "")
-        assert await storage.forget(("confirmed", "deleted"), 3600.0, 100) == 0
-        await lab.pass_time(7200)
-        assert await storage.forget(("confirmed", "deleted"), 3600.0, 3) == 3
-        assert await storage.forget(("confirmed", "deleted"), 3600.0, 100) == 1
-        counts = (await storage.counts()).by_status
-        assert counts == {"pending": 2, "confirmed": 0, "deleted": 0, "orphan": 2, "dead": 2}
+async def test_counts_and_the_oldest(storage: Storage) -> None:
+    empty = await storage.counts()
+    assert (empty.by_status, empty.oldest_pending_s) == (dict.fromkeys(STATUSES, 0), 0.0)
+    await due(storage, 1, age_s=500.0)
+    await due(storage, 2, 3, age_s=100.0)
+    await storage.conclude([tx(1)], "orphan", "")
+    counts = await storage.counts()
+    assert counts.by_status == {"pending": 2, "confirmed": 0, "deleted": 0, "orphan": 1, "dead": 0}
+    assert counts.oldest_pending_s == pytest.approx(100, abs=5)
 
 
-async def test_dropping_takes_what_nobody_has_to_know_held_rows_too(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        claim = await claim_one(storage, 1)
-        await due(storage, 2, 3, 4)
-        await due(storage, 5)
-        await storage.conclude([tx(3)], "confirmed", "")
-        await storage.conclude([tx(5)], "orphan", "")
-        assert await storage.drop([tx(1), tx(2), tx(3), tx(5), tx(9)]) == {tx(1), tx(2), tx(5)}
-        assert {row.txid for row in await storage.rows(None, 100)} == {tx(3), tx(4)}
-        assert await storage.settle([final(claim, "confirmed")]) == set()
-        assert await storage.renew([claim], 30.0) == set()
-        assert await storage.drop([]) == set()
+async def test_rows_to_be_reviewed_are_not_forgotten(storage: Storage, lab: Lab) -> None:
+    for n, end in enumerate(("pending", *FINAL)):
+        await due(storage, n, n + 10)
+        if end != "pending":
+            await storage.conclude([tx(n), tx(n + 10)], end, "")
+    assert await storage.forget(("confirmed", "deleted"), 3600.0, 100) == 0
+    await lab.pass_time(7200)
+    assert await storage.forget(("confirmed", "deleted"), 3600.0, 3) == 3
+    assert await storage.forget(("confirmed", "deleted"), 3600.0, 100) == 1
+    counts = (await storage.counts()).by_status
+    assert counts == {"pending": 2, "confirmed": 0, "deleted": 0, "orphan": 2, "dead": 2}
+
+
+async def test_dropping_takes_what_nobody_has_to_know_held_rows_too(storage: Storage) -> None:
+    claim = await claim_one(storage, 1)
+    await due(storage, 2, 3, 4)
+    await due(storage, 5)
+    await storage.conclude([tx(3)], "confirmed", "")
+    await storage.conclude([tx(5)], "orphan", "")
+    assert await storage.drop([tx(1), tx(2), tx(3), tx(5), tx(9)]) == {tx(1), tx(2), tx(5)}
+    assert {row.txid for row in await storage.rows(None, 100)} == {tx(3), tx(4)}
+    assert await storage.settle([final(claim, "confirmed")]) == set()
+    assert await storage.renew([claim], 30.0) == set()
+    assert await storage.drop([]) == set()
 
 
 async def test_sessions_are_notified_of_what_is_due_at_once(lab: Lab) -> None:
@@ -351,22 +333,21 @@ async def test_who_is_cut_off_inside_a_transaction_keeps_no_row_for_longer_than_
                 await waking
 
 
-async def test_a_caller_that_goes_away_does_not_tear_a_transaction(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        for n in range(20):
-            await due(storage, n)
-            task = asyncio.ensure_future(storage.claim(f"{n}", 30.0, 1))
-            await asyncio.sleep(0.0002 * n)
-            task.cancel()
-            await asyncio.wait({task})
-        mine = [await storage.claim(f"{n}", 30.0, 0, again=True) for n in range(20)]
-        assert sum(map(len, mine)) == 0  # no room was asked for
-        for n in range(20):  # every row is either free or held by one who can ask for it again
-            row = await read(storage, tx(n))
-            assert (row.owner is None) == (row.generation == 0)
-        free = await storage.claim("last", 30.0, 100)
-        held = [claim for n in range(20) for claim in await storage.claim(f"{n}", 30.0, 1, again=True)]
-        assert len(free) + len(held) == 20
+async def test_a_caller_that_goes_away_does_not_tear_a_transaction(storage: Storage) -> None:
+    for n in range(20):
+        await due(storage, n)
+        task = asyncio.ensure_future(storage.claim(f"{n}", 30.0, 1))
+        await asyncio.sleep(0.0002 * n)
+        task.cancel()
+        await asyncio.wait({task})
+    mine = [await storage.claim(f"{n}", 30.0, 0, again=True) for n in range(20)]
+    assert sum(map(len, mine)) == 0  # no room was asked for
+    for n in range(20):  # every row is either free or held by one who can ask for it again
+        row = await read(storage, tx(n))
+        assert (row.owner is None) == (row.generation == 0)
+    free = await storage.claim("last", 30.0, 100)
+    held = [claim for n in range(20) for claim in await storage.claim(f"{n}", 30.0, 1, again=True)]
+    assert len(free) + len(held) == 20
 
 
 async def test_cancelling_open_is_never_taken_for_an_absent_database(tmp_path: Path) -> None:
@@ -448,7 +429,7 @@ async def test_sqlite_reads_its_batch_and_not_the_table(sqlite_lab: Lab) -> None
     connection.close()
 
 
-async def test_sqlite_claims_as_fast_from_many_rows_as_from_few(sqlite_lab: Lab) -> None:
+async def test_sqlite_claims_as_fast_from_many_rows_as_from_few(on_sqlite: Storage, sqlite_lab: Lab) -> None:
     """Counted in steps of the virtual machine, so that the machine's mood does not matter."""
 
     def steps() -> int:
@@ -468,11 +449,10 @@ async def test_sqlite_claims_as_fast_from_many_rows_as_from_few(sqlite_lab: Lab)
         connection.close()
         return count
 
-    async with sqlite_lab.storage() as storage:
-        await storage.add([tx(n) for n in range(1000)], 0.0, 60.0)
-        few = steps()
-        await storage.add([tx(n) for n in range(1000, 20_000)], 0.0, 60.0)
-        assert steps() < 1.2 * few
+    await on_sqlite.add([tx(n) for n in range(1000)], 0.0, 60.0)
+    few = steps()
+    await on_sqlite.add([tx(n) for n in range(1000, 20_000)], 0.0, 60.0)
+    assert steps() < 1.2 * few
 
 
 async def explain(lab: Lab, storage: Storage, statement: str, *columns: list[Any], **values: Any) -> str:
@@ -491,50 +471,47 @@ async def explain(lab: Lab, storage: Storage, statement: str, *columns: list[Any
     return await storage._run(work)
 
 
-async def test_postgres_reads_its_batch_and_not_the_table(pg_lab: Lab) -> None:
-    async with pg_lab.storage() as storage:
-        await storage.add([tx(n) for n in range(MANY)], 0.0, 60.0)
-        await pg_lab.sql("ANALYZE {t}")
-        plan = await explain(pg_lab, storage, sql.CLAIM, owner="A", lease=30_000, limit=100)
-        reads = re.search(rf"Index Scan using {pg_lab.table}_due.*rows=(\d+)(?:\.\d+)? loops=1\)", plan)
-        assert reads, plan
-        assert int(reads[1]) == 100, plan
-        claims = await storage.claim("A", 30.0, 100)
-        keys = [claim.txid for claim in claims], ["A"] * 100, [1] * 100
-        renewal = await explain(pg_lab, storage, sql.RENEW, *keys, lease=30_000)
-        ends = {"status": "confirmed", "message": "", "teller": None}
-        conclusion = await explain(pg_lab, storage, sql.CONCLUDE, keys[0], **ends)
-        await storage.reopen(keys[0], "again")
-        deletion = await explain(pg_lab, storage, sql.DROP, keys[0])
-        for each in (renewal, conclusion, deletion):
-            assert f"Index Scan using {pg_lab.table}_pkey" in each, each
-            assert f"{pg_lab.table}_held" not in each, each
-        for each in (plan, renewal, conclusion, deletion):
-            assert "Seq Scan" not in each, each
-            assert "Sort" not in each, each
+async def test_postgres_reads_its_batch_and_not_the_table(on_postgres: Storage, pg_lab: Lab) -> None:
+    await on_postgres.add([tx(n) for n in range(MANY)], 0.0, 60.0)
+    await pg_lab.sql("ANALYZE {t}")
+    plan = await explain(pg_lab, on_postgres, sql.CLAIM, owner="A", lease=30_000, limit=100)
+    reads = re.search(rf"Index Scan using {pg_lab.table}_due.*rows=(\d+)(?:\.\d+)? loops=1\)", plan)
+    assert reads, plan
+    assert int(reads[1]) == 100, plan
+    claims = await on_postgres.claim("A", 30.0, 100)
+    keys = [claim.txid for claim in claims], ["A"] * 100, [1] * 100
+    renewal = await explain(pg_lab, on_postgres, sql.RENEW, *keys, lease=30_000)
+    ends = {"status": "confirmed", "message": "", "teller": None}
+    conclusion = await explain(pg_lab, on_postgres, sql.CONCLUDE, keys[0], **ends)
+    await on_postgres.reopen(keys[0], "again")
+    deletion = await explain(pg_lab, on_postgres, sql.DROP, keys[0])
+    for each in (renewal, conclusion, deletion):
+        assert f"Index Scan using {pg_lab.table}_pkey" in each, each
+        assert f"{pg_lab.table}_held" not in each, each
+    for each in (plan, renewal, conclusion, deletion):
+        assert "Seq Scan" not in each, each
+        assert "Sort" not in each, each
 
 
-async def test_results_are_written_by_key_before_there_are_statistics(pg_lab: Lab) -> None:
+async def test_results_are_written_by_key_before_there_are_statistics(on_postgres: Storage, pg_lab: Lab) -> None:
     """An owner that holds many rows, in a table that was never analysed: the index of owners would be tempting."""
-    async with pg_lab.storage() as storage:
-        await pg_lab.sql("ALTER TABLE {t} SET (autovacuum_enabled = false)")
-        await storage.add([tx(n) for n in range(20_000)], 0.0, 60.0)
-        claims = await storage.claim("A", 30.0, 10_000)
-        keys = [claim.txid for claim in claims[:500]], ["A"] * 500, [1] * 500
-        plan = await explain(pg_lab, storage, sql.RENEW, *keys, lease=30_000)
-        ends = {"status": "confirmed", "message": "", "teller": None}
-        conclusion = await explain(pg_lab, storage, sql.CONCLUDE, keys[0], **ends)
-        assert f"Index Scan using {pg_lab.table}_pkey" in plan, plan
-        for each in (plan, conclusion):
-            assert f"on {pg_lab.table}_pkey" in each or f"using {pg_lab.table}_pkey" in each, each
-            assert not re.search(rf"Seq Scan|{pg_lab.table}_(held|due)", each), each
+    await pg_lab.sql("ALTER TABLE {t} SET (autovacuum_enabled = false)")
+    await on_postgres.add([tx(n) for n in range(20_000)], 0.0, 60.0)
+    claims = await on_postgres.claim("A", 30.0, 10_000)
+    keys = [claim.txid for claim in claims[:500]], ["A"] * 500, [1] * 500
+    plan = await explain(pg_lab, on_postgres, sql.RENEW, *keys, lease=30_000)
+    ends = {"status": "confirmed", "message": "", "teller": None}
+    conclusion = await explain(pg_lab, on_postgres, sql.CONCLUDE, keys[0], **ends)
+    assert f"Index Scan using {pg_lab.table}_pkey" in plan, plan
+    for each in (plan, conclusion):
+        assert f"on {pg_lab.table}_pkey" in each or f"using {pg_lab.table}_pkey" in each, each
+        assert not re.search(rf"Seq Scan|{pg_lab.table}_(held|due)", each), each
 
 
-async def test_a_scan_with_nothing_due_is_one_probe(pg_lab: Lab) -> None:
-    async with pg_lab.storage() as storage:
-        await storage.add([tx(n) for n in range(20_000)], 3600.0)
-        await pg_lab.sql("ANALYZE {t}")
-        plan = await explain(pg_lab, storage, sql.CLAIM, owner="A", lease=30_000, limit=100)
-        buffers = re.search(r"Buffers: shared hit=(\d+)", plan)
-        assert buffers, plan
-        assert int(buffers[1]) <= 8, plan
+async def test_a_scan_with_nothing_due_is_one_probe(on_postgres: Storage, pg_lab: Lab) -> None:
+    await on_postgres.add([tx(n) for n in range(20_000)], 3600.0)
+    await pg_lab.sql("ANALYZE {t}")
+    plan = await explain(pg_lab, on_postgres, sql.CLAIM, owner="A", lease=30_000, limit=100)
+    buffers = re.search(r"Buffers: shared hit=(\d+)", plan)
+    assert buffers, plan
+    assert int(buffers[1]) <= 8, plan

@@ -49,13 +49,6 @@ def test_collateral_of_a_reused_txid_is_released(local: LocalDaemon, client: Loc
     assert state(client, at("x"), at("x", 2)) == ["free", "UTXO_NOT_FOUND"]
 
 
-def test_collateral_that_a_submission_did_not_have_is_released(local: LocalDaemon, client: LocalClient) -> None:
-    one = block(None, *coins("p"), tx("x", output("a"), output("b")))
-    two = block(one, failed(tx("f", output("z"), spends=[at("p")]), at("x", 1)))
-    done(client, submit(tx("x", output("a"))))
-    back_and_forth(local, one, two)
-
-
 @pytest.mark.parametrize("submitted", [False, True])
 def test_an_unspendable_collateral_return_has_no_slot(local: LocalDaemon, client: LocalClient, submitted: bool) -> None:
     one = block(None, *coins("p", "q"))
@@ -69,26 +62,6 @@ def test_an_unspendable_collateral_return_has_no_slot(local: LocalDaemon, client
     done(client, back_to(one))
     assert local.record("f") == kept
     assert state(client, at("q")) == ["free"]
-
-
-@pytest.mark.parametrize("submitted", [False, True])
-def test_a_collateral_return_that_is_collateral_is_released(
-    local: LocalDaemon, client: LocalClient, submitted: bool
-) -> None:
-    one = block(None, *coins("p", "q"))
-    f = tx("f", output("z"), spends=[at("p")])
-    two = block(one, failed(f, at("q"), back=True))
-    three = block(two, failed(tx("g", output("z")), at("f", 1)))
-    done(client, one, *([submit(f)] if submitted else []))
-    back_and_forth(local, one, two, three)
-    assert state(client, at("p"), at("q")) == ["free", "free"]
-
-
-def test_frozen_collateral_is_released(client: LocalClient) -> None:
-    one = block(None, *coins("p"))
-    done(client, one, said("TxLocked", "p"), said("TxUnlocked", "p"), on_outputs("OutputsFrozen", at("p")))
-    done(client, block(one, failed(tx("f", output("z")), at("p"))), back_to(one))
-    assert state(client, at("p")) == ["free"]
 
 
 # --- what failed does not wait for another block ---------------------------------------------------------------------

@@ -59,39 +59,35 @@ async def claimed(storage: Storage, owner: str, limit: int = 100, lease_s: float
 # --- lifecycle ---------------------------------------------------------------------------------------------------
 
 
-async def test_rec_001_start_second_start_stop(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        shaky = Shaky(storage)
-        async with managing(shaky, Says(), ttl=0.1, scan_interval=0.1) as manager:
-            with pytest.raises(RuntimeError, match="already started"):
-                await manager.start()
-            await until(lambda: {"session", "claim"} <= set(shaky.calls))
-
-
-async def test_rec_002_disabled_manager_is_inert(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1)
-        shaky = Shaky(storage)
-        async with managing(shaky, Says(), enabled=False):
-            await asyncio.sleep(0.2)
-        assert shaky.calls == []
-
-
-async def test_rec_003_stop_before_start(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        shaky = Shaky(storage)
-        await manage(shaky, Says()).stop()
-        assert shaky.calls == []
-
-
-async def test_rec_004_restart_after_stop(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        manager = manage(storage, Says())
-        for n in (1, 2):
-            await old(storage, n)
+async def test_rec_001_start_second_start_stop(on_sqlite: Storage) -> None:
+    shaky = Shaky(on_sqlite)
+    async with managing(shaky, Says(), ttl=0.1, scan_interval=0.1) as manager:
+        with pytest.raises(RuntimeError, match="already started"):
             await manager.start()
-            await until(becomes(storage, tx(n), "confirmed"))
-            await manager.stop()
+        await until(lambda: {"session", "claim"} <= set(shaky.calls))
+
+
+async def test_rec_002_disabled_manager_is_inert(on_sqlite: Storage) -> None:
+    await old(on_sqlite, 1)
+    shaky = Shaky(on_sqlite)
+    async with managing(shaky, Says(), enabled=False):
+        await asyncio.sleep(0.2)
+    assert shaky.calls == []
+
+
+async def test_rec_003_stop_before_start(on_sqlite: Storage) -> None:
+    shaky = Shaky(on_sqlite)
+    await manage(shaky, Says()).stop()
+    assert shaky.calls == []
+
+
+async def test_rec_004_restart_after_stop(on_sqlite: Storage) -> None:
+    manager = manage(on_sqlite, Says())
+    for n in (1, 2):
+        await old(on_sqlite, n)
+        await manager.start()
+        await until(becomes(on_sqlite, tx(n), "confirmed"))
+        await manager.stop()
 
 
 # --- config ------------------------------------------------------------------------------------------------------
@@ -114,12 +110,11 @@ def test_rec_007_defaults_later_generation(tmp_path: Path) -> None:
     assert problems(later) == []
 
 
-async def test_rec_009_lease_under_one_second_refused(lab: Lab) -> None:
+async def test_rec_009_lease_under_one_second_refused(storage: Storage) -> None:
     with pytest.raises(ConfigError, match="at least 1s"):
         load(None, {"UTXOD_RECOVERY__LEASE_DURATION": "900ms"})
-    async with lab.storage() as storage:
-        with pytest.raises(ConfigError, match="at least 1s"):
-            manage(storage, Says(), lease_duration=0.9)
+    with pytest.raises(ConfigError, match="at least 1s"):
+        manage(storage, Says(), lease_duration=0.9)
 
 
 def test_rec_011_section_without_enabled_stays_enabled(tmp_path: Path) -> None:
@@ -143,40 +138,37 @@ def test_rec_013_timeout_floor() -> None:
     assert load(None, {"UTXOD_RECOVERY__ATTEMPT_TIMEOUT": "10s"}).recovery.attempt_timeout == 10
 
 
-async def test_rec_014_default_settings_raise_no_lease_warning(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        with capture_logs() as logs:
-            manager = Manager(storage, Says(), Recovery(), dice=lambda low, _: low)
-            await manager.start()
-            await until(lambda: manager.numbers.sweeps)
-            await manager.stop()
-        assert [line for line in logs if line["log_level"] in ("warning", "error")] == []
+async def test_rec_014_default_settings_raise_no_lease_warning(on_sqlite: Storage) -> None:
+    with capture_logs() as logs:
+        manager = Manager(on_sqlite, Says(), Recovery(), dice=lambda low, _: low)
+        await manager.start()
+        await until(lambda: manager.numbers.sweeps)
+        await manager.stop()
+    assert [line for line in logs if line["log_level"] in ("warning", "error")] == []
 
 
 # --- sweep -------------------------------------------------------------------------------------------------------
 
 
-async def test_rec_016_not_recovered_twice_when_not_claimed_again(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1)
-        handler = Says()
-        async with managing(storage, handler) as manager:
-            await until(lambda: manager.numbers.sweeps >= 5)
-        assert handler.asked == [tx(1)]
+async def test_rec_016_not_recovered_twice_when_not_claimed_again(on_sqlite: Storage) -> None:
+    await old(on_sqlite, 1)
+    handler = Says()
+    async with managing(on_sqlite, handler) as manager:
+        await until(lambda: manager.numbers.sweeps >= 5)
+    assert handler.asked == [tx(1)]
 
 
-async def test_rec_018_leadership_failure_is_survivable(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1)
-        shaky = Shaky(storage)
-        shaky.broken.add("session")
-        with capture_logs() as logs:
-            async with managing(shaky, Says()) as manager:
-                await until(lambda: manager.numbers.errors >= 2)
-                assert await status(storage, tx(1)) == "pending"
-                shaky.broken.clear()
-                await until(becomes(storage, tx(1), "confirmed"))
-        assert any(line["log_level"] == "error" and "session" in line["error"] for line in logs)
+async def test_rec_018_leadership_failure_is_survivable(on_sqlite: Storage) -> None:
+    await old(on_sqlite, 1)
+    shaky = Shaky(on_sqlite)
+    shaky.broken.add("session")
+    with capture_logs() as logs:
+        async with managing(shaky, Says()) as manager:
+            await until(lambda: manager.numbers.errors >= 2)
+            assert await status(on_sqlite, tx(1)) == "pending"
+            shaky.broken.clear()
+            await until(becomes(on_sqlite, tx(1), "confirmed"))
+    assert any(line["log_level"] == "error" and "session" in line["error"] for line in logs)
 
 
 async def test_rec_019_claim_failure_gives_leadership_back(pg_lab: Lab) -> None:
@@ -193,12 +185,11 @@ async def test_rec_019_claim_failure_gives_leadership_back(pg_lab: Lab) -> None:
             await until(becomes(storage, tx(1), "confirmed"))
 
 
-async def test_rec_022_backlog_is_drained(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        await storage.add([tx(n) for n in range(250)], 0.0, HOUR)
-        async with managing(storage, Says(), batch_size=100, scan_interval=60.0) as manager:
-            await until(lambda: manager.numbers.settled["confirmed"] == 250)
-            assert manager.numbers.sweeps == 1
+async def test_rec_022_backlog_is_drained(on_sqlite: Storage) -> None:
+    await on_sqlite.add([tx(n) for n in range(250)], 0.0, HOUR)
+    async with managing(on_sqlite, Says(), batch_size=100, scan_interval=60.0) as manager:
+        await until(lambda: manager.numbers.settled["confirmed"] == 250)
+        assert manager.numbers.sweeps == 1
 
 
 # --- claim -------------------------------------------------------------------------------------------------------
@@ -220,69 +211,64 @@ async def test_rec_024_expired_lease_can_be_taken(lab: Lab) -> None:
         assert await claimed(two, "B") == [tx(1)]
 
 
-async def test_rec_025_same_owner_may_claim_again(lab: Lab) -> None:
+async def test_rec_025_same_owner_may_claim_again(storage: Storage, lab: Lab) -> None:
     """On demand: it is how an owner whose answer was lost gets at what it holds. The generation stays."""
-    async with lab.storage() as storage:
-        await old(storage, 1)
-        (first,) = await storage.claim("A", 300.0, 10)
-        await lab.pass_time(290)
-        (second,) = await storage.claim("A", 300.0, 10, again=True)
-        assert (second.txid, second.generation) == (first.txid, first.generation)
-        await lab.pass_time(290)
-        assert await claimed(storage, "B") == []
+    await old(storage, 1)
+    (first,) = await storage.claim("A", 300.0, 10)
+    await lab.pass_time(290)
+    (second,) = await storage.claim("A", 300.0, 10, again=True)
+    assert (second.txid, second.generation) == (first.txid, first.generation)
+    await lab.pass_time(290)
+    assert await claimed(storage, "B") == []
 
 
-async def test_rec_026_limit_is_respected_across_owners(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        for n in range(10):
-            await old(storage, n, age_s=HOUR - n)
-        first, second = await claimed(storage, "A", 3), await claimed(storage, "B", 3)
-        assert (first, second) == ([tx(0), tx(1), tx(2)], [tx(3), tx(4), tx(5)])
+async def test_rec_026_limit_is_respected_across_owners(storage: Storage) -> None:
+    for n in range(10):
+        await old(storage, n, age_s=HOUR - n)
+    first, second = await claimed(storage, "A", 3), await claimed(storage, "B", 3)
+    assert (first, second) == ([tx(0), tx(1), tx(2)], [tx(3), tx(4), tx(5)])
 
 
-async def test_rec_028_young_rows_are_left_alone(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        await old(storage, 1, age_s=10.0)
-        assert await claimed(storage, "A") == []
+async def test_rec_028_young_rows_are_left_alone(storage: Storage) -> None:
+    await old(storage, 1, age_s=10.0)
+    assert await claimed(storage, "A") == []
 
 
-async def test_rec_029_age_boundary_is_strict(lab: Lab) -> None:
+async def test_rec_029_age_boundary_is_strict(storage: Storage, lab: Lab) -> None:
     """With the clock held still: by the transaction in PostgreSQL, by a clock of our own in SQLite."""
-    async with lab.storage() as storage:
-        await old(storage, 1)
-        if isinstance(storage, PostgresStorage):
-            from storage.recovery.postgres import worded
-            from storage.recovery.sql import CLAIM
+    await old(storage, 1)
+    if isinstance(storage, PostgresStorage):
+        from storage.recovery.postgres import worded
+        from storage.recovery.sql import CLAIM
 
-            connection = await asyncpg.connect(lab.uri)
-            (claim, names), values = worded(CLAIM, lab.table), {"owner": "A", "lease": 1000, "limit": 10}
-            try:
-                for moved, found in (("now()", 0), ("now() - interval '1 us'", 1)):
-                    async with connection.transaction():
-                        await connection.execute(f"UPDATE {lab.table} SET next_attempt_at = {moved}")
-                        rows = await connection.fetch(claim, *(values[name] for name in names))
-                        assert len(rows) == found
-            finally:
-                await connection.close()
-        else:
-            from storage.recovery.sqlite import SqliteStorage
+        connection = await asyncpg.connect(lab.uri)
+        (claim, names), values = worded(CLAIM, lab.table), {"owner": "A", "lease": 1000, "limit": 10}
+        try:
+            for moved, found in (("now()", 0), ("now() - interval '1 us'", 1)):
+                async with connection.transaction():
+                    await connection.execute(f"UPDATE {lab.table} SET next_attempt_at = {moved}")
+                    rows = await connection.fetch(claim, *(values[name] for name in names))
+                    assert len(rows) == found
+        finally:
+            await connection.close()
+    else:
+        from storage.recovery.sqlite import SqliteStorage
 
-            now = (await read(storage, tx(1))).next_attempt_at
-            assert now is not None
-            for later, count in ((0, 0), (1, 1)):
-                still = SqliteStorage(lab.path, partial(int, round(now.timestamp() * 1000) + later))
-                await still.open()
-                assert len(await still.claim("A", 1.0, 10)) == count
-                await still.close()
+        now = (await read(storage, tx(1))).next_attempt_at
+        assert now is not None
+        for later, count in ((0, 0), (1, 1)):
+            still = SqliteStorage(lab.path, partial(int, round(now.timestamp() * 1000) + later))
+            await still.open()
+            assert len(await still.claim("A", 1.0, 10)) == count
+            await still.close()
 
 
-async def test_rec_030_only_pending_is_eligible(lab: Lab) -> None:
+async def test_rec_030_only_pending_is_eligible(storage: Storage) -> None:
     """An unknown transaction has no row, so that there are four statuses to leave alone."""
-    async with lab.storage() as storage:
-        for n, end in enumerate(("confirmed", "deleted", "orphan", "dead")):
-            await old(storage, n)
-            await storage.conclude([tx(n)], end, "")  # type: ignore[arg-type]
-        assert await claimed(storage, "A") == []
+    for n, end in enumerate(("confirmed", "deleted", "orphan", "dead")):
+        await old(storage, n)
+        await storage.conclude([tx(n)], end, "")  # type: ignore[arg-type]
+    assert await claimed(storage, "A") == []
 
 
 async def test_rec_031_audit_and_owner_claims_are_independent(lab: Lab, tmp_path: Path, postgres_uri: str) -> None:
@@ -300,11 +286,10 @@ async def test_rec_031_audit_and_owner_claims_are_independent(lab: Lab, tmp_path
         await two.close()
 
 
-async def test_rec_033_short_lease_keeps_its_length(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        await old(storage, 1)
-        assert await claimed(storage, "A", lease_s=0.9) == [tx(1)]
-        assert await claimed(storage, "B") == []
+async def test_rec_033_short_lease_keeps_its_length(storage: Storage) -> None:
+    await old(storage, 1)
+    assert await claimed(storage, "A", lease_s=0.9) == [tx(1)]
+    assert await claimed(storage, "B") == []
 
 
 async def test_rec_034_session_time_zone_does_not_matter(pg_lab: Lab) -> None:
@@ -338,13 +323,12 @@ async def test_rec_035_sqlite_claims_are_real_and_exclusive(lab: Lab) -> None:
         assert sum(map(bool, shares)) > 1  # on a busy machine one may come too late for any
 
 
-async def test_rec_036_expired_claims_can_be_swept(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        await old(storage, 1, 2, 3)
-        assert len(await claimed(storage, "A", lease_s=1.0)) == 3
-        assert await claimed(storage, "B") == []
-        await lab.pass_time(2)
-        assert len(await claimed(storage, "B")) == 3  # claiming is the cleanup, and reports what it takes over
+async def test_rec_036_expired_claims_can_be_swept(storage: Storage, lab: Lab) -> None:
+    await old(storage, 1, 2, 3)
+    assert len(await claimed(storage, "A", lease_s=1.0)) == 3
+    assert await claimed(storage, "B") == []
+    await lab.pass_time(2)
+    assert len(await claimed(storage, "B")) == 3  # claiming is the cleanup, and reports what it takes over
 
 
 async def test_rec_037_owner_ids_never_collide(lab: Lab) -> None:
@@ -361,12 +345,11 @@ async def test_rec_037_owner_ids_never_collide(lab: Lab) -> None:
 # --- release -----------------------------------------------------------------------------------------------------
 
 
-async def test_rec_038_released_row_is_free_at_once(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        await old(storage, 1)
-        claims = await storage.claim("A", 300.0, 10)
-        assert await storage.release(claims) == {tx(1)}
-        assert await claimed(storage, "B") == [tx(1)]
+async def test_rec_038_released_row_is_free_at_once(storage: Storage) -> None:
+    await old(storage, 1)
+    claims = await storage.claim("A", 300.0, 10)
+    assert await storage.release(claims) == {tx(1)}
+    assert await claimed(storage, "B") == [tx(1)]
 
 
 async def foreign_release(storage: Storage) -> list[Claim]:
@@ -377,38 +360,34 @@ async def foreign_release(storage: Storage) -> list[Claim]:
     return [claim]
 
 
-async def test_rec_039_wrong_owner_cannot_release(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        await foreign_release(storage)
-        assert await claimed(storage, "C") == []
+async def test_rec_039_wrong_owner_cannot_release(storage: Storage) -> None:
+    await foreign_release(storage)
+    assert await claimed(storage, "C") == []
 
 
-async def test_rec_040_original_owner_keeps_claim_after_foreign_release(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        (claim,) = await foreign_release(storage)
-        (again,) = await storage.claim("A", 300.0, 10, again=True)
-        assert (again.txid, again.generation) == (claim.txid, claim.generation)
+async def test_rec_040_original_owner_keeps_claim_after_foreign_release(storage: Storage) -> None:
+    (claim,) = await foreign_release(storage)
+    (again,) = await storage.claim("A", 300.0, 10, again=True)
+    assert (again.txid, again.generation) == (claim.txid, claim.generation)
 
 
-async def test_rec_042_release_of_a_pending_row_writes_no_message(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        await old(storage, 1)
-        await storage.release(await storage.claim("A", 300.0, 10))
-        row = await read(storage, tx(1))
-        assert (row.status, row.message, row.last_error, row.attempts) == ("pending", "", "", 0)
+async def test_rec_042_release_of_a_pending_row_writes_no_message(storage: Storage) -> None:
+    await old(storage, 1)
+    await storage.release(await storage.claim("A", 300.0, 10))
+    row = await read(storage, tx(1))
+    assert (row.status, row.message, row.last_error, row.attempts) == ("pending", "", "", 0)
 
 
-async def test_rec_043_old_generation_cannot_release(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        await old(storage, 1)
-        (mine,) = await storage.claim("A", 1.0, 10)
-        await lab.pass_time(2)
-        assert await claimed(storage, "B") == [tx(1)]
-        before = await read(storage, tx(1))
-        assert await storage.release([mine]) == set()
-        assert await storage.renew([mine], 30.0) == set()
-        assert await storage.settle([Settlement(mine, "deleted", "invalid", message="stale")]) == set()
-        assert await read(storage, tx(1)) == before
+async def test_rec_043_old_generation_cannot_release(storage: Storage, lab: Lab) -> None:
+    await old(storage, 1)
+    (mine,) = await storage.claim("A", 1.0, 10)
+    await lab.pass_time(2)
+    assert await claimed(storage, "B") == [tx(1)]
+    before = await read(storage, tx(1))
+    assert await storage.release([mine]) == set()
+    assert await storage.renew([mine], 30.0) == set()
+    assert await storage.settle([Settlement(mine, "deleted", "invalid", message="stale")]) == set()
+    assert await read(storage, tx(1)) == before
 
 
 # --- handler -----------------------------------------------------------------------------------------------------
@@ -535,17 +514,16 @@ async def test_rec_052_append_fails(sqlite_lab: Lab) -> None:
         assert (books.tokens(), row.message) == ([], "")
 
 
-async def test_rec_053_status_write_fails(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1)
-        shaky, handler = Shaky(storage), Says(lambda _: Invalid("no"))
-        shaky.broken.add("settle")
-        async with managing(shaky, handler) as manager:
-            await until(lambda: len(handler.asked) >= 2)
-            assert manager.numbers.errors >= 1
-            assert await status(storage, tx(1)) == "pending"
-            shaky.broken.clear()
-            await until(becomes(storage, tx(1), "deleted"))
+async def test_rec_053_status_write_fails(on_sqlite: Storage) -> None:
+    await old(on_sqlite, 1)
+    shaky, handler = Shaky(on_sqlite), Says(lambda _: Invalid("no"))
+    shaky.broken.add("settle")
+    async with managing(shaky, handler) as manager:
+        await until(lambda: len(handler.asked) >= 2)
+        assert manager.numbers.errors >= 1
+        assert await status(on_sqlite, tx(1)) == "pending"
+        shaky.broken.clear()
+        await until(becomes(on_sqlite, tx(1), "deleted"))
 
 
 async def test_rec_055_valid_but_no_reference_hash(sqlite_lab: Lab) -> None:
@@ -584,67 +562,62 @@ async def test_rec_059_other_not_found_wording(sqlite_lab: Lab) -> None:
     assert row.last_error == "no such transaction id in index"
 
 
-async def test_rec_060_within_grace_stays_pending(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1, age_s=600.0)
-        handler = Says(lambda _: NotFound())
-        async with managing(storage, handler, not_found_grace_period=1800.0):
-            await until(lambda: len(handler.asked) >= 6)
-        row = await read(storage, tx(1))
-        assert (row.status, row.owner) == ("pending", None)
-        assert row.last_error == NotFound().reason
+async def test_rec_060_within_grace_stays_pending(on_sqlite: Storage) -> None:
+    await old(on_sqlite, 1, age_s=600.0)
+    handler = Says(lambda _: NotFound())
+    async with managing(on_sqlite, handler, not_found_grace_period=1800.0):
+        await until(lambda: len(handler.asked) >= 6)
+    row = await read(on_sqlite, tx(1))
+    assert (row.status, row.owner) == ("pending", None)
+    assert row.last_error == NotFound().reason
 
 
-async def test_rec_062_other_errors_never_promote(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1, age_s=2 * HOUR)
-        handler = Says(lambda _: ConnectionRefusedError("connection refused: code = NotFound, tx not found"))
-        async with managing(storage, handler, not_found_grace_period=0.01):
-            await until(lambda: len(handler.asked) >= 6)
-        assert await status(storage, tx(1)) == "pending"
+async def test_rec_062_other_errors_never_promote(on_sqlite: Storage) -> None:
+    await old(on_sqlite, 1, age_s=2 * HOUR)
+    handler = Says(lambda _: ConnectionRefusedError("connection refused: code = NotFound, tx not found"))
+    async with managing(on_sqlite, handler, not_found_grace_period=0.01):
+        await until(lambda: len(handler.asked) >= 6)
+    assert await status(on_sqlite, tx(1)) == "pending"
 
 
-async def test_rec_063_failed_promotion_is_retried(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1)
-        shaky, handler = Shaky(storage), Says(lambda _: NotFound())
-        async with managing(shaky, handler, not_found_grace_period=0.01):
-            await until(lambda: len(handler.asked) >= 2)
-            shaky.broken.add("settle")
-            asked = len(handler.asked)
-            await until(lambda: len(handler.asked) >= asked + 3)
-            assert await status(storage, tx(1)) == "pending"
-            shaky.broken.clear()
-            await until(becomes(storage, tx(1), "orphan"))
+async def test_rec_063_failed_promotion_is_retried(on_sqlite: Storage) -> None:
+    await old(on_sqlite, 1)
+    shaky, handler = Shaky(on_sqlite), Says(lambda _: NotFound())
+    async with managing(shaky, handler, not_found_grace_period=0.01):
+        await until(lambda: len(handler.asked) >= 2)
+        shaky.broken.add("settle")
+        asked = len(handler.asked)
+        await until(lambda: len(handler.asked) >= asked + 3)
+        assert await status(on_sqlite, tx(1)) == "pending"
+        shaky.broken.clear()
+        await until(becomes(on_sqlite, tx(1), "orphan"))
 
 
-async def test_rec_064_late_confirmation_wins(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1)
+async def test_rec_064_late_confirmation_wins(on_sqlite: Storage) -> None:
+    await old(on_sqlite, 1)
 
-        async def overtaken() -> Outcome:
-            await storage.conclude([tx(1)], "confirmed", "the listener knows")
-            return NotFound()
+    async def overtaken() -> Outcome:
+        await on_sqlite.conclude([tx(1)], "confirmed", "the listener knows")
+        return NotFound()
 
-        async with managing(storage, Says(lambda _: overtaken()), not_found_grace_period=0.001) as manager:
-            await until(lambda: manager.numbers.conflicts == 1)
-        row = await read(storage, tx(1))
-        assert (row.status, row.message) == ("confirmed", "the listener knows")
+    async with managing(on_sqlite, Says(lambda _: overtaken()), not_found_grace_period=0.001) as manager:
+        await until(lambda: manager.numbers.conflicts == 1)
+    row = await read(on_sqlite, tx(1))
+    assert (row.status, row.message) == ("confirmed", "the listener knows")
 
 
-async def test_rec_065_no_promotion_after_stop(sqlite_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rec_065_no_promotion_after_stop(on_sqlite: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("handlers.recovery.attempts._SHUTTING_S", 0.05)
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1)
-        shaky, go = Shaky(storage), asyncio.Event()
-        handler = Says(lambda _: stubborn(go, NotFound()))
-        async with managing(shaky, handler, attempt_timeout=0.05, not_found_grace_period=0.001) as manager:
-            await until(lambda: manager._attempts.abandoned)
-        written = shaky.calls.count("settle")
-        go.set()
-        await asyncio.sleep(0.1)
-        assert shaky.calls.count("settle") == written == 0
-        assert await status(storage, tx(1)) == "pending"
+    await old(on_sqlite, 1)
+    shaky, go = Shaky(on_sqlite), asyncio.Event()
+    handler = Says(lambda _: stubborn(go, NotFound()))
+    async with managing(shaky, handler, attempt_timeout=0.05, not_found_grace_period=0.001) as manager:
+        await until(lambda: manager._attempts.abandoned)
+    written = shaky.calls.count("settle")
+    go.set()
+    await asyncio.sleep(0.1)
+    assert shaky.calls.count("settle") == written == 0
+    assert await status(on_sqlite, tx(1)) == "pending"
 
 
 # --- timeout -----------------------------------------------------------------------------------------------------
@@ -660,37 +633,35 @@ async def stubborn(go: asyncio.Event, outcome: Outcome) -> Outcome:
     return outcome
 
 
-async def test_rec_066_hung_handler_that_honours_cancellation(sqlite_lab: Lab) -> None:
+async def test_rec_066_hung_handler_that_honours_cancellation(on_sqlite: Storage) -> None:
     """Leadership is held across sweeps, so that the later tick needs no other."""
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1, 2)
-        handler = Says(lambda txid: asyncio.sleep(60) if txid == tx(1) else Valid())
-        async with managing(storage, handler, attempt_timeout=0.05, worker_count=1) as manager:
-            await until(lambda: handler.asked.count(tx(1)) >= 2)
-            await until(becomes(storage, tx(2), "confirmed"))
-            assert manager.numbers.timeouts >= 1
-        row = await read(storage, tx(1))
-        assert "deadline" in row.last_error
-        assert (row.owner, row.history[0].outcome) == (None, "timeout")
+    await old(on_sqlite, 1, 2)
+    handler = Says(lambda txid: asyncio.sleep(60) if txid == tx(1) else Valid())
+    async with managing(on_sqlite, handler, attempt_timeout=0.05, worker_count=1) as manager:
+        await until(lambda: handler.asked.count(tx(1)) >= 2)
+        await until(becomes(on_sqlite, tx(2), "confirmed"))
+        assert manager.numbers.timeouts >= 1
+    row = await read(on_sqlite, tx(1))
+    assert "deadline" in row.last_error
+    assert (row.owner, row.history[0].outcome) == (None, "timeout")
 
 
-async def test_rec_067_handler_that_ignores_cancellation(sqlite_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rec_067_handler_that_ignores_cancellation(on_sqlite: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("handlers.recovery.attempts._SHUTTING_S", 0.05)
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1)
-        shaky, go = Shaky(storage), asyncio.Event()
-        handler = Says(lambda _: stubborn(go, Valid()))
-        async with managing(shaky, handler, attempt_timeout=0.05, lease_duration=1.0) as manager:
-            await until(lambda: manager.numbers.stuck)
-            await asyncio.sleep(1.5)  # longer than the lease: the heartbeat keeps it
-            assert (await read(storage, tx(1))).owner == manager.owner
-            sweeps = manager.numbers.sweeps
-            await until(lambda: manager.numbers.sweeps > sweeps + 2)
-        assert shaky.calls.count("session") == 1
-        assert "release" not in shaky.calls
-        assert (len(handler.asked), manager.numbers.leader) == (1, False)
-        go.set()
-        await asyncio.sleep(0.05)
+    await old(on_sqlite, 1)
+    shaky, go = Shaky(on_sqlite), asyncio.Event()
+    handler = Says(lambda _: stubborn(go, Valid()))
+    async with managing(shaky, handler, attempt_timeout=0.05, lease_duration=1.0) as manager:
+        await until(lambda: manager.numbers.stuck)
+        await asyncio.sleep(1.5)  # longer than the lease: the heartbeat keeps it
+        assert (await read(on_sqlite, tx(1))).owner == manager.owner
+        sweeps = manager.numbers.sweeps
+        await until(lambda: manager.numbers.sweeps > sweeps + 2)
+    assert shaky.calls.count("session") == 1
+    assert "release" not in shaky.calls
+    assert (len(handler.asked), manager.numbers.leader) == (1, False)
+    go.set()
+    await asyncio.sleep(0.05)
 
 
 async def test_rec_070_result_at_the_deadline_is_kept() -> None:
@@ -742,38 +713,36 @@ async def test_rec_072_alert_can_be_disabled() -> None:
     assert await alerts(0, 5) == ["warning"] * 5
 
 
-async def test_rec_073_shutdown_is_not_a_timeout(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1)
-        handler = Says(lambda _: asyncio.sleep(60))
-        with capture_logs() as logs:
-            async with managing(storage, handler, attempt_timeout=60.0, stuck_alert_threshold=1) as manager:
-                await until(lambda: handler.asked)
-        assert (manager.numbers.timeouts, manager.numbers.interrupted) == (0, 1)
-        events = [line["event"] for line in logs]
-        assert "recovery_interrupted" in events
-        assert "recovery_timeout" not in events
-        row = await read(storage, tx(1))
-        assert (row.owner, row.attempts, row.failures) == (None, 0, 0)
+async def test_rec_073_shutdown_is_not_a_timeout(on_sqlite: Storage) -> None:
+    await old(on_sqlite, 1)
+    handler = Says(lambda _: asyncio.sleep(60))
+    with capture_logs() as logs:
+        async with managing(on_sqlite, handler, attempt_timeout=60.0, stuck_alert_threshold=1) as manager:
+            await until(lambda: handler.asked)
+    assert (manager.numbers.timeouts, manager.numbers.interrupted) == (0, 1)
+    events = [line["event"] for line in logs]
+    assert "recovery_interrupted" in events
+    assert "recovery_timeout" not in events
+    row = await read(on_sqlite, tx(1))
+    assert (row.owner, row.attempts, row.failures) == (None, 0, 0)
 
 
 async def test_rec_074_summary_separates_skipped_from_succeeded(
-    sqlite_lab: Lab, monkeypatch: pytest.MonkeyPatch
+    on_sqlite: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("handlers.recovery.attempts._SHUTTING_S", 0.05)
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1)
-        go = asyncio.Event()
-        handler = Says(lambda txid: stubborn(go, Valid()) if txid == tx(1) else Valid())
-        with capture_logs() as logs:
-            async with managing(storage, handler, attempt_timeout=0.05) as manager:
-                await until(lambda: manager.numbers.stuck)
-                await old(storage, 2)
-                await until(becomes(storage, tx(2), "confirmed"))
-                await until(lambda: any(line.get("skipped") == 1 and line.get("settled") == 1 for line in logs))
-        assert not any(line["event"] == "recovery_wedged" for line in logs)
-        go.set()
-        await asyncio.sleep(0.05)
+    await old(on_sqlite, 1)
+    go = asyncio.Event()
+    handler = Says(lambda txid: stubborn(go, Valid()) if txid == tx(1) else Valid())
+    with capture_logs() as logs:
+        async with managing(on_sqlite, handler, attempt_timeout=0.05) as manager:
+            await until(lambda: manager.numbers.stuck)
+            await old(on_sqlite, 2)
+            await until(becomes(on_sqlite, tx(2), "confirmed"))
+            await until(lambda: any(line.get("skipped") == 1 and line.get("settled") == 1 for line in logs))
+    assert not any(line["event"] == "recovery_wedged" for line in logs)
+    go.set()
+    await asyncio.sleep(0.05)
 
 
 # --- leadership --------------------------------------------------------------------------------------------------
@@ -790,13 +759,12 @@ async def test_rec_076_one_holder_at_a_time(pg_lab: Lab) -> None:
         await other.close()
 
 
-async def test_rec_077_close_twice(lab: Lab) -> None:
-    async with lab.storage() as storage:
-        session = await storage.session(lambda: None)
-        assert await session.lead()
-        await session.close()
-        await session.close()
-        assert not await session.alive()
+async def test_rec_077_close_twice(storage: Storage) -> None:
+    session = await storage.session(lambda: None)
+    assert await session.lead()
+    await session.close()
+    await session.close()
+    assert not await session.alive()
 
 
 async def test_rec_078_lock_outlives_the_acquiring_deadline(pg_lab: Lab) -> None:
@@ -831,104 +799,96 @@ def test_rec_081_derived_id_is_stable_and_distinct() -> None:
     assert lock_id(0, "public", "recovery_tx", "leader") == 4436303747282636489
 
 
-async def test_rec_082_lost_session_is_noticed(pg_lab: Lab) -> None:
+async def test_rec_082_lost_session_is_noticed(on_postgres: Storage, pg_lab: Lab) -> None:
     """What was not started is released. No other leads here, so it is claimed again, in another generation."""
-    async with pg_lab.storage() as storage:
-        await old(storage, *range(10))
-        go = asyncio.Event()
+    await old(on_postgres, *range(10))
+    go = asyncio.Event()
 
-        async def slowly() -> Outcome:
-            await go.wait()
-            return Valid()
+    async def slowly() -> Outcome:
+        await go.wait()
+        return Valid()
 
-        handler = Says(lambda _: slowly())
-        with capture_logs() as logs:
-            async with managing(storage, handler, worker_count=1, scan_interval=60.0) as manager:
-                await until(lambda: handler.asked)
-                first = handler.asked[0]
-                await pg_lab.sql(
-                    "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"
-                )
-                await until(lambda: manager.numbers.leadership_losses == 1)
-                await until(lambda: manager.numbers.leader)
-                assert handler.asked == [first]
-                go.set()
-                await until(lambda: manager.numbers.settled["confirmed"] == 10)
-        (lost,) = [line for line in logs if line["event"] == "leadership_lost"]
-        assert (lost["log_level"], lost["unstarted"]) == ("warning", 9)
-        generations = {row.txid: row.generation for row in await storage.rows("confirmed", 100)}
-        assert generations == {tx(n): 1 if tx(n) == first else 2 for n in range(10)}
+    handler = Says(lambda _: slowly())
+    with capture_logs() as logs:
+        async with managing(on_postgres, handler, worker_count=1, scan_interval=60.0) as manager:
+            await until(lambda: handler.asked)
+            first = handler.asked[0]
+            await pg_lab.sql("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted")
+            await until(lambda: manager.numbers.leadership_losses == 1)
+            await until(lambda: manager.numbers.leader)
+            assert handler.asked == [first]
+            go.set()
+            await until(lambda: manager.numbers.settled["confirmed"] == 10)
+    (lost,) = [line for line in logs if line["event"] == "leadership_lost"]
+    assert (lost["log_level"], lost["unstarted"]) == ("warning", 9)
+    generations = {row.txid: row.generation for row in await on_postgres.rows("confirmed", 100)}
+    assert generations == {tx(n): 1 if tx(n) == first else 2 for n in range(10)}
 
 
 # --- resilience --------------------------------------------------------------------------------------------------
 
 
-async def test_rec_083_crash_then_reclaim(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        await old(storage, 1)
-        assert await claimed(storage, "killed", lease_s=30.0) == [tx(1)]
-        async with managing(storage, Says()) as manager:
-            await until(lambda: manager.numbers.sweeps >= 3)
-            assert await status(storage, tx(1)) == "pending"
-            await sqlite_lab.pass_time(31)
-            await until(becomes(storage, tx(1), "confirmed"))
+async def test_rec_083_crash_then_reclaim(on_sqlite: Storage, sqlite_lab: Lab) -> None:
+    await old(on_sqlite, 1)
+    assert await claimed(on_sqlite, "killed", lease_s=30.0) == [tx(1)]
+    async with managing(on_sqlite, Says()) as manager:
+        await until(lambda: manager.numbers.sweeps >= 3)
+        assert await status(on_sqlite, tx(1)) == "pending"
+        await sqlite_lab.pass_time(31)
+        await until(becomes(on_sqlite, tx(1), "confirmed"))
 
 
-async def test_rec_084_stuck_rows_do_not_starve_new_ones(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        await old(storage, *range(8))
-        await old(storage, 100, age_s=31.0)
-        handler = Says(lambda txid: Valid() if txid == tx(100) else asyncio.sleep(60))
-        async with managing(storage, handler, batch_size=8, worker_count=4, attempt_timeout=0.1, retry_cap=60.0):
-            await until(becomes(storage, tx(100), "confirmed"), 5.0)
+async def test_rec_084_stuck_rows_do_not_starve_new_ones(on_sqlite: Storage) -> None:
+    await old(on_sqlite, *range(8))
+    await old(on_sqlite, 100, age_s=31.0)
+    handler = Says(lambda txid: Valid() if txid == tx(100) else asyncio.sleep(60))
+    async with managing(on_sqlite, handler, batch_size=8, worker_count=4, attempt_timeout=0.1, retry_cap=60.0):
+        await until(becomes(on_sqlite, tx(100), "confirmed"), 5.0)
 
 
-async def test_rec_085_busy_rows_do_not_starve_new_ones(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        await old(storage, *range(8))
-        await old(storage, 100, age_s=31.0)
-        source = {tx(100): Mined(5, 6)}
-        handler = Says(lambda txid: FinalityHandler([Breaker(Source(source.get(txid, Pending())))], 6).recover(txid))
-        async with managing(storage, handler, batch_size=8, dice=lambda _, high: high):
-            await until(becomes(storage, tx(100), "confirmed"), 5.0)
-        assert await status(storage, tx(0)) == "pending"
+async def test_rec_085_busy_rows_do_not_starve_new_ones(on_sqlite: Storage) -> None:
+    await old(on_sqlite, *range(8))
+    await old(on_sqlite, 100, age_s=31.0)
+    source = {tx(100): Mined(5, 6)}
+    handler = Says(lambda txid: FinalityHandler([Breaker(Source(source.get(txid, Pending())))], 6).recover(txid))
+    async with managing(on_sqlite, handler, batch_size=8, dice=lambda _, high: high):
+        await until(becomes(on_sqlite, tx(100), "confirmed"), 5.0)
+    assert await status(on_sqlite, tx(0)) == "pending"
 
 
-async def test_rec_087_attempts_are_limited(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        broken = [True]
-        handler = Says(lambda _: OSError("no route") if broken[0] else Valid())
-        row = await after(storage, handler, "dead", max_attempts=3)
-        assert (row.failures, row.last_error, len(row.history)) == (3, "OSError: no route", 3)
-        assert await claimed(storage, "B") == []
-        assert [each.txid for each in await storage.rows("dead", 10)] == [tx(1)]
-        broken[0] = False
-        async with managing(storage, handler):
-            assert await storage.replay([tx(1)]) == {tx(1)}
-            await until(becomes(storage, tx(1), "confirmed"))
+async def test_rec_087_attempts_are_limited(on_sqlite: Storage) -> None:
+    broken = [True]
+    handler = Says(lambda _: OSError("no route") if broken[0] else Valid())
+    row = await after(on_sqlite, handler, "dead", max_attempts=3)
+    assert (row.failures, row.last_error, len(row.history)) == (3, "OSError: no route", 3)
+    assert await claimed(on_sqlite, "B") == []
+    assert [each.txid for each in await on_sqlite.rows("dead", 10)] == [tx(1)]
+    broken[0] = False
+    async with managing(on_sqlite, handler):
+        assert await on_sqlite.replay([tx(1)]) == {tx(1)}
+        await until(becomes(on_sqlite, tx(1), "confirmed"))
 
 
-async def test_rec_089_graceful_stop_releases_unstarted_claims(sqlite_lab: Lab) -> None:
-    async with sqlite_lab.storage() as storage:
-        await old(storage, *range(10))
-        go = asyncio.Event()
+async def test_rec_089_graceful_stop_releases_unstarted_claims(on_sqlite: Storage) -> None:
+    await old(on_sqlite, *range(10))
+    go = asyncio.Event()
 
-        async def slowly() -> Outcome:
-            await go.wait()
-            return Valid()
+    async def slowly() -> Outcome:
+        await go.wait()
+        return Valid()
 
-        handler = Says(lambda _: slowly())
-        manager = manage(storage, handler, worker_count=2)
-        await manager.start()
-        await until(lambda: len(handler.asked) == 2)
-        assert manager.numbers.claims == 10
-        stopping = asyncio.ensure_future(manager.stop())
-        await until(lambda: manager.numbers.released == 8)
-        assert len(await claimed(storage, "B")) == 8
-        go.set()
-        await stopping
-        assert (await storage.counts()).by_status["confirmed"] == 2
-        assert len(handler.asked) == 2
+    handler = Says(lambda _: slowly())
+    manager = manage(on_sqlite, handler, worker_count=2)
+    await manager.start()
+    await until(lambda: len(handler.asked) == 2)
+    assert manager.numbers.claims == 10
+    stopping = asyncio.ensure_future(manager.stop())
+    await until(lambda: manager.numbers.released == 8)
+    assert len(await claimed(on_sqlite, "B")) == 8
+    go.set()
+    await stopping
+    assert (await on_sqlite.counts()).by_status["confirmed"] == 2
+    assert len(handler.asked) == 2
 
 
 async def test_rec_090_handler_crash_is_contained(sqlite_lab: Lab) -> None:
