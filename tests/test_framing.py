@@ -1,4 +1,4 @@
-"""Patience and room, in small: readers of real sockets that share an inbox, and who gives way to whom."""
+"""Readers of real sockets that share an inbox: time limits, memory, and which of them gives way."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 import struct
 from collections.abc import Callable
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import pytest
@@ -20,47 +20,39 @@ MIB = 1 << 20
 LONGEST = 8 * MIB
 
 
-class Ends:
+class Ends(NamedTuple):
     """A reader and the other end of its socket."""
 
-    def __init__(self, stream: UNIXSocketStream, far: socket.socket, reader: Reader) -> None:
-        self.stream, self.far, self.reader = stream, far, reader
+    stream: UNIXSocketStream
+    far: socket.socket
+    reader: Reader
 
 
 def reading(test: Callable[[Callable[..., Any], Inbox], Any], capacity: int = MIB) -> None:
-    """Run a test with a way to make readers that share an inbox."""
+    """Run a test with a function that makes readers which share an inbox."""
 
     async def main() -> None:
-        inbox, unfinished = Inbox(capacity), Unfinished(capacity)
-        async with ExitStackOfStreams() as stack:
+        inbox, unfinished, opened = Inbox(capacity), Unfinished(capacity), list[Ends]()
 
-            async def connect(patience_s: float = 0.1, longest: int = LONGEST) -> Ends:
-                near, far = socket.socketpair()
-                stream = await UNIXSocketStream.from_socket(near)
-                far.setblocking(False)
-                stack.opened += [(stream, far)]
-                return Ends(stream, far, Reader(stream, Channel(inbox, 0), unfinished, longest, patience_s))
+        async def connect(patience_s: float = 0.1, longest: int = LONGEST) -> Ends:
+            near, far = socket.socketpair()
+            stream = await UNIXSocketStream.from_socket(near)
+            far.setblocking(False)
+            opened.append(Ends(stream, far, Reader(stream, Channel(inbox, 0), unfinished, longest, patience_s)))
+            return opened[-1]
 
+        try:
             await test(connect, inbox)
+        finally:
+            for ends in opened:
+                ends.far.close()
+                await ends.stream.aclose()
 
     anyio.run(main, backend_options={"use_uvloop": True})
 
 
-class ExitStackOfStreams:
-    def __init__(self) -> None:
-        self.opened: list[tuple[UNIXSocketStream, socket.socket]] = []
-
-    async def __aenter__(self) -> ExitStackOfStreams:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for stream, far in self.opened:
-            far.close()
-            await stream.aclose()
-
-
 @pytest.mark.parametrize("part", [b"\0\0\0\x05ab", b"\0\0", b'{"type":'])
-def test_who_begins_a_message_goes_on(part: bytes) -> None:
+def test_a_message_must_be_finished_in_time(part: bytes) -> None:
     async def test(connect: Callable[..., Any], inbox: Inbox) -> None:
         ends = await connect()
         ends.far.send(part)
@@ -74,7 +66,7 @@ def test_who_begins_a_message_goes_on(part: bytes) -> None:
     reading(test)
 
 
-def test_between_messages_there_is_no_hurry() -> None:
+def test_between_messages_there_is_no_time_limit() -> None:
     async def test(connect: Callable[..., Any], inbox: Inbox) -> None:
         ends = await connect()
         async with anyio.create_task_group() as both:
@@ -116,7 +108,7 @@ def test_messages_behind_a_long_one(size: int, framed: bool) -> None:
     reading(test, capacity=8 * MIB)
 
 
-def test_a_long_message_has_longer_and_waiting_for_room_is_no_fault() -> None:
+def test_a_long_message_has_more_time_and_waiting_for_room_does_not_count() -> None:
     async def test(connect: Callable[..., Any], inbox: Inbox) -> None:
         ends = await connect()
         other = Channel(inbox, 0)
@@ -144,13 +136,13 @@ async def pour(far: socket.socket, data: bytes) -> None:
             await anyio.sleep(0.001)
 
 
-def test_who_dawdles_is_given_up_for_others() -> None:
-    """Nine hold nine tenths of the room and stop; a longer message gets through at once, and some of them give up."""
+def test_slow_messages_are_given_up_for_others() -> None:
+    """Nine fill nine tenths of the room and stop; a longer message comes through at once, and some are refused."""
 
     async def test(connect: Callable[..., Any], inbox: Inbox) -> None:
         given_up: list[Refusal] = []
 
-        async def dawdle(ends: Ends) -> None:
+        async def stall(ends: Ends) -> None:
             try:
                 await ends.reader.message()
             except Refused as refused:
@@ -159,7 +151,7 @@ def test_who_dawdles_is_given_up_for_others() -> None:
         slow = [await connect(30.0) for _ in range(9)]
         async with anyio.create_task_group() as all_:
             for ends in slow:
-                all_.start_soon(dawdle, ends)
+                all_.start_soon(stall, ends)
                 await pour(ends.far, struct.pack(">I", LONGEST) + b"x" * 100_000)
             await anyio.sleep(0.6)
             fast = await connect()
@@ -187,7 +179,7 @@ def test_one_alone_may_be_longer_than_the_room(head: bytes) -> None:
     reading(test)
 
 
-def test_the_longest_gives_way_to_others_that_are_quick() -> None:
+def test_the_longest_message_gives_way_to_others_that_are_quick() -> None:
     async def test(connect: Callable[..., Any], inbox: Inbox) -> None:
         giant = await connect(30.0)
         given_up: list[BaseException] = []
@@ -213,10 +205,12 @@ def test_the_longest_gives_way_to_others_that_are_quick() -> None:
     reading(test)
 
 
-def test_too_long_lines_are_skipped_and_frames_are_not() -> None:
+def test_lines_that_are_too_long_are_skipped_and_frames_are_not() -> None:
     async def test(connect: Callable[..., Any], inbox: Inbox) -> None:
         ends = await connect(longest=100)
-        ends.far.send(b"{" + b"x" * 100 + b"\n{}\n{" + b"x" * 5000)
+        line, frame = b"{" + b"x" * 99, b"x" * 100
+        ends.far.send(line + b"\n" + line + b"x\n{}\n{" + b"x" * 5000)
+        assert await ends.reader.message() == line
         with pytest.raises(Refused, match="longer than 100") as refused:
             await ends.reader.message()
         assert (refused.value.refusal.code, refused.value.refusal.broken) == ("too_large", False)
@@ -227,7 +221,8 @@ def test_too_long_lines_are_skipped_and_frames_are_not() -> None:
                 await ends.reader.message()
             assert await ends.reader.message() == b'{"a":1}'
         framed = await connect(longest=100)
-        framed.far.send(struct.pack(">I", 101) + b"x" * 101)
+        framed.far.send(struct.pack(">I", 100) + frame + struct.pack(">I", 101) + frame)
+        assert await framed.reader.message() == frame
         with pytest.raises(Refused, match="longer than 100") as refused:
             await framed.reader.message()
         assert (refused.value.refusal.code, refused.value.refusal.broken) == ("malformed", True)
