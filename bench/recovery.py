@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
+import anyio
 import click
 import uvloop
 
@@ -83,10 +84,11 @@ async def _drain(name: str, storage: Storage, rows: int, settings: Recovery) -> 
 
     manager = Manager(storage, AtOnce(), settings, changed=lambda c: count(list(c)), dice=lambda low, _: low)
     began = time.perf_counter()
-    await manager.start()
-    await done.wait()
-    took = time.perf_counter() - began
-    await manager.stop()
+    async with anyio.create_task_group() as group:
+        group.start_soon(manager.run, group)
+        await done.wait()
+        took = time.perf_counter() - began
+        await manager.stop()
     assert (await storage.counts()).by_status["confirmed"] == rows
     _tell(name, "due rows claimed, looked into and settled", rows, took)
 

@@ -157,7 +157,7 @@ async def recover_along(
 
     storage, numbers = open_storage(config, teller=_name_of_log(config)), Numbers()
     moved = hub.bus.wakeup(TxStatusChanged, BlockCommitted, RolledBack)
-    teller = FinalStatusReporter(storage, changes, hub.bus.publish, writer, tip)
+    reporter = FinalStatusReporter(storage, changes, hub.bus.publish, writer, tip)
     alone = wish.store == "sqlite" and wish.node_url is None  # nobody else can have confirmed a row
     sources = [Breaker(ChainFinality(records, turn, caught_up)), *_node(config)]
     handler = FinalityHandler(sources, wish.confirmations, patience=lambda: _patience(manager))
@@ -171,7 +171,7 @@ async def recover_along(
         heard=moved.wait,
         decides=lambda: alone or caught_up(0),
         tip=tip,
-        wrote=teller.notify,
+        wrote=reporter.notify,
     )
 
     def write(step: Callable[[TxView], T]) -> Awaitable[T]:
@@ -188,25 +188,26 @@ async def recover_along(
         InTurn([*own, handler]) if own else handler,
         wish,
         available=lambda: bool(own) or handler.available(),
-        changed=lambda _: teller.notify(),
+        changed=lambda _: reporter.notify(),
         chores=[circuits, healing, withdrawing],
         numbers=numbers,
     )
     hub.numbers.recovery = numbers
-    try:
-        await follower.begin()
-        await _opened(storage)
-        async with anyio.create_task_group() as all_of_them:
-            all_of_them.start_soon(follower.follow)
-            all_of_them.start_soon(teller.run, wish.scan_interval)
-            await manager.run()
-    finally:
-        with CancelScope(shield=True):
-            try:
-                with anyio.move_on_after(_LEAVE_S):  # rows that are still marked by then are checked by the next start
-                    await teller.finish()
-            finally:
-                await storage.close()
+    async with anyio.create_task_group() as attempts:  # it outlives the tables: a handler may ignore its cancellation
+        try:
+            await follower.begin()
+            await _opened(storage)
+            async with anyio.create_task_group() as group:
+                group.start_soon(follower.follow)
+                group.start_soon(reporter.run, wish.scan_interval)
+                await manager.run(attempts)
+        finally:
+            with CancelScope(shield=True):
+                try:
+                    with anyio.move_on_after(_LEAVE_S):  # the next start checks rows that are still marked by then
+                        await reporter.finish()
+                finally:
+                    await storage.close()
 
 
 def _patience(manager: Manager) -> float:

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
+import anyio
 import asyncpg  # type: ignore[import-untyped]
 import pytest
+from anyio.abc import TaskGroup
 from patience import patience
 from structlog.testing import capture_logs
 
@@ -205,21 +207,50 @@ def least(low: float, _: float) -> float:
     return low
 
 
+class Service(Manager):
+    """The service in a task of its own, which may be started and stopped."""
+
+    async def start(self) -> None:
+        self._raised, self._over = list[Exception](), asyncio.Event()
+        self._main = asyncio.create_task(self._run_in(anyio.create_task_group()))
+        await until(lambda: self._running or self._over.is_set())
+
+    async def _run_in(self, attempts: TaskGroup) -> None:
+        async with attempts:  # it ends when the last handler has ended
+            try:
+                await self.run(attempts)
+            except Exception as error:  # noqa: BLE001 -- `stop` raises it
+                self._raised.append(error)
+            self._over.set()
+
+    async def stop(self) -> None:
+        await super().stop()
+        if hasattr(self, "_over"):
+            await self._over.wait()
+        for error in getattr(self, "_raised", ()):
+            raise error
+
+
 @asynccontextmanager
-async def managing(storage: Any, handler: Handler, **changes: Any) -> AsyncIterator[Manager]:
+async def managing(storage: Any, handler: Handler, **changes: Any) -> AsyncIterator[Service]:
     """Run the service for as long as it is needed."""
-    async with manage(storage, handler, **changes) as manager:
-        yield manager
+    service = manage(storage, handler, **changes)
+    await service.start()
+    try:
+        yield service
+    finally:
+        with anyio.CancelScope(shield=True):
+            await service.stop()
 
 
-def manage(storage: Any, handler: Handler, **changes: Any) -> Manager:
+def manage(storage: Any, handler: Handler, **changes: Any) -> Service:
     extra: dict[str, Any] = {
         name: changes.pop(name) for name in ("available", "changed", "chores", "dice") if name in changes
     }
     extra = {"dice": least} | extra
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config.checks, "_SHORTEST_ATTEMPT_S", 0.0)  # ten seconds are too long for a test
-        return Manager(cast("Storage", storage), handler, quick(**changes), leave_s=0.2, **extra)
+        return Service(cast("Storage", storage), handler, quick(**changes), leave_s=0.2, **extra)
 
 
 async def until(condition: Callable[[], Any], within_s: float = PATIENCE_S) -> None:

@@ -283,8 +283,10 @@ async def test_a_bug_in_the_service_ends_all_of_it(on_sqlite: Storage) -> None:
         raise LookupError("a bug")
 
     shaky.settle = broken  # type: ignore[attr-defined]
-    with capture_logs() as logs, pytest.raises(LookupError):
-        await asyncio.wait_for(manage(shaky, Says()).run(), 10)
+    with capture_logs() as logs, anyio.fail_after(10):
+        async with anyio.create_task_group() as attempts:
+            with pytest.raises(LookupError):
+                await manage(shaky, Says()).run(attempts)
     assert any(line["event"] == "recovery_failed" for line in logs)
     await old(on_sqlite, 2)
     with pytest.raises(LookupError):
@@ -297,16 +299,14 @@ async def test_run_ends_in_order_when_cancelled(on_sqlite: Storage) -> None:
     await old(on_sqlite, 1)
     handler = Says(lambda _: asyncio.sleep(60))
     manager = manage(on_sqlite, handler)
-    running = asyncio.ensure_future(manager.run())
-    await until(lambda: handler.asked)
-    running.cancel()
-    await asyncio.wait({running})
-    assert (await read(on_sqlite, tx(1))).owner is None
-    off = manage(on_sqlite, handler, enabled=False)
-    running = asyncio.ensure_future(off.run())
-    await asyncio.sleep(0.05)
-    running.cancel()
-    await asyncio.wait({running})
+    async with anyio.create_task_group() as attempts:
+        attempts.start_soon(manager.run, attempts)
+        await until(lambda: handler.asked)
+        attempts.cancel_scope.cancel()
+    row = await read(on_sqlite, tx(1))
+    assert (row.owner, row.attempts) == (None, 0), "given back, as if never claimed"
+    async with anyio.create_task_group() as attempts:
+        await manage(on_sqlite, handler, enabled=False).run(attempts)
     assert len(handler.asked) == 1
 
 

@@ -6,7 +6,6 @@ apart, a generation that has passed cannot write, and one instance has one place
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -18,6 +17,7 @@ from uuid import uuid4
 import anyio
 import structlog
 from anyio import CancelScope, TaskHandle, current_time
+from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from config.load import check_recovery
@@ -45,7 +45,7 @@ Chore = Callable[[], Awaitable[object]]
 
 
 class Manager:
-    """Looks after pending transactions from `start` until `stop`; may be started again."""
+    """Looks after pending transactions while it runs; it may run again."""
 
     def __init__(
         self,
@@ -73,88 +73,77 @@ class Manager:
         """
         self.numbers = Numbers() if numbers is None else numbers
         self.owner = ""
+        self._failure: Exception | None = None
         self._storage, self._settings = storage, (settings := check_recovery(settings))
         self._available, self._chores, self._dice, self._leave_s = available, chores, dice, leave_s
         self._attempts = Attempts(handler, settings, self.numbers)
         self._holding = Holding(storage, self.numbers, self._attempts.cancel)
         self._settler = Settler(storage, self._holding, settings, self.numbers, changed, dice)
         self._session: Session | None = None
-        self._started = self._stopping = self._interrupting = False
-        self._host: asyncio.Task[None] | None = None
+        self._running = False
         self._again = False  # a claim's answer was lost: what we may hold is claimed again
         self._counted = self._swept = float("-inf")
         self._told = (0, 0)
 
     # --- life ----------------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Look after transactions until cancelled, or until `stop`.
+    async def run(self, attempts: TaskGroup) -> None:
+        """Look after transactions until cancelled, or until `stop`. At once the end if the service is not enabled.
+
+        Handlers are called in tasks of `attempts`: one that ignores its cancellation keeps that group from ending, and
+        nothing else.
 
         Raises:
-            RuntimeError: already started.
+            RuntimeError: it is running.
             Exception: something failed that should not.
         """
-        async with self:
-            await self._stop.wait()
-
-    async def __aenter__(self) -> Manager:
-        await self.start()
-        return self
-
-    async def __aexit__(self, _: object, raised: BaseException | None, __: object) -> None:
-        with CancelScope(shield=True):
-            await self.stop()
-        if self._failure is not None and raised is None:
-            raise self._failure
-
-    async def start(self) -> None:
-        """Begin, and continue in the background until `stop`. A failure of the service itself is logged, and ends it.
-
-        Raises:
-            RuntimeError: already started.
-        """
-        if self._started:
+        if self._running:
             raise RuntimeError("the recovery service is already started")
-        self._started, self._stop, self._stopped = True, anyio.Event(), anyio.Event()
+        self._stop, self._stopped, self._failure = anyio.Event(), anyio.Event(), None
         self._stopping = self._interrupting = self._again = False
-        self._failure: Exception | None = None
         self._workers = 0  # workers, but for those whose attempts were abandoned
-        # Rung when rows may be due, when a row is queued, when there is space for more, and when a worker has ended.
+        # Notified when rows may be due, when a row is queued, when there is space, and when a worker has ended.
         self._wake, self._queued, self._freed, self._worker_ended = (Wakeup() for _ in range(4))
         if not self._settings.enabled:
-            self._stopped.set()
             return
+        self._running, self._attempts_group = True, attempts
         name = self._settings.instance_id or socket.gethostname()
         self.owner = f"{name}/{os.getpid()}/{uuid4().hex[:12]}"
         log.info("recovery_started", owner=self.owner, store=self._settings.store)
-        # NOTE: the only task outside of a task group. A group is not left before all of its tasks have ended, and
-        # `stop` must not wait for a handler that ignores its cancellation: so the group has a host of its own.
-        self._host = asyncio.create_task(self._serve())
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._serve)
+                try:
+                    await self._stop.wait()
+                finally:
+                    self._stop.set()  # cancelled: `_serve` ends in order
+        finally:
+            self._running = False
+            self._stopped.set()
+        if self._failure is not None:
+            raise self._failure
 
     async def stop(self) -> None:
         """End: attempts under way get a moment, what was not started is free at once, the leader's lock too.
 
         A database that does not answer gets a moment as well: what can't be given back is free when its lease ends.
         """
-        if self._started:
+        if self._running:
             self._stop.set()
             await self._stopped.wait()
-            self._started = False
 
     async def _serve(self) -> None:
-        async with anyio.create_task_group() as self._group:
-            sweeper, settler = self._spawn(self._sweep_loop()), self._spawn(self._settle_loop())
-            others = self._spawn(self._heartbeat()), self._spawn(self._attempts.watch(self._abandoned))
-            for _ in range(self._settings.worker_count):
-                self._add_worker()
-            try:
+        with CancelScope(shield=True):
+            async with anyio.create_task_group() as self._group:
+                sweeper, settler = self._spawn(self._sweep_loop()), self._spawn(self._settle_loop())
+                others = self._spawn(self._heartbeat()), self._spawn(self._attempts.watch(self._abandoned))
+                for _ in range(self._settings.worker_count):
+                    self._add_worker()
                 await self._stop.wait()  # any failure sets it: no lease is renewed for rows that nobody settles
-            finally:
-                await self._spawn(self._leave(sweeper, settler)).wait()
+                await self._guard(self._leave(sweeper, settler))
                 for task in (sweeper, settler, *others):
                     await _end(task)
-                self._holding.leave()
-                self._stopped.set()
+            self._holding.leave()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> TaskHandle[None]:
         return self._group.create_task(self._guard(work))
@@ -215,7 +204,7 @@ class Manager:
             await self._wake.wait(scan_s)
 
     async def _do_chores(self) -> None:
-        """Do what is done once in a scan interval, however often the bell rings."""
+        """Do what is done once in a scan interval, however often it is woken."""
         if monotonic() - self._swept < self._settings.scan_interval:
             return
         self._swept = monotonic()
@@ -303,11 +292,12 @@ class Manager:
 
     def _add_worker(self) -> None:
         self._workers += 1
-        self._spawn(self._work())
+        self._attempts_group.start_soon(self._guard, self._work())
 
     async def _work(self) -> None:
-        """Make attempts, one after the other."""
-        held = await self._next()
+        """Make attempts, one after the other, until `stop`: whoever cancels the group of the attempts stops them so."""
+        with CancelScope(shield=True):
+            held = await self._next()
         while held is not None:
             with CancelScope(shield=True) as cancelled, CancelScope() as left_alone:
                 while held is not None and not cancelled.cancel_called:

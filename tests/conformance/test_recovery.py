@@ -20,7 +20,21 @@ from typing import Any
 import anyio
 import asyncpg  # type: ignore[import-untyped]
 import pytest
-from recovering import Lab, Says, Shaky, becomes, capture_logs, manage, managing, quick, read, status, tx, until
+from recovering import (
+    Lab,
+    Says,
+    Service,
+    Shaky,
+    becomes,
+    capture_logs,
+    manage,
+    managing,
+    quick,
+    read,
+    status,
+    tx,
+    until,
+)
 
 from config.checks import problems
 from config.load import ConfigError, load
@@ -28,7 +42,6 @@ from config.settings import Config, Recovery
 from handlers.recovery.attempts import Attempts
 from handlers.recovery.finality import Breaker, FinalityHandler, Mined, Pending, State
 from handlers.recovery.holding import Held
-from handlers.recovery.manager import Manager
 from handlers.recovery.numbers import Numbers
 from handlers.recovery.outcome import Busy, Invalid, NotFound, Outcome, Permanent, Transient, Valid
 from handlers.recovery.rules import NEVER_ARRIVED, settle
@@ -63,7 +76,7 @@ async def test_rec_001_start_second_start_stop(on_sqlite: Storage) -> None:
     shaky = Shaky(on_sqlite)
     async with managing(shaky, Says(), ttl=0.1, scan_interval=0.1) as manager:
         with pytest.raises(RuntimeError, match="already started"):
-            await manager.start()
+            await manager.run(anyio.create_task_group())
         await until(lambda: {"session", "claim"} <= set(shaky.calls))
 
 
@@ -140,7 +153,7 @@ def test_rec_013_timeout_floor() -> None:
 
 async def test_rec_014_default_settings_raise_no_lease_warning(on_sqlite: Storage) -> None:
     with capture_logs() as logs:
-        manager = Manager(on_sqlite, Says(), Recovery(), dice=lambda low, _: low)
+        manager = Service(on_sqlite, Says(), Recovery(), dice=lambda low, _: low)
         await manager.start()
         await until(lambda: manager.numbers.sweeps)
         await manager.stop()
