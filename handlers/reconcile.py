@@ -370,6 +370,7 @@ def _rewrite(view: TxView, txid: bytes, record: Record, said: _Said, right: dict
     else:
         spending.settle(record, max(view.height, 1), view.rules.retention)
     view.enter(txid, record, right, body)
+    view.flush()  # its number as a submission is taken again before another submission gets one
 
 
 def _previous(tx: Tx, body: Body) -> list[tuple[int, bytes] | None] | None:
